@@ -1,0 +1,45 @@
+# The same verbs at home and in CI. A virtual environment in .venv is made on first use.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-demo
+
+.PHONY: help demo test slow check fix docs clean
+help: ## list the verbs
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(DEMO_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train]'
+	@touch $@
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(DEMO_STAMP)
+
+demo: $(DEMO_STAMP) ## plan, train a small GPT on the built-in corpus, compare, report: about three minutes
+	$(BIN)/foretrain demo
+
+test: $(STAMP) ## the whole test suite on the CPU
+	$(BIN)/python -m pytest
+
+slow: $(STAMP) ## the slower proofs
+	$(BIN)/python -m pytest -m slow
+
+check: $(STAMP) ## lint, format check, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+fix: $(STAMP) ## mend what the linter can mend, and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(STAMP) ## write the generated parts of README.md and docs/ anew
+	$(BIN)/python docs/generate.py
+
+clean: ## remove what the verbs made
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

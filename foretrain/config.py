@@ -1,0 +1,299 @@
+"""`RunConfig`: every knob of a run, defined once with its type, default, unit, limits and help.
+
+The command line, the docs and the report read the knobs from here. nanoGPT's knobs keep nanoGPT's names and
+defaults (karpathy/nanoGPT train.py); two defaults differ on purpose: `device` and `dtype` are "auto", because
+nanoGPT decides both by asking the card, which a plan cannot.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from pydantic import Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from foretrain.errors import UserError
+from foretrain.records import Record
+from foretrain.units import parse_bytes
+
+GROUPS = ("model", "data", "batch", "optimizer", "evaluation", "run", "system", "cost")
+
+
+def knob(
+    default: Any,
+    help: str,
+    *,
+    group: str,
+    unit: str = "",
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    pattern: str | None = None,
+    ours: bool = False,
+    inert: bool = False,
+) -> Any:
+    """One knob. `ours`: nanoGPT has no such knob. `inert`: accepted so that nanoGPT files read, without effect."""
+    assert group in GROUPS
+    extra = {"unit": unit, "group": group, "ours": ours, "inert": inert}
+    return Field(
+        default,
+        description=help,
+        ge=least,
+        gt=above,
+        le=most,
+        lt=below,
+        pattern=pattern,
+        json_schema_extra=extra,
+    )
+
+
+class RunConfig(Record):
+    """What is trained, on what, how. All knobs; see `knobs()` for their metadata."""
+
+    n_layer: int = knob(12, "transformer blocks", group="model", unit="blocks", least=1, most=1000)
+    n_head: int = knob(12, "attention heads; must divide n_embd", group="model", least=1, most=1024)
+    n_embd: int = knob(768, "width of the residual stream", group="model", least=1, most=131_072)
+    block_size: int = knob(1024, "context length", group="model", unit="tokens", least=1, most=4_194_304)
+    vocab_size: int = knob(
+        50304, "rows of the token embedding; nanoGPT pads GPT-2's 50257 to 50304, or takes it from meta.pkl",
+        group="model", unit="tokens", least=1, most=16_777_216, ours=True,
+    )  # fmt: skip
+    bias: bool = knob(False, "biases in linear layers and LayerNorms", group="model")
+    dropout: float = knob(0.0, "dropout probability", group="model", least=0, below=1)
+    init_from: str = knob(
+        "scratch", "scratch, resume, or gpt2, gpt2-medium, gpt2-large, gpt2-xl (shapes only)",
+        group="model", pattern=r"^(scratch|resume|gpt2(-medium|-large|-xl)?)$",
+    )  # fmt: skip
+
+    dataset: str = knob("openwebtext", "folder under data/ with train.bin and val.bin, or python-stdlib", group="data")
+    dataset_tokens: int = knob(
+        0, "tokens in the training split when the data is not on this machine; 0: look",
+        group="data", unit="tokens", least=0, most=10**16, ours=True,
+    )  # fmt: skip
+    tokenizer: Literal["byte", "bpe", "gpt2"] = knob(
+        "byte", "how the built-in corpus is cut into tokens; bpe is trained on it to vocab_size", group="data", ours=True
+    )
+    seed: int = knob(1337, "seed of weights, data order and dropout", group="data", least=0, most=2**63 - 1, ours=True)
+
+    batch_size: int = knob(
+        12, "micro-batch: sequences in one forward pass", group="batch", unit="sequences", least=1, most=1_000_000
+    )
+    gradient_accumulation_steps: int = knob(
+        40, "micro-batches in one optimizer step", group="batch", unit="micro-batches", least=1, most=10_000_000
+    )
+    activation_checkpointing: bool = knob(
+        False, "keep only the input of each block and compute it again in the backward pass", group="batch", ours=True
+    )
+
+    learning_rate: float = knob(6e-4, "highest learning rate", group="optimizer", above=0, most=100)
+    max_iters: int = knob(600_000, "optimizer steps", group="optimizer", unit="steps", least=1, most=10**10)
+    weight_decay: float = knob(0.1, "decay of matrices and embeddings", group="optimizer", least=0, most=100)
+    beta1: float = knob(0.9, "AdamW's first-moment decay", group="optimizer", least=0, below=1)
+    beta2: float = knob(0.95, "AdamW's second-moment decay", group="optimizer", least=0, below=1)
+    grad_clip: float = knob(1.0, "largest gradient norm; 0: do not clip", group="optimizer", least=0, most=1e9)
+    decay_lr: bool = knob(True, "warm up, then cosine decay to min_lr", group="optimizer")
+    warmup_iters: int = knob(2000, "steps of linear warm-up", group="optimizer", unit="steps", least=0, most=10**10)
+    lr_decay_iters: int = knob(
+        600_000, "step at which min_lr is reached; set it with max_iters", group="optimizer",
+        unit="steps", least=1, most=10**10,
+    )  # fmt: skip
+    min_lr: float = knob(6e-5, "learning rate at the end of the decay", group="optimizer", least=0, most=100)
+
+    eval_interval: int = knob(
+        2000, "steps between evaluations; each one also saves", group="evaluation", unit="steps", least=1, most=10**10
+    )
+    eval_iters: int = knob(
+        200, "micro-batches per split in one evaluation", group="evaluation", unit="micro-batches", least=1, most=10**8
+    )
+    eval_batch_size: int = knob(
+        0, "micro-batch of evaluation; 0: as batch_size", group="evaluation",
+        unit="sequences", least=0, most=1_000_000, ours=True,
+    )  # fmt: skip
+    eval_block_size: int = knob(
+        0, "context length of evaluation; 0: as block_size", group="evaluation",
+        unit="tokens", least=0, most=4_194_304, ours=True,
+    )  # fmt: skip
+    eval_only: bool = knob(False, "evaluate once and stop", group="evaluation")
+
+    out_dir: str = knob("out", "directory of the run; a taken name gets a number", group="run")
+    log_interval: int = knob(1, "steps between progress lines", group="run", unit="steps", least=1, most=10**9)
+    always_save_checkpoint: bool = knob(
+        True, "save at every evaluation, not only when the validation loss improves", group="run"
+    )
+    keep_checkpoints: int = knob(
+        2, "newest checkpoints to keep; the best one is kept besides", group="run", least=1, most=10_000, ours=True
+    )
+
+    device: str = knob(
+        "auto", "auto, cpu, cuda, cuda:N or mps; auto takes the GPU when there is one", group="system",
+        pattern=r"^(auto|cpu|mps|cuda(:\d{1,3})?)$",
+    )  # fmt: skip
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob(
+        "auto", "arithmetic of the matrix products; auto: bfloat16 where the card has it, else float16; on a CPU float32",
+        group="system",
+    )  # fmt: skip
+    compile: bool = knob(True, "torch.compile the model", group="system")
+    memory_limit: str = knob(
+        "", "most memory that the run may take, such as 10GiB; empty: what the card has free", group="system", ours=True
+    )
+
+    price_per_kwh: float = knob(
+        0.30, "price of electricity", group="cost", unit="currency/kWh", least=0, most=1e6, ours=True
+    )
+    currency: str = knob("EUR", "currency of the prices", group="cost", pattern=r"^[^\x00-\x1f]{1,8}$", ours=True)
+
+    wandb_log: bool = knob(False, "nanoGPT's tracker; foretrain keeps its own record", group="run", inert=True)
+    wandb_project: str = knob("owt", "nanoGPT's tracker", group="run", inert=True)
+    wandb_run_name: str = knob("gpt2", "nanoGPT's tracker", group="run", inert=True)
+    backend: str = knob("nccl", "nanoGPT's multi-GPU backend; foretrain uses one GPU", group="system", inert=True)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in one optimizer step: micro-batch x accumulation x context."""
+        return self.batch_size * self.gradient_accumulation_steps * self.block_size
+
+    @property
+    def eval_batch(self) -> int:
+        return self.eval_batch_size or self.batch_size
+
+    @property
+    def eval_block(self) -> int:
+        return self.eval_block_size or self.block_size
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        return parse_bytes(self.memory_limit) if self.memory_limit else None
+
+
+@dataclass(frozen=True)
+class Knob:
+    """Metadata of one knob, for help texts, docs and pages."""
+
+    name: str
+    default: Any
+    help: str
+    unit: str
+    group: str
+    limits: str
+    type: str
+    ours: bool
+    inert: bool
+
+
+_SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+def _limits(field: FieldInfo) -> str:
+    """'≥ 1, ≤ 1000', 'one of float32, …' or ''."""
+    choices = get_args(field.annotation)
+    if choices:
+        return "one of " + ", ".join(map(str, choices))
+    found = {}
+    for constraint in field.metadata:
+        for name in ("pattern", *_SIGNS):
+            value = getattr(constraint, name, None)
+            if value is not None:
+                found[name] = value
+    if "pattern" in found and field.description:
+        return field.description
+    return ", ".join(f"{_SIGNS[name]} {found[name]:,}" for name in _SIGNS if name in found)
+
+
+def knobs() -> Iterator[Knob]:
+    """Every knob in the order of definition."""
+    for name, field in RunConfig.model_fields.items():
+        extra: Any = field.json_schema_extra
+        type_name = getattr(field.annotation, "__name__", "choice")
+        yield Knob(
+            name=name,
+            default=field.default,
+            help=field.description or "",
+            limits=_limits(field),
+            type="choice" if get_args(field.annotation) else type_name,
+            **extra,
+        )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A raw value for a knob and where it came from: 'config/a.py:12', '--batch_size=8', 'preset baby'."""
+
+    key: str
+    value: Any
+    source: str
+
+
+def _field_problems(values: dict[str, Any], source_of: Callable[[str], str]) -> list[UserError]:
+    try:
+        RunConfig.model_validate(values)
+    except ValidationError as error:
+        by_name = {k.name: k for k in knobs()}
+        problems = []
+        for detail in error.errors():
+            key = str(detail["loc"][0])
+            expects = by_name[key].limits or by_name[key].type
+            if by_name[key].type in ("int", "float") and by_name[key].limits:
+                expects = f"{'a whole number' if by_name[key].type == 'int' else 'a number'} {expects}"
+            problems.append(
+                UserError(
+                    "config.bad_value", key=key, value=_shown(values[key]), expects=expects, source=source_of(key)
+                )
+            )
+        return problems
+    return []
+
+
+def _shown(value: Any) -> str:
+    """The value as the user wrote it, cut where it is too long to read. A huge int would be slow to print."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"a whole number of about {int(value.bit_length() * 0.30103)} digits"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+# Rules over several knobs: (the knobs, does it fail?, the id of its text).
+_RULES: tuple[tuple[tuple[str, ...], Callable[[RunConfig], bool], str], ...] = (
+    (("n_embd", "n_head"), lambda c: c.n_embd % c.n_head != 0, "heads_do_not_divide"),
+    (
+        ("warmup_iters", "max_iters", "decay_lr"),
+        lambda c: c.decay_lr and not c.eval_only and c.warmup_iters > c.max_iters,
+        "warmup_beyond_end",
+    ),
+    (
+        ("lr_decay_iters", "warmup_iters", "decay_lr"),
+        lambda c: c.decay_lr and not c.eval_only and c.lr_decay_iters <= c.warmup_iters,
+        "decay_before_warmup",
+    ),
+    (("min_lr", "learning_rate", "decay_lr"), lambda c: c.decay_lr and c.min_lr > c.learning_rate, "min_lr_above"),
+    (("eval_block_size", "block_size"), lambda c: c.eval_block > c.block_size, "eval_block_beyond"),
+)
+
+
+def _rule_problems(values: dict[str, Any], bad: set[str], source_of: Callable[[str], str]) -> list[UserError]:
+    config = RunConfig.model_validate({k: v for k, v in values.items() if k not in bad})
+    problems = []
+    for keys, fails, id in _RULES:
+        if bad.isdisjoint(keys) and fails(config):
+            shown = {key: getattr(config, key) for key in keys}
+            sources = "; ".join(f"{key}: {source_of(key)}" for key in keys if key != "decay_lr")
+            problems.append(UserError(f"config.{id}", **shown, source=sources))
+    if "memory_limit" not in bad and config.memory_limit:
+        try:
+            parse_bytes(config.memory_limit)
+        except ValueError:
+            source = source_of("memory_limit")
+            problems.append(UserError("config.bad_size", key="memory_limit", value=config.memory_limit, source=source))
+    return problems
+
+
+def check(values: dict[str, Any], sources: dict[str, str]) -> tuple[RunConfig | None, list[UserError]]:
+    """The config of these values, or every problem with them; never raises for what a user can write."""
+
+    def source_of(key: str) -> str:
+        return sources.get(key, "default")
+
+    problems = _field_problems(values, source_of)
+    bad = {problem.values["key"] for problem in problems}
+    problems += _rule_problems(values, bad, source_of)
+    return (None, problems) if problems else (RunConfig.model_validate(values), [])

@@ -1,0 +1,254 @@
+"""From what the user names to a checked `RunConfig`: presets, TOML, nanoGPT files and overrides, in that order.
+
+Every value keeps its source, so that a message can say where it came from and `plan --show-config` can print it.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from foretrain import nanogpt_file
+from foretrain.config import GROUPS, RunConfig, Setting, check, knobs
+from foretrain.errors import ConfigError, UserError
+from foretrain.presets import GPT2_SHAPES, PRESETS
+
+KNOBS = {knob.name: knob for knob in knobs()}
+INERT = {name for name, knob in KNOBS.items() if knob.inert}
+ALIASES = {
+    "grad_checkpoint": "activation_checkpointing",
+    "gradient_checkpointing": "activation_checkpointing",
+    "micro_batch_size": "batch_size",
+    "accumulation": "gradient_accumulation_steps",
+}
+# nanochat's dials describe another architecture (untied head, value embeddings, rotary positions): its plan would
+# be wrong here, so they are explained instead of mapped.
+NANOCHAT = {
+    "depth", "aspect_ratio", "head_dim", "max_seq_len", "device_batch_size", "total_batch_size",
+    "target_param_data_ratio", "window_pattern",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """A checked config, the source of each value that is not a default, and notes on what was skipped."""
+
+    config: RunConfig
+    sources: dict[str, str]
+    notes: tuple[UserError, ...] = ()
+    name: str = "run"
+
+
+@dataclass
+class _Collected:
+    settings: list[Setting] = field(default_factory=list)
+    notes: list[UserError] = field(default_factory=list)
+    problems: list[UserError] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+
+def resolve(arguments: Sequence[str]) -> ResolvedConfig:
+    """The config of command-line words: presets and files, then `--key=value` in any of its forms.
+
+    Raises ConfigError with every problem found.
+    """
+    found = _Collected()
+    for word, value, position in _split(arguments):
+        if value is None and not word.startswith("-"):
+            _add_source(word, found)
+        else:
+            _add_override(word, value, position, found)
+    return _finish(found)
+
+
+def from_values(values: dict[str, Any], source: str = "call") -> ResolvedConfig:
+    """The config of a dictionary; keys are knobs. Raises ConfigError."""
+    found = _Collected(settings=[Setting(key, value, source) for key, value in values.items()])
+    return _finish(found)
+
+
+def _split(arguments: Sequence[str]) -> list[tuple[str, str | None, str]]:
+    """(word, value or None, as written) of each argument; `--key value` takes the word that follows."""
+    parts: list[tuple[str, str | None, str]] = []
+    words = iter(range(len(arguments)))
+    for i in words:
+        word = arguments[i]
+        if not word.startswith("--"):
+            parts.append((word, None, word))
+        elif "=" in word:
+            key, value = word.split("=", 1)
+            parts.append((key, value, word))
+        else:
+            following = arguments[i + 1] if i + 1 < len(arguments) else None
+            takes_value = following is not None and not following.startswith("--")
+            is_switch = _key_of(word) in KNOBS and KNOBS[_key_of(word)].type == "bool"
+            if takes_value and is_switch:  # `--compile config.py` is a switch and a file
+                takes_value = str(following).lower() in _BOOLEAN_WORDS
+            if takes_value:
+                next(words)
+                parts.append((word, following, f"{word} {following}"))
+            else:
+                parts.append((word, None, word))
+    return parts
+
+
+_BOOLEAN_WORDS = {"true", "false", "yes", "no", "on", "off", "0", "1"}
+
+
+def _key_of(word: str) -> str:
+    key = word.lstrip("-").replace("-", "_")
+    return ALIASES.get(key, key)
+
+
+def _add_override(word: str, value: str | None, written: str, found: _Collected) -> None:
+    key = _key_of(word)
+    if value is None:
+        if key.startswith("no_") and KNOBS.get(key[3:]) and KNOBS[key[3:]].type == "bool":
+            found.settings.append(Setting(key[3:], False, written))
+        elif key in KNOBS and KNOBS[key].type == "bool":
+            found.settings.append(Setting(key, True, written))
+        elif key in KNOBS:
+            found.problems.append(UserError("config.no_value", key=key, source=written))
+        else:
+            found.settings.append(Setting(key, "", written))  # reported as unknown, with the nearest names
+        return
+    is_text = key in KNOBS and KNOBS[key].type in ("str", "choice")
+    found.settings.append(Setting(key, value if is_text else nanogpt_file.parse_expression(value), written))
+
+
+def _add_source(word: str, found: _Collected) -> None:
+    """A preset name or a file."""
+    preset = word.lower()
+    path = Path(word)
+    if preset in PRESETS:
+        found.names.append(preset)
+        source = f"preset {preset}"
+        found.settings += [Setting(key, value, source) for key, value in PRESETS[preset].items()]
+    elif path.suffix in (".toml", ".py"):
+        text = _read(path, found)
+        if text is not None:
+            found.names.append(path.stem)
+            (_add_toml if path.suffix == ".toml" else _add_nanogpt)(text, word, found)
+    else:
+        near = difflib.get_close_matches(preset, PRESETS, n=3)
+        id = "config.unknown_source_near" if near else "config.unknown_source"
+        found.problems.append(UserError(id, word=word, near=near, presets=list(PRESETS)))
+
+
+def _read(path: Path, found: _Collected) -> str | None:
+    try:
+        if path.stat().st_size > nanogpt_file.MAX_BYTES:
+            found.problems.append(UserError("config.file_too_large", path=str(path), limit=nanogpt_file.MAX_BYTES))
+            return None
+        return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        found.problems.append(UserError("config.not_text", path=str(path)))
+    except OSError as error:
+        found.problems.append(UserError("config.cannot_read", path=str(path), reason=error.strerror or str(error)))
+    except ValueError as error:  # an embedded NUL in the name
+        found.problems.append(UserError("config.cannot_read", path=repr(str(path)), reason=str(error)))
+    return None
+
+
+def _add_nanogpt(text: str, path: str, found: _Collected) -> None:
+    parsed = nanogpt_file.parse(text, path, set(KNOBS) | set(ALIASES), INERT)
+    found.settings += parsed.settings
+    found.notes += parsed.notes
+    found.problems += parsed.problems
+
+
+def _add_toml(text: str, path: str, found: _Collected) -> None:
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        found.problems.append(UserError("config.not_toml", path=path, reason=str(error) or type(error).__name__))
+        return
+    for key, value in data.items():
+        if key == "preset" and isinstance(value, str):
+            _add_source(value, found)
+        elif isinstance(value, dict) and key in GROUPS:
+            found.settings += [Setting(_key_of(k), v, _toml_source(text, path, k)) for k, v in value.items()]
+        else:
+            found.settings.append(Setting(_key_of(key), value, _toml_source(text, path, key)))
+
+
+def _toml_source(text: str, path: str, key: str) -> str:
+    """path:line, found by looking for the key, as tomllib keeps no lines."""
+    pattern = re.compile(rf"\s*\[?[\"']?{re.escape(key)}[\"']?\s*[=\]]")
+    for number, line in enumerate(text.splitlines(), 1):
+        if pattern.match(line):
+            return f"{path}:{number}"
+    return path
+
+
+def _finish(found: _Collected) -> ResolvedConfig:
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for setting in found.settings:
+        key = ALIASES.get(setting.key, setting.key)
+        if key not in KNOBS:
+            found.problems.append(_unknown(key, setting.source))
+        elif isinstance(setting.value, bool) and KNOBS[key].type in ("int", "float", "str", "choice"):
+            expects = KNOBS[key].limits or KNOBS[key].type
+            shown = repr(setting.value)
+            found.problems.append(
+                UserError("config.bad_value", key=key, value=shown, expects=expects, source=setting.source)
+            )
+        else:
+            values[key] = setting.value
+            sources[key] = setting.source
+            if KNOBS[key].inert and key != "backend" and setting.value is True:
+                found.notes.append(UserError("config.no_effect", key=key, source=setting.source))
+    _apply_init_from(values, sources)
+    config, problems = check(values, sources)
+    if config is None or found.problems:
+        raise ConfigError(found.problems + problems)
+    name = found.names[-1] if found.names else "run"
+    return ResolvedConfig(config, sources, tuple(found.notes), name)
+
+
+def _apply_init_from(values: dict[str, Any], sources: dict[str, str]) -> None:
+    """nanoGPT's init_from='gpt2-xl' takes the shape of that model, whatever the file says (train.py)."""
+    model = values.get("init_from")
+    if isinstance(model, str) and model in GPT2_SHAPES:
+        block = values.get("block_size")
+        shape = {**GPT2_SHAPES[model], "vocab_size": 50257, "bias": True}
+        if not (isinstance(block, int) and block <= 1024):
+            shape["block_size"] = 1024
+        for key, value in shape.items():
+            values[key] = value
+            sources[key] = f"init_from={model}"
+
+
+def _unknown(key: str, source: str) -> UserError:
+    if key in NANOCHAT:
+        return UserError("config.nanochat_key", key=key, source=source)
+    near = difflib.get_close_matches(key, [*KNOBS, *ALIASES], n=3, cutoff=0.6)
+    squeezed = {name.replace("_", ""): name for name in KNOBS}
+    if (exact := squeezed.get(key.replace("_", "").lower())) and exact not in near:
+        near.insert(0, exact)
+    return UserError("config.unknown_key_near" if near else "config.unknown_key", key=key, near=near, source=source)
+
+
+def to_toml(config: RunConfig) -> str:
+    """The config as TOML, all knobs, grouped; `resolve` reads it back to the same values."""
+    lines: list[str] = []
+    for group in GROUPS:
+        lines.append(f"[{group}]")
+        for knob in KNOBS.values():
+            if knob.group == group:
+                lines.append(f"{knob.name} = {_toml_value(getattr(config, knob.name))}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + "".join(f"\\u{ord(c):04x}" if c < " " or c == "\x7f" else c for c in escaped) + '"'
+    return repr(value)

@@ -1,0 +1,78 @@
+"""This machine's CPU as a device to plan for: its nominal peak follows from cores, vector width and clock.
+
+Known limits: the clock is what the system reports now (virtual machines report the base clock, so a measured rate
+may exceed this peak); two FMA units per core are assumed; bandwidth is a flat guess until it is measured.
+"""
+
+import os
+import platform
+import re
+from pathlib import Path
+
+from foretrain.hardware import Gpu
+from foretrain.units import GIB
+
+_DEFAULT_CLOCK_GHZ = 3.0
+_ASSUMED_BANDWIDTH_GB_PER_S = 20.0  # two channels of slow DDR4, a low guess; `copy_` measured 43 on the CI machine
+_FMA_UNITS = 2
+_FLOP_PER_FMA = 2
+
+
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _first(pattern: str, text: str) -> str | None:
+    match = re.search(pattern, text, re.MULTILINE)
+    return match.group(1).strip() if match else None
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS or Windows
+        return os.cpu_count() or 1
+
+
+def total_memory_bytes() -> int | None:
+    """Physical memory, or None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def cpu_device() -> Gpu:
+    """The CPU of this machine; peaks are nominal (cores x lanes x 2 FMA units x 2 x clock)."""
+    info = _cpuinfo()
+    flags = set((_first(r"^flags\s*:\s*(.*)$", info) or "").split())
+    lanes = 16 if "avx512f" in flags else 8 if "avx2" in flags or not flags else 4
+    clock_ghz = float(_first(r"^cpu MHz\s*:\s*([\d.]+)", info) or _DEFAULT_CLOCK_GHZ * 1e3) / 1e3
+    cores = usable_cores()
+    fp32_tflops = cores * lanes * _FMA_UNITS * _FLOP_PER_FMA * clock_ghz / 1e3
+    # AMX: 2048 bf16 operations per clock and core (Intel's optimisation guide); AVX512_BF16 doubles the lanes.
+    bf16_tflops = (
+        cores * 2048 * clock_ghz / 1e3
+        if "amx_bf16" in flags
+        else fp32_tflops * (2 if "avx512_bf16" in flags else 1)
+    )
+    memory = total_memory_bytes()
+    model = _first(r"^model name\s*:\s*(.*)$", info) or platform.processor() or platform.machine()
+    return Gpu(
+        name=f"CPU ({re.sub(r'[^ -~]', '', model)[:60]}, {cores} core{'s' if cores != 1 else ''})",
+        kind="cpu",
+        architecture=platform.machine(),
+        sm_count=cores,
+        boost_clock_ghz=clock_ghz,
+        fp32_flop_per_clock_per_sm=lanes * _FMA_UNITS * _FLOP_PER_FMA,
+        memory_gib=memory / GIB if memory else None,
+        bandwidth_gb_per_s=_ASSUMED_BANDWIDTH_GB_PER_S,
+        fp32_tflops=fp32_tflops,
+        bf16_dense_tflops=bf16_tflops,
+        fp16_dense_tflops=fp32_tflops,
+        source="derived: cores x vector lanes x 2 FMA units x 2 x clock, from the system's description of the CPU",
+    )

@@ -1,0 +1,231 @@
+"""What a run is planned for: a card of the catalogue `gpus.toml`, the card in this machine, or its CPU.
+
+An unknown card is an error that names the nearest ones and prints the block to add; it is never taken for an A100.
+"""
+
+import difflib
+import re
+import tomllib
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+from foretrain.errors import UserError
+from foretrain.records import Record
+from foretrain.units import GIB
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+NANOGPT_PEAK_FLOP_PER_S = 312e12  # karpathy/nanoGPT model.py estimate_mfu: an A100's bfloat16, for every card
+
+
+class Gpu(Record):
+    """A device to plan for. Rates are in the catalogue's vendor units; methods give base units.
+
+    `kind` is cuda, mps or cpu. Tensor figures are dense. `source` says where the figures are from.
+    """
+
+    name: str
+    kind: Literal["cuda", "mps", "cpu"] = "cuda"
+    aliases: tuple[str, ...] = ()
+    architecture: str = ""
+    compute_capability: str = ""
+    sm_count: int | None = None
+    boost_clock_ghz: float | None = None
+    fp32_clock_ghz: float | None = None
+    fp16_flop_per_clock_per_sm: int | None = None
+    fp32_flop_per_clock_per_sm: int | None = None
+    memory_gib: float | None = None
+    memory_bus_bits: int | None = None
+    memory_gbps_per_pin: float | None = None
+    bandwidth_gb_per_s: float | None = None
+    fp16_dense_tflops: float | None = None
+    fp16_acc16_dense_tflops: float | None = None
+    bf16_dense_tflops: float | None = None
+    tf32_dense_tflops: float | None = None
+    fp8_dense_tflops: float | None = None
+    fp32_tflops: float | None = None
+    board_power_w: float | None = None
+    source: str = ""
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Memory of the device; None where the catalogue cannot know it (unified memory)."""
+        return round(self.memory_gib * GIB) if self.memory_gib else None
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """(8, 9) for compute capability 8.9; (0, 0) where there is none."""
+        major, _, minor = self.compute_capability.partition(".")
+        return (int(major), int(minor)) if major else (0, 0)
+
+    @property
+    def supports_bf16(self) -> bool:
+        return self.kind == "cpu" or self.capability >= (8, 0)
+
+    def peak_flop_per_s(self, dtype: Dtype) -> float | None:
+        """Dense peak of matrix products in this dtype with fp32 accumulation; None where no source states one.
+
+        float32 counts TF32 where the card has it, because nanoGPT and foretrain both allow it.
+        """
+        tflops = {
+            "float16": self.fp16_dense_tflops,
+            "bfloat16": self.bf16_dense_tflops,
+            "float32": self.tf32_dense_tflops or self.fp32_tflops,
+        }[dtype]
+        return tflops * 1e12 if tflops else None
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float | None:
+        return self.bandwidth_gb_per_s * 1e9 if self.bandwidth_gb_per_s else None
+
+
+@cache
+def catalogue() -> dict[str, Gpu]:
+    """All cards by name, in the order of the file."""
+    text = (resources.files("foretrain") / "gpus.toml").read_text("utf-8")
+    return {
+        name: Gpu(name=name, kind="mps" if name.startswith("Apple") else "cuda", **block)
+        for name, block in tomllib.loads(text).items()
+    }
+
+
+def _key(name: str) -> str:
+    """'NVIDIA GeForce RTX 4070' -> 'rtx4070': what is left when vendor, case and spacing are dropped."""
+    key = re.sub(r"[^a-z0-9]", "", name.lower())
+    for word in ("nvidia", "geforce", "tesla", "graphics"):
+        key = key.replace(word, "")
+    return key
+
+
+_VARIANT = re.compile(r"((sxm\d?|pcie)?(\d+gb)?(hbm\d)?|(\d+coregpu))")
+
+
+def _matches(key: str) -> list[Gpu]:
+    """Cards whose name or alias is this key, or else is it but for the memory size or form factor."""
+    exact = [gpu for gpu in catalogue().values() if key in {_key(name) for name in (gpu.name, *gpu.aliases)}]
+    if exact:
+        return exact
+    found = []
+    for gpu in catalogue().values():
+        name = _key(gpu.name)
+        if name.startswith(key) and _VARIANT.fullmatch(name[len(key) :]):
+            found.append(gpu)
+    return found
+
+
+def find(name: str) -> Gpu:
+    """The card of this name: 'RTX 4070', 'rtx4070', '4070', 'NVIDIA GeForce RTX 4070'.
+
+    Raises UserError 'gpu.unknown' or 'gpu.ambiguous' (one name, two cards).
+    """
+    key = _key(name)
+    for candidate in (key, f"rtx{key}") if key else ():
+        found = _matches(candidate)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UserError("gpu.ambiguous", name=name, choices=[gpu.name for gpu in found])
+    raise _unknown(name)
+
+
+def nearest(name: str, count: int = 3) -> list[str]:
+    """Names of the cards that look most like this one."""
+    keys = {_key(gpu.name): gpu.name for gpu in catalogue().values()}
+    return [keys[key] for key in difflib.get_close_matches(_key(name), keys, n=count, cutoff=0.3)]
+
+
+def block_to_add(name: str, memory_gib: float | None = None, sm_count: int | None = None) -> str:
+    """The TOML block to fill in for a card that the catalogue lacks."""
+    return "\n".join(
+        [
+            f'["{name}"]',
+            'architecture = "?"',
+            'compute_capability = "?.?"',
+            f"sm_count = {sm_count or '?'}",
+            "boost_clock_ghz = ?",
+            f"memory_gib = {memory_gib or '?'}",
+            "bandwidth_gb_per_s = ?",
+            "fp16_dense_tflops = ?  # dense, fp32 accumulation",
+            "bf16_dense_tflops = ?",
+            "fp32_tflops = ?",
+            "board_power_w = ?",
+            'source = "?"',
+        ]
+    )
+
+
+def _unknown(name: str, memory_gib: float | None = None, sm_count: int | None = None) -> UserError:
+    block = block_to_add(name, memory_gib, sm_count)
+    return UserError("gpu.unknown", name=name[:80], near=nearest(name) or list(catalogue())[:3], block=block)
+
+
+class DetectedGpu(Record):
+    """The card in this machine: what its driver says, and its catalogue entry with the true memory size."""
+
+    gpu: Gpu
+    index: int
+    memory_bytes: int
+    used_bytes: int
+    driver: str
+
+
+_CORES_PER_SM = {(7, 0): 64, (7, 5): 64, (8, 0): 64, (6, 0): 64}  # else 128: CUDA programming guide
+
+
+def match(name: str, memory_gib: float, sm_count: int | None) -> Gpu:
+    """The catalogue's card for a driver's name, memory and SM count, since one name can be two cards.
+
+    Raises UserError 'gpu.unknown' with the block to add.
+    """
+    key = _key(name)
+    candidates = _matches(key) + [
+        gpu for gpu in catalogue().values() if _key(gpu.name).startswith(key) and gpu not in _matches(key)
+    ]
+    for gpu in candidates:
+        same_memory = gpu.memory_gib and abs(memory_gib / gpu.memory_gib - 1) < 0.08
+        if same_memory and (sm_count is None or gpu.sm_count == sm_count):
+            return gpu
+    raise _unknown(name, round(memory_gib), sm_count)
+
+
+def detect(index: int = 0, nvml: Any = None) -> DetectedGpu | None:
+    """The NVIDIA card of this machine through NVML, or None when there is no card or no driver.
+
+    Raises UserError 'gpu.unknown' for a card that the catalogue lacks. `nvml` is a stand-in for tests.
+    """
+    if nvml is None:
+        import pynvml as nvml  # comes with nvidia-ml-py
+    try:
+        nvml.nvmlInit()
+    except (nvml.NVMLError, OSError):
+        return None
+    try:
+        if index >= nvml.nvmlDeviceGetCount():
+            return None
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        name = _text(nvml.nvmlDeviceGetName(handle))
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        gpu = match(name, memory.total / GIB, _sm_count(nvml, handle))
+        return DetectedGpu(
+            gpu=gpu.model_copy(update={"memory_gib": memory.total / GIB}),
+            index=index,
+            memory_bytes=memory.total,
+            used_bytes=memory.used,
+            driver=_text(nvml.nvmlSystemGetDriverVersion()),
+        )
+    except nvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _sm_count(nvml: Any, handle: Any) -> int | None:
+    try:
+        capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
+        return nvml.nvmlDeviceGetNumGpuCores(handle) // _CORES_PER_SM.get(capability, 128)
+    except nvml.NVMLError:
+        return None
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,122 @@
+"""Shapes and counts of the model, from the config alone (no torch): parameters, optimizer groups, FLOPs.
+
+Letters, here and in predict/: B micro-batch, T context, C width (n_embd), H heads, L layers, V vocabulary,
+N = B·T tokens of a micro-batch, P parameters with the tied embedding counted once.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from foretrain.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One tensor of the model: its name as in nanoGPT, its shape, and whether AdamW decays it."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def decayed(self) -> bool:
+        """nanoGPT decays every tensor with two dimensions or more (model.py, configure_optimizers)."""
+        return len(self.shape) >= 2
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A GPT-2 as nanoGPT has it; `lm_head.weight` is `transformer.wte.weight` and is listed once."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    block_size: int
+    vocab_size: int
+    bias: bool
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "ModelShape":
+        return cls(
+            config.n_layer, config.n_head, config.n_embd, config.block_size, config.vocab_size, config.bias
+        )
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+    def block_parameters(self, prefix: str) -> Iterator[Parameter]:
+        """The tensors of one transformer block, in the order of nanoGPT's state dict."""
+        C = self.n_embd
+        layers: tuple[tuple[str, tuple[int, ...]], ...] = (
+            ("ln_1", (C,)),
+            ("attn.c_attn", (3 * C, C)),
+            ("attn.c_proj", (C, C)),
+            ("ln_2", (C,)),
+            ("mlp.c_fc", (4 * C, C)),
+            ("mlp.c_proj", (C, 4 * C)),
+        )
+        for name, shape in layers:
+            yield Parameter(f"{prefix}{name}.weight", shape)
+            if self.bias:
+                yield Parameter(f"{prefix}{name}.bias", shape[:1])
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Every tensor of the model."""
+        C = self.n_embd
+        yield Parameter("transformer.wte.weight", (self.vocab_size, C))
+        yield Parameter("transformer.wpe.weight", (self.block_size, C))
+        for layer in range(self.n_layer):
+            yield from self.block_parameters(f"transformer.h.{layer}.")
+        yield Parameter("transformer.ln_f.weight", (C,))
+        if self.bias:
+            yield Parameter("transformer.ln_f.bias", (C,))
+
+    @cached_property
+    def block_numels(self) -> tuple[int, ...]:
+        return tuple(p.numel for p in self.block_parameters(""))
+
+    @cached_property
+    def n_params(self) -> int:
+        """All parameters, the tied embedding once."""
+        outside = (self.vocab_size + self.block_size + 1 + self.bias) * self.n_embd
+        return outside + self.n_layer * sum(self.block_numels)
+
+    @property
+    def n_params_nanogpt(self) -> int:
+        """nanoGPT's count (get_num_params): without the position embeddings."""
+        return self.n_params - self.block_size * self.n_embd
+
+    @property
+    def n_matmul_params(self) -> int:
+        """Weights that take part in matrix products, the tied head included: V·C + 12·L·C²."""
+        return self.vocab_size * self.n_embd + 12 * self.n_layer * self.n_embd**2
+
+    def optimizer_groups(self) -> dict[bool, tuple[int, int]]:
+        """{decayed: (tensors, parameters)}, what nanoGPT prints when it makes the optimizer."""
+        counts = {True: (0, 0), False: (0, 0)}
+        for parameter in self.parameters():
+            tensors, numel = counts[parameter.decayed]
+            counts[parameter.decayed] = (tensors + 1, numel + parameter.numel)
+        return counts
+
+    # FLOPs of training per token, forward and backward, one multiply-add counted as two.
+
+    @property
+    def flops_per_token_6n(self) -> int:
+        """6·N with nanoGPT's N: the rule of thumb of Kaplan et al. 2020, arXiv:2001.08361."""
+        return 6 * self.n_params_nanogpt
+
+    @property
+    def flops_per_token(self) -> int:
+        """6·N + 12·L·C·T, nanoGPT's estimate_mfu (PaLM, arXiv:2204.02311, appendix B): full attention."""
+        return self.flops_per_token_6n + 12 * self.n_layer * self.n_embd * self.block_size
+
+    def matmul_flops_per_token(self, block: int | None = None) -> int:
+        """Matrix products only, exactly: 6 per weight and 12·L·C·T of attention over the full square."""
+        return 6 * self.n_matmul_params + 12 * self.n_layer * self.n_embd * (block or self.block_size)

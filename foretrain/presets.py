@@ -1,0 +1,39 @@
+"""Named starting points: one line a model. `foretrain plan gpt2-124m --gpu "RTX 4070"`."""
+
+from typing import Any
+
+# Shapes of the GPT-2 family: Radford et al. 2019, and karpathy/nanoGPT model.py for the parameter counts.
+GPT2_SHAPES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_layer": 12, "n_head": 12, "n_embd": 768},
+    "gpt2-medium": {"n_layer": 24, "n_head": 16, "n_embd": 1024},
+    "gpt2-large": {"n_layer": 36, "n_head": 20, "n_embd": 1280},
+    "gpt2-xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},
+}
+
+# One optimizer step of about half a million tokens, and a schedule over 10 billion, as GPT-2 reproductions use.
+_HALF_MILLION: dict[str, Any] = {"max_iters": 19_073, "lr_decay_iters": 19_073, "warmup_iters": 700}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "gpt2-124m": {**GPT2_SHAPES["gpt2"], "batch_size": 8, "gradient_accumulation_steps": 64, **_HALF_MILLION},
+    "gpt2-350m": {**GPT2_SHAPES["gpt2-medium"], "batch_size": 4, "gradient_accumulation_steps": 128,
+                  "learning_rate": 3e-4, "min_lr": 3e-5, **_HALF_MILLION},
+    "gpt2-774m": {**GPT2_SHAPES["gpt2-large"], "batch_size": 2, "gradient_accumulation_steps": 256,
+                  "learning_rate": 2.5e-4, "min_lr": 2.5e-5, **_HALF_MILLION},
+    "gpt2-1558m": {**GPT2_SHAPES["gpt2-xl"], "batch_size": 1, "gradient_accumulation_steps": 512,
+                   "learning_rate": 2e-4, "min_lr": 2e-5, **_HALF_MILLION},
+    "gpt2-40m": {"n_layer": 12, "n_head": 12, "n_embd": 384, "batch_size": 16, "gradient_accumulation_steps": 32,
+                 "learning_rate": 1e-3, "min_lr": 1e-4, **_HALF_MILLION},
+    "gpt2-30m": {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 512, "batch_size": 16,
+                 "gradient_accumulation_steps": 64, "learning_rate": 1e-3, "min_lr": 1e-4, **_HALF_MILLION},
+    "shakespeare-char": {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 64,
+                         "gradient_accumulation_steps": 1, "dropout": 0.2, "vocab_size": 65,
+                         "dataset": "shakespeare_char", "learning_rate": 1e-3, "min_lr": 1e-4, "beta2": 0.99,
+                         "warmup_iters": 100, "max_iters": 5000, "lr_decay_iters": 5000, "eval_interval": 250,
+                         "log_interval": 10, "always_save_checkpoint": False, "out_dir": "out-shakespeare-char"},
+    # Small enough to learn something on two CPU cores within two minutes; bytes of Python source.
+    "baby": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 128, "batch_size": 16,
+             "gradient_accumulation_steps": 1, "vocab_size": 256, "dataset": "python-stdlib", "tokenizer": "byte",
+             "learning_rate": 3e-3, "min_lr": 3e-4, "beta2": 0.99, "warmup_iters": 50, "max_iters": 1200,
+             "lr_decay_iters": 1200, "eval_interval": 300, "eval_iters": 10, "log_interval": 10,
+             "compile": False, "out_dir": "out-baby"},
+}  # fmt: skip

@@ -1,0 +1,23 @@
+"""`Record`: the base of everything that is passed between layers: frozen, checked, JSON there and back."""
+
+import json
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Record(BaseModel):
+    """A frozen value in base units (bytes, seconds, joules, FLOPs), without tensors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def to_json(self, **extra: Any) -> dict[str, Any]:
+        """Plain JSON values; `extra` comes first (the schema's name, for instance)."""
+        return {**extra, **self.model_dump(mode="json")}
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The record of a JSON text; a leading 'schema' key is allowed and dropped."""
+        data = json.loads(text)
+        data.pop("schema", None)
+        return cls.model_validate(data)

@@ -1,0 +1,96 @@
+"""Units: the one place where numbers become text and text becomes numbers.
+
+Records hold base units (bytes, seconds, joules, FLOPs). GiB is 2^30 and is used for memory; GB is 1e9 and is
+used for bandwidth, disk and what people type. FLOP is a count, FLOP/s a rate.
+"""
+
+import math
+import re
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+
+_BYTE_UNITS = {
+    "": 1, "b": 1,
+    "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
+    "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB,
+}  # fmt: skip
+_BYTES = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of '2.1GB', '10 GiB', '786MiB' or a plain number of bytes.
+
+    Raises ValueError when the text is not a size.
+    """
+    match = _BYTES.fullmatch(text)
+    factor = _BYTE_UNITS.get(match.group(2).lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"{text!r} is not a size such as 10GiB, 2.1GB or 786MiB")
+    size = float(match.group(1).replace("_", "")) * factor
+    if not math.isfinite(size) or size > 1e18:
+        raise ValueError(f"{text!r} is not a possible size")
+    return round(size)
+
+
+def format_bytes(size: float) -> str:
+    """'9.78 GiB', '786 MiB', '512 B': binary units, as the tools of PyTorch print them."""
+    sign, size = ("-" if size < 0 else ""), abs(size)
+    for factor, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size >= factor:
+            value = size / factor
+            digits = 2 if factor >= GIB else (0 if value >= 100 else 1)
+            return f"{sign}{value:,.{digits}f} {unit}"
+    return f"{sign}{size:.0f} B"
+
+
+def format_count(number: float) -> str:
+    """'40.56 M', '10.49 B', '524,288': a count for reading; below a million every digit is shown."""
+    for factor, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if abs(number) >= factor:
+            return f"{number / factor:.2f} {unit}"
+    return f"{number:,.0f}"
+
+
+def format_duration(seconds: float) -> str:
+    """'3.90 s', '122 ms', '14 min', '21.7 h', '3.6 days'."""
+    if not math.isfinite(seconds):
+        return "unknown"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 90:
+        return f"{seconds:.3g} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.1f} min"
+    if seconds < 72 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} days"
+
+
+def format_flops(flops: float) -> str:
+    """A FLOP count in scientific form: '2.55e18'. Exponents are how these are compared in papers."""
+    mantissa, exponent = f"{flops:.2e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def format_flop_rate(flop_per_s: float) -> str:
+    """'40.3 TFLOP/s', '255 GFLOP/s'."""
+    for factor, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if flop_per_s >= factor:
+            return f"{flop_per_s / factor:.3g} {unit}FLOP/s"
+    return f"{flop_per_s:.3g} FLOP/s"
+
+
+def format_percent(share: float, digits: int = 1) -> str:
+    """'69.1 %' of a share of one."""
+    return f"{share * 100:.{digits}f} %"
+
+
+def format_signed_percent(share: float) -> str:
+    """'+2.4 %', '-0.3 %': a signed error."""
+    return f"{share * 100:+.1f} %"
+
+
+def format_energy(joules: float) -> str:
+    """'4.34 kWh', '92 Wh'."""
+    kwh = joules / 3.6e6
+    return f"{kwh:.2f} kWh" if kwh >= 1 else f"{kwh * 1e3:.3g} Wh"

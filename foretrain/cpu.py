@@ -76,3 +76,12 @@ def cpu_device() -> Gpu:
         fp16_dense_tflops=fp32_tflops,
         source="derived: cores x vector lanes x 2 FMA units x 2 x clock, from the system's description of the CPU",
     )
+
+
+def available_memory_bytes() -> int | None:
+    """Memory that a new process may still take (MemAvailable), or None where the system does not say."""
+    try:
+        kib = _first(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text("utf-8"))
+    except OSError:
+        return None
+    return int(kib) * 1024 if kib else None

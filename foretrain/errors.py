@@ -44,7 +44,7 @@ EXIT_CODE_OF = {
 class UserError(Exception):
     """A fault that the user can mend: an id such as 'data.too_short', and the values that its text needs."""
 
-    def __init__(self, id: str, **values: Any) -> None:
+    def __init__(self, id: str, /, **values: Any) -> None:
         super().__init__(id, values)
         self.id = id
         self.values = values

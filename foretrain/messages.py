@@ -15,6 +15,7 @@ from foretrain import units
 
 _FORMATS = {
     "bytes": units.format_bytes,
+    "bytes_range": units.format_bytes_range,
     "duration": units.format_duration,
     "percent": units.format_percent,
     "signed_percent": units.format_signed_percent,
@@ -25,13 +26,18 @@ _FORMATS = {
 }
 
 
+def format_value(value: Any, spec: str) -> str:
+    """A value in one of the formats above, else as Python formats it; a list is joined by commas."""
+    if spec in _FORMATS:
+        return _FORMATS[spec](value)
+    if isinstance(value, list | tuple):
+        return ", ".join(str(v) for v in value)
+    return format(value, spec)
+
+
 class _Formatter(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
-        if format_spec in _FORMATS:
-            return _FORMATS[format_spec](value)
-        if isinstance(value, list | tuple):
-            return ", ".join(str(v) for v in value)
-        return format(value, format_spec)
+        return format_value(value, format_spec)
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return kwargs[str(key)]
@@ -57,7 +63,7 @@ def texts(lang: str = "en") -> dict[str, str]:
     return flat
 
 
-def say(id: str, lang: str = "en", **values: Any) -> str:
+def say(id: str, lang: str = "en", /, **values: Any) -> str:
     """The text of `id` with its values put in. Raises KeyError for an unknown id or a missing value."""
     return _formatter.vformat(texts(lang)[id], (), values)
 

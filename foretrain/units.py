@@ -43,6 +43,15 @@ def format_bytes(size: float) -> str:
     return f"{sign}{size:.0f} B"
 
 
+def format_bytes_range(sizes: tuple[float, float]) -> str:
+    """'7.03 – 9.68 GiB': two sizes in the unit of the larger."""
+    low, high = sizes
+    number, unit = format_bytes(high).split()
+    digits = len(number.partition(".")[2])
+    factor = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB, "B": 1}[unit]
+    return f"{low / factor:,.{digits}f} – {number} {unit}"
+
+
 def format_count(number: float) -> str:
     """'40.56 M', '10.49 B', '524,288': a count for reading; below a million every digit is shown."""
     for factor, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
@@ -86,8 +95,9 @@ def format_percent(share: float, digits: int = 1) -> str:
 
 
 def format_signed_percent(share: float) -> str:
-    """'+2.4 %', '-0.3 %': a signed error."""
-    return f"{share * 100:+.1f} %"
+    """'+2.4 %', '-0.3 %', '0.0 %': a signed error."""
+    text = f"{share * 100:+.1f} %"
+    return text[1:] if float(text[:-2]) == 0 else text
 
 
 def format_energy(joules: float) -> str:

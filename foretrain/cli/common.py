@@ -1,0 +1,76 @@
+"""What the commands share: consoles, options, printing of errors and JSON."""
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from foretrain.errors import ConfigError, UserError
+
+OUT = Console(highlight=False)
+ERR = Console(stderr=True, highlight=False)
+
+# Unknown options go, in their order, to the config: --batch_size=8, --batch-size 8, --compile.
+CONFIG_CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG]... [--KEY=VALUE]...",
+        help="A preset, a TOML file or a nanoGPT config/*.py (parsed, never run); several are laid over each other. "
+        "Then any knob, as --batch_size=8 or --batch-size 8.",
+        show_default=False,
+        autocompletion=lambda incomplete: _complete(incomplete),
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object; everything else goes to stderr.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print results and errors only.")]
+
+
+def _complete(incomplete: str) -> list[str]:
+    """Shell completion: presets, files are the shell's own, and knobs after --."""
+    from foretrain.configfile import KNOBS
+    from foretrain.presets import PRESETS
+
+    words = [f"--{name}=" for name in KNOBS] if incomplete.startswith("-") else list(PRESETS)
+    return [word for word in words if word.startswith(incomplete)]
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One object on stdout."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_error(error: UserError, *, as_json: bool) -> None:
+    """The sentence on stderr; with --json also one object on stdout."""
+    if as_json:
+        problems = error.problems if isinstance(error, ConfigError) else [error]
+        listed = [{"id": p.id, "message": str(p), **_plain(p.values)} for p in problems]
+        print_json(
+            {
+                "schema": "foretrain.error/1",
+                "id": error.id,
+                "exit_code": int(error.exit_code),
+                "message": str(error),
+                "problems": listed,
+            }
+        )
+    text = Text("error: ", style="bold red")
+    text.append(str(error), style="not bold default")
+    ERR.print(text, soft_wrap=True)
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Values as JSON has them; a value that it cannot hold becomes text."""
+    return {"values": json.loads(json.dumps(values, default=str))}
+
+
+def print_notes(notes: tuple[UserError, ...], *, quiet: bool) -> None:
+    """What was skipped in a config, on stderr."""
+    if not quiet:
+        for note in notes:
+            ERR.print(Text(f"note: {note}", style="dim"), soft_wrap=True)

@@ -1,0 +1,89 @@
+"""`foretrain demo`: plan, train a small GPT on the built-in corpus, sample, compare, report: about three minutes."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json
+from foretrain.messages import say
+from foretrain.units import format_duration
+
+EPILOG = """Examples:
+
+foretrain demo
+
+foretrain demo --steps 200        (a shorter look)"""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("demo", epilog=EPILOG)(demo_command)
+
+
+def demo_command(
+    steps: Annotated[int, typer.Option(help="Optimizer steps.", min=20, max=1_000_000)] = 1500,
+    out: Annotated[str, typer.Option(help="Directory of the run.")] = "out-demo",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """See the whole path in about three minutes on two CPU cores: forecast, training, sample, comparison, report."""
+    from foretrain.cli.plan import make_plan, targets
+    from foretrain.cli.runs import load, write_report
+    from foretrain.cli.sample import printable, sample
+    from foretrain.cli.train import need_torch, prepare_data, train
+    from foretrain.configfile import resolve
+    from foretrain.report import plan_view, run_view, text
+    from foretrain.run.store import RunDirectory, replace_text
+
+    need_torch()
+    started = time.monotonic()
+    quiet = quiet or as_json
+    interval = max(10, steps // 5)
+    words = ["baby", "--device=cpu", f"--max_iters={steps}", f"--lr_decay_iters={steps}", f"--out_dir={out}",
+             f"--eval_interval={interval}", f"--warmup_iters={min(50, steps // 4)}"]  # fmt: skip
+    resolved = resolve(words)
+    resolved, _ = prepare_data(resolved)
+    if not quiet:
+        _heading("demo.plan")
+        text.render(plan_view.document(make_plan(resolved, targets("cpu", "", resolved.config)[0])), OUT)
+        _heading("demo.train")
+    record = train(resolved, quiet=quiet)
+    run = _path_of(out, record.id)
+    if record.status != "finished":
+        raise typer.Exit(75)
+    written, _ = sample(run, "def ", 300)
+    replace_text(run / "sample.txt", printable("def " + written))
+    _, comparison = load(run)
+    report = write_report(run, run / "report.html", printable("def " + written))
+    if as_json:
+        from foretrain.run.store import SCHEMA
+
+        final = RunDirectory(run).read_record()
+        print_json({"schema": "foretrain.demo/1", "run": final.to_json(schema=SCHEMA),
+                    "comparison": comparison.to_json(), "report": str(report)})  # fmt: skip
+        return
+    if not quiet:
+        _heading("demo.sample")
+        OUT.print(Text(printable("def " + written)), soft_wrap=True)
+        _heading("demo.compare")
+        text.render(run_view.comparison_document(comparison), OUT)
+    from foretrain.lm.statistics import unigram_entropy
+
+    ending = say(
+        "demo.end", first=record.first_val_loss, last=record.val_loss, unigram=unigram_entropy(record.dataset),
+        took=format_duration(time.monotonic() - started), report=str(report),
+    )  # fmt: skip
+    OUT.print()
+    OUT.print(Text(ending, style="bold"), soft_wrap=True)
+
+
+def _path_of(out: str, id: str) -> Path:
+    """The run's directory: `out`, or its numbered sibling."""
+    return Path(out).with_name(id)
+
+
+def _heading(id: str) -> None:
+    ERR.print()
+    ERR.rule(say(id), align="left", style="dim")

@@ -1,0 +1,195 @@
+"""`foretrain plan`: what a run will take, before it is started."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, Words, print_json, print_notes
+from foretrain.config import RunConfig
+from foretrain.configfile import KNOBS, ResolvedConfig, resolve
+from foretrain.errors import UserError
+from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Gpu, catalogue, detect, find
+from foretrain.predict.plan import SCHEMA, Plan
+from foretrain.units import parse_bytes
+
+EPILOG = """Examples:
+
+foretrain plan gpt2-124m --gpu "RTX 4070" --others 2GB
+
+foretrain plan config/train_gpt2.py --gpu 4070 --batch_size=8 --compile=false
+
+foretrain plan my.toml --gpu 3060,4070,4090 --json
+
+foretrain plan my.toml --gpu 4070 --step-time 3.9   (hours and MFU from your own log)"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device to plan for, and what others hold there."""
+
+    gpu: Gpu
+    others_bytes: int
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("plan", context_settings=CONFIG_CONTEXT, epilog=EPILOG)(plan_command)
+
+
+def plan_command(
+    words: Words = None,
+    gpu: Annotated[
+        str, typer.Option(help="Card or cards to plan for, as 'RTX 4070' or 3060,4070; cpu is this machine.")
+    ] = "auto",
+    others: Annotated[
+        str, typer.Option(help="Memory that other programs hold on the card, such as 2GB. On this machine's own card it is measured.")
+    ] = "",
+    step_time: Annotated[
+        float | None, typer.Option(help="Seconds of one iteration in your log: hours, MFU and energy follow from it.")
+    ] = None,
+    logged_mfu: Annotated[
+        float | None, typer.Option(help="The mfu that nanoGPT printed, in percent: the step time follows from it.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 3 when it does not fit.")] = False,
+    trainer: Annotated[
+        str, typer.Option(help="Whose step --check judges: foretrain or nanogpt.", metavar="NAME")
+    ] = "foretrain",
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Print every knob, its value and where it came from; no plan.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """What a run will take: memory by phase and component, tokens, FLOPs, hours, energy, cost. Needs no GPU, no torch."""
+    resolved = resolve(words or [])
+    print_notes(resolved.notes, quiet=quiet)
+    if show_config:
+        _show_config(resolved, as_json)
+        return
+    if trainer not in ("foretrain", "nanogpt"):
+        raise typer.BadParameter("must be foretrain or nanogpt", param_hint="--trainer")
+    plans = [
+        make_plan(resolved, target, step_time, logged_mfu)
+        for target in targets(gpu, others, resolved.config)
+    ]
+    if as_json:
+        objects = [p.to_json(schema=SCHEMA) for p in plans]
+        print_json(objects[0] if len(objects) == 1 else {"schema": "foretrain.plans/1", "plans": objects})
+    else:
+        from foretrain.report import plan_view, text
+
+        document = plan_view.document(plans[0]) if len(plans) == 1 else plan_view.comparison_of_cards(plans)
+        text.render(document, OUT)
+    if check:
+        step = "nanogpt" if trainer == "nanogpt" else "foretrain"
+        for p in plans:
+            if p.verdict_of(step) == "does_not_fit":
+                raise UserError("check.failed", name=p.name, gpu=p.gpu.name)
+
+
+def targets(names: str, others: str, config: RunConfig) -> list[Target]:
+    """The devices that were named, or the card of this machine."""
+    others_bytes = _size(others, "--others") if others else None
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if wanted in ([], ["auto"]):
+        return [_here(config, others_bytes)]
+    found = []
+    for name in wanted:
+        if name.lower() == "cpu":
+            found.append(_cpu(others_bytes))
+        elif name.lower() == "auto":
+            found.append(_here(config, others_bytes))
+        else:
+            found.append(_checked(find(name), others_bytes or 0))
+    return found
+
+
+def _checked(gpu: Gpu, others_bytes: int) -> Target:
+    if gpu.memory_bytes is not None and others_bytes > gpu.memory_bytes:
+        raise UserError("gpu.others_beyond", others=others_bytes, memory=gpu.memory_bytes, gpu=gpu.name)
+    return Target(gpu, others_bytes)
+
+
+def _here(config: RunConfig, others_bytes: int | None) -> Target:
+    """The card in this machine with what is in use there now; the CPU where the config asks for it."""
+    if config.device == "cpu":
+        return _cpu(others_bytes)
+    index = int(config.device.partition(":")[2] or 0)
+    found = detect(index)
+    if found is None:
+        raise UserError("gpu.none_here", count=len(catalogue()))
+    return _checked(found.gpu, found.used_bytes if others_bytes is None else others_bytes)
+
+
+def _cpu(others_bytes: int | None) -> Target:
+    from foretrain.cpu import available_memory_bytes, cpu_device
+
+    gpu = cpu_device()
+    available = available_memory_bytes()
+    if others_bytes is None:
+        others_bytes = max(0, gpu.memory_bytes - available) if gpu.memory_bytes and available else 0
+    return _checked(gpu, others_bytes)
+
+
+def _size(value: str, option: str) -> int:
+    try:
+        return parse_bytes(value)
+    except ValueError:
+        raise UserError("gpu.bad_memory", option=option, value=value) from None
+
+
+def make_plan(
+    resolved: ResolvedConfig, target: Target, step_time: float | None = None, logged_mfu: float | None = None
+) -> Plan:
+    """The plan of a resolved config on a target, with the dataset of this machine where it is there."""
+    from foretrain.lm.shape import ModelShape
+    from foretrain.predict.plan import plan
+
+    config, tokens, source = with_dataset(resolved)
+    if step_time is not None and logged_mfu is not None:
+        raise UserError("usage.two_speeds")
+    for option, value in (("--step-time", step_time), ("--logged-mfu", logged_mfu)):
+        if value is not None and not value > 0:
+            raise UserError("usage.bad_step_time", option=option, value=value)
+    if logged_mfu is not None:
+        flops = ModelShape.of(config).flops_per_token * config.tokens_per_step
+        step_time = flops / (logged_mfu / 100 * NANOGPT_PEAK_FLOP_PER_S)
+    return plan(
+        config, target.gpu, name=resolved.name, others_bytes=target.others_bytes, dataset_tokens=tokens,
+        dataset_source=source, logged_step_s=step_time,
+    )  # fmt: skip
+
+
+def with_dataset(resolved: ResolvedConfig) -> tuple[RunConfig, int | None, str]:
+    """(config, training tokens, where they are from). A dataset's own vocabulary is taken where none was set."""
+    from foretrain.lm import corpus, dataset
+
+    config = resolved.config
+    if config.dataset == dataset.BUILT_IN:
+        return config, corpus.size_bytes("train") if config.tokenizer == "byte" else None, "built-in corpus"
+    path = dataset.find(config.dataset)
+    if path is None:
+        return config, None, "unknown"
+    info = dataset.read_info(path)
+    if info.vocab_size and "vocab_size" not in resolved.sources:
+        config = config.model_copy(update={"vocab_size": info.vocab_size})
+    return config, info.train_tokens, str(Path(info.path))
+
+
+def _show_config(resolved: ResolvedConfig, as_json: bool) -> None:
+    config = resolved.config
+    if as_json:
+        sources = {name: resolved.sources.get(name, "default") for name in KNOBS}
+        print_json({"schema": "foretrain.config/1", "config": config.model_dump(mode="json"), "sources": sources})
+        return
+    from foretrain.report import text
+    from foretrain.report.document import Document, Message, Section, Table
+
+    rows = tuple(
+        (knob.name, str(getattr(config, knob.name)), knob.unit, resolved.sources.get(knob.name, "default"), knob.help)
+        for knob in KNOBS.values()
+    )
+    columns = tuple(Message(f"column.{name}") for name in ("key", "value", "unit", "source", "help"))
+    section = Section(Message("config.knobs"), (Table(columns, rows),))
+    text.render(Document(Message("config.title", {"name": resolved.name}), Message("config.subtitle"), [section]), OUT)

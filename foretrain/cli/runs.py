@@ -1,0 +1,132 @@
+"""`foretrain runs`, `compare` and `report`: what was trained, and how it went against the forecast."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+from rich.text import Text
+
+from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json
+from foretrain.errors import UserError
+
+RUNS_EPILOG = """Examples:
+
+foretrain runs
+
+foretrain runs ~/experiments --json"""
+COMPARE_EPILOG = """Examples:
+
+foretrain compare out-baby
+
+foretrain compare out-baby --json"""
+REPORT_EPILOG = """Examples:
+
+foretrain report out-baby
+
+foretrain report out-baby --out baby.html --open"""
+
+RunPath = Annotated[Path, typer.Argument(help="A run directory; `foretrain runs` lists them.", metavar="RUN")]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("runs", epilog=RUNS_EPILOG)(runs_command)
+    app.command("compare", epilog=COMPARE_EPILOG)(compare_command)
+    app.command("report", epilog=REPORT_EPILOG)(report_command)
+
+
+def runs_command(
+    folders: Annotated[list[Path] | None, typer.Argument(help="Where to look; two levels deep.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List runs: status, steps, loss, speed."""
+    from foretrain.run import store
+
+    found, unreadable = [], []
+    for directory in store.find_runs(folders or [Path()]):
+        try:
+            found.append((directory, directory.read_record()))
+        except UserError as error:
+            unreadable.append(error)
+    for error in unreadable:
+        ERR.print(Text(f"note: {error}", style="dim"), soft_wrap=True)
+    if as_json:
+        runs = [{"path": str(d.path), **r.to_json(schema=store.SCHEMA)} for d, r in found]
+        print_json({"schema": "foretrain.runs/1", "runs": runs})
+        return
+    from foretrain.report import run_view, text
+
+    text.render(run_view.runs_document(found), OUT)
+
+
+def compare_command(run: RunPath, as_json: Json = False) -> None:
+    """Predicted against measured for a run: memory by component and phase, time, with signed errors."""
+    from foretrain.advise.compare import SCHEMA
+
+    _, comparison = load(run)
+    if as_json:
+        errors = {row.id: row.error for row in comparison.rows}
+        print_json({**comparison.to_json(schema=SCHEMA), "errors": errors})
+        return
+    from foretrain.report import run_view, text
+
+    text.render(run_view.comparison_document(comparison), OUT)
+
+
+def report_command(
+    run: RunPath,
+    out: Annotated[Path | None, typer.Option(help="The file to write; RUN/report.html without it.")] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """One HTML file that opens offline: loss, memory and time, predicted against measured."""
+    path = write_report(run, out or run / "report.html")
+    if not quiet:
+        OUT.print(Text(str(path)), soft_wrap=True)
+    if open_it:
+        typer.launch(path.resolve().as_uri())
+
+
+def load(run: Path) -> tuple[Any, Any]:
+    """(plan, comparison) of a run; the plan that was made before it, or the same plan made now."""
+    from foretrain.advise.compare import compare
+    from foretrain.run.store import RunDirectory
+
+    record = RunDirectory(run).read_record()
+    plan = plan_of(run, record)
+    return plan, compare(plan, record)
+
+
+def plan_of(run: Path, record: Any) -> Any:
+    """The forecast that was written before the run, else the same forecast made now."""
+    from foretrain.predict.plan import Plan, plan
+
+    path = run / "plan.json"
+    if path.is_file():
+        try:
+            return Plan.from_json(path.read_text("utf-8"))
+        except (OSError, ValidationError, ValueError) as error:
+            raise UserError("data.bad_plan", path=str(path), reason=str(error).splitlines()[0]) from None
+    config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
+    return plan(config, record.gpu, name=record.name, dataset_tokens=record.dataset.train_tokens)
+
+
+def write_report(run: Path, out: Path, sample: str | None = None) -> Path:
+    """Write the report of a run as one HTML file; returns its path. Raises UserError."""
+    from foretrain.lm.statistics import unigram_entropy
+    from foretrain.report import html, run_view
+    from foretrain.run.store import RunDirectory
+
+    directory = RunDirectory(run)
+    record = directory.read_record()
+    plan, comparison = load(run)
+    unigram = unigram_entropy(record.dataset)
+    metrics = directory.read_lines("metrics")
+    if sample is None and (run / "sample.txt").is_file():
+        sample = (run / "sample.txt").read_text("utf-8")
+    document = run_view.report_document(record, metrics, plan, comparison, sample, unigram)
+    try:
+        out.write_text(html.render(document), "utf-8")
+    except OSError as error:
+        raise UserError("usage.cannot_write_file", path=str(out), reason=error.strerror or "") from None
+    return out

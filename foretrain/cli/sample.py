@@ -1,0 +1,77 @@
+"""`foretrain sample`: text from a run's checkpoint."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrain.cli.common import Json, print_json
+from foretrain.cli.runs import RunPath
+from foretrain.errors import UserError
+
+EPILOG = """Examples:
+
+foretrain sample out-baby
+
+foretrain sample out-baby --prompt "class " --tokens 500 --temperature 0.7"""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("sample", epilog=EPILOG)(sample_command)
+
+
+def sample_command(
+    run: RunPath,
+    prompt: Annotated[str, typer.Option(help="The text to go on from.")] = "\n",
+    tokens: Annotated[int, typer.Option(help="Tokens to write.", min=1, max=100_000)] = 400,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0, max=10)] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Choose among this many; 0: all.", min=0)] = 50,
+    seed: Annotated[int, typer.Option(help="The same seed writes the same text.", min=0)] = 1337,
+    as_json: Json = False,
+) -> None:
+    """Write text with the newest intact checkpoint of a run."""
+    text, checkpoint = sample(run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed)
+    if as_json:
+        print_json({"schema": "foretrain.sample/1", "checkpoint": checkpoint, "prompt": prompt, "text": text})
+    else:
+        typer.echo(printable(prompt + text))
+
+
+def printable(text: str) -> str:
+    """Without control characters, which could command a terminal."""
+    return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in text)
+
+
+def sample(
+    run: Path, prompt: str, tokens: int, *, temperature: float = 0.8, top_k: int = 50, seed: int = 1337
+) -> tuple[str, str]:
+    """(text after the prompt, name of the checkpoint). Raises UserError."""
+    from foretrain.cli.train import need_torch
+
+    need_torch()
+    import torch
+
+    from foretrain.lm import tokenizer
+    from foretrain.lm.generate import generate
+    from foretrain.lm.model import GPT
+    from foretrain.run import checkpoint
+    from foretrain.run.store import RunDirectory
+
+    directory = RunDirectory(run)
+    record = directory.read_record()
+    path, _ = checkpoint.newest_valid(directory.checkpoints)
+    if path is None:
+        raise UserError("usage.no_checkpoint", path=str(run))
+    words = tokenizer.load(Path(record.dataset.path), record.dataset.tokenizer)
+    if words is None:
+        raise UserError("data.no_tokenizer", path=record.dataset.path)
+    model = GPT(record.config)
+    checkpoint.load_model(path, model)
+    if torch.cuda.is_available():
+        model.cuda()
+    ids = list(words.encode(prompt.encode())) or [words.separator]
+    made = generate(
+        model, ids, tokens, temperature=temperature, top_k=top_k, seed=seed,
+        vocab_size=min(words.vocab_size, record.config.vocab_size),
+    )  # fmt: skip
+    return words.decode(list(made)), path.name

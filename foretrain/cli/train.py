@@ -1,0 +1,221 @@
+"""`foretrain train`: run a config, with a forecast written beside it before it starts."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, print_json, print_notes
+from foretrain.configfile import ResolvedConfig, resolve, to_toml
+from foretrain.errors import ExitCode, UserError
+from foretrain.messages import say
+from foretrain.units import format_bytes, format_duration, format_percent
+
+if TYPE_CHECKING:
+    from foretrain.lm.dataset import DatasetInfo
+    from foretrain.run.device import Placement
+    from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics
+    from foretrain.run.trainer import Event
+
+EPILOG = """Examples:
+
+foretrain train baby
+
+foretrain train config/train_shakespeare_char.py --device=cpu --compile=false
+
+foretrain train my.toml --resume auto        (after Ctrl-C, a crash or a power cut)"""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("train", context_settings=CONFIG_CONTEXT, epilog=EPILOG)(train_command)
+
+
+def train_command(
+    words: Words = None,
+    resume: Annotated[
+        str, typer.Option(help="auto: go on with the newest unfinished run under this out_dir; no: begin a new one.")
+    ] = "no",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a config: live line, evaluation, checkpoints. Ctrl-C saves; --resume auto goes on exactly where it stopped."""
+    if resume not in ("auto", "no"):
+        raise typer.BadParameter("must be auto or no", param_hint="--resume")
+    resolved = resolve(words or [])
+    print_notes(resolved.notes, quiet=quiet)
+    record = train(resolved, resume=resume == "auto" or resolved.config.init_from == "resume", quiet=quiet or as_json)
+    if as_json:
+        from foretrain.run.store import SCHEMA
+
+        print_json(record.to_json(schema=SCHEMA))
+    if record.status == "interrupted":
+        raise typer.Exit(int(ExitCode.STOPPED))
+
+
+def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False) -> RunRecord:
+    """Train a resolved config in its run directory; returns the record. Raises UserError."""
+    need_torch()
+    from foretrain.run.device import environment, place
+    from foretrain.run.trainer import Trainer
+
+    if resolved.config.init_from.startswith("gpt2"):
+        raise UserError("usage.init_from", value=resolved.config.init_from)
+    placement = place(resolved.config)
+    resolved, info = prepare_data(resolved)
+    directory, resuming = _directory(resolved, resume, quiet)
+    try:
+        config = resolved.config
+        if not resuming:
+            _write_inputs(directory, resolved, environment(placement), placement)
+        printer = Printer(quiet, config.max_iters)
+        if not quiet:
+            _print_start(directory, resolved, placement)
+        trainer = Trainer(config, info, directory, placement, printer, resolved.name)
+        record = trainer.run(resume=resuming)
+        printer.end(record, directory)
+        return record
+    finally:
+        directory.release()
+
+
+def need_torch() -> None:
+    """Raise UserError when the training extra is not installed."""
+    import importlib.util
+
+    if any(importlib.util.find_spec(name) is None for name in ("torch", "safetensors", "numpy")):
+        raise UserError("environment.missing_torch")
+
+
+def prepare_data(resolved: ResolvedConfig) -> tuple[ResolvedConfig, DatasetInfo]:
+    """The dataset of a config, made if it is the built-in one, checked against the model."""
+    from dataclasses import replace
+
+    from foretrain.lm import dataset
+    from foretrain.lm.prepare import prepare_built_in
+
+    config = resolved.config
+    if config.dataset == dataset.BUILT_IN:
+        info = prepare_built_in(config)
+    else:
+        path = dataset.find(config.dataset)
+        if path is None:
+            raise UserError("data.no_dataset", name=config.dataset)
+        info = dataset.read_info(path)
+    if info.vocab_size and "vocab_size" not in resolved.sources:
+        config = config.model_copy(update={"vocab_size": info.vocab_size})
+        resolved = replace(resolved, config=config, sources={**resolved.sources, "vocab_size": info.path})
+    dataset.check_usable(info, config.vocab_size, config.block_size, config.eval_block)
+    return resolved, info
+
+
+def _directory(resolved: ResolvedConfig, resume: bool, quiet: bool) -> tuple[RunDirectory, bool]:
+    """(the run's directory with its lock held, whether it holds a run to go on with)."""
+    from foretrain.run import store
+
+    out_dir = resolved.config.out_dir
+    if resume:
+        found = store.newest_unfinished(out_dir)
+        if found is not None:
+            found.acquire()
+            return found, True
+        if not quiet:
+            ERR.print(Text(say("train.nothing_to_resume", out_dir=out_dir), style="dim"))
+    return store.create(out_dir), False
+
+
+def _write_inputs(
+    directory: RunDirectory, resolved: ResolvedConfig, environment: dict[str, str], placement: Placement
+) -> None:
+    """Config, environment and the forecast, on disk before the first step."""
+    import json
+
+    from foretrain.cli.plan import Target, make_plan
+    from foretrain.predict.plan import SCHEMA
+    from foretrain.run.store import replace_text
+
+    config = resolved.config.model_copy(update={"compile": placement.compiled, "dtype": placement.dtype})
+    forecast = make_plan(
+        ResolvedConfig(config, {**resolved.sources, "vocab_size": "run"}, (), resolved.name), Target(placement.gpu, 0)
+    )
+    replace_text(directory.path / "config.toml", to_toml(resolved.config))
+    replace_text(directory.path / "environment.json", json.dumps(environment, indent=1) + "\n")
+    replace_text(directory.path / "plan.json", json.dumps(forecast.to_json(schema=SCHEMA)) + "\n")
+
+
+def _print_start(directory: RunDirectory, resolved: ResolvedConfig, placement: Placement) -> None:
+    from foretrain.lm.shape import ModelShape
+
+    config = resolved.config
+    mode = "compiled" if placement.compiled else "eager"
+    line = say(
+        "train.start", name=resolved.name, params=ModelShape.of(config).n_params, device=placement.gpu.name,
+        dtype=placement.dtype, mode=say(f"mode.{mode}"), steps=config.max_iters, tokens=config.tokens_per_step,
+        path=str(directory.path),
+    )  # fmt: skip
+    ERR.print(Text(line, style="bold"), soft_wrap=True)
+
+
+class Printer:
+    """Progress on stderr: one live line on a terminal, lines otherwise."""
+
+    def __init__(self, quiet: bool, max_iters: int) -> None:
+        self.quiet = quiet
+        self.live = sys.stderr.isatty()
+        self.width = len(str(max_iters))
+        self.max_iters = max_iters
+        self._pending = False
+
+    def __call__(self, event: Event) -> None:
+        if self.quiet:
+            return
+        kind = getattr(event, "kind", "note")
+        if kind == "step":
+            self._step(event)  # type: ignore[arg-type]
+        elif kind == "evaluation":
+            self._line(self._evaluation(event))  # type: ignore[arg-type]
+        else:
+            self._line(Text(say(f"event.{event.id}", **event.values), style="dim"))  # type: ignore[union-attr]
+
+    def _step(self, m: StepMetrics) -> None:
+        parts = [
+            f"step {m.step + 1:>{self.width}}/{self.max_iters}",
+            f"loss {m.loss:.4f}",
+            f"{m.tokens_per_s:,.0f} tok/s",
+            f"MFU {format_percent(m.mfu)}" if m.mfu is not None else "",
+            format_bytes(m.memory_bytes) if m.memory_bytes else "",
+            f"ETA {format_duration(m.eta_s)}",
+        ]
+        line = "  ".join(part for part in parts if part)
+        if self.live:
+            sys.stderr.write("\r\x1b[2K" + line[: max(20, ERR.width - 1)])
+            sys.stderr.flush()
+            self._pending = True
+        else:
+            sys.stderr.write(line + "\n")
+
+    def _evaluation(self, m: EvaluationMetrics) -> Text:
+        text = f"step {m.step:>{self.width}}/{self.max_iters}  "
+        text += say("train.evaluation", train=m.train_loss, val=m.val_loss, took=m.evaluation_s)
+        return Text(text, style="bold" if m.best else "")
+
+    def _line(self, text: Text) -> None:
+        if self._pending:
+            sys.stderr.write("\r\x1b[2K")
+            self._pending = False
+        ERR.print(text, soft_wrap=True)
+
+    def end(self, record: RunRecord, directory: RunDirectory) -> None:
+        """The last line: how it ended, and what to do next."""
+        if self.quiet:
+            return
+        values = {
+            "path": str(directory.path), "steps": record.steps_done, "wall": record.wall_s,
+            "val": record.val_loss if record.val_loss is not None else float("nan"), "reason": record.reason,
+        }  # fmt: skip
+        if self._pending:
+            sys.stderr.write("\n")
+            self._pending = False
+        OUT.print(Text(say(f"train.{record.status}", **values)), soft_wrap=True)

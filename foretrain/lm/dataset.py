@@ -1,0 +1,126 @@
+"""What a prepared dataset is, read from its files without torch or numpy: nanoGPT's layout, and our index beside it.
+
+nanoGPT: `train.bin` and `val.bin`, raw uint16 token ids, and for small vocabularies `meta.pkl`. foretrain writes
+the same files and `meta.json`, which states what nanoGPT leaves to be guessed.
+"""
+
+import io
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+from foretrain.errors import UserError
+from foretrain.records import Record
+
+DATA_DIR = Path("data")
+BUILT_IN = "python-stdlib"
+SPLITS = ("train", "val")
+ITEM_BYTES = {"uint16": 2, "uint32": 4}
+_MAX_META_BYTES = 64 * 2**20
+
+
+class DatasetInfo(Record):
+    """A dataset on disk. `vocab_size` and `tokenizer` are None where its files do not say."""
+
+    name: str
+    path: str
+    dtype: str = "uint16"
+    train_tokens: int
+    val_tokens: int
+    vocab_size: int | None = None
+    tokenizer: str | None = None
+    fingerprint: str | None = None
+    max_id: int | None = None
+
+
+def find(name: str) -> Path | None:
+    """The folder of a dataset: a path, or a name under data/; None where there is none."""
+    for path in (Path(name), DATA_DIR / name):
+        if (path / "train.bin").is_file():
+            return path
+    return None
+
+
+def read_info(path: Path) -> DatasetInfo:
+    """The dataset in a folder. Raises UserError 'data.…' when a file is missing, empty or of an odd size."""
+    meta = _read_meta(path)
+    dtype = meta.get("dtype", "uint16")
+    if dtype not in ITEM_BYTES:
+        raise UserError("data.bad_meta", path=str(path), reason=f"dtype {dtype!r} is neither uint16 nor uint32")
+    counts = {split: _token_count(path / f"{split}.bin", ITEM_BYTES[dtype]) for split in SPLITS}
+    return DatasetInfo(
+        name=path.name,
+        path=str(path),
+        dtype=dtype,
+        train_tokens=counts["train"],
+        val_tokens=counts["val"],
+        vocab_size=meta.get("vocab_size"),
+        tokenizer=meta.get("tokenizer"),
+        fingerprint=meta.get("fingerprint"),
+        max_id=meta.get("max_id"),
+    )
+
+
+def _token_count(path: Path, item_bytes: int) -> int:
+    try:
+        size = path.stat().st_size
+    except OSError:
+        raise UserError("data.missing_file", path=str(path)) from None
+    if size == 0:
+        raise UserError("data.empty", path=str(path))
+    if size % item_bytes:
+        raise UserError("data.odd_size", path=str(path), size=size, item=item_bytes)
+    return size // item_bytes
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    """meta.json, else the parts of nanoGPT's meta.pkl that are plain data, else nothing."""
+    index = path / "meta.json"
+    if index.is_file():
+        try:
+            meta = json.loads(index.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError("data.bad_meta", path=str(index), reason=str(error)) from None
+        if not isinstance(meta, dict):
+            raise UserError("data.bad_meta", path=str(index), reason="it is not a table")
+        return meta
+    pickled = path / "meta.pkl"
+    return read_meta_pickle(pickled) if pickled.is_file() else {}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Dictionaries, lists, numbers and text only: every class or function in the stream is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def read_meta_pickle(path: Path) -> dict[str, Any]:
+    """nanoGPT's meta.pkl as plain data. Raises UserError when it holds anything that would have to be run."""
+    try:
+        if path.stat().st_size > _MAX_META_BYTES:
+            raise UserError("data.bad_meta", path=str(path), reason="it is larger than 64 MiB")
+        meta = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
+    except UserError:
+        raise
+    except Exception as error:  # a hostile stream can raise nearly anything
+        raise UserError("data.bad_meta", path=str(path), reason=str(error) or type(error).__name__) from None
+    if not isinstance(meta, dict) or not isinstance(meta.get("vocab_size"), int):
+        raise UserError("data.bad_meta", path=str(path), reason="it has no whole number under vocab_size")
+    return meta
+
+
+def check_usable(info: DatasetInfo, vocab_size: int, train_block: int, eval_block: int) -> None:
+    """Raise UserError when the dataset cannot feed this model: too few tokens, or ids that it has no rows for."""
+    for split, count, block in (
+        ("train", info.train_tokens, train_block),
+        ("train", info.train_tokens, eval_block),
+        ("val", info.val_tokens, eval_block),
+    ):
+        if count < block + 1:
+            raise UserError("data.too_short", path=info.path, split=split, tokens=count, block_size=block)
+    if info.vocab_size is not None and info.vocab_size > vocab_size:
+        raise UserError("data.vocab_too_small", path=info.path, needs=info.vocab_size, vocab_size=vocab_size)
+    if info.max_id is not None and info.max_id >= vocab_size:
+        raise UserError("data.id_beyond_vocab", path=info.path, id=info.max_id, vocab_size=vocab_size)

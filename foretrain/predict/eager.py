@@ -1,0 +1,196 @@
+"""The ledger of an eager step, backward: what is freed when, and which gradients and temporaries come to life.
+
+The order is that of the autograd engine (torch/csrc/autograd/engine.cpp): nodes run in reverse order of their
+making; a node's saved tensors die when it has run; a weight's gradient is cast and accumulated before the engine
+goes on to the layer's input. Gradients that meet are added in place.
+"""
+
+from foretrain.predict.eager_forward import EagerForward, Graph, Saved
+from foretrain.predict.timeline import Tensor
+
+
+class EagerStep(EagerForward):
+    """Forward and backward passes of a micro-batch, written into a timeline."""
+
+    # -- backward ------------------------------------------------------------------------------------------
+
+    def backward(self, graph: Graph) -> None:
+        """The whole backward pass; gradients stay alive, everything saved is freed."""
+        t = self.t
+        residual, head_grad = self.head_backward(graph)
+        for i in reversed(range(self.n_layer)):
+            saved = graph.blocks[i]
+            if self.v.checkpointing:
+                residual = self.recompute_and_backward(residual, graph.inputs[i])
+            else:
+                residual = self.block_backward(residual, saved, graph.inputs[i])
+        t.at("backward.embedding")
+        t.free(*graph.embedding)
+        position = t.alloc("temporaries", t.size(4, "T", "C"))
+        self.keep_gradient(t.alloc("gradients", t.size(4, "W", "C")))
+        t.free(position)
+        embedding = t.alloc("gradients", t.size(4, "V", "C"))
+        t.free(head_grad, residual)
+        self.keep_gradient(embedding)
+        self.has_grads = True
+
+    def keep_gradient(self, gradient: Tensor) -> None:
+        """AccumulateGrad: the first gradient of a step becomes .grad, later ones are added to it and freed."""
+        if self.has_grads:
+            self.t.free(gradient)
+
+    def vector_gradient(self, multiple_of_c: int = 1) -> None:
+        self.keep_gradient(self.t.alloc("gradients", self.t.size(4 * multiple_of_c, "C")))
+
+    def weight_gradient(self, name: str) -> Tensor:
+        """The gradient of a matrix: computed in half precision, then cast to fp32."""
+        if not self.v.half:
+            return self.t.alloc("gradients", self.weight(name, 4))
+        half = self.t.alloc("temporaries", self.weight(name, 2))
+        return half
+
+    def cast_gradient(self, name: str, gradient: Tensor) -> Tensor:
+        if not self.v.half:
+            return gradient
+        full = self.t.alloc("gradients", self.weight(name, 4))
+        self.t.free(gradient)
+        return full
+
+    def linear_backward(
+        self, name: str, incoming: Tensor, width: int, saved_input: Tensor | None, copies: dict[str, Tensor],
+        bias: int,
+    ) -> Tensor:
+        """Both products of a linear layer: the gradient of its input (width·E bytes·low) and of its weight."""
+        t = self.t
+        self.cublas("backward")
+        out = t.alloc("temporaries", self.e(width * self.low))
+        half = self.weight_gradient(name)
+        t.free(incoming, saved_input, copies.pop(name, None))
+        if self.v.bias:
+            self.vector_gradient(bias)
+        self.keep_gradient(self.cast_gradient(name, half))
+        return out
+
+    def norm_backward(self, incoming: Tensor, saved: list[Tensor], x: Tensor | None, residual: Tensor | None) -> Tensor:
+        """Cast to fp32, LayerNorm's backward, and the sum with the residual's gradient, in place."""
+        t = self.t
+        if self.v.half:
+            full = t.alloc("temporaries", self.e(4))
+            t.free(incoming)
+            incoming = full
+        grad = t.alloc("temporaries", self.e(4))
+        self.vector_gradient()
+        if self.v.bias:
+            self.vector_gradient()
+        t.free(incoming, x, *saved)
+        if residual is None:
+            return grad
+        t.free(grad)
+        return residual
+
+    def branch_gradient(self, residual: Tensor, mask: Tensor | None) -> tuple[Tensor, bool]:
+        """The residual's gradient as a branch takes it: cast to half, and through the dropout's mask."""
+        t = self.t
+        branch, owned = residual, False
+        if self.v.half:
+            branch, owned = t.alloc("temporaries", self.e(2)), True
+        if mask is not None:
+            undropped = t.alloc("temporaries", self.e(self.low))
+            t.free(mask, branch if owned else None)
+            branch, owned = undropped, True
+        return branch, owned
+
+    def block_backward(self, residual: Tensor, s: Saved, x: Tensor) -> Tensor:
+        """One block; `residual` is the gradient of its output and becomes the gradient of its input."""
+        branch, owned = self.branch_gradient(residual, s.mlp_mask)
+        return self.block_backward_from(residual, branch, owned, s, x)
+
+    def block_backward_from(self, residual: Tensor, branch: Tensor, owned: bool, s: Saved, x: Tensor) -> Tensor:
+        t, low = self.t, self.low
+        t.at("backward.mlp")
+        grad = self.linear_backward("out", branch if owned else None, 4, s.gelu, s.copies, 1)
+        gelu = t.alloc("temporaries", self.e(4 * low))
+        t.free(grad, s.fc)
+        cast_2 = s.norm_2.pop()
+        grad = self.linear_backward("fc", gelu, 1, cast_2, s.copies, 4)
+        residual = self.norm_backward(grad, s.norm_2, s.middle, residual)
+
+        t.at("backward.attention")
+        branch, owned = self.branch_gradient(residual, s.attention_mask)
+        grad = self.linear_backward("proj", branch if owned else None, 1, None, s.copies, 1)
+        heads = self.attention_backward(grad, s.attention)
+        joined = t.alloc("temporaries", self.e(3 * low))
+        t.free(*heads)
+        cast_1 = s.norm_1.pop()
+        grad = self.linear_backward("attn", joined, 1, cast_1, s.copies, 3)
+        return self.norm_backward(grad, s.norm_1, x, residual)
+
+    def attention_backward(self, grad: Tensor, saved: list[Tensor]) -> list[Tensor]:
+        """dq, dk and dv; FlashAttention-2 also takes fp32 sums inside (Dao-AILab flash_api.cpp, mha_bwd)."""
+        t = self.t
+        if self.writes_scores:
+            return self.plain_attention_backward(grad, saved)
+        heads = [t.alloc("temporaries", self.e(self.low)) for _ in range(3)]
+        if self.v.cuda and self.v.half:
+            t.free(t.alloc("workspace", t.size(1, "flash")))
+        t.free(grad, *saved)
+        return heads
+
+    def plain_attention_backward(self, grad: Tensor, saved: list[Tensor]) -> list[Tensor]:
+        """The scores' gradient through dropout and softmax, then the products for q, k and v."""
+        t = self.t
+        out, q, k, v, softmax, noise, dropped = saved
+        t.free(out)
+        d_dropped, dv = t.alloc("temporaries", self.scores()), t.alloc("temporaries", self.e(self.low))
+        t.free(grad, dropped, v)
+        d_softmax = t.alloc("temporaries", self.scores())
+        t.free(d_dropped, noise)
+        d_scores = t.alloc("temporaries", self.scores())
+        t.free(d_softmax, softmax)
+        heads = [dv, *(t.alloc("temporaries", self.e(self.low)) for _ in range(2))]
+        t.free(d_scores, q, k)
+        return heads
+
+    def recompute_and_backward(self, residual: Tensor, x: Tensor) -> Tensor:
+        """A checkpointed block: its forward pass again, up to the last tensor that backward needs."""
+        t = self.t
+        branch, owned = self.branch_gradient(residual, None)
+        out, saved = self.block_forward(True)
+        t.free(out)  # torch.utils.checkpoint stops early, before this product
+        return self.block_backward_from(residual, branch, owned, saved, x)
+
+    def head_backward(self, graph: Graph) -> tuple[Tensor, Tensor]:
+        """Loss and head; returns the residual's gradient and the head's weight gradient, which waits for wte's."""
+        t, low = self.t, self.low
+        t.at("backward.loss")
+        dlogits = self.loss_backward(graph.loss)
+        t.at("backward.head")
+        self.cublas("backward")
+        out = t.alloc("temporaries", self.e(low))
+        half = self.weight_gradient("head")
+        cast = graph.final.pop()
+        t.free(dlogits, cast, *graph.head_copy)
+        head_grad = self.cast_gradient("head", half)
+        return self.norm_backward(out, graph.final, graph.inputs[-1], None), head_grad
+
+    def loss_backward(self, saved: list[Tensor]) -> Tensor:
+        """The gradient of the logits; the peak of most steps is here, inside nll_loss's backward."""
+        t = self.t
+        grad = t.alloc("logits", self.nv(4))
+        if not self.v.half:
+            dlogits = t.alloc("logits", self.nv(4))
+            t.free(grad, *saved)
+            return dlogits
+        if self.v.cuda:
+            log_probs, full = saved
+            t.free(full)
+            half = t.alloc("logits", self.nv(2))
+            t.free(grad)
+            dlogits = t.alloc("logits", self.nv(2))
+            t.free(half, log_probs)
+            return dlogits
+        full = t.alloc("logits", self.nv(4))
+        t.free(grad, *saved)
+        dlogits = t.alloc("logits", self.nv(2))
+        t.free(full)
+        return dlogits

@@ -1,0 +1,275 @@
+"""The ledger of an eager step, forward: the lifetime of every tensor, in the order in which PyTorch makes them.
+
+Byte counts follow from the autograd formulas of PyTorch (tools/autograd/derivatives.yaml) and the cast lists of
+autocast (aten/src/ATen/autocast_mode.h); `eager.py` has the backward pass.
+Under autocast the residual stream, the LayerNorms and the loss are fp32 (4 B an element), matrix products and
+what they save are half precision (2 B), and each matrix weight has a half-precision copy until its backward pass.
+
+Known limits: temporaries inside cub, cuBLASLt and oneDNN, split-KV attention and reduction buffers are not
+counted; attention is assumed to take the flash kernel in half precision, the memory-efficient one in fp32.
+"""
+
+from dataclasses import dataclass, field
+
+from foretrain.predict.timeline import Size, Tensor, Timeline
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What differs between the ways a step is written and run."""
+
+    half: bool  # autocast to float16 or bfloat16
+    cuda: bool
+    keeps_logits: bool  # nanoGPT returns the logits and keeps the Python name until the next forward pass
+    checkpointing: bool
+    dropout: bool
+    bias: bool
+
+
+@dataclass
+class Saved:
+    """What one block keeps from its forward pass for its backward pass; None or [] where there is no such tensor."""
+
+    norm_1: list[Tensor] = field(default_factory=list)
+    attention: list[Tensor] = field(default_factory=list)
+    attention_mask: Tensor | None = None
+    norm_2: list[Tensor] = field(default_factory=list)
+    middle: Tensor | None = None
+    fc: Tensor | None = None
+    gelu: Tensor | None = None
+    mlp_mask: Tensor | None = None
+    copies: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Graph:
+    """What a forward pass leaves behind for backward, and the logits where they are kept."""
+
+    embedding: list[Tensor] = field(default_factory=list)
+    blocks: list[Saved] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
+    final: list[Tensor] = field(default_factory=list)
+    head_copy: list[Tensor] = field(default_factory=list)
+    loss: list[Tensor] = field(default_factory=list)
+    logits: Tensor | None = None
+
+
+class EagerForward:
+    """Writes the forward, backward, optimizer and evaluation passes into a timeline.
+
+    Symbols of the timeline: B, T, C, H, V, L; W = block_size (the rows of wpe); h(L) parameters outside matrices.
+    """
+
+    def __init__(self, timeline: Timeline, variant: Variant, n_layer: int) -> None:
+        self.t = timeline
+        self.v = variant
+        self.n_layer = n_layer
+        self.low = 2 if variant.half else 4  # bytes of an element in a matrix product
+        self.has_grads = False  # from the second micro-batch of a step on, gradients are added in place
+        self.workspaces: set[str] = set()
+
+    # -- sizes ---------------------------------------------------------------------------------------------
+
+    def e(self, coefficient: int) -> Size:
+        """`coefficient` bytes for each element of a B x T x C tensor."""
+        return self.t.size(coefficient, "B", "T", "C")
+
+    def nv(self, coefficient: int) -> Size:
+        """`coefficient` bytes for each logit."""
+        return self.t.size(coefficient, "B", "T", "V")
+
+    def weight(self, name: str, bytes_per_element: int) -> Size:
+        if name == "head":
+            return self.t.size(bytes_per_element, "V", "C")
+        return self.t.size({"attn": 3, "proj": 1, "fc": 4, "out": 4}[name] * bytes_per_element, "C", "C")
+
+    def loss_forward(self) -> list[Tensor]:
+        """What cross-entropy saves: log-probabilities.
+
+        On CUDA log_softmax keeps the dtype of the logits and nll_loss takes an fp32 copy (aten LossNLL.cpp); on a
+        CPU autocast casts the logits to fp32 first.
+        """
+        t = self.t
+        if not self.v.half:
+            return [t.alloc("logits", self.nv(4))]
+        if self.v.cuda:
+            return [t.alloc("logits", self.nv(2)), t.alloc("logits", self.nv(4))]
+        cast = t.alloc("logits", self.nv(4))
+        log_probs = t.alloc("logits", self.nv(4))
+        t.free(cast)
+        return [log_probs]
+
+    # -- forward -------------------------------------------------------------------------------------------
+
+    def copy_weight(self, name: str, saved: Saved) -> None:
+        """The half-precision copy that autocast makes of a matrix weight and that backward needs."""
+        if self.v.half:
+            saved.copies[name] = self.t.alloc("weight_copies", self.weight(name, 2))
+
+    def cublas(self, thread: str) -> None:
+        """cuBLAS keeps one workspace per handle: one for the main thread, one for autograd's."""
+        if self.v.cuda and thread not in self.workspaces:
+            self.workspaces.add(thread)
+            self.t.alloc("workspace", self.t.size(1, "cuBLAS"))
+
+    def normed(self, saving: bool) -> tuple[Tensor, list[Tensor]]:
+        """LayerNorm: the output in fp32 and, where they are saved, mean and 1/std."""
+        out = self.t.alloc("activations.norm", self.e(4))
+        stats = [self.t.alloc("activations.norm", self.t.size(4, "B", "T")) for _ in range(2)]
+        if saving:
+            return out, stats
+        self.t.free(*stats)
+        return out, []
+
+    def drop_out(self, x: Tensor, saving: bool) -> tuple[Tensor, Tensor | None]:
+        """Dropout: a new tensor and a mask of 1 B; on a CPU the noise has the tensor's own dtype."""
+        if not (self.v.dropout and saving):
+            return x, None
+        out = self.t.alloc(x.component, x.size)
+        mask = self.t.alloc("activations.dropout", self.e(1) if self.v.cuda else x.size)
+        self.t.free(x)
+        return out, mask
+
+    def block_forward(self, saving: bool) -> tuple[Tensor, Saved]:
+        """One block; its caller holds the input. Returns the output and what was saved (nothing in evaluation)."""
+        t, s = self.t, Saved()
+        t.at("forward.attention")
+        ln_1, s.norm_1 = self.normed(saving)
+        cast = t.alloc("activations.norm", self.e(2)) if self.v.half else None
+        self.copy_weight("attn", s)
+        self.cublas("forward")
+        qkv = t.alloc("activations.attention", self.e(3 * self.low))
+        if not saving:
+            t.free(cast)
+        s.attention = self.attention_forward(saving)
+        self.copy_weight("proj", s)
+        out, s.attention_mask = self.drop_out(t.alloc("temporaries", self.e(self.low)), saving)
+        if saving:
+            s.norm_1.append(cast or ln_1)
+            if self.writes_scores:
+                t.free(qkv)
+            else:
+                s.attention.append(qkv)
+        else:
+            t.free(qkv, *s.attention)
+        if cast or not saving:
+            t.free(ln_1)
+        s.middle = t.alloc("activations.residual", self.e(4))
+        t.free(out)
+
+        t.at("forward.mlp")
+        ln_2, s.norm_2 = self.normed(saving)
+        cast = t.alloc("activations.norm", self.e(2)) if self.v.half else None
+        self.copy_weight("fc", s)
+        s.fc = t.alloc("activations.mlp", self.e(4 * self.low))
+        if not saving:
+            t.free(cast)
+        s.gelu = t.alloc("activations.mlp", self.e(4 * self.low))
+        if not saving:
+            t.free(s.fc)
+        self.copy_weight("out", s)
+        out, s.mlp_mask = self.drop_out(t.alloc("temporaries", self.e(self.low)), saving)
+        if saving:
+            s.norm_2.append(cast or ln_2)
+        else:
+            t.free(s.gelu)
+        if cast or not saving:
+            t.free(ln_2)
+        x = t.alloc("activations.residual", self.e(4))
+        t.free(out)
+        if not saving:
+            t.free(s.middle)
+        return x, s
+
+    @property
+    def writes_scores(self) -> bool:
+        """On a CPU attention with dropout takes the plain path, which writes the B x H x T x T scores out."""
+        return self.v.dropout and not self.v.cuda
+
+    def scores(self) -> Size:
+        return self.t.size(self.low, "B", "H", "T", "T")
+
+    def attention_forward(self, saving: bool) -> list[Tensor]:
+        """Flash attention: its output, and the log-sum-exp that backward needs."""
+        t = self.t
+        if saving and self.writes_scores:
+            return self.plain_attention_forward()
+        out = t.alloc("activations.attention", self.e(self.low))
+        lse = t.alloc("activations.attention", t.size(4, "B", "H", "T"))
+        if saving:
+            return [out, lse]
+        t.free(lse)
+        return [out]
+
+    def plain_attention_forward(self) -> list[Tensor]:
+        """Output, contiguous q, k, v, then softmax, dropout's noise and their product, all saved."""
+        t = self.t
+        qkv = [t.alloc("activations.attention", self.e(self.low)) for _ in range(3)]
+        products = [t.alloc("temporaries", self.scores()) for _ in range(2)]
+        saved = [t.alloc("activations.attention", self.scores())]
+        t.free(*products)
+        saved += [t.alloc("activations.attention", self.scores()) for _ in range(2)]
+        return [t.alloc("activations.attention", self.e(self.low)), *qkv, *saved]
+
+    def embed(self, saving: bool) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """(the first block's input, names that live until forward returns, what embedding and dropout save)."""
+        t = self.t
+        t.at("forward.embedding")
+        token = t.alloc("temporaries", self.e(4))
+        position = t.alloc("temporaries", t.size(4, "T", "C"))
+        x, mask = self.drop_out(t.alloc("activations.residual", self.e(4)), saving)
+        if self.v.keeps_logits:  # nanoGPT's forward names them tok_emb and pos_emb
+            return x, [token, position], [mask] if mask else []
+        t.free(token, position)
+        return x, [], [mask] if mask else []
+
+    def forward(self, saving: bool) -> Graph:
+        """One micro-batch through the model and the loss; `saving`: with a graph for backward."""
+        t = self.t
+        graph = Graph()
+        x, names, graph.embedding = self.embed(saving)
+        for _ in range(self.n_layer):
+            out, saved = self.block_forward(saving and not self.v.checkpointing)
+            graph.blocks.append(saved)
+            graph.inputs.append(x)
+            if not saving:
+                t.free(x)
+            x = out
+        graph.inputs.append(x)
+        self.head_forward(graph, saving)
+        t.free(*names)
+        if not saving or self.v.checkpointing:  # autocast's cache is emptied when the context ends
+            for saved in graph.blocks:
+                t.free(*saved.copies.values())
+                saved.copies.clear()
+        if not saving:
+            t.free(*graph.head_copy)
+        return graph
+
+    def head_forward(self, graph: Graph, saving: bool) -> None:
+        """Last LayerNorm, head and cross-entropy."""
+        t = self.t
+        t.at("forward.loss")
+        x = graph.inputs[-1]
+        ln_f, stats = self.normed(saving)
+        if not saving:
+            t.free(x)
+        cast = t.alloc("activations.norm", self.e(2)) if self.v.half else None
+        if self.v.half:
+            graph.head_copy = [t.alloc("weight_copies", self.weight("head", 2))]
+        graph.logits = t.alloc("logits", self.nv(self.low))
+        if not saving:
+            t.free(cast)
+        dies = cast is not None or not saving
+        if dies and not self.v.keeps_logits:
+            t.free(ln_f)
+        graph.loss = self.loss_forward()
+        if not saving:
+            t.free(*graph.loss)
+            graph.loss = []
+        graph.final = [*stats, cast or ln_f] if saving else []
+        if dies and self.v.keeps_logits:  # nanoGPT's forward has it under the name x until it returns
+            t.free(ln_f)
+        if not self.v.keeps_logits:
+            t.free(graph.logits)
+            graph.logits = None

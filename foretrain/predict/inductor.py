@@ -1,0 +1,210 @@
+"""The ledger of a compiled training step (torch.compile with Inductor, default mode).
+
+The saved set is that of the min-cut partitioner: per block it is as large as in eager mode (36 B per element of
+B x T x C in half precision), but a LayerNorm saves its normalised fp32 output instead of its input. The loss is
+fused: no fp32 copies of the logits. Where the model returns only the loss, the gradient of the logits is written
+over the logits; nanoGPT returns them, so autograd also makes a zero tangent of their size. All gradients of a
+micro-batch live until its backward graph ends, and only then are they added to `.grad`.
+
+Where the numbers come from: Inductor's own wrapper code, executed on fake tensors for an RTX 4070 with torch 2.13
+(the way is described in docs/memory.md). Known limits: which short-lived buffers Inductor reuses is approximated;
+`pad_mm` (vocabularies that are no multiple of 8), max-autotune and CUDA graphs are not modelled.
+"""
+
+from dataclasses import dataclass, field
+
+from foretrain.predict.eager_forward import Variant
+from foretrain.predict.timeline import Size, Tensor, Timeline
+
+
+@dataclass
+class CompiledGraph:
+    """What the forward graph saved: per block in order, the head's share, and the logits if they are kept."""
+
+    blocks: list[list[Tensor]] = field(default_factory=list)
+    head: list[Tensor] = field(default_factory=list)
+    head_copy: list[Tensor] = field(default_factory=list)
+    logits: Tensor | None = None
+
+
+class CompiledStep:
+    """Writes compiled forward, backward and evaluation graphs into a timeline. Symbols as in `EagerStep`."""
+
+    def __init__(self, timeline: Timeline, variant: Variant, n_layer: int) -> None:
+        self.t = timeline
+        self.v = variant
+        self.n_layer = n_layer
+        self.low = 2 if variant.half else 4
+        self.has_grads = False
+        self.workspaces: set[str] = set()
+
+    def e(self, coefficient: int) -> Size:
+        return self.t.size(coefficient, "B", "T", "C")
+
+    def nv(self, coefficient: int) -> Size:
+        return self.t.size(coefficient, "B", "T", "V")
+
+    def cc(self, coefficient: int) -> Size:
+        return self.t.size(coefficient, "C", "C")
+
+    def cublas(self, thread: str) -> None:
+        if self.v.cuda and thread not in self.workspaces:
+            self.workspaces.add(thread)
+            self.t.alloc("workspace", self.t.size(1, "cuBLAS"))
+
+    # -- forward -------------------------------------------------------------------------------------------
+
+    def block_saved(self) -> list[Tensor]:
+        """What one block keeps for backward, in the order in which it is made."""
+        t, low = self.t, self.low
+        saved = [*self.norm_saved(), *self.copies((6,))]
+        saved.append(t.alloc("activations.attention", self.e(3 * low)))
+        self.cublas("forward")
+        saved.append(t.alloc("activations.attention", self.e(low)))
+        saved.append(t.alloc("activations.attention", t.size(4, "B", "H", "T")))
+        saved += [*self.copies((2,)), *self.mask(), *self.norm_saved(), *self.copies((8, 8))]
+        saved += [t.alloc("activations.mlp", self.e(4 * low)) for _ in range(2)]
+        return saved + self.mask()
+
+    def norm_saved(self) -> list[Tensor]:
+        """LayerNorm: the normalised fp32 output, 1/std, and the linear layer's input."""
+        t = self.t
+        return [
+            t.alloc("activations.norm", self.e(4)),
+            t.alloc("activations.norm", t.size(4, "B", "T")),
+            t.alloc("activations.norm", self.e(self.low)),
+        ]
+
+    def copies(self, coefficients: tuple[int, ...]) -> list[Tensor]:
+        return [self.t.alloc("weight_copies", self.cc(c)) for c in coefficients] if self.v.half else []
+
+    def mask(self) -> list[Tensor]:
+        return [self.t.alloc("activations.dropout", self.e(1))] if self.v.dropout else []
+
+    def forward(self, saving: bool) -> CompiledGraph:
+        """One micro-batch through the forward graph."""
+        if not saving:
+            return self.evaluation()
+        t = self.t
+        graph = CompiledGraph()
+        t.at("forward.embedding")
+        graph.head.append(t.alloc("activations.residual", t.size(4, "T", "C")))
+        graph.head += self.mask()
+        t.at("forward.blocks")
+        # Branch outputs that wait to be added to the residual stream.
+        passing = [] if self.v.checkpointing else [t.alloc("temporaries", self.e(3 * self.low))]
+        if not self.v.half:
+            graph.head.append(t.alloc("activations.residual", self.e(4)))
+        for _ in range(self.n_layer):
+            if self.v.checkpointing:
+                graph.blocks.append([t.alloc("activations.residual", self.e(4))])
+                t.free(*self.block_buffers())
+            else:
+                graph.blocks.append(self.block_saved())
+        t.free(*passing)
+        t.at("forward.loss")
+        graph.head += self.norm_saved()
+        if self.v.half:
+            graph.head_copy.append(t.alloc("weight_copies", t.size(2, "V", "C")))
+        graph.logits = t.alloc("logits", self.nv(self.low))
+        return graph
+
+    def evaluation(self) -> CompiledGraph:
+        """The evaluation graph: one set of buffers for all blocks, then the logits; nothing is saved."""
+        t, low = self.t, self.low
+        t.at("forward.blocks")
+        residual = t.alloc("temporaries", self.e(4))
+        t.free(*self.block_buffers(), residual)
+        t.at("forward.loss")
+        out = t.alloc("temporaries", self.e(low))
+        copy = [t.alloc("weight_copies", t.size(2, "V", "C"))] if self.v.half else []
+        logits = t.alloc("logits", self.nv(low))
+        t.free(out, *copy)
+        if self.v.keeps_logits:
+            return CompiledGraph(logits=logits)
+        t.free(logits)
+        return CompiledGraph()
+
+    def block_buffers(self) -> list[Tensor]:
+        """The buffers that blocks share when nothing is saved; from three blocks on, the MLP's stays mapped."""
+        low = self.low
+        copies = self.copies((8,))
+        self.cublas("forward")
+        coefficients = (low, low, 3 * low, low) if self.n_layer > 2 else (low, low)
+        mlp = [self.t.alloc("temporaries", self.e(c)) for c in (*coefficients, 4 * low)]
+        return mlp + copies
+
+    # -- backward ------------------------------------------------------------------------------------------
+
+    def backward(self, graph: CompiledGraph) -> None:
+        """The backward graph; the gradients of the micro-batch are its outputs."""
+        t, low = self.t, self.low
+        t.at("backward.loss")
+        tangent, dlogits = None, None
+        if self.v.keeps_logits:
+            tangent = t.alloc("logits", self.nv(low))
+            dlogits = t.alloc("logits", self.nv(low))
+        t.at("backward.head")
+        self.cublas("backward")
+        position, *head_saved = graph.head
+        cast = head_saved.pop()
+        t.free(tangent)
+        head_grad, late = None, None
+        if self.v.half:
+            head_grad = t.alloc("temporaries", t.size(2, "V", "C"))
+        else:  # Inductor's memory-aware order leaves this product to the end and keeps the logits' gradient
+            late = dlogits or graph.logits
+        t.free(cast)
+        out = t.alloc("temporaries", self.e(low))
+        t.free(*graph.head_copy)
+        if late is None:
+            t.free(dlogits or graph.logits)
+        residual = [t.alloc("temporaries", self.e(4))]
+        if self.v.half:
+            residual.append(t.alloc("temporaries", self.e(2)))
+        t.free(out, *head_saved)
+        new = [t.alloc("gradients", t.size(4, "C"))]
+        for saved in reversed(graph.blocks):
+            new += self.block_backward(saved)
+        t.at("backward.embedding")
+        t.free(position)
+        new.append(t.alloc("gradients", t.size(4, "W", "C")))
+        if late is not None:
+            head_grad = t.alloc("temporaries", t.size(4, "V", "C"))
+            t.free(late)
+        embedding = t.alloc("temporaries", t.size(4, "V", "C"))
+        new.append(t.alloc("gradients", t.size(4, "V", "C")))
+        t.free(head_grad, embedding, *residual)
+        if self.has_grads:
+            t.free(*new)
+        self.has_grads = True
+
+    def block_backward(self, saved: list[Tensor]) -> list[Tensor]:
+        """One block: frees what it saved, returns its gradients (fp32)."""
+        t, low = self.t, self.low
+        if self.v.checkpointing:
+            t.at("backward.recompute")
+            pending = [t.alloc("temporaries", self.e(5 * low))]  # products that Inductor puts off
+            inputs, saved = [*saved, *pending], self.block_saved()
+        else:
+            inputs = []
+        t.at("backward.blocks")
+        attention = 4 if self.v.half else 2
+        late, early = saved[: len(saved) // 2], saved[len(saved) // 2 :]
+        new = [self.matrix_gradient(16)]
+        t.free(*early[-2:])
+        new.append(self.matrix_gradient(16))
+        t.free(*early[:-2])
+        new.append(self.matrix_gradient(4))
+        heads = [t.alloc("temporaries", self.e(low)) for _ in range(3)]
+        t.free(t.alloc("workspace", self.e(attention)))
+        t.free(*heads)
+        new.append(self.matrix_gradient(12))
+        t.free(*late, *inputs)
+        biases = (4, 4, 12, 4, 16, 4) if self.v.bias else ()
+        return new + [t.alloc("gradients", t.size(c, "C")) for c in (4, 4, *biases)]
+
+    def matrix_gradient(self, coefficient: int) -> Tensor:
+        half = self.t.alloc("temporaries", self.cc(coefficient // 2)) if self.v.half else None
+        self.t.free(half)
+        return self.t.alloc("gradients", self.cc(coefficient))

@@ -1,0 +1,261 @@
+"""The ledger: how much memory a run takes in each phase, by component, each with its formula. No torch.
+
+Two ways to write the step are predicted: nanoGPT's own (logits returned and kept) and foretrain's (only the loss),
+each eager or compiled. Against traces on fake CUDA tensors and against PyTorch's real CPU allocator the allocated
+peak is exact to about 0.1 % (eager) and 2 % (compiled); docs/memory.md has the tables.
+
+Known limits: reserved memory is a range taken from allocator replays, not a replay of this run; the CUDA context is
+a prior until it is measured on the card; see also the limits named in `eager_forward.py` and `inductor.py`.
+"""
+
+from typing import Literal
+
+from foretrain.config import RunConfig
+from foretrain.hardware import Dtype, Gpu
+from foretrain.lm.shape import ModelShape
+from foretrain.predict.eager import EagerStep
+from foretrain.predict.eager_forward import Graph, Variant
+from foretrain.predict.inductor import CompiledGraph, CompiledStep
+from foretrain.predict.timeline import Peak, Tensor, Timeline
+from foretrain.records import Record
+from foretrain.units import MIB
+
+StepName = Literal["foretrain", "nanogpt"]
+Verdict = Literal["fits", "tight", "does_not_fit"]
+
+CUDA_GRANULE = 512  # c10/core/AllocatorConfig.h, kMinBlockSize
+# Reserved over allocated: replays of 11 nanoGPT configs gave 1.02 to 1.33, a logged RTX 4070 run 1.18.
+RESERVED_LOW, RESERVED_EXPECTED, RESERVED_HIGH = 1.02, 1.15, 1.33
+# CUDA context and loaded kernels: 0.13 GiB (RTX A2000) to 0.62 GiB (RTX 5090) reported, about 0.25 on an RTX 4070.
+CONTEXT_LOW_BYTES, CONTEXT_EXPECTED_BYTES, CONTEXT_HIGH_BYTES = 133 * MIB, 300 * MIB, 700 * MIB
+# On a CPU the same line is the interpreter with torch loaded, and glibc keeps less slack than CUDA's allocator.
+CPU_BASE_LOW_BYTES, CPU_BASE_EXPECTED_BYTES, CPU_BASE_HIGH_BYTES = 150 * MIB, 300 * MIB, 600 * MIB
+CPU_SLACK_EXPECTED, CPU_SLACK_HIGH = 1.05, 1.25
+
+SAVED_COMPONENTS = ("activations", "logits", "weight_copies", "batch")
+PHASES = ("evaluate_first", "first_step", "steady_step", "evaluate_later", "resume")
+
+
+class Component(Record):
+    """One row of the ledger: what holds the bytes at the phase's peak, and the formula they follow from."""
+
+    id: str
+    size_bytes: int
+    formula: str
+
+
+class PhaseMemory(Record):
+    """The highest moment of a phase. `needed` is what nvidia-smi shows for the process: reserved + context."""
+
+    phase: str
+    moment: str
+    allocated_bytes: int
+    needed_low_bytes: int
+    needed_expected_bytes: int
+    needed_high_bytes: int
+    components: tuple[Component, ...]
+    verdict: Verdict | None = None
+
+
+class StepMemory(Record):
+    """The phases of one way to run the step. `source` is the figure's voice."""
+
+    step: StepName
+    compiled: bool
+    phases: tuple[PhaseMemory, ...]
+    saved_bytes: int  # what autograd keeps of one micro-batch between its forward and its backward pass
+    source: str = "predicted (ledger)"
+
+    @property
+    def worst(self) -> PhaseMemory:
+        return max(self.phases, key=lambda phase: phase.allocated_bytes)
+
+    def phase(self, name: str) -> PhaseMemory:
+        return next(phase for phase in self.phases if phase.phase == name)
+
+
+def cublas_workspace_bytes(gpu: Gpu) -> int:
+    """aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on compute capability 9.x and later, else 8.125 MiB."""
+    return 32 * MIB if gpu.capability[0] >= 9 else 4096 * 1024 * 2 + 16 * 1024 * 8
+
+
+def flash_backward_bytes(shape: ModelShape, batch: int, block: int) -> int:
+    """fp32 sums inside FlashAttention-2's backward: softmax_d and dq_accum, padded (Dao-AILab flash_api.cpp)."""
+    rows = -(-block // 128) * 128
+    multiple = 32 if shape.head_dim <= 128 else 64
+    columns = -(-shape.head_dim // multiple) * multiple
+    return batch * shape.n_head * rows * 4 * (1 + columns)
+
+
+def _symbols(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str, int]:
+    shape = ModelShape.of(config)
+    flash = gpu.capability >= (8, 0)
+    return {
+        "B": batch, "T": block, "C": shape.n_embd, "H": shape.n_head, "L": shape.n_layer, "V": shape.vocab_size,
+        "W": shape.block_size, "P": shape.n_params,
+        "cuBLAS": cublas_workspace_bytes(gpu) if gpu.kind == "cuda" else 0,
+        "flash": flash_backward_bytes(shape, batch, block) if flash else 0,
+    }  # fmt: skip
+
+
+class _Run:
+    """One simulated run: the phases in their real order, with what stays alive between them."""
+
+    def __init__(self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool) -> None:
+        self.config = config
+        self.keeps = step == "nanogpt"
+        # nanoGPT has no evaluation sizes of its own and no checkpointing.
+        own = config if not self.keeps else config.model_copy(
+            update={"eval_batch_size": 0, "eval_block_size": 0, "activation_checkpointing": False}
+        )  # fmt: skip
+        self.own = own
+        self.symbols = _symbols(config, gpu, config.batch_size, config.block_size)
+        self.eval_symbols = _symbols(config, gpu, own.eval_batch, own.eval_block)
+        cuda = gpu.kind != "cpu"
+        self.t = Timeline(dict(self.symbols), CUDA_GRANULE if cuda else 1)
+        # nanoGPT's context is null on a CPU, whatever --dtype says (train.py).
+        half = dtype != "float32" and not (self.keeps and not cuda)
+        variant = Variant(
+            half=half, cuda=cuda, keeps_logits=self.keeps, checkpointing=own.activation_checkpointing,
+            dropout=config.dropout > 0, bias=config.bias,
+        )  # fmt: skip
+        self.step = (CompiledStep if compiled else EagerStep)(self.t, variant, config.n_layer)
+        self.logits: Tensor | None = None
+        self.batch: list[Tensor] = []
+        self.saved_bytes = 0
+
+    def new_batch(self) -> list[Tensor]:
+        """Token ids and targets, int64."""
+        return [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(2)]
+
+    def evaluate(self, phase: str) -> None:
+        """Two iterations, as the second still holds the first one's logits where they are kept."""
+        self.t.use(self.eval_symbols)
+        self.t.phase(phase)
+        last: Tensor | None = None
+        for _ in range(min(2, self.config.eval_iters)):
+            batch = self.new_batch()
+            graph = self.step.forward(False)
+            self.t.free(last, *batch)
+            last = graph.logits
+        self.t.free(last)
+        self.t.use(self.symbols)
+
+    def train(self, phase: str) -> None:
+        """One optimizer step; from the second micro-batch on the peak repeats."""
+        self.t.phase(phase)
+        step: EagerStep | CompiledStep = self.step
+        for _ in range(min(2, self.config.gradient_accumulation_steps)):
+            fresh = [] if self.keeps else self.new_batch()
+            graph: Graph | CompiledGraph = step.forward(True)
+            self.saved_bytes = sum(
+                tensor.size.nbytes * count
+                for tensor, count in self.t.alive.items()
+                if tensor.component.startswith(SAVED_COMPONENTS)
+            )
+            self.t.free(self.logits)
+            self.logits = graph.logits if self.keeps else None
+            following = self.new_batch() if self.keeps else []  # nanoGPT fetches the next batch before backward
+            step.backward(graph)  # type: ignore[arg-type]
+            self.t.free(*self.batch, *fresh)
+            self.batch = following
+        self.t.at("optimizer")
+        if phase == "first_step":
+            self.t.alloc("optimizer", self.t.size(8, "P"))
+        self.t.free_component("gradients")
+        step.has_grads = False
+
+    def peaks(self) -> dict[str, Peak]:
+        self.t.at("build")
+        self.t.phase("build")
+        self.t.alloc("weights", self.t.size(4, "P"))
+        if self.keeps:
+            self.batch = self.new_batch()
+        self.evaluate("evaluate_first")
+        self.train("first_step")
+        self.train("steady_step")
+        self.evaluate("evaluate_later")
+        return self.t.peaks
+
+
+def _resume_peak(run: _Run) -> Peak:
+    """nanoGPT loads its checkpoint onto the device beside the fresh model; foretrain copies tensor by tensor."""
+    t = Timeline(run.symbols, run.t.granule)
+    t.phase("resume")
+    t.at("resume")
+    t.alloc("weights", t.size(4, "P"))
+    t.alloc("optimizer", t.size(8, "P"))
+    if run.keeps:
+        t.alloc("checkpoint", t.size(4, "P"))
+    return t.peaks["resume"]
+
+
+def _formula(tensor: Tensor, count: int) -> str:
+    coefficient, *factors = tensor.size.formula.split("·")
+    text = tensor.size.formula if coefficient != "1" else "·".join(factors)
+    return text if count == 1 else f"{count} × {text}"
+
+
+def components(peak: Peak, n_params: int) -> tuple[Component, ...]:
+    """The rows of a peak, largest first; the formula lists every kind of tensor that is alive."""
+    rows: dict[str, list[tuple[Tensor, int]]] = {}
+    for tensor, count in peak.alive.items():
+        rows.setdefault(tensor.component, []).append((tensor, count))
+    found = []
+    for id, tensors in rows.items():
+        tensors.sort(key=lambda pair: -pair[0].size.nbytes * pair[1])
+        formula = " + ".join(_formula(*pair) for pair in tensors[:5])
+        if len(tensors) > 5:
+            formula += " + …"
+        size = sum(tensor.size.nbytes * count for tensor, count in tensors)
+        if id == "gradients" and abs(size / (4 * n_params) - 1) < 0.001:  # all of them, but for rounding
+            formula = "4·P"
+        if size:
+            found.append(Component(id=id, size_bytes=size, formula=formula))
+    return tuple(sorted(found, key=lambda row: -row.size_bytes))
+
+
+def _needed(allocated: int, cpu: bool) -> tuple[int, int, int]:
+    if cpu:
+        base = (CPU_BASE_LOW_BYTES, CPU_BASE_EXPECTED_BYTES, CPU_BASE_HIGH_BYTES)
+        slack = (1.0, CPU_SLACK_EXPECTED, CPU_SLACK_HIGH)
+    else:
+        base = (CONTEXT_LOW_BYTES, CONTEXT_EXPECTED_BYTES, CONTEXT_HIGH_BYTES)
+        slack = (RESERVED_LOW, RESERVED_EXPECTED, RESERVED_HIGH)
+    low, expected, high = (round(allocated * s) + b for s, b in zip(slack, base, strict=True))
+    return low, expected, high
+
+
+def judge(phase: PhaseMemory, available_bytes: int | None) -> Verdict | None:
+    """fits: the expected need and 200 MiB of it to spare; does_not_fit: not even the low end does; else tight."""
+    if available_bytes is None:
+        return None
+    if phase.needed_low_bytes > available_bytes:
+        return "does_not_fit"
+    return "fits" if phase.needed_expected_bytes + 200 * MIB <= available_bytes else "tight"
+
+
+def predict(
+    config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool, available_bytes: int | None
+) -> StepMemory:
+    """The ledger of a run on a device. `available_bytes`: what the process may take there, context included."""
+    run = _Run(config, gpu, dtype, step, compiled)
+    peaks = {**run.peaks(), "resume": _resume_peak(run)}
+    names = [name for name in PHASES if not (config.eval_only and name != "evaluate_first")]
+    phases = []
+    for name in names:
+        peak = peaks[name]
+        low, expected, high = _needed(peak.nbytes, gpu.kind == "cpu")
+        phase = PhaseMemory(
+            phase=name, moment=peak.moment, allocated_bytes=peak.nbytes, needed_low_bytes=low,
+            needed_expected_bytes=expected, needed_high_bytes=high, components=components(peak, run.symbols["P"]),
+        )  # fmt: skip
+        phases.append(phase.model_copy(update={"verdict": judge(phase, available_bytes)}))
+    return StepMemory(step=step, compiled=compiled, phases=tuple(phases), saved_bytes=run.saved_bytes)
+
+
+def worst_verdict(memory: StepMemory) -> Verdict | None:
+    """The verdict of the whole run: that of its worst phase."""
+    order: list[Verdict | None] = ["does_not_fit", "tight", "fits", None]
+    return min((phase.verdict for phase in memory.phases), key=order.index)
+

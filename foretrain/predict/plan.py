@@ -1,0 +1,257 @@
+"""`plan()`: what a run will take on a device, as one record. Instant: arithmetic on the config, no torch.
+
+Every figure carries its voice: memory and time are *predicted*; a step time that the user read from a log makes
+time, energy and MFU *measured (log)*.
+"""
+
+import math
+from typing import Any, Literal
+
+from foretrain.config import RunConfig
+from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
+from foretrain.lm.shape import ModelShape
+from foretrain.predict.memory import (
+    StepMemory,
+    StepName,
+    Verdict,
+    predict,
+    worst_verdict,
+)
+from foretrain.predict.time import Range, compile_time, evaluation_time, step_time
+from foretrain.records import Record
+
+SCHEMA = "foretrain.plan/1"
+# Share of the board power limit that a training GeForce draws; an assumption until power is calibrated.
+POWER_LOW, POWER_EXPECTED, POWER_HIGH = 0.60, 0.85, 1.00
+
+
+class Note(Record):
+    """Something the user should know: an id of a text and its values."""
+
+    id: str
+    values: dict[str, Any] = {}
+
+
+class ModelCounts(Record):
+    """Parameters and optimizer groups, as nanoGPT prints them."""
+
+    n_params: int
+    n_params_nanogpt: int
+    n_matmul_params: int
+    decayed_tensors: int
+    decayed_params: int
+    undecayed_tensors: int
+    undecayed_params: int
+
+
+class Work(Record):
+    """What is to be done, whatever the device: tokens and FLOPs. `epochs` is None without a dataset size."""
+
+    tokens_per_step: int
+    steps: int
+    tokens: int
+    dataset_tokens: int | None
+    dataset_source: str
+    epochs: float | None
+    flops_6n: int
+    flops: int
+    flops_per_token: int
+
+
+class Timing(Record):
+    """Times of the run with `step`'s way of training. Energy and cost are at a share of the board power."""
+
+    source: Literal["predicted (catalogue)", "measured (log)"]
+    step_s: Range
+    evaluation_s: Range | None
+    n_evaluations: int
+    compile_s: Range
+    total_s: Range
+    tokens_per_s: float
+    flop_per_s: float
+    mfu: float | None
+    nanogpt_mfu: float
+    energy_low_j: float | None
+    energy_expected_j: float | None
+    energy_high_j: float | None
+    cost_expected: float | None
+
+
+class Plan(Record):
+    """The whole forecast for one config on one device."""
+
+    name: str
+    config: RunConfig
+    gpu: Gpu
+    dtype: Dtype
+    dtype_reason: str
+    compiled: bool
+    counts: ModelCounts
+    work: Work
+    available_bytes: int | None
+    available_reason: str
+    others_bytes: int
+    memory: tuple[StepMemory, StepMemory]
+    timing: Timing | None
+    nanogpt_timing: Timing | None
+    notes: tuple[Note, ...]
+
+    def memory_of(self, step: StepName) -> StepMemory:
+        return next(memory for memory in self.memory if memory.step == step)
+
+    def verdict_of(self, step: StepName) -> Verdict | None:
+        return worst_verdict(self.memory_of(step))
+
+
+def choose_dtype(config: RunConfig, gpu: Gpu) -> tuple[Dtype, str]:
+    """The dtype of the matrix products, and the id of the reason."""
+    if config.dtype != "auto":
+        return config.dtype, "config"
+    if gpu.kind == "cpu":
+        return "float32", "cpu"
+    return ("bfloat16", "has_bf16") if gpu.supports_bf16 else ("float16", "no_bf16")
+
+
+def _counts(shape: ModelShape) -> ModelCounts:
+    groups = shape.optimizer_groups()
+    return ModelCounts(
+        n_params=shape.n_params,
+        n_params_nanogpt=shape.n_params_nanogpt,
+        n_matmul_params=shape.n_matmul_params,
+        decayed_tensors=groups[True][0],
+        decayed_params=groups[True][1],
+        undecayed_tensors=groups[False][0],
+        undecayed_params=groups[False][1],
+    )
+
+
+def _work(config: RunConfig, shape: ModelShape, dataset_tokens: int | None, source: str) -> Work:
+    steps = 0 if config.eval_only else config.max_iters
+    tokens = steps * config.tokens_per_step
+    return Work(
+        tokens_per_step=config.tokens_per_step,
+        steps=steps,
+        tokens=tokens,
+        dataset_tokens=dataset_tokens,
+        dataset_source=source,
+        epochs=tokens / dataset_tokens if dataset_tokens else None,
+        flops_6n=shape.flops_per_token_6n * tokens,
+        flops=shape.flops_per_token * tokens,
+        flops_per_token=shape.flops_per_token,
+    )
+
+
+def n_evaluations(config: RunConfig) -> int:
+    """One before the first step, one each interval, and one at the end."""
+    if config.eval_only:
+        return 1
+    return math.ceil(config.max_iters / config.eval_interval) + 1
+
+
+def _timing(
+    config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool, work: Work, logged_step_s: float | None
+) -> Timing | None:
+    predicted = step_time(config, gpu, dtype, step, compiled=compiled)
+    if logged_step_s is not None:
+        step_s = Range(low_s=logged_step_s, expected_s=logged_step_s, high_s=logged_step_s)
+    elif predicted is not None:
+        step_s = predicted
+    else:
+        return None
+    evaluation = evaluation_time(config, gpu, dtype, step, compiled=compiled)
+    startup = compile_time(compiled)
+    evaluations = n_evaluations(config)
+    total = step_s.scaled(work.steps).plus(startup)
+    if evaluation is not None:
+        total = total.plus(evaluation.scaled(evaluations))
+    tokens_per_s = config.tokens_per_step / step_s.expected_s
+    flop_per_s = tokens_per_s * work.flops_per_token
+    peak = gpu.peak_flop_per_s(dtype)
+    power = gpu.board_power_w
+    expected_j = power * POWER_EXPECTED * total.expected_s if power else None
+    return Timing(
+        source="predicted (catalogue)" if logged_step_s is None else "measured (log)",
+        step_s=step_s,
+        evaluation_s=evaluation,
+        n_evaluations=evaluations,
+        compile_s=startup,
+        total_s=total,
+        tokens_per_s=tokens_per_s,
+        flop_per_s=flop_per_s,
+        mfu=flop_per_s / peak if peak else None,
+        nanogpt_mfu=flop_per_s / NANOGPT_PEAK_FLOP_PER_S,
+        energy_low_j=power * POWER_LOW * total.low_s if power else None,
+        energy_expected_j=expected_j,
+        energy_high_j=power * POWER_HIGH * total.high_s if power else None,
+        cost_expected=expected_j / 3.6e6 * config.price_per_kwh if expected_j is not None else None,
+    )
+
+
+def _available(config: RunConfig, gpu: Gpu, others_bytes: int) -> tuple[int | None, str]:
+    """Bytes that the process may take, context included, and the id of what limits it."""
+    limit = config.memory_limit_bytes
+    free = gpu.memory_bytes - others_bytes if gpu.memory_bytes is not None else None
+    if limit is not None and (free is None or limit <= free):
+        return limit, "memory_limit"
+    return (max(0, free), "memory") if free is not None else (None, "unknown")
+
+
+def _notes(config: RunConfig, gpu: Gpu, dtype: Dtype, others_bytes: int, dataset_tokens: int | None) -> list[Note]:
+    notes = []
+
+    def note(id: str, **values: Any) -> None:
+        notes.append(Note(id=id, values=values))
+
+    if gpu.kind == "cuda" and not others_bytes:
+        note("others_unknown")
+    if dtype == "bfloat16" and not gpu.supports_bf16:
+        note("bf16_unsupported", gpu=gpu.name)
+    if config.decay_lr and not config.eval_only and config.lr_decay_iters != config.max_iters:
+        note("decay_beyond_end", lr_decay_iters=config.lr_decay_iters, max_iters=config.max_iters)
+    if config.vocab_size % 8 and config.compile:
+        note("vocab_unaligned", vocab_size=config.vocab_size)
+    if config.max_iters % config.eval_interval == 0 and not config.eval_only:
+        note("nanogpt_extra_step", max_iters=config.max_iters)
+    if dataset_tokens is None:
+        note("dataset_unknown", dataset=config.dataset)
+    if gpu.memory_bytes is None:
+        note("memory_unknown", gpu=gpu.name)
+    if gpu.kind == "mps":
+        note("mps_as_cuda")
+    return notes
+
+
+def plan(
+    config: RunConfig,
+    gpu: Gpu,
+    *,
+    name: str = "run",
+    others_bytes: int = 0,
+    dataset_tokens: int | None = None,
+    dataset_source: str = "unknown",
+    logged_step_s: float | None = None,
+) -> Plan:
+    """The forecast for a config on a device.
+
+    `others_bytes`: what other processes hold there. `dataset_tokens`: tokens in the training split.
+    `logged_step_s`: seconds of one iteration from the user's own log; replaces the predicted step time.
+    """
+    shape = ModelShape.of(config)
+    dtype, reason = choose_dtype(config, gpu)
+    compiled = config.compile
+    available, limited_by = _available(config, gpu, others_bytes)
+    dataset_tokens = config.dataset_tokens or dataset_tokens
+    if config.dataset_tokens:
+        dataset_source = "config"
+    work = _work(config, shape, dataset_tokens, dataset_source)
+    steps: tuple[StepName, StepName] = ("foretrain", "nanogpt")
+    ours, nanos = (
+        predict(config, gpu, dtype, step, compiled=compiled, available_bytes=available) for step in steps
+    )
+    timings = [_timing(config, gpu, dtype, step, compiled, work, logged_step_s) for step in steps]
+    return Plan(
+        name=name, config=config, gpu=gpu, dtype=dtype, dtype_reason=reason, compiled=compiled,
+        counts=_counts(shape), work=work, available_bytes=available, available_reason=limited_by,
+        others_bytes=others_bytes, memory=(ours, nanos), timing=timings[0], nanogpt_timing=timings[1],
+        notes=tuple(_notes(config, gpu, dtype, others_bytes, dataset_tokens)),
+    )  # fmt: skip

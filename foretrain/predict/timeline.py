@@ -1,0 +1,95 @@
+"""A timeline of allocations: what is alive at the peak of each phase, by component, with its formula.
+
+The ledgers write the lifetime of every tensor of a training step into it; nothing here knows about models.
+"""
+
+import math
+from collections import Counter
+from typing import NamedTuple
+
+
+class Size(NamedTuple):
+    """Bytes of one tensor with the formula that they follow from, such as '8·B·T·C'."""
+
+    formula: str
+    nbytes: int
+
+
+class Tensor(NamedTuple):
+    """One allocation: the component it counts for, and its size."""
+
+    component: str
+    size: Size
+
+
+class Peak(NamedTuple):
+    """The highest moment of a phase: bytes, the moment's id, and how many tensors of each kind were alive."""
+
+    nbytes: int
+    moment: str
+    alive: dict[Tensor, int]
+
+
+class Timeline:
+    """Running total of live tensors. `granule`: sizes round up to it (512 in PyTorch's CUDA allocator, else 1)."""
+
+    def __init__(self, symbols: dict[str, int], granule: int) -> None:
+        self.symbols = symbols
+        self.granule = granule
+        self.alive: Counter[Tensor] = Counter()
+        self.nbytes = 0
+        self.moment = ""
+        self.peaks: dict[str, Peak] = {}
+        self._phase = ""
+        self._sizes: dict[tuple[int | float | str, ...], Size] = {}
+
+    def size(self, coefficient: int, *factors: str) -> Size:
+        """The size `coefficient`·factors, each factor a symbol: size(8, "B", "T", "C")."""
+        key = (coefficient, *factors)
+        if key not in self._sizes:
+            nbytes = coefficient * math.prod(self.symbols[f] for f in factors)
+            nbytes = -(-nbytes // self.granule) * self.granule
+            self._sizes[key] = Size("·".join([str(coefficient), *factors]), nbytes)
+        return self._sizes[key]
+
+    def use(self, symbols: dict[str, int]) -> None:
+        """Go on with other symbols, as evaluation does with its own micro-batch."""
+        if symbols != self.symbols:
+            self.symbols = dict(symbols)
+            self._sizes.clear()
+
+    def phase(self, name: str) -> None:
+        """Start a phase; its peak counts from what is alive now. A phase may be entered again."""
+        self._phase = name
+        self._note()
+
+    def at(self, moment: str) -> None:
+        """Name what happens from here on, for the peak's description."""
+        self.moment = moment
+
+    def alloc(self, component: str, size: Size) -> Tensor:
+        """A tensor comes to life."""
+        tensor = Tensor(component, size)
+        self.alive[tensor] += 1
+        self.nbytes += size.nbytes
+        self._note()
+        return tensor
+
+    def free(self, *tensors: Tensor | None) -> None:
+        """Tensors die; None is allowed, for what a variant does not have."""
+        for tensor in tensors:
+            if tensor is not None:
+                self.alive[tensor] -= 1
+                self.nbytes -= tensor.size.nbytes
+
+    def free_component(self, component: str) -> None:
+        """Everything of a component dies, as gradients do in zero_grad(set_to_none=True)."""
+        for tensor, count in list(self.alive.items()):
+            if tensor.component == component:
+                self.free(*[tensor] * count)
+
+    def _note(self) -> None:
+        best = self.peaks.get(self._phase)
+        if best is None or self.nbytes > best.nbytes:
+            alive = {tensor: count for tensor, count in self.alive.items() if count}
+            self.peaks[self._phase] = Peak(self.nbytes, self.moment, alive)

@@ -1,0 +1,261 @@
+"""A plan as a Document: the verdict first, then memory, work, time, notes."""
+
+from foretrain.hardware import Gpu
+from foretrain.predict.memory import Component, PhaseMemory, StepMemory
+from foretrain.predict.plan import Plan, Timing
+from foretrain.report.document import (
+    Bar,
+    Block,
+    Cell,
+    Document,
+    Message,
+    Paragraph,
+    Quantity,
+    Section,
+    StackedBars,
+    Table,
+)
+
+TONES = {"fits": "good", "tight": "warn", "does_not_fit": "bad", None: "plain"}
+# Components are shown in these groups, so that a bar has a handful of colours; order is from the bottom of a bar.
+GROUPS = {
+    "weights": "weights", "gradients": "gradients", "optimizer": "optimizer", "checkpoint": "weights",
+    "weight_copies": "weight_copies", "activations.residual": "activations", "activations.norm": "activations",
+    "activations.attention": "activations", "activations.mlp": "activations", "activations.dropout": "activations",
+    "logits": "logits", "temporaries": "temporaries", "workspace": "temporaries", "batch": "temporaries",
+    "overhead": "overhead",
+}  # fmt: skip
+GROUP_ORDER = (
+    "weights", "gradients", "optimizer", "weight_copies", "activations", "logits", "temporaries", "overhead"
+)  # fmt: skip
+
+
+def grouped(components: tuple[Component, ...]) -> tuple[tuple[str, int], ...]:
+    """(group, bytes) in the order of GROUP_ORDER."""
+    sums = dict.fromkeys(GROUP_ORDER, 0)
+    for component in components:
+        sums[GROUPS[component.id]] += component.size_bytes
+    return tuple((group, size) for group, size in sums.items() if size)
+
+
+def document(plan: Plan) -> Document:
+    """The whole plan."""
+    gpu = plan.gpu
+    peak = gpu.peak_flop_per_s(plan.dtype)
+    subtitle = Message(
+        "plan.subtitle" if peak and gpu.memory_bytes else "plan.subtitle_short",
+        {"gpu": gpu.name, "memory": gpu.memory_bytes or 0, "peak": peak or 0, "dtype": plan.dtype},
+    )
+    sections = [Section(Message("plan.verdict"), _verdict(plan)), Section(Message("plan.memory"), _memory(plan))]
+    sections.append(Section(Message("plan.bytes"), _bytes(plan)))
+    sections.append(Section(Message("plan.work"), (_work(plan),)))
+    sections.append(Section(Message("plan.time"), _time(plan)))
+    if plan.notes:
+        notes = tuple(Paragraph(Message(f"note.{note.id}", note.values)) for note in plan.notes)
+        sections.append(Section(Message("plan.notes"), notes))
+    return Document(Message("plan.title", {"name": plan.name}), subtitle, sections)
+
+
+def _mode(memory: StepMemory) -> str:
+    return "compiled" if memory.compiled else "eager"
+
+
+def _verdict(plan: Plan) -> tuple[Block, ...]:
+    blocks: list[Block] = []
+    for memory in plan.memory:
+        verdict = plan.verdict_of(memory.step)
+        phase = next((p for p in memory.phases if p.verdict == verdict and p.verdict != "fits"), memory.worst)
+        values = {
+            "step": Message(f"step.{memory.step}"),
+            "mode": Message(f"mode.{_mode(memory)}").text(),
+            "phase": Message(f"phase.{phase.phase}"),
+            "moment": Message(f"moment.{phase.moment}"),
+            "low": phase.needed_low_bytes,
+            "expected": phase.needed_expected_bytes,
+            "high": phase.needed_high_bytes,
+            "available": plan.available_bytes or 0,
+            "others": plan.others_bytes,
+        }
+        id = f"verdict.{verdict or 'unknown'}"
+        beside = ".beside" if plan.others_bytes and verdict else ".alone" if verdict else ""
+        blocks.append(Paragraph(Message(id + beside, values), TONES[verdict]))
+    return tuple(blocks)
+
+
+def _needs(phase: PhaseMemory) -> tuple[Cell, ...]:
+    """Allocated, needed, the range of that, the verdict."""
+    return (
+        Quantity(phase.allocated_bytes, "bytes"),
+        Quantity(phase.needed_expected_bytes, "bytes"),
+        Quantity((phase.needed_low_bytes, phase.needed_high_bytes), "bytes_range"),
+        Message(f"word.{phase.verdict}") if phase.verdict else "–",
+    )
+
+
+def _memory(plan: Plan) -> tuple[Block, ...]:
+    heads = tuple(Message(f"column.{name}") for name in ("phase", "allocated", "needed", "range", "verdict"))
+    numeric = frozenset({1, 2, 3})
+    blocks: list[Block] = []
+    for memory in plan.memory:
+        rows = tuple((Message(f"phase.{phase.phase}"), *_needs(phase)) for phase in memory.phases)
+        tones = tuple("plain" if p.verdict == "fits" else TONES[p.verdict] for p in memory.phases)
+        head = Message("plan.step_mode", {"step": Message(f"step.{memory.step}"), "mode": Message(f"mode.{_mode(memory)}")})
+        blocks.append(Table((head, *heads[1:]), rows, numeric, tones))
+    explained = "plan.needed_explained_cpu" if plan.gpu.kind == "cpu" else "plan.needed_explained"
+    return *blocks, Paragraph(Message(explained))
+
+
+def memory_bars(plan: Plan) -> StackedBars:
+    """One bar for each way to run the step, at its worst phase, up to what the process is expected to need."""
+    bars = []
+    for memory in plan.memory:
+        worst = memory.worst
+        overhead = max(0, worst.needed_expected_bytes - worst.allocated_bytes)
+        parts = (*grouped(worst.components), ("overhead", overhead))
+        bars.append(Bar(Message(f"step.{memory.step}"), parts))
+    return StackedBars(Message("picture.memory"), tuple(bars), plan.available_bytes)
+
+
+def _bytes(plan: Plan) -> tuple[Block, ...]:
+    """Both bars, then the rows of foretrain's worst phase, each with its formula."""
+    memory = plan.memory_of("foretrain")
+    worst = memory.worst
+    rows: list[tuple[Cell, ...]] = [
+        (Message(f"component.{c.id}"), Quantity(c.size_bytes, "bytes"), c.formula)
+        for c in worst.components
+        if c.size_bytes * 2000 >= worst.allocated_bytes
+    ]
+    rest = worst.allocated_bytes - sum(c.size_bytes for c in worst.components if c.size_bytes * 2000 >= worst.allocated_bytes)
+    if rest:
+        rows.append((Message("component.rest"), Quantity(rest, "bytes"), ""))
+    rows.append((Message("component.total"), Quantity(worst.allocated_bytes, "bytes"), ""))
+    columns = (Message("column.component"), Message("column.bytes"), Message("column.formula"))
+    c = plan.config
+    legend = Message(
+        "plan.legend",
+        {
+            "B": c.batch_size, "T": c.block_size, "C": c.n_embd, "H": c.n_head, "L": c.n_layer, "V": c.vocab_size,
+            "P": plan.counts.n_params,
+        },
+    )  # fmt: skip
+    where = Message(
+        "plan.where",
+        {
+            "step": Message("step.foretrain"),
+            "phase": Message(f"phase.{worst.phase}"),
+            "moment": Message(f"moment.{worst.moment}"),
+        },
+    )
+    return memory_bars(plan), Paragraph(where), Table(columns, tuple(rows), frozenset({1})), Paragraph(legend)
+
+
+def _work(plan: Plan) -> Table:
+    counts, work = plan.counts, plan.work
+    rows: list[tuple[Cell, ...]] = [
+        (Message("row.parameters"), Message("value.parameters", counts.model_dump())),
+        (Message("row.optimizer_groups"), Message("value.optimizer_groups", counts.model_dump())),
+        (Message("row.tokens_per_step"), Message("value.tokens_per_step", {
+            "tokens": work.tokens_per_step, "batch_size": plan.config.batch_size,
+            "accumulation": plan.config.gradient_accumulation_steps, "block_size": plan.config.block_size})),
+        (Message("row.tokens"), Message("value.tokens", {"tokens": work.tokens, "steps": work.steps})),
+    ]  # fmt: skip
+    if work.epochs is not None:
+        values = {"epochs": work.epochs, "tokens": work.dataset_tokens}
+        rows.append((Message("row.epochs"), Message("value.epochs", values)))
+    rows.append(
+        (Message("row.flops"), Message("value.flops", {"flops_6n": work.flops_6n, "flops": work.flops}))
+    )
+    return Table((), tuple(rows))
+
+
+def _time(plan: Plan) -> tuple[Block, ...]:
+    timing = plan.timing
+    if timing is None:
+        return (Paragraph(Message("plan.no_time", {"gpu": plan.gpu.name})),)
+    rows = _time_rows(plan, timing)
+    if plan.nanogpt_timing and timing.source.startswith("predicted"):
+        nanos = plan.nanogpt_timing
+        rows.append((Message("row.nanogpt_time"), _duration(nanos.step_s.low_s, nanos.step_s.expected_s, nanos.step_s.high_s)))
+    table = Table((), tuple(rows))
+    return table, Paragraph(Message(f"voice.{'log' if timing.source.startswith('measured') else 'catalogue'}"))
+
+
+def _duration(low: float, expected: float, high: float) -> Message:
+    if low == high:
+        return Message("value.duration", {"expected": expected})
+    return Message("value.duration_range", {"low": low, "expected": expected, "high": high})
+
+
+def _time_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
+    step, total, evaluation = timing.step_s, timing.total_s, timing.evaluation_s
+    rows: list[tuple[Cell, ...]] = [
+        (Message("row.step_time"), _duration(step.low_s, step.expected_s, step.high_s)),
+        (Message("row.throughput"), Message("value.throughput", {"tokens_per_s": timing.tokens_per_s})),
+        (Message("row.mfu"), mfu_message(timing, plan.gpu, plan.dtype)),
+    ]
+    if evaluation is not None:
+        rows.append(
+            (
+                Message("row.evaluations"),
+                Message(
+                    "value.evaluations", {"count": timing.n_evaluations, "each": evaluation.expected_s}
+                ),
+            )
+        )
+    rows.append((Message("row.total_time"), _duration(total.low_s, total.expected_s, total.high_s)))
+    if timing.energy_expected_j is not None:
+        rows.append(
+            (
+                Message("row.energy"),
+                Message(
+                    "value.energy",
+                    {
+                        "expected": timing.energy_expected_j, "low": timing.energy_low_j, "high": timing.energy_high_j,
+                        "cost": timing.cost_expected, "currency": plan.config.currency,
+                        "price": plan.config.price_per_kwh,
+                    },
+                ),
+            )
+        )  # fmt: skip
+    return rows
+
+
+def mfu_message(timing: Timing, gpu: Gpu, dtype: str) -> Message:
+    """MFU against this card, and what nanoGPT would print for the same speed."""
+    values = {"mfu": timing.mfu, "nanogpt": timing.nanogpt_mfu, "rate": timing.flop_per_s, "dtype": dtype}
+    peak = gpu.peak_flop_per_s(dtype)  # type: ignore[arg-type]
+    if timing.mfu is None or peak is None:
+        return Message("value.mfu_unknown", values)
+    return Message("value.mfu", {**values, "peak": peak, "gpu": gpu.name})
+
+
+def comparison_of_cards(plans: list[Plan]) -> Document:
+    """`--gpu a,b,c`: one row a card."""
+    rows: list[tuple[Cell, ...]] = []
+    for plan in plans:
+        worst, timing = plan.memory_of("foretrain").worst, plan.timing
+        nano = plan.verdict_of("nanogpt")
+        ours = plan.verdict_of("foretrain")
+        rows.append(
+            (
+                plan.gpu.name,
+                Quantity(plan.gpu.memory_bytes, "bytes"),
+                plan.dtype,
+                Quantity(worst.needed_expected_bytes, "bytes"),
+                Message(f"word.{ours}") if ours else "–",
+                Message(f"word.{nano}") if nano else "–",
+                Quantity(timing.total_s.expected_s if timing else None, "duration"),
+                Message("value.range_only", {"low": timing.total_s.low_s, "high": timing.total_s.high_s}) if timing else "–",
+                Quantity(timing.energy_expected_j if timing else None, "energy"),
+                Message("value.cost", {"cost": timing.cost_expected, "currency": plan.config.currency})
+                if timing and timing.cost_expected is not None
+                else "–",
+            )
+        )  # fmt: skip
+    names = ("gpu", "memory", "dtype", "needed_short", "verdict", "nanogpt_verdict", "hours", "range", "energy", "cost")
+    columns = tuple(Message(f"column.{name}") for name in names)
+    table = Table(columns, tuple(rows), frozenset({1, 3, 6, 7, 8, 9}))
+    section = Section(Message("plan.cards"), (table, Paragraph(Message("voice.catalogue"))))
+    return Document(Message("plan.title", {"name": plans[0].name}), Message("plan.cards_subtitle"), [section])
+
+

@@ -1,0 +1,125 @@
+"""A Document in a terminal, with rich: tables, stacked bars, wrapped text. Plain when the output is not a terminal."""
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from foretrain.messages import say
+from foretrain.report.document import (
+    Block,
+    Document,
+    Lines,
+    Pairs,
+    Paragraph,
+    StackedBars,
+    Table,
+    Verbatim,
+    cell_text,
+)
+from foretrain.units import format_bytes
+
+STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "plain": ""}
+GROUP_STYLES = {
+    "weights": "blue", "gradients": "cyan", "optimizer": "magenta", "weight_copies": "bright_blue",
+    "activations": "green", "logits": "red", "temporaries": "yellow", "overhead": "bright_black",
+    "everything_else": "green",
+}  # fmt: skip
+GROUP_LETTERS = {
+    "weights": "w", "gradients": "g", "optimizer": "o", "weight_copies": "c",
+    "activations": "a", "logits": "l", "temporaries": "t", "overhead": "x", "everything_else": "e",
+}  # fmt: skip
+_BAR_WIDTH = 60
+
+
+def render(document: Document, console: Console) -> None:
+    """Print the document."""
+    console.print(Text(document.title.text(), style="bold"), end="  ")
+    console.print(Text(document.subtitle.text(), style="dim"))
+    for section in document.sections:
+        console.print()
+        console.print(Text(section.title.text(), style="bold underline"))
+        for block in section.blocks:
+            console.print(Padding(_block(block, console), (0, 0, 0, 2)))
+
+
+def _block(block: Block, console: Console) -> RenderableType:
+    match block:
+        case Paragraph(message=message, tone=tone):
+            return Text(message.text(), style=STYLES[tone] or ("dim" if message.id.startswith("voice") else ""))
+        case Table():
+            return _table(block)
+        case StackedBars():
+            return _bars(block, console)
+        case Pairs():
+            return _pairs(block)
+        case Lines():
+            return _lines(block)
+        case Verbatim(text=text):
+            return Text(text)
+
+
+def _table(table: Table) -> RichTable:
+    rich = RichTable(
+        box=None, show_header=bool(table.columns), header_style="dim", padding=(0, 2, 0, 0), pad_edge=False
+    )
+    width = len(table.columns) or max((len(row) for row in table.rows), default=0)
+    for i in range(width):
+        head = cell_text(table.columns[i]) if table.columns else ""
+        numeric = i in table.numeric
+        rich.add_column(head, justify="right" if numeric else "left", overflow="fold")
+    for number, row in enumerate(table.rows):
+        tone = table.tones[number] if table.tones else "plain"
+        rich.add_row(*(Text(cell_text(cell)) for cell in row), style=STYLES[tone])
+    return rich
+
+
+def _bars(bars: StackedBars, console: Console) -> RenderableType:
+    """Bars to one scale, with a mark at the limit; letters stand for colours where there are none."""
+    scale = max([sum(size for _, size in bar.parts) for bar in bars.bars] + [bars.limit_bytes or 0]) or 1
+    rows = []
+    used: dict[str, int] = {}
+    colours = console.color_system is not None
+    for bar in bars.bars:
+        line = Text(f"{cell_text(bar.label):<10} ")
+        edge = 0.0
+        for group, size in bar.parts:
+            used[group] = 0
+            start, edge = edge, edge + size / scale * _BAR_WIDTH
+            cells = round(edge) - round(start)
+            line.append(
+                "█" * cells if colours else GROUP_LETTERS[group] * cells, style=GROUP_STYLES[group] if colours else ""
+            )
+        if bars.limit_bytes is not None:
+            mark = round(bars.limit_bytes / scale * _BAR_WIDTH)
+            line.append(" " * max(0, mark - round(edge)))
+            if mark >= round(edge):
+                line.append("│")
+        line.append(f" {format_bytes(sum(size for _, size in bar.parts))}")
+        rows.append(line)
+    legend = Text(" " * 11)
+    for group in used:
+        legend.append("█ " if colours else f"{GROUP_LETTERS[group]} = ", style=GROUP_STYLES[group] if colours else "")
+        legend.append(say(f"group.{group}") + "   ")
+    if bars.limit_bytes is not None:
+        legend.append(f"│ {say('axis.limit')} {format_bytes(bars.limit_bytes)}")
+    return Group(*rows, legend)
+
+
+def _pairs(pairs: Pairs) -> RichTable:
+    from foretrain.report.document import Quantity
+
+    rows = tuple(
+        (label, Quantity(predicted, pairs.format), Quantity(measured, pairs.format))
+        for label, predicted, measured in pairs.rows
+    )
+    return _table(Table(("", say("axis.predicted"), say("axis.measured")), rows, frozenset({1, 2})))
+
+
+def _lines(lines: Lines) -> Text:
+    """First and last value of each line: a terminal is no place for a curve."""
+    parts = []
+    for series in lines.series:
+        if series.ys:
+            parts.append(f"{cell_text(series.label)} {series.ys[0]:.4f} → {series.ys[-1]:.4f}")
+    return Text("; ".join(parts))

@@ -1,0 +1,267 @@
+"""Checkpoints: a directory of safetensors and JSON with a manifest of SHA-256 digests. Never pickle.
+
+A checkpoint is staged beside its place, synced, and renamed, so that it is there as a whole or not at all. Loading
+verifies every digest first and falls back to the one before. Only complete checkpoints count in retention.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from foretrain.errors import UserError
+from foretrain.lm.step import TrainState
+from foretrain.records import Record
+
+SCHEMA = "foretrain.checkpoint/1"
+MANIFEST = "manifest.json"
+
+
+class Progress(Record):
+    """Where a run stands. `evaluated`: the evaluation of `step` is already in the metrics."""
+
+    step: int
+    best_val_loss: float | None = None
+    best_step: int | None = None
+    first_val_loss: float | None = None
+    val_loss: float | None = None
+    evaluated: bool = False
+    elapsed_s: float = 0.0
+    dataset_fingerprint: str | None = None
+    config_digest: str = ""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that was put into a state, and those newer ones that could not be, with the reason."""
+
+    progress: Progress
+    path: Path
+    skipped: tuple[tuple[str, str], ...]
+
+
+def path_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:010d}"
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Steps of the committed checkpoints, oldest first."""
+    return sorted(int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdigit())
+
+
+# -- saving ------------------------------------------------------------------------------------------------
+
+
+def _tensors(state: TrainState) -> dict[str, dict[str, torch.Tensor]]:
+    """{file name: tensors}. Tied weights appear once; optimizer tensors are named by their parameter."""
+    named = dict(state.model.named_parameters())
+    optimizer = {
+        f"{key}/{name}": value
+        for name, parameter in named.items()
+        for key, value in state.optimizer.state[parameter].items()
+    }
+    rng = {"cpu": torch.get_rng_state()}
+    if state.device.type == "cuda":
+        rng["cuda"] = torch.cuda.get_rng_state(state.device)
+    return {
+        "model.safetensors": {name: parameter.detach() for name, parameter in named.items()},
+        "optimizer.safetensors": optimizer,
+        "rng.safetensors": rng,
+    }
+
+
+def save(folder: Path, state: TrainState, progress: Progress) -> Path:
+    """Commit a checkpoint of this state. Raises UserError 'disk.full' and 'diverged.weights'; never leaves a part."""
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in state.model.parameters()):
+        raise UserError("diverged.weights", step=progress.step)
+    final = path_of(folder, progress.step)
+    staging = folder / f".staging-{final.name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        _write(staging, state, progress)
+        if final.exists():  # the same step again, after a resume
+            _remove(final)
+        staging.rename(final)
+        _sync_directory(folder)
+    except OSError as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise _disk_error(error, folder, state) from None
+    except Exception as error:  # safetensors wraps the system's error in its own
+        shutil.rmtree(staging, ignore_errors=True)
+        if "os error 28" in str(error).lower() or "no space" in str(error).lower():
+            raise _disk_error(OSError(errno.ENOSPC, "no space"), folder, state) from None
+        raise
+    return final
+
+
+def _disk_error(error: OSError, folder: Path, state: TrainState) -> UserError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        needs = sum(3 * p.numel() * p.element_size() for p in state.model.parameters())
+        try:
+            free = shutil.disk_usage(folder).free
+        except OSError:
+            free = 0
+        return UserError("disk.full", path=str(folder), needs=needs, free=free)
+    return UserError("environment.cannot_write", path=str(folder), reason=error.strerror or str(error))
+
+
+def _write(staging: Path, state: TrainState, progress: Progress) -> None:
+    for name, tensors in _tensors(state).items():
+        save_file({key: value.contiguous() for key, value in tensors.items()}, staging / name)
+    document = {
+        **progress.to_json(schema=SCHEMA),
+        "scaler": state.scaler.state_dict() if state.scaler.is_enabled() else None,
+        "torch": torch.__version__,
+    }
+    (staging / "state.json").write_text(json.dumps(document, indent=1), "utf-8")
+    manifest = {}
+    for path in sorted(staging.iterdir()):
+        _sync(path)
+        manifest[path.name] = {"size_bytes": path.stat().st_size, "sha256": _digest(path)}
+    (staging / MANIFEST).write_text(json.dumps({"step": progress.step, "files": manifest}, indent=1), "utf-8")
+    _sync(staging / MANIFEST)
+    _sync_directory(staging)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    if os.name == "posix":
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _remove(path: Path) -> None:
+    """Take the name away first, so that a half-removed checkpoint is never mistaken for one."""
+    trash = path.with_name(f".trash-{path.name}")
+    shutil.rmtree(trash, ignore_errors=True)
+    path.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+def retain(folder: Path, keep: int, best_step: int | None) -> None:
+    """Keep the newest `keep` checkpoints and the best one; remove the others and what crashed saves left."""
+    steps = steps_in(folder)
+    for step in steps[:-keep]:
+        if step != best_step:
+            _remove(path_of(folder, step))
+    sweep(folder)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process left half-done."""
+    for pattern in (".staging-*", ".trash-*"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+# -- loading -----------------------------------------------------------------------------------------------
+
+
+def problem_of(path: Path) -> str | None:
+    """Why a checkpoint cannot be trusted, or None when every digest is right."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text("utf-8"))
+        files: dict[str, Any] = manifest["files"]
+        for name, entry in files.items():
+            target = path / Path(name).name
+            if not target.is_file():
+                return f"{name} is missing"
+            if target.stat().st_size != entry["size_bytes"]:
+                return f"{name} has {target.stat().st_size} bytes instead of {entry['size_bytes']}"
+            if _digest(target) != entry["sha256"]:
+                return f"{name} does not match its digest"
+        if not {"model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json"} <= set(files):
+            return "its manifest is incomplete"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"its manifest cannot be read ({type(error).__name__})"
+    return None
+
+
+def newest_valid(folder: Path) -> tuple[Path | None, tuple[tuple[str, str], ...]]:
+    """The newest checkpoint whose digests are right, and the newer ones that were passed over.
+
+    Raises UserError when there are checkpoints and none is valid: a run never silently starts over.
+    """
+    skipped: list[tuple[str, str]] = []
+    for step in reversed(steps_in(folder)):
+        path = path_of(folder, step)
+        problem = problem_of(path)
+        if problem is None:
+            return path, tuple(skipped)
+        skipped.append((path.name, problem))
+    if skipped:
+        raise UserError("checkpoint.none_valid", path=str(folder), problems=[f"{n}: {p}" for n, p in skipped])
+    return None, ()
+
+
+def load_model(path: Path, model: torch.nn.Module) -> None:
+    """Weights of a checkpoint into a model of the same shape."""
+    tensors = load_file(path / "model.safetensors")
+    own = dict(model.named_parameters())
+    wrong = [name for name in own.keys() | tensors.keys() if _shape(own, name) != _shape(tensors, name)]
+    if wrong:
+        name = sorted(wrong)[0]
+        raise UserError(
+            "checkpoint.other_model", path=str(path), tensor=name,
+            has=str(_shape(tensors, name)), needs=str(_shape(own, name)),
+        )  # fmt: skip
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(tensors[name])
+
+
+def _shape(tensors: dict[str, Any], name: str) -> tuple[int, ...] | None:
+    return tuple(tensors[name].shape) if name in tensors else None
+
+
+def load(
+    folder: Path, state: TrainState, compatible: Callable[[Progress], None] = lambda progress: None
+) -> Loaded | None:
+    """Put the newest valid checkpoint into `state`: weights, moments, scaler and RNG. None when there is none.
+
+    `compatible` may raise when the checkpoint belongs to other data or another config.
+    """
+    path, skipped = newest_valid(folder)
+    if path is None:
+        return None
+    document = json.loads((path / "state.json").read_text("utf-8"))
+    scaler, _ = document.pop("scaler"), document.pop("torch")
+    progress = Progress.from_json(json.dumps(document))
+    compatible(progress)
+    load_model(path, state.model)
+    moments = load_file(path / "optimizer.safetensors")
+    state.optimizer.state.clear()
+    for key, value in moments.items():
+        kind, name = key.split("/", 1)
+        parameter = state.model.get_parameter(name)
+        # The fused kernel wants its step count on the device, the plain one on the CPU: as it was saved.
+        state.optimizer.state[parameter][kind] = value.to(state.device)
+    if scaler is not None and state.scaler.is_enabled():
+        state.scaler.load_state_dict(scaler)
+    rng = load_file(path / "rng.safetensors")
+    torch.set_rng_state(rng["cpu"])
+    if "cuda" in rng and state.device.type == "cuda":
+        torch.cuda.set_rng_state(rng["cuda"], state.device)
+    return Loaded(progress, path, skipped)

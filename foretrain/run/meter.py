@@ -1,0 +1,163 @@
+"""Measured memory of each phase: PyTorch's allocator on CUDA; on a CPU its allocator as the profiler sees it, and
+the process's peak as the system counts it. Each phase is sampled once, so measuring costs nothing afterwards.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself on stderr otherwise
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from foretrain.lm.step import TrainState
+from foretrain.run.store import MeasuredMemory, MeasuredPhase
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def process_bytes(field: str = "VmRSS") -> int | None:
+    """VmRSS (now) or VmHWM (peak) of this process; None where the system has no /proc."""
+    try:
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def _reset_process_peak() -> bool:
+    try:
+        _CLEAR.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def allocator_peak(run: profile) -> int:
+    """Highest sum of the CPU allocator's blocks that were made while the profiler ran, from its event tree."""
+    from torch._C._profiler import _EventType
+
+    events: list[tuple[int, int]] = []
+    stack = list(run.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
+    while stack:
+        node = stack.pop()
+        stack.extend(node.children)
+        if node.tag == _EventType.Allocation and node.extra_fields.device.type == "cpu":
+            events.append((node.start_time_ns, node.extra_fields.alloc_size))
+    current = peak = 0
+    for _, size in sorted(events):
+        current += size
+        peak = max(peak, current)
+    return peak
+
+
+def storage_bytes(tensors: Iterator[torch.Tensor]) -> int:
+    """Bytes of the distinct storages behind these tensors."""
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(sizes.values())
+
+
+class Meter:
+    """Samples each phase once and remembers the peaks."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.base_bytes = process_bytes()
+        self.phases: dict[str, MeasuredPhase] = {}
+        self.saved_bytes: int | None = None
+        self.gradients_bytes: int | None = None
+
+    @property
+    def method(self) -> str:
+        return "cuda allocator" if self.device.type == "cuda" else "cpu allocator (profiler)"
+
+    def wants(self, phase: str) -> bool:
+        return phase not in self.phases
+
+    @contextmanager
+    def phase(self, name: str, state: TrainState) -> Iterator[None]:
+        """Measure what runs inside as this phase, unless it has been measured."""
+        if not self.wants(name):
+            yield
+        elif self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            yield
+            torch.cuda.synchronize(self.device)
+            self.phases[name] = MeasuredPhase(
+                phase=name,
+                allocated_bytes=torch.cuda.max_memory_allocated(self.device),
+                reserved_bytes=torch.cuda.max_memory_reserved(self.device),
+                process_bytes=process_bytes("VmHWM"),
+            )
+        else:
+            standing = self.weights(state) + self.optimizer(state)
+            can_reset = _reset_process_peak()
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
+                yield
+            self.phases[name] = MeasuredPhase(
+                phase=name,
+                allocated_bytes=standing + allocator_peak(run),
+                process_bytes=process_bytes("VmHWM") if can_reset else None,
+            )
+
+    def watch(self, state: TrainState, *, compiled: bool) -> None:
+        """For one micro-batch, add up what autograd saves for backward; before one optimizer step, the gradients."""
+        self._watch_gradients(state)
+        if compiled:  # hooks would change what the compiler makes
+            return
+        model, own = state.call, {p.untyped_storage().data_ptr() for p in state.model.parameters()}
+        saved: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                saved[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        def once(idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            state.call = model
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                loss = model(idx, targets)
+            self.saved_bytes = sum(saved.values())
+            return loss
+
+        state.call = once
+
+    def _watch_gradients(self, state: TrainState) -> None:
+        def once(*_: object) -> None:
+            hook.remove()
+            self.gradients_bytes = storage_bytes(p.grad for p in state.model.parameters() if p.grad is not None)
+
+        hook = state.optimizer.register_step_pre_hook(once)
+
+    def weights(self, state: TrainState) -> int:
+        return storage_bytes(iter(state.model.parameters()))
+
+    def optimizer(self, state: TrainState) -> int:
+        tensors = (v for s in state.optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor))
+        return storage_bytes(tensors)
+
+    def device_bytes(self) -> int | None:
+        """Memory in use now, for the progress line: reserved on CUDA, the process on a CPU."""
+        if self.device.type == "cuda":
+            return torch.cuda.memory_reserved(self.device)
+        return process_bytes()
+
+    def result(self, state: TrainState) -> MeasuredMemory:
+        return MeasuredMemory(
+            method=self.method,
+            phases=tuple(self.phases.values()),
+            weights_bytes=self.weights(state),
+            gradients_bytes=self.gradients_bytes,
+            optimizer_bytes=self.optimizer(state),
+            saved_bytes=self.saved_bytes,
+            process_base_bytes=self.base_bytes,
+        )
+
+    def empty(self) -> MeasuredMemory:
+        """The result before there is anything to measure."""
+        return MeasuredMemory(method=self.method, process_base_bytes=self.base_bytes)

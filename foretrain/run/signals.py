@@ -1,0 +1,39 @@
+"""Ctrl-C and SIGTERM set a flag that the loop polls: the step is finished, the state is saved, then the run stops."""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class StopFlag:
+    """Context manager that turns the first signal into `stopping`, and a second one into KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.signal_name = ""
+        self._old: dict[int, Any] = {}
+
+    @property
+    def stopping(self) -> bool:
+        return bool(self.signal_name)
+
+    def request(self, name: str) -> None:
+        """Ask for a stop, as a signal does."""
+        self.signal_name = name
+
+    def __enter__(self) -> "StopFlag":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._old[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.stopping:
+            raise KeyboardInterrupt
+        self.signal_name = signal.Signals(number).name

@@ -1,0 +1,262 @@
+"""A run is a directory: config, environment, metrics and events as JSON lines, checkpoints, and one record. No torch.
+
+`run.json` is the record; it is replaced as a whole. `run.lock` is held by the process that trains, and freed by the
+system when that process dies, so a record that says "running" without its lock tells of a killed run.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+from pydantic import ValidationError
+
+from foretrain.config import RunConfig
+from foretrain.errors import UserError
+from foretrain.hardware import Dtype, Gpu
+from foretrain.lm.dataset import DatasetInfo
+from foretrain.records import Record
+
+SCHEMA = "foretrain.run/1"
+Status = Literal["running", "finished", "interrupted", "diverged", "failed", "killed"]
+
+
+class MeasuredPhase(Record):
+    """Measured memory of one phase: the allocator's peak, and on CUDA what it reserved; the process's peak."""
+
+    phase: str
+    allocated_bytes: int | None
+    reserved_bytes: int | None = None
+    process_bytes: int | None = None
+
+
+class MeasuredMemory(Record):
+    """Measured memory of a run. `saved_bytes`: what autograd kept for the backward pass of a micro-batch."""
+
+    method: str
+    phases: tuple[MeasuredPhase, ...] = ()
+    weights_bytes: int | None = None
+    gradients_bytes: int | None = None
+    optimizer_bytes: int | None = None
+    saved_bytes: int | None = None
+    process_base_bytes: int | None = None
+
+    def phase(self, name: str) -> MeasuredPhase | None:
+        return next((phase for phase in self.phases if phase.phase == name), None)
+
+
+class StepMetrics(Record):
+    """One progress line. `mfu` is against this device's dense peak for the dtype."""
+
+    kind: Literal["step"] = "step"
+    step: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    step_s: float
+    tokens_per_s: float
+    mfu: float | None
+    memory_bytes: int | None
+    elapsed_s: float
+    eta_s: float
+
+
+class EvaluationMetrics(Record):
+    """Mean losses in nats per token over the evaluation batches of both splits."""
+
+    kind: Literal["evaluation"] = "evaluation"
+    step: int
+    train_loss: float
+    val_loss: float
+    evaluation_s: float
+    best: bool
+
+
+class RunRecord(Record):
+    """What a run was and did; written at its start and at its end."""
+
+    id: str
+    name: str
+    status: Status
+    reason: str = ""
+    started_at: str
+    ended_at: str | None = None
+    config: RunConfig
+    gpu: Gpu
+    dtype: Dtype
+    compiled: bool
+    dataset: DatasetInfo
+    n_params: int
+    steps_done: int = 0
+    resumed_from: tuple[int, ...] = ()
+    first_val_loss: float | None = None
+    val_loss: float | None = None
+    best_val_loss: float | None = None
+    step_s: float | None = None
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    evaluation_s: float | None = None
+    wall_s: float = 0.0
+    memory: MeasuredMemory = MeasuredMemory(method="none")
+
+
+def now() -> str:
+    """Local time with offset, to the second; a label only, never used for order or durations."""
+    return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file so that a reader or a crash sees the old text or the new, never a part."""
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)  # noqa: PTH105
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+class RunDirectory:
+    """The files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = FileLock(path / "run.lock")
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def acquire(self) -> None:
+        """Take the run's lock. Raises UserError when another process trains here."""
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise UserError("usage.run_in_use", path=str(self.path)) from None
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def is_locked(self) -> bool:
+        """Whether a living process trains here."""
+        if not (self.path / "run.lock").exists():
+            return False
+        probe = FileLock(self.path / "run.lock")
+        try:
+            probe.acquire(timeout=0)
+        except Timeout:
+            return True
+        except OSError:  # a read-only medium: nobody trains there
+            return False
+        probe.release()
+        return False
+
+    def write_record(self, record: RunRecord) -> None:
+        replace_text(self.path / "run.json", json.dumps(record.to_json(schema=SCHEMA), indent=1) + "\n")
+
+    def read_record(self) -> RunRecord:
+        """The record; a run that says it is running without holding its lock was killed. Raises UserError."""
+        path = self.path / "run.json"
+        try:
+            record = RunRecord.from_json(path.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError):
+            raise UserError("data.no_run", path=str(self.path)) from None
+        except (ValidationError, ValueError, AttributeError) as error:
+            raise UserError("data.bad_run", path=str(path), reason=str(error).splitlines()[0]) from None
+        if record.status == "running" and not self.is_locked():
+            return record.model_copy(update={"status": "killed"})
+        return record
+
+    def append(self, name: str, record: dict[str, Any]) -> None:
+        """Add a line to metrics.jsonl or events.jsonl."""
+        with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def event(self, id: str, /, **values: Any) -> None:
+        self.append("events", {"at": now(), "id": id, "values": values})
+
+    def read_lines(self, name: str) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl or events.jsonl; a last line cut by a crash is left out."""
+        path = self.path / f"{name}.jsonl"
+        if not path.is_file():
+            return []
+        lines = []
+        for line in path.read_text("utf-8", "replace").splitlines():
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                continue
+        return lines
+
+    def drop_metrics_from(self, step: int, *, keep_evaluation: bool) -> None:
+        """Forget what was logged for steps that a resumed run will do again."""
+        kept = [
+            line
+            for line in self.read_lines("metrics")
+            if line["step"] < step or (keep_evaluation and line["kind"] == "evaluation" and line["step"] == step)
+        ]
+        replace_text(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def _numbered(base: Path) -> Iterator[Path]:
+    yield base
+    number = 2
+    while True:
+        yield base.with_name(f"{base.name}-{number}")
+        number += 1
+
+
+def create(out_dir: str) -> RunDirectory:
+    """A fresh run directory: `out_dir`, or `out_dir-2`, … where that holds a run already. Nothing is overwritten."""
+    for path in _numbered(Path(out_dir)):
+        if (path / "run.json").exists() or (path.exists() and not path.is_dir()):
+            continue
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError("environment.cannot_write", path=str(path), reason=error.strerror or "") from None
+        directory = RunDirectory(path)
+        try:
+            directory.acquire()
+        except UserError:  # another process is making a run here this very moment
+            continue
+        except OSError as error:
+            raise UserError("environment.cannot_write", path=str(path), reason=error.strerror or "") from None
+        if (path / "run.json").exists():
+            directory.release()
+            continue
+        return directory
+    raise AssertionError("unreachable")
+
+
+def newest_unfinished(out_dir: str) -> RunDirectory | None:
+    """The run that `--resume auto` means: the last one under this name (or name-2, …) that is not finished."""
+    found = None
+    for path in _numbered(Path(out_dir)):
+        if not (path / "run.json").exists():
+            break
+        if RunDirectory(path).read_record().status != "finished":
+            found = RunDirectory(path)
+    return found
+
+
+def find_runs(roots: list[Path]) -> list[RunDirectory]:
+    """Every run in these directories and the two levels below them, by path."""
+    paths = {
+        record.parent
+        for root in roots
+        for pattern in ("run.json", "*/run.json", "*/*/run.json")
+        for record in root.glob(pattern)
+    }
+    return [RunDirectory(path) for path in sorted(paths)]

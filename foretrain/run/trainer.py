@@ -1,0 +1,312 @@
+"""The training loop: steps, evaluation, progress, checkpoints, exact resume, a clean stop.
+
+It knows nothing of forecasts, and it does not print: what happens is told to `listen` as records and notes.
+"""
+
+import errno
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+
+from foretrain.config import RunConfig
+from foretrain.errors import UserError
+from foretrain.lm.batches import TokenFile, evaluation_batches, train_batches
+from foretrain.lm.dataset import DatasetInfo
+from foretrain.lm.optimizer import learning_rate
+from foretrain.lm.shape import ModelShape
+from foretrain.lm.step import StepResult, TrainState, build, evaluation_loss, train_step
+from foretrain.run import checkpoint
+from foretrain.run.checkpoint import Progress
+from foretrain.run.device import TORCH_DTYPES, Placement
+from foretrain.run.meter import Meter
+from foretrain.run.signals import StopFlag
+from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics, now
+
+# Keys that may differ between a stopped run and its resumption without changing what is learned.
+FREE_KEYS = {
+    "out_dir", "log_interval", "keep_checkpoints", "always_save_checkpoint", "memory_limit", "price_per_kwh",
+    "currency", "dataset_tokens", "wandb_log", "wandb_project", "wandb_run_name", "backend", "init_from", "max_iters",
+    "eval_interval", "eval_iters", "eval_batch_size", "eval_block_size", "eval_only", "compile", "device",
+}  # fmt: skip
+
+
+class Note:
+    """Something that the user should hear of: an id and its values."""
+
+    def __init__(self, id: str, /, **values: Any) -> None:
+        self.id = id
+        self.values = values
+
+
+Event = StepMetrics | EvaluationMetrics | Note
+Listener = Callable[[Event], None]
+
+
+def config_digest(config: RunConfig) -> str:
+    """A hash of every knob that decides what is learned."""
+    values = {key: value for key, value in config.model_dump().items() if key not in FREE_KEYS}
+    return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16]
+
+
+class Trainer:
+    """Trains one run in its directory, whose lock the caller holds."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        info: DatasetInfo,
+        directory: RunDirectory,
+        placement: Placement,
+        listen: Listener = lambda event: None,
+        name: str = "run",
+    ) -> None:
+        self.config, self.info, self.directory, self.placement = config, info, directory, placement
+        self.listen, self.name = listen, name
+        self.flag = StopFlag()
+        self.meter = Meter(placement.device)
+        self.shape = ModelShape.of(config)
+        self.train_tokens = TokenFile(info, "train", config.vocab_size)
+        self.val_tokens = TokenFile(info, "val", config.vocab_size)
+        self.peak = placement.gpu.peak_flop_per_s(placement.dtype)
+        self.step_times: list[float] = []
+        self.evaluation_times: list[float] = []
+        self.resumed_from: tuple[int, ...] = ()
+        self.started_at = now()
+        self.clock = time.monotonic
+        self.state: TrainState
+        self.progress = Progress(step=0, config_digest=config_digest(config), dataset_fingerprint=info.fingerprint)
+        self._elapsed_before_s = 0.0
+
+    # -- the run -------------------------------------------------------------------------------------------
+
+    def run(self, *, resume: bool = False) -> RunRecord:
+        """Train to the end or to a signal; the record is written in every case."""
+        self._started = self.clock()
+        try:
+            if not resume:
+                self._write_record("running")
+            with self.flag:
+                self._begin(resume)
+                finished = self._loop()
+        except UserError as error:
+            self._write_record("diverged" if error.id.startswith("diverged") else "failed", error.id)
+            raise
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                self._write_record("failed", type(error).__name__)
+                raise
+            raise UserError("disk.full", path=str(self.directory.path), needs=0, free=0) from None
+        except torch.OutOfMemoryError:
+            self._write_record("failed", "memory.out_of_memory")
+            raise self._out_of_memory() from None
+        except BaseException as error:
+            self._write_record("failed", type(error).__name__)
+            raise
+        return self._write_record("finished" if finished else "interrupted", self.flag.signal_name)
+
+    def _out_of_memory(self) -> UserError:
+        return UserError(
+            "memory.out_of_memory", step=self.progress.step, batch_size=self.config.batch_size,
+            gradient_accumulation_steps=self.config.gradient_accumulation_steps,
+        )  # fmt: skip
+
+    def _begin(self, resume: bool) -> None:
+        for id, values in self.placement.notes:
+            self._note(id, **values)
+        if self.placement.device.type == "cuda" and self.config.memory_limit_bytes:
+            self._cap_memory(self.config.memory_limit_bytes)
+        dtype = TORCH_DTYPES[self.placement.dtype]
+        self.state = build(self.config, self.placement.device, dtype, compile=self.placement.compiled)
+        checkpoint.sweep(self.directory.checkpoints)
+        if resume:
+            self._resume()
+
+    def _cap_memory(self, limit_bytes: int) -> None:
+        """CUDA's allocator refuses what would go beyond the limit; the context is outside of what it counts."""
+        total = torch.cuda.get_device_properties(self.placement.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), self.placement.device)
+
+    def _resume(self) -> None:
+        loaded = checkpoint.load(self.directory.checkpoints, self.state, self._check_compatible)
+        previous = self.directory.read_record()
+        self.started_at, self.resumed_from = previous.started_at, previous.resumed_from
+        step = 0
+        if loaded is not None:
+            for name, problem in loaded.skipped:
+                self._note("checkpoint_skipped", name=name, problem=problem)
+            self.progress = loaded.progress
+            step = loaded.progress.step
+        self._elapsed_before_s = self.progress.elapsed_s
+        self.resumed_from += (step,)
+        self.directory.drop_metrics_from(step, keep_evaluation=self.progress.evaluated)
+        self._note("resumed", step=step)
+        self._write_record("running")
+
+    def _check_compatible(self, progress: Progress) -> None:
+        if progress.config_digest != config_digest(self.config):
+            old = self.directory.read_record().config
+            changed = [
+                f"{key}: {getattr(old, key)} → {getattr(self.config, key)}"
+                for key in RunConfig.model_fields
+                if key not in FREE_KEYS and getattr(old, key) != getattr(self.config, key)
+            ]
+            raise UserError("usage.resume_changed", path=str(self.directory.path), changed=changed)
+        if progress.dataset_fingerprint != self.info.fingerprint:
+            raise UserError("data.changed", path=self.info.path)
+
+    def _loop(self) -> bool:
+        """Steps until max_iters (true) or until a signal asked for a stop (false)."""
+        c = self.config
+        last_log_s, last_log_step, paused_s = self.clock(), self.progress.step, 0.0
+        while not self.flag.stopping:
+            step = self.progress.step
+            done = c.eval_only or step >= c.max_iters
+            if (step % c.eval_interval == 0 or done) and not self.progress.evaluated:
+                before = self.clock()
+                self._evaluate_and_save(step, force=done)
+                paused_s += self.clock() - before
+                if self.flag.stopping:
+                    break
+            if done:
+                return True
+            result = self._train_one(step)
+            self.progress = self.progress.model_copy(update={"step": step + 1, "evaluated": False})
+            if step % c.log_interval == 0 or step + 1 == c.max_iters:
+                loss = self._finite(result, step)
+                at = self.clock()
+                step_s = (at - last_log_s - paused_s) / (step + 1 - last_log_step)
+                last_log_s, last_log_step, paused_s = at, step + 1, 0.0
+                self._log(step, loss, float(result.grad_norm), step_s)
+        self._save()
+        return False
+
+    def _train_one(self, step: int) -> StepResult:
+        c = self.config
+        batches = train_batches(
+            self.train_tokens, c.seed, step, batch_size=c.batch_size, accumulation=c.gradient_accumulation_steps,
+            block=c.block_size, device=self.placement.device,
+        )  # fmt: skip
+        rate = learning_rate(c, step)
+        phase = "first_step" if step == 0 else "steady_step"
+        if step and self.meter.wants("steady_step"):
+            self.meter.watch(self.state, compiled=self.placement.compiled)
+        with self.meter.phase(phase, self.state):
+            return train_step(self.state, batches, rate)
+
+    def _finite(self, result: StepResult, step: int) -> float:
+        loss = float(result.loss)
+        if not math.isfinite(loss):
+            raise UserError("diverged.loss", step=step, loss=loss)
+        return loss
+
+    def _log(self, step: int, loss: float, grad_norm: float, step_s: float) -> None:
+        tokens_per_s = self.config.tokens_per_step / step_s
+        if step >= 3:  # the first steps allocate, compile and are measured
+            self.step_times.append(step_s)
+        metrics = StepMetrics(
+            step=step,
+            loss=loss,
+            grad_norm=grad_norm if math.isfinite(grad_norm) else -1.0,
+            learning_rate=learning_rate(self.config, step),
+            step_s=step_s,
+            tokens_per_s=tokens_per_s,
+            mfu=tokens_per_s * self.shape.flops_per_token / self.peak if self.peak else None,
+            memory_bytes=self.meter.device_bytes(),
+            elapsed_s=self._elapsed_s(),
+            eta_s=self._eta_s(step, step_s),
+        )
+        self.directory.append("metrics", metrics.to_json())
+        self.listen(metrics)
+
+    def _eta_s(self, step: int, step_s: float) -> float:
+        remaining = self.config.max_iters - step - 1
+        evaluations = math.ceil(remaining / self.config.eval_interval)
+        each = median(self.evaluation_times) if self.evaluation_times else 0.0
+        return remaining * step_s + evaluations * each
+
+    # -- evaluation and saving -----------------------------------------------------------------------------
+
+    def _evaluate_and_save(self, step: int, *, force: bool) -> None:
+        before = self.clock()
+        losses = {}
+        phase = "evaluate_first" if step == 0 else "evaluate_later"
+        for split, tokens in (("train", self.train_tokens), ("val", self.val_tokens)):
+            loss = self._mean_loss(split, tokens, phase)
+            if loss is None:  # a signal came; the evaluation will be done again after the resume
+                return
+            losses[split] = loss
+        if not math.isfinite(losses["val"]):
+            raise UserError("diverged.loss", step=step, loss=losses["val"])
+        best = self.progress.best_val_loss is None or losses["val"] < self.progress.best_val_loss
+        took = self.clock() - before
+        self.evaluation_times.append(took)
+        metrics = EvaluationMetrics(
+            step=step, train_loss=losses["train"], val_loss=losses["val"], evaluation_s=took, best=best
+        )
+        self.directory.append("metrics", metrics.to_json())
+        update: dict[str, Any] = {"evaluated": True, "val_loss": losses["val"]}
+        if best:
+            update |= {"best_val_loss": losses["val"], "best_step": step}
+        if self.progress.first_val_loss is None:
+            update["first_val_loss"] = losses["val"]
+        self.progress = self.progress.model_copy(update=update)
+        self.listen(metrics)
+        if step and (best or force or self.config.always_save_checkpoint):
+            self._save()
+
+    def _mean_loss(self, split: str, tokens: TokenFile, phase: str) -> float | None:
+        """Mean over the evaluation batches; None when a signal asked for a stop in between."""
+        c = self.config
+        batches = evaluation_batches(
+            tokens, c.seed, split, batch_size=c.eval_batch, iterations=c.eval_iters, block=c.eval_block,
+            device=self.placement.device,
+        )  # fmt: skip
+        total = torch.zeros((), device=self.placement.device)
+        if self.meter.wants(phase):  # two batches show the peak
+            with self.meter.phase(phase, self.state):
+                for _, batch in zip(range(2), batches, strict=False):
+                    total += evaluation_loss(self.state, batch)
+        for batch in batches:
+            if self.flag.stopping:
+                return None
+            total += evaluation_loss(self.state, batch)
+        return float(total) / c.eval_iters
+
+    def _save(self) -> None:
+        self.progress = self.progress.model_copy(update={"elapsed_s": self._elapsed_s()})
+        path = checkpoint.save(self.directory.checkpoints, self.state, self.progress)
+        checkpoint.retain(self.directory.checkpoints, self.config.keep_checkpoints, self.progress.best_step)
+        self._note("saved", name=path.name)
+
+    # -- the record ----------------------------------------------------------------------------------------
+
+    def _elapsed_s(self) -> float:
+        return self._elapsed_before_s + self.clock() - self._started
+
+    def _note(self, id: str, /, **values: Any) -> None:
+        self.directory.event(id, **values)
+        self.listen(Note(id, **values))
+
+    def _write_record(self, status: Any, reason: str = "") -> RunRecord:
+        step_s = median(self.step_times) if self.step_times else None
+        tokens_per_s = self.config.tokens_per_step / step_s if step_s else None
+        flop_per_s = tokens_per_s * self.shape.flops_per_token if tokens_per_s else None
+        record = RunRecord(
+            id=self.directory.id, name=self.name, status=status, reason=reason, started_at=self.started_at,
+            ended_at=None if status == "running" else now(), config=self.config, gpu=self.placement.gpu,
+            dtype=self.placement.dtype, compiled=self.placement.compiled, dataset=self.info,
+            n_params=self.shape.n_params, steps_done=self.progress.step, resumed_from=self.resumed_from,
+            first_val_loss=self.progress.first_val_loss, val_loss=self.progress.val_loss,
+            best_val_loss=self.progress.best_val_loss, step_s=step_s, tokens_per_s=tokens_per_s,
+            mfu=flop_per_s / self.peak if flop_per_s and self.peak else None,
+            evaluation_s=median(self.evaluation_times) if self.evaluation_times else None,
+            wall_s=self._elapsed_s(),
+            memory=self.meter.result(self.state) if hasattr(self, "state") else self.meter.empty(),
+        )  # fmt: skip
+        self.directory.write_record(record)
+        return record

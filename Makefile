@@ -32,7 +32,7 @@ slow: $(STAMP) ## the slower proofs
 check: $(STAMP) ## lint, format check, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 fix: $(STAMP) ## mend what the linter can mend, and format
 	$(BIN)/ruff check --fix .

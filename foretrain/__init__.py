@@ -1,1 +1,64 @@
+"""foretrain: know what a GPT training run will take before you start it, then run it in exactly that.
 
+The library in four lines:
+
+    from foretrain import find_gpu, plan, resolve
+    resolved = resolve(["gpt2-124m", "--batch_size=8"])
+    forecast = plan(resolved.config, find_gpu("RTX 4070"))
+    print(forecast.verdict_of("foretrain"), forecast.memory_of("foretrain").worst.allocated_bytes)
+
+Names are loaded on first use, so that importing foretrain costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foretrain.advise.compare import Comparison as Comparison
+    from foretrain.advise.compare import compare as compare
+    from foretrain.config import RunConfig as RunConfig
+    from foretrain.configfile import from_values as from_values
+    from foretrain.configfile import resolve as resolve
+    from foretrain.errors import ConfigError as ConfigError
+    from foretrain.errors import UserError as UserError
+    from foretrain.hardware import Gpu as Gpu
+    from foretrain.hardware import find as find_gpu
+    from foretrain.predict.plan import Plan as Plan
+    from foretrain.predict.plan import plan as plan
+    from foretrain.run.store import RunRecord as RunRecord
+
+_HOMES = {
+    "Comparison": ("foretrain.advise.compare", "Comparison"),
+    "ConfigError": ("foretrain.errors", "ConfigError"),
+    "Gpu": ("foretrain.hardware", "Gpu"),
+    "Plan": ("foretrain.predict.plan", "Plan"),
+    "RunConfig": ("foretrain.config", "RunConfig"),
+    "RunRecord": ("foretrain.run.store", "RunRecord"),
+    "UserError": ("foretrain.errors", "UserError"),
+    "compare": ("foretrain.advise.compare", "compare"),
+    "find_gpu": ("foretrain.hardware", "find"),
+    "from_values": ("foretrain.configfile", "from_values"),
+    "plan": ("foretrain.predict.plan", "plan"),
+    "resolve": ("foretrain.configfile", "resolve"),
+}
+__all__ = [
+    "Comparison",
+    "ConfigError",
+    "Gpu",
+    "Plan",
+    "RunConfig",
+    "RunRecord",
+    "UserError",
+    "compare",
+    "find_gpu",
+    "from_values",
+    "plan",
+    "resolve",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'foretrain' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    return getattr(import_module(module), attribute)

@@ -72,18 +72,34 @@ class RunConfig(Record):
         group="data", unit="tokens", least=0, most=10**16, ours=True,
     )  # fmt: skip
     tokenizer: Literal["byte", "bpe", "gpt2"] = knob(
-        "byte", "how the built-in corpus is cut into tokens; bpe is trained on it to vocab_size", group="data", ours=True
+        "byte",
+        "how the built-in corpus is cut into tokens; bpe is trained on it to vocab_size",
+        group="data",
+        ours=True,
     )
     seed: int = knob(1337, "seed of weights, data order and dropout", group="data", least=0, most=2**63 - 1, ours=True)
 
     batch_size: int = knob(
-        12, "micro-batch: sequences in one forward pass", group="batch", unit="sequences", least=1, most=1_000_000
+        12,
+        "micro-batch: sequences in one forward pass",
+        group="batch",
+        unit="sequences",
+        least=1,
+        most=1_000_000,
     )
     gradient_accumulation_steps: int = knob(
-        40, "micro-batches in one optimizer step", group="batch", unit="micro-batches", least=1, most=10_000_000
+        40,
+        "micro-batches in one optimizer step",
+        group="batch",
+        unit="micro-batches",
+        least=1,
+        most=10_000_000,
     )
     activation_checkpointing: bool = knob(
-        False, "keep only the input of each block and compute it again in the backward pass", group="batch", ours=True
+        False,
+        "keep only the input of each block and compute it again in the backward pass",
+        group="batch",
+        ours=True,
     )
 
     learning_rate: float = knob(6e-4, "highest learning rate", group="optimizer", above=0, most=100)
@@ -101,10 +117,20 @@ class RunConfig(Record):
     min_lr: float = knob(6e-5, "learning rate at the end of the decay", group="optimizer", least=0, most=100)
 
     eval_interval: int = knob(
-        2000, "steps between evaluations; each one also saves", group="evaluation", unit="steps", least=1, most=10**10
+        2000,
+        "steps between evaluations; each one also saves",
+        group="evaluation",
+        unit="steps",
+        least=1,
+        most=10**10,
     )
     eval_iters: int = knob(
-        200, "micro-batches per split in one evaluation", group="evaluation", unit="micro-batches", least=1, most=10**8
+        200,
+        "micro-batches per split in one evaluation",
+        group="evaluation",
+        unit="micro-batches",
+        least=1,
+        most=10**8,
     )
     eval_batch_size: int = knob(
         0, "micro-batch of evaluation; 0: as batch_size", group="evaluation",
@@ -122,7 +148,12 @@ class RunConfig(Record):
         True, "save at every evaluation, not only when the validation loss improves", group="run"
     )
     keep_checkpoints: int = knob(
-        2, "newest checkpoints to keep; the best one is kept besides", group="run", least=1, most=10_000, ours=True
+        2,
+        "newest checkpoints to keep; the best one is kept besides",
+        group="run",
+        least=1,
+        most=10_000,
+        ours=True,
     )
 
     device: str = knob(
@@ -130,12 +161,15 @@ class RunConfig(Record):
         pattern=r"^(auto|cpu|mps|cuda(:\d{1,3})?)$",
     )  # fmt: skip
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob(
-        "auto", "arithmetic of the matrix products; auto: bfloat16 where the card has it, else float16; on a CPU float32",
+        "auto", "arithmetic of the matrix products; auto: bfloat16 where the card has it, else float16; CPU: float32",
         group="system",
     )  # fmt: skip
     compile: bool = knob(True, "torch.compile the model", group="system")
     memory_limit: str = knob(
-        "", "most memory that the run may take, such as 10GiB; empty: what the card has free", group="system", ours=True
+        "",
+        "most memory that the run may take, such as 10GiB; empty: what the card has free",
+        group="system",
+        ours=True,
     )
 
     price_per_kwh: float = knob(
@@ -237,7 +271,11 @@ def _field_problems(values: dict[str, Any], source_of: Callable[[str], str]) -> 
                 expects = f"{'a whole number' if by_name[key].type == 'int' else 'a number'} {expects}"
             problems.append(
                 UserError(
-                    "config.bad_value", key=key, value=_shown(values[key]), expects=expects, source=source_of(key)
+                    "config.bad_value",
+                    key=key,
+                    value=_shown(values[key]),
+                    expects=expects,
+                    source=source_of(key),
                 )
             )
         return problems
@@ -265,7 +303,11 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunConfig], bool], str], ...] = (
         lambda c: c.decay_lr and not c.eval_only and c.lr_decay_iters <= c.warmup_iters,
         "decay_before_warmup",
     ),
-    (("min_lr", "learning_rate", "decay_lr"), lambda c: c.decay_lr and c.min_lr > c.learning_rate, "min_lr_above"),
+    (
+        ("min_lr", "learning_rate", "decay_lr"),
+        lambda c: c.decay_lr and c.min_lr > c.learning_rate,
+        "min_lr_above",
+    ),
     (("eval_block_size", "block_size"), lambda c: c.eval_block > c.block_size, "eval_block_beyond"),
 )
 

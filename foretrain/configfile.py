@@ -238,9 +238,8 @@ def to_toml(config: RunConfig) -> str:
     lines: list[str] = []
     for group in GROUPS:
         lines.append(f"[{group}]")
-        for knob in KNOBS.values():
-            if knob.group == group:
-                lines.append(f"{knob.name} = {_toml_value(getattr(config, knob.name))}")
+        members = (name for name, knob in KNOBS.items() if knob.group == group)
+        lines += [f"{name} = {_toml_value(getattr(config, name))}" for name in members]
         lines.append("")
     return "\n".join(lines)
 

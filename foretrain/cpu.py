@@ -56,9 +56,7 @@ def cpu_device() -> Gpu:
     fp32_tflops = cores * lanes * _FMA_UNITS * _FLOP_PER_FMA * clock_ghz / 1e3
     # AMX: 2048 bf16 operations per clock and core (Intel's optimisation guide); AVX512_BF16 doubles the lanes.
     bf16_tflops = (
-        cores * 2048 * clock_ghz / 1e3
-        if "amx_bf16" in flags
-        else fp32_tflops * (2 if "avx512_bf16" in flags else 1)
+        cores * 2048 * clock_ghz / 1e3 if "amx_bf16" in flags else fp32_tflops * (2 if "avx512_bf16" in flags else 1)
     )
     memory = total_memory_bytes()
     model = _first(r"^model name\s*:\s*(.*)$", info) or platform.processor() or platform.machine()

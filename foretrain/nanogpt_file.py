@@ -121,7 +121,11 @@ def parse(text: str, path: str, known: set[str], inert: set[str]) -> ParsedFile:
         tree = ast.parse(text)
     except SyntaxError as error:
         result.problems.append(
-            UserError("config.not_python", source=f"{path}:{error.lineno or 1}", reason=error.msg or "cannot be read")
+            UserError(
+                "config.not_python",
+                source=f"{path}:{error.lineno or 1}",
+                reason=error.msg or "cannot be read",
+            )
         )
         return result
     except (ValueError, RecursionError, MemoryError) as error:

@@ -75,9 +75,7 @@ def _memory(plan: Plan, run: RunRecord) -> list[Row]:
         highest = max(highest, sample.reserved_bytes or sample.process_bytes or 0)
     worst = predicted.worst
     id = "process.reserved" if plan.gpu.kind == "cuda" else "process.resident"
-    rows += _row(
-        id, "bytes", worst.needed_expected_bytes, highest, worst.needed_low_bytes, worst.needed_high_bytes
-    )
+    rows += _row(id, "bytes", worst.needed_expected_bytes, highest, worst.needed_low_bytes, worst.needed_high_bytes)
     return rows
 
 
@@ -89,7 +87,12 @@ def _time(plan: Plan, run: RunRecord) -> list[Row]:
     rows = _row("time.step", "seconds", step.expected_s, run.step_s, step.low_s, step.high_s)
     if evaluation is not None:
         rows += _row(
-            "time.evaluation", "seconds", evaluation.expected_s, run.evaluation_s, evaluation.low_s, evaluation.high_s
+            "time.evaluation",
+            "seconds",
+            evaluation.expected_s,
+            run.evaluation_s,
+            evaluation.low_s,
+            evaluation.high_s,
         )
     if run.status == "finished" and not run.resumed_from:
         rows += _row("time.run", "seconds", total.expected_s, run.wall_s, total.low_s, total.high_s)

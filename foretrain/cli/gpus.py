@@ -59,7 +59,20 @@ def _all(cards: list[Gpu]) -> Document:
         )
         for gpu in cards
     )
-    names = ("gpu", "architecture", "sm", "memory", "bandwidth", "bf16", "fp16", "fp16_acc16", "tf32", "fp32", "fp8", "power")
+    names = (
+        "gpu",
+        "architecture",
+        "sm",
+        "memory",
+        "bandwidth",
+        "bf16",
+        "fp16",
+        "fp16_acc16",
+        "tf32",
+        "fp32",
+        "fp8",
+        "power",
+    )
     columns = tuple(Message(f"column.{name}") for name in names)
     table = Table(columns, rows, frozenset(range(2, 12)))
     title, subtitle = Message("gpus.title", {"count": len(cards)}), Message("gpus.subtitle")

@@ -43,25 +43,31 @@ def plan_command(
         str, typer.Option(help="Card or cards to plan for, as 'RTX 4070' or 3060,4070; cpu is this machine.")
     ] = "auto",
     others: Annotated[
-        str, typer.Option(help="Memory that other programs hold on the card, such as 2GB. On this machine's own card it is measured.")
+        str,
+        typer.Option(
+            help="Memory that other programs hold on the card, such as 2GB. On this machine's own card it is measured."
+        ),
     ] = "",
     step_time: Annotated[
-        float | None, typer.Option(help="Seconds of one iteration in your log: hours, MFU and energy follow from it.")
+        float | None,
+        typer.Option(help="Seconds of one iteration in your log: hours, MFU and energy follow from it."),
     ] = None,
     logged_mfu: Annotated[
-        float | None, typer.Option(help="The mfu that nanoGPT printed, in percent: the step time follows from it.")
+        float | None,
+        typer.Option(help="The mfu that nanoGPT printed, in percent: the step time follows from it."),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with 3 when it does not fit.")] = False,
     trainer: Annotated[
         str, typer.Option(help="Whose step --check judges: foretrain or nanogpt.", metavar="NAME")
     ] = "foretrain",
     show_config: Annotated[
-        bool, typer.Option("--show-config", help="Print every knob, its value and where it came from; no plan.")
+        bool,
+        typer.Option("--show-config", help="Print every knob, its value and where it came from; no plan."),
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """What a run will take: memory by phase and component, tokens, FLOPs, hours, energy, cost. Needs no GPU, no torch."""
+    """What a run will take: memory by phase and component, FLOPs, hours, energy, cost. Needs no GPU, no torch."""
     resolved = resolve(words or [])
     print_notes(resolved.notes, quiet=quiet)
     if show_config:
@@ -69,10 +75,7 @@ def plan_command(
         return
     if trainer not in ("foretrain", "nanogpt"):
         raise typer.BadParameter("must be foretrain or nanogpt", param_hint="--trainer")
-    plans = [
-        make_plan(resolved, target, step_time, logged_mfu)
-        for target in targets(gpu, others, resolved.config)
-    ]
+    plans = [make_plan(resolved, target, step_time, logged_mfu) for target in targets(gpu, others, resolved.config)]
     if as_json:
         objects = [p.to_json(schema=SCHEMA) for p in plans]
         print_json(objects[0] if len(objects) == 1 else {"schema": "foretrain.plans/1", "plans": objects})
@@ -187,7 +190,13 @@ def _show_config(resolved: ResolvedConfig, as_json: bool) -> None:
     from foretrain.report.document import Document, Message, Section, Table
 
     rows = tuple(
-        (knob.name, str(getattr(config, knob.name)), knob.unit, resolved.sources.get(knob.name, "default"), knob.help)
+        (
+            knob.name,
+            str(getattr(config, knob.name)),
+            knob.unit,
+            resolved.sources.get(knob.name, "default"),
+            knob.help,
+        )
         for knob in KNOBS.values()
     )
     columns = tuple(Message(f"column.{name}") for name in ("key", "value", "unit", "source", "help"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics
     from foretrain.run.trainer import Event
 
+LINE_EVERY_S = 5.0  # a log file wants fewer lines than a terminal; metrics.jsonl has them all
+
 EPILOG = """Examples:
 
 foretrain train baby
@@ -36,12 +39,13 @@ def add_to(app: typer.Typer) -> None:
 def train_command(
     words: Words = None,
     resume: Annotated[
-        str, typer.Option(help="auto: go on with the newest unfinished run under this out_dir; no: begin a new one.")
+        str,
+        typer.Option(help="auto: go on with the newest unfinished run under this out_dir; no: begin a new one."),
     ] = "no",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a config: live line, evaluation, checkpoints. Ctrl-C saves; --resume auto goes on exactly where it stopped."""
+    """Train a config: live line, evaluation, checkpoints. Ctrl-C saves; --resume auto goes on where it stopped."""
     if resume not in ("auto", "no"):
         raise typer.BadParameter("must be auto or no", param_hint="--resume")
     resolved = resolve(words or [])
@@ -138,7 +142,8 @@ def _write_inputs(
 
     config = resolved.config.model_copy(update={"compile": placement.compiled, "dtype": placement.dtype})
     forecast = make_plan(
-        ResolvedConfig(config, {**resolved.sources, "vocab_size": "run"}, (), resolved.name), Target(placement.gpu, 0)
+        ResolvedConfig(config, {**resolved.sources, "vocab_size": "run"}, (), resolved.name),
+        Target(placement.gpu, 0),
     )
     replace_text(directory.path / "config.toml", to_toml(resolved.config))
     replace_text(directory.path / "environment.json", json.dumps(environment, indent=1) + "\n")
@@ -167,6 +172,7 @@ class Printer:
         self.width = len(str(max_iters))
         self.max_iters = max_iters
         self._pending = False
+        self._next_line_s = 0.0
 
     def __call__(self, event: Event) -> None:
         if self.quiet:
@@ -193,8 +199,9 @@ class Printer:
             sys.stderr.write("\r\x1b[2K" + line[: max(20, ERR.width - 1)])
             sys.stderr.flush()
             self._pending = True
-        else:
+        elif time.monotonic() >= self._next_line_s or m.step + 1 == self.max_iters:
             sys.stderr.write(line + "\n")
+            self._next_line_s = time.monotonic() + LINE_EVERY_S
 
     def _evaluation(self, m: EvaluationMetrics) -> Text:
         text = f"step {m.step:>{self.width}}/{self.max_iters}  "

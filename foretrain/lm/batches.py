@@ -49,9 +49,7 @@ class TokenFile:
     def _check(self, ids: np.ndarray) -> None:
         """An id without a row in the embedding would kill a CUDA process; here it is a sentence."""
         if ids.size and int(ids.max()) >= self.vocab_size:
-            raise UserError(
-                "data.id_beyond_vocab", path=str(self.path), id=int(ids.max()), vocab_size=self.vocab_size
-            )
+            raise UserError("data.id_beyond_vocab", path=str(self.path), id=int(ids.max()), vocab_size=self.vocab_size)
 
     def batch(self, starts: np.ndarray, block: int, device: torch.device) -> Batch:
         """Rows of block + 1 tokens from each start, as (inputs, targets): len(starts) x block, int64."""
@@ -83,7 +81,14 @@ def starts(seed: int, stream: int, step: int, rows: int, positions: int) -> np.n
 
 
 def train_batches(
-    tokens: TokenFile, seed: int, step: int, *, batch_size: int, accumulation: int, block: int, device: torch.device
+    tokens: TokenFile,
+    seed: int,
+    step: int,
+    *,
+    batch_size: int,
+    accumulation: int,
+    block: int,
+    device: torch.device,
 ) -> Iterator[Batch]:
     """The micro-batches of one optimizer step. Batch size and accumulation only cut the same rows differently."""
     first = starts(seed, TRAIN, step, batch_size * accumulation, tokens.tokens - block)
@@ -92,7 +97,14 @@ def train_batches(
 
 
 def evaluation_batches(
-    tokens: TokenFile, seed: int, split: str, *, batch_size: int, iterations: int, block: int, device: torch.device
+    tokens: TokenFile,
+    seed: int,
+    split: str,
+    *,
+    batch_size: int,
+    iterations: int,
+    block: int,
+    device: torch.device,
 ) -> Iterator[Batch]:
     """The same batches at every evaluation, so that two evaluations differ by the model alone."""
     stream = EVAL_TRAIN if split == "train" else EVAL_VAL

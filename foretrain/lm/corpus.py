@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-_SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
+_SKIPPED = {
+    "test",
+    "tests",
+    "idle_test",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "encodings",
+    "pydoc_data",
+}
 _VAL_SHARE = 20  # one file in twenty
 
 

@@ -99,10 +99,8 @@ class GPT(nn.Module):
         position = torch.arange(T, device=idx.device)
         x = parts["drop"](parts["wte"](idx) + parts["wpe"](position))
         for block in parts["h"]:
-            if self.checkpointing and self.training:
-                x = checkpoint(block, x, use_reentrant=False)
-            else:
-                x = block(x)
+            recompute = self.checkpointing and self.training
+            x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
         return parts["ln_f"](x)
 
     def forward(self, idx: Tensor, targets: Tensor) -> Tensor:

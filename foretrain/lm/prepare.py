@@ -79,6 +79,6 @@ def _encode(tokenizer: Tokenizer, split: str, dtype: str) -> np.ndarray:
             if isinstance(encoded, bytes)
             else np.array(encoded, dtype=np.int64)
         )
-        assert wide.size == 0 or (0 <= wide.min() and wide.max() < limit)
+        assert wide.size == 0 or (wide.min() >= 0 and wide.max() < limit)
         parts += [wide.astype(dtype), np.array([tokenizer.separator], dtype=dtype)]
     return np.concatenate(parts)

@@ -42,9 +42,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: RunConfig) -> "ModelShape":
-        return cls(
-            config.n_layer, config.n_head, config.n_embd, config.block_size, config.vocab_size, config.bias
-        )
+        return cls(config.n_layer, config.n_head, config.n_embd, config.block_size, config.vocab_size, config.bias)
 
     @property
     def head_dim(self) -> int:

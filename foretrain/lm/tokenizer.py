@@ -55,7 +55,9 @@ class BpeTokenizer:
         self._text = text
         self._fast = Fast.from_str(text)
         self.vocab_size: int = self._fast.get_vocab_size()
-        self.separator: int = self._fast.token_to_id(self.SEPARATOR)
+        separator = self._fast.token_to_id(self.SEPARATOR)
+        assert separator is not None
+        self.separator = separator
 
     @classmethod
     def train(cls, documents: Iterable[bytes], vocab_size: int) -> "BpeTokenizer":
@@ -68,8 +70,8 @@ class BpeTokenizer:
         if vocab_size < 257:
             raise UserError("data.bpe_vocab", vocab_size=vocab_size)
         fast = Fast(models.BPE())
-        fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
-        fast.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+        fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        fast.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[cls.SEPARATOR],
@@ -147,9 +149,7 @@ class CharTokenizer:
 
 
 # name -> (make it for a corpus and a vocabulary size, read it back from a dataset's folder)
-TOKENIZERS: dict[
-    str, tuple[Callable[[Callable[[], Iterable[bytes]], int], Tokenizer], Callable[[Path], Tokenizer]]
-] = {
+TOKENIZERS: dict[str, tuple[Callable[[Callable[[], Iterable[bytes]], int], Tokenizer], Callable[[Path], Tokenizer]]] = {
     "byte": (lambda documents, size: ByteTokenizer(), lambda folder: ByteTokenizer()),
     "bpe": (lambda documents, size: BpeTokenizer.train(documents(), size), BpeTokenizer.load),
     "gpt2": (lambda documents, size: Gpt2Tokenizer(), lambda folder: Gpt2Tokenizer()),

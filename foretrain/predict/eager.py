@@ -46,8 +46,7 @@ class EagerStep(EagerForward):
         """The gradient of a matrix: computed in half precision, then cast to fp32."""
         if not self.v.half:
             return self.t.alloc("gradients", self.weight(name, 4))
-        half = self.t.alloc("temporaries", self.weight(name, 2))
-        return half
+        return self.t.alloc("temporaries", self.weight(name, 2))
 
     def cast_gradient(self, name: str, gradient: Tensor) -> Tensor:
         if not self.v.half:
@@ -57,7 +56,12 @@ class EagerStep(EagerForward):
         return full
 
     def linear_backward(
-        self, name: str, incoming: Tensor, width: int, saved_input: Tensor | None, copies: dict[str, Tensor],
+        self,
+        name: str,
+        incoming: Tensor | None,
+        width: int,
+        saved_input: Tensor | None,
+        copies: dict[str, Tensor],
         bias: int,
     ) -> Tensor:
         """Both products of a linear layer: the gradient of its input (width·E bytes·low) and of its weight."""

@@ -258,4 +258,3 @@ def worst_verdict(memory: StepMemory) -> Verdict | None:
     """The verdict of the whole run: that of its worst phase."""
     order: list[Verdict | None] = ["does_not_fit", "tight", "fits", None]
     return min((phase.verdict for phase in memory.phases), key=order.index)
-

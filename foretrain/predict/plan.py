@@ -29,7 +29,7 @@ class Note(Record):
     """Something the user should know: an id of a text and its values."""
 
     id: str
-    values: dict[str, Any] = {}
+    values: dict[str, Any]
 
 
 class ModelCounts(Record):
@@ -149,7 +149,13 @@ def n_evaluations(config: RunConfig) -> int:
 
 
 def _timing(
-    config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool, work: Work, logged_step_s: float | None
+    config: RunConfig,
+    gpu: Gpu,
+    dtype: Dtype,
+    step: StepName,
+    compiled: bool,
+    work: Work,
+    logged_step_s: float | None,
 ) -> Timing | None:
     predicted = step_time(config, gpu, dtype, step, compiled=compiled)
     if logged_step_s is not None:
@@ -245,9 +251,7 @@ def plan(
         dataset_source = "config"
     work = _work(config, shape, dataset_tokens, dataset_source)
     steps: tuple[StepName, StepName] = ("foretrain", "nanogpt")
-    ours, nanos = (
-        predict(config, gpu, dtype, step, compiled=compiled, available_bytes=available) for step in steps
-    )
+    ours, nanos = (predict(config, gpu, dtype, step, compiled=compiled, available_bytes=available) for step in steps)
     timings = [_timing(config, gpu, dtype, step, compiled, work, logged_step_s) for step in steps]
     return Plan(
         name=name, config=config, gpu=gpu, dtype=dtype, dtype_reason=reason, compiled=compiled,

@@ -1,4 +1,4 @@
-"""Step time from the catalogue: matrix products at a share of the card's peak, plus traffic at a share of its bandwidth.
+"""Step time from the catalogue: matrix products at a share of the peak, the rest at a share of the bandwidth.
 
 First version: three terms for a micro-batch (matrix products, attention, memory traffic of everything else), one
 for the optimizer, one for launching kernels. The shares are set so that published runs on five cards come out
@@ -47,9 +47,7 @@ class Range(Record):
         )
 
 
-def _traffic_bytes(
-    config: RunConfig, tokens: int, step: StepName, half: bool, compiled: bool, train: bool
-) -> float:
+def _traffic_bytes(config: RunConfig, tokens: int, step: StepName, half: bool, compiled: bool, train: bool) -> float:
     """Bytes that everything but the matrix products reads and writes in one micro-batch.
 
     Per element of B·T·C and layer, counted over the operations of eager.py and inductor.py: LayerNorms, casts,
@@ -65,9 +63,7 @@ def _traffic_bytes(
     else:
         per_element, per_logit = (55 if train else 20) * width, (12 if train else 6) * width
     per_weight = (22 if half else 12) if train else (6 if half else 0)
-    return (
-        per_element * elements * shape.n_layer + per_logit * logits + per_weight * shape.n_matmul_params
-    )
+    return per_element * elements * shape.n_layer + per_logit * logits + per_weight * shape.n_matmul_params
 
 
 def _gemm_share(gpu: Gpu) -> float:

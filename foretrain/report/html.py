@@ -62,7 +62,13 @@ def _block(block: Block, pictures: list[dict[str, Any]]) -> str:
         case Verbatim(text=text):
             return f"<pre>{escape(text)}</pre>"
         case StackedBars():
-            return _picture(block.title.text(), _stacked(block), _stacked_table(block), 70 + 48 * len(block.bars), pictures)
+            return _picture(
+                block.title.text(),
+                _stacked(block),
+                _stacked_table(block),
+                70 + 48 * len(block.bars),
+                pictures,
+            )
         case Lines():
             return _picture(block.title.text(), _lines(block), _lines_table(block), 320, pictures)
         case Pairs():

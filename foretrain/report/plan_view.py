@@ -32,7 +32,7 @@ GROUP_ORDER = (
 
 def grouped(components: tuple[Component, ...]) -> tuple[tuple[str, int], ...]:
     """(group, bytes) in the order of GROUP_ORDER."""
-    sums = dict.fromkeys(GROUP_ORDER, 0)
+    sums: dict[str, int] = dict.fromkeys(GROUP_ORDER, 0)
     for component in components:
         sums[GROUPS[component.id]] += component.size_bytes
     return tuple((group, size) for group, size in sums.items() if size)
@@ -46,7 +46,10 @@ def document(plan: Plan) -> Document:
         "plan.subtitle" if peak and gpu.memory_bytes else "plan.subtitle_short",
         {"gpu": gpu.name, "memory": gpu.memory_bytes or 0, "peak": peak or 0, "dtype": plan.dtype},
     )
-    sections = [Section(Message("plan.verdict"), _verdict(plan)), Section(Message("plan.memory"), _memory(plan))]
+    sections = [
+        Section(Message("plan.verdict"), _verdict(plan)),
+        Section(Message("plan.memory"), _memory(plan)),
+    ]
     sections.append(Section(Message("plan.bytes"), _bytes(plan)))
     sections.append(Section(Message("plan.work"), (_work(plan),)))
     sections.append(Section(Message("plan.time"), _time(plan)))
@@ -99,7 +102,10 @@ def _memory(plan: Plan) -> tuple[Block, ...]:
     for memory in plan.memory:
         rows = tuple((Message(f"phase.{phase.phase}"), *_needs(phase)) for phase in memory.phases)
         tones = tuple("plain" if p.verdict == "fits" else TONES[p.verdict] for p in memory.phases)
-        head = Message("plan.step_mode", {"step": Message(f"step.{memory.step}"), "mode": Message(f"mode.{_mode(memory)}")})
+        head = Message(
+            "plan.step_mode",
+            {"step": Message(f"step.{memory.step}"), "mode": Message(f"mode.{_mode(memory)}")},
+        )
         blocks.append(Table((head, *heads[1:]), rows, numeric, tones))
     explained = "plan.needed_explained_cpu" if plan.gpu.kind == "cpu" else "plan.needed_explained"
     return *blocks, Paragraph(Message(explained))
@@ -125,7 +131,9 @@ def _bytes(plan: Plan) -> tuple[Block, ...]:
         for c in worst.components
         if c.size_bytes * 2000 >= worst.allocated_bytes
     ]
-    rest = worst.allocated_bytes - sum(c.size_bytes for c in worst.components if c.size_bytes * 2000 >= worst.allocated_bytes)
+    rest = worst.allocated_bytes - sum(
+        c.size_bytes for c in worst.components if c.size_bytes * 2000 >= worst.allocated_bytes
+    )
     if rest:
         rows.append((Message("component.rest"), Quantity(rest, "bytes"), ""))
     rows.append((Message("component.total"), Quantity(worst.allocated_bytes, "bytes"), ""))
@@ -162,9 +170,7 @@ def _work(plan: Plan) -> Table:
     if work.epochs is not None:
         values = {"epochs": work.epochs, "tokens": work.dataset_tokens}
         rows.append((Message("row.epochs"), Message("value.epochs", values)))
-    rows.append(
-        (Message("row.flops"), Message("value.flops", {"flops_6n": work.flops_6n, "flops": work.flops}))
-    )
+    rows.append((Message("row.flops"), Message("value.flops", {"flops_6n": work.flops_6n, "flops": work.flops})))
     return Table((), tuple(rows))
 
 
@@ -175,7 +181,12 @@ def _time(plan: Plan) -> tuple[Block, ...]:
     rows = _time_rows(plan, timing)
     if plan.nanogpt_timing and timing.source.startswith("predicted"):
         nanos = plan.nanogpt_timing
-        rows.append((Message("row.nanogpt_time"), _duration(nanos.step_s.low_s, nanos.step_s.expected_s, nanos.step_s.high_s)))
+        rows.append(
+            (
+                Message("row.nanogpt_time"),
+                _duration(nanos.step_s.low_s, nanos.step_s.expected_s, nanos.step_s.high_s),
+            )
+        )
     table = Table((), tuple(rows))
     return table, Paragraph(Message(f"voice.{'log' if timing.source.startswith('measured') else 'catalogue'}"))
 
@@ -197,9 +208,7 @@ def _time_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
         rows.append(
             (
                 Message("row.evaluations"),
-                Message(
-                    "value.evaluations", {"count": timing.n_evaluations, "each": evaluation.expected_s}
-                ),
+                Message("value.evaluations", {"count": timing.n_evaluations, "each": evaluation.expected_s}),
             )
         )
     rows.append((Message("row.total_time"), _duration(total.low_s, total.expected_s, total.high_s)))
@@ -229,6 +238,18 @@ def mfu_message(timing: Timing, gpu: Gpu, dtype: str) -> Message:
     return Message("value.mfu", {**values, "peak": peak, "gpu": gpu.name})
 
 
+def _span(timing: Timing | None) -> Cell:
+    if timing is None:
+        return "–"
+    return Message("value.range_only", {"low": timing.total_s.low_s, "high": timing.total_s.high_s})
+
+
+def _cost(timing: Timing | None, currency: str) -> Cell:
+    if timing is None or timing.cost_expected is None:
+        return "–"
+    return Message("value.cost", {"cost": timing.cost_expected, "currency": currency})
+
+
 def comparison_of_cards(plans: list[Plan]) -> Document:
     """`--gpu a,b,c`: one row a card."""
     rows: list[tuple[Cell, ...]] = []
@@ -245,17 +266,24 @@ def comparison_of_cards(plans: list[Plan]) -> Document:
                 Message(f"word.{ours}") if ours else "–",
                 Message(f"word.{nano}") if nano else "–",
                 Quantity(timing.total_s.expected_s if timing else None, "duration"),
-                Message("value.range_only", {"low": timing.total_s.low_s, "high": timing.total_s.high_s}) if timing else "–",
+                _span(timing),
                 Quantity(timing.energy_expected_j if timing else None, "energy"),
-                Message("value.cost", {"cost": timing.cost_expected, "currency": plan.config.currency})
-                if timing and timing.cost_expected is not None
-                else "–",
+                _cost(timing, plan.config.currency),
             )
         )  # fmt: skip
-    names = ("gpu", "memory", "dtype", "needed_short", "verdict", "nanogpt_verdict", "hours", "range", "energy", "cost")
+    names = (
+        "gpu",
+        "memory",
+        "dtype",
+        "needed_short",
+        "verdict",
+        "nanogpt_verdict",
+        "hours",
+        "range",
+        "energy",
+        "cost",
+    )
     columns = tuple(Message(f"column.{name}") for name in names)
     table = Table(columns, tuple(rows), frozenset({1, 3, 6, 7, 8, 9}))
     section = Section(Message("plan.cards"), (table, Paragraph(Message("voice.catalogue"))))
     return Document(Message("plan.title", {"name": plans[0].name}), Message("plan.cards_subtitle"), [section])
-
-

@@ -23,7 +23,13 @@ from foretrain.report.document import (
 from foretrain.report.plan_view import grouped
 from foretrain.run.store import RunDirectory, RunRecord
 
-STATUS_TONES = {"finished": "good", "interrupted": "warn", "killed": "warn", "diverged": "bad", "failed": "bad"}
+STATUS_TONES = {
+    "finished": "good",
+    "interrupted": "warn",
+    "killed": "warn",
+    "diverged": "bad",
+    "failed": "bad",
+}
 _MAX_POINTS = 600
 
 
@@ -66,7 +72,10 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
         ("compare.time", comparison.time, Message("compare.time_voice")),
     )
     return [
-        Section(Message(title), (_rows(rows), Paragraph(voice)) if rows else (Paragraph(Message("compare.nothing")),))
+        Section(
+            Message(title),
+            (_rows(rows), Paragraph(voice)) if rows else (Paragraph(Message("compare.nothing")),),
+        )
         for title, rows, voice in parts
     ]
 
@@ -151,16 +160,25 @@ def _learning(metrics: list[dict[str, Any]], unigram: float | None) -> tuple[Blo
         Message("axis.loss"),
         (
             Series(
-                Message("axis.train"), tuple(m["step"] + 1 for m in training), tuple(m["loss"] for m in training)
+                Message("axis.train"),
+                tuple(m["step"] + 1 for m in training),
+                tuple(m["loss"] for m in training),
             ),
             Series(
-                Message("axis.val"), tuple(m["step"] for m in evaluations), tuple(m["val_loss"] for m in evaluations)
+                Message("axis.val"),
+                tuple(m["step"] for m in evaluations),
+                tuple(m["val_loss"] for m in evaluations),
             ),
         ),
         (Message("axis.unigram"), unigram) if unigram else None,
     )
     rows = tuple(
-        (f"{m['step']:,}", f"{m['train_loss']:.4f}", f"{m['val_loss']:.4f}", Quantity(m["evaluation_s"], "duration"))
+        (
+            f"{m['step']:,}",
+            f"{m['train_loss']:.4f}",
+            f"{m['val_loss']:.4f}",
+            Quantity(m["evaluation_s"], "duration"),
+        )
         for m in evaluations
     )
     columns = tuple(Message(f"column.{name}") for name in ("step", "train_loss", "val_loss", "took"))
@@ -173,7 +191,10 @@ def _memory_picture(plan: Plan, record: RunRecord, comparison: Comparison) -> tu
     measured = record.memory.phase("steady_step")
     steady = [p for p in plan.memory_of("foretrain").phases if p.phase == "steady_step"]
     if measured is not None and measured.allocated_bytes and steady:
-        known = (("weights", record.memory.weights_bytes or 0), ("optimizer", record.memory.optimizer_bytes or 0))
+        known = (
+            ("weights", record.memory.weights_bytes or 0),
+            ("optimizer", record.memory.optimizer_bytes or 0),
+        )
         rest = measured.allocated_bytes - sum(size for _, size in known)
         bars = (
             Bar(Message("axis.predicted"), grouped(steady[0].components)),

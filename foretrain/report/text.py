@@ -88,7 +88,8 @@ def _bars(bars: StackedBars, console: Console) -> RenderableType:
             start, edge = edge, edge + size / scale * _BAR_WIDTH
             cells = round(edge) - round(start)
             line.append(
-                "█" * cells if colours else GROUP_LETTERS[group] * cells, style=GROUP_STYLES[group] if colours else ""
+                "█" * cells if colours else GROUP_LETTERS[group] * cells,
+                style=GROUP_STYLES[group] if colours else "",
             )
         if bars.limit_bytes is not None:
             mark = round(bars.limit_bytes / scale * _BAR_WIDTH)
@@ -118,8 +119,5 @@ def _pairs(pairs: Pairs) -> RichTable:
 
 def _lines(lines: Lines) -> Text:
     """First and last value of each line: a terminal is no place for a curve."""
-    parts = []
-    for series in lines.series:
-        if series.ys:
-            parts.append(f"{cell_text(series.label)} {series.ys[0]:.4f} → {series.ys[-1]:.4f}")
+    parts = (f"{cell_text(s.label)} {s.ys[0]:.4f} → {s.ys[-1]:.4f}" for s in lines.series if s.ys)
     return Text("; ".join(parts))

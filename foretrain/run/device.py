@@ -105,7 +105,12 @@ def environment(placement: Placement) -> dict[str, str]:
     }
     if placement.device.type == "cuda":
         found["cuda"] = torch.version.cuda or ""
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG"):
+    for name in (
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "OMP_NUM_THREADS",
+        "CUBLAS_WORKSPACE_CONFIG",
+    ):
         if name in os.environ:
             found[name] = os.environ[name]
     return found

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself on stderr otherwise
 
@@ -46,8 +47,10 @@ def allocator_peak(run: profile) -> int:
     while stack:
         node = stack.pop()
         stack.extend(node.children)
-        if node.tag == _EventType.Allocation and node.extra_fields.device.type == "cpu":
-            events.append((node.start_time_ns, node.extra_fields.alloc_size))
+        if node.tag == _EventType.Allocation:
+            fields: Any = node.extra_fields
+            if fields.device.type == "cpu":
+                events.append((node.start_time_ns, fields.alloc_size))
     current = peak = 0
     for _, size in sorted(events):
         current += size

@@ -32,6 +32,14 @@ class TokenFile:
         if info.max_id is None and self.tokens * self._item <= _SCAN_LIMIT_BYTES:
             self._check(np.fromfile(self.path, dtype=self._dtype))
 
+    def close(self) -> None:
+        """Give the file back; a closed file reads nothing."""
+        self._file.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+
     def window(self, start: int, length: int) -> np.ndarray:
         """`length` ids from `start`, int64. Raises UserError when the file is shorter than it was."""
         size = length * self._item

@@ -30,7 +30,10 @@ class EagerStep(EagerForward):
         self.keep_gradient(t.alloc("gradients", t.size(4, "W", "C")))
         t.free(position)
         embedding = t.alloc("gradients", t.size(4, "V", "C"))
-        t.free(head_grad, residual)
+        t.free(residual)
+        if not self.v.half:  # the head's gradient is a transposed view in fp32, so the sum is not made in place
+            t.free(t.alloc("temporaries", t.size(4, "V", "C")))
+        t.free(head_grad)
         self.keep_gradient(embedding)
         self.has_grads = True
 
@@ -69,7 +72,7 @@ class EagerStep(EagerForward):
         self.cublas("backward")
         out = t.alloc("temporaries", self.e(width * self.low))
         half = self.weight_gradient(name)
-        t.free(incoming, saved_input, copies.pop(name, None))
+        t.free(incoming, saved_input, copies.pop(name, None), copies.pop(f"{name}.bias", None))
         if self.v.bias:
             self.vector_gradient(bias)
         self.keep_gradient(self.cast_gradient(name, half))

@@ -105,6 +105,9 @@ class EagerForward:
         """The half-precision copy that autocast makes of a matrix weight and that backward needs."""
         if self.v.half:
             saved.copies[name] = self.t.alloc("weight_copies", self.weight(name, 2))
+            if self.v.bias:
+                size = self.t.size({"attn": 6, "proj": 2, "fc": 8, "out": 2}[name], "C")
+                saved.copies[f"{name}.bias"] = self.t.alloc("weight_copies", size)
 
     def cublas(self, thread: str) -> None:
         """cuBLAS keeps one workspace per handle: one for the main thread, one for autograd's."""

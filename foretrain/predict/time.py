@@ -137,5 +137,6 @@ def evaluation_time(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *
 
 
 def compile_time(compiled: bool) -> Range:
+    """What the first step takes longer, where the model is compiled."""
     low, expected, high = COMPILE_S if compiled else (0.0, 0.0, 0.0)
     return Range(low_s=low, expected_s=expected, high_s=high)

@@ -49,6 +49,7 @@ class Loaded:
 
 
 def path_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint after `step` steps is; names sort as numbers do."""
     return folder / f"step-{step:010d}"
 
 

@@ -1,0 +1,20 @@
+"""Every test runs in a directory of its own, on one thread, without the user's environment."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+settings.load_profile("ci")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["TIKTOKEN_CACHE_DIR"] = "/nonexistent"
+
+
+@pytest.fixture(autouse=True)
+def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("NO_COLOR", "1")
+    return tmp_path

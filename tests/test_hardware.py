@@ -1,0 +1,202 @@
+"""The catalogue: every figure derivable a second way; names; detection; unknown cards."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from foretrain.cpu import cpu_device
+from foretrain.errors import UserError
+from foretrain.hardware import Gpu, catalogue, detect, find, match, nearest
+from foretrain.units import GIB
+from tests.helpers import foretrain
+
+CARDS = list(catalogue().values())
+TOLERANCE = 0.03
+
+
+def close(derived: float, stated: float) -> bool:
+    return abs(derived / stated - 1) <= TOLERANCE
+
+
+def test_the_catalogue_is_whole() -> None:
+    assert len(CARDS) == 48
+    for gpu in CARDS:
+        assert gpu.source, gpu.name
+        assert gpu.bandwidth_gb_per_s, gpu.name
+
+
+@pytest.mark.parametrize("gpu", CARDS, ids=lambda gpu: gpu.name)
+def test_figures_follow_a_second_way(gpu: Gpu) -> None:
+    assert gpu.memory_bus_bits
+    assert gpu.memory_gbps_per_pin
+    assert gpu.bandwidth_gb_per_s
+    assert close(gpu.memory_bus_bits / 8 * gpu.memory_gbps_per_pin, gpu.bandwidth_gb_per_s)
+    if gpu.fp16_flop_per_clock_per_sm:
+        assert gpu.sm_count
+        assert gpu.boost_clock_ghz
+        derived = gpu.sm_count * gpu.fp16_flop_per_clock_per_sm * gpu.boost_clock_ghz / 1e3
+        stated = gpu.fp16_dense_tflops or gpu.fp16_acc16_dense_tflops  # Pascal has no fp32-accumulating path
+        assert stated
+        assert close(derived, stated)
+    if gpu.fp32_tflops and gpu.fp32_flop_per_clock_per_sm:
+        clock = gpu.fp32_clock_ghz or gpu.boost_clock_ghz
+        assert gpu.sm_count
+        assert clock
+        assert close(gpu.sm_count * gpu.fp32_flop_per_clock_per_sm * clock / 1e3, gpu.fp32_tflops)
+
+
+@pytest.mark.parametrize("gpu", CARDS, ids=lambda gpu: gpu.name)
+def test_ratios_between_dtypes(gpu: Gpu) -> None:
+    """Sparse figures, CUDA-core rates and copied rows show here: they break a ratio that the hardware fixes."""
+    fp16 = gpu.fp16_dense_tflops
+    if fp16 and gpu.bf16_dense_tflops:
+        assert close(fp16, gpu.bf16_dense_tflops)
+    if fp16 and gpu.tf32_dense_tflops:
+        assert close(fp16 / 2, gpu.tf32_dense_tflops)
+    if fp16 and gpu.fp8_dense_tflops:
+        assert close(fp16 * 2, gpu.fp8_dense_tflops)
+    if fp16 and gpu.fp16_acc16_dense_tflops:
+        geforce = gpu.name.startswith("RTX")
+        assert close(fp16 * (2 if geforce else 1), gpu.fp16_acc16_dense_tflops)
+
+
+def test_figures_from_elsewhere() -> None:
+    """Spot checks against figures quoted outside of the catalogue's own source (reference notes, section 7)."""
+    assert find("4070").peak_flop_per_s("float16") == 58.3e12
+    assert find("4090").bf16_dense_tflops == 165.2
+    assert find("L4").bandwidth_gb_per_s == 300  # PyTorch 2.13 has 3350
+    assert find("RTX 3090").bf16_dense_tflops == 71  # nanochat's table; Lightning's has 35.6
+    assert find("RTX 4070").peak_flop_per_s("float32") == 29.1e12
+    assert not find("T4").supports_bf16
+    assert find("3060").supports_bf16
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("RTX 4070", "RTX 4070"), ("rtx4070", "RTX 4070"), ("4070", "RTX 4070"), ("GeForce RTX 4070", "RTX 4070"),
+        ("NVIDIA GeForce RTX 4070", "RTX 4070"), ("4070 ti super", "RTX 4070 Ti SUPER"), ("3060", "RTX 3060 12GB"),
+        ("4060 ti 16gb", "RTX 4060 Ti 16GB"), ("h200", "H200 SXM 141GB"), ("Tesla T4", "T4"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM5 80GB"), ("NVIDIA A100-SXM4-80GB", "A100 SXM4 80GB"),
+    ],
+)  # fmt: skip
+def test_names(name: str, card: str) -> None:
+    assert find(name).name == card
+
+
+@pytest.mark.parametrize("gpu", CARDS, ids=lambda gpu: gpu.name)
+def test_every_card_is_found_by_its_name(gpu: Gpu) -> None:
+    assert find(gpu.name) is gpu
+
+
+def test_one_name_two_cards() -> None:
+    with pytest.raises(UserError) as caught:
+        find("RTX 4060 Ti")
+    assert caught.value.id == "gpu.ambiguous"
+    assert caught.value.values["choices"] == ["RTX 4060 Ti 8GB", "RTX 4060 Ti 16GB"]
+
+
+@pytest.mark.parametrize("name", ["RTX 4071", "Radeon 7900", "", "💥", "x" * 300])
+def test_unknown_is_an_error_with_the_block_to_add(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        find(name)
+    assert caught.value.id == "gpu.unknown"
+    assert "bf16_dense_tflops = ?" in str(caught.value)
+    assert caught.value.values["near"]
+    if name == "RTX 4071":
+        assert nearest(name)[0].startswith("RTX 407")
+
+
+class FakeNvml:
+    """NVML as the binding shows it, with one card."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, name: str, gib: float, cores: int, used_gib: float = 2.0, capability: tuple[int, int] = (8, 9)):
+        self.name, self.total, self.cores, self.used = name, round(gib * GIB), cores, round(used_gib * GIB)
+        self.capability = capability
+        self.shut_down = False
+
+    def nvmlInit(self) -> None: ...  # noqa: N802
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.shut_down = True
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+        return self.name
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(total=self.total, used=self.used)
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:  # noqa: N802
+        return self.capability
+
+    def nvmlDeviceGetNumGpuCores(self, handle: int) -> int:  # noqa: N802
+        return self.cores
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
+        return b"575.64"
+
+
+def test_detection_tells_twins_apart_by_memory() -> None:
+    for gib, card in ((7.996, "RTX 4060 Ti 8GB"), (15.99, "RTX 4060 Ti 16GB")):
+        nvml = FakeNvml("NVIDIA GeForce RTX 4060 Ti", gib, 34 * 128)
+        found = detect(nvml=nvml)
+        assert found
+        assert found.gpu.name == card
+        assert found.gpu.memory_gib == pytest.approx(gib)
+        assert found.used_bytes == 2 * GIB
+        assert found.driver == "575.64"
+        assert nvml.shut_down
+
+
+def test_detection_uses_the_true_memory() -> None:
+    found = detect(nvml=FakeNvml("NVIDIA GeForce RTX 4070", 11.994, 5888))
+    assert found
+    assert found.gpu.name == "RTX 4070"
+    assert found.gpu.memory_bytes == round(11.994 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "cores"),
+    [("NVIDIA GeForce RTX 3060", 8, 28 * 128), ("NVIDIA GeForce RTX 4070", 12, 4608), ("NVIDIA Titan Z", 6, 2880)],
+    ids=["8 GB twin that the catalogue lacks", "laptop part of the same name", "unknown"],
+)
+def test_detection_never_takes_another_card(name: str, gib: float, cores: int) -> None:
+    with pytest.raises(UserError) as caught:
+        detect(nvml=FakeNvml(name, gib, cores))
+    assert caught.value.id == "gpu.unknown"
+    assert f"sm_count = {cores // 128}" in str(caught.value)
+
+
+def test_no_driver_no_card() -> None:
+    class Broken(FakeNvml):
+        def nvmlInit(self) -> None:  # noqa: N802
+            raise self.NVMLError("driver not loaded")
+
+    assert detect(nvml=Broken("x", 1, 1)) is None
+    assert detect(index=3, nvml=FakeNvml("NVIDIA GeForce RTX 4070", 12, 5888)) is None
+    assert match("RTX 4070", 12, None).name == "RTX 4070"
+
+
+def test_this_machine() -> None:
+    gpu = cpu_device()
+    assert gpu.kind == "cpu"
+    assert gpu.peak_flop_per_s("float32")
+    assert gpu.memory_bytes
+    assert "derived" in gpu.source
+
+
+def test_gpus_command() -> None:
+    result = foretrain("gpus", "4070")
+    assert "58.3" in result.stdout
+    assert "llm.c" in result.stdout
+    result = foretrain("gpus", "4071")
+    assert result.returncode == 2
+    assert "RTX 4070" in result.stderr

@@ -1,0 +1,251 @@
+"""Plans: the real cases, FLOPs, time, verdicts, the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from foretrain.configfile import resolve
+from foretrain.hardware import find
+from foretrain.lm.shape import ModelShape
+from foretrain.predict.plan import Plan, n_evaluations, plan
+from foretrain.predict.time import step_time
+from foretrain.units import parse_bytes
+from tests.helpers import REPO, foretrain
+
+CASES = REPO / "examples" / "real-cases"
+GPU = find("RTX 4070")
+
+
+def case(name: str, *words: str) -> Plan:
+    resolved = resolve([str(CASES / f"{name}.py"), *words])
+    return plan(resolved.config, GPU, name=name)
+
+
+def test_parameters_to_the_digit_of_the_log() -> None:
+    counts = {name: case(name).counts for name in ("a", "b1", "b2", "c", "d")}
+    assert {name: f"{c.n_params_nanogpt / 1e6:.2f}" for name, c in counts.items()} == {
+        "a": "29.94", "b1": "40.56", "b2": "123.59", "c": "76.77", "d": "40.56",
+    }  # fmt: skip
+    assert counts["a"].decayed_tensors == 26
+    assert f"{counts['a'].decayed_params / 1e6:.2f}" == "30.13"
+
+
+def test_case_a_where_the_memory_goes() -> None:
+    """nvidia-smi: 4,464 MiB for the process. The logits are the largest part, and weights are fp32."""
+    memory = case("a").memory_of("nanogpt")
+    assert memory.compiled
+    steady = memory.phase("steady_step")
+    assert steady.components[0].id == "logits"
+    weights = next(c for c in steady.components if c.id == "weights")
+    assert weights.size_bytes == pytest.approx(4 * case("a").counts.n_params, rel=1e-3)
+    assert steady.needed_low_bytes < 4464 * 2**20 < steady.needed_high_bytes
+
+
+def test_case_b_what_the_mfu_means() -> None:
+    resolved = resolve([str(CASES / "b1.py")])
+    timing = plan(resolved.config, GPU, logged_step_s=3.9).timing
+    assert timing
+    assert timing.mfu == pytest.approx(0.69, abs=0.005)
+    assert timing.nanogpt_mfu == pytest.approx(0.129, abs=0.0005)
+    assert timing.tokens_per_s == pytest.approx(134_000, rel=0.005)
+    assert timing.flop_per_s == pytest.approx(40.3e12, rel=0.005)
+    assert timing.source == "measured (log)"
+
+
+def test_case_b_the_other_way_round() -> None:
+    """From what nanoGPT printed to seconds."""
+    result = foretrain("plan", str(CASES / "b1.py"), "--gpu", "4070", "--logged-mfu", "12.9", "--json")
+    timing = json.loads(result.stdout)["timing"]
+    assert timing["step_s"]["expected_s"] == pytest.approx(3.9, rel=0.005)
+    assert timing["mfu"] == pytest.approx(0.69, abs=0.005)
+
+
+def test_case_c_does_not_fit_beside_a_desktop() -> None:
+    resolved = resolve([str(CASES / "c.py")])
+    beside = plan(resolved.config, GPU, others_bytes=parse_bytes("2.1GB"))
+    assert beside.verdict_of("nanogpt") == "does_not_fit"
+    failing = [p.phase for p in beside.memory_of("nanogpt").phases if p.verdict == "does_not_fit"]
+    assert failing == ["steady_step"]
+    assert plan(resolved.config, GPU).verdict_of("nanogpt") != "does_not_fit"  # the desktop is what breaks it
+    assert beside.verdict_of("foretrain") == "fits"
+    # In eager mode it would die before the first step: the evaluation holds five copies of the logits.
+    eager = resolve([str(CASES / "c.py"), "--compile=False"])
+    phases = plan(eager.config, GPU, others_bytes=parse_bytes("2.1GB")).memory_of("nanogpt")
+    assert phases.phase("evaluate_later").verdict == "does_not_fit"
+
+
+def test_case_d_tokens_flops_hours() -> None:
+    resolved = resolve([str(CASES / "d.py")])
+    made = plan(resolved.config, GPU, logged_step_s=3.9)
+    assert made.work.tokens == 10_485_760_000
+    assert made.work.epochs == pytest.approx(2.85, abs=0.005)
+    assert made.work.flops_6n == pytest.approx(2.55e18, rel=0.002)
+    assert made.work.flops == pytest.approx(3.15e18, rel=0.002)
+    assert made.timing
+    assert made.timing.step_s.expected_s * made.work.steps / 3600 == pytest.approx(21.7, abs=0.05)
+    assert made.timing.energy_expected_j
+    assert made.timing.energy_low_j < made.timing.energy_expected_j < made.timing.energy_high_j  # type: ignore[operator]
+    kwh = made.timing.energy_expected_j / 3.6e6
+    assert made.timing.cost_expected == pytest.approx(kwh * 0.30)
+
+
+PUBLISHED = json.loads((REPO / "benchmarks" / "published_logs.json").read_text())["logs"]
+
+
+@pytest.mark.parametrize("log", PUBLISHED, ids=lambda log: log["id"])
+def test_published_runs_are_in_the_stated_range(log: dict) -> None:  # type: ignore[type-arg]
+    """All but those that are marked as from before torch 2.1."""
+    config = resolve([f"--{key}={value}" for key, value in log["config"].items()]).config
+    predicted = step_time(config, find(log["gpu"]), log["dtype"], "nanogpt", compiled=log["compiled"])
+    assert predicted
+    logged_s = config.tokens_per_step / log["tokens_per_s"]
+    assert (predicted.low_s <= logged_s <= predicted.high_s) == log["in_range"]
+
+
+def test_time_is_monotonic() -> None:
+    base = resolve(["gpt2-124m"]).config
+
+    def seconds(gpu: str, **changes: object) -> float:
+        config = base.model_copy(update=changes)
+        found = step_time(config, find(gpu), "bfloat16", "foretrain", compiled=bool(changes.get("compile", True)))
+        assert found
+        return found.expected_s
+
+    assert seconds("3060") > seconds("4070") > seconds("4090") > seconds("H200")
+    assert seconds("4070", compile=False) > seconds("4070")
+    assert seconds("4070", activation_checkpointing=True) > 1.1 * seconds("4070")
+    assert seconds("4070", gradient_accumulation_steps=128) == pytest.approx(2 * seconds("4070"), rel=0.02)
+
+
+def test_evaluations_are_counted() -> None:
+    for words, count in (
+        (["--max_iters=20000", "--eval_interval=500"], 41),
+        (["--max_iters=5000", "--eval_interval=2000"], 4),
+    ):
+        assert n_evaluations(resolve(["gpt2-124m", "--lr_decay_iters=5000", *words]).config) == count
+
+
+def test_plan_round_trips_through_json() -> None:
+    made = case("c", "--activation_checkpointing=true")
+    assert Plan.from_json(made.model_dump_json()) == made
+    assert Plan.from_json(json.dumps(made.to_json(schema="foretrain.plan/1"))) == made
+
+
+def test_every_preset_plans_on_every_card() -> None:
+    from foretrain.hardware import catalogue
+    from foretrain.presets import PRESETS
+    from foretrain.report import html, plan_view
+
+    for preset in PRESETS:
+        for gpu in catalogue().values():
+            made = plan(resolve([preset]).config, gpu)
+            assert (made.verdict_of("foretrain") is None) == (gpu.memory_bytes is None)
+    assert "<canvas" in html.render(plan_view.document(made))
+
+
+def test_dtype_is_chosen_from_the_card() -> None:
+    config = resolve(["gpt2-124m"]).config
+    assert plan(config, find("4070")).dtype == "bfloat16"
+    assert plan(config, find("T4")).dtype == "float16"
+    assert plan(config.model_copy(update={"dtype": "float16"}), find("4070")).dtype == "float16"
+
+
+def test_memory_limit_limits() -> None:
+    config = resolve(["gpt2-124m", "--memory_limit=4GiB"]).config
+    made = plan(config, GPU)
+    assert made.available_bytes == 4 * 2**30
+    assert made.available_reason == "memory_limit"
+    assert made.verdict_of("foretrain") == "does_not_fit"
+
+
+def test_dataset_on_disk_gives_epochs_and_vocabulary() -> None:
+    from tests.helpers import write_dataset
+
+    path = write_dataset(Path("data/toy"), tokens=1000)
+    (path / "meta.json").write_text(json.dumps({"dtype": "uint16", "vocab_size": 96, "tokenizer": "byte"}))
+    result = foretrain("plan", "--dataset=toy", "--max_iters=10", "--lr_decay_iters=10", "--warmup_iters=1",
+                       "--gpu", "4070", "--json")  # fmt: skip
+    made = json.loads(result.stdout)
+    assert made["config"]["vocab_size"] == 96
+    assert made["work"]["epochs"] == pytest.approx(10 * 491_520 / 1000)
+
+
+# -- the command line ----------------------------------------------------------------------------------------
+
+
+def test_plan_says_the_verdict_first() -> None:
+    result = foretrain("plan", str(CASES / "c.py"), "--gpu", "RTX 4070", "--others", "2.1GB")
+    assert result.returncode == 0
+    verdict = result.stdout.split("Memory by phase")[0]
+    assert "nanoGPT (compiled) does not fit: in later steps (backward, at the loss)" in verdict
+    assert "foretrain (compiled) fits" in verdict
+    assert "1.96 GiB that others hold" in verdict
+
+
+def test_json_is_one_object_with_units_in_its_keys() -> None:
+    result = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--json", "--wandb_log=True")
+    made = json.loads(result.stdout)
+    assert made["schema"] == "foretrain.plan/1"
+    assert made["memory"][0]["phases"][0]["allocated_bytes"] > 0
+    assert "note:" in result.stderr  # everything else
+
+
+def test_several_cards() -> None:
+    result = foretrain("plan", "gpt2-124m", "--gpu", "3060,4070,4090")
+    for name in ("RTX 3060 12GB", "RTX 4070", "RTX 4090"):
+        assert name in result.stdout
+    made = json.loads(foretrain("plan", "gpt2-124m", "--gpu", "3060,4090", "--json").stdout)
+    assert [p["gpu"]["name"] for p in made["plans"]] == ["RTX 3060 12GB", "RTX 4090"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["gpt2-1558m", "--gpu", "4070", "--check"], 3, "does not fit the RTX 4070"),
+        (["gpt2-30m", "--gpu", "4070", "--check"], 0, ""),
+        (["c.py", "--gpu", "4070", "--others", "2.1GB", "--check", "--trainer", "nanogpt"], 3, "does not fit"),
+        (["gpt2-124m", "--gpu", "4071"], 2, "nearest"),
+        (["gpt2-124m", "--gpu", "4060 ti"], 2, "more than one card"),
+        (["gpt2-124m", "--gpu", "4070", "--others", "lots"], 2, "--others"),
+        (["gpt2-124m", "--gpu", "4070", "--others", "13GiB"], 2, "more than the 12.00 GiB"),
+        (["gpt2-124m", "--gpu", "4070", "--step-time", "0"], 2, "above 0"),
+        (["gpt2-124m", "--gpu", "4070", "--step-time", "1", "--logged-mfu", "3"], 2, "one of them"),
+        (["gpt2-124m", "--gpu", "4070", "--trainer", "x"], 2, "foretrain or nanogpt"),
+        (["gpt2-124m", "--gpu"], 2, "requires an argument"),
+    ],
+)
+def test_exit_codes(words: list[str], code: int, says: str) -> None:
+    words = [str(CASES / word) if word == "c.py" else word for word in words]
+    result = foretrain("plan", *words)
+    assert result.returncode == code, result.stderr
+    assert says in " ".join(result.stderr.replace("│", " ").split())
+    assert "Traceback" not in result.stderr
+
+
+def test_without_a_card_plan_asks_for_one() -> None:
+    result = foretrain("plan", "gpt2-124m")
+    assert result.returncode == 2
+    assert "--gpu" in result.stderr
+    assert foretrain("plan", "baby", "--device=cpu").returncode == 0
+
+
+def test_errors_are_json_too() -> None:
+    result = foretrain("plan", "--batchsize=3", "--n_head=7", "--gpu", "4070", "--json")
+    error = json.loads(result.stdout)
+    assert result.returncode == error["exit_code"] == 2
+    assert error["schema"] == "foretrain.error/1"
+    assert {p["id"] for p in error["problems"]} == {"config.unknown_key_near", "config.heads_do_not_divide"}
+
+
+def test_did_you_mean() -> None:
+    assert "plan" in foretrain("plna").stderr
+    assert foretrain("plna").returncode == 2
+
+
+def test_library_in_four_lines() -> None:
+    import foretrain as ft
+
+    forecast = ft.plan(ft.resolve(["gpt2-124m"]).config, ft.find_gpu("RTX 4070"))
+    assert forecast.verdict_of("foretrain") == "fits"
+    assert ModelShape.of(forecast.config).n_params == forecast.counts.n_params

@@ -63,6 +63,11 @@ def texts(lang: str = "en") -> dict[str, str]:
     return flat
 
 
+def printable(text: str) -> str:
+    """The text without control characters, which could command a terminal. Names and samples are not ours."""
+    return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in text)
+
+
 def say(id: str, lang: str = "en", /, **values: Any) -> str:
     """The text of `id` with its values put in. Raises KeyError for an unknown id or a missing value."""
     return _formatter.vformat(texts(lang)[id], (), values)

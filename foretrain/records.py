@@ -19,5 +19,6 @@ class Record(BaseModel):
     def from_json(cls, text: str) -> Self:
         """The record of a JSON text; a leading 'schema' key is allowed and dropped."""
         data = json.loads(text)
-        data.pop("schema", None)
+        if isinstance(data, dict):
+            data.pop("schema", None)
         return cls.model_validate(data)

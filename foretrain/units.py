@@ -40,7 +40,7 @@ def format_bytes(size: float) -> str:
             value = size / factor
             digits = 2 if factor >= GIB else (0 if value >= 100 else 1)
             return f"{sign}{value:,.{digits}f} {unit}"
-    return f"{sign}{size:.0f} B"
+    return f"{sign}{size:,.0f} B"
 
 
 def format_bytes_range(sizes: tuple[float, float]) -> str:

@@ -214,7 +214,7 @@ def test_toml_round_trip(preset: str, own_directory: Path) -> None:
     assert resolve(["x.toml"]).config == config
 
 
-@given(st.text(max_size=30).filter(lambda s: "\ud800" > s or s.isascii()))
+@given(st.text(max_size=30).filter(lambda s: s < "\ud800" or s.isascii()))
 def test_any_text_survives_toml(text: str) -> None:
     import tomllib
 

@@ -23,7 +23,7 @@ from tests.helpers import foretrain, write_dataset
 CPU = torch.device("cpu")
 
 
-def problem(call, *args) -> UserError:  # noqa: ANN001
+def problem(call, *args) -> UserError:
     with pytest.raises(UserError) as caught:
         call(*args)
     assert caught.value.exit_code in (ExitCode.DATA, ExitCode.ENVIRONMENT)
@@ -55,10 +55,10 @@ def test_meta_pickle_of_a_character_dataset() -> None:
 
 
 class Payload:
-    def __init__(self, call, *args) -> None:  # noqa: ANN001
+    def __init__(self, call, *args) -> None:
         self.call, self.args = call, args
 
-    def __reduce__(self):  # noqa: ANN204
+    def __reduce__(self):
         return self.call, self.args
 
 
@@ -200,7 +200,7 @@ def test_targets_are_the_next_tokens() -> None:
 def test_starts_are_in_range(seed: int, stream: int, step: int, rows: int, positions: int) -> None:
     found = starts(seed, stream, step, rows, positions)
     assert found.shape == (rows,)
-    assert 0 <= found.min()
+    assert found.min() >= 0
     assert found.max() < positions
 
 

@@ -118,29 +118,29 @@ class FakeNvml:
         self.capability = capability
         self.shut_down = False
 
-    def nvmlInit(self) -> None: ...  # noqa: N802
-    def nvmlShutdown(self) -> None:  # noqa: N802
+    def nvmlInit(self) -> None: ...
+    def nvmlShutdown(self) -> None:
         self.shut_down = True
 
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+    def nvmlDeviceGetCount(self) -> int:
         return 1
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
 
-    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+    def nvmlDeviceGetName(self, handle: int) -> str:
         return self.name
 
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
         return SimpleNamespace(total=self.total, used=self.used)
 
-    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:  # noqa: N802
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:
         return self.capability
 
-    def nvmlDeviceGetNumGpuCores(self, handle: int) -> int:  # noqa: N802
+    def nvmlDeviceGetNumGpuCores(self, handle: int) -> int:
         return self.cores
 
-    def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
+    def nvmlSystemGetDriverVersion(self) -> bytes:
         return b"575.64"
 
 
@@ -177,7 +177,7 @@ def test_detection_never_takes_another_card(name: str, gib: float, cores: int) -
 
 def test_no_driver_no_card() -> None:
     class Broken(FakeNvml):
-        def nvmlInit(self) -> None:  # noqa: N802
+        def nvmlInit(self) -> None:
             raise self.NVMLError("driver not loaded")
 
     assert detect(nvml=Broken("x", 1, 1)) is None

@@ -4,6 +4,8 @@ The first is the strong one: a real step runs on the CPU under PyTorch's profile
 its allocator is compared with the ledger of the same config.
 """
 
+import json
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,7 +21,7 @@ from foretrain.predict.memory import CUDA_GRANULE, StepMemory, predict, worst_ve
 from foretrain.predict.timeline import Timeline
 from foretrain.run.meter import Meter, allocator_peak
 from foretrain.units import GIB, MIB
-from tests.helpers import tiny
+from tests.helpers import REPO, tiny
 
 GPU = find("RTX 4070")
 CPU = torch.device("cpu")
@@ -35,7 +37,7 @@ def measured_on_cpu(config: RunConfig, dtype: str) -> dict[str, int]:
     state = build(config, CPU, DTYPES[dtype], compile=False)
     meter = Meter(CPU)
 
-    def peak(run) -> int:  # noqa: ANN001
+    def peak(run) -> int:
         standing = meter.weights(state) + meter.optimizer(state)
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
             run()
@@ -207,24 +209,15 @@ def test_the_logged_run_of_the_rtx_4070() -> None:
     assert steady.needed_expected_bytes / MIB == pytest.approx(4464, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("config", "step", "dtype", "mib"),
-    [
-        # Inductor's own wrappers, executed on fake tensors for an RTX 4070 with torch 2.13 (docs/memory.md).
-        (case_a(), "foretrain", "float16", 2024.5),
-        (case_a(n_layer=12, n_head=12, n_embd=576, block_size=1024), "nanogpt", "float16", 10014.5),
-        (case_a(n_layer=12, n_head=12, n_embd=576, block_size=1024), "foretrain", "float16", 6925.5),
-        (RunConfig(batch_size=8, gradient_accumulation_steps=2), "nanogpt", "float16", 7144.4),
-        (RunConfig(batch_size=8, gradient_accumulation_steps=2), "foretrain", "float16", 5646.0),
-        (case_a(n_layer=4, n_head=4, n_embd=256, block_size=256, batch_size=8), "foretrain", "float32", 791.3),
-        (case_a(n_layer=4, n_head=4, n_embd=256, block_size=256, batch_size=8, vocab_size=256), "foretrain", "float16", 150.9),
-        (case_a(n_layer=8, n_head=4, n_embd=256, block_size=256, batch_size=8, vocab_size=256, activation_checkpointing=True),
-         "foretrain", "float16", 167.4),
-    ],
-)  # fmt: skip
-def test_compiled_peaks(config: RunConfig, step: str, dtype: str, mib: float) -> None:
-    found = ledger(config, step=step, dtype=dtype, compiled=True).worst.allocated_bytes / MIB
-    assert found == pytest.approx(mib, rel=0.02)
+COMPILED = json.loads((REPO / "tests" / "data" / "compiled_traces.json").read_text())["traces"]
+
+
+@pytest.mark.parametrize("trace", COMPILED, ids=lambda t: f"{t['step']}-{'-'.join(map(str, t['config'].values()))}")
+def test_compiled_peaks(trace: dict) -> None:  # type: ignore[type-arg]
+    """Inductor's own wrappers, executed on fake tensors for an RTX 4070 (docs/memory.md says how)."""
+    config = RunConfig.model_validate(trace["config"])
+    found = ledger(config, step=trace["step"], dtype=trace["dtype"], compiled=True).worst.allocated_bytes
+    assert found == pytest.approx(trace["peak_bytes"], rel=0.012)
 
 
 # -- properties ----------------------------------------------------------------------------------------------

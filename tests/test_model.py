@@ -15,7 +15,7 @@ from tests.helpers import tiny
 CPU = torch.device("cpu")
 
 
-def nanogpt_initial_weights(c) -> dict[str, torch.Tensor]:  # noqa: ANN001
+def nanogpt_initial_weights(c) -> dict[str, torch.Tensor]:
     """nanoGPT's initialisation with its seed, drawn in its order, written without any module of ours.
 
     model.py makes the modules in order (each of which draws its default values), then applies normal(0, 0.02) to
@@ -53,7 +53,7 @@ def nanogpt_initial_weights(c) -> dict[str, torch.Tensor]:  # noqa: ANN001
     return weights
 
 
-def reference_loss(w: dict[str, torch.Tensor], c, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:  # noqa: ANN001
+def reference_loss(w: dict[str, torch.Tensor], c, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """GPT-2's forward pass in plain operations: no modules, no fused attention."""
     B, T = idx.shape
     x = w["transformer.wte.weight"][idx] + w["transformer.wpe.weight"][:T]
@@ -82,7 +82,7 @@ def reference_loss(w: dict[str, torch.Tensor], c, idx: torch.Tensor, targets: to
     return -log_probs.gather(-1, targets[..., None]).mean()
 
 
-def reference_adamw(w, grads, state, c, rate: float, t: int) -> None:  # noqa: ANN001
+def reference_adamw(w, grads, state, c, rate: float, t: int) -> None:
     """Loshchilov and Hutter's AdamW, with nanoGPT's groups, after clipping the global norm."""
     unique = {id(p): (name, p) for name, p in w.items()}
     norm = math.sqrt(sum(float(grads[name].pow(2).sum()) for name, _ in unique.values()))
@@ -98,7 +98,7 @@ def reference_adamw(w, grads, state, c, rate: float, t: int) -> None:  # noqa: A
         p.data.addcdiv_(m_hat, v_hat.sqrt() + 1e-8, value=-rate)
 
 
-def nanogpt_batches(c, data: np.ndarray, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:  # noqa: ANN001
+def nanogpt_batches(c, data: np.ndarray, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """nanoGPT's get_batch: torch.randint over the global generator."""
     batches = []
     for _ in range(count):

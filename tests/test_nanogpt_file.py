@@ -56,7 +56,7 @@ def test_stock_configs_read_unchanged(name: str, own_directory: Path) -> None:
         assert not notes
 
 
-def read(text: str):  # noqa: ANN201
+def read(text: str):
     return parse(text, "f.py", set(KNOBS), INERT)
 
 
@@ -177,4 +177,4 @@ def test_arithmetic_is_pythons(text: str) -> None:
     """What is accepted has Python's own value."""
     value = parse_expression(text)
     if value != text:
-        assert value == eval(text)  # noqa: S307
+        assert value == eval(text)

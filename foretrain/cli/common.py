@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from foretrain.errors import ConfigError, UserError
+from foretrain.messages import printable
 
 OUT = Console(highlight=False)
 ERR = Console(stderr=True, highlight=False)
@@ -60,7 +61,7 @@ def print_error(error: UserError, *, as_json: bool) -> None:
             }
         )
     text = Text("error: ", style="bold red")
-    text.append(str(error), style="not bold default")
+    text.append(printable(str(error)), style="not bold default")
     ERR.print(text, soft_wrap=True)
 
 
@@ -73,4 +74,4 @@ def print_notes(notes: tuple[UserError, ...], *, quiet: bool) -> None:
     """What was skipped in a config, on stderr."""
     if not quiet:
         for note in notes:
-            ERR.print(Text(f"note: {note}", style="dim"), soft_wrap=True)
+            ERR.print(Text(printable(f"note: {note}"), style="dim"), soft_wrap=True)

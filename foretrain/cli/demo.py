@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json
-from foretrain.messages import say
+from foretrain.messages import printable, say
 from foretrain.units import format_duration
 
 EPILOG = """Examples:
@@ -31,7 +31,7 @@ def demo_command(
     """See the whole path in about three minutes on two CPU cores: forecast, training, sample, comparison, report."""
     from foretrain.cli.plan import make_plan, targets
     from foretrain.cli.runs import load, write_report
-    from foretrain.cli.sample import printable, sample
+    from foretrain.cli.sample import sample
     from foretrain.cli.train import need_torch, prepare_data, train
     from foretrain.configfile import resolve
     from foretrain.report import plan_view, run_view, text

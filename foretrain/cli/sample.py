@@ -8,6 +8,7 @@ import typer
 from foretrain.cli.common import Json, print_json
 from foretrain.cli.runs import RunPath
 from foretrain.errors import UserError
+from foretrain.messages import printable
 
 EPILOG = """Examples:
 
@@ -35,11 +36,6 @@ def sample_command(
         print_json({"schema": "foretrain.sample/1", "checkpoint": checkpoint, "prompt": prompt, "text": text})
     else:
         typer.echo(printable(prompt + text))
-
-
-def printable(text: str) -> str:
-    """Without control characters, which could command a terminal."""
-    return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in text)
 
 
 def sample(

@@ -12,7 +12,7 @@ from rich.text import Text
 from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, print_json, print_notes
 from foretrain.configfile import ResolvedConfig, resolve, to_toml
 from foretrain.errors import ExitCode, UserError
-from foretrain.messages import say
+from foretrain.messages import printable, say
 from foretrain.units import format_bytes, format_duration, format_percent
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _print_start(directory: RunDirectory, resolved: ResolvedConfig, placement: P
         dtype=placement.dtype, mode=say(f"mode.{mode}"), steps=config.max_iters, tokens=config.tokens_per_step,
         path=str(directory.path),
     )  # fmt: skip
-    ERR.print(Text(line, style="bold"), soft_wrap=True)
+    ERR.print(Text(printable(line), style="bold"), soft_wrap=True)
 
 
 class Printer:
@@ -225,4 +225,4 @@ class Printer:
         if self._pending:
             sys.stderr.write("\n")
             self._pending = False
-        OUT.print(Text(say(f"train.{record.status}", **values)), soft_wrap=True)
+        OUT.print(Text(printable(say(f"train.{record.status}", **values))), soft_wrap=True)

@@ -5,7 +5,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from foretrain.messages import say
+from foretrain.messages import printable, say
 from foretrain.report.document import (
     Block,
     Document,
@@ -34,19 +34,24 @@ _BAR_WIDTH = 60
 
 def render(document: Document, console: Console) -> None:
     """Print the document."""
-    console.print(Text(document.title.text(), style="bold"), end="  ")
-    console.print(Text(document.subtitle.text(), style="dim"))
+    console.print(_text(document.title.text(), style="bold"), end="  ")
+    console.print(_text(document.subtitle.text(), style="dim"))
     for section in document.sections:
         console.print()
-        console.print(Text(section.title.text(), style="bold underline"))
+        console.print(_text(section.title.text(), style="bold underline"))
         for block in section.blocks:
             console.print(Padding(_block(block, console), (0, 0, 0, 2)))
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Text for the terminal; what names and samples could smuggle in is taken out."""
+    return Text(printable(text), style=style)
 
 
 def _block(block: Block, console: Console) -> RenderableType:
     match block:
         case Paragraph(message=message, tone=tone):
-            return Text(message.text(), style=STYLES[tone] or ("dim" if message.id.startswith("voice") else ""))
+            return _text(message.text(), style=STYLES[tone] or ("dim" if message.id.startswith("voice") else ""))
         case Table():
             return _table(block)
         case StackedBars():
@@ -56,7 +61,7 @@ def _block(block: Block, console: Console) -> RenderableType:
         case Lines():
             return _lines(block)
         case Verbatim(text=text):
-            return Text(text)
+            return _text(text)
 
 
 def _table(table: Table) -> RichTable:
@@ -65,12 +70,12 @@ def _table(table: Table) -> RichTable:
     )
     width = len(table.columns) or max((len(row) for row in table.rows), default=0)
     for i in range(width):
-        head = cell_text(table.columns[i]) if table.columns else ""
+        head = printable(cell_text(table.columns[i])) if table.columns else ""
         numeric = i in table.numeric
         rich.add_column(head, justify="right" if numeric else "left", overflow="fold")
     for number, row in enumerate(table.rows):
         tone = table.tones[number] if table.tones else "plain"
-        rich.add_row(*(Text(cell_text(cell)) for cell in row), style=STYLES[tone])
+        rich.add_row(*(_text(cell_text(cell)) for cell in row), style=STYLES[tone])
     return rich
 
 
@@ -81,7 +86,7 @@ def _bars(bars: StackedBars, console: Console) -> RenderableType:
     used: dict[str, int] = {}
     colours = console.color_system is not None
     for bar in bars.bars:
-        line = Text(f"{cell_text(bar.label):<10} ")
+        line = _text(f"{cell_text(bar.label):<10} ")
         edge = 0.0
         for group, size in bar.parts:
             used[group] = 0

@@ -1,0 +1,235 @@
+"""Documents, the terminal and the page: numbers arrive, hostile text does not get out of its place."""
+
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from foretrain import messages, units
+from foretrain.advise.compare import Comparison, Row, compare
+from foretrain.config import RunConfig
+from foretrain.configfile import resolve
+from foretrain.cpu import cpu_device
+from foretrain.errors import UserError
+from foretrain.hardware import find
+from foretrain.lm.dataset import DatasetInfo
+from foretrain.predict.plan import plan
+from foretrain.report import html, plan_view, run_view, text
+from foretrain.report.document import Document, Message, Paragraph, Section, Table, Verbatim
+from foretrain.run.store import MeasuredMemory, MeasuredPhase, RunRecord
+
+HOSTILE = '</script><img src=x onerror=alert(1)> & "quotes" \x1b[31m {braces} ${dollar} $title'
+
+
+def record(**changes: object) -> RunRecord:
+    config = resolve(["baby"]).config
+    values = {
+        "id": "out-baby", "name": "baby", "status": "finished", "started_at": "2026-11-21T04:00:00+00:00",
+        "config": config, "gpu": cpu_device(), "dtype": "float32", "compiled": False, "n_params": 836_736,
+        "dataset": DatasetInfo(name="x", path="nowhere", train_tokens=10, val_tokens=10), "steps_done": 1200,
+        "first_val_loss": 5.3, "val_loss": 1.5, "step_s": 0.08, "tokens_per_s": 25_000.0, "mfu": 0.4, "wall_s": 99.0,
+        "evaluation_s": 0.5,
+        "memory": MeasuredMemory(
+            method="test", weights_bytes=3_346_944, optimizer_bytes=6_693_996, saved_bytes=71_615_492,
+            gradients_bytes=3_346_944,
+            phases=(MeasuredPhase(phase="steady_step", allocated_bytes=85_850_748, process_bytes=4 * 10**8),),
+        ),
+        **changes,
+    }  # fmt: skip
+    return RunRecord.model_validate(values)
+
+
+METRICS = [
+    {"kind": "evaluation", "step": 0, "train_loss": 5.31, "val_loss": 5.3, "evaluation_s": 0.5},
+    {"kind": "step", "step": 0, "loss": 5.3},
+    {"kind": "step", "step": 1, "loss": 4.9},
+    {"kind": "evaluation", "step": 2, "train_loss": 1.4, "val_loss": 1.5, "evaluation_s": 0.5},
+]
+
+
+def report(sample: str = "def f():", **changes: object) -> str:
+    run = record(**changes)
+    forecast = plan(run.config, run.gpu)
+    document = run_view.report_document(run, METRICS, forecast, compare(forecast, run), sample, 3.1)
+    return html.render(document)
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        if tag not in ("meta", "br", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_self_contained_and_small() -> None:
+    page = report()
+    parser = Tags()
+    parser.feed(page)
+    assert not parser.open
+    assert parser.seen.count("canvas") == 4
+    assert len(page) < 500_000
+    body = page.split("<script>")[0]
+    assert not re.search(r"(src|href)=", body)
+    assert "default-src 'none'" in page
+    data = json.loads(re.search(r'id="pictures">(.*?)</script>', page, re.DOTALL).group(1))  # type: ignore[union-attr]
+    assert [p["kind"] for p in data] == ["lines", "stacked", "pairs", "pairs"]
+    assert data[0]["mark"]["value"] == 3.1
+    assert sum(d["data"][1] for d in data[1]["datasets"]) == 85_850_748  # the measured bar adds up
+
+
+def test_hostile_text_stays_text() -> None:
+    page = report(sample=HOSTILE, name=HOSTILE, reason=HOSTILE)
+    parser = Tags()
+    parser.feed(page)
+    assert "img" not in parser.seen
+    assert parser.seen.count("script") == 3
+    assert "onerror=alert(1)&gt;" in page
+
+
+@given(st.text(max_size=60))
+def test_any_sample_gives_a_page(sample: str) -> None:
+    document = Document(
+        Message("report.learning"),
+        Message("report.learning"),
+        [Section(Message("report.learning"), (Verbatim(sample),))],
+    )
+    parser = Tags()
+    parser.feed(html.render(document))
+    assert not parser.open
+
+
+def test_comparison_has_signed_errors_and_ranges() -> None:
+    run = record()
+    comparison = compare(plan(run.config, run.gpu), run)
+    rows = {row.id: row for row in comparison.rows}
+    assert rows["phase.steady_step"].error == pytest.approx(0, abs=0.001)
+    assert rows["component.weights"].error == pytest.approx(0, abs=0.001)
+    assert rows["time.step"].low is not None
+    assert Row(id="x", kind="bytes", predicted=102, measured=100).error == pytest.approx(0.02)
+    assert Row(id="x", kind="bytes", predicted=98, measured=100).error == pytest.approx(-0.02)
+    assert Row(id="x", kind="bytes", predicted=1, measured=5, low=0, high=4).in_range is False
+    assert Comparison.from_json(comparison.model_dump_json()) == comparison
+    assert RunRecord.from_json(run.model_dump_json()) == run
+
+
+def test_a_run_that_measured_nothing_has_no_rows() -> None:
+    run = record(memory=MeasuredMemory(method="none"), step_s=None, evaluation_s=None, status="failed")
+    comparison = compare(plan(run.config, run.gpu), run)
+    assert not comparison.rows
+    page = html.render(run_view.comparison_document(comparison))
+    assert "measured nothing" in page
+
+
+def rendered(document: Document, **options: object) -> str:
+    console = Console(file=io.StringIO(), width=100, **options)  # type: ignore[arg-type]
+    text.render(document, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("gpu", ["RTX 4070", "Apple M4 Pro", "T4"])
+def test_terminal(gpu: str) -> None:
+    made = plan(resolve(["gpt2-124m"]).config, find(gpu))
+    plain = rendered(plan_view.document(made), color_system=None)
+    assert "\x1b" not in plain
+    assert "123.59 M" in plain
+    assert max(len(line) for line in plain.splitlines()) <= 100
+    coloured = rendered(plan_view.document(made), force_terminal=True, color_system="truecolor")
+    assert "\x1b[" in coloured
+
+
+def test_bars_are_to_scale() -> None:
+    made = plan(resolve(["gpt2-124m", "--memory_limit=8GiB"]).config, find("4070"))
+    line = next(
+        x for x in rendered(plan_view.document(made), color_system=None).splitlines() if "wwg" in x or "www" in x
+    )
+    assert "│" in line
+
+
+def test_hostile_names_cannot_command_the_terminal() -> None:
+    document = Document(
+        Message("plan.title", {"name": HOSTILE}), Message("plan.cards_subtitle"),
+        [Section(Message("plan.notes"), (Table(("\x1b[2J",), (("\x1b]0;x\x07",),)), Paragraph(Message("plan.title", {"name": HOSTILE}))))],
+    )  # fmt: skip
+    assert "\x1b" not in rendered(document, color_system=None)
+
+
+# -- texts and units -----------------------------------------------------------------------------------------
+
+
+def test_say() -> None:
+    assert messages.say("error.data.empty", path="x.bin") == "x.bin: is empty; prepare the dataset again."
+    with pytest.raises(KeyError):
+        messages.say("error.data.empty")
+    with pytest.raises(KeyError):
+        messages.say("no.such.text")
+    assert str(UserError("data.id_beyond_vocab", path="p", id=70000, vocab_size=65536)).startswith(
+        "p: has token id 70,000"
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "expected"),
+    [
+        (units.format_bytes, 0, "0 B"), (units.format_bytes, 1023, "1,023 B"), (units.format_bytes, 1024, "1.0 KiB"),
+        (units.format_bytes, 4464 * 2**20, "4.36 GiB"), (units.format_bytes, 786 * 2**20, "786 MiB"),
+        (units.format_bytes, -(2**30), "-1.00 GiB"), (units.format_bytes, 3 * 2**40, "3.00 TiB"),
+        (units.format_bytes_range, (2**30, 3 * 2**30), "1.00 – 3.00 GiB"),
+        (units.format_count, 40_560_000, "40.56 M"), (units.format_count, 524_288, "524,288"),
+        (units.format_count, 10_485_760_000, "10.49 B"),
+        (units.format_duration, 3.9, "3.9 s"), (units.format_duration, 0.122, "122 ms"),
+        (units.format_duration, 78_000, "21.7 h"), (units.format_duration, 900, "15.0 min"),
+        (units.format_duration, 86400 * 87, "87.0 days"), (units.format_duration, float("inf"), "unknown"),
+        (units.format_flops, 2.5518e18, "2.55e18"), (units.format_flop_rate, 40.33e12, "40.3 TFLOP/s"),
+        (units.format_percent, 0.129255, "12.9 %"), (units.format_signed_percent, 0.024, "+2.4 %"),
+        (units.format_signed_percent, -0.00001, "0.0 %"), (units.format_energy, 3.6e6 * 4.337, "4.34 kWh"),
+        (units.format_energy, 3.6e5, "100 Wh"),
+    ],
+)  # fmt: skip
+def test_formats(function, value: object, expected: str) -> None:
+    assert function(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [
+        ("2.1GB", 2_100_000_000),
+        ("10GiB", 10 * 2**30),
+        ("786 MiB", 786 * 2**20),
+        ("1024", 1024),
+        ("1e9", 10**9),
+        ("0", 0),
+    ],
+)
+def test_parse_bytes(written: str, size: int) -> None:
+    assert units.parse_bytes(written) == size
+
+
+@given(st.text(max_size=15))
+def test_parse_bytes_takes_sizes_or_says_so(written: str) -> None:
+    try:
+        assert 0 <= units.parse_bytes(written) <= 1e18
+    except ValueError as error:
+        assert "size" in str(error)
+
+
+@given(st.floats(0, 1e17))
+def test_bytes_read_back_within_their_rounding(size: float) -> None:
+    assert units.parse_bytes(units.format_bytes(size).replace(",", "")) == pytest.approx(size, rel=0.06, abs=1)
+
+
+def test_default_config_has_no_changed_knobs() -> None:
+    table = run_view._changed_knobs(record(config=RunConfig()))
+    assert not table.rows

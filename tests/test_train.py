@@ -1,0 +1,445 @@
+"""Runs as a user starts them: killed and resumed, stopped by signals, in a busy directory, diverging."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foretrain.config import RunConfig
+from foretrain.configfile import from_values, resolve
+from foretrain.errors import ExitCode, UserError
+from foretrain.lm.dataset import read_info
+from foretrain.run import checkpoint, store
+from foretrain.run.device import place
+from foretrain.run.store import RunDirectory, RunRecord
+from foretrain.run.trainer import FREE_KEYS, Trainer
+from tests.helpers import TINY, foretrain, tiny, write_dataset
+
+
+def train(config: RunConfig, *, resume: bool = False, listen: Any = lambda event: None) -> RunRecord:
+    info = read_info(write_dataset(Path("data/toy")) if not Path("data/toy").exists() else Path("data/toy"))
+    directory = store.newest_unfinished(config.out_dir) if resume else store.create(config.out_dir)
+    assert directory
+    if resume:
+        directory.acquire()
+    try:
+        return Trainer(config, info, directory, place(config), listen).run(resume=resume)
+    finally:
+        directory.release()
+
+
+def final_tensors(run: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    path, _ = checkpoint.newest_valid(run / "checkpoints")
+    assert path
+    names = ("model", "optimizer", "rng")
+    return {f"{n}/{k}": v for n in names for k, v in load_file(path / f"{n}.safetensors").items()}
+
+
+def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for key, value in a.items():
+        assert torch.equal(value, b[key]), key
+
+
+# A child that trains and, at a given moment, is gone as if the power was cut: no handler runs.
+KILLED_CHILD = """
+import os, signal, sys
+sys.path.insert(0, {repo!r})
+from pathlib import Path
+from foretrain.run import checkpoint, trainer
+from tests.helpers import tiny
+from tests.test_train import train
+moment, at = sys.argv[1], int(sys.argv[2])
+def die(): os.kill(os.getpid(), signal.SIGKILL)
+if moment == "step":
+    original = trainer.train_step
+    count = 0
+    def step(*args):
+        global count
+        result = original(*args)
+        count += 1
+        if count == at: die()
+        return result
+    trainer.train_step = step
+elif moment == "evaluation":
+    original = trainer.evaluation_loss
+    count = 0
+    def evaluation(*args):
+        global count
+        count += 1
+        if count == at: die()
+        return original(*args)
+    trainer.evaluation_loss = evaluation
+elif moment == "save":
+    original = checkpoint._digest
+    count = 0
+    def digest(path):
+        global count
+        count += 1
+        if count == at: die()
+        return original(path)
+    checkpoint._digest = digest
+train(tiny(dropout=0.1, out_dir="killed"), resume=Path("killed/run.json").exists())
+"""
+
+# 12 steps, evaluations (of 2 splits x 2 batches) at 0, 5, 10 and 12, saves of 4 files at 5, 10 and 12.
+MOMENTS = [
+    ("step", 1),
+    ("step", 5),
+    ("step", 6),
+    ("step", 11),
+    ("evaluation", 3),
+    ("evaluation", 7),
+    ("save", 2),
+    ("save", 6),
+]
+
+
+@pytest.mark.parametrize(("moment", "at"), MOMENTS)
+def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(moment: str, at: int, own_directory: Path) -> None:
+    """Weights, both moments, step counts and the generator of dropout, after kill -9 and --resume."""
+    from tests.helpers import REPO
+
+    train(tiny(dropout=0.1, out_dir="whole"))
+    command = [sys.executable, "-c", KILLED_CHILD.format(repo=str(REPO)), moment, str(at)]
+    first = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert first.returncode == -signal.SIGKILL, first.stderr
+    assert RunDirectory(Path("killed")).read_record().status == "killed"
+    record = train(tiny(dropout=0.1, out_dir="killed"), resume=True)
+    assert record.status == "finished"
+    assert_same(final_tensors(Path("whole")), final_tensors(Path("killed")))
+    # The metrics tell each step and evaluation once, with the same losses.
+    whole, killed = (RunDirectory(Path(name)).read_lines("metrics") for name in ("whole", "killed"))
+    assert [(m["kind"], m["step"], m.get("loss"), m.get("val_loss")) for m in whole] == [
+        (m["kind"], m["step"], m.get("loss"), m.get("val_loss")) for m in killed
+    ]
+
+
+def test_killed_again_and_again(own_directory: Path) -> None:
+    from tests.helpers import REPO
+
+    train(tiny(dropout=0.1, out_dir="whole"))
+    for at in (7, 3, 2):
+        command = [sys.executable, "-c", KILLED_CHILD.format(repo=str(REPO)), "step", str(at)]
+        subprocess.run(command, capture_output=True, check=False)
+    record = train(tiny(dropout=0.1, out_dir="killed"), resume=True)
+    assert len(record.resumed_from) == 3
+    assert_same(final_tensors(Path("whole")), final_tensors(Path("killed")))
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 5, 11])
+def test_stopped_by_a_signal_saves_and_resumes_exactly(stop_at: int, own_directory: Path) -> None:
+    """SIGTERM after any step: that step is finished, the state saved, and nothing is done twice."""
+    train(tiny(dropout=0.1, out_dir="whole"))
+
+    def send(event: Any) -> None:
+        if getattr(event, "kind", "") == "step" and event.step + 1 == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    record = train(tiny(dropout=0.1, out_dir="stopped"), listen=send)
+    assert (record.status, record.reason, record.steps_done) == ("interrupted", "SIGTERM", stop_at)
+    record = train(tiny(dropout=0.1, out_dir="stopped"), resume=True)
+    assert record.resumed_from == (stop_at,)
+    assert_same(final_tensors(Path("whole")), final_tensors(Path("stopped")))
+
+
+def test_a_signal_during_evaluation_is_heard(own_directory: Path) -> None:
+    trainer_batches = []
+
+    def send(event: Any) -> None:
+        if getattr(event, "kind", "") == "step" and event.step == 4:
+            trainer_batches.append(event)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    record = train(tiny(out_dir="stopped", eval_iters=50), listen=send)
+    assert record.status == "interrupted"
+    assert record.reason == "SIGINT"
+    assert record.steps_done == 5
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_exit_code_75_and_resume_from_the_command_line(name: str, own_directory: Path) -> None:
+    write_dataset(Path("data/toy"), tokens=20_000)
+    words = [f"--{k}={v}" for k, v in TINY.items()] + ["--max_iters=100000", "--lr_decay_iters=100000"]
+    command = [sys.executable, "-c", "from foretrain.cli import main; main()", "train", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        for _ in range(600):
+            time.sleep(0.1)
+            if Path("out/metrics.jsonl").exists() and Path("out/metrics.jsonl").stat().st_size > 2000:
+                break
+        child.send_signal(getattr(signal, name))
+        out, err = child.communicate(timeout=60)
+    assert child.returncode == ExitCode.STOPPED, err
+    assert "--resume auto" in out
+    assert "Traceback" not in err
+    record = RunDirectory(Path("out")).read_record()
+    assert record.status == "interrupted"
+    result = foretrain("train", *words, f"--max_iters={record.steps_done + 3}", "--resume", "auto")
+    assert result.returncode == 0, result.stderr
+    assert RunDirectory(Path("out")).read_record().steps_done == record.steps_done + 3
+
+
+def test_a_run_is_a_directory(own_directory: Path) -> None:
+    write_dataset(Path("data/toy"))
+    words = [f"--{k}={v}" for k, v in TINY.items()]
+    result = foretrain("train", *words, "--json")
+    assert result.returncode == 0, result.stderr
+    record = json.loads(result.stdout)
+    assert record["schema"] == "foretrain.run/1"
+    assert record["status"] == "finished"
+    assert record["steps_done"] == 12
+    assert record["val_loss"] < record["first_val_loss"] - 0.5
+    names = {p.name for p in Path("out").iterdir()}
+    assert {
+        "run.json",
+        "config.toml",
+        "environment.json",
+        "metrics.jsonl",
+        "events.jsonl",
+        "plan.json",
+        "checkpoints",
+    } <= names
+    # The config that was written starts the same run again, and nothing is overwritten.
+    again = foretrain("train", "out/config.toml", "--json")
+    assert json.loads(again.stdout)["id"] == "out-2"
+    assert_same(final_tensors(Path("out")), final_tensors(Path("out-2")))
+    listed = json.loads(foretrain("runs", "--json").stdout)
+    assert [run["path"] for run in listed["runs"]] == ["out", "out-2"]
+    assert "finished" in foretrain("runs").stdout
+
+
+def test_measured_memory_agrees_with_the_plan(own_directory: Path) -> None:
+    from foretrain.advise.compare import compare
+    from foretrain.cli.runs import plan_of
+
+    write_dataset(Path("data/toy"))
+    words = {**TINY, "n_embd": 128, "block_size": 64, "vocab_size": 512}
+    result = foretrain("train", *[f"--{k}={v}" for k, v in words.items()])
+    assert result.returncode == 0, result.stderr
+    record = RunDirectory(Path("out")).read_record()
+    comparison = compare(plan_of(Path("out"), record), record)
+    rows = {row.id: row for row in comparison.memory}
+    assert {"component.weights", "component.gradients", "component.optimizer", "component.saved", "phase.evaluate_first",
+            "phase.first_step", "phase.steady_step", "phase.evaluate_later"} <= set(rows)  # fmt: skip
+    for id, row in rows.items():
+        if not id.startswith("process"):
+            assert abs(row.error) < 0.01, (id, row.error)
+    assert {row.id for row in comparison.time} == {"time.step", "time.evaluation", "time.run"}
+
+
+def test_second_run_in_a_busy_directory_is_refused(own_directory: Path) -> None:
+    record = train(tiny())
+    directory = RunDirectory(Path("out"))
+    directory.write_record(record.model_copy(update={"status": "running"}))
+    directory.acquire()
+    try:
+        assert RunDirectory(Path("out")).read_record().status == "running"
+        result = foretrain("train", *[f"--{k}={v}" for k, v in TINY.items()], "--resume", "auto")
+        assert result.returncode == 2
+        assert "another process is training" in result.stderr
+        assert store.create("out").id == "out-2"
+    finally:
+        directory.release()
+    assert RunDirectory(Path("out")).read_record().status == "killed"
+
+
+def test_numbers_of_run_directories_are_never_shared(own_directory: Path) -> None:
+    taken = [store.create("x") for _ in range(5)]
+    assert [d.id for d in taken] == ["x", "x-2", "x-3", "x-4", "x-5"]
+    for directory in taken:
+        directory.release()
+
+
+def test_divergence_stops_with_its_exit_code_and_saves_nothing_bad(own_directory: Path) -> None:
+    write_dataset(Path("data/toy"))
+    words = {**TINY, "learning_rate": 100, "min_lr": 0, "grad_clip": 0, "weight_decay": 100, "max_iters": 400,
+             "lr_decay_iters": 400, "eval_interval": 5}  # fmt: skip
+    result = foretrain("train", *[f"--{k}={v}" for k, v in words.items()])
+    assert result.returncode == ExitCode.DIVERGED, result.stderr
+    assert "Traceback" not in result.stderr
+    assert RunDirectory(Path("out")).read_record().status == "diverged"
+    for step in checkpoint.steps_in(Path("out/checkpoints")):
+        path = checkpoint.path_of(Path("out/checkpoints"), step)
+        from safetensors.torch import load_file
+
+        assert all(bool(torch.isfinite(t).all()) for t in load_file(path / "model.safetensors").values())
+
+
+def test_out_of_memory_is_a_sentence(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from foretrain.run import trainer
+
+    def no_memory(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.54 GiB.")
+
+    monkeypatch.setattr(trainer, "train_step", no_memory)
+    with pytest.raises(UserError) as caught:
+        train(tiny())
+    assert caught.value.exit_code == ExitCode.OUT_OF_MEMORY
+    assert "batch_size = 4" in str(caught.value)
+    assert RunDirectory(Path("out")).read_record().status == "failed"
+
+
+def test_a_bug_shows_itself_and_the_record_says_failed(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from foretrain.run import trainer
+
+    monkeypatch.setattr(trainer, "train_step", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(tiny())
+    assert RunDirectory(Path("out")).read_record().reason == "ZeroDivisionError"
+
+
+def test_resume_refuses_what_would_change_the_learning(own_directory: Path) -> None:
+    def stop(event: Any) -> None:
+        if getattr(event, "kind", "") == "step" and event.step == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    train(tiny(), listen=stop)
+    with pytest.raises(UserError) as caught:
+        train(tiny(learning_rate=2e-2, batch_size=8), resume=True)
+    assert caught.value.id == "usage.resume_changed"
+    assert "learning_rate: 0.01 → 0.02" in str(caught.value)
+    record = train(tiny(max_iters=14, eval_interval=7, log_interval=3), resume=True)
+    assert record.steps_done == 14
+    assert "batch_size" not in FREE_KEYS
+
+
+def test_resume_refuses_other_data(own_directory: Path) -> None:
+    def stop(event: Any) -> None:
+        if getattr(event, "kind", "") == "step" and event.step == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    write_dataset(Path("data/toy"))
+    meta = {"dtype": "uint16", "vocab_size": 96, "fingerprint": "one"}
+    Path("data/toy/meta.json").write_text(json.dumps(meta))
+    train(tiny(), listen=stop)
+    Path("data/toy/meta.json").write_text(json.dumps({**meta, "fingerprint": "two"}))
+    with pytest.raises(UserError) as caught:
+        train(tiny(), resume=True)
+    assert caught.value.id == "data.changed"
+
+
+def test_evaluation_settings_do_not_move_training(own_directory: Path) -> None:
+    """In nanoGPT they do: changing eval_interval changes the data that is trained on."""
+    train(tiny(dropout=0.1, out_dir="a"))
+    train(tiny(dropout=0.1, out_dir="b", eval_interval=3, eval_iters=5, eval_batch_size=7, eval_block_size=8))
+    assert_same(final_tensors(Path("a")), final_tensors(Path("b")))
+
+
+def test_micro_batches_do_not_move_the_data(own_directory: Path) -> None:
+    """The same tokens in the same steps; only rounding differs."""
+    train(tiny(out_dir="a", batch_size=8, gradient_accumulation_steps=1))
+    train(tiny(out_dir="b", batch_size=1, gradient_accumulation_steps=8))
+    losses = [
+        [m["loss"] for m in RunDirectory(Path(n)).read_lines("metrics") if m["kind"] == "step"] for n in ("a", "b")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=2e-4)
+
+
+def test_eval_only(own_directory: Path) -> None:
+    record = train(tiny(eval_only=True))
+    assert record.status == "finished"
+    assert record.steps_done == 0
+    assert record.val_loss
+
+
+def test_best_is_kept_and_only_improvements_are_saved(own_directory: Path) -> None:
+    record = train(tiny(always_save_checkpoint=False, keep_checkpoints=1))
+    steps = checkpoint.steps_in(Path("out/checkpoints"))
+    best = min(
+        (m for m in RunDirectory(Path("out")).read_lines("metrics") if m["kind"] == "evaluation"),
+        key=lambda m: m["val_loss"],
+    )
+    assert best["val_loss"] == record.best_val_loss
+    assert set(steps) == {12, best["step"]}
+
+
+def test_no_gpu_is_a_sentence(own_directory: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one here")
+    write_dataset(Path("data/toy"))
+    words = {**TINY, "device": "cuda"}
+    result = foretrain("train", *[f"--{k}={v}" for k, v in words.items()])
+    assert result.returncode == ExitCode.ENVIRONMENT
+    assert "--device=cpu" in result.stderr
+
+
+def test_unwritable_directory_is_a_sentence(own_directory: Path) -> None:
+    write_dataset(Path("data/toy"))
+    Path("file").write_text("")
+    result = foretrain("train", *[f"--{k}={v}" for k, v in TINY.items()], "--out_dir=file/run")
+    assert result.returncode == ExitCode.ENVIRONMENT
+    assert "cannot be written" in result.stderr
+
+
+def test_compiled_equals_eager(own_directory: Path) -> None:
+    """torch.compile on the CPU, where a C++ compiler is at hand: the same losses up to rounding."""
+    if not place(tiny(compile=True)).compiled:
+        pytest.skip("no C++ compiler here")
+    a = train(tiny(out_dir="a", max_iters=4, lr_decay_iters=4))
+    b = train(tiny(out_dir="b", max_iters=4, lr_decay_iters=4, compile=True))
+    assert b.compiled
+    assert b.val_loss == pytest.approx(a.val_loss, rel=1e-4)
+
+
+def test_without_a_compiler_training_goes_on_in_eager_mode(
+    own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    placement = place(tiny(compile=True))
+    assert not placement.compiled
+    assert placement.notes[0][0] == "no_compile"
+
+
+def test_vocabulary_is_taken_from_the_dataset(own_directory: Path) -> None:
+    from foretrain.cli.train import prepare_data
+
+    path = write_dataset(Path("data/toy"))
+    (path / "meta.json").write_text(json.dumps({"dtype": "uint16", "vocab_size": 96}))
+    values = {k: v for k, v in TINY.items() if k != "vocab_size"}
+    resolved, _ = prepare_data(from_values(values))
+    assert resolved.config.vocab_size == 96
+    with pytest.raises(UserError) as caught:
+        prepare_data(from_values({**values, "vocab_size": 95}))
+    assert caught.value.id == "data.vocab_too_small"
+
+
+def test_init_from_published_weights_is_explained() -> None:
+    result = foretrain("train", "--init_from=gpt2", "--device=cpu")
+    assert result.returncode == 2
+    assert "not supported yet" in result.stderr
+    assert resolve(["--init_from=gpt2"]).config.n_embd == 768
+
+
+def test_sample_from_a_run(own_directory: Path) -> None:
+    result = foretrain("train", "baby", "--max_iters=3", "--lr_decay_iters=3", "--warmup_iters=1", "--eval_iters=1")
+    assert result.returncode == 0, result.stderr
+    first, second = (foretrain("sample", "out-baby", "--tokens", "40", "--prompt", "def ") for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    assert first.stdout.startswith("def ")
+    assert foretrain("sample", "nowhere").returncode == ExitCode.DATA
+    report = foretrain("report", "out-baby")
+    assert Path(report.stdout.strip()).stat().st_size < 500_000
+    shown = foretrain("compare", "out-baby")
+    assert "peak, first step" in shown.stdout
+    assert json.loads(foretrain("compare", "out-baby", "--json").stdout)["schema"] == "foretrain.comparison/1"
+
+
+def test_a_damaged_record_is_a_sentence(own_directory: Path) -> None:
+    Path("bad").mkdir()
+    for text in ("", "{", "[]", '{"id": 3}', "\x00"):
+        Path("bad/run.json").write_text(text)
+        result = foretrain("compare", "bad")
+        assert result.returncode == ExitCode.DATA, text
+        assert "Traceback" not in result.stderr
+    assert foretrain("runs").returncode == 0  # one bad run does not hide the others

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
-.PHONY: help demo test slow check fix docs clean
+.PHONY: help demo test slow check fix docs picture clean
 help: ## list the verbs
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -40,6 +40,12 @@ fix: $(STAMP) ## mend what the linter can mend, and format
 
 docs: $(STAMP) ## write the generated parts of README.md and docs/ anew
 	$(BIN)/python docs/generate.py
+
+picture: $(DEMO_STAMP) ## docs/pictures/report.png: the demo's report as Chromium shows it (needs chromium)
+	rm -rf out-picture* && $(BIN)/foretrain demo --quiet --out out-picture
+	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1000,1560 --virtual-time-budget=4000 \
+		--screenshot=docs/pictures/report.png "file://$(CURDIR)/out-picture/report.html"
+	rm -rf out-picture
 
 clean: ## remove what the verbs made
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

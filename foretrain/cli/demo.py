@@ -34,6 +34,7 @@ def demo_command(
     from foretrain.cli.sample import sample
     from foretrain.cli.train import need_torch, prepare_data, train
     from foretrain.configfile import resolve
+    from foretrain.lm.statistics import unigram_entropy
     from foretrain.report import plan_view, run_view, text
     from foretrain.run.store import RunDirectory, replace_text
 
@@ -62,15 +63,14 @@ def demo_command(
 
         final = RunDirectory(run).read_record()
         print_json({"schema": "foretrain.demo/1", "run": final.to_json(schema=SCHEMA),
-                    "comparison": comparison.to_json(), "report": str(report)})  # fmt: skip
+                    "comparison": comparison.to_json(), "unigram_entropy": unigram_entropy(record.dataset),
+                    "report": str(report)})  # fmt: skip
         return
     if not quiet:
         _heading("demo.sample")
         OUT.print(Text(printable("def " + written)), soft_wrap=True)
         _heading("demo.compare")
         text.render(run_view.comparison_document(comparison), OUT)
-    from foretrain.lm.statistics import unigram_entropy
-
     ending = say(
         "demo.end", first=record.first_val_loss, last=record.val_loss, unigram=unigram_entropy(record.dataset),
         took=format_duration(time.monotonic() - started), report=str(report),

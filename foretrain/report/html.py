@@ -24,14 +24,7 @@ from foretrain.report.document import (
     Verbatim,
     cell_text,
 )
-
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-COLOURS = {
-    "weights": "#0072b2", "gradients": "#56b4e9", "optimizer": "#cc79a7", "weight_copies": "#6a51a3",
-    "activations": "#009e73", "logits": "#d55e00", "temporaries": "#f0e442", "overhead": "#999999",
-    "everything_else": "#44aa99",
-}  # fmt: skip
-SERIES_COLOURS = ("#56b4e9", "#d55e00", "#009e73", "#cc79a7")
+from foretrain.report.palette import COLOURS, SERIES_COLOURS
 
 
 def render(document: Document) -> str:

@@ -42,9 +42,11 @@ def document(plan: Plan) -> Document:
     """The whole plan."""
     gpu = plan.gpu
     peak = gpu.peak_flop_per_s(plan.dtype)
+    logged = plan.timing is not None and plan.timing.source.startswith("measured")
+    voice = Message("plan.voice_logged" if logged else "plan.voice")
     subtitle = Message(
         "plan.subtitle" if peak and gpu.memory_bytes else "plan.subtitle_short",
-        {"gpu": gpu.name, "memory": gpu.memory_bytes or 0, "peak": peak or 0, "dtype": plan.dtype},
+        {"gpu": gpu.name, "memory": gpu.memory_bytes or 0, "peak": peak or 0, "dtype": plan.dtype, "voice": voice},
     )
     sections = [
         Section(Message("plan.verdict"), _verdict(plan)),
@@ -211,6 +213,9 @@ def _time_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
                 Message("value.evaluations", {"count": timing.n_evaluations, "each": evaluation.expected_s}),
             )
         )
+    steps = plan.work.steps
+    all_steps = _duration(step.low_s * steps, step.expected_s * steps, step.high_s * steps)
+    rows.append((Message("row.all_steps", {"steps": steps}), all_steps))
     rows.append((Message("row.total_time"), _duration(total.low_s, total.expected_s, total.high_s)))
     if timing.energy_expected_j is not None:
         rows.append(
@@ -235,7 +240,7 @@ def mfu_message(timing: Timing, gpu: Gpu, dtype: str) -> Message:
     peak = gpu.peak_flop_per_s(dtype)  # type: ignore[arg-type]
     if timing.mfu is None or peak is None:
         return Message("value.mfu_unknown", values)
-    return Message("value.mfu", {**values, "peak": peak, "gpu": gpu.name})
+    return Message("value.mfu", {**values, "peak": peak})
 
 
 def _span(timing: Timing | None) -> Cell:

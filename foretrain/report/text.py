@@ -7,6 +7,7 @@ from rich.text import Text
 
 from foretrain.messages import printable, say
 from foretrain.report.document import (
+    Bar,
     Block,
     Document,
     Lines,
@@ -17,14 +18,10 @@ from foretrain.report.document import (
     Verbatim,
     cell_text,
 )
+from foretrain.report.palette import COLOURS
 from foretrain.units import format_bytes
 
 STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "plain": ""}
-GROUP_STYLES = {
-    "weights": "blue", "gradients": "cyan", "optimizer": "magenta", "weight_copies": "bright_blue",
-    "activations": "green", "logits": "red", "temporaries": "yellow", "overhead": "bright_black",
-    "everything_else": "green",
-}  # fmt: skip
 GROUP_LETTERS = {
     "weights": "w", "gradients": "g", "optimizer": "o", "weight_copies": "c",
     "activations": "a", "logits": "l", "temporaries": "t", "overhead": "x", "everything_else": "e",
@@ -82,34 +79,36 @@ def _table(table: Table) -> RichTable:
 def _bars(bars: StackedBars, console: Console) -> RenderableType:
     """Bars to one scale, with a mark at the limit; letters stand for colours where there are none."""
     scale = max([sum(size for _, size in bar.parts) for bar in bars.bars] + [bars.limit_bytes or 0]) or 1
-    rows = []
-    used: dict[str, int] = {}
     colours = console.color_system is not None
+    width = max(20, min(_BAR_WIDTH, console.width - 28))
+    mark = None if bars.limit_bytes is None else round(bars.limit_bytes / scale * width)
+    rows = []
     for bar in bars.bars:
         line = _text(f"{cell_text(bar.label):<10} ")
-        edge = 0.0
-        for group, size in bar.parts:
-            used[group] = 0
-            start, edge = edge, edge + size / scale * _BAR_WIDTH
-            cells = round(edge) - round(start)
-            line.append(
-                "█" * cells if colours else GROUP_LETTERS[group] * cells,
-                style=GROUP_STYLES[group] if colours else "",
-            )
-        if bars.limit_bytes is not None:
-            mark = round(bars.limit_bytes / scale * _BAR_WIDTH)
-            line.append(" " * max(0, mark - round(edge)))
-            if mark >= round(edge):
-                line.append("│")
+        for char, style in _cells(bar, scale / width, mark, colours):
+            line.append(char, style=style if colours else "")
         line.append(f" {format_bytes(sum(size for _, size in bar.parts))}")
         rows.append(line)
     legend = Text(" " * 11)
-    for group in used:
-        legend.append("█ " if colours else f"{GROUP_LETTERS[group]} = ", style=GROUP_STYLES[group] if colours else "")
+    for group in dict.fromkeys(group for bar in bars.bars for group, _ in bar.parts):
+        legend.append("█ " if colours else f"{GROUP_LETTERS[group]} = ", style=COLOURS[group] if colours else "")
         legend.append(say(f"group.{group}") + "   ")
     if bars.limit_bytes is not None:
         legend.append(f"│ {say('axis.limit')} {format_bytes(bars.limit_bytes)}")
     return Group(*rows, legend)
+
+
+def _cells(bar: Bar, bytes_per_cell: float, mark: int | None, colours: bool) -> list[tuple[str, str]]:
+    """One (character, style) for each column of a bar; the limit's mark stands on top of it."""
+    cells: list[tuple[str, str]] = []
+    edge = 0.0
+    for group, size in bar.parts:
+        start, edge = round(edge), edge + size / bytes_per_cell
+        cells += [("█" if colours else GROUP_LETTERS[group], COLOURS[group])] * (round(edge) - start)
+    if mark is not None:
+        cells += [(" ", "")] * (mark + 1 - len(cells))
+        cells[mark] = ("│", "bold")
+    return cells
 
 
 def _pairs(pairs: Pairs) -> RichTable:

@@ -1,0 +1,50 @@
+"""What the benchmarks share: a table on the screen, and JSON with machine, versions and date."""
+
+import argparse
+import json
+import platform
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from foretrain.cpu import cpu_device
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def versions() -> dict[str, str]:
+    """Versions of what figures depend on."""
+    found = {"python": platform.python_version()}
+    for name in ("foretrain", "torch", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            pass
+    return found
+
+
+def arguments(name: str, description: str) -> argparse.Namespace:
+    """--out FILE; benchmarks/results/NAME.json without it."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json", help="where to write the JSON")
+    return parser.parse_args()
+
+
+def report(out: Path, title: str, columns: list[str], rows: list[list[str]], data: dict[str, Any]) -> None:
+    """Print the table and write the data with the machine."""
+    table = Table(title=title, box=None, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=130).print(table)
+    gpu = cpu_device()
+    machine = {"cpu": gpu.name, "system": f"{platform.system()} {platform.machine()}"}
+    document = {"date": date.today().isoformat(), "machine": machine, "versions": versions(), **data}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    print(f"wrote {out}")

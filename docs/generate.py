@@ -1,0 +1,212 @@
+"""Writes the generated parts of README.md and docs/: captured commands, tables of knobs and exit codes, pictures.
+
+    make docs                        write them
+    python docs/generate.py --check  say what is out of date, exit with 1
+
+A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
+"""
+
+import io
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+
+from foretrain.config import GROUPS, knobs
+from foretrain.configfile import resolve
+from foretrain.errors import EXIT_CODE_OF, ExitCode
+from foretrain.hardware import find
+from foretrain.predict.plan import Plan, plan
+from foretrain.report import plan_view, text
+from foretrain.units import parse_bytes
+
+ROOT = Path(__file__).parent.parent
+CASES = ROOT / "examples" / "real-cases"
+RESULTS = ROOT / "benchmarks" / "results"
+WIDTH = 108
+
+
+def case(name: str, *, others: str = "", step_s: float | None = None) -> Plan:
+    resolved = resolve([str(CASES / f"{name}.py")])
+    others_bytes = parse_bytes(others) if others else 0
+    return plan(resolved.config, find("RTX 4070"), name=resolved.name, others_bytes=others_bytes, logged_step_s=step_s)
+
+
+def terminal(made: Plan, sections: tuple[str, ...] = ()) -> str:
+    """The plan as a terminal shows it, cut to some of its sections; trailing blanks removed."""
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None, highlight=False)
+    document = plan_view.document(made)
+    if sections:
+        kept = [section for section in document.sections if section.title.id in sections]
+        document = type(document)(document.title, document.subtitle, kept)
+    text.render(document, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in shown.rstrip().splitlines())
+
+
+def block(command: str, output: str) -> str:
+    return f"```console\n$ {command}\n{output}\n```"
+
+
+def plan_case_c() -> str:
+    made = case("c", others="2.1GB")
+    command = 'foretrain plan examples/real-cases/c.py --gpu "RTX 4070" --others 2.1GB'
+    return block(command, terminal(made, ("plan.verdict", "plan.memory", "plan.bytes")))
+
+
+def plan_case_d() -> str:
+    made = case("d", step_s=3.9)
+    return block(
+        'foretrain plan examples/real-cases/d.py --gpu "RTX 4070" --step-time 3.9',
+        terminal(made, ("plan.work", "plan.time")),
+    )
+
+
+def picture_of_plan() -> str:
+    """The plan of case C as a picture, without the web font that rich would name."""
+    console = Console(
+        file=io.StringIO(), width=WIDTH, record=True, force_terminal=True, color_system="truecolor", highlight=False
+    )
+    document = plan_view.document(case("c", others="2.1GB"))
+    shown = [s for s in document.sections if s.title.id in ("plan.verdict", "plan.memory", "plan.bytes")]
+    text.render(type(document)(document.title, document.subtitle, shown), console)
+    form = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    form = form.replace("font-family: Fira Code, monospace", "font-family: ui-monospace, monospace")
+    title = 'foretrain plan c.py --gpu "RTX 4070" --others 2.1GB'
+    return console.export_svg(title=title, theme=MONOKAI, code_format=form, unique_id="plan")
+
+
+def signed(error: float) -> str:
+    """'+0.15 %', without a sign before zero."""
+    shown = f"{error * 100:+.2f} %"
+    return "0.00 %" if float(shown[:-2]) == 0 else shown
+
+
+def accuracy() -> str:
+    ledger = json.loads((RESULTS / "ledger_against_allocator.json").read_text("utf-8"))
+    lines = ["| config | measured peak | predicted | error |", "| --- | ---: | ---: | ---: |"]
+    for found in ledger["cases"]:
+        phase = max(found["measured_bytes"], key=found["measured_bytes"].get)
+        predicted, measured = found["predicted_bytes"][phase], found["measured_bytes"][phase]
+        error = predicted / measured - 1
+        lines.append(
+            f"| {found['name']} | {measured / 2**20:,.1f} MiB | {predicted / 2**20:,.1f} MiB | {signed(error)} |"
+        )
+    lines.append("")
+    lines.append(
+        f"Median error {ledger['median_abs_error_of_peak'] * 100:.3f} %, worst {ledger['worst_abs_error_of_peak'] * 100:.2f} % "
+        f"(measured on a {ledger['machine']['cpu']}, torch {ledger['versions']['torch']}, {ledger['date']}; "
+        "`python benchmarks/ledger_against_allocator.py`)."
+    )
+    return "\n".join(lines)
+
+
+def demo_sentence() -> str:
+    demo = json.loads((RESULTS / "demo.json").read_text("utf-8"))
+    run = demo["run"]
+    step = next(row for row in demo["comparison"]["time"] if row["id"] == "time.step")
+    return (
+        f"On {demo['machine']['cpu'].removeprefix('CPU (').removesuffix(')')} (no GPU) it took "
+        f"{demo['wall_s'] / 60:.1f} minutes: validation loss from {run['first_val_loss']:.3f} to {run['val_loss']:.3f} nats a byte "
+        f"(knowing only how often each byte occurs gives {demo['unigram_entropy']:.3f}); the step took "
+        f"{step['measured'] * 1e3:.0f} ms, predicted {step['predicted'] * 1e3:.0f} ms "
+        f"({step['low'] * 1e3:.0f} to {step['high'] * 1e3:.0f}). (`python benchmarks/demo.py`, {demo['date']})"
+    )
+
+
+def time_table() -> str:
+    found = json.loads((RESULTS / "time_against_logs.json").read_text("utf-8"))
+    lines = [
+        "| published run | logged tokens/s | predicted step time | inside the stated range |",
+        "| --- | ---: | ---: | --- |",
+    ]
+    for row in found["cases"]:
+        lines.append(
+            f"| {row['id']} | {row['tokens_per_s']:,} | {row['error'] * 100:+.0f} % | {'yes' if row['inside'] else 'no'} |"
+        )
+    return "\n".join(lines)
+
+
+def startup_sentence() -> str:
+    found = json.loads((RESULTS / "startup.json").read_text("utf-8"))
+    seconds = sorted(found["seconds"]["foretrain plan gpt2-124m --gpu 4070"])
+    torch = sorted(found["seconds"]["import torch"])
+    middle = len(seconds) // 2
+    return f"`foretrain plan` answers in {seconds[middle]:.2f} s and imports no torch (`import torch` alone: {torch[middle]:.2f} s)."
+
+
+def knob_tables() -> str:
+    parts = []
+    for group in GROUPS:
+        parts.append(f"## {group}\n\n| knob | default | unit | limits | what |\n| --- | --- | --- | --- | --- |")
+        for knob in knobs():
+            if knob.group == group:
+                mark = " ¹" if knob.ours else " ²" if knob.inert else ""
+                default = f"`{knob.default}`" if knob.default != "" else "empty"
+                limits = knob.limits if knob.limits != knob.help else ""
+                parts.append(f"| `{knob.name}`{mark} | {default} | {knob.unit} | {limits} | {knob.help} |")
+        parts.append("")
+    return "\n".join(parts).rstrip()
+
+
+EXIT_MEANINGS = {
+    "DONE": "done",
+    "INTERNAL": "internal error: a bug, with its traceback",
+    "USAGE": "bad usage or configuration",
+    "CHECK_FAILED": "`--check`: it does not fit",
+    "ENVIRONMENT": "something is missing here: torch, a card, a package, a writable folder",
+    "OUT_OF_MEMORY": "out of memory",
+    "DIVERGED": "the loss or the weights are no longer finite; the last checkpoint is intact",
+    "DATA": "data, a run or a checkpoint is missing or damaged",
+    "DISK_FULL": "the disk is full; earlier checkpoints are intact",
+    "STOPPED": "stopped by a signal, the state is saved; `--resume auto` goes on",
+    "INTERRUPTED": "interrupted by a second Ctrl-C; what was saved before is intact",
+}
+
+
+def exit_codes() -> str:
+    lines = ["| code | meaning | ids of its errors |", "| ---: | --- | --- |"]
+    for code in ExitCode:
+        families = ", ".join(f"`{family}.*`" for family, own in EXIT_CODE_OF.items() if own == code)
+        lines.append(f"| {int(code)} | {EXIT_MEANINGS[code.name]} | {families} |")
+    return "\n".join(lines)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "plan-case-c": plan_case_c,
+    "plan-case-d": plan_case_d,
+    "accuracy": accuracy,
+    "demo": demo_sentence,
+    "time": time_table,
+    "startup": startup_sentence,
+    "knobs": knob_tables,
+    "exit-codes": exit_codes,
+}
+_PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->).*?(<!-- end -->)", re.DOTALL)
+
+
+def fill(page: str) -> str:
+    """The page with each generated part made anew."""
+    return _PART.sub(lambda m: f"{m[1]}\n{PARTS[m['name']]()}\n{m[3]}", page)
+
+
+def main() -> int:
+    check = "--check" in sys.argv
+    wanted = {ROOT / "docs" / "pictures" / "plan.svg": picture_of_plan()}
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        wanted[page] = fill(page.read_text("utf-8"))
+    stale = [path for path, content in wanted.items() if not path.is_file() or path.read_text("utf-8") != content]
+    for path in stale:
+        print(f"{'out of date' if check else 'wrote'}: {path.relative_to(ROOT)}")
+        if not check:
+            path.write_text(wanted[path], "utf-8")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,17 @@
+"""One colour for each group of memory components, the same in the terminal and on the page.
+
+Okabe and Ito's palette, which colour-blind readers can tell apart (Okabe and Ito 2008, "Color Universal Design").
+"""
+
+COLOURS = {
+    "weights": "#0072b2",
+    "gradients": "#56b4e9",
+    "optimizer": "#cc79a7",
+    "weight_copies": "#9a86d6",
+    "activations": "#009e73",
+    "logits": "#d55e00",
+    "temporaries": "#f0e442",
+    "overhead": "#999999",
+    "everything_else": "#44aa99",
+}
+SERIES_COLOURS = ("#56b4e9", "#d55e00", "#009e73", "#cc79a7")

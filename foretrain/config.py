@@ -19,6 +19,9 @@ from foretrain.units import parse_bytes
 GROUPS = ("model", "data", "batch", "optimizer", "evaluation", "run", "system", "cost")
 
 
+_A_PATH = r"^[^\x00-\x1f\x7f]{1,1000}$"  # not empty, and nothing that could command a terminal
+
+
 def knob(
     default: Any,
     help: str,
@@ -66,7 +69,9 @@ class RunConfig(Record):
         group="model", pattern=r"^(scratch|resume|gpt2(-medium|-large|-xl)?)$",
     )  # fmt: skip
 
-    dataset: str = knob("openwebtext", "folder under data/ with train.bin and val.bin, or python-stdlib", group="data")
+    dataset: str = knob(
+        "openwebtext", "folder under data/ with train.bin and val.bin, or python-stdlib", group="data", pattern=_A_PATH
+    )
     dataset_tokens: int = knob(
         0, "tokens in the training split when the data is not on this machine; 0: look",
         group="data", unit="tokens", least=0, most=10**16, ours=True,
@@ -142,7 +147,7 @@ class RunConfig(Record):
     )  # fmt: skip
     eval_only: bool = knob(False, "evaluate once and stop", group="evaluation")
 
-    out_dir: str = knob("out", "directory of the run; a taken name gets a number", group="run")
+    out_dir: str = knob("out", "directory of the run; a taken name gets a number", group="run", pattern=_A_PATH)
     log_interval: int = knob(1, "steps between progress lines", group="run", unit="steps", least=1, most=10**9)
     always_save_checkpoint: bool = knob(
         True, "save at every evaluation, not only when the validation loss improves", group="run"

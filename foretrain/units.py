@@ -64,7 +64,7 @@ def format_duration(seconds: float) -> str:
     """'3.90 s', '122 ms', '14 min', '21.7 h', '3.6 days'."""
     if not math.isfinite(seconds):
         return "unknown"
-    if seconds < 0.9995:
+    if 0 < seconds < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 90:
         return f"{seconds:.3g} s"

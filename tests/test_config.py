@@ -218,8 +218,8 @@ def test_toml_round_trip(preset: str, own_directory: Path) -> None:
 def test_any_text_survives_toml(text: str) -> None:
     import tomllib
 
-    config = RunConfig(out_dir=text)
-    assert tomllib.loads(to_toml(config))["run"]["out_dir"] == text
+    config = RunConfig(wandb_project=text)
+    assert tomllib.loads(to_toml(config))["run"]["wandb_project"] == text
 
 
 def test_init_from_gpt2_takes_its_shape() -> None:

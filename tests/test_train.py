@@ -443,3 +443,48 @@ def test_a_damaged_record_is_a_sentence(own_directory: Path) -> None:
         assert result.returncode == ExitCode.DATA, text
         assert "Traceback" not in result.stderr
     assert foretrain("runs").returncode == 0  # one bad run does not hide the others
+
+
+@pytest.mark.parametrize("out_dir", ["/", ".", "..", "../..", "/dev/null", "x" * 300 + "/y"])
+def test_folders_that_no_run_can_have(out_dir: str, own_directory: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        store.create(out_dir)
+    assert caught.value.exit_code == ExitCode.ENVIRONMENT
+    assert not list(own_directory.iterdir())
+
+
+def test_a_folder_with_anything_in_it_is_left_alone(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("out").mkdir()
+    Path("out/ckpt.pt").write_text("precious")
+    directory = store.create("out")
+    directory.release()
+    assert directory.id == "out-2"
+    assert [p.name for p in Path("out").iterdir()] == ["ckpt.pt"]
+    monkeypatch.setenv("HOME", str(own_directory / "home"))
+    directory = store.create("~/runs/a")
+    directory.release()
+    assert directory.path == own_directory / "home" / "runs" / "a"
+
+
+@pytest.mark.parametrize("value", ["", "a\nb", "a\x1b[2Jb", "a\x00b"])
+def test_names_that_could_command_a_terminal(value: str) -> None:
+    with pytest.raises(UserError):
+        from_values({"out_dir": value})
+    with pytest.raises(UserError):
+        from_values({"dataset": value})
+
+
+def test_several_processes_are_refused(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = foretrain("train", "baby")
+    assert result.returncode == ExitCode.ENVIRONMENT
+    assert "torchrun" in result.stderr
+
+
+def test_a_terminal_of_another_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    monkeypatch.setenv("LC_ALL", "C")
+    monkeypatch.delenv("HOME", raising=False)
+    result = foretrain("plan", "gpt2-124m", "--gpu", "4070")
+    assert result.returncode == 0, result.stderr
+    assert "123.59 M" in result.stdout

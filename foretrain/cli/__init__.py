@@ -1,5 +1,6 @@
 """The command line. `main` is the only place that turns errors into exit codes."""
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -52,6 +53,9 @@ _add_commands()
 
 def main() -> None:
     """Run the command line and exit with a code of `ExitCode`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal of another encoding shows ? for what it lacks
+            stream.reconfigure(errors="replace")
     try:
         app()
     except UserError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -62,6 +63,8 @@ def train_command(
 def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False) -> RunRecord:
     """Train a resolved config in its run directory; returns the record. Raises UserError."""
     need_torch()
+    if (count := os.environ.get("WORLD_SIZE", "1")) not in ("", "0", "1"):
+        raise UserError("environment.one_process", count=count[:20])
     from foretrain.run.device import environment, place
     from foretrain.run.trainer import Trainer
 

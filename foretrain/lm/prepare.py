@@ -1,5 +1,6 @@
 """The built-in corpus as token files, in nanoGPT's layout with an index beside it. Made once, then reused."""
 
+import errno
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from foretrain.config import RunConfig
+from foretrain.errors import UserError
 from foretrain.lm import corpus
 from foretrain.lm.dataset import BUILT_IN, DATA_DIR, ITEM_BYTES, SPLITS, DatasetInfo, read_info
 from foretrain.lm.tokenizer import TOKENIZERS, Tokenizer
@@ -25,13 +27,19 @@ def prepare_built_in(config: RunConfig) -> DatasetInfo:
     """The prepared corpus, made if it is not there. The folder appears under its name only when it is complete."""
     path = built_in_path(config)
     if not (path / "meta.json").is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
         try:
-            _write(config, staging)
-            _publish(staging, path)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            staging = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+            try:
+                _write(config, staging)
+                _publish(staging, path)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                free = shutil.disk_usage(path.parent).free
+                raise UserError("disk.no_room_for_data", path=str(path), free=free) from None
+            raise UserError("environment.cannot_write", path=str(path), reason=error.strerror or str(error)) from None
     return read_info(path)
 
 

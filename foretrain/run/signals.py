@@ -24,7 +24,8 @@ class StopFlag:
     def __enter__(self) -> "StopFlag":
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._old[number] = signal.signal(number, self._handle)
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and background shells have it
+                    self._old[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(

@@ -217,36 +217,51 @@ def _numbered(base: Path) -> Iterator[Path]:
         number += 1
 
 
+def base_path(out_dir: str) -> Path:
+    """The folder that out_dir names; ~ is the home directory. Raises UserError where a run cannot have its files."""
+    try:
+        path = Path(out_dir).expanduser()
+        if path.name in ("", "..") or (path.exists() and not path.is_dir()):
+            raise UserError("environment.not_a_folder", path=out_dir)
+    except (OSError, RuntimeError) as error:  # a name too long, or ~ without a home
+        raise UserError("environment.cannot_write", path=out_dir, reason=str(error)) from None
+    return path
+
+
+def _is_free(path: Path) -> bool:
+    """Not there, or an empty folder, or one that a run has only just begun to use."""
+    return not path.exists() or all(entry.name == "run.lock" for entry in path.iterdir())
+
+
 def create(out_dir: str) -> RunDirectory:
-    """A fresh run directory: `out_dir`, or `out_dir-2`, … where that holds a run already. Nothing is overwritten."""
-    for path in _numbered(Path(out_dir)):
-        if (path / "run.json").exists() or (path.exists() and not path.is_dir()):
-            continue
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError("environment.cannot_write", path=str(path), reason=error.strerror or "") from None
+    """A fresh run directory, its lock held: `out_dir`, or `out_dir-2`, … where that holds anything already.
+
+    Nothing is ever overwritten. Raises UserError where no folder can be made.
+    """
+    for path in _numbered(base_path(out_dir)):
         directory = RunDirectory(path)
         try:
+            if not _is_free(path):
+                continue
+            path.mkdir(parents=True, exist_ok=True)
             directory.acquire()
         except UserError:  # another process is making a run here this very moment
             continue
         except OSError as error:
-            raise UserError("environment.cannot_write", path=str(path), reason=error.strerror or "") from None
-        if (path / "run.json").exists():
-            directory.release()
-            continue
-        return directory
+            raise UserError("environment.cannot_write", path=str(path), reason=error.strerror or str(error)) from None
+        if _is_free(path):
+            return directory
+        directory.release()
     raise AssertionError("unreachable")
 
 
 def newest_unfinished(out_dir: str) -> RunDirectory | None:
     """The run that `--resume auto` means: the last one under this name (or name-2, …) that is not finished."""
     found = None
-    for path in _numbered(Path(out_dir)):
-        if not (path / "run.json").exists():
+    for path in _numbered(base_path(out_dir)):
+        if not path.exists():
             break
-        if RunDirectory(path).read_record().status != "finished":
+        if (path / "run.json").exists() and RunDirectory(path).read_record().status != "finished":
             found = RunDirectory(path)
     return found
 

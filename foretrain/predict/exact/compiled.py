@@ -1,0 +1,200 @@
+"""torch.compile for a card that is not there: Inductor runs for it, and its wrapper runs on fake tensors.
+
+Dynamo, AOTAutograd, the partitioner, the scheduler and the code generator are the real ones. Only the Triton
+kernels do nothing, so buffers, their reuse and their deaths are those of the code that would run on the card.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretrain.predict.exact.standin import Card, Patches
+from foretrain.predict.exact.tracer import Tracer
+
+
+class _Kernel:
+    """Stands for a compiled kernel: running it only tells the tracer what the buffers are for."""
+
+    def __init__(self, tracer: Tracer | None, name: str) -> None:
+        self.tracer, self.kernel_name = tracer, name
+        self.inductor_meta: dict[str, Any] = {}
+        self.launchers: list[Any] = []
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        if self.tracer is not None:
+            for tensor in args:
+                if isinstance(tensor, Tensor):
+                    self.tracer.written_by(tensor, self.kernel_name)
+
+    __call__ = run
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None
+
+
+class _Generator(torch.Generator):
+    """The card's random generator, whose state is on the host anyway."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", 0)
+
+    def clone_state(self) -> "_Generator":  # type: ignore[override]
+        return self
+
+    graphsafe_get_state = clone_state
+
+    def graphsafe_set_state(self, state: Any) -> "_Generator":  # type: ignore[override]
+        return self
+
+    def get_state(self) -> Tensor:
+        return torch.empty(16, dtype=torch.uint8)
+
+
+def _device_patches(patches: Patches, card: Card) -> None:
+    """What Dynamo and Inductor ask a device."""
+    from torch._dynamo.device_interface import CudaInterface
+
+    answers: dict[str, Any] = {
+        "get_device_properties": lambda device=None: card.properties(),
+        "current_device": lambda: 0,
+        "device_count": lambda: 1,
+        "is_available": lambda: True,
+        "is_bf16_supported": lambda including_emulation=False: card.capability >= (8, 0),
+        "get_compute_capability": lambda device=None: card.capability[0] * 10 + card.capability[1],
+        "raise_if_triton_unavailable": lambda device=None: None,
+        "exchange_device": lambda device: 0,
+        "maybe_exchange_device": lambda device: 0,
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: None,
+        "get_raw_stream": lambda index=0: 0,
+    }
+    for name, answer in answers.items():
+        patches.set(CudaInterface, name, staticmethod(answer))
+    for name in ("get_device_properties", "current_device"):
+        patches.set(CudaInterface.Worker, name, staticmethod(answers[name]))
+    for name in ("device_count", "current_device", "set_device", "synchronize"):
+        patches.set(torch.cuda, name, answers[name])
+    patches.set(torch.cuda, "_exchange_device", lambda device: 0)
+    patches.set(torch.cuda, "_maybe_exchange_device", lambda device: 0)
+    patches.set(torch.cuda, "default_generators", (_Generator(),))
+    patches.set(torch.cuda, "get_rng_state", lambda device="cuda": torch.empty(16, dtype=torch.uint8))
+    patches.set(torch.cuda, "set_rng_state", lambda state, device="cuda": None)
+    patches.set(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
+    if not hasattr(torch._C, "_cuda_getDevice"):
+        patches.set(torch._C, "_cuda_getDevice", lambda: 0)
+
+
+def _triton_patches(patches: Patches) -> None:
+    """Triton need not be installed, and it is never asked to compile."""
+    import torch._inductor.codecache as codecache
+    import torch._inductor.compile_fx as compile_fx
+    import torch._inductor.fx_passes.pad_mm as pad_mm
+    import torch._inductor.scheduler as scheduler
+    import torch.utils._triton as triton
+
+    patches.set(triton, "triton_hash_with_backend", lambda: "stand-in")
+    for module in (scheduler, compile_fx, pad_mm):
+        if hasattr(module, "has_triton"):
+            patches.set(module, "has_triton", lambda *args: True)
+    if triton.has_triton_package():
+        return
+    load = codecache.PyCodeCache.load_by_key_path.__func__  # type: ignore[attr-defined]
+
+    def load_with_triton(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        package, language = ModuleType("triton"), ModuleType("triton.language")
+        package.language = language  # type: ignore[attr-defined]
+        sys.modules["triton"], sys.modules["triton.language"] = package, language
+        try:
+            return load(cls, *args, **kwargs)
+        finally:
+            del sys.modules["triton"], sys.modules["triton.language"]
+
+    patches.set(codecache.PyCodeCache, "load_by_key_path", classmethod(load_with_triton))
+
+
+def _folding_patch(patches: Patches) -> None:
+    """Constant folding computes one-element constants on the device; here on the CPU."""
+    from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder as Folder
+
+    deduce = Folder._deduce_value
+
+    def deduce_on_cpu(self: Any, node: Any) -> Any:
+        device = node.kwargs.get("device")
+        if node.op == "call_function" and isinstance(device, torch.device) and device.type == "cuda":
+            kwargs = node.kwargs
+            node.kwargs = {**kwargs, "device": torch.device("cpu")}
+            try:
+                return deduce(self, node)
+            finally:
+                node.kwargs = kwargs
+        if node.target is torch.ops.prims.device_put.default:
+            return self.env[node.args[0]]
+        return deduce(self, node)
+
+    patches.set(Folder, "_deduce_value", deduce_on_cpu)
+
+
+def _padding_patch(patches: Patches, pads: bool) -> None:
+    """pad_mm times both variants of a product with an unaligned side on the card; here the caller says which."""
+    import torch._inductor.fx_passes.pad_mm as pad_mm
+
+    def should_pad(match: Any, mat1: Tensor, mat2: Tensor, op: Any, input: Any = None) -> bool:
+        m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
+        return pads and pad_mm.is_mm_compute_bound(m, k, n, mat1.dtype)
+
+    patches.set(pad_mm, "_should_pad", should_pad)
+
+
+def _code_patches(patches: Patches, tracer: Tracer | None) -> None:
+    """The generated wrapper: its C++ helpers as Python on fake tensors, its kernels as nothing."""
+    import torch._C._dynamo.guards as guards
+    from torch._inductor.async_compile import AsyncCompile
+
+    def empty(device: str) -> Any:
+        return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+    def reinterpret(tensor: Tensor, size: Any, stride: Any, offset: int = 0) -> Tensor:
+        return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+
+    patches.set(guards, "_empty_strided_cuda", empty("cuda"))
+    patches.set(guards, "_empty_strided_cpu", empty("cpu"))
+    patches.set(guards, "_reinterpret_tensor", reinterpret)
+    kernel = lambda self, name, source, *args, **kwargs: _Kernel(tracer, name)  # noqa: E731
+    patches.set(AsyncCompile, "triton", kernel)
+    patches.set(AsyncCompile, "cpp_pybinding", lambda self, types, source, *a, **k: _Kernel(tracer, "cpp_fused"))
+    patches.set(AsyncCompile, "wait", lambda self, scope: None)
+    patches.set(AsyncCompile, "warm_pool", classmethod(lambda cls: None))
+
+
+@contextlib.contextmanager
+def compiling(card: Card | None, tracer: Tracer | None = None, *, pads: bool = False) -> Iterator[None]:
+    """Within it torch.compile works for the card of a stand-in, or for a CPU without its compiler (card None).
+
+    `pads`: what to take pad_mm's measurement on the card to have said, for products with an unaligned side.
+    """
+    import torch._inductor.config as inductor_config
+
+    torch._dynamo.reset()
+    with Patches() as patches:
+        if card is not None:
+            _device_patches(patches, card)
+            _triton_patches(patches)
+            _folding_patch(patches)
+            _padding_patch(patches, pads)
+        _code_patches(patches, tracer)
+        patches.enter_context(
+            inductor_config.patch(
+                compile_threads=1, force_disable_caches=True, size_asserts=False, nan_asserts=False,
+                alignment_asserts=False,
+            )  # fmt: skip
+        )
+        patches.callback(torch._dynamo.reset)
+        yield

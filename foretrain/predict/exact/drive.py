@@ -1,0 +1,192 @@
+"""The runs that are traced: foretrain's own step and nanoGPT's, each with evaluation and saving in their real place.
+
+Three optimizer steps, of at most three micro-steps each: Adam's states appear at the end of the first, gradients
+accumulate from the second micro-step on, and what the allocator reserves settles in the third.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foretrain.config import RunConfig
+from foretrain.hardware import Dtype
+from foretrain.lm.model import GPT, Attention, Block
+from foretrain.lm.optimizer import make_optimizer
+from foretrain.lm.step import TrainState, build, evaluation_loss, train_step
+from foretrain.predict.exact.names import Names
+from foretrain.predict.exact.tracer import Tracer
+
+STEPS, MICRO_STEPS, EVALUATION_BATCHES = 3, 3, 2
+DTYPES: dict[Dtype, torch.dtype] = {
+    "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
+}  # fmt: skip
+
+
+@dataclass
+class Job:
+    """A run to trace on `device`, which is fake or real."""
+
+    config: RunConfig
+    device: torch.device
+    dtype: Dtype
+    compiled: bool
+    tracer: Tracer
+    names: Names
+
+    @property
+    def micro_steps(self) -> int:
+        return min(MICRO_STEPS, self.config.gradient_accumulation_steps)
+
+    def batch(self, rows: int, block: int) -> tuple[Tensor, Tensor]:
+        """Token ids and targets, int64, one storage each."""
+        pair = tuple(torch.zeros(rows, block, dtype=torch.int64, device=self.device) for _ in range(2))
+        for tensor in pair:
+            self.tracer.tag(tensor, "batch", "token ids")
+        return pair  # type: ignore[return-value]
+
+
+def foretrain_run(job: Job) -> bool:
+    """foretrain's run in the trainer's order (run/trainer.py); whether the scaler was on."""
+    c = job.config
+    short = c.model_copy(update={"gradient_accumulation_steps": job.micro_steps})
+    state = build(short, job.device, DTYPES[job.dtype], compile=job.compiled)
+    job.names.learn(state.model)
+
+    def evaluate(phase: str) -> None:
+        job.tracer.enter(phase)
+        total = torch.zeros((), device=job.device)
+        for _ in ("train", "val"):
+            for _ in range(min(EVALUATION_BATCHES, c.eval_iters)):
+                total += evaluation_loss(state, _their_batch(job, c.eval_batch, c.eval_block))
+
+    evaluate("evaluate_first")
+    for step in range(0 if c.eval_only else STEPS):
+        job.tracer.enter("first_step" if step == 0 else "steady_step")
+        micro = (_their_batch(job, c.batch_size, c.block_size) for _ in range(job.micro_steps))
+        train_step(state, micro, c.learning_rate)
+        if step == 1:
+            evaluate("evaluate_later")
+            _save(job, state)
+    return state.scaler.is_enabled()
+
+
+def _their_batch(job: Job, rows: int, block: int) -> tuple[Tensor, Tensor]:
+    """As lm/batches.py makes one: rows of block + 1 tokens on the device, then inputs and targets cut out of them."""
+    data = torch.zeros(rows, block + 1, dtype=torch.int64, device=job.device)
+    inputs, targets = data[:, :-1].contiguous(), data[:, 1:].contiguous()
+    for tensor in (data, inputs, targets):
+        job.tracer.tag(tensor, "batch", "token ids")
+    return inputs, targets
+
+
+def _save(job: Job, state: TrainState) -> None:
+    """A checkpoint copies tensor by tensor to the host; nothing new on the device."""
+    job.tracer.enter("save")
+    for parameter, moments in state.optimizer.state.items():
+        for tensor in (parameter, *(value for value in moments.values() if isinstance(value, Tensor))):
+            tensor.detach().cpu()
+
+
+# -- nanoGPT -----------------------------------------------------------------------------------------------
+
+
+class NanoAttention(Attention):
+    """Attention with nanoGPT's variables, which are alive as long as there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, C = x.size()
+        q, k, v = self.c_attn(x).split(C, dim=2)
+        k = k.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        q = q.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        v = v.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        dropout = self.dropout if self.training else 0
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=None, dropout_p=dropout, is_causal=True)
+        y = y.transpose(1, 2).contiguous().view(B, T, C)
+        y = self.resid_dropout(self.c_proj(y))
+        return y  # noqa: RET504
+
+
+class NanoGPT(GPT):
+    """The same model with nanoGPT's forward pass: logits are returned, and the embeddings have names."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        parts: Any = self.transformer
+        for block in parts["h"]:
+            assert isinstance(block, Block)
+            block.attn.__class__ = NanoAttention
+
+    def forward(self, idx: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        parts: Any = self.transformer
+        pos = torch.arange(0, idx.shape[1], dtype=torch.long, device=idx.device)
+        tok_emb = parts["wte"](idx)
+        pos_emb = parts["wpe"](pos)
+        x = parts["drop"](tok_emb + pos_emb)
+        for block in parts["h"]:
+            x = block(x)
+        x = parts["ln_f"](x)
+        logits = self.lm_head(x)
+        loss = F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
+        return logits, loss
+
+
+def nanogpt_run(job: Job) -> bool:
+    """nanoGPT's train.py: batches fetched ahead, logits kept until the next ones, its estimate_loss."""
+    c = job.config
+    model = NanoGPT(c).to(job.device)
+    job.names.learn(model)
+    scaler = torch.amp.GradScaler(job.device.type, enabled=job.dtype == "float16")
+    optimizer = make_optimizer(model, c, job.device.type)
+    called: Any = torch.compile(model) if job.compiled else model
+    half = job.dtype != "float32"
+    context: Any = torch.amp.autocast(job.device.type, DTYPES[job.dtype]) if half else contextlib.nullcontext()
+
+    @torch.no_grad()
+    def estimate_loss(phase: str) -> None:
+        job.tracer.enter(phase)
+        model.eval()
+        for _ in ("train", "val"):
+            for _ in range(min(EVALUATION_BATCHES, c.eval_iters)):
+                X, Y = job.batch(c.batch_size, c.block_size)
+                with context:
+                    _logits, loss = called(X, Y)
+                loss.item()
+        model.train()
+
+    X, Y = job.batch(c.batch_size, c.block_size)
+    _logits = loss = None
+    for step in range(STEPS):
+        if step != 1:
+            estimate_loss("evaluate_first" if step == 0 else "evaluate_later")
+        if c.eval_only:
+            break
+        job.tracer.enter("first_step" if step == 0 else "steady_step")
+        for _ in range(job.micro_steps):
+            with context:
+                _logits, loss = called(X, Y)
+                loss = loss / job.micro_steps
+            X, Y = job.batch(c.batch_size, c.block_size)
+            scaler.scale(loss).backward()
+        if c.grad_clip != 0.0:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), c.grad_clip)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+    return scaler.is_enabled()
+
+
+RUNS = {"foretrain": foretrain_run, "nanogpt": nanogpt_run}
+
+
+@contextlib.contextmanager
+def named(tracer: Tracer, *, compiled: bool) -> Iterator[Names]:
+    """Hooks that name modules and tag gradients and optimizer states while a run is traced."""
+    names = Names(tracer)
+    with names.hooked(modules=not compiled):
+        yield names

@@ -1,0 +1,96 @@
+"""Lets autograd run on fake cuda tensors in a torch that has no CUDA or sees no card. Nothing is compiled or kept.
+
+Two places of libtorch ask for a real device. (1) Every autograd node asks for a device guard, and a CPU build has
+none registered: c10/core/impl/DeviceGuardImplInterface.h. torch installs its own fake guard when one is there that
+counts no devices, so an object whose methods all return 0 is registered first. (2) The engine asks the CUDA hooks
+whether CUDA is built and whether a device has a context (aten/src/ATen/detail/CUDAHooksInterface.h): their virtual
+table is replaced by a copy with two answers changed. Both last as long as the process, so a worker process does it.
+"""
+
+import atexit
+import ctypes
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+CUDA = 1  # c10/core/DeviceType.h
+DEVICE_TYPES = 22
+HOOK_SLOTS = 110
+GUARD_SLOTS = 96
+
+_alive: list[Any] = []  # what C++ points to must outlive this module
+
+
+class StandInError(RuntimeError):
+    """This torch, system or card cannot be stood in for; the sentence says why."""
+
+
+def install() -> None:
+    """Once a process. Raises StandInError where the platform or the build is not one of those that are known."""
+    if _alive:
+        return
+    if not sys.platform.startswith("linux"):
+        raise StandInError(f"tracing works on Linux; this is {sys.platform}")
+    folder = Path(torch.__file__).parent / "lib"
+    try:
+        c10, cpu = ctypes.CDLL(str(folder / "libc10.so")), ctypes.CDLL(str(folder / "libtorch_cpu.so"))
+        if not torch.backends.cuda.is_built():
+            _install_guard(c10)
+        _patch_hooks(cpu)
+    except (OSError, ValueError, AttributeError) as error:
+        raise StandInError(f"torch {torch.__version__} is built otherwise than expected: {error}") from None
+    accelerator = str(torch._C._accelerator_getAccelerator())
+    if accelerator != "cuda":
+        raise StandInError(f"torch {torch.__version__} took {accelerator} for its accelerator")
+
+
+def _slot(name: str) -> int:
+    """Where a method stands in the hooks' virtual table, from the header that this torch was built with."""
+    header = Path(torch.__file__).parent / "include" / "ATen" / "detail" / "AcceleratorHooksInterface.h"
+    methods = re.findall(r"^\s*virtual\s[^;{=]*?([~\w]+)\(", header.read_text("utf-8"), re.MULTILINE)
+    if not methods or not methods[0].startswith("~") or name not in methods:
+        raise ValueError(f"its AcceleratorHooksInterface has no {name}")
+    return 1 + methods.index(name)  # a virtual destructor takes two slots
+
+
+def _install_guard(c10: ctypes.CDLL) -> None:
+    registry = (ctypes.c_void_p * DEVICE_TYPES).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
+    if registry[CUDA] is not None:
+        return
+    zero = ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(lambda self: 0)
+    address = ctypes.cast(zero, ctypes.c_void_p).value
+    table = (ctypes.c_void_p * GUARD_SLOTS)(*[address] * GUARD_SLOTS)
+    guard = (ctypes.c_void_p * 8)(ctypes.addressof(table))
+    _alive.extend([zero, table, guard])
+    registry[CUDA] = ctypes.addressof(guard)
+    torch._C._ensureCUDADeviceGuardSet()  # type: ignore[attr-defined]
+    if registry[CUDA] == ctypes.addressof(guard):
+        registry[CUDA] = None
+        raise StandInError(f"torch {torch.__version__} did not install its fake device guard")
+    # torch's fake guard lives in thread-local storage, which dies before the engine's threads do. It has no fields
+    # besides the pointer to its static virtual table, so the registry gets a copy that is never freed.
+    malloc = ctypes.CDLL(None).malloc
+    malloc.restype = ctypes.c_void_p
+    copy = malloc(ctypes.c_size_t(64))
+    ctypes.memmove(copy, registry[CUDA], 8)
+    registry[CUDA] = copy
+
+
+def _patch_hooks(cpu: ctypes.CDLL) -> None:
+    get = cpu._ZN2at6detail12getCUDAHooksEv
+    get.restype = ctypes.c_void_p
+    hooks = get()
+    old = ctypes.cast(ctypes.c_void_p.from_address(hooks).value or 0, ctypes.POINTER(ctypes.c_void_p))
+    yes = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(lambda self: True)
+    no = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_int8)(lambda self, index: False)
+    # Two words stand before the slots: the offset to the top of the object, and its type.
+    table = (ctypes.c_void_p * (HOOK_SLOTS + 2))(*[old[i] for i in range(-2, HOOK_SLOTS)])
+    table[2 + _slot("isBuilt")] = ctypes.cast(yes, ctypes.c_void_p).value
+    table[2 + _slot("hasPrimaryContext")] = ctypes.cast(no, ctypes.c_void_p).value
+    _alive.extend([yes, no, table])
+    slot = ctypes.c_void_p.from_address(hooks)
+    atexit.register(setattr, slot, "value", slot.value)  # no Python is called back after the interpreter's end
+    slot.value = ctypes.addressof(table) + 2 * ctypes.sizeof(ctypes.c_void_p)

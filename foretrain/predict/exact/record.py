@@ -1,0 +1,200 @@
+"""The record of a trace: events in program order, and what each allocation is. No torch.
+
+An event is a number: `id >= 0` is the birth of allocation `id`, `~id` (negative) its death. Phases and moments are
+marks at positions of that list. So a trace of forty thousand events is one small list that replays fast.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+SCHEMA = "foretrain.trace/1"
+
+
+class Mark(NamedTuple):
+    """From this position of the events on, this is the phase (or the moment of the step)."""
+
+    position: int
+    name: str
+
+
+class Allocation(NamedTuple):
+    """One storage: bytes, positions of birth and death (None: alive at the end), what it is and where it is from.
+
+    `category` is a component id of the ledger; `op` the aten op (or compiled kernel) that made it; `module` the
+    nn.Module by its qualified name; `shape` that of the first tensor seen on it.
+    """
+
+    id: int
+    nbytes: int
+    born: int
+    died: int | None
+    category: str
+    name: str
+    op: str
+    module: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass
+class Trace:
+    """A finished trace. `facts` are what was asserted in it: torch version, attention kernels, dtypes, scaler."""
+
+    events: list[int]
+    allocations: list[Allocation]
+    phases: list[Mark]
+    moments: list[Mark]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def phase_at(self, position: int) -> str:
+        """The phase that an event belongs to."""
+        return _at(self.phases, position)
+
+    def moment_at(self, position: int) -> str:
+        """forward, backward or optimizer at an event."""
+        return _at(self.moments, position)
+
+    def alive_at(self, position: int) -> list[Allocation]:
+        """What is allocated right after an event."""
+        return [a for a in self.allocations if a.born <= position and (a.died is None or a.died > position)]
+
+    def spans(self) -> Iterator[tuple[str, int, int]]:
+        """(phase, first position, position after its last) in order; a phase may come again."""
+        ends = [mark.position for mark in self.phases[1:]] + [len(self.events)]
+        for mark, end in zip(self.phases, ends, strict=True):
+            yield mark.name, mark.position, end
+
+    def peaks(self) -> dict[str, tuple[int, int]]:
+        """phase -> (highest sum of tensor bytes, position where it is reached). Requested bytes, not rounded."""
+        sizes = [a.nbytes for a in self.allocations]
+        running, current = [], 0
+        for event in self.events:
+            current += sizes[event] if event >= 0 else -sizes[~event]
+            running.append(current)
+        found: dict[str, tuple[int, int]] = {}
+        for phase, start, end in self.spans():
+            if start < end:
+                best = max(range(start, end), key=running.__getitem__)
+                if phase not in found or running[best] > found[phase][0]:
+                    found[phase] = (running[best], best)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; allocations by column, so that repeated words are few."""
+        columns = {name: [getattr(a, name) for a in self.allocations] for name in Allocation._fields if name != "id"}
+        words: dict[Any, int] = {}
+        for name in ("category", "name", "op", "module", "shape", "dtype"):
+            columns[name] = [words.setdefault(value, len(words)) for value in columns[name]]
+        return {
+            "schema": SCHEMA, "events": self.events, "words": list(words), "allocations": columns,
+            "phases": self.phases, "moments": self.moments, "facts": self.facts,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Trace":
+        """The inverse of `to_json`. Raises ValueError or KeyError on what is not a trace of this schema."""
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"not {SCHEMA}")
+        words = [tuple(word) if isinstance(word, list) else word for word in data["words"]]
+        columns = dict(data["allocations"])
+        for name in ("category", "name", "op", "module", "shape", "dtype"):
+            columns[name] = [words[i] for i in columns[name]]
+        rows = zip(*(columns[name] for name in Allocation._fields if name != "id"), strict=True)
+        return cls(
+            events=data["events"],
+            allocations=[Allocation(id, *row) for id, row in enumerate(rows)],
+            phases=[Mark(*mark) for mark in data["phases"]],
+            moments=[Mark(*mark) for mark in data["moments"]],
+            facts=data["facts"],
+        )
+
+
+def _at(marks: Sequence[Mark], position: int) -> str:
+    index = bisect_right(marks, position, key=lambda mark: mark.position) - 1
+    return marks[index].name if index >= 0 else ""
+
+
+@dataclass
+class Recorder:
+    """Collects a trace while it runs; `finish` gives the record."""
+
+    events: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    labels: list[tuple[str, str, tuple[int, ...], str]] = field(default_factory=list)  # op, module, shape, dtype
+    tags: dict[int, tuple[str, str]] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    phases: list[Mark] = field(default_factory=lambda: [Mark(0, "build")])
+    moments: list[Mark] = field(default_factory=lambda: [Mark(0, "forward")])
+    deaths: dict[int, int] = field(default_factory=dict)
+    births: list[int] = field(default_factory=list)
+
+    def alloc(self, nbytes: int, op: str, module: str, shape: tuple[int, ...], dtype: str) -> int:
+        """A storage of so many bytes is born; its id."""
+        id = len(self.sizes)
+        self.sizes.append(nbytes)
+        self.labels.append((op, module, shape, dtype))
+        self.births.append(len(self.events))
+        self.events.append(id)
+        return id
+
+    def free(self, id: int) -> None:
+        """It dies; once."""
+        if id not in self.deaths:
+            self.deaths[id] = len(self.events)
+            self.events.append(~id)
+
+    def phase(self, name: str) -> None:
+        """A phase begins here."""
+        self.phases.append(Mark(len(self.events), name))
+
+    def moment(self, name: str) -> None:
+        """Forward, backward or the optimizer runs from here on."""
+        if name != self.moments[-1].name:
+            self.moments.append(Mark(len(self.events), name))
+
+    def tag(self, id: int, category: str, name: str) -> None:
+        """What an allocation is; the first word stays."""
+        self.tags.setdefault(id, (category, name))
+
+    def name(self, id: int, name: str) -> None:
+        """The kernel that made it; the first one stays."""
+        self.names.setdefault(id, name)
+
+    def finish(self, *, vocab_size: int = 0, weight_shapes: frozenset[tuple[int, ...]] = frozenset()) -> Trace:
+        """The trace, every allocation with a category: its tag, or what its shape and its lifetime say.
+
+        `vocab_size`: the last side of logits. `weight_shapes`: of the matrices that autocast copies.
+        """
+        trace = Trace(self.events, [], self.phases, self.moments)
+        for id, (op, module, shape, dtype) in enumerate(self.labels):
+            category, name = self.tags.get(id, ("", ""))
+            born, died = self.births[id], self.deaths.get(id)
+            if not category:
+                saved = self._saved(trace, born, died)
+                category = _category(op, shape, dtype, vocab_size, weight_shapes, saved)
+            allocation = Allocation(
+                id, self.sizes[id], born, died, category, name, self.names.get(id, op), module, shape, dtype
+            )
+            trace.allocations.append(allocation)
+        return trace
+
+    def _saved(self, trace: Trace, born: int, died: int | None) -> bool:
+        """Born in a forward pass, dead in a backward pass: what autograd keeps."""
+        if trace.moment_at(born) != "forward":
+            return False
+        return died is None or trace.moment_at(died) == "backward"
+
+
+def _category(
+    op: str, shape: tuple[int, ...], dtype: str, vocab_size: int, weights: frozenset[tuple[int, ...]], saved: bool
+) -> str:
+    if op.endswith("(inside)"):
+        return "workspace"
+    is_weight = shape in weights or shape[::-1] in weights
+    if vocab_size and shape and shape[-1] == vocab_size and not is_weight:
+        return "logits"
+    if saved:
+        return "weight_copies" if is_weight and dtype in ("float16", "bfloat16") else "activations"
+    return "temporaries"

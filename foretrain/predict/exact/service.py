@@ -1,0 +1,221 @@
+"""Traces on request: from the cache, or from a worker process. No torch here.
+
+A trace is kept under a key of everything that decides it: the knobs that shape memory, the card, the dtype, the
+torch that would trace, and the code of the tracer and of the step. So a cached answer is never an old one.
+"""
+
+import gzip
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import foretrain
+from foretrain.config import RunConfig
+from foretrain.hardware import Dtype, Gpu
+from foretrain.predict.exact.record import Trace
+from foretrain.predict.memory import StepName
+
+# The oldest torch with the interfaces that guard.py and compiled.py build on. Newer ones are tried: each trace
+# proves itself, and one that cannot be made is said.
+OLDEST_TORCH = (2, 11)
+SHAPING_KNOBS = (
+    "n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "dropout", "batch_size", "eval_only",
+    "activation_checkpointing",
+)  # fmt: skip
+AT_ONCE = 2  # traces side by side; each takes one core and half a GiB
+
+
+class TraceUnavailable(RuntimeError):
+    """No trace can be made here; the sentence says why. The ledger's answer stands."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to trace. `pads`: what to take pad_mm's measurement on the card to have said (compiled only)."""
+
+    config: RunConfig
+    gpu: Gpu
+    dtype: Dtype
+    step: StepName
+    compiled: bool
+    pads: bool = False
+
+    def normal_config(self) -> RunConfig:
+        """The config with everything at its default that does not change a trace, so that more of them are shared."""
+        c = self.config
+        values = {knob: getattr(c, knob) for knob in SHAPING_KNOBS}
+        own = self.step == "foretrain"  # nanoGPT has neither sizes of its own for evaluation nor checkpointing
+        if not own:
+            values["activation_checkpointing"] = False
+        return RunConfig(
+            **values,
+            eval_batch_size=c.eval_batch if own else 0,
+            eval_block_size=c.eval_block if own else 0,
+            gradient_accumulation_steps=min(3, c.gradient_accumulation_steps),
+            eval_iters=min(2, c.eval_iters),
+            grad_clip=1.0 if c.grad_clip else 0.0,
+        )
+
+    def job(self) -> dict[str, Any]:
+        """As the worker reads it."""
+        gpu = self.gpu.model_dump(mode="json", include={"name", "compute_capability", "sm_count", "memory_gib"})
+        return {
+            "config": self.normal_config().model_dump(mode="json"), "gpu": gpu, "dtype": self.dtype,
+            "step": self.step, "compiled": self.compiled, "pads": self.pads,
+        }  # fmt: skip
+
+    def key(self) -> str:
+        """The hash that the trace is kept under."""
+        what = {**self.job(), "torch": installed_torch(), "code": _code_digest(), "python": sys.version_info[:2]}
+        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def installed_torch() -> str:
+    """The version of torch here, '' without one; read without importing it."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@cache
+def _code_digest() -> str:
+    package = Path(foretrain.__file__).parent
+    files = [*sorted((package / "predict" / "exact").glob("*.py")), *sorted((package / "lm").glob("*.py"))]
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def cache_folder() -> Path:
+    """FORETRAIN_CACHE, or the user's cache folder by the XDG rules."""
+    if own := os.environ.get("FORETRAIN_CACHE"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "foretrain"
+
+
+def why_not() -> str:
+    """'' where traces can be tried, or the sentence that says why not."""
+    version = installed_torch()
+    if not version:
+        return "exact tracing needs torch (pip install 'foretrain[train]')"
+    if not sys.platform.startswith("linux"):
+        return f"exact tracing works on Linux; this is {sys.platform}"
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if (major, minor) < OLDEST_TORCH:
+        return f"exact tracing needs torch {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer; this is {version}"
+    return ""
+
+
+def traces(requests: Sequence[Request], listen: Callable[[str], None] = lambda text: None) -> list[Trace]:
+    """A trace for each request, made side by side where it is not kept. `listen` hears how far it is.
+
+    Raises TraceUnavailable with a sentence when one cannot be made.
+    """
+    found: dict[str, Trace] = {}
+    wanted: dict[str, Request] = {}
+    for request in requests:
+        if request.gpu.kind != "cuda":
+            raise TraceUnavailable(f"traces are made for CUDA cards; {request.gpu.name} is none")
+        key = request.key()
+        kept = _read(_path(key))
+        if kept is not None:
+            found[key] = kept
+        else:
+            wanted[key] = request
+    if wanted:
+        if reason := why_not():
+            raise TraceUnavailable(reason)
+        found |= _make(wanted, listen)
+    return [found[request.key()] for request in requests]
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / "traces" / f"{key}.json.gz"
+
+
+def _read(path: Path) -> Trace | None:
+    """A kept trace; None where there is none or it is damaged, which is then made anew."""
+    try:
+        return Trace.from_json(json.loads(gzip.decompress(path.read_bytes())))
+    except (OSError, ValueError, KeyError, TypeError, EOFError, IndexError):
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    """Kept under its name only when whole; a cache that cannot be written costs time, not the answer."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(gzip.compress(text.encode(), 3, mtime=0))
+        Path(file.name).replace(path)
+    except OSError:
+        return
+
+
+def _make(wanted: dict[str, Request], listen: Callable[[str], None]) -> dict[str, Trace]:
+    """Worker processes, `AT_ONCE` of them; all are stopped when one fails or the user interrupts."""
+    with tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
+        waiting, running, found = list(wanted), dict[str, subprocess.Popen[bytes]](), dict[str, Trace]()
+        started = time.monotonic()
+        try:
+            while waiting or running:
+                while waiting and len(running) < AT_ONCE:
+                    key = waiting.pop(0)
+                    running[key] = _start(wanted[key], Path(folder) / key)
+                for key in [key for key, process in running.items() if process.poll() is not None]:
+                    found[key] = _finish(running.pop(key), Path(folder) / key, _path(key))
+                listen(f"{len(found)}/{len(wanted)} · {time.monotonic() - started:.0f} s")
+                time.sleep(0.05)
+        finally:
+            for process in running.values():
+                process.kill()
+                process.wait()
+    return found
+
+
+def _start(request: Request, out: Path) -> subprocess.Popen[bytes]:
+    """The job goes in as a file, so that a worker can neither block nor be blocked by a pipe."""
+    job = out.with_suffix(".job")
+    job.write_text(json.dumps({**request.job(), "out": str(out)}))
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(out) + ".inductor"}  # fmt: skip
+    source = str(Path(foretrain.__file__).parent.parent)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
+    with job.open("rb") as stdin, out.with_suffix(".log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "foretrain.predict.exact.worker"], stdin=stdin, stdout=log, stderr=log,
+            env=environment, cwd=out.parent,
+        )  # fmt: skip
+
+
+def _finish(process: subprocess.Popen[bytes], out: Path, keep: Path) -> Trace:
+    try:
+        text = out.read_text("utf-8")
+        data = json.loads(text)
+    except (OSError, ValueError):
+        data = {"reason": _last_line(out.with_suffix(".log"), process.returncode)}
+    if "reason" in data:
+        raise TraceUnavailable(f"the trace failed: {data['reason']}")
+    _write(keep, text)
+    return Trace.from_json(data)
+
+
+def _last_line(log: Path, code: int) -> str:
+    """What a worker died of: the last line it printed, or the signal."""
+    try:
+        lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    except OSError:
+        lines = []
+    return f"{lines[-1][:300] if lines else 'no output'} (exit {code})"

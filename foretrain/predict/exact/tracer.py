@@ -1,0 +1,208 @@
+"""Every storage of a device, from birth to death, while ordinary PyTorch code runs.
+
+Each call that reaches the backend passes through `Tracer.__torch_dispatch__`. A storage is born when it first shows
+in an op's outputs and dies when Python's last reference to it does, which is when PyTorch would free it. The code
+that runs is the real one, so the lifetimes of its variables are real too.
+"""
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from foretrain.predict.exact.record import Recorder
+
+aten = torch.ops.aten
+InKernel = Callable[["Tracer", str, tuple[Any, ...]], list[int]]
+
+MATMULS = {"mm", "addmm", "bmm", "baddbmm"}
+
+
+class Tracer(TorchDispatchMode):
+    """Records the storages of `device_type`, on fake tensors: "cuda", or "cpu" where the real allocator can be asked.
+
+    `in_kernel(tracer, op, args)` gives the sizes in bytes of what an op's kernel allocates for itself while it runs.
+    """
+
+    supports_higher_order_operators: ClassVar[bool] = True
+    # (tensor use count, storage use count) of a gradient that only the engine holds, seen from inside a dispatch.
+    in_place_counts: ClassVar[set[tuple[int, int]]] = set()
+
+    def __init__(self, device_type: str = "cuda", in_kernel: InKernel | None = None) -> None:
+        super().__init__()
+        self.device_type = device_type
+        self.in_kernel = in_kernel
+        self.record = Recorder()
+        self.phase = "build"
+        self.ops: Counter[str] = Counter()
+        self.matmul_dtypes: Counter[str] = Counter()
+        self.modules: list[str] = []
+        self.stepping = False  # within the optimizer's step
+        self.in_place_sums = self.out_of_place_sums = 0
+        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Or Dynamo skips every frame under a mode of ours."""
+        return True
+
+    # -- bookkeeping ---------------------------------------------------------------------------------------
+
+    def enter(self, phase: str) -> None:
+        """What happens from here on belongs to this phase."""
+        self.phase = phase
+        self.record.phase(phase)
+
+    def track(self, tensor: Tensor, op: str) -> None:
+        """A tensor that an op gave: its storage is born if it is new."""
+        if tensor.device.type != self.device_type or tensor.layout != torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self._known.get(key)
+        if known is not None and known[0]() is storage:
+            return
+        id = self.record.alloc(storage.nbytes(), op, self.module(), tuple(tensor.shape), str(tensor.dtype)[6:])
+        self._known[key] = (weakref.ref(storage), id)
+        weakref.finalize(storage, self._gone, key, id).atexit = False
+
+    def _gone(self, key: int, id: int) -> None:
+        known = self._known.get(key)
+        if known is not None and known[1] == id:
+            del self._known[key]
+        self.record.free(id)
+
+    def id_of(self, tensor: Tensor) -> int | None:
+        """The allocation that holds a tensor; None where the tracer has not seen it."""
+        storage = tensor.untyped_storage()
+        known = self._known.get(storage._cdata)
+        return known[1] if known and known[0]() is storage else None
+
+    def tag(self, tensor: Tensor, category: str, name: str = "") -> None:
+        """Say what an allocation is: weights, buffers, gradients, optimizer, batch."""
+        id = self.id_of(tensor)
+        if id is not None:
+            self.record.tag(id, category, name)
+
+    def written_by(self, tensor: Tensor, kernel: str) -> None:
+        """A compiled kernel has this buffer among its arguments; the first such kernel names it."""
+        id = self.id_of(tensor)
+        if id is not None:
+            self.record.name(id, kernel)
+
+    def module(self) -> str:
+        """The module whose forward (or recomputation) runs, or whose node's backward does."""
+        if self.modules:
+            return self.modules[-1]
+        node = torch._C._current_autograd_node()
+        return node.metadata.get("module", "") if node is not None else ""
+
+    def moment(self) -> str:
+        """forward, backward or optimizer."""
+        if torch._C._current_autograd_node() is not None:
+            return "backward"
+        return "optimizer" if self.stepping else "forward"
+
+    # -- dispatch ------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return self._higher_order(func, args, kwargs)
+        answer = _without_values(func, args)
+        if answer is not None:
+            return answer[0]
+        if func is aten.add.Tensor and self._engine_sums_in_place(args, kwargs):
+            return args[0].add_(args[1])
+        op = func.overloadpacket.__name__
+        if op == "device":
+            return func(*args, **kwargs)
+        self.ops[op] += 1
+        self.record.moment(self.moment())
+        if op in MATMULS:
+            self.matmul_dtypes[str(args[0].dtype)[6:]] += 1
+        inside = self.in_kernel(self, op, args) if self.in_kernel is not None else []
+        ids = [self.record.alloc(nbytes, f"{op} (inside)", self.module(), (), "uint8") for nbytes in inside]
+        out = func(*args, **kwargs)
+        if type(out) is Tensor or isinstance(out, Tensor):
+            self.track(out, op)
+        else:
+            for tensor in tree_iter(out):
+                if isinstance(tensor, Tensor):
+                    self.track(tensor, op)
+        for id in ids:
+            self.record.free(id)
+        return out
+
+    def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compiled checkpointing wraps single ops to keep random states, which live on the host: the op alone runs."""
+        if "rng_state" not in func.name():
+            return func(*args, **kwargs)
+        inner = [a for a in args if not (isinstance(a, Tensor) and a.dtype == torch.uint8)]
+        with self:
+            out = inner[0](*inner[1:], **{k: v for k, v in kwargs.items() if k != "rng_state"})
+        return (torch.empty(16, dtype=torch.uint8), out) if "and_save" in func.name() else out
+
+    def _engine_sums_in_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether this is the engine adding two gradients, which it does in place when nobody else holds the first.
+
+        torch/csrc/autograd/input_buffer.cpp does so for plain tensors only; under a mode every tensor counts as a
+        subclass. So the rule is applied here, with the use counts that `calibrate` has seen.
+        """
+        if kwargs or torch.is_grad_enabled() or not _called_by_engine():
+            return False
+        a, b = args
+        if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        counts = (a._use_count(), torch._C._storage_Use_Count(a.untyped_storage()._cdata))  # type: ignore[attr-defined]
+        if counts in self.in_place_counts and is_non_overlapping_and_dense_or_false(a):
+            self.in_place_sums += 1
+            return True
+        self.out_of_place_sums += 1
+        return False
+
+    @classmethod
+    def calibrate(cls, device_type: str) -> None:
+        """See what use counts this torch shows for a gradient that only the engine holds. Inside a fake mode."""
+        seen: set[tuple[int, int]] = set()
+
+        class Probe(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if func is aten.add.Tensor and not torch.is_grad_enabled():
+                    storage = args[0].untyped_storage()
+                    seen.add((args[0]._use_count(), torch._C._storage_Use_Count(storage._cdata)))  # type: ignore[attr-defined]
+                return func(*args, **(kwargs or {}))
+
+        weight = torch.nn.Parameter(torch.empty(8, 8, device=device_type))
+        with Probe():
+            hidden = torch.empty(4, 8, device=device_type) @ weight
+            ((hidden + torch.tanh(hidden)) * 2).sum().backward()
+        cls.in_place_counts = seen
+
+
+def _without_values(func: Any, args: tuple[Any, ...]) -> tuple[Any] | None:
+    """Answers to what only values can tell: (answer,), or None where the op can run on fake tensors."""
+    if func is aten._local_scalar_dense.default:
+        # Not one constant for all: found_inf must not be true, Adam's step must be at least 1.
+        return (1.0,) if args[0].dtype.is_floating_point else (1,)
+    if func is aten._pin_memory.default:
+        return (args[0],)
+    if func is aten.is_pinned.default:
+        return (False,)
+    return None
+
+
+def _called_by_engine() -> bool:
+    """No Python frame lies between the engine and the op: it comes straight from C++."""
+    frame = sys._getframe(3)
+    while frame is not None and frame.f_code.co_name in ("inner", "_fn", "wrapper", "__torch_dispatch__"):
+        frame = frame.f_back
+    return frame is None or frame.f_code.co_name == "_engine_run_backward"
+

@@ -1,0 +1,94 @@
+"""The process that traces: a job as JSON on standard input, the trace as JSON into the file that it names.
+
+It is a process of its own because standing in for a card changes torch for good (guard.py), and so that `plan` stays
+free of torch. Exit 0: traced. Exit 4: this torch or system cannot be traced; the file then holds {"reason": ...}.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import resource
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from foretrain.config import RunConfig
+from foretrain.hardware import Gpu
+from foretrain.predict.exact.record import Trace
+
+CANNOT = 4
+
+
+class TraceError(RuntimeError):
+    """The trace is not that of the card: something degraded in silence. The sentence says what."""
+
+
+def trace(job: dict[str, Any]) -> Trace:
+    """Trace a job: {"config", "gpu", "dtype", "step", "compiled", "pads"}. Raises TraceError or StandInError."""
+    import torch
+
+    from foretrain.predict.exact import compiled, drive, kernels, standin
+    from foretrain.predict.exact.tracer import Tracer
+
+    config, gpu = RunConfig.model_validate(job["config"]), Gpu.model_validate(job["gpu"])
+    with standin.stand_in(gpu) as there, contextlib.ExitStack() as stack:
+        Tracer.calibrate("cuda")
+        tracer = Tracer("cuda", kernels.in_kernels(there.card))
+        if job["compiled"]:
+            stack.enter_context(compiled.compiling(there.card, tracer, pads=job["pads"]))
+        names = stack.enter_context(drive.named(tracer, compiled=job["compiled"]))
+        stack.enter_context(tracer)
+        run = drive.Job(config, torch.device("cuda"), job["dtype"], job["compiled"], tracer, names)
+        scaler_on = drive.RUNS[job["step"]](run)
+        shapes = frozenset(names.weight_shapes)
+    record = tracer.record.finish(vocab_size=config.vocab_size, weight_shapes=shapes)
+    record.facts = {
+        "torch": torch.__version__, "gpu": gpu.name, "dtype": job["dtype"], "compiled": job["compiled"],
+        "pads": job["pads"], "step": job["step"], "attention": sorted(there.attention), "scaler": scaler_on,
+        "matmul_dtypes": dict(tracer.matmul_dtypes), "sums_in_place": tracer.in_place_sums,
+    }  # fmt: skip
+    _assert_not_degraded(record, there.card, compiled=job["compiled"])
+    return record
+
+
+def _assert_not_degraded(record: Trace, card: Any, *, compiled: bool) -> None:
+    """What PyTorch does without a card it does in silence, so each trace proves that it did otherwise."""
+    facts = record.facts
+    half = facts["dtype"] != "float32"
+    if facts["scaler"] != (facts["dtype"] == "float16"):
+        raise TraceError(f"GradScaler was {'on' if facts['scaler'] else 'off'} for {facts['dtype']}")
+    if "math" in facts["attention"] or not facts["attention"]:
+        raise TraceError(f"attention took the path {facts['attention'] or 'of no kernel'}")
+    if half and card.capability >= (8, 0) and not {"flash", "cudnn"} & set(facts["attention"]):
+        raise TraceError(f"attention took {facts['attention']} in half precision")
+    wanted = facts["dtype"]
+    others = {dtype: count for dtype, count in facts["matmul_dtypes"].items() if dtype != wanted}
+    if others or wanted not in facts["matmul_dtypes"]:
+        raise TraceError(f"matrix products ran in {facts['matmul_dtypes']}, not in {wanted}")
+
+
+def main() -> int:
+    """Read the job, trace, write."""
+    job = json.load(sys.stdin)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a real card is neither needed nor touched
+    out = Path(job["out"])
+    from foretrain.predict.exact.guard import StandInError
+
+    try:
+        record = trace(job)
+    except (StandInError, TraceError) as error:
+        out.write_text(json.dumps({"reason": str(error)}))
+        return CANNOT
+    record.facts["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    out.write_text(json.dumps(record.to_json()))
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # torch's static destructors meet the stand-in's patches otherwise; nothing is left to flush

@@ -2,15 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from foretrain.cli import plan_exact
+from foretrain.cli import plan_options as o
 from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, Words, print_json, print_notes
+from foretrain.cli.plan_exact import Depth
 from foretrain.config import RunConfig
 from foretrain.configfile import KNOBS, ResolvedConfig, resolve
 from foretrain.errors import UserError
 from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Gpu, catalogue, detect, find
+from foretrain.predict.memory import StepName
 from foretrain.predict.plan import SCHEMA, Plan
 from foretrain.units import parse_bytes
 
@@ -22,7 +25,13 @@ foretrain plan config/train_gpt2.py --gpu 4070 --batch_size=8 --compile=false
 
 foretrain plan my.toml --gpu 3060,4070,4090 --json
 
-foretrain plan my.toml --gpu 4070 --step-time 3.9   (hours and MFU from your own log)"""
+foretrain plan my.toml --gpu 4070 --step-time 3.9   (hours and MFU from your own log)
+
+foretrain plan config/train_gpt2.py --gpu 4070 --exact   (the real step traced, without a GPU)
+
+foretrain plan my.py --gpu 4070 --explain --observed 6582MiB --process 4464MiB   (why is it so much?)
+
+foretrain plan my.py --gpu 4070 --others 2GB --largest batch_size"""
 
 
 @dataclass(frozen=True)
@@ -39,31 +48,20 @@ def add_to(app: typer.Typer) -> None:
 
 def plan_command(
     words: Words = None,
-    gpu: Annotated[
-        str, typer.Option(help="Card or cards to plan for, as 'RTX 4070' or 3060,4070; cpu is this machine.")
-    ] = "auto",
-    others: Annotated[
-        str,
-        typer.Option(
-            help="Memory that other programs hold on the card, such as 2GB. On this machine's own card it is measured."
-        ),
-    ] = "",
-    step_time: Annotated[
-        float | None,
-        typer.Option(help="Seconds of one iteration in your log: hours, MFU and energy follow from it."),
-    ] = None,
-    logged_mfu: Annotated[
-        float | None,
-        typer.Option(help="The mfu that nanoGPT printed, in percent: the step time follows from it."),
-    ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 3 when it does not fit.")] = False,
-    trainer: Annotated[
-        str, typer.Option(help="Whose step --check judges: foretrain or nanogpt.", metavar="NAME")
-    ] = "foretrain",
-    show_config: Annotated[
-        bool,
-        typer.Option("--show-config", help="Print every knob, its value and where it came from; no plan."),
-    ] = False,
+    gpu: o.Gpu = "auto",
+    others: o.Others = "",
+    step_time: o.StepTime = None,
+    logged_mfu: o.LoggedMfu = None,
+    check: o.Check = False,
+    trainer: o.Trainer = "",
+    exact: o.Exact = False,
+    explain: o.Explain = False,
+    observed: o.Observed = "",
+    process: o.Process = "",
+    largest: o.Largest = "",
+    snapshot: o.Snapshot = None,
+    alloc_conf: o.AllocConf = "",
+    show_config: o.ShowConfig = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -73,22 +71,41 @@ def plan_command(
     if show_config:
         _show_config(resolved, as_json)
         return
-    if trainer not in ("foretrain", "nanogpt"):
-        raise typer.BadParameter("must be foretrain or nanogpt", param_hint="--trainer")
-    plans = [make_plan(resolved, target, step_time, logged_mfu) for target in targets(gpu, others, resolved.config)]
+    step = plan_exact.chosen_step(trainer, resolved.sources)
+    depth = Depth(exact, explain, observed, process, largest, snapshot, alloc_conf, quiet)
+    found = targets(gpu, others, resolved.config)
+    if (explain or largest or snapshot) and len(found) > 1:
+        raise UserError("usage.one_card", count=len(found))
+    plans = [make_plan(resolved, target, step_time, logged_mfu) for target in found]
+    if largest:
+        plan_exact.largest_command(plans[0], step, depth, as_json=as_json)
+        return
+    plans = [plan_exact.deepen(plan, depth) for plan in plans]
+    if snapshot:
+        plan_exact.write_snapshot(plans[0], step, depth)
+    if explain:
+        plan_exact.explain_command(plans[0], step, depth, as_json=as_json)
+    else:
+        _print(plans, as_json)
+    if check:
+        _check(plans, step if trainer else "foretrain")
+
+
+def _print(plans: list[Plan], as_json: bool) -> None:
     if as_json:
         objects = [p.to_json(schema=SCHEMA) for p in plans]
         print_json(objects[0] if len(objects) == 1 else {"schema": "foretrain.plans/1", "plans": objects})
-    else:
-        from foretrain.report import plan_view, text
+        return
+    from foretrain.report import plan_view, text
 
-        document = plan_view.document(plans[0]) if len(plans) == 1 else plan_view.comparison_of_cards(plans)
-        text.render(document, OUT)
-    if check:
-        step = "nanogpt" if trainer == "nanogpt" else "foretrain"
-        for p in plans:
-            if p.verdict_of(step) == "does_not_fit":
-                raise UserError("check.failed", name=p.name, gpu=p.gpu.name)
+    document = plan_view.document(plans[0]) if len(plans) == 1 else plan_view.comparison_of_cards(plans)
+    text.render(document, OUT)
+
+
+def _check(plans: list[Plan], step: StepName) -> None:
+    for p in plans:
+        if p.verdict_of(step) == "does_not_fit":
+            raise UserError("check.failed", name=p.name, gpu=p.gpu.name)
 
 
 def targets(names: str, others: str, config: RunConfig) -> list[Target]:

@@ -21,7 +21,7 @@ class ExpandableSegments:
         self.allocator = allocator
         self.bases: dict[bool, int] = {}
         self.unmapped: dict[bool, list[int]] = {True: [], False: []}
-        self.blocks: dict[int, "Block"] = {}
+        self.blocks: dict[int, Block] = {}
 
     def page_bytes(self, pool: "Pool") -> int:
         """2 MiB pages in the small pool; the large pool maps as much as a large segment at once."""

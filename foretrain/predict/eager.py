@@ -12,6 +12,11 @@ from foretrain.predict.timeline import Tensor
 class EagerStep(EagerForward):
     """Forward and backward passes of a micro-batch, written into a timeline."""
 
+    @property
+    def gradients(self) -> str:
+        """What a fresh weight gradient counts as: from the second micro-batch on it is added to .grad and dies."""
+        return "temporaries" if self.has_grads else "gradients"
+
     # -- backward ------------------------------------------------------------------------------------------
 
     def backward(self, graph: Graph) -> None:
@@ -27,9 +32,9 @@ class EagerStep(EagerForward):
         t.at("backward.embedding")
         t.free(*graph.embedding)
         position = t.alloc("temporaries", t.size(4, "T", "C"))
-        self.keep_gradient(t.alloc("gradients", t.size(4, "W", "C")))
+        self.keep_gradient(t.alloc(self.gradients, t.size(4, "W", "C")))
         t.free(position)
-        embedding = t.alloc("gradients", t.size(4, "V", "C"))
+        embedding = t.alloc(self.gradients, t.size(4, "V", "C"))
         t.free(residual)
         if not self.v.half:  # the head's gradient is a transposed view in fp32, so the sum is not made in place
             t.free(t.alloc("temporaries", t.size(4, "V", "C")))
@@ -43,18 +48,18 @@ class EagerStep(EagerForward):
             self.t.free(gradient)
 
     def vector_gradient(self, multiple_of_c: int = 1) -> None:
-        self.keep_gradient(self.t.alloc("gradients", self.t.size(4 * multiple_of_c, "C")))
+        self.keep_gradient(self.t.alloc(self.gradients, self.t.size(4 * multiple_of_c, "C")))
 
     def weight_gradient(self, name: str) -> Tensor:
         """The gradient of a matrix: computed in half precision, then cast to fp32."""
         if not self.v.half:
-            return self.t.alloc("gradients", self.weight(name, 4))
+            return self.t.alloc(self.gradients, self.weight(name, 4))
         return self.t.alloc("temporaries", self.weight(name, 2))
 
     def cast_gradient(self, name: str, gradient: Tensor) -> Tensor:
         if not self.v.half:
             return gradient
-        full = self.t.alloc("gradients", self.weight(name, 4))
+        full = self.t.alloc(self.gradients, self.weight(name, 4))
         self.t.free(gradient)
         return full
 
@@ -97,15 +102,18 @@ class EagerStep(EagerForward):
 
     def branch_gradient(self, residual: Tensor, mask: Tensor | None) -> tuple[Tensor, bool]:
         """The residual's gradient as a branch takes it: cast to half, and through the dropout's mask."""
-        t = self.t
         branch, owned = residual, False
         if self.v.half:
-            branch, owned = t.alloc("temporaries", self.e(2)), True
-        if mask is not None:
-            undropped = t.alloc("temporaries", self.e(self.low))
-            t.free(mask, branch if owned else None)
-            branch, owned = undropped, True
-        return branch, owned
+            branch, owned = self.t.alloc("temporaries", self.e(2)), True
+        return self.undropped(branch, owned, mask)
+
+    def undropped(self, branch: Tensor, owned: bool, mask: Tensor | None) -> tuple[Tensor, bool]:
+        """A gradient back through a dropout; `owned`: nobody else needs what comes in."""
+        if mask is None:
+            return branch, owned
+        out = self.t.alloc("temporaries", self.e(self.low))
+        self.t.free(mask, branch if owned else None)
+        return out, True
 
     def block_backward(self, residual: Tensor, s: Saved, x: Tensor) -> Tensor:
         """One block; `residual` is the gradient of its output and becomes the gradient of its input."""
@@ -160,10 +168,9 @@ class EagerStep(EagerForward):
 
     def recompute_and_backward(self, residual: Tensor, x: Tensor) -> Tensor:
         """A checkpointed block: its forward pass again, up to the last tensor that backward needs."""
-        t = self.t
         branch, owned = self.branch_gradient(residual, None)
-        out, saved = self.block_forward(True)
-        t.free(out)  # torch.utils.checkpoint stops early, before this product
+        saved = self.block_again()
+        branch, owned = self.undropped(branch, owned, saved.mlp_mask)
         return self.block_backward_from(residual, branch, owned, saved, x)
 
     def head_backward(self, graph: Graph) -> tuple[Tensor, Tensor]:

@@ -136,6 +136,40 @@ class EagerForward:
     def block_forward(self, saving: bool) -> tuple[Tensor, Saved]:
         """One block; its caller holds the input. Returns the output and what was saved (nothing in evaluation)."""
         t, s = self.t, Saved()
+        self.attention_branch(s, saving)
+        ln_2, cast = self.mlp_branch(s, saving)
+        out, s.mlp_mask = self.drop_out(t.alloc("activations.residual", self.e(self.low)), saving)
+        if saving:
+            s.norm_2.append(cast or ln_2)
+        else:
+            t.free(s.gelu)
+        if cast or not saving:
+            t.free(ln_2)
+        x = t.alloc("activations.residual", self.e(4))
+        t.free(out)
+        if not saving:
+            t.free(s.middle)
+        return x, s
+
+    def block_again(self) -> Saved:
+        """A checkpointed block's second forward pass: it ends with the last tensor that backward needs.
+
+        That is the MLP's last mask where there is dropout, else the copy of its last weight: the product is not made.
+        """
+        t, s = self.t, Saved()
+        self.attention_branch(s, True)
+        ln_2, cast = self.mlp_branch(s, True)
+        if self.v.dropout:
+            out, s.mlp_mask = self.drop_out(t.alloc("activations.residual", self.e(self.low)), True)
+            t.free(out)
+        s.norm_2.append(cast or ln_2)
+        if cast:
+            t.free(ln_2)
+        return s
+
+    def attention_branch(self, s: Saved, saving: bool) -> None:
+        """Up to the residual stream between attention and MLP, `s.middle`."""
+        t = self.t
         t.at("forward.attention")
         ln_1, s.norm_1 = self.normed(saving)
         cast = t.alloc("activations.norm", self.e(2)) if self.v.half else None
@@ -146,7 +180,7 @@ class EagerForward:
             t.free(cast)
         s.attention = self.attention_forward(saving)
         self.copy_weight("proj", s)
-        out, s.attention_mask = self.drop_out(t.alloc("temporaries", self.e(self.low)), saving)
+        out, s.attention_mask = self.drop_out(t.alloc("activations.residual", self.e(self.low)), saving)
         if saving:
             s.norm_1.append(cast or ln_1)
             if self.writes_scores:
@@ -160,6 +194,9 @@ class EagerForward:
         s.middle = t.alloc("activations.residual", self.e(4))
         t.free(out)
 
+    def mlp_branch(self, s: Saved, saving: bool) -> tuple[Tensor, Tensor | None]:
+        """Up to the copy of the MLP's last weight; returns the norm's output and its half-precision copy."""
+        t = self.t
         t.at("forward.mlp")
         ln_2, s.norm_2 = self.normed(saving)
         cast = t.alloc("activations.norm", self.e(2)) if self.v.half else None
@@ -171,18 +208,7 @@ class EagerForward:
         if not saving:
             t.free(s.fc)
         self.copy_weight("out", s)
-        out, s.mlp_mask = self.drop_out(t.alloc("temporaries", self.e(self.low)), saving)
-        if saving:
-            s.norm_2.append(cast or ln_2)
-        else:
-            t.free(s.gelu)
-        if cast or not saving:
-            t.free(ln_2)
-        x = t.alloc("activations.residual", self.e(4))
-        t.free(out)
-        if not saving:
-            t.free(s.middle)
-        return x, s
+        return ln_2, cast
 
     @property
     def writes_scores(self) -> bool:
@@ -208,7 +234,7 @@ class EagerForward:
         """Output, contiguous q, k, v, then softmax, dropout's noise and their product, all saved."""
         t = self.t
         qkv = [t.alloc("activations.attention", self.e(self.low)) for _ in range(3)]
-        products = [t.alloc("temporaries", self.scores()) for _ in range(2)]
+        products = [t.alloc("activations.attention", self.scores()) for _ in range(2)]
         saved = [t.alloc("activations.attention", self.scores())]
         t.free(*products)
         saved += [t.alloc("activations.attention", self.scores()) for _ in range(2)]
@@ -218,8 +244,8 @@ class EagerForward:
         """(the first block's input, names that live until forward returns, what embedding and dropout save)."""
         t = self.t
         t.at("forward.embedding")
-        token = t.alloc("temporaries", self.e(4))
-        position = t.alloc("temporaries", t.size(4, "T", "C"))
+        token = t.alloc("activations.residual", self.e(4))
+        position = t.alloc("activations.residual", t.size(4, "T", "C"))
         x, mask = self.drop_out(t.alloc("activations.residual", self.e(4)), saving)
         if self.v.keeps_logits:  # nanoGPT's forward names them tok_emb and pos_emb
             return x, [token, position], [mask] if mask else []

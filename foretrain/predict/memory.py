@@ -45,7 +45,10 @@ class Component(Record):
 
 
 class PhaseMemory(Record):
-    """The highest moment of a phase. `needed` is what nvidia-smi shows for the process: reserved + context."""
+    """The highest moment of a phase. `needed` is what nvidia-smi shows for the process: reserved + context.
+
+    `reserved_bytes`: what torch.cuda.max_memory_reserved will say; only a trace's replay knows it.
+    """
 
     phase: str
     moment: str
@@ -55,6 +58,7 @@ class PhaseMemory(Record):
     needed_high_bytes: int
     components: tuple[Component, ...]
     verdict: Verdict | None = None
+    reserved_bytes: int | None = None
 
 
 class StepMemory(Record):
@@ -110,6 +114,7 @@ class _Run:
         )  # fmt: skip
         self.own = own
         self.symbols = _symbols(config, gpu, config.batch_size, config.block_size)
+        self.n_tensors = sum(1 for _ in ModelShape.of(config).parameters())
         self.eval_symbols = _symbols(config, gpu, own.eval_batch, own.eval_block)
         cuda = gpu.kind != "cpu"
         self.t = Timeline(dict(self.symbols), CUDA_GRANULE if cuda else 1)
@@ -129,11 +134,11 @@ class _Run:
         return [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(2)]
 
     def evaluate(self, phase: str) -> None:
-        """Two iterations, as the second still holds the first one's logits where they are kept."""
+        """Two iterations (one of each split at least), as the second still holds the first one's logits where kept."""
         self.t.use(self.eval_symbols)
         self.t.phase(phase)
         last: Tensor | None = None
-        for _ in range(min(2, self.config.eval_iters)):
+        for _ in range(2):
             batch = self.new_batch()
             graph = self.step.forward(False)
             self.t.free(last, *batch)
@@ -162,6 +167,8 @@ class _Run:
         self.t.at("optimizer")
         if phase == "first_step":
             self.t.alloc("optimizer", self.t.size(8, "P"))
+            for _ in range(self.n_tensors):  # each parameter's step count is a tensor of its own
+                self.t.alloc("optimizer", self.t.size(4))
         self.t.free_component("gradients")
         step.has_grads = False
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from foretrain.config import RunConfig
 from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
 from foretrain.lm.shape import ModelShape
+from foretrain.predict.exact.memory import Exact
 from foretrain.predict.memory import (
     StepMemory,
     StepName,
@@ -95,6 +96,11 @@ class Plan(Record):
     timing: Timing | None
     nanogpt_timing: Timing | None
     notes: tuple[Note, ...]
+    exact: tuple[Exact, ...] = ()
+
+    def exact_of(self, step: StepName) -> Exact | None:
+        """What only a trace's replay can say, where there is a trace."""
+        return next((found for found in self.exact if found.memory.step == step), None)
 
     def memory_of(self, step: StepName) -> StepMemory:
         return next(memory for memory in self.memory if memory.step == step)

@@ -1,6 +1,9 @@
 """A plan as a Document: the verdict first, then memory, work, time, notes."""
 
+from typing import Any
+
 from foretrain.hardware import Gpu
+from foretrain.predict.exact.memory import Exact
 from foretrain.predict.memory import Component, PhaseMemory, StepMemory
 from foretrain.predict.plan import Plan, Timing
 from foretrain.report.document import (
@@ -23,7 +26,7 @@ GROUPS = {
     "weight_copies": "weight_copies", "activations.residual": "activations", "activations.norm": "activations",
     "activations.attention": "activations", "activations.mlp": "activations", "activations.dropout": "activations",
     "logits": "logits", "temporaries": "temporaries", "workspace": "temporaries", "batch": "temporaries",
-    "overhead": "overhead",
+    "overhead": "overhead", "activations": "activations", "buffers": "weights", "rounding": "temporaries",
 }  # fmt: skip
 GROUP_ORDER = (
     "weights", "gradients", "optimizer", "weight_copies", "activations", "logits", "temporaries", "overhead"
@@ -43,7 +46,7 @@ def document(plan: Plan) -> Document:
     gpu = plan.gpu
     peak = gpu.peak_flop_per_s(plan.dtype)
     logged = plan.timing is not None and plan.timing.source.startswith("measured")
-    voice = Message("plan.voice_logged" if logged else "plan.voice")
+    voice = Message("plan.voice_logged" if logged else "plan.voice_trace" if plan.exact else "plan.voice")
     subtitle = Message(
         "plan.subtitle" if peak and gpu.memory_bytes else "plan.subtitle_short",
         {"gpu": gpu.name, "memory": gpu.memory_bytes or 0, "peak": peak or 0, "dtype": plan.dtype, "voice": voice},
@@ -84,13 +87,16 @@ def _verdict(plan: Plan) -> tuple[Block, ...]:
         id = f"verdict.{verdict or 'unknown'}"
         beside = ".beside" if plan.others_bytes and verdict else ".alone" if verdict else ""
         blocks.append(Paragraph(Message(id + beside, values), TONES[verdict]))
+    blocks += [_replayed(exact) for exact in plan.exact]
     return tuple(blocks)
 
 
-def _needs(phase: PhaseMemory) -> tuple[Cell, ...]:
-    """Allocated, needed, the range of that, the verdict."""
+def _needs(phase: PhaseMemory, exact: bool) -> tuple[Cell, ...]:
+    """Allocated, with a trace also reserved, needed, the range of that, the verdict."""
+    reserved = (Quantity(phase.reserved_bytes, "bytes"),) if exact else ()
     return (
         Quantity(phase.allocated_bytes, "bytes"),
+        *reserved,
         Quantity(phase.needed_expected_bytes, "bytes"),
         Quantity((phase.needed_low_bytes, phase.needed_high_bytes), "bytes_range"),
         Message(f"word.{phase.verdict}") if phase.verdict else "–",
@@ -98,19 +104,37 @@ def _needs(phase: PhaseMemory) -> tuple[Cell, ...]:
 
 
 def _memory(plan: Plan) -> tuple[Block, ...]:
-    heads = tuple(Message(f"column.{name}") for name in ("phase", "allocated", "needed", "range", "verdict"))
-    numeric = frozenset({1, 2, 3})
+    reserved = ("reserved",) if plan.exact else ()
+    names = ("phase", "allocated", *reserved, "needed", "range", "verdict")
+    heads = tuple(Message(f"column.{name}") for name in names)
+    numeric = frozenset(range(1, len(names) - 1))
     blocks: list[Block] = []
     for memory in plan.memory:
-        rows = tuple((Message(f"phase.{phase.phase}"), *_needs(phase)) for phase in memory.phases)
+        rows = tuple((Message(f"phase.{phase.phase}"), *_needs(phase, bool(plan.exact))) for phase in memory.phases)
         tones = tuple("plain" if p.verdict == "fits" else TONES[p.verdict] for p in memory.phases)
         head = Message(
             "plan.step_mode",
             {"step": Message(f"step.{memory.step}"), "mode": Message(f"mode.{_mode(memory)}")},
         )
         blocks.append(Table((head, *heads[1:]), rows, numeric, tones))
+    if plan.exact:
+        return *blocks, Paragraph(Message("plan.needed_explained_exact", {"torch": plan.exact[0].torch}))
     explained = "plan.needed_explained_cpu" if plan.gpu.kind == "cpu" else "plan.needed_explained"
     return *blocks, Paragraph(Message(explained))
+
+
+def _replayed(exact: Exact) -> Paragraph:
+    """From how much memory on a run lives, and where it dies under what the card leaves."""
+    values: dict[str, Any] = {"step": Message(f"step.{exact.memory.step}"), "limit": exact.smallest_limit_bytes}
+    death = exact.death
+    if death is None:
+        return Paragraph(Message("replay.lives", values))
+    values |= {
+        "allowed": death.limit_bytes, "phase": Message(f"phase.{death.phase}"),
+        "moment": Message(f"moment.{death.moment}"), "requested": death.requested_bytes,
+        "allocated": death.allocated_bytes, "reserved": death.reserved_bytes,
+    }  # fmt: skip
+    return Paragraph(Message("replay.dies", values), "warn")
 
 
 def memory_bars(plan: Plan) -> StackedBars:

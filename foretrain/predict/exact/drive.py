@@ -42,6 +42,11 @@ class Job:
     def micro_steps(self) -> int:
         return min(MICRO_STEPS, self.config.gradient_accumulation_steps)
 
+    def logits(self) -> tuple[frozenset[int], int]:
+        """How logits can be told: how many rows they have, and how wide they are."""
+        c = self.config
+        return frozenset({c.batch_size * c.block_size, c.eval_batch * c.eval_block}), c.vocab_size
+
     def batch(self, rows: int, block: int) -> tuple[Tensor, Tensor]:
         """Token ids and targets, int64, one storage each."""
         pair = tuple(torch.zeros(rows, block, dtype=torch.int64, device=self.device) for _ in range(2))

@@ -66,7 +66,7 @@ def _install_guard(c10: ctypes.CDLL) -> None:
     guard = (ctypes.c_void_p * 8)(ctypes.addressof(table))
     _alive.extend([zero, table, guard])
     registry[CUDA] = ctypes.addressof(guard)
-    torch._C._ensureCUDADeviceGuardSet()  # type: ignore[attr-defined]
+    torch._C._ensureCUDADeviceGuardSet()
     if registry[CUDA] == ctypes.addressof(guard):
         registry[CUDA] = None
         raise StandInError(f"torch {torch.__version__} did not install its fake device guard")

@@ -57,7 +57,7 @@ def _norm_backward(card: Card, args: tuple[Any, ...]) -> list[int]:
     for size in normed:
         N *= size
     M = x.numel() // N
-    if M <= 64 * 1024 or N // 32 >= card.sm_count // 2 or weight is None:
+    if M <= 64 * 1024 or card.sm_count // 2 <= N // 32 or weight is None:
         return []
     blocks = min(32768 // max(1, -(-N // 32)), -(-M // 32))
     return [blocks * N * weight.element_size()] * (2 if bias is not None else 1)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from foretrain.predict.allocator_settings import Settings
-from foretrain.predict.exact.record import Allocation, Trace
+from foretrain.predict.exact.record import Allocation, Trace, moment_id
 from foretrain.predict.exact.replay import Death, Replay, replay, smallest_limit_bytes
 from foretrain.predict.memory import (
     CONTEXT_EXPECTED_BYTES,
@@ -37,50 +37,73 @@ class Exact(Record):
     pads_unknown: bool  # pad_mm's choice decides between two answers; both are in the range
 
 
-def phase_of(name: str) -> str:
-    """Saving belongs to the phase in which nothing new is allocated; it stands for itself."""
-    return name
-
-
-def components(trace: Trace, alive: Sequence[Allocation], allocated_bytes: int) -> tuple[Component, ...]:
-    """Rows of what is alive, largest first, with how many tensors of what each is; the rest is rounding.
+def components(
+    alive: Sequence[Allocation], allocated_bytes: int, formulas: dict[str, tuple[str, int]]
+) -> tuple[Component, ...]:
+    """Rows of what is alive, largest first, with the ledger's ids.
 
     They add up to what the allocator counts: `rounding` is what 512-byte rounding and unsplit remainders add.
+    `formulas`: (formula, bytes) of the ledger's components at the same moment; one stands where it agrees to 1 %.
     """
-    rows: dict[str, Counter[str]] = {}
     sizes: Counter[str] = Counter()
     for allocation in alive:
-        sizes[allocation.category] += allocation.nbytes
-        rows.setdefault(allocation.category, Counter())[describe(allocation)] += allocation.nbytes
-    found = [
-        Component(id=id, size_bytes=size, formula=", ".join(name for name, _ in rows[id].most_common(3)))
-        for id, size in sizes.most_common()
-        if size
-    ]
+        sizes[component_id(allocation)] += allocation.nbytes
+    found = []
+    for id, size in sizes.most_common():
+        formula, expected = formulas.get(id, ("", 0))
+        agrees = abs(expected - size) <= max(0.01 * size, 64 * 1024)
+        if size:
+            found.append(Component(id=id, size_bytes=size, formula=formula if agrees else ""))
     rest = allocated_bytes - sum(sizes.values())
     if rest > 0:
         found.append(Component(id="rounding", size_bytes=rest, formula=""))
     return tuple(found)
 
 
-def describe(allocation: Allocation) -> str:
-    """A tensor in a few words: its name or op, its shape and dtype."""
-    shape = "×".join(str(side) for side in allocation.shape)
-    return f"{allocation.op} {shape} {allocation.dtype}".strip() if shape else allocation.op
+# Modules of a GPT, by the last word of their names, and the ledger's name for what they make.
+MODULE_KINDS = {
+    "attn": "attention", "c_attn": "attention", "mlp": "mlp", "c_fc": "mlp", "gelu": "mlp", "ln_1": "norm",
+    "ln_2": "norm", "ln_f": "norm", "drop": "dropout", "dropout": "dropout", "resid_dropout": "dropout",
+    "wte": "residual", "wpe": "residual", "c_proj": "residual",
+}  # fmt: skip
 
 
-def _phase(trace: Trace, run: Replay, name: str, others: Sequence[Replay]) -> PhaseMemory:
+def component_id(allocation: Allocation) -> str:
+    """The ledger's component; activations are told apart by the module that made them, where one did."""
+    if allocation.category != "activations" or not allocation.module:
+        return allocation.category
+    if allocation.op == "native_dropout":
+        return "activations.dropout" if allocation.dtype == "bool" else "activations.residual"
+    last = allocation.module.rsplit(".", 1)[-1]
+    if last.isdigit() or "." not in allocation.module:
+        return "activations.residual" if last.isdigit() else "activations"
+    return f"activations.{MODULE_KINDS[last]}" if last in MODULE_KINDS else "activations"
+
+
+def _formulas(ledger: StepMemory, phase: str) -> dict[str, tuple[str, int]]:
+    """(formula, bytes) of the ledger's components in a phase; under "activations" all kinds of them together.
+
+    A compiled trace cannot tell the kinds apart: its kernels belong to no module.
+    """
+    rows = {c.id: (c.formula, c.size_bytes) for p in ledger.phases if p.phase == phase for c in p.components}
+    activations = [row for id, row in rows.items() if id.startswith("activations")]
+    rows["activations"] = (" + ".join(formula for formula, _ in activations), sum(size for _, size in activations))
+    return rows
+
+
+def _phase(trace: Trace, run: Replay, name: str, others: Sequence[Replay], ledger: StepMemory) -> PhaseMemory:
+    formulas = _formulas(ledger, name)
     peak = next(phase for phase in run.phases if phase.phase == name)
     reserved = [phase.reserved_bytes for r in others for phase in r.phases if phase.phase == name]
     return PhaseMemory(
         phase=name,
-        moment=trace.moment_at(peak.position),
+        moment=moment_id(trace, peak.position),
         allocated_bytes=peak.allocated_bytes,
         reserved_bytes=peak.reserved_bytes,
         needed_low_bytes=min(reserved) + CONTEXT_LOW_BYTES,
         needed_expected_bytes=peak.reserved_bytes + CONTEXT_EXPECTED_BYTES,
         needed_high_bytes=max(reserved) + CONTEXT_HIGH_BYTES,
-        components=components(trace, trace.alive_at(peak.position), peak.allocated_bytes),
+        components=components(trace.alive_at(peak.position), peak.allocated_bytes, formulas),
     )
 
 
@@ -101,7 +124,7 @@ def exact(
     worst = max(range(len(traces)), key=lambda i: runs[i].peak_reserved_bytes)
     trace, run = traces[worst], runs[worst]
     names = {peak.phase for peak in run.phases}
-    phases = [_phase(trace, run, name, runs) for name in PHASES if name in names]
+    phases = [_phase(trace, run, name, runs, ledger) for name in PHASES if name in names]
     phases += [phase for phase in ledger.phases if phase.phase == "resume"]
     death = None
     if available_bytes is not None:

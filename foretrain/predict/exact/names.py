@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,7 @@ class Names:
         for name, parameter in root.named_parameters():
             self.parameter_names.setdefault(id(parameter), name)
             self.tracer.tag(parameter, "weights", name)
-            if parameter.dim() >= 2:
-                self.weight_shapes.add(tuple(parameter.shape))
+            self.weight_shapes.add(tuple(parameter.shape))
         for name, buffer in root.named_buffers():
             self.tracer.tag(buffer, "buffers", name)
 
@@ -43,8 +42,9 @@ class Names:
         nodes = [t.grad_fn for t in tree_iter(output) if isinstance(t, Tensor) and t.grad_fn is not None]
         while nodes:
             node = nodes.pop()
-            if "module" not in node.metadata:
-                node.metadata["module"] = name
+            metadata = cast(dict[str, str], node.metadata)
+            if "module" not in metadata:
+                metadata["module"] = name
                 nodes.extend(n for n, _ in node.next_functions if n is not None)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -4,9 +4,10 @@ An event is a number: `id >= 0` is the birth of allocation `id`, `~id` (negative
 marks at positions of that list. So a trace of forty thousand events is one small list that replays fast.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 SCHEMA = "foretrain.trace/1"
@@ -116,6 +117,26 @@ def _at(marks: Sequence[Mark], position: int) -> str:
     return marks[index].name if index >= 0 else ""
 
 
+def moment_id(trace: Trace, position: int) -> str:
+    """The moment of an event in the ledger's words: backward.loss, forward.mlp, optimizer…"""
+    moment = trace.moment_at(position)
+    event = trace.events[position] if trace.events else -1
+    if moment == "optimizer" or event < 0:
+        return moment if moment == "optimizer" else f"{moment}.blocks"
+    allocation = trace.allocations[event]
+    last = allocation.module.rsplit(".", 1)[-1]
+    if allocation.category == "logits" or "nll_loss" in allocation.op or "log_softmax" in allocation.op:
+        return f"{moment}.loss"
+    places = {"lm_head": "head", "ln_f": "head", "wte": "embedding", "wpe": "embedding", "transformer": "embedding"}
+    if last in places and f"{moment}.{places[last]}" != "forward.head":
+        return f"{moment}.{places[last]}"
+    if ".attn" in allocation.module or last == "ln_1":
+        return f"{moment}.attention"
+    if ".mlp" in allocation.module or last == "ln_2":
+        return f"{moment}.mlp"
+    return f"{moment}.blocks"
+
+
 @dataclass
 class Recorder:
     """Collects a trace while it runs; `finish` gives the record."""
@@ -162,39 +183,46 @@ class Recorder:
         """The kernel that made it; the first one stays."""
         self.names.setdefault(id, name)
 
-    def finish(self, *, vocab_size: int = 0, weight_shapes: frozenset[tuple[int, ...]] = frozenset()) -> Trace:
-        """The trace, every allocation with a category: its tag, or what its shape and its lifetime say.
+    def finish(
+        self,
+        *,
+        logits: tuple[frozenset[int], int] = (frozenset(), 0),
+        weight_shapes: frozenset[tuple[int, ...]] = frozenset(),
+    ) -> Trace:
+        """The trace, every allocation with a category: its tag, or what its shape and the moment of its birth say.
 
-        `vocab_size`: the last side of logits. `weight_shapes`: of the matrices that autocast copies.
+        `logits`: the numbers of rows that logits may have, and how wide they are. `weight_shapes`: of the parameters
+        that autocast copies.
         """
         trace = Trace(self.events, [], self.phases, self.moments)
         for id, (op, module, shape, dtype) in enumerate(self.labels):
             category, name = self.tags.get(id, ("", ""))
             born, died = self.births[id], self.deaths.get(id)
             if not category:
-                saved = self._saved(trace, born, died)
-                category = _category(op, shape, dtype, vocab_size, weight_shapes, saved)
+                forward = trace.moment_at(born) == "forward"
+                category = _category(op, shape, dtype, logits, weight_shapes, forward)
             allocation = Allocation(
                 id, self.sizes[id], born, died, category, name, self.names.get(id, op), module, shape, dtype
             )
             trace.allocations.append(allocation)
         return trace
 
-    def _saved(self, trace: Trace, born: int, died: int | None) -> bool:
-        """Born in a forward pass, dead in a backward pass: what autograd keeps."""
-        if trace.moment_at(born) != "forward":
-            return False
-        return died is None or trace.moment_at(died) == "backward"
-
 
 def _category(
-    op: str, shape: tuple[int, ...], dtype: str, vocab_size: int, weights: frozenset[tuple[int, ...]], saved: bool
+    op: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    logits: tuple[frozenset[int], int],
+    weights: frozenset[tuple[int, ...]],
+    forward: bool,
 ) -> str:
+    """As torch.distributed._tools.mem_tracker has it: ACT is made in a forward pass, TEMP in a backward pass."""
     if op.endswith("(inside)"):
         return "workspace"
-    is_weight = shape in weights or shape[::-1] in weights
-    if vocab_size and shape and shape[-1] == vocab_size and not is_weight:
+    rows, width = logits
+    if len(shape) >= 2 and shape[-1] == width and math.prod(shape[:-1]) in rows:
         return "logits"
-    if saved:
-        return "weight_copies" if is_weight and dtype in ("float16", "bfloat16") else "activations"
-    return "temporaries"
+    if not forward:
+        return "temporaries"
+    is_weight = shape in weights or shape[::-1] in weights
+    return "weight_copies" if is_weight and dtype in ("float16", "bfloat16") else "activations"

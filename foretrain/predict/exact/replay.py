@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from foretrain.predict.allocator import Allocator, Block, OutOfMemory
 from foretrain.predict.allocator_settings import Settings
-from foretrain.predict.exact.record import Trace
+from foretrain.predict.exact.record import Trace, moment_id
 from foretrain.records import Record
 from foretrain.units import MIB
 
@@ -105,7 +105,7 @@ def replay(
 def _death(trace: Trace, position: int, error: OutOfMemory) -> Death:
     allocation = trace.allocations[trace.events[position]]
     return Death(
-        phase=trace.phase_at(position), moment=trace.moment_at(position), op=allocation.op, module=allocation.module,
+        phase=trace.phase_at(position), moment=moment_id(trace, position), op=allocation.op, module=allocation.module,
         position=position, requested_bytes=error.requested_bytes, allocated_bytes=error.allocated_bytes,
         reserved_bytes=error.reserved_bytes, limit_bytes=error.limit_bytes,
     )  # fmt: skip

@@ -57,9 +57,10 @@ def traced_on_cpu(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool)
             stack.enter_context(inductor.compiling(None, tracer))
         names = stack.enter_context(drive.named(tracer, compiled=compiled))
         stack.enter_context(tracer)
-        drive.RUNS[step](drive.Job(config, CPU, dtype, compiled, tracer, names))
+        run = drive.Job(config, CPU, dtype, compiled, tracer, names)
+        drive.RUNS[step](run)
         shapes = frozenset(names.weight_shapes)
-    return tracer.record.finish(vocab_size=config.vocab_size, weight_shapes=shapes)
+    return tracer.record.finish(logits=run.logits(), weight_shapes=shapes)
 
 
 def real_peaks(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool) -> tuple[int, int]:

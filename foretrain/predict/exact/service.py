@@ -190,7 +190,9 @@ def _start(request: Request, out: Path) -> subprocess.Popen[bytes]:
     """The job goes in as a file, so that a worker can neither block nor be blocked by a pipe."""
     job = out.with_suffix(".job")
     job.write_text(json.dumps({**request.job(), "out": str(out)}))
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(out) + ".inductor"}  # fmt: skip
+    environment = {
+        **os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": f"{out}.inductor"
+    }  # fmt: skip
     source = str(Path(foretrain.__file__).parent.parent)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
     with job.open("rb") as stdin, out.with_suffix(".log").open("wb") as log:
@@ -205,7 +207,8 @@ def _finish(process: subprocess.Popen[bytes], out: Path, keep: Path) -> Trace:
         text = out.read_text("utf-8")
         data = json.loads(text)
     except (OSError, ValueError):
-        data = {"reason": _last_line(out.with_suffix(".log"), process.returncode)}
+        reason = _last_line(out.with_suffix(".log"), process.returncode)
+        raise TraceUnavailable(f"the trace failed: {reason}") from None
     if "reason" in data:
         raise TraceUnavailable(f"the trace failed: {data['reason']}")
     _write(keep, text)

@@ -132,7 +132,8 @@ def _moved(module: torch.nn.Module, function: Callable[[Tensor], Tensor], recurs
         return done[id(tensor)]
 
     for part in module.modules() if recurse else [module]:
-        for tensors in (part._parameters, part._buffers):
+        groups: tuple[Any, ...] = (part._parameters, part._buffers)
+        for tensors in groups:
             for name, tensor in tensors.items():
                 if tensor is not None:
                     tensors[name] = convert(tensor)

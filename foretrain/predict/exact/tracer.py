@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -102,7 +102,8 @@ class Tracer(TorchDispatchMode):
         if self.modules:
             return self.modules[-1]
         node = torch._C._current_autograd_node()
-        return node.metadata.get("module", "") if node is not None else ""
+        # torch's stub has metadata as a method; it is a dict (torch/csrc/autograd/python_cpp_function.cpp)
+        return cast(dict[str, str], node.metadata).get("module", "") if node is not None else ""
 
     def moment(self) -> str:
         """forward, backward or optimizer."""
@@ -131,8 +132,10 @@ class Tracer(TorchDispatchMode):
         inside = self.in_kernel(self, op, args) if self.in_kernel is not None else []
         ids = [self.record.alloc(nbytes, f"{op} (inside)", self.module(), (), "uint8") for nbytes in inside]
         out = func(*args, **kwargs)
-        if type(out) is Tensor or isinstance(out, Tensor):
+        if isinstance(out, Tensor):
             self.track(out, op)
+            if "out" in kwargs:  # a compiled wrapper's product into a buffer of its own
+                self.written_by(out, op)
         else:
             for tensor in tree_iter(out):
                 if isinstance(tensor, Tensor):
@@ -145,7 +148,7 @@ class Tracer(TorchDispatchMode):
         """Compiled checkpointing wraps single ops to keep random states, which live on the host: the op alone runs."""
         if "rng_state" not in func.name():
             return func(*args, **kwargs)
-        inner = [a for a in args if not (isinstance(a, Tensor) and a.dtype == torch.uint8)]
+        inner: list[Any] = [a for a in args if not (isinstance(a, Tensor) and a.dtype == torch.uint8)]
         with self:
             out = inner[0](*inner[1:], **{k: v for k, v in kwargs.items() if k != "rng_state"})
         return (torch.empty(16, dtype=torch.uint8), out) if "and_save" in func.name() else out
@@ -177,7 +180,7 @@ class Tracer(TorchDispatchMode):
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if func is aten.add.Tensor and not torch.is_grad_enabled():
                     storage = args[0].untyped_storage()
-                    seen.add((args[0]._use_count(), torch._C._storage_Use_Count(storage._cdata)))  # type: ignore[attr-defined]
+                    seen.add((args[0]._use_count(), torch._C._storage_Use_Count(storage._cdata)))
                 return func(*args, **(kwargs or {}))
 
         weight = torch.nn.Parameter(torch.empty(8, 8, device=device_type))
@@ -205,4 +208,3 @@ def _called_by_engine() -> bool:
     while frame is not None and frame.f_code.co_name in ("inner", "_fn", "wrapper", "__torch_dispatch__"):
         frame = frame.f_back
     return frame is None or frame.f_code.co_name == "_engine_run_backward"
-

@@ -43,17 +43,17 @@ def trace(job: dict[str, Any]) -> Trace:
         run = drive.Job(config, torch.device("cuda"), job["dtype"], job["compiled"], tracer, names)
         scaler_on = drive.RUNS[job["step"]](run)
         shapes = frozenset(names.weight_shapes)
-    record = tracer.record.finish(vocab_size=config.vocab_size, weight_shapes=shapes)
+    record = tracer.record.finish(logits=run.logits(), weight_shapes=shapes)
     record.facts = {
         "torch": torch.__version__, "gpu": gpu.name, "dtype": job["dtype"], "compiled": job["compiled"],
         "pads": job["pads"], "step": job["step"], "attention": sorted(there.attention), "scaler": scaler_on,
         "matmul_dtypes": dict(tracer.matmul_dtypes), "sums_in_place": tracer.in_place_sums,
     }  # fmt: skip
-    _assert_not_degraded(record, there.card, compiled=job["compiled"])
+    _assert_not_degraded(record, there.card)
     return record
 
 
-def _assert_not_degraded(record: Trace, card: Any, *, compiled: bool) -> None:
+def _assert_not_degraded(record: Trace, card: Any) -> None:
     """What PyTorch does without a card it does in silence, so each trace proves that it did otherwise."""
     facts = record.facts
     half = facts["dtype"] != "float32"

@@ -1,0 +1,247 @@
+"""Why a run needs what it needs: each component with its sum, the peak by tensor name, and what nvidia-smi shows."""
+
+import re
+from collections import Counter
+from typing import Literal
+
+from foretrain.lm.shape import ModelShape
+from foretrain.predict.allocator import Allocator, Block
+from foretrain.predict.allocator_settings import Settings
+from foretrain.predict.exact.memory import component_id
+from foretrain.predict.exact.record import Allocation, Trace
+from foretrain.predict.exact.replay import replay
+from foretrain.predict.memory import (
+    CONTEXT_HIGH_BYTES,
+    CONTEXT_LOW_BYTES,
+    PhaseMemory,
+    StepName,
+    cublas_workspace_bytes,
+    flash_backward_bytes,
+    predict,
+)
+from foretrain.predict.plan import Plan
+from foretrain.records import Record
+from foretrain.units import MIB
+
+TIMELINE_POINTS = 400
+
+
+class Sum(Record):
+    """A component's bytes at the peak, its formula, and the formula with the config's numbers in it."""
+
+    id: str
+    size_bytes: int
+    formula: str
+    numbers: str
+
+
+class TensorGroup(Record):
+    """Tensors of one kind that are alive at the peak; layers are counted together. `where`: module or parameter."""
+
+    component: str
+    where: str
+    op: str
+    shape: str
+    dtype: str
+    count: int
+    size_bytes: int
+
+
+class Line(Record):
+    """One line of the reconciliation with nvidia-smi. `voice`: predicted, published, observed or left over."""
+
+    id: str
+    low_bytes: int
+    high_bytes: int
+    voice: Literal["predicted", "published", "observed", "left over"]
+
+
+class Point(Record):
+    """The memory after an event of the trace, by component; what a picture of the run is drawn from."""
+
+    position: int
+    phase: str
+    moment: str
+    allocated_bytes: int
+    reserved_bytes: int
+    by_component_bytes: dict[str, int]
+
+
+class Explanation(Record):
+    """The answer to "why so much?" for one way to write the step."""
+
+    step: StepName
+    compiled: bool
+    source: str
+    phase: PhaseMemory
+    sums: tuple[Sum, ...]
+    tensors: tuple[TensorGroup, ...]
+    lines: tuple[Line, ...]
+    conclusion: str  # id of a text
+    other_mode_bytes: int  # what the other mode (eager or compiled) would allocate, by the ledger
+    timeline: tuple[Point, ...]
+
+
+def explain(
+    plan: Plan,
+    step: StepName,
+    trace: Trace | None = None,
+    *,
+    settings: Settings | None = None,
+    observed_bytes: int | None = None,
+    process_bytes: int | None = None,
+) -> Explanation:
+    """Explain a plan's memory. With a trace, tensors have names and the timeline is filled.
+
+    `observed_bytes`: what nvidia-smi shows in use on the whole card; `process_bytes`: of that, by this process.
+    """
+    memory = plan.memory_of(step)
+    worst = memory.worst
+    lines, conclusion = reconcile(plan, worst, observed_bytes, process_bytes)
+    other = predict(plan.config, plan.gpu, plan.dtype, step, compiled=not plan.compiled, available_bytes=None)
+    return Explanation(
+        step=step, compiled=memory.compiled, source=memory.source, phase=worst, sums=sums(plan, worst),
+        tensors=tensors(trace, worst.phase, settings) if trace is not None else (), lines=lines,
+        conclusion=conclusion, other_mode_bytes=other.worst.allocated_bytes,
+        timeline=timeline(trace, settings) if trace is not None else (),
+    )  # fmt: skip
+
+
+# -- sums --------------------------------------------------------------------------------------------------
+
+
+def sums(plan: Plan, phase: PhaseMemory) -> tuple[Sum, ...]:
+    """Each component with its formula and the formula with numbers."""
+    symbols = symbols_of(plan, evaluation=phase.phase.startswith("evaluate"))
+    return tuple(
+        Sum(id=c.id, size_bytes=c.size_bytes, formula=c.formula, numbers=with_numbers(c.formula, symbols))
+        for c in phase.components
+    )
+
+
+def symbols_of(plan: Plan, *, evaluation: bool) -> dict[str, int]:
+    """The letters of the ledger's formulas for a plan."""
+    c, shape = plan.config, ModelShape.of(plan.config)
+    batch, block = (c.eval_batch, c.eval_block) if evaluation else (c.batch_size, c.block_size)
+    return {
+        "B": batch, "T": block, "C": c.n_embd, "H": c.n_head, "L": c.n_layer, "V": c.vocab_size, "W": c.block_size,
+        "P": shape.n_params, "cuBLAS": cublas_workspace_bytes(plan.gpu),
+        "flash": flash_backward_bytes(shape, batch, block),
+    }  # fmt: skip
+
+
+def with_numbers(formula: str, symbols: dict[str, int]) -> str:
+    """'12 × 8·B·T·C' -> '12 × 8 × 16 × 512 × 384'. Symbols that are not known stay."""
+    numbered = re.sub(r"[A-Za-z]+", lambda m: f"{symbols[m[0]]:,}" if m[0] in symbols else m[0], formula)
+    return numbered.replace("·", " × ")
+
+
+# -- tensors -----------------------------------------------------------------------------------------------
+
+
+def tensors(trace: Trace, phase: str, settings: Settings | None = None) -> tuple[TensorGroup, ...]:
+    """What is alive at the phase's peak, layers counted together, largest first."""
+    peak = next(p for p in replay(trace, settings).phases if p.phase == phase)
+    groups: Counter[tuple[str, str, str, str, str]] = Counter()
+    sizes: Counter[tuple[str, str, str, str, str]] = Counter()
+    for allocation in trace.alive_at(peak.position):
+        key = _kind(allocation)
+        groups[key] += 1
+        sizes[key] += allocation.nbytes
+    return tuple(
+        TensorGroup(component=k[0], where=k[1], op=k[2], shape=k[3], dtype=k[4], count=groups[k], size_bytes=size)
+        for k, size in sizes.most_common()
+        if size
+    )
+
+
+def _kind(a: Allocation) -> tuple[str, str, str, str, str]:
+    where = re.sub(r"\.\d+\b", ".*", a.name or a.module)
+    kernel = re.sub(r"_\d+$", "", a.op)  # Inductor numbers its kernels
+    op = "" if a.category in ("weights", "gradients", "optimizer", "batch") else kernel
+    return component_id(a), where, op, "×".join(str(side) for side in a.shape), a.dtype
+
+
+# -- nvidia-smi --------------------------------------------------------------------------------------------
+
+
+def reconcile(
+    plan: Plan, phase: PhaseMemory, observed_bytes: int | None, process_bytes: int | None
+) -> tuple[tuple[Line, ...], str]:
+    """(lines from what the program allocates to what the card shows, id of the conclusion).
+
+    Without an observation they end in what nvidia-smi is expected to show. With one, whatever no line explains is
+    left over: for the process beside what the allocator reserves, for the card what others hold.
+    """
+    allocated = phase.allocated_bytes
+    if phase.reserved_bytes is not None:
+        reserved_low = reserved_high = phase.reserved_bytes
+    else:
+        reserved_low = phase.needed_low_bytes - CONTEXT_LOW_BYTES
+        reserved_high = phase.needed_high_bytes - CONTEXT_HIGH_BYTES
+    lines = [
+        Line(id="allocated", low_bytes=allocated, high_bytes=allocated, voice="predicted"),
+        Line(id="slack", low_bytes=reserved_low - allocated, high_bytes=reserved_high - allocated, voice="predicted"),
+    ]
+    if process_bytes is None and observed_bytes is not None and plan.others_bytes:
+        process_bytes = max(0, observed_bytes - plan.others_bytes)
+    conclusion = "none"
+    if process_bytes is None:
+        lines.append(Line(id="context", low_bytes=CONTEXT_LOW_BYTES, high_bytes=CONTEXT_HIGH_BYTES, voice="published"))
+        low, high = phase.needed_low_bytes, phase.needed_high_bytes
+        lines.append(Line(id="process", low_bytes=low, high_bytes=high, voice="predicted"))
+        if observed_bytes is not None:
+            left = (max(0, observed_bytes - high), max(0, observed_bytes - low))
+            lines.append(Line(id="others", low_bytes=left[0], high_bytes=left[1], voice="left over"))
+            conclusion = "below" if observed_bytes < low else "no_process"
+    else:
+        low, high = process_bytes - reserved_high, process_bytes - reserved_low
+        lines.append(Line(id="context_left", low_bytes=low, high_bytes=high, voice="left over"))
+        lines.append(Line(id="process", low_bytes=process_bytes, high_bytes=process_bytes, voice="observed"))
+        if observed_bytes is not None:
+            rest = observed_bytes - process_bytes
+            lines.append(Line(id="others", low_bytes=rest, high_bytes=rest, voice="left over"))
+        conclusion = _judge(low, high)
+    if observed_bytes is not None:
+        lines.append(Line(id="card", low_bytes=observed_bytes, high_bytes=observed_bytes, voice="observed"))
+    elif plan.others_bytes and process_bytes is None:
+        held = plan.others_bytes
+        lines.append(Line(id="others", low_bytes=held, high_bytes=held, voice="observed"))
+        low, high = phase.needed_low_bytes + held, phase.needed_high_bytes + held
+        lines.append(Line(id="card", low_bytes=low, high_bytes=high, voice="predicted"))
+    return tuple(lines), conclusion
+
+
+def _judge(low: int, high: int) -> str:
+    """Does what is left beside the allocator look like a CUDA context?"""
+    if high < CONTEXT_LOW_BYTES - 64 * MIB:
+        return "too_little"
+    if low > CONTEXT_HIGH_BYTES + 64 * MIB:
+        return "too_much"
+    return "explained"
+
+
+# -- the timeline ------------------------------------------------------------------------------------------
+
+
+def timeline(trace: Trace, settings: Settings | None = None, points: int = TIMELINE_POINTS) -> tuple[Point, ...]:
+    """The run's memory over its events: of each stretch of events the highest moment, about `points` in all."""
+    stretch = max(1, -(-len(trace.events) // points))
+    ids = [component_id(a) for a in trace.allocations]
+    alive: Counter[str] = Counter()
+    best: dict[int, Point] = {}
+
+    def watch(position: int, allocator: Allocator, block: Block | None) -> None:
+        event = trace.events[position]
+        id, size = (event, 1) if event >= 0 else (~event, -1)
+        alive[ids[id]] += size * trace.allocations[id].nbytes
+        index = position // stretch
+        if index not in best or allocator.allocated_bytes > best[index].allocated_bytes:
+            best[index] = Point(
+                position=position, phase=trace.phase_at(position), moment=trace.moment_at(position),
+                allocated_bytes=allocator.allocated_bytes, reserved_bytes=allocator.reserved_bytes,
+                by_component_bytes={key: value for key, value in alive.items() if value},
+            )  # fmt: skip
+
+    replay(trace, settings, watch=watch)
+    return tuple(best[index] for index in sorted(best))

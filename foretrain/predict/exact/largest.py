@@ -1,0 +1,117 @@
+"""The largest batch_size, block_size or n_layer that fits a card, by search over exact traces. No torch here."""
+
+from collections.abc import Callable
+
+from foretrain.errors import UserError
+from foretrain.predict.allocator_settings import Settings
+from foretrain.predict.exact import service
+from foretrain.predict.exact.forecast import Listener, answer, requests_for
+from foretrain.predict.memory import StepName, worst_verdict
+from foretrain.predict.plan import Plan, plan
+from foretrain.records import Record
+
+# Granule of each knob: contexts go in steps of 64, as attention's tiles do.
+STEPS = {"batch_size": 1, "block_size": 64, "n_layer": 1}
+HIGHEST = {"batch_size": 4096, "block_size": 65536, "n_layer": 512}
+
+
+class Probe(Record):
+    """One value that was traced: whether it fits, and what the process needs there."""
+
+    value: int
+    fits: bool
+    needed_expected_bytes: int
+    smallest_limit_bytes: int
+
+
+class Largest(Record):
+    """The largest value of a knob that fits (None: not even the smallest does), with every value that was traced."""
+
+    knob: str
+    step: StepName
+    value: int | None
+    available_bytes: int
+    probes: tuple[Probe, ...]
+
+
+def largest(
+    base: Plan,
+    knob: str,
+    step: StepName,
+    settings: Settings | None = None,
+    listen: Listener = lambda text: None,
+) -> Largest:
+    """Search from the ledger's guess outwards, then between what fits and what does not.
+
+    Raises UserError for a knob that is not one of STEPS or a card of unknown memory, and
+    service.TraceUnavailable where nothing can be traced.
+    """
+    if knob not in STEPS:
+        raise UserError("usage.largest_knob", knob=knob, choices=sorted(STEPS))
+    if base.available_bytes is None:
+        raise UserError("usage.largest_unknown", gpu=base.gpu.name)
+    probes: dict[int, Probe] = {}
+
+    def fits(count: int) -> bool:
+        value = count * STEPS[knob]
+        if value not in probes:
+            listen(f"{knob} = {value}")
+            probes[value] = _probe(_with(base, knob, value), step, value, settings, listen)
+        return probes[value].fits
+
+    def guess(count: int) -> bool:
+        changed = _with(base, knob, count * STEPS[knob])
+        return worst_verdict(changed.memory_of(step)) == "fits"
+
+    top = HIGHEST[knob] // STEPS[knob]
+    best = _search(fits, max(1, _bisect(guess, 0, top + 1)), top)
+    return Largest(
+        knob=knob, step=step, value=best * STEPS[knob] if best else None, available_bytes=base.available_bytes,
+        probes=tuple(probes[value] for value in sorted(probes)),
+    )  # fmt: skip
+
+
+def _with(base: Plan, knob: str, value: int) -> Plan:
+    """The ledger's plan with one knob changed; evaluation keeps its own sizes where it has any."""
+    config = base.config.model_copy(update={knob: value})
+    if config.eval_block_size > config.block_size:
+        config = config.model_copy(update={"eval_block_size": 0})
+    return plan(config, base.gpu, name=base.name, others_bytes=base.others_bytes)
+
+
+def _probe(changed: Plan, step: StepName, value: int, settings: Settings | None, listen: Listener) -> Probe:
+    requests = requests_for(changed.config, changed.gpu, changed.dtype, step, compiled=changed.compiled)
+    found = answer(changed, step, service.traces(requests, listen), settings)
+    return Probe(
+        value=value,
+        fits=worst_verdict(found.memory) == "fits",
+        needed_expected_bytes=max(phase.needed_expected_bytes for phase in found.memory.phases),
+        smallest_limit_bytes=found.smallest_limit_bytes,
+    )
+
+
+def _bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest number that fits, where `low` does and `high` does not."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _search(fits: Callable[[int], bool], guess: int, top: int) -> int:
+    """Gallop from the guess until the answer is between two numbers; 0 where not even 1 fits."""
+    if fits(guess):
+        low, stride = guess, max(1, guess // 8)
+        while low < top:
+            high = min(top, low + stride)
+            if not fits(high):
+                return _bisect(fits, low, high)
+            low, stride = high, stride * 2
+        return top
+    high, stride = guess, max(1, guess // 8)
+    while high > 1:
+        low = max(1, high - stride)
+        if fits(low):
+            return _bisect(fits, low, high)
+        high, stride = low, stride * 2
+    return 0

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from foretrain.errors import UserError as UserError
     from foretrain.hardware import Gpu as Gpu
     from foretrain.hardware import find as find_gpu
+    from foretrain.predict.exact.library import Traced as Traced
+    from foretrain.predict.exact.library import trace as trace
     from foretrain.predict.plan import Plan as Plan
     from foretrain.predict.plan import plan as plan
     from foretrain.run.store import RunRecord as RunRecord
@@ -34,12 +36,14 @@ _HOMES = {
     "Plan": ("foretrain.predict.plan", "Plan"),
     "RunConfig": ("foretrain.config", "RunConfig"),
     "RunRecord": ("foretrain.run.store", "RunRecord"),
+    "Traced": ("foretrain.predict.exact.library", "Traced"),
     "UserError": ("foretrain.errors", "UserError"),
     "compare": ("foretrain.advise.compare", "compare"),
     "find_gpu": ("foretrain.hardware", "find"),
     "from_values": ("foretrain.configfile", "from_values"),
     "plan": ("foretrain.predict.plan", "plan"),
     "resolve": ("foretrain.configfile", "resolve"),
+    "trace": ("foretrain.predict.exact.library", "trace"),
 }
 __all__ = [
     "Comparison",
@@ -48,12 +52,14 @@ __all__ = [
     "Plan",
     "RunConfig",
     "RunRecord",
+    "Traced",
     "UserError",
     "compare",
     "find_gpu",
     "from_values",
     "plan",
     "resolve",
+    "trace",
 ]
 
 

@@ -96,7 +96,7 @@ def largest(plan: Plan, found: Largest) -> Document:
         "available": found.available_bytes,
     }  # fmt: skip
     answer = Message("largest.value" if found.value else "largest.nothing", values)
-    columns = (found.knob, *(Message(f"column.{name}") for name in ("verdict", "needed", "limit")))
+    columns = (found.knob, *(Message(f"column.{name}") for name in ("verdict", "takes", "limit")))
     rows = tuple(
         (
             f"{probe.value:,}", Message("word.fits" if probe.fits else "word.does_not_fit"),

@@ -4,7 +4,7 @@ from typing import Any
 
 from foretrain.hardware import Gpu
 from foretrain.predict.exact.memory import Exact
-from foretrain.predict.memory import Component, PhaseMemory, StepMemory
+from foretrain.predict.memory import CONTEXT_EXPECTED_BYTES, Component, PhaseMemory, StepMemory
 from foretrain.predict.plan import Plan, Timing
 from foretrain.report.document import (
     Bar,
@@ -72,23 +72,46 @@ def _verdict(plan: Plan) -> tuple[Block, ...]:
     blocks: list[Block] = []
     for memory in plan.memory:
         verdict = plan.verdict_of(memory.step)
+        exact = plan.exact_of(memory.step)
+        if exact is not None:
+            blocks.append(Paragraph(_exact_verdict(plan, exact, verdict), TONES[verdict]))
+            continue
         phase = next((p for p in memory.phases if p.verdict == verdict and p.verdict != "fits"), memory.worst)
-        values = {
-            "step": Message(f"step.{memory.step}"),
-            "mode": Message(f"mode.{_mode(memory)}").text(),
-            "phase": Message(f"phase.{phase.phase}"),
-            "moment": Message(f"moment.{phase.moment}"),
-            "low": phase.needed_low_bytes,
-            "expected": phase.needed_expected_bytes,
-            "high": phase.needed_high_bytes,
-            "available": plan.available_bytes or 0,
-            "others": plan.others_bytes,
-        }
         id = f"verdict.{verdict or 'unknown'}"
         beside = ".beside" if plan.others_bytes and verdict else ".alone" if verdict else ""
-        blocks.append(Paragraph(Message(id + beside, values), TONES[verdict]))
-    blocks += [_replayed(exact) for exact in plan.exact]
+        blocks.append(Paragraph(Message(id + beside, _verdict_values(plan, memory, phase)), TONES[verdict]))
     return tuple(blocks)
+
+
+def _verdict_values(plan: Plan, memory: StepMemory, phase: PhaseMemory) -> dict[str, Any]:
+    return {
+        "step": Message(f"step.{memory.step}"),
+        "mode": Message(f"mode.{_mode(memory)}").text(),
+        "phase": Message(f"phase.{phase.phase}"),
+        "moment": Message(f"moment.{phase.moment}"),
+        "low": phase.needed_low_bytes,
+        "expected": phase.needed_expected_bytes,
+        "high": phase.needed_high_bytes,
+        "available": plan.available_bytes or 0,
+        "others": plan.others_bytes,
+    }
+
+
+def _exact_verdict(plan: Plan, exact: Exact, verdict: str | None) -> Message:
+    """What it takes where there is room, from how much on it lives, and where it dies under what there is."""
+    memory, death = exact.memory, exact.death
+    values = _verdict_values(plan, memory, memory.worst)
+    values |= {
+        "lives": exact.smallest_limit_bytes + CONTEXT_EXPECTED_BYTES,
+        "room": Message("room.beside" if plan.others_bytes else "room.alone", dict(values)),
+    }
+    if death is not None:
+        values |= {
+            "allowed": death.limit_bytes, "phase": Message(f"phase.{death.phase}"),
+            "moment": Message(f"moment.{death.moment}"), "requested": death.requested_bytes,
+            "allocated": death.allocated_bytes, "reserved": death.reserved_bytes,
+        }  # fmt: skip
+    return Message(f"verdict_exact.{verdict or 'unknown'}", values)
 
 
 def _needs(phase: PhaseMemory, exact: bool) -> tuple[Cell, ...]:
@@ -121,20 +144,6 @@ def _memory(plan: Plan) -> tuple[Block, ...]:
         return *blocks, Paragraph(Message("plan.needed_explained_exact", {"torch": plan.exact[0].torch}))
     explained = "plan.needed_explained_cpu" if plan.gpu.kind == "cpu" else "plan.needed_explained"
     return *blocks, Paragraph(Message(explained))
-
-
-def _replayed(exact: Exact) -> Paragraph:
-    """From how much memory on a run lives, and where it dies under what the card leaves."""
-    values: dict[str, Any] = {"step": Message(f"step.{exact.memory.step}"), "limit": exact.smallest_limit_bytes}
-    death = exact.death
-    if death is None:
-        return Paragraph(Message("replay.lives", values))
-    values |= {
-        "allowed": death.limit_bytes, "phase": Message(f"phase.{death.phase}"),
-        "moment": Message(f"moment.{death.moment}"), "requested": death.requested_bytes,
-        "allocated": death.allocated_bytes, "reserved": death.reserved_bytes,
-    }  # fmt: skip
-    return Paragraph(Message("replay.dies", values), "warn")
 
 
 def memory_bars(plan: Plan) -> StackedBars:

@@ -88,6 +88,7 @@ def _device_patches(patches: Patches, card: Card) -> None:
     patches.set(torch.cuda, "_exchange_device", lambda device: 0)
     patches.set(torch.cuda, "_maybe_exchange_device", lambda device: 0)
     patches.set(torch.cuda, "default_generators", (_Generator(),))
+    patches.set(torch._C, "_accelerator_getDefaultGenerator", lambda index: _Generator())
     patches.set(torch.cuda, "get_rng_state", lambda device="cuda": torch.empty(16, dtype=torch.uint8))
     patches.set(torch.cuda, "set_rng_state", lambda state, device="cuda": None)
     patches.set(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)

@@ -168,7 +168,8 @@ def _patch_for_fakes(patches: Patches) -> FakeTensorMode:
         if isinstance(supported, list) and FakeTensor not in supported:
             supported.append(FakeTensor)
             patches.callback(supported.remove, FakeTensor)
-    mode = patches.enter_context(FakeTensorMode(allow_non_fake_inputs=False))
+    mode = patches.enter_context(FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=False))
+    mode.__deepcopy__ = lambda memo: mode  # type: ignore[attr-defined]  # a copied model stays in the one mode
     patches.enter_context(torch.autograd.set_multithreading_enabled(False))
     return mode
 

@@ -1,200 +1,230 @@
-"""The GPU suite: predicted against measured memory and time on a real CUDA card, in one call.
+"""The GPU suite: what real runs take on a CUDA card. `compare.py` holds the predictions against it, without a card.
 
-    python benchmarks/gpu/suite.py --out results.json              (about 8 minutes on a fast card)
-    python benchmarks/gpu/suite.py --device cpu --small            (does the script itself work?)
+    python benchmarks/gpu/suite.py --out results.json        (under 9 minutes on one card, no network)
+    python benchmarks/gpu/suite.py --device cpu --small      (does the script itself work?)
 
-For every config, eager and compiled, foretrain's own step and nanoGPT's way of writing it (logits returned and kept)
-run for a few optimizer steps with an evaluation before and after. Allocated and reserved peaks of each phase come
-from torch.cuda, the process's memory from NVML, seconds from steps between two synchronisations. The plan of the same
-config on the same card stands beside each figure. What a case raises is written down, and the suite goes on.
+Each case of cases.py runs in a fresh process, by the very code that `plan --exact` traces (predict/exact/drive.py):
+three optimizer steps with evaluation and saving in their place. Written down are torch's allocated and reserved peaks
+by phase, the process's memory by NVML, the context, and the allocator's history as a list of sizes, so that
+compare.py can say which allocation a trace misses. Cases run side by side while memory is measured; afterwards some
+run alone for their seconds a step. What a case raises is written down, and the suite goes on.
 """
 
 import argparse
-import gc
 import json
+import os
 import platform
+import subprocess
 import sys
+import tempfile
 import time
 from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-import torch.nn.functional as F
+sys.path.insert(0, str(Path(__file__).parent))
 
-from foretrain.config import RunConfig
-from foretrain.configfile import from_values
-from foretrain.lm.model import GPT
-from foretrain.lm.step import TrainState, build, evaluation_loss, train_step
-from foretrain.predict.plan import plan
-from foretrain.run.device import TORCH_DTYPES, place
-from foretrain.run.meter import Meter
+from cases import CASES, SMALL, Case
 
-WARM_STEPS, TIMED_STEPS = 2, 4
-CASES: dict[str, dict[str, Any]] = {
-    "case A": {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 512, "batch_size": 16, "gradient_accumulation_steps": 4},
-    "case B1": {"n_layer": 12, "n_head": 12, "n_embd": 384, "batch_size": 16, "gradient_accumulation_steps": 4},
-    "case C": {"n_layer": 12, "n_head": 12, "n_embd": 576, "batch_size": 16, "gradient_accumulation_steps": 4},
-    "124M B8": {"batch_size": 8, "gradient_accumulation_steps": 2},
-    "124M B12": {"batch_size": 12, "gradient_accumulation_steps": 2},
-    "124M B8 checkpointing": {"batch_size": 8, "gradient_accumulation_steps": 2, "activation_checkpointing": True},
-    "124M B8 dropout": {"batch_size": 8, "gradient_accumulation_steps": 2, "dropout": 0.1},
-    "characters": {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 64, "vocab_size": 65,
-                   "gradient_accumulation_steps": 1},
-    "350M B4": {"n_layer": 24, "n_head": 16, "n_embd": 1024, "batch_size": 4, "gradient_accumulation_steps": 2},
-}  # fmt: skip
-SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32, "vocab_size": 96, "batch_size": 4,
-         "gradient_accumulation_steps": 2}  # fmt: skip
+AT_ONCE = 4
+TIMED = {"A", "C", "124M", "124M checkpointing", "350M"}
 
 
-class NanoGpt(GPT):
-    """nanoGPT's forward: logits and loss are returned, and its local names live until it returns."""
+class Watch:
+    """Stands where the tracer does: takes the phases, and reads torch's counters at each change."""
 
-    def forward(self, idx: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        parts: Any = self.transformer
-        tok_emb = parts["wte"](idx)
-        pos_emb = parts["wpe"](torch.arange(idx.shape[1], device=idx.device))
-        x = parts["drop"](tok_emb + pos_emb)
-        for block in parts["h"]:
-            x = block(x)
-        x = parts["ln_f"](x)
-        logits = self.lm_head(x)
-        return logits, F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
+    def __init__(self, device: Any) -> None:
+        self.device, self.phase, self.phases = device, "build", {}
 
+    def enter(self, phase: str) -> None:
+        self.close()
+        self.phase = phase
 
-class KeepsLogits:
-    """Calls the model as nanoGPT's loop does: the last logits stay alive under a name."""
+    def close(self) -> None:
+        import torch
 
-    def __init__(self, model: Any) -> None:
-        self.model, self.logits = model, None
+        if self.device.type != "cuda":
+            return
+        before = self.phases.get(self.phase, {"allocated_bytes": 0, "reserved_bytes": 0})
+        now = {"allocated_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved()}
+        self.phases[self.phase] = {key: max(before[key], value) for key, value in now.items()}
+        torch.cuda.reset_peak_memory_stats()
 
-    def __call__(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        self.logits, loss = self.model(idx, targets)
-        return loss
+    def tag(self, *words: Any) -> None:
+        pass
 
 
-def batch(config: RunConfig, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = (config.batch_size, config.block_size)
-    return tuple(torch.randint(0, config.vocab_size, shape, device=device) for _ in range(2))  # type: ignore[return-value]
+def job(case: Case, device: str, watch: Any) -> Any:
+    """The case as the traced driver takes it."""
+    import torch
+
+    from foretrain.config import RunConfig
+    from foretrain.predict.exact.drive import Job
+    from foretrain.predict.exact.names import Names
+
+    return Job(RunConfig(**case.knobs), torch.device(device), case.dtype, case.compiled, watch, Names(watch))  # type: ignore[arg-type]
 
 
-def make(config: RunConfig, device: torch.device, dtype: torch.dtype, step: str, compiled: bool) -> TrainState:
-    state = build(config, device, dtype, compile=compiled and step == "foretrain")
-    if step == "nanogpt":
-        state.model.__class__ = NanoGpt
-        state.call = KeepsLogits(torch.compile(state.model) if compiled else state.model)
-    return state
+def measure_memory(case: Case, device: str) -> dict[str, Any]:
+    """One run with its memory: peaks by phase, process, context, history."""
+    import torch
 
+    from foretrain.predict.exact import drive
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def measure(config: RunConfig, device: torch.device, dtype: torch.dtype, step: str, compiled: bool) -> dict[str, Any]:
-    """Peaks by phase and seconds by step of one case."""
-    state, meter = make(config, device, dtype, step, compiled), Meter(device)
-
-    def train() -> None:
-        train_step(state, (batch(config, device) for _ in range(config.gradient_accumulation_steps)), 1e-4)
-
-    def evaluate() -> None:
-        for _ in range(3):
-            evaluation_loss(state, batch(config, device))
-
-    times = []
-    with meter.phase("evaluate_first", state):
-        evaluate()
-    with meter.phase("first_step", state):
-        train()
-    for number in range(WARM_STEPS + TIMED_STEPS):
-        with meter.phase("steady_step", state):
-            synchronize(device)
-            before = time.perf_counter()
-            train()
-            synchronize(device)
-        if number >= WARM_STEPS:
-            times.append(time.perf_counter() - before)
-    with meter.phase("evaluate_later", state):
-        evaluate()
+    watch = Watch(torch.device(device))
+    if device == "cpu":
+        drive.RUNS[case.step](job(case, device, watch))
+        return {"phases": {}, "note": "a CPU has no such counters"}
+    torch.cuda.init()
+    torch.zeros(1, device="cuda")
+    context = process_bytes() - torch.cuda.memory_reserved()
+    torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=400_000)
+    drive.RUNS[case.step](job(case, device, watch))
+    watch.close()
+    snapshot = torch.cuda.memory._snapshot()
+    torch.cuda.memory._record_memory_history(enabled=None)
     return {
-        "phases": {name: phase.model_dump(exclude={"phase"}) for name, phase in meter.phases.items()},
-        "step_s": median(times), "process_bytes": process_bytes(device),
+        "phases": watch.phases, "process_bytes": process_bytes(), "context_at_start_bytes": context,
+        "reserved_at_end_bytes": torch.cuda.memory_reserved(), "history": history(snapshot["device_traces"][0]),
+        "num_alloc_retries": torch.cuda.memory_stats()["num_alloc_retries"],
     }  # fmt: skip
 
 
-def process_bytes(device: torch.device) -> int | None:
-    """What the driver counts on the card; the context is this less what torch has reserved, on an idle card."""
-    if device.type != "cuda":
-        return None
-    free, total = torch.cuda.mem_get_info(device)
+def history(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Signed sizes of alloc and free in order, segments, and for each size one place in Python that asked for it."""
+    sizes, segments, places = [], [], {}
+    for entry in entries:
+        action, size = entry["action"], entry["size"]
+        if action == "alloc":
+            sizes.append(size)
+            frames = [f for f in entry.get("frames", []) if "torch/" not in f["filename"]]
+            places.setdefault(str(size), f"{Path(frames[0]['filename']).name}:{frames[0]['line']}" if frames else "")
+        elif action == "free_completed":
+            sizes.append(-size)
+        elif action.startswith("segment_"):
+            segments.append([action, size])
+    return {"sizes": sizes, "segments": segments, "places": places}
+
+
+def process_bytes() -> int:
+    """What NVML counts for this process; where it counts none, as in some containers, the card's use."""
+    import pynvml
+    import torch
+
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+    for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+        if process.pid == os.getpid() and process.usedGpuMemory:
+            return int(process.usedGpuMemory)
+    free, total = torch.cuda.mem_get_info()
     return total - free
 
 
-def one(name: str, values: dict[str, Any], args: argparse.Namespace, step: str, compiled: bool) -> dict[str, Any]:
-    config = from_values({**values, "device": args.device, "dtype": args.dtype, "compile": compiled}).config
-    placement = place(config)
-    row: dict[str, Any] = {"case": name, "step": step, "compiled": compiled, "config": values, "dtype": placement.dtype}
-    forecast = plan(config.model_copy(update={"dtype": placement.dtype}), placement.gpu)
-    memory, timing = forecast.memory_of(step), forecast.timing if step == "foretrain" else forecast.nanogpt_timing  # type: ignore[arg-type]
-    row["predicted"] = {
-        "allocated_bytes": {p.phase: p.allocated_bytes for p in memory.phases},
-        "step_s": timing.step_s.model_dump() if timing else None,
-    }
+def measure_time(case: Case, device: str) -> dict[str, Any]:
+    """Seconds of one optimizer step, after two that warm up, of the step with its own accumulation."""
+    import torch
+
+    from foretrain.config import RunConfig
+    from foretrain.lm.step import build, train_step
+    from foretrain.predict.exact.drive import DTYPES
+
+    if case.step != "foretrain":
+        return {"note": "only foretrain's step is timed"}
+    config, where = RunConfig(**case.knobs), torch.device(device)
+    state = build(config, where, DTYPES[case.dtype], compile=case.compiled)  # type: ignore[index]
+    shape, times = (config.batch_size, config.block_size), []
+    for number in range(7):
+        micro = (
+            tuple(torch.randint(0, config.vocab_size, shape, device=where) for _ in range(2))
+            for _ in range(config.gradient_accumulation_steps)
+        )
+        if where.type == "cuda":
+            torch.cuda.synchronize()
+        before = time.perf_counter()
+        train_step(state, micro, 1e-4)  # type: ignore[arg-type]
+        if where.type == "cuda":
+            torch.cuda.synchronize()
+        if number >= 2:
+            times.append(time.perf_counter() - before)
+    return {"step_s": median(times), "tokens_per_step": config.tokens_per_step}
+
+
+def child(index: int, small: bool, device: str, what: str, out: Path) -> None:
+    """One case in this process."""
+    case = (SMALL if small else CASES)[index]
     try:
-        row["measured"] = measure(config, placement.device, TORCH_DTYPES[placement.dtype], step, compiled)
+        found = measure_memory(case, device) if what == "memory" else measure_time(case, device)
     except Exception as error:  # one failing case must not cost the others their lease of the card
-        row["error"] = f"{type(error).__name__}: {str(error)[:300]}"
-        return row
-    peaks = row["measured"]["phases"]
-    row["errors"] = {
-        phase: row["predicted"]["allocated_bytes"][phase] / found["allocated_bytes"] - 1
-        for phase, found in peaks.items()
-    }
-    if timing:
-        row["errors"]["step_s"] = timing.step_s.expected_s / row["measured"]["step_s"] - 1
-    return row
+        found = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+    out.write_text(json.dumps(found))
 
 
-def release() -> None:
-    gc.collect()
-    torch._dynamo.reset()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+def run(indices: list[int], args: argparse.Namespace, what: str, at_once: int, deadline: float) -> dict[int, Any]:
+    """Children, so many at once, until the time is up."""
+    found: dict[int, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        waiting, running = list(indices), {}
+        while waiting or running:
+            while waiting and len(running) < at_once and time.monotonic() < deadline:
+                index = waiting.pop(0)
+                out = Path(folder) / f"{what}{index}.json"
+                words = [sys.executable, __file__, "--child", str(index), "--what", what, "--out", str(out)]
+                words += ["--device", args.device, *(["--small"] if args.small else [])]
+                running[index] = (subprocess.Popen(words, stdout=subprocess.DEVNULL), out)
+            if not running:
+                break
+            for index, (process, out) in list(running.items()):
+                if time.monotonic() > deadline + 45:
+                    process.kill()
+                if process.poll() is not None:
+                    del running[index]
+                    text = out.read_text() if out.exists() else ""
+                    found[index] = (
+                        json.loads(text) if text else {"error": f"the process ended with {process.returncode}"}
+                    )
+                    print(f"{what:6} {index:3} {found[index].get('error', 'done')}", flush=True)
+            time.sleep(0.1)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu_suite.json"))
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--small", action="store_true", help="one tiny case, to try the script")
-    parser.add_argument("--minutes", type=float, default=9.0, help="start no further case after this long")
+    parser.add_argument("--small", action="store_true", help="two tiny cases, to try the script")
+    parser.add_argument("--minutes", type=float, default=8.0, help="start no further case after this long")
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--what", default="memory", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    started, rows = time.monotonic(), []
-    cases = {"small": SMALL} if args.small else CASES
-    for compiled in (False, True):
-        for name, values in cases.items():
-            for step in ("foretrain", "nanogpt"):
-                if time.monotonic() - started > args.minutes * 60:
-                    rows.append(
-                        {"case": name, "step": step, "compiled": compiled, "error": "not measured: no time left"}
-                    )
-                    continue
-                row = one(name, values, args, step, compiled)
-                rows.append(row)
-                shown = " ".join(f"{k} {v:+.1%}" for k, v in row.get("errors", {}).items()) or row.get("error", "")
-                print(f"{name:24} {step:10} {'compiled' if compiled else 'eager':9} {shown}", flush=True)
-                release()
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    if args.child is not None:
+        child(args.child, args.small, args.device, args.what, args.out)
+        return
+    import torch
+
+    cases = SMALL if args.small else CASES
+    end = time.monotonic() + args.minutes * 60
+    memory = run(list(range(len(cases))), args, "memory", AT_ONCE, end - 0.25 * args.minutes * 60)
+    timed = [i for i, case in enumerate(cases) if args.small or (case.name in TIMED and case.step == "foretrain")]
+    seconds = run(timed, args, "time", 1, end)
+    missing = {"error": "not measured: no time left"}
+    rows = [
+        {**case._asdict(), "memory": memory.get(i, missing), "time": seconds.get(i)} for i, case in enumerate(cases)
+    ]
+    cuda = args.device == "cuda"
+    properties = torch.cuda.get_device_properties(0) if cuda else None
     document = {
         "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(),
-        "machine": {"gpu": gpu, "system": f"{platform.system()} {platform.machine()}"},
+        "machine": {
+            "gpu": properties.name if properties else "none",
+            "memory_bytes": properties.total_memory if properties else 0,
+            "sm_count": properties.multi_processor_count if properties else 0,
+            "system": f"{platform.system()} {platform.machine()}",
+        },
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
-        "command": " ".join(sys.argv), "rows": rows,
+        "rows": rows,
     }  # fmt: skip
-    args.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    args.out.write_text(json.dumps(document) + "\n", "utf-8")
     print(f"wrote {args.out}")
 
 

@@ -75,6 +75,10 @@ def _verdict(plan: Plan) -> tuple[Block, ...]:
         exact = plan.exact_of(memory.step)
         if exact is not None:
             blocks.append(Paragraph(_exact_verdict(plan, exact, verdict), TONES[verdict]))
+            expandable = exact.smallest_limit_expandable_bytes
+            if verdict != "fits" and expandable < 0.98 * exact.smallest_limit_bytes:
+                lives = {"lives": expandable + CONTEXT_EXPECTED_BYTES, "step": Message(f"step.{memory.step}")}
+                blocks.append(Paragraph(Message("verdict_exact.expandable", lives)))
             continue
         phase = next((p for p in memory.phases if p.verdict == verdict and p.verdict != "fits"), memory.worst)
         id = f"verdict.{verdict or 'unknown'}"

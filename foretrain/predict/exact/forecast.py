@@ -1,6 +1,7 @@
 """A plan with its memory from traces instead of the ledger: `foretrain plan --exact`. No torch in this process."""
 
 from collections.abc import Callable
+from typing import Any
 
 from foretrain.config import RunConfig
 from foretrain.hardware import Dtype, Gpu
@@ -24,30 +25,52 @@ def requests_for(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, c
 def traced(plan: Plan, settings: Settings | None = None, listen: Listener = lambda text: None) -> Plan:
     """The plan with exact memory for both ways to write the step; where no trace can be made, the ledger's answer
     stands and a note says why."""
-    wanted = {
-        memory.step: requests_for(plan.config, plan.gpu, plan.dtype, memory.step, compiled=plan.compiled)
-        for memory in plan.memory
-    }
     try:
-        found = service.traces([request for requests in wanted.values() for request in requests], listen)
+        answers = answers_for(plan, [memory.step for memory in plan.memory], settings, listen)
     except TraceUnavailable as error:
         note = Note(id="trace_unavailable", values={"reason": str(error)})
         return plan.model_copy(update={"notes": (*plan.notes, note)})
-    answers = []
-    for memory in plan.memory:
-        count = len(wanted[memory.step])
-        traces, found = found[:count], found[count:]
-        answers.append(answer(plan, memory.step, traces, settings))
-    memory = tuple(each.memory for each in answers)
     notes = tuple(note for note in plan.notes if note.id != "vocab_unaligned")
     if any(each.pads_unknown for each in answers):
         notes += (Note(id="pads_unknown", values={"vocab_size": plan.config.vocab_size}),)
+    memory = tuple(each.memory for each in answers)
     return plan.model_copy(update={"memory": memory, "exact": tuple(answers), "notes": notes})
 
 
-def answer(plan: Plan, step: StepName, traces: list[Trace], settings: Settings | None) -> Exact:
-    """The exact memory of one way to write the step, under what the plan's card leaves."""
-    return exact(
-        traces, plan.memory_of(step), available_bytes=plan.available_bytes, settings=settings,
-        capped=step == "foretrain" and plan.available_reason == "memory_limit",
-    )  # fmt: skip
+def answers_for(
+    plan: Plan, steps: list[StepName], settings: Settings | None, listen: Listener = lambda text: None
+) -> list[Exact]:
+    """The exact memory of ways to write the step, under what the plan's card leaves; traced side by side.
+
+    Raises TraceUnavailable.
+    """
+    wanted: dict[StepName, list[Request]] = {
+        step: requests_for(plan.config, plan.gpu, plan.dtype, step, compiled=plan.compiled) for step in steps
+    }
+    made: dict[StepName, list[Trace]] = {}
+
+    def make(step: StepName) -> dict[str, Any]:
+        if not made:  # all of them at once, when the first answer is not known yet
+            found = service.traces([request for requests in wanted.values() for request in requests], listen)
+            for each, requests in wanted.items():
+                made[each], found = found[: len(requests)], found[len(requests) :]
+        answer = exact(
+            made[step], plan.memory_of(step), available_bytes=plan.available_bytes, settings=settings,
+            capped=_capped(plan, step),
+        )  # fmt: skip
+        return answer.model_dump(mode="json")
+
+    answers = []
+    for step in steps:
+        question = {
+            "traces": [request.key() for request in wanted[step]], "available_bytes": plan.available_bytes,
+            "settings": (settings or Settings()).text(), "capped": _capped(plan, step),
+            "config": plan.config.model_dump(mode="json"),
+        }  # fmt: skip
+        answers.append(Exact.model_validate(service.remembered(question, lambda step=step: make(step))))
+    return answers
+
+
+def _capped(plan: Plan, step: StepName) -> bool:
+    """Whether the trainer caps the allocator; nanoGPT has no such knob."""
+    return step == "foretrain" and plan.available_reason == "memory_limit"

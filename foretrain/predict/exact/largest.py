@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 from foretrain.errors import UserError
 from foretrain.predict.allocator_settings import Settings
-from foretrain.predict.exact import service
-from foretrain.predict.exact.forecast import Listener, answer, requests_for
+from foretrain.predict.exact.forecast import Listener, answers_for
 from foretrain.predict.memory import StepName, worst_verdict
 from foretrain.predict.plan import Plan, plan
 from foretrain.records import Record
@@ -80,8 +79,7 @@ def _with(base: Plan, knob: str, value: int) -> Plan:
 
 
 def _probe(changed: Plan, step: StepName, value: int, settings: Settings | None, listen: Listener) -> Probe:
-    requests = requests_for(changed.config, changed.gpu, changed.dtype, step, compiled=changed.compiled)
-    found = answer(changed, step, service.traces(requests, listen), settings)
+    (found,) = answers_for(changed, [step], settings, listen)
     return Probe(
         value=value,
         fits=worst_verdict(found.memory) == "fits",

@@ -7,6 +7,7 @@ the need is a range over both and the verdict is that of the worse one.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from foretrain.predict.allocator_settings import Settings
 from foretrain.predict.exact.record import Allocation, Trace, moment_id
@@ -32,6 +33,7 @@ class Exact(Record):
 
     memory: StepMemory
     smallest_limit_bytes: int  # the least that the allocator may reserve for the run to live, context not included
+    smallest_limit_expandable_bytes: int  # the same with expandable_segments:True
     death: Death | None  # where the run ends under what the card leaves; None where it lives
     torch: str
     pads_unknown: bool  # pad_mm's choice decides between two answers; both are in the range
@@ -144,6 +146,10 @@ def exact(
     return Exact(
         memory=memory,
         smallest_limit_bytes=max(smallest_limit_bytes(t, settings, physical=not capped) for t in traces),
+        smallest_limit_expandable_bytes=max(
+            smallest_limit_bytes(t, replace(settings or Settings(), expandable_segments=True), physical=not capped)
+            for t in traces
+        ),
         death=death,
         torch=trace.facts.get("torch", ""),
         pads_unknown=len(traces) > 1,

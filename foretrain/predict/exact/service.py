@@ -76,7 +76,7 @@ class Request:
 
     def key(self) -> str:
         """The hash that the trace is kept under."""
-        what = {**self.job(), "torch": installed_torch(), "code": _code_digest(), "python": sys.version_info[:2]}
+        what = {**self.job(), "torch": installed_torch(), "code": code_digest(), "python": sys.version_info[:2]}
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -89,9 +89,10 @@ def installed_torch() -> str:
 
 
 @cache
-def _code_digest() -> str:
+def code_digest() -> str:
+    """A hash of all code that decides a trace or what is read from it."""
     package = Path(foretrain.__file__).parent
-    files = [*sorted((package / "predict" / "exact").glob("*.py")), *sorted((package / "lm").glob("*.py"))]
+    files = [*sorted((package / "predict").rglob("*.py")), *sorted((package / "lm").glob("*.py"))]
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.read_bytes())
@@ -152,6 +153,18 @@ def _read(path: Path) -> Trace | None:
         return Trace.from_json(json.loads(gzip.decompress(path.read_bytes())))
     except (OSError, ValueError, KeyError, TypeError, EOFError, IndexError):
         return None
+
+
+def remembered(what: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The JSON answer to a question, kept under the question and the code; made anew where it is not there."""
+    question = json.dumps({**what, "code": code_digest()}, sort_keys=True, default=str)
+    path = cache_folder() / "answers" / f"{hashlib.sha256(question.encode()).hexdigest()[:32]}.json.gz"
+    try:
+        return json.loads(gzip.decompress(path.read_bytes()))
+    except (OSError, ValueError, EOFError):
+        answer = make()
+        _write(path, json.dumps(answer))
+        return answer
 
 
 def _write(path: Path, text: str) -> None:

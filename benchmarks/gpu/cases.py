@@ -1,0 +1,57 @@
+"""What the GPU suite measures: every feature that moves memory, eager and compiled, our step and nanoGPT's."""
+
+from typing import Any, NamedTuple
+
+
+class Case(NamedTuple):
+    """One run: knobs, dtype, whose step, compiled or not."""
+
+    name: str
+    knobs: dict[str, Any]
+    dtype: str
+    step: str
+    compiled: bool
+
+
+A = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 512, "batch_size": 16, "gradient_accumulation_steps": 4}
+B1 = {"n_layer": 12, "n_head": 12, "n_embd": 384, "batch_size": 8, "gradient_accumulation_steps": 4}
+C = {"n_layer": 12, "n_head": 12, "n_embd": 576, "batch_size": 16, "gradient_accumulation_steps": 4}
+GPT2 = {"batch_size": 8, "gradient_accumulation_steps": 4}
+CHARACTERS = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 64, "vocab_size": 65}
+
+CASES = [
+    Case("A", A, "float16", "nanogpt", True),
+    Case("A", A, "float16", "foretrain", True),
+    Case("A eager", A, "float16", "nanogpt", False),
+    Case("A eager", A, "float16", "foretrain", False),
+    Case("A bf16", A, "bfloat16", "nanogpt", True),
+    Case("A fp32", A, "float32", "foretrain", False),
+    Case("A fp32", A, "float32", "nanogpt", True),
+    Case("B1", B1, "float16", "nanogpt", True),
+    Case("B1", B1, "bfloat16", "foretrain", False),
+    Case("C", C, "float16", "nanogpt", True),
+    Case("C", C, "float16", "foretrain", True),
+    Case("C eager", C, "float16", "nanogpt", False),
+    Case("124M", GPT2, "bfloat16", "nanogpt", False),
+    Case("124M", GPT2, "bfloat16", "nanogpt", True),
+    Case("124M", GPT2, "bfloat16", "foretrain", False),
+    Case("124M", GPT2, "bfloat16", "foretrain", True),
+    Case("124M no accumulation", {**GPT2, "gradient_accumulation_steps": 1}, "float16", "nanogpt", False),
+    Case("124M no accumulation", {**GPT2, "gradient_accumulation_steps": 1}, "float16", "foretrain", True),
+    Case("124M checkpointing", {**GPT2, "activation_checkpointing": True}, "bfloat16", "foretrain", False),
+    Case("124M checkpointing", {**GPT2, "activation_checkpointing": True}, "bfloat16", "foretrain", True),
+    Case("124M dropout bias", {**GPT2, "dropout": 0.1, "bias": True}, "bfloat16", "foretrain", False),
+    Case("124M dropout bias", {**GPT2, "dropout": 0.1, "bias": True}, "bfloat16", "nanogpt", True),
+    Case("124M vocab 50257", {**GPT2, "vocab_size": 50257}, "bfloat16", "foretrain", False),
+    Case("124M vocab 50257", {**GPT2, "vocab_size": 50257}, "bfloat16", "nanogpt", True),
+    Case("124M own evaluation", {**GPT2, "eval_batch_size": 24}, "bfloat16", "foretrain", False),
+    Case("characters", CHARACTERS, "bfloat16", "foretrain", False),
+    Case("characters dropout", {**CHARACTERS, "dropout": 0.2}, "float16", "nanogpt", True),
+    Case("350M", {"n_layer": 24, "n_head": 16, "n_embd": 1024, "batch_size": 2}, "bfloat16", "foretrain", False),
+    Case("350M", {"n_layer": 24, "n_head": 16, "n_embd": 1024, "batch_size": 2}, "bfloat16", "nanogpt", True),
+]
+SMALL = [
+    Case("small", {"n_layer": 2, "n_head": 2, "n_embd": 32, "block_size": 32, "vocab_size": 96, "batch_size": 4,
+                   "gradient_accumulation_steps": 2}, "float32", step, False)
+    for step in ("foretrain", "nanogpt")
+]  # fmt: skip

@@ -1,0 +1,123 @@
+"""Predicted against measured: every case of a suite.py file, traced here without a card.
+
+    python benchmarks/gpu/compare.py results.json [--out compared.json]
+
+Traces are made with the torch that is installed here, so install the one of the measurement. Printed are signed
+errors (+1 % is predicted 1 % too high) of allocated and reserved peaks and of the process's memory, with medians;
+how often a plan would have promised too little (UNDER: the process took more than the high end of its range) or
+refused too much (REFUSED: "does not fit" on a card with a tenth more than the process took); and, where the
+allocator's history differs from the trace, the sizes that only one of them has.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from common import report
+
+from foretrain.config import RunConfig
+from foretrain.hardware import match
+from foretrain.predict.exact import service
+from foretrain.predict.exact.forecast import requests_for
+from foretrain.predict.exact.memory import exact
+from foretrain.predict.exact.record import Trace
+from foretrain.predict.memory import predict, worst_verdict
+from foretrain.units import GIB, MIB
+
+
+def differences(trace: Trace, history: dict[str, Any]) -> list[dict[str, Any]]:
+    """Sizes (in 512-byte blocks) that the card's history has more or less often than the trace, largest sums first."""
+    real: Counter[int] = Counter(-(-size // 512) * 512 for size in history["sizes"] if size > 0)
+    ours: Counter[int] = Counter(
+        -(-trace.allocations[event].nbytes // 512) * 512 for event in trace.events if event >= 0
+    )
+    places = {-(-int(size) // 512) * 512: place for size, place in history["places"].items()}
+    found = [
+        {"size_bytes": size, "only_on_card": real[size] - ours[size], "place": places.get(size, "")}
+        for size in real | ours
+        if real[size] != ours[size] and size >= 64 * 1024
+    ]
+    return sorted(found, key=lambda row: -abs(row["size_bytes"] * row["only_on_card"]))[:12]
+
+
+def compare(row: dict[str, Any], gpu: Any) -> dict[str, Any]:
+    """One case: errors by phase, the worst of them, and the verdicts."""
+    config = RunConfig(**row["knobs"])
+    ledger = predict(config, gpu, row["dtype"], row["step"], compiled=row["compiled"], available_bytes=None)
+    traces = service.traces(requests_for(config, gpu, row["dtype"], row["step"], compiled=row["compiled"]))
+    found = exact(traces, ledger, available_bytes=None)
+    measured = row["memory"]
+    phases = {p.phase: p for p in found.memory.phases if p.phase in measured["phases"]}
+    allocated = max(p["allocated_bytes"] for p in measured["phases"].values())
+    reserved = max(p["reserved_bytes"] for p in measured["phases"].values())
+    ours = found.memory.worst
+    process = measured["process_bytes"]
+    roomy = exact(traces, ledger, available_bytes=round(process * 1.1))
+    return {
+        "allocated_error": ours.allocated_bytes / allocated - 1,
+        "reserved_error": max(p.reserved_bytes or 0 for p in phases.values()) / reserved - 1,
+        "ledger_error": ledger.worst.allocated_bytes / allocated - 1,
+        "process_error": max(p.needed_expected_bytes for p in phases.values()) / process - 1,
+        "phases": {
+            name: p.allocated_bytes / measured["phases"][name]["allocated_bytes"] - 1 for name, p in phases.items()
+        },
+        "under": process > max(p.needed_high_bytes for p in phases.values()),
+        "refused": worst_verdict(roomy.memory) == "does_not_fit",
+        "context_bytes": process - measured["reserved_at_end_bytes"],
+        "differences": differences(traces[0], measured["history"]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("gpu_compared.json"))
+    args = parser.parse_args()
+    data = json.loads(args.results.read_text("utf-8"))
+    machine = data["machine"]
+    gpu = match(machine["gpu"], machine["memory_bytes"] / GIB, machine["sm_count"])
+    here, there = service.installed_torch().split("+")[0], data["versions"]["torch"].split("+")[0]
+    if here != there:
+        print(f"note: measured with torch {there}, traced with {here}; memory differs between versions")
+    rows, table = [], []
+    for row in data["rows"]:
+        name = [row["name"], row["step"], "compiled" if row["compiled"] else "eager", row["dtype"]]
+        if not row["memory"].get("phases"):
+            table.append([*name, row["memory"].get("error", "not measured")[:40], "", "", "", ""])
+            continue
+        result = compare(row, gpu)
+        rows.append({**{key: row[key] for key in ("name", "step", "compiled", "dtype", "knobs", "time")}, **result})
+        errors = [f"{result[f'{what}_error']:+.2%}" for what in ("allocated", "reserved", "process", "ledger")]
+        flags = " ".join(word for word in ("under", "refused") if result[word]).upper()
+        table.append([*name, *errors, f"{result['context_bytes'] / MIB:.0f}", flags])
+    summary = {}
+    for kind, chosen in (("eager", False), ("compiled", True)):
+        errors = [abs(row["allocated_error"]) for row in rows if row["compiled"] == chosen]
+        if errors:
+            summary[f"allocated_{kind}_median"], summary[f"allocated_{kind}_worst"] = median(errors), max(errors)
+    if rows:
+        summary["reserved_median"] = median(abs(row["reserved_error"]) for row in rows)
+        summary["under_estimates"] = sum(row["under"] for row in rows)
+        summary["false_refusals"] = sum(row["refused"] for row in rows)
+    columns = ["case", "step", "mode", "dtype", "allocated", "reserved", "process", "ledger", "context MiB", ""]
+    document = {
+        "what": (__doc__ or "").splitlines()[0],
+        "measured": {**machine, **data["versions"]},
+        "summary": summary,
+    }
+    report(args.out, "Predicted against measured", columns, table, {**document, "rows": rows})
+    for row in rows:
+        for found in row["differences"][:3]:
+            count, place = found["only_on_card"], found["place"]
+            print(f"{row['name']} {row['step']}: {count:+d} × {found['size_bytes'] / MIB:.1f} MiB on the card {place}")
+    print(json.dumps(summary, indent=1))
+
+
+if __name__ == "__main__":
+    main()

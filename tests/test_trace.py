@@ -1,0 +1,279 @@
+"""Traces on fake tensors: against PyTorch's real CPU allocator, against published traces, and against the ledger."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrain.config import RunConfig
+from foretrain.hardware import find
+from foretrain.predict.exact import worker
+from foretrain.predict.exact.guard import StandInError
+from foretrain.predict.exact.library import trace as trace_code
+from foretrain.predict.exact.memory import component_id
+from foretrain.predict.exact.record import Trace, moment_id
+from foretrain.predict.exact.replay import replay, smallest_limit_bytes
+from foretrain.predict.exact.self_test import compare
+from foretrain.predict.exact.service import Request
+from foretrain.predict.memory import StepMemory, predict
+from foretrain.units import MIB
+from tests.helpers import REPO
+
+GPU = find("RTX 4070")
+
+
+def traced(
+    config: RunConfig,
+    dtype: str = "float16",
+    step: str = "foretrain",
+    *,
+    compiled: bool = False,
+    pads: bool = False,
+    gpu: str = "RTX 4070",
+) -> Trace:
+    return worker.trace(Request(config, find(gpu), dtype, step, compiled, pads).job())  # type: ignore[arg-type]
+
+
+def ledger(config: RunConfig, dtype: str, step: str, *, compiled: bool = False) -> StepMemory:
+    return predict(config, GPU, dtype, step, compiled=compiled, available_bytes=None)  # type: ignore[arg-type]
+
+
+# -- the truth on a CPU ------------------------------------------------------------------------------------
+
+BASE = {"n_layer": 2, "n_head": 2, "n_embd": 128, "block_size": 64, "vocab_size": 512, "batch_size": 4,
+        "gradient_accumulation_steps": 1}  # fmt: skip
+WIDER = {**BASE, "n_head": 4, "n_embd": 256, "block_size": 128, "gradient_accumulation_steps": 2}
+EAGER = {
+    "plain": (BASE, "float32"), "bf16": (BASE, "bfloat16"), "bias": ({**BASE, "bias": True}, "bfloat16"),
+    "accumulation": ({**WIDER, "gradient_accumulation_steps": 3}, "bfloat16"),
+    "dropout": ({**WIDER, "dropout": 0.1}, "bfloat16"), "vocabulary": ({**BASE, "vocab_size": 50257}, "float32"),
+    "no clipping": ({**BASE, "grad_clip": 0.0}, "float32"),
+}  # fmt: skip
+OURS = {
+    "checkpointing": ({**WIDER, "n_layer": 4, "activation_checkpointing": True}, "bfloat16"),
+    "own evaluation": ({**BASE, "eval_batch_size": 40, "eval_block_size": 32}, "float32"),
+}
+RANDOM_STATE_BYTES = 5056  # of a checkpointed block; on the host for a card too
+
+
+@pytest.mark.parametrize("step", ["foretrain", "nanogpt"])
+@pytest.mark.parametrize("case", EAGER)
+def test_eager_equals_the_real_allocator_to_the_byte(case: str, step: str) -> None:
+    knobs, dtype = EAGER[case]
+    truth = compare(RunConfig.model_validate(knobs), dtype, step, compiled=False)  # type: ignore[arg-type]
+    assert truth.traced_bytes == truth.real_bytes
+
+
+@pytest.mark.parametrize("case", OURS)
+def test_what_nanogpt_does_not_have_equals_it_too(case: str) -> None:
+    knobs, dtype = OURS[case]
+    truth = compare(RunConfig.model_validate(knobs), dtype, "foretrain", compiled=False)  # type: ignore[arg-type]
+    random_states = RANDOM_STATE_BYTES * 4 if case == "checkpointing" else 0
+    assert truth.real_bytes - truth.traced_bytes == random_states
+
+
+@pytest.mark.parametrize("step", ["foretrain", "nanogpt"])
+@pytest.mark.parametrize("case", ["plain", "bf16"])
+def test_compiled_equals_the_real_allocator_to_the_byte(case: str, step: str) -> None:
+    knobs, dtype = EAGER[case]
+    truth = compare(RunConfig.model_validate(knobs), dtype, step, compiled=True)  # type: ignore[arg-type]
+    assert truth.traced_bytes == truth.real_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["accumulation", "dropout", "vocabulary", "bias"])
+def test_more_compiled_ones(case: str) -> None:
+    knobs, dtype = EAGER[case]
+    truth = compare(RunConfig.model_validate(knobs), dtype, "foretrain", compiled=True)  # type: ignore[arg-type]
+    assert truth.traced_bytes == truth.real_bytes
+
+
+# -- on fake cuda ------------------------------------------------------------------------------------------
+
+
+def test_nanogpts_step_equals_the_published_trace() -> None:
+    """GPT-2 124M, B 8, accumulation 2, fp16, eager: tensors 9500 MiB, allocated 9514, reserved 11986, expandable
+    10988 (vram-without-a-gpu notes, section 3)."""
+    found = traced(RunConfig(batch_size=8, gradient_accumulation_steps=2), step="nanogpt")
+    assert max(peak for peak, _ in found.peaks().values()) / MIB == pytest.approx(9500, abs=0.5)
+    run = replay(found)
+    assert run.peak_allocated_bytes / MIB == pytest.approx(9514, abs=0.6)
+    assert run.peak_reserved_bytes / MIB == pytest.approx(11986, abs=0.6)
+    assert not replay(found, limit_bytes=11980 * MIB).survives
+    death = replay(found, limit_bytes=11980 * MIB).death
+    assert death is not None
+    assert (death.phase, death.moment) == ("steady_step", "backward.loss")
+    assert death.requested_bytes == 4 * 8 * 1024 * 50304
+
+
+def test_compiled_case_a_equals_the_published_trace() -> None:
+    """The logged RTX 4070 run: tensors 3560 MiB, allocated 3566, reserved 4212 (section 6 of the notes)."""
+    config = RunConfig(n_layer=6, n_head=6, n_embd=384, block_size=512, batch_size=16, gradient_accumulation_steps=4)
+    found = traced(config, step="nanogpt", compiled=True)
+    run = replay(found)
+    assert max(peak for peak, _ in found.peaks().values()) / MIB == pytest.approx(3560, abs=1)
+    assert run.peak_allocated_bytes / MIB == pytest.approx(3566, abs=1)
+    reserved_and_context = run.peak_reserved_bytes + 300 * MIB
+    assert reserved_and_context / MIB == pytest.approx(4464, rel=0.06)
+    wanted = ledger(config, "float16", "nanogpt", compiled=True).worst.allocated_bytes
+    assert wanted == pytest.approx(run.peak_allocated_bytes, rel=0.012)
+    assert found.facts["scaler"] is True
+    assert set(found.facts["matmul_dtypes"]) == {"float16"}
+    assert found.facts["attention"] == ["flash"]
+
+
+def test_both_answers_where_padding_is_measured_on_the_card() -> None:
+    config = RunConfig(n_layer=1, n_head=2, n_embd=128, block_size=256, vocab_size=50257, batch_size=8)
+    peaks = [replay(traced(config, compiled=True, pads=pads)).peak_allocated_bytes for pads in (False, True)]
+    assert peaks[1] > peaks[0]
+
+
+@settings(max_examples=200)
+@given(
+    n_layer=st.integers(1, 3), heads=st.sampled_from([1, 2, 3, 4, 6]), width=st.sampled_from([32, 64, 80, 128]),
+    block=st.sampled_from([64, 128, 256, 1024]), vocab=st.sampled_from([65, 1000, 5000, 50257, 50304]),
+    batch=st.sampled_from([1, 3, 8, 24]), accumulation=st.integers(1, 3), bias=st.booleans(), dropout=st.booleans(),
+    checkpointing=st.booleans(), eval_batch=st.sampled_from([0, 1, 20]),
+    dtype=st.sampled_from(["float16", "bfloat16", "float32"]), step=st.sampled_from(["foretrain", "nanogpt"]),
+)  # fmt: skip
+def test_the_ledger_agrees_with_the_trace(
+    n_layer: int, heads: int, width: int, block: int, vocab: int, batch: int, accumulation: int, bias: bool,
+    dropout: bool, checkpointing: bool, eval_batch: int, dtype: str, step: str,
+) -> None:  # fmt: skip
+    """Every phase within 0.5 %, every component at the phase's peak within 1 %: two ways to the same number."""
+    config = RunConfig(
+        n_layer=n_layer, n_head=heads, n_embd=heads * width, block_size=block, vocab_size=vocab, batch_size=batch,
+        gradient_accumulation_steps=accumulation, bias=bias, dropout=0.1 if dropout else 0.0,
+        activation_checkpointing=checkpointing, eval_batch_size=eval_batch,
+    )  # fmt: skip
+    found, expected = traced(config, dtype, step), ledger(config, dtype, step)
+    for phase, (_, position) in found.peaks().items():
+        if phase in ("build", "save"):
+            continue
+        alive = [(component_id(a).split(".")[0], -(-a.nbytes // 512) * 512) for a in found.alive_at(position)]
+        total = sum(size for _, size in alive)
+        wanted = expected.phase(phase)
+        assert wanted.allocated_bytes == pytest.approx(total, rel=0.005, abs=64 * 1024), phase
+        if moment_id(found, position) != wanted.moment:
+            continue  # two moments of nearly the same height: both are right, but other tensors are alive
+        sums, rows = Counter[str](), Counter[str]()
+        for id, size in alive:
+            sums[id] += size
+        for component in wanted.components:
+            rows[component.id.split(".")[0]] += component.size_bytes
+        for id in sums | rows:
+            assert rows[id] == pytest.approx(sums[id], rel=0.01, abs=max(64 * 1024, 0.002 * total)), (phase, id)
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        {"scaler": False},
+        {"attention": ["math"]},
+        {"attention": ["efficient"]},
+        {"attention": []},
+        {"matmul_dtypes": {"float32": 9}},
+    ],
+)
+def test_a_trace_that_degraded_in_silence_is_refused(fact: dict[str, object]) -> None:
+    trace = Trace([], [], [], [])
+    good = {"dtype": "float16", "scaler": True, "attention": ["flash"], "matmul_dtypes": {"float16": 9}}
+    card = find("RTX 4070")
+    trace.facts = dict(good)
+    worker._assert_not_degraded(trace, card)
+    trace.facts = {**good, **fact}
+    with pytest.raises(worker.TraceError):
+        worker._assert_not_degraded(trace, card)
+
+
+def test_the_attention_kernel_follows_the_card() -> None:
+    """sdp_utils.cpp: cuDNN first on Hopper, flash on Ampere and later, the memory-efficient one in fp32 or on Turing."""
+    small = RunConfig(**BASE)  # type: ignore[arg-type]
+    kinds = {
+        (gpu, dtype): traced(small, dtype, gpu=gpu).facts["attention"]
+        for gpu, dtype in (
+            ("H200", "bfloat16"),
+            ("RTX 3060 12GB", "float16"),
+            ("RTX 4070", "float32"),
+            ("T4", "float16"),
+        )
+    }
+    assert list(kinds.values()) == [["cudnn"], ["flash"], ["efficient"], ["efficient"]]
+
+
+def test_workspaces_follow_the_architecture() -> None:
+    small = RunConfig(**BASE)  # type: ignore[arg-type]
+    sizes = {}
+    for gpu in ("RTX 4070", "H200"):
+        found = traced(small, "bfloat16", gpu=gpu)
+        sizes[gpu] = sum(a.nbytes for a in found.allocations if a.category == "workspace" and a.op == "cublas")
+    assert sizes == {"RTX 4070": 2 * 8_519_680, "H200": 64 * MIB}
+
+
+def test_the_smallest_limit_is_one() -> None:
+    found = traced(RunConfig(**WIDER))  # type: ignore[arg-type]
+    limit = smallest_limit_bytes(found)
+    assert replay(found, limit_bytes=limit).survives
+    assert not replay(found, limit_bytes=limit - 2 * MIB).survives
+
+
+# -- any model ---------------------------------------------------------------------------------------------
+
+
+def test_a_users_own_code_against_a_closed_form() -> None:
+    """Two linear layers and SGD with momentum, by hand: what is alive when the second weight's gradient is made."""
+    N, A, B = 4096, 1024, 2048
+
+    def code(on) -> None:  # type: ignore[no-untyped-def]
+        model = torch.nn.Sequential(
+            torch.nn.Linear(A, B, bias=False), torch.nn.ReLU(), torch.nn.Linear(B, A, bias=False)
+        ).to(on.device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for step in range(2):
+            on.phase(f"step {step}")
+            model(torch.empty(N, A, device=on.device)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found = trace_code(code, gpu="RTX 4070")
+    peaks = {peak.phase: peak for peak in found.replay().phases}
+    weights = 2 * A * B * 4
+    workspace = 2 * 8_519_680
+    saved = N * A * 4 + N * B * 4 + N * B * 4 * 0  # input, and ReLU's output (its input is not kept)
+    alive = {"weights": weights, "momentum": weights, "gradients": weights // 2}
+    # Backward of the first layer: dReLU, its input's gradient buffer and the weight's gradient on top.
+    by_category = Counter[str]()
+    for allocation in found.trace.alive_at(peaks["step 1"].position):
+        by_category[allocation.category] += allocation.nbytes
+    assert by_category["weights"] == weights
+    assert by_category["optimizer"] == alive["momentum"]
+    assert by_category["workspace"] == workspace
+    assert peaks["step 1"].allocated_bytes >= weights * 2 + saved + workspace
+    assert peaks["step 1"].allocated_bytes - peaks["step 0"].allocated_bytes == pytest.approx(weights, rel=0.01)
+    assert found.fits(peaks["step 1"].reserved_bytes)
+    assert not found.fits(peaks["step 1"].allocated_bytes // 2)
+
+
+def test_what_cannot_be_traced_is_said() -> None:
+    def values(on) -> None:  # type: ignore[no-untyped-def]
+        torch.nonzero(torch.empty(4, device=on.device))
+
+    with pytest.raises(StandInError, match=r"nonzero.* cannot be traced"):
+        trace_code(values)
+
+
+def test_trace_json_keeps_everything() -> None:
+    found = traced(RunConfig(**BASE))  # type: ignore[arg-type]
+    assert Trace.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_the_worked_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    import runpy
+
+    runpy.run_path(str(REPO / "examples" / "trace_any_model.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert "RTX 3060: fits" in out
+    assert "activations" in out

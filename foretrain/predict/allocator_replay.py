@@ -12,7 +12,6 @@ from foretrain.predict.allocator import Allocator, OutOfMemory
 from foretrain.predict.allocator_blocks import Block
 from foretrain.predict.allocator_settings import Settings
 
-
 Watcher = Callable[[int, Allocator, Block | None], None]
 
 

@@ -172,10 +172,10 @@ def of_snapshot(snapshot: Any, name: str = "snapshot", device: int = 0) -> Recor
 def _entry(item: Any, where: str) -> Entry:
     if not isinstance(item, dict) or item.get("action") not in ACTIONS:
         raise ValueError(f"{where} has no action that is known")
-    values = item.get("addr", 0), item.get("size"), item.get("stream", 0)
-    if not all(type(value) is int for value in values) or values[1] < 0:
+    address, nbytes, stream = item.get("addr", 0), item.get("size"), item.get("stream", 0)
+    if not (isinstance(address, int) and isinstance(nbytes, int) and isinstance(stream, int) and nbytes >= 0):
         raise ValueError(f"{where} needs whole numbers as addr, size and stream")
-    return Entry(item["action"], *values)
+    return Entry(item["action"], address, nbytes, stream)
 
 
 def _segments(segments: Any, name: str, device: int) -> tuple[frozenset[int], int]:
@@ -292,7 +292,7 @@ def _replay(
     """(allocator at the end, what it took and gave, index in the history where memory ran out)."""
     seen: list[SegmentEvent] = []
 
-    def watch(index: int, allocator: Allocator, block: Block | None) -> None:
+    def watch(index: int, allocator: Allocator, _block: Block | None) -> None:
         seen.extend(SegmentEvent(kind, nbytes, index) for kind, _, nbytes in allocator.segments[len(seen) :])
 
     result = replay_events(found.events, settings, limit_bytes, physical=physical, watch=watch)

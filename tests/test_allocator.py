@@ -79,6 +79,7 @@ def test_large_segments_can_have_another_size() -> None:
         (4, 1024 * KIB, 1024 * KIB),
         (4, 1281 * KIB, 1536 * KIB),
         (4, 2048, 2048),  # not above 4 x 512: rounded to 512 only
+        (4, 1025, 1536),
         (4, 2049, 2560),
         (4, 5000, 5120),  # above it, also below 1 MiB: steps of 4096 / 4
         (1, 1200 * KIB + 1, 1200 * KIB + 512),
@@ -172,6 +173,13 @@ def test_oversize_blocks_serve_oversize_requests_only() -> None:
     assert allocator.reserved_bytes == 72 * MIB
 
 
+def test_a_block_of_exactly_the_split_limit_is_oversize() -> None:
+    allocator = Allocator(Settings.parse("max_split_size_mb:32"))
+    allocator.free(take(allocator, 32 * MIB))
+    take(allocator, 31 * MIB)
+    assert allocator.reserved_bytes == 64 * MIB
+
+
 def test_an_oversize_request_leaves_a_block_that_is_much_larger() -> None:
     for text, reserved in (("", 132), (",max_non_split_rounding_mb:69", 100), (",max_non_split_rounding_mb:68", 132)):
         allocator = Allocator(Settings.parse("max_split_size_mb:32" + text))
@@ -192,6 +200,23 @@ def test_oversize_blocks_are_released_before_the_rest_of_the_cache() -> None:
     take(allocator, 34 * MIB)  # fits within the rounding of 20 MiB
     take(allocator, 38 * MIB)  # 70 is too much larger to be used, but is the one block that makes room
     assert (allocator.reserved_bytes, allocator.num_alloc_retries) == (108 * MIB, 0)
+
+
+def test_no_more_oversize_blocks_go_than_the_request_needs() -> None:
+    allocator = Allocator(Settings.parse("max_split_size_mb:32"), limit_bytes=150 * MIB)
+    for block in [take(allocator, nbytes * MIB) for nbytes in (36, 40, 60)]:
+        allocator.free(block)
+    take(allocator, 100 * MIB)  # 60 and 40 are just enough
+    assert (allocator.reserved_bytes, allocator.num_alloc_retries) == (136 * MIB, 0)
+
+
+def test_oversize_blocks_that_do_not_add_up_to_the_request_go_with_the_whole_cache() -> None:
+    allocator = Allocator(Settings.parse("max_split_size_mb:32"), limit_bytes=100 * MIB)
+    take(allocator, 10 * MIB)
+    for block in [take(allocator, nbytes * MIB) for nbytes in (24, 40)]:
+        allocator.free(block)
+    take(allocator, 50 * MIB)  # without 40 there would be room, yet PyTorch does not try before it released all
+    assert (allocator.reserved_bytes, allocator.num_alloc_retries) == (60 * MIB, 1)
 
 
 # -- limits ------------------------------------------------------------------------------------------------
@@ -349,17 +374,21 @@ def test_replay_has_phases_a_curve_and_the_peaks_of_the_whole() -> None:
         Event("phase", "backward"),
         Event("free", "a"),
         Event("alloc", "g", 2 * MIB),
+        Event("phase", "nothing happens"),
         Event("phase", "forward"),
         Event("empty_cache"),
+        Event("phase", "evaluation"),
+        Event("free", "g"),
     ]
     result = replay(events, curve=True)
     assert [tuple(phase) for phase in result.phases] == [
         ("", 4 * MIB, 20 * MIB),
         ("forward", 34 * MIB, 50 * MIB),
         ("backward", 34 * MIB, 50 * MIB),
+        ("evaluation", 6 * MIB, 20 * MIB),
     ]
-    assert [n // MIB for n in result.allocated_bytes] == [4, 4, 34, 34, 4, 6, 6, 6]
-    assert [n // MIB for n in result.reserved_bytes] == [20, 20, 50, 50, 50, 50, 50, 20]
+    assert [n // MIB for n in result.allocated_bytes] == [4, 4, 34, 34, 4, 6, 6, 6, 6, 6, 4]
+    assert [n // MIB for n in result.reserved_bytes] == [20, 20, 50, 50, 50, 50, 50, 50, 20, 20, 20]
     assert (result.stats["allocated_bytes.all.peak"], result.stats["reserved_bytes.all.peak"]) == (34 * MIB, 50 * MIB)
     assert result.out_of_memory is None
 

@@ -1,6 +1,6 @@
 """A list of events through the allocator: its statistics, phase by phase, and the memory after each event.
 
-Events are plain tuples of three, as Event names them, so that forty thousand of them replay in a twentieth of a second.
+Events are plain tuples of three, as Event names them: a trace has tens of thousands of them.
 Standard library only.
 """
 

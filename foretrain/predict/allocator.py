@@ -1,7 +1,8 @@
 """PyTorch's CUDA caching allocator as a simulator: one device, one stream, the native backend. Standard library only.
 
-Rules from c10/cuda/CUDACachingAllocator.cpp (class DeviceCachingAllocator); settings in `allocator_settings.py`,
-expandable segments in `allocator_expandable.py`. Give it the sizes that a program asks for in their order, and it
+Rules from c10/cuda/CUDACachingAllocator.cpp, class DeviceCachingAllocator, of PyTorch 2.11 to 2.13; its functions are
+named where they are followed. Settings are in allocator_settings.py, expandable segments in allocator_expandable.py,
+a list of events is replayed by allocator_replay.py. Give it the sizes that a program asks for in their order, and it
 says what the program would see in torch.cuda.memory_stats, and whether it would run out of memory.
 
     allocator = Allocator(limit_bytes=8 << 30)
@@ -9,89 +10,52 @@ says what the program would see in torch.cuda.memory_stats, and whether it would
     allocator.free(block)
     allocator.allocated_bytes, allocator.peak_reserved_bytes
 
-Not modelled: other streams, CUDA graphs' private pools, cudaMallocAsync. Addresses of new segments only grow, those
-of a driver need not; that matters for ties between blocks of one size alone.
+Not modelled: further streams (record_stream), private pools of CUDA graphs and MemPools, cudaMallocAsync. Addresses of
+new segments only grow, those of a driver need not; between free blocks of one size the lower address wins.
 """
 
-from bisect import bisect_left, insort
-from dataclasses import dataclass, field
-
-from foretrain.predict.allocator_settings import Settings
+from foretrain.predict.allocator_blocks import Block, Pool
+from foretrain.predict.allocator_expandable import ExpandableSegments
+from foretrain.predict.allocator_settings import MIN_LARGE_ALLOC_BYTES, Settings
 
 MIN_BLOCK_BYTES = 512  # kMinBlockSize: every size is rounded up to it
 SMALL_BYTES = 1 << 20  # kSmallSize: up to here a request is served by the small pool
 SMALL_SEGMENT_BYTES = 2 << 20  # kSmallBuffer
-MIN_OWN_SEGMENT_BYTES = 10 << 20  # kMinLargeAlloc: from here on a request gets a segment of its own size
 SEGMENT_ROUNDING_BYTES = 2 << 20  # kRoundLarge
+FIRST_ADDRESS = 1 << 40
 
 
 class OutOfMemory(MemoryError):
-    """The request that could not be served, and what stood in its way; all in bytes."""
+    """A request that could not be served, and what stood in its way; all in bytes.
 
-    def __init__(self, requested_bytes: int, allocated_bytes: int, reserved_bytes: int, limit_bytes: int) -> None:
+    `segment_bytes` is what the driver was asked for, the size that PyTorch's own message names.
+    """
+
+    def __init__(
+        self,
+        requested_bytes: int,
+        allocated_bytes: int,
+        reserved_bytes: int,
+        limit_bytes: int,
+        segment_bytes: int = 0,
+    ) -> None:
         super().__init__(
-            f"{requested_bytes} bytes asked for; {reserved_bytes} reserved, of them {allocated_bytes} allocated; "
-            f"the limit is {limit_bytes}"
+            f"{requested_bytes} bytes asked for, which takes a segment of {segment_bytes}; "
+            f"{reserved_bytes} are reserved, {allocated_bytes} of them allocated; the limit is {limit_bytes}"
         )
-        self.requested_bytes, self.allocated_bytes = requested_bytes, allocated_bytes
-        self.reserved_bytes, self.limit_bytes = reserved_bytes, limit_bytes
-
-
-class Block:
-    """A stretch of a segment, in use or free, linked to its neighbours; `mapped` is false for bare address space."""
-
-    __slots__ = ("freed_at", "mapped", "next", "pool", "prev", "ptr", "requested", "size", "used")
-
-    def __init__(self, ptr: int, size: int, pool: "Pool", mapped: bool = True) -> None:
-        self.ptr, self.size, self.pool, self.mapped = ptr, size, pool, mapped
-        self.requested = self.freed_at = 0
-        self.used = False
-        self.prev: Block | None = None
-        self.next: Block | None = None
-
-    @property
-    def is_split(self) -> bool:
-        """Whether the segment holds other blocks too."""
-        return self.prev is not None or self.next is not None
-
-    def insert_after(self, block: "Block") -> None:
-        """Link a new block behind this one."""
-        block.prev, block.next = self, self.next
-        if block.next is not None:
-            block.next.prev = block
-        self.next = block
-
-
-@dataclass
-class Pool:
-    """Free blocks of the small or of the large pool, ordered by size, then by address."""
-
-    small: bool
-    order: list[tuple[int, int]] = field(default_factory=list)
-    blocks: dict[int, Block] = field(default_factory=dict)
-    searches: int = 0  # get_free_blocks_call_count, the clock of the garbage collection
-
-    def add(self, block: Block) -> None:
-        """A block becomes free."""
-        block.freed_at = self.searches
-        insort(self.order, (block.size, block.ptr))
-        self.blocks[block.ptr] = block
-
-    def remove(self, block: Block) -> None:
-        """A free block is taken, merged or given back."""
-        del self.order[bisect_left(self.order, (block.size, block.ptr))]
-        del self.blocks[block.ptr]
-
-    def all(self) -> list[Block]:
-        """Free blocks in order."""
-        return [self.blocks[ptr] for _, ptr in self.order]
+        self.requested_bytes, self.segment_bytes = requested_bytes, segment_bytes
+        self.allocated_bytes, self.reserved_bytes, self.limit_bytes = allocated_bytes, reserved_bytes, limit_bytes
 
 
 class Allocator:
     """The allocator's state and statistics (named as in torch.cuda.memory_stats).
 
-    `limit_bytes`: what it may reserve. By default a cap as set_per_process_memory_fraction sets it, which also is
-    what garbage_collection_threshold counts from; `physical` makes it the memory that the driver has left instead.
+    `limit_bytes` is by default a cap as set_per_process_memory_fraction sets it: asked before a segment is made, and
+    what garbage_collection_threshold counts from. With expandable segments reserved can pass such a cap by less than
+    a page, as in PyTorch, which asks for the cap in other units than it maps. `physical` makes it the memory that the
+    driver has left instead: never passed, and no garbage collection.
+
+    `segments` is the history of ("alloc", "free", "map" or "unmap", address, bytes), as _record_memory_history has it.
     """
 
     def __init__(
@@ -100,63 +64,64 @@ class Allocator:
         self.settings = settings or Settings()
         self.limit_bytes, self.physical = limit_bytes, physical
         self.small, self.large = Pool(small=True), Pool(small=False)
+        self.active: dict[int, Block] = {}  # blocks in use by address
         self.allocated_bytes = self.reserved_bytes = self.requested_bytes = 0
-        self.peak_allocated_bytes = self.peak_reserved_bytes = 0
-        self.num_alloc_retries = self.num_ooms = self.num_device_alloc = self.num_device_free = 0
-        self.segments: list[tuple[str, int, int]] = []  # ("alloc" or "free", address, bytes), as a history records
-        self._next_address = 1 << 40
-        self._expandable = None
-        if self.settings.expandable_segments:
-            from foretrain.predict.allocator_expandable import ExpandableSegments
-
-            self._expandable = ExpandableSegments(self)
+        self.peak_allocated_bytes = self.peak_reserved_bytes = self.peak_requested_bytes = 0
+        self.num_alloc_retries = self.num_ooms = self.num_oom_rejections = 0
+        self.num_device_alloc = self.num_device_free = 0
+        self.segments: list[tuple[str, int, int]] = []
+        self._next_address = FIRST_ADDRESS
+        self._cap_bytes = None if physical else limit_bytes
+        self._collects = self.settings.garbage_collection_threshold > 0 and self._cap_bytes is not None
+        self._expandable = ExpandableSegments(self) if self.settings.expandable_segments else None
 
     # -- asking and giving back ----------------------------------------------------------------------------
 
     def malloc(self, nbytes: int) -> Block | None:
-        """A block for a request; None for 0 bytes, which take nothing. Raises OutOfMemory."""
-        if nbytes == 0:
+        """A block for so many bytes; None for 0, which take nothing. Raises OutOfMemory, ValueError below 0."""
+        if nbytes <= 0:
+            if nbytes < 0:
+                raise ValueError(f"{nbytes} bytes cannot be allocated")
             return None
         size = self.round(nbytes)
         pool = self.small if size <= SMALL_BYTES else self.large
         block = self._find(pool, size)
         if block is None:
-            self._collect_garbage()
-            block = self._new(pool, size)
-            if block is None and self._release_oversize(pool, size):
-                block = self._new(pool, size)
-            if block is None:
-                self.empty_cache()
-                self.num_alloc_retries += 1
-                block = self._new(pool, size)
-            if block is None:
-                self.num_ooms += 1
-                raise OutOfMemory(nbytes, self.allocated_bytes, self.reserved_bytes, self.limit_bytes or 0)
-        if self._should_split(block, size):
+            block = self._obtain(pool, size, nbytes)
+        if self._should_split(block, size):  # alloc_found_block
             rest = Block(block.ptr + size, block.size - size, pool)
             block.insert_after(rest)
             block.size = size
             pool.add(rest)
         block.used, block.requested = True, nbytes
+        self.active[block.ptr] = block
         self.requested_bytes += nbytes
+        if self.requested_bytes > self.peak_requested_bytes:
+            self.peak_requested_bytes = self.requested_bytes
         self.allocated_bytes += block.size
         if self.allocated_bytes > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes
         return block
 
     def free(self, block: Block | None) -> None:
-        """A block is free again and joins its free neighbours; its segment stays reserved."""
+        """A block is free again and joins its free neighbours; its segment stays reserved (free_block).
+
+        None, the block of 0 bytes, is nothing to do. Raises ValueError for a block that is not in use.
+        """
         if block is None:
             return
+        if self.active.get(block.ptr) is not block:
+            raise ValueError(f"{block!r} is not in use")
+        del self.active[block.ptr]
         self.allocated_bytes -= block.size
         self.requested_bytes -= block.requested
-        block.used = False
+        block.used, block.requested = False, 0
         self.merge(block, block.prev)
         self.merge(block, block.next)
         block.pool.add(block)
 
     def empty_cache(self) -> None:
-        """Give every segment back that is free as a whole (release_cached_blocks), and every free mapped page."""
+        """Give back every segment that is free as a whole, and every free mapped page (release_cached_blocks)."""
         for pool in (self.large, self.small):
             for block in pool.all():
                 if self._expandable is not None:
@@ -165,29 +130,54 @@ class Allocator:
                     self._release(block)
 
     def reset_peak(self) -> None:
-        """Peaks count from what is there now."""
+        """Peaks count from what is there now (torch.cuda.reset_peak_memory_stats)."""
         self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
+        self.peak_requested_bytes = self.requested_bytes
+
+    # -- what there is -------------------------------------------------------------------------------------
+
+    def memory_stats(self) -> dict[str, int]:
+        """Bytes and counts under the keys of torch.cuda.memory_stats. On one stream active is allocated."""
+        stats = {}
+        for name, current, peak in (
+            ("allocated_bytes", self.allocated_bytes, self.peak_allocated_bytes),
+            ("active_bytes", self.allocated_bytes, self.peak_allocated_bytes),
+            ("reserved_bytes", self.reserved_bytes, self.peak_reserved_bytes),
+            ("requested_bytes", self.requested_bytes, self.peak_requested_bytes),
+        ):
+            stats[f"{name}.all.current"], stats[f"{name}.all.peak"] = current, peak
+        for name in ("num_alloc_retries", "num_ooms", "num_oom_rejections", "num_device_alloc", "num_device_free"):
+            stats[name] = getattr(self, name)
+        return stats
+
+    def live_segments(self) -> list[list[Block]]:
+        """Blocks in order of address, one list a segment; of an expandable one for each mapped range (snapshot)."""
+        blocks = [*self.small.blocks.values(), *self.large.blocks.values(), *self.active.values()]
+        heads = [block for block in blocks if block.prev is None or not block.prev.mapped]
+        found = []
+        for head in sorted(heads, key=lambda block: block.ptr):
+            segment, block = [], head
+            while block is not None and block.mapped:
+                segment.append(block)
+                block = block.next
+            found.append(segment)
+        return found
 
     # -- sizes ---------------------------------------------------------------------------------------------
 
     def round(self, nbytes: int) -> int:
-        """round_size: to 512 bytes, or with roundup_power2_divisions to a division of the power of two below."""
-        if nbytes < MIN_BLOCK_BYTES:
-            return MIN_BLOCK_BYTES
+        """round_size: up to 512 bytes, or with roundup_power2_divisions to a part of the power of two below."""
         divisions = self.settings.divisions_of(nbytes)
+        step = MIN_BLOCK_BYTES
         if divisions > 1 and nbytes > MIN_BLOCK_BYTES * divisions:
-            floor = 1 << (nbytes.bit_length() - 1)
-            division = floor >> (divisions.bit_length() - 1)
-            if floor == nbytes:
-                return nbytes
-            return 2 * floor if division == 0 else -(-nbytes // division) * division
-        return -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+            step = (1 << (nbytes.bit_length() - 1)) // divisions  # roundup_power2_next_division
+        return -(-nbytes // step) * step
 
     def segment_bytes(self, size: int) -> int:
         """get_allocation_size: what is asked of the driver for a block of this size."""
         if size <= SMALL_BYTES:
             return SMALL_SEGMENT_BYTES
-        if size < min(MIN_OWN_SEGMENT_BYTES, self.settings.large_segment_bytes):
+        if size < MIN_LARGE_ALLOC_BYTES:
             return self.settings.large_segment_bytes
         return -(-size // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
 
@@ -197,48 +187,73 @@ class Allocator:
             return rest >= MIN_BLOCK_BYTES
         return size < self.settings.max_split_bytes and rest > SMALL_BYTES
 
-    # -- finding -------------------------------------------------------------------------------------------
+    # -- finding and making --------------------------------------------------------------------------------
 
     def _find(self, pool: Pool, size: int) -> Block | None:
         """get_free_block: the smallest free block that is large enough, the lowest address among equals."""
         if self._collects:
             pool.searches += 1
-        index = bisect_left(pool.order, (size, 0))
-        if index == len(pool.order):
+        position = pool.at_least(size)
+        if position == len(pool.order):
             return None
-        block = pool.blocks[pool.order[index][1]]
-        if self._expandable is not None:
-            block = self._expandable.prefer(pool, index)
-        limit = self.settings.max_split_bytes
-        if size < limit <= block.size:
+        block = pool.at(position) if self._expandable is None else self._expandable.prefer(pool, position)
+        split_limit = self.settings.max_split_bytes
+        if size < split_limit <= block.size:
             return None  # an oversize block serves oversize requests only
-        if size >= limit and block.size >= size + self.settings.max_non_split_rounding_bytes:
+        if size >= split_limit and block.size >= size + self.settings.max_non_split_rounding_bytes:
             return None
         pool.remove(block)
         return block
 
-    def _new(self, pool: Pool, size: int) -> Block | None:
-        """alloc_block: a new segment from the driver; None where the limit forbids it."""
+    def _obtain(self, pool: Pool, size: int, nbytes: int) -> Block:
+        """malloc() where no free block was found: a new segment, if need be after giving back what is cached."""
+        if self._collects:
+            self._collect_garbage()
+        if self.settings.throw_on_cudamalloc_oom and self._passes_cap(self.segment_bytes(size)):
+            self.num_oom_rejections += 1
+            raise self._out_of_memory(size, nbytes)
+        block = self._alloc_block(pool, size)
+        if block is None and self._release_oversize(pool, size):
+            block = self._alloc_block(pool, size)
+        if block is None:
+            self.empty_cache()
+            self.num_alloc_retries += 1
+            block = self._alloc_block(pool, size)
+        if block is None:
+            self.num_ooms += 1
+            raise self._out_of_memory(size, nbytes)
+        return block
+
+    def _alloc_block(self, pool: Pool, size: int) -> Block | None:
+        """alloc_block: a block in a new segment or on newly mapped pages; None where the limit forbids it."""
         nbytes = self.segment_bytes(size)
-        if self.limit_bytes is not None and not self.physical and self.reserved_bytes + nbytes > self.limit_bytes:
+        if self._passes_cap(nbytes):
             return None
         if self._expandable is not None:
             return self._expandable.take(pool, size)
         if not self.reserve(nbytes):
             return None
-        block = Block(self.address(nbytes), nbytes, pool)
+        block = Block(self.new_address(nbytes), nbytes, pool)
         self.segments.append(("alloc", block.ptr, nbytes))
         return block
 
-    def address(self, nbytes: int) -> int:
-        """A stretch of fresh address space."""
+    def _passes_cap(self, nbytes: int) -> bool:
+        return self._cap_bytes is not None and self.reserved_bytes + nbytes > self._cap_bytes
+
+    def _out_of_memory(self, size: int, nbytes: int) -> OutOfMemory:
+        return OutOfMemory(
+            nbytes, self.allocated_bytes, self.reserved_bytes, self.limit_bytes or 0, self.segment_bytes(size)
+        )
+
+    def new_address(self, nbytes: int) -> int:
+        """The start of fresh address space for so many bytes."""
         address = self._next_address
         self._next_address += -(-nbytes // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
         return address
 
     def reserve(self, nbytes: int) -> bool:
-        """Count bytes that the driver gives; False where there are none left."""
-        if self.limit_bytes is not None and self.reserved_bytes + nbytes > self.limit_bytes:
+        """Count bytes that the driver gives (cudaMalloc, cuMemCreate); False where it has no more."""
+        if self.physical and self.limit_bytes is not None and self.reserved_bytes + nbytes > self.limit_bytes:
             return False
         self.reserved_bytes += nbytes
         self.num_device_alloc += 1
@@ -246,70 +261,62 @@ class Allocator:
             self.peak_reserved_bytes = self.reserved_bytes
         return True
 
-    # -- giving back ---------------------------------------------------------------------------------------
+    # -- merging and releasing -----------------------------------------------------------------------------
 
     def merge(self, block: Block, other: Block | None) -> None:
-        """try_merge_blocks: a free neighbour of the same kind becomes part of the block."""
+        """try_merge_blocks: a free neighbour that is mapped as the block is becomes part of it."""
         if other is None or other.used or other.mapped != block.mapped:
             return
         if other.mapped:
             other.pool.remove(other)
         elif self._expandable is not None:
             self._expandable.forget(other)
-        if block.prev is other:
-            block.ptr, block.prev = other.ptr, other.prev
-            if block.prev is not None:
-                block.prev.next = block
-        else:
-            block.next = other.next
-            if block.next is not None:
-                block.next.prev = block
-        block.size += other.size
+        block.absorb(other)
 
     def _release(self, block: Block) -> None:
+        """release_block: a free block that is a whole segment goes back to the driver."""
         block.pool.remove(block)
         self.reserved_bytes -= block.size
         self.num_device_free += 1
         self.segments.append(("free", block.ptr, block.size))
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
-        """release_available_cached_blocks: with max_split_size_mb, as many oversize blocks as the request needs."""
-        limit = self.settings.max_split_bytes
+        """release_available_cached_blocks: with max_split_size_mb, as many oversize blocks as the request needs.
+
+        Those are whole segments, since oversize blocks are never split.
+        """
         if self.settings.max_split_is_unlimited or self._expandable is not None:
             return False
-        wanted = max(size, limit)
-        index = bisect_left(pool.order, (wanted, 0))
-        if index < len(pool.order):
-            self._release(pool.blocks[pool.order[index][1]])
+        wanted = max(size, self.settings.max_split_bytes)
+        position = pool.at_least(wanted)
+        if position < len(pool.order):
+            self._release(pool.at(position))
             return True
         released = 0
         for block in reversed(pool.all()):
-            if released >= wanted or block.size < limit:
+            if released >= wanted or block.size < self.settings.max_split_bytes:
                 break
             released += block.size
             self._release(block)
         return released >= wanted
 
-    @property
-    def _collects(self) -> bool:
-        return self.settings.garbage_collection_threshold > 0 and self.limit_bytes is not None and not self.physical
-
     def _collect_garbage(self) -> None:
-        """garbage_collect_cached_blocks: above the threshold, whole free segments of more than average age go."""
-        if not self._collects or self.limit_bytes is None:
+        """garbage_collect_cached_blocks: above the threshold, free whole segments of at least average age go.
+
+        Age is the number of searches in the large pool since the block became free. Expandable pages never go.
+        """
+        if self._cap_bytes is None or self._expandable is not None:
             return
-        threshold = int(self.settings.garbage_collection_threshold * self.limit_bytes)
-        target, reclaimed = self.reserved_bytes - threshold, 0
+        target = self.reserved_bytes - int(self.settings.garbage_collection_threshold * self._cap_bytes)
         if target <= 0:
             return
-        pool = self.large
-        candidates = [block for block in pool.all() if not block.is_split and self._expandable is None]
-        freed = True
-        while reclaimed < target and freed and candidates:
-            average = sum(pool.searches - block.freed_at for block in candidates) / len(candidates)
-            old = [block for block in candidates if pool.searches - block.freed_at >= average]
-            freed = bool(old)
-            for block in old:
-                reclaimed += block.size
-                self._release(block)
-            candidates = [block for block in candidates if block not in old]
+        now, reclaimed = self.large.searches, 0
+        candidates = [block for block in self.large.all() if not block.is_split]
+        while reclaimed < target and candidates:
+            average = sum(now - block.freed_at for block in candidates) / len(candidates)
+            # Not only until the target is reached: PyTorch does not want to be back here soon.
+            for block in candidates:
+                if now - block.freed_at >= average:
+                    reclaimed += block.size
+                    self._release(block)
+            candidates = [block for block in candidates if now - block.freed_at < average]

@@ -1,96 +1,97 @@
 """Expandable segments: one stretch of addresses a pool, on which pages are mapped as they are needed.
 
-From c10/cuda/CUDACachingAllocator.cpp: ExpandableSegment, try_allocate_expandable_block, map_block, unmap_block.
+From c10/cuda/CUDACachingAllocator.cpp: ExpandableSegment, find_expandable_block, try_allocate_expandable_block,
+map_block, unmap_block, release_expandable_segment. Standard library only.
 """
 
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
-from foretrain.predict.allocator_settings import SMALL_PAGE_BYTES
+from foretrain.predict.allocator_blocks import Block, Pool
 
 if TYPE_CHECKING:
-    from foretrain.predict.allocator import Allocator, Block, Pool
+    from foretrain.predict.allocator import Allocator
 
-ADDRESS_SPACE_BYTES = 1 << 41  # more than any card has; PyTorch takes 1 1/8 of the device's memory
+SMALL_PAGE_BYTES = 2 << 20  # kSmallBuffer; the large pool's pages are as large as a large segment
+# PyTorch takes 1 1/8 of the device's memory, and begins a second stretch where the first has no room left. The
+# simulator knows no device, so its stretch is larger than any card and there is never a second one.
+STRETCH_BYTES = 1 << 41
 
 
 class ExpandableSegments:
-    """Both pools' stretches, with the unmapped blocks in order of address."""
+    """Both pools' stretches, with their unmapped blocks in order of address."""
 
     def __init__(self, allocator: "Allocator") -> None:
         self.allocator = allocator
-        self.bases: dict[bool, int] = {}
+        self.bases: dict[bool, int] = {}  # small pool or not -> where its stretch begins
         self.unmapped: dict[bool, list[int]] = {True: [], False: []}
         self.blocks: dict[int, Block] = {}
 
-    def page_bytes(self, pool: "Pool") -> int:
-        """2 MiB pages in the small pool; the large pool maps as much as a large segment at once."""
+    def page_bytes(self, pool: Pool) -> int:
+        """How much is mapped at once."""
         return SMALL_PAGE_BYTES if pool.small else self.allocator.settings.large_segment_bytes
 
-    def _keep(self, block: "Block") -> None:
+    def _keep(self, block: Block) -> None:
         insort(self.unmapped[block.pool.small], block.ptr)
         self.blocks[block.ptr] = block
 
-    def forget(self, block: "Block") -> None:
-        """An unmapped block is mapped or merged."""
+    def forget(self, block: Block) -> None:
+        """An unmapped block is mapped, merged or gone with its stretch."""
         order = self.unmapped[block.pool.small]
         del order[bisect_left(order, block.ptr)]
         del self.blocks[block.ptr]
 
-    def prefer(self, pool: "Pool", index: int) -> "Block":
-        """Best fit counts what a block can grow to, so a larger block with less room behind it goes first."""
+    def prefer(self, pool: Pool, position: int) -> Block:
+        """get_free_block: best fit by what a block can grow to, so a larger one with less room behind goes first."""
 
-        def reach(block: "Block") -> int:
+        def reach(block: Block) -> int:
             after = block.next
             return block.size + (after.size if after is not None and not after.mapped else 0)
 
-        block = pool.blocks[pool.order[index][1]]
-        while index + 1 < len(pool.order):
-            following = pool.blocks[pool.order[index + 1][1]]
+        block = pool.at(position)
+        for following_position in range(position + 1, len(pool.order)):
+            following = pool.at(following_position)
             if reach(following) >= reach(block):
                 break
-            index, block = index + 1, following
+            block = following
         return block
 
-    def take(self, pool: "Pool", size: int) -> "Block | None":
-        """Map pages behind the lowest free stretch that can hold the block; None where memory runs out."""
-        found = self._candidate(pool, size)
+    def take(self, pool: Pool, size: int) -> Block | None:
+        """Map pages behind the lowest free stretch that can hold the block; None where memory runs out.
+
+        Pages that were mapped before it ran out stay mapped and free.
+        """
+        found = self._find(pool, size)
         if not found.mapped and not self._map(found, min(found.size, size)):
             return None
         while found.size < size:
             following = found.next
-            assert following is not None
+            assert following is not None  # _find made sure of the room
             if not self._map(following, min(size - found.size, following.size)):
                 return None
             found = following  # it has absorbed the block before it
         pool.remove(found)
         return found
 
-    def _candidate(self, pool: "Pool", size: int) -> "Block":
-        """find_expandable_block: in order of address, where free and unmapped blocks in a row are large enough."""
+    def _find(self, pool: Pool, size: int) -> Block:
+        """find_expandable_block: the lowest address where free and unmapped blocks in a row are large enough."""
         for address in self.unmapped[pool.small]:
-            block = self.blocks[address]
-            first = block.prev if block.prev is not None and not block.prev.used else block
-            room, at = 0, first
-            while at is not None and not at.used and room < size:
-                room += at.size
-                at = at.next
+            first = self.blocks[address]
+            if first.prev is not None and not first.prev.used:
+                first = first.prev
+            room, block = 0, first
+            while block is not None and not block.used and room < size:
+                room += block.size
+                block = block.next
             if room >= size:
                 return first
-        return self._new_stretch(pool)
-
-    def _new_stretch(self, pool: "Pool") -> "Block":
-        from foretrain.predict.allocator import Block
-
-        block = Block(self.allocator.address(ADDRESS_SPACE_BYTES), ADDRESS_SPACE_BYTES, pool, mapped=False)
+        block = Block(self.allocator.new_address(STRETCH_BYTES), STRETCH_BYTES, pool, mapped=False)
         self.bases[pool.small] = block.ptr
         self._keep(block)
         return block
 
-    def _map(self, block: "Block", nbytes: int) -> bool:
-        """Whole pages at the front of an unmapped block become a free block, joined with free neighbours."""
-        from foretrain.predict.allocator import Block
-
+    def _map(self, block: Block, nbytes: int) -> bool:
+        """map_block: whole pages at the front of an unmapped block become a free block, joined with its neighbours."""
         page = self.page_bytes(block.pool)
         nbytes = min(-(-nbytes // page) * page, block.size)
         if not self.allocator.reserve(nbytes):
@@ -102,31 +103,23 @@ class ExpandableSegments:
             block.size = nbytes
             self._keep(rest)
         block.mapped = True
-        self.allocator.segments.append(("alloc", block.ptr, nbytes))
+        self.allocator.segments.append(("map", block.ptr, nbytes))
         self.allocator.merge(block, block.prev)
         self.allocator.merge(block, block.next)
         block.pool.add(block)
         return True
 
-    def unmap(self, block: "Block") -> None:
-        """Pages that lie wholly in a free block go back; what is left of it at both ends stays free."""
-        from foretrain.predict.allocator import Block
-
+    def unmap(self, block: Block) -> None:
+        """unmap_block: pages that lie wholly in a free block go back; what is left at both ends stays free."""
         pool, page, base = block.pool, self.page_bytes(block.pool), self.bases[block.pool.small]
-        low = -(-(block.ptr - base) // page) * page + base
-        high = (block.ptr + block.size - base) // page * page + base
+        low = base + -(-(block.ptr - base) // page) * page
+        high = base + (block.ptr + block.size - base) // page * page
         if high <= low:
             return
         pool.remove(block)
-        self.allocator.reserved_bytes -= high - low
-        self.allocator.num_device_free += 1
-        self.allocator.segments.append(("free", low, high - low))
         if block.ptr < low:
             before = Block(block.ptr, low - block.ptr, pool)
-            before.prev, before.next = block.prev, block
-            if before.prev is not None:
-                before.prev.next = before
-            block.prev = before
+            block.insert_before(before)
             pool.add(before)
         if block.ptr + block.size > high:
             after = Block(high, block.ptr + block.size - high, pool)
@@ -136,3 +129,9 @@ class ExpandableSegments:
         self.allocator.merge(block, block.prev)
         self.allocator.merge(block, block.next)
         self._keep(block)
+        self.allocator.reserved_bytes -= high - low
+        self.allocator.num_device_free += 1
+        self.allocator.segments.append(("unmap", low, high - low))
+        if not block.is_split:
+            self.forget(block)
+            del self.bases[pool.small]

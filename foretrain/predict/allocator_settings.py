@@ -1,6 +1,10 @@
-"""The allocator's settings, as PYTORCH_ALLOC_CONF (or the older PYTORCH_CUDA_ALLOC_CONF) spells them.
+"""The caching allocator's settings, as PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF spell them.
 
-From c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.h. Standard library only.
+Rules from PyTorch 2.11 to 2.15: c10/core/AllocatorConfig.cpp (AcceleratorAllocatorConfig::parseArgs) and
+c10/cuda/CUDAAllocatorConfig.cpp (CUDAAllocatorConfig::parseArgs). Standard library only.
+
+Stricter than PyTorch in one way: a value with something behind it (max_split_size_mb:128MB, which PyTorch reads as 128)
+is an error here.
 """
 
 import re
@@ -9,29 +13,72 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 MIB = 1 << 20
-LARGE_SEGMENT_BYTES = 20 * MIB  # kLargeBuffer
-SMALL_PAGE_BYTES = 2 * MIB
-UNLIMITED = sys.maxsize
-INTERVALS = 16  # powers of two from 1 MiB to 64 GiB
-VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first that is set counts
-# Keys that PyTorch knows and that change nothing in how much is reserved.
-WITHOUT_EFFECT = {
-    "pinned_use_background_threads", "pinned_use_cuda_host_register", "pinned_num_register_threads",
-    "pinned_reserve_segment_size_mb", "release_lock_on_cudamalloc", "pinned_max_register_threads",
-    "graph_capture_record_stream_reuse", "throw_on_cudamalloc_oom",
-}  # fmt: skip
+LARGE_SEGMENT_BYTES = 20 * MIB  # large_segment_size_; kLargeBuffer before 2.11
+MIN_LARGE_ALLOC_BYTES = 10 * MIB  # kMinLargeAlloc: a large segment must be larger than that
+UNLIMITED = sys.maxsize  # stands for std::numeric_limits<size_t>::max()
+INTERVALS = 16  # kRoundUpPowerOfTwoIntervals: from 1 MiB on one for each power of two, the last without end
+FIRST_INTERVAL_BITS = MIB.bit_length()
+
+# AcceleratorAllocatorConfig::instance and CUDAAllocatorConfig::instance: the first that is set counts, even if it is
+# empty. The old name comes first, although the design note in AllocatorConfig.h says the opposite.
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+# Keys that PyTorch knows and that change nothing in how much device memory is reserved.
+WITHOUT_EFFECT = frozenset(
+    {
+        "expandable_segments_reserve",
+        "expandable_segments_reserve_by_class",
+        "graph_capture_record_stream_reuse",
+        "pinned_free_catch_all",
+        "pinned_max_cached_size_mb",
+        "pinned_max_round_threshold_mb",
+        "pinned_num_register_threads",
+        "pinned_reserve_segment_size_mb",
+        "pinned_use_background_threads",
+        "pinned_use_cuda_host_register",
+        "pinned_use_hip_host_register",
+        "release_lock_on_cudamalloc",
+        "release_lock_on_hipmalloc",
+    }
+)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Sizes in bytes. `roundup_power2_divisions`: for each power of two from 1 MiB on, 0 for none."""
+    """What changes how much memory is reserved. Sizes in bytes, whole MiB; raises ValueError where PyTorch would.
+
+    `max_non_split_rounding_bytes` 0 means the large segment's size, as in PyTorch. `roundup_power2_divisions` holds
+    the divisions of each of the 16 intervals, 0 for none; the empty tuple is "none anywhere".
+    """
 
     max_split_bytes: int = UNLIMITED
-    max_non_split_rounding_bytes: int = LARGE_SEGMENT_BYTES
+    max_non_split_rounding_bytes: int = 0
     garbage_collection_threshold: float = 0.0
     roundup_power2_divisions: tuple[int, ...] = ()
     expandable_segments: bool = False
     large_segment_bytes: int = LARGE_SEGMENT_BYTES
+    per_process_memory_fraction: float = 1.0
+    throw_on_cudamalloc_oom: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_non_split_rounding_bytes == 0:
+            object.__setattr__(self, "max_non_split_rounding_bytes", self.large_segment_bytes)
+        large = _mib("large_segment_size_mb", self.large_segment_bytes)
+        if self.large_segment_bytes <= MIN_LARGE_ALLOC_BYTES:
+            raise _wrong("large_segment_size_mb", large, f"it must be more than {MIN_LARGE_ALLOC_BYTES // MIB}")
+        for key, nbytes in (
+            ("max_split_size_mb", self.max_split_bytes),
+            ("max_non_split_rounding_mb", self.max_non_split_rounding_bytes),
+        ):
+            if nbytes != UNLIMITED and _mib(key, nbytes) < large:
+                raise _wrong(key, nbytes // MIB, f"it must be at least a large segment's size, {large}")
+        divisions = self.roundup_power2_divisions
+        if divisions and (len(divisions) != INTERVALS or not all(n == 0 or _is_power_of_two(n) for n in divisions)):
+            raise _wrong("roundup_power2_divisions", list(divisions), f"{INTERVALS} powers of two or zeros are meant")
+        if not 0 <= self.garbage_collection_threshold < 1:
+            raise _wrong("garbage_collection_threshold", self.garbage_collection_threshold, "it lies between 0 and 1")
+        if not 0 <= self.per_process_memory_fraction <= 1:
+            raise _wrong("per_process_memory_fraction", self.per_process_memory_fraction, "it lies between 0 and 1")
 
     @property
     def max_split_is_unlimited(self) -> bool:
@@ -39,10 +86,19 @@ class Settings:
         return self.max_split_bytes == UNLIMITED
 
     def divisions_of(self, nbytes: int) -> int:
-        """Into how many steps the power of two below a size is divided; 0 for none."""
+        """Into how many steps the way from a power of two to the next is divided at this size; 0 for none."""
         if not self.roundup_power2_divisions:
             return 0
-        return self.roundup_power2_divisions[min(max(nbytes.bit_length() - 21, 0), INTERVALS - 1)]
+        return self.roundup_power2_divisions[min(max(nbytes.bit_length() - FIRST_INTERVAL_BITS, 0), INTERVALS - 1)]
+
+    def cap_bytes(self, device_bytes: int) -> int | None:
+        """What per_process_memory_fraction allows on a device with so many bytes; None without a cap.
+
+        DeviceCachingAllocator::setMemoryFraction: a fraction of 1 is no cap, and bytes are cut off, not rounded.
+        """
+        if self.per_process_memory_fraction >= 1:
+            return None
+        return int(self.per_process_memory_fraction * device_bytes)
 
     @classmethod
     def parse(cls, text: str) -> "Settings":
@@ -52,70 +108,99 @@ class Settings:
             if key in WITHOUT_EFFECT:
                 continue
             if key not in _PARSERS:
-                raise ValueError(f"allocator setting {key!r} is unknown; known are {', '.join(sorted(_PARSERS))}")
-            name, parser = _PARSERS[key]
+                known = ", ".join(sorted({*_PARSERS, *WITHOUT_EFFECT}))
+                raise ValueError(f"the allocator setting {key}:{value} is unknown; PyTorch knows {known}")
+            name, parse = _PARSERS[key]
             try:
-                values[name] = parser(value)
+                values[name] = parse(value)
             except ValueError as error:
-                raise ValueError(f"allocator setting {key}:{value} is wrong: {error}") from None
+                raise _wrong(key, value, str(error)) from None
         values.pop("backend", None)
         return cls(**values)  # type: ignore[arg-type]
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> "Settings":
         """What a process with these variables would use. Raises ValueError as `parse`."""
-        text = next((environment[name] for name in VARIABLES if environment.get(name)), "")
-        return cls.parse(text)
+        return cls.parse(next((environment[name] for name in VARIABLES if name in environment), ""))
 
     def text(self) -> str:
         """The shortest text that `parse` reads as these settings."""
-        default, parts = Settings(), []
-        for key, name, unit in (
-            ("max_split_size_mb", "max_split_bytes", MIB),
-            ("max_non_split_rounding_mb", "max_non_split_rounding_bytes", MIB),
-            ("large_segment_size_mb", "large_segment_bytes", MIB),
-            ("garbage_collection_threshold", "garbage_collection_threshold", 0),
-            ("expandable_segments", "expandable_segments", 0),
+        parts = []
+        for key, nbytes, default_bytes in (
+            ("large_segment_size_mb", self.large_segment_bytes, LARGE_SEGMENT_BYTES),
+            ("max_split_size_mb", self.max_split_bytes, UNLIMITED),
+            ("max_non_split_rounding_mb", self.max_non_split_rounding_bytes, self.large_segment_bytes),
+        ):
+            if nbytes != default_bytes:
+                parts.append(f"{key}:{nbytes // MIB}")
+        default = Settings()
+        for name in (
+            "garbage_collection_threshold",
+            "per_process_memory_fraction",
+            "expandable_segments",
+            "throw_on_cudamalloc_oom",
         ):
             value = getattr(self, name)
             if value != getattr(default, name):
-                parts.append(f"{key}:{value // unit if unit else value}")
+                parts.append(f"{name}:{value}")
         if self.roundup_power2_divisions:
             steps = ",".join(f"{1 << i}:{n}" for i, n in enumerate(self.roundup_power2_divisions))
             parts.append(f"roundup_power2_divisions:[{steps}]")
         return ",".join(parts)
 
 
+def _wrong(key: str, value: object, reason: str) -> ValueError:
+    return ValueError(f"the allocator setting {key}:{value} is wrong: {reason}")
+
+
+def _mib(key: str, nbytes: int) -> int:
+    """Bytes in MiB, of which the text form can only say whole ones."""
+    if nbytes % MIB:
+        raise _wrong(key, nbytes / MIB, "it must be a whole number of MiB")
+    return nbytes // MIB
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
 def _pairs(text: str) -> list[tuple[str, str]]:
-    """Keys and values; commas inside brackets belong to the value."""
-    pairs = []
+    """Keys and values in order (ConfigTokenizer): white space is nothing, a list in brackets is one value."""
     rest = re.sub(r"\s", "", text)
+    pairs = []
     while rest:
-        match = re.match(r"([^:,\[\]]+):(\[[^\]]*\]|[^,\[\]]+)(?:,|$)", rest)
+        match = re.match(r"([^:,\[\]]+):(\[[^\[\]]*\]|[^:,\[\]]+)(?:,|$)", rest)
         if match is None:
-            raise ValueError(f"allocator settings are key:value pairs with commas between; {rest!r} is not")
+            raise ValueError(f"allocator settings are key:value pairs with commas between them, which {rest!r} is not")
         pairs.append((match[1], match[2]))
         rest = rest[match.end() :]
     return pairs
 
 
 def _integer(value: str) -> int:
-    if not re.fullmatch(r"\d{1,12}", value):
+    if not re.fullmatch(r"[0-9]{1,12}", value):
         raise ValueError("a whole number is meant")
     return int(value)
 
 
 def _megabytes(value: str) -> int:
     number = _integer(value)
-    if number < LARGE_SEGMENT_BYTES // MIB:
-        raise ValueError(f"it must be at least {LARGE_SEGMENT_BYTES // MIB}")
+    if number == 0:
+        raise ValueError("it must be more than 0")
     return number * MIB
 
 
-def _share(value: str) -> float:
-    if not re.fullmatch(r"\d*\.?\d+", value) or not 0 < float(value) < 1:
+def _fraction(value: str) -> float:
+    if not re.fullmatch(r"(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?", value, re.ASCII | re.IGNORECASE):
         raise ValueError("a number between 0 and 1 is meant")
     return float(value)
+
+
+def _threshold(value: str) -> float:
+    number = _fraction(value)
+    if number == 0:
+        raise ValueError("it must be more than 0")
+    return number
 
 
 def _switch(value: str) -> bool:
@@ -125,46 +210,55 @@ def _switch(value: str) -> bool:
 
 
 def _backend(value: str) -> str:
+    if value in ("cudaMallocAsync", "hipMallocAsync"):
+        raise ValueError("that allocator belongs to the driver and cannot be simulated, only backend:native can")
     if value != "native":
-        raise ValueError("only the native allocator can be simulated")
+        raise ValueError("PyTorch's backends are native and cudaMallocAsync")
     return value
 
 
-def _power_of_two(value: str, *, zero: bool = False) -> int:
-    number = _integer(value)
-    if number & (number - 1) or (number == 0 and not zero):
-        raise ValueError("powers of two are meant")
-    return number
-
-
 def _divisions(value: str) -> tuple[int, ...]:
-    """One number for all sizes, or [256:1,512:2,>:4]: up to 256 MiB, at 512 MiB, from the last one on."""
+    """One number for all sizes, or a list such as [256:1,512:2,>:4] (parseRoundUpPower2Divisions).
+
+    A list's first interval (in MiB) counts for all sizes below it too, '>' for all sizes above the last one named;
+    sizes in between that no entry names are not rounded.
+    """
     if not value.startswith("["):
-        return (_power_of_two(value),) * INTERVALS
-    divisions, last, first = [0] * INTERVALS, 0, True
+        number = _integer(value)
+        if not _is_power_of_two(number):
+            raise ValueError("a power of two is meant")
+        return (number,) * INTERVALS
+    divisions, last_index, first = [0] * INTERVALS, 0, True
     for part in filter(None, value[1:-1].split(",")):
-        bound, separator, number = part.partition(":")
+        bound, separator, number_text = part.partition(":")
         if not separator:
-            raise ValueError("pairs such as 256:4 are meant")
-        count = _power_of_two(number, zero=True)
+            raise ValueError("a list holds pairs such as 256:4")
+        number = _integer(number_text)
+        if number and not _is_power_of_two(number):
+            raise ValueError("divisions are powers of two, or 0 for none")
         if bound == ">":
-            divisions[last:] = [count] * (INTERVALS - last)
+            divisions[last_index + 1 :] = [number] * (INTERVALS - last_index - 1)
             continue
-        index = min(_power_of_two(bound).bit_length() - 1, INTERVALS - 1)
+        bound_mib = _integer(bound)
+        if not _is_power_of_two(bound_mib):
+            raise ValueError("sizes in the list are powers of two")
+        index = min(bound_mib.bit_length() - 1, INTERVALS - 1)
         if first:
-            divisions[:index] = [count] * index
+            divisions[:index] = [number] * index
             first = False
-        divisions[index] = count
-        last = index
+        divisions[index] = number
+        last_index = index
     return tuple(divisions)
 
 
 _PARSERS = {
-    "max_split_size_mb": ("max_split_bytes", _megabytes),
-    "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _megabytes),
-    "large_segment_size_mb": ("large_segment_bytes", _megabytes),
-    "garbage_collection_threshold": ("garbage_collection_threshold", _share),
-    "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
-    "expandable_segments": ("expandable_segments", _switch),
     "backend": ("backend", _backend),
+    "expandable_segments": ("expandable_segments", _switch),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _threshold),
+    "large_segment_size_mb": ("large_segment_bytes", _megabytes),
+    "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _megabytes),
+    "max_split_size_mb": ("max_split_bytes", _megabytes),
+    "per_process_memory_fraction": ("per_process_memory_fraction", _fraction),
+    "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
+    "throw_on_cudamalloc_oom": ("throw_on_cudamalloc_oom", _switch),
 }

@@ -1,62 +1,131 @@
-"""PyTorch's memory snapshots (torch.cuda.memory._snapshot): read one, replay it, and write a trace as one.
+"""PyTorch's memory snapshots: read one, replay it, and compare what the driver was asked for.
 
-A snapshot is a pickle. It is read by an unpickler that knows plain values only, so nothing in it can run. The
-format is that of torch/csrc/cuda/memory_snapshot.cpp; https://pytorch.org/memory_viz opens what is written here.
-Standard library only.
+The format is that of torch.cuda.memory._snapshot() (torch/csrc/cuda/memory_snapshot.cpp, torch/cuda/_memory_viz.py):
+`segments` as they are when it is taken, `device_traces` with the history since _record_memory_history, and
+`allocator_settings`. It comes as a pickle, which is read by an unpickler that knows plain values only, so nothing in
+it can run. snapshot_write.py writes the same format. Standard library only.
 """
 
 import io
 import pickle
-from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from foretrain.predict.allocator import Allocator, Block, OutOfMemory
-from foretrain.predict.allocator_settings import Settings
+from foretrain.predict.allocator import Allocator
+from foretrain.predict.allocator_blocks import Block
+from foretrain.predict.allocator_replay import Event
+from foretrain.predict.allocator_replay import replay as replay_events
+from foretrain.predict.allocator_settings import UNLIMITED, Settings
+from foretrain.predict.snapshot_write import Label, Writer, export
+
+__all__ = [
+    "Comparison", "Entry", "EventList", "Label", "Recording", "SegmentEvent", "Writer", "compare_with_recorded",
+    "events_of", "export", "loads", "of_snapshot", "read",
+]  # fmt: skip
+
+# Actions of the history that take memory from the driver or give it back -> their kind in Allocator.segments.
+SEGMENT_KINDS = {"segment_alloc": "alloc", "segment_free": "free", "segment_map": "map", "segment_unmap": "unmap"}
 
 
 class Entry(NamedTuple):
-    """One action of the allocator: alloc, free_requested, free_completed, segment_alloc, segment_free… Bytes."""
+    """One action of the allocator; bytes are those asked for, not rounded. The address of an oom is 0.
+
+    alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map, segment_unmap, oom or snapshot;
+    one that a newer PyTorch may add changes nothing here.
+    """
 
     action: str
     address: int
     nbytes: int
+    stream: int
+
+
+class SegmentEvent(NamedTuple):
+    """The driver gave or took memory: "alloc" or "free", with expandable segments "map" or "unmap"; bytes.
+
+    `position` is the index in the recorded history, or for a simulated one the index of the replayed event.
+    """
+
+    kind: str
+    nbytes: int
+    position: int
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What a snapshot's history holds for one device."""
+    """What a snapshot holds for one device.
+
+    `live_at_end` are addresses of blocks in use, `reserved_at_end_bytes` the size of all segments when it was taken.
+    """
 
     entries: tuple[Entry, ...]
     settings: Settings
+    live_at_end: frozenset[int]
+    reserved_at_end_bytes: int
 
     @property
-    def segments(self) -> list[tuple[str, int]]:
-        """("alloc" or "free", bytes) of each segment in order; with expandable segments, of each mapping."""
-        kinds = {"segment_alloc": "alloc", "segment_map": "alloc", "segment_free": "free", "segment_unmap": "free"}
-        return [(kinds[e.action], e.nbytes) for e in self.entries if e.action in kinds]
+    def main_stream(self) -> int:
+        """The stream with most allocations; 0 without any."""
+        counts = Counter(entry.stream for entry in self.entries if entry.action == "alloc")
+        return counts.most_common(1)[0][0] if counts else 0
+
+    def segments(self, stream: int) -> list[SegmentEvent]:
+        """What the driver gave and took on a stream, in order."""
+        return [
+            SegmentEvent(SEGMENT_KINDS[entry.action], entry.nbytes, position)
+            for position, entry in enumerate(self.entries)
+            if entry.action in SEGMENT_KINDS and entry.stream == stream
+        ]
+
+    @property
+    def reserved_before_bytes(self) -> int:
+        """What was reserved on all streams before the first entry: the end, less what the history shows."""
+        signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+        change = sum(signs.get(entry.action, 0) * entry.nbytes for entry in self.entries)
+        return self.reserved_at_end_bytes - change
 
 
-@dataclass
-class Replayed:
-    """A recording run through the simulator, and how its segments compare with the recorded ones."""
+@dataclass(frozen=True)
+class EventList:
+    """A recording's stream as events for allocator_replay, and what of it could not become one.
 
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    unknown_frees: int  # of what was allocated before the recording began: start it before the first allocation
-    recorded_segments: list[tuple[str, int]]
-    simulated_segments: list[tuple[str, int]]
-    out_of_memory_at: int | None = None
-    first_difference: int | None = field(init=False)
+    `unknown_frees`: of allocations made before the recording began (or pushed out of its ring buffer);
+    `unknown_live`: blocks in use at the end that the history does not explain; `other_streams`: allocations that were
+    left out because they are on other streams.
+    """
 
-    def __post_init__(self) -> None:
-        pairs = zip(self.recorded_segments, self.simulated_segments, strict=False)
-        different = next((i for i, (recorded, simulated) in enumerate(pairs) if recorded != simulated), None)
-        if different is None and len(self.recorded_segments) != len(self.simulated_segments):
-            different = min(len(self.recorded_segments), len(self.simulated_segments))
-        self.first_difference = different
+    events: list[Event]
+    positions: list[int]  # for each event its index in the history
+    unknown_frees: int
+    unknown_live: int
+    other_streams: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A recording against the simulator. `recorded` and `simulated` are the driver's part in order.
+
+    `same` counts entries that agree from the beginning in kind and bytes; `first_difference` is the index of the first
+    that does not, None if all agree. `complete` is false if the history does not begin with the first allocation or
+    other streams allocated too: then a difference says nothing about the simulator.
+    """
+
+    recorded: tuple[SegmentEvent, ...]
+    simulated: tuple[SegmentEvent, ...]
+    same: int
+    first_difference: int | None
+    complete: bool
+    unknown_frees: int
+    unknown_live: int
+    other_streams: int
+    reserved_before_bytes: int
+    recorded_peak_reserved_bytes: int
+    simulated_peak_reserved_bytes: int
+    simulated_peak_allocated_bytes: int
+    out_of_memory_at: int | None  # index in the history
 
 
 # -- reading -----------------------------------------------------------------------------------------------
@@ -66,202 +135,172 @@ class _PlainUnpickler(pickle.Unpickler):
     """Dicts, lists, tuples, texts and numbers need no class; whatever asks for one is refused."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        raise ValueError(f"it wants to load {module_name}.{global_name}, which a memory snapshot has no need of")
+        raise ValueError(f"it wants to load {module_name}.{global_name}, which no memory snapshot needs")
+
+    def persistent_load(self, pid: Any, /) -> Any:
+        raise ValueError("it wants to load something from outside, which no memory snapshot needs")
 
 
 def read(path: Path, device: int = 0) -> Recording:
-    """The history of one device. Raises ValueError with a sentence for what is no snapshot, OSError as open()."""
+    """The recording of one device. Raises ValueError with a sentence for what is no snapshot, OSError as open()."""
+    return loads(path.read_bytes(), str(path), device)
+
+
+def loads(data: bytes, name: str = "snapshot", device: int = 0) -> Recording:
+    """As `read`, from the pickle's bytes; `name` begins the sentence of a ValueError."""
     try:
-        data = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
+        snapshot = _PlainUnpickler(io.BytesIO(data)).load()
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    except (pickle.UnpicklingError, EOFError, IndexError, KeyError, AttributeError, TypeError, MemoryError) as error:
-        raise ValueError(f"{path}: is no pickle of a memory snapshot ({type(error).__name__})") from None
-    return of_snapshot(data, str(path), device)
+        raise ValueError(f"{name}: {error}") from None
+    except Exception as error:  # a damaged pickle can end in almost any of them
+        raise ValueError(f"{name}: is no pickle of a memory snapshot ({type(error).__name__})") from None
+    return of_snapshot(snapshot, name, device)
 
 
-def of_snapshot(data: Any, name: str = "snapshot", device: int = 0) -> Recording:
-    """The same from the dict that torch.cuda.memory._snapshot() returns. Raises ValueError."""
-    traces = data.get("device_traces") if isinstance(data, dict) else None
+def of_snapshot(snapshot: Any, name: str = "snapshot", device: int = 0) -> Recording:
+    """The recording in the dict that torch.cuda.memory._snapshot() returns. Raises ValueError."""
+    traces = snapshot.get("device_traces") if isinstance(snapshot, dict) else None
     if not isinstance(traces, list) or not all(isinstance(trace, list) for trace in traces):
         raise ValueError(
             f"{name}: has no device_traces; record a history with torch.cuda.memory._record_memory_history"
         )
-    if device >= len(traces):
+    if not 0 <= device < len(traces):
         raise ValueError(f"{name}: has {len(traces)} devices, counted from 0; device {device} is not among them")
-    entries = []
-    for item in traces[device]:
+    entries = tuple(_entry(item, f"{name}: entry {i} of its history") for i, item in enumerate(traces[device]))
+    live, reserved_bytes = _segments(snapshot.get("segments", []), name, device)
+    settings = snapshot.get("allocator_settings", {})
+    return Recording(entries, _settings(settings if isinstance(settings, dict) else {}, name), live, reserved_bytes)
+
+
+def _entry(item: Any, where: str) -> Entry:
+    if not isinstance(item, dict) or not isinstance(item.get("action"), str):
+        raise ValueError(f"{where} has no action")
+    address, nbytes, stream = item.get("addr", 0), item.get("size"), item.get("stream", 0)
+    if not (isinstance(address, int) and isinstance(nbytes, int) and isinstance(stream, int) and nbytes >= 0):
+        raise ValueError(f"{where} needs whole numbers as addr, size and stream")
+    return Entry(item["action"], address, nbytes, stream)
+
+
+def _segments(segments: Any, name: str, device: int) -> tuple[frozenset[int], int]:
+    """(addresses of blocks in use, bytes of all segments) of a device."""
+    live: set[int] = set()
+    total_bytes = 0
+    try:
+        for segment in segments:
+            if segment.get("device", 0) != device:
+                continue
+            total_bytes += int(segment["total_size"])
+            address = int(segment["address"])
+            for block in segment["blocks"]:
+                if block["state"] != "inactive":
+                    live.add(address)
+                address += int(block["size"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ValueError(f"{name}: its segments are not those of a memory snapshot") from None
+    return frozenset(live), total_bytes
+
+
+def _settings(values: Mapping[str, Any], name: str) -> Settings:
+    """From allocator_settings: the text of the variable where it can be read, else the values one by one."""
+    text = values.get("PYTORCH_CUDA_ALLOC_CONF", values.get("PYTORCH_ALLOC_CONF"))
+    if isinstance(text, str) and text:
         try:
-            entries.append(Entry(str(item["action"]), int(item.get("addr", 0)), int(item["size"])))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise ValueError(f"{name}: entry {len(entries)} of its history has no action, address or size") from None
-    settings = data.get("allocator_settings")
-    return Recording(tuple(entries), _settings(settings if isinstance(settings, dict) else {}))
+            return Settings.parse(text)
+        except ValueError as error:
+            if "MallocAsync" in text:
+                raise ValueError(f"{name}: {error}") from None
+            # A setting of another version of PyTorch: what the snapshot says itself must do.
+    split, threshold = values.get("max_split_size", -1), values.get("garbage_collection_threshold", 0.0)
+    try:
+        return Settings(
+            max_split_bytes=split if isinstance(split, int) and split > 0 else UNLIMITED,
+            garbage_collection_threshold=threshold if isinstance(threshold, float) else 0.0,
+            expandable_segments=values.get("expandable_segments") is True,
+        )
+    except ValueError:
+        return Settings()
 
 
-def _settings(values: dict[str, Any]) -> Settings:
-    """From allocator_settings, as memory_snapshot.cpp writes them: sizes in bytes, -1 for no limit."""
-    split = values.get("max_split_size", -1)
-    options: dict[str, Any] = {"expandable_segments": bool(values.get("expandable_segments", False))}
-    if isinstance(split, int) and split > 0:
-        options["max_split_bytes"] = split
-    threshold = values.get("garbage_collection_threshold", 0.0)
-    if isinstance(threshold, float):
-        options["garbage_collection_threshold"] = threshold
-    return Settings(**options)
+# -- comparing ---------------------------------------------------------------------------------------------
 
 
-def replay(recording: Recording, limit_bytes: int | None = None) -> Replayed:
-    """Ask the simulator for what the program asked for, in its order."""
-    allocator = Allocator(recording.settings, limit_bytes, physical=True)
+def events_of(recording: Recording, stream: int, *, follow_releases: bool) -> EventList:
+    """A stream of a recording as events. A block counts as free when PyTorch could use it again (free_completed).
+
+    `follow_releases`: where the history shows memory going back to the driver, empty the simulator's cache too. What
+    made PyTorch do so (torch.cuda.empty_cache, a full card) is not in a history.
+    """
     completed = any(entry.action == "free_completed" for entry in recording.entries)
-    frees = "free_completed" if completed else "free_requested"
-    alive: dict[int, Block | None] = {}
-    unknown, ended = 0, None
+    free_actions = ("free", "free_completed" if completed else "free_requested")
+    events: list[Event] = []
+    positions: list[int] = []
+    alive: dict[int, int] = {}  # address -> where in the history it was allocated; on all streams
+    unknown_frees = other_streams = 0
+    releasing = False
     for position, entry in enumerate(recording.entries):
+        event = None
         if entry.action == "alloc":
-            try:
-                alive[entry.address] = allocator.malloc(entry.nbytes)
-            except OutOfMemory:
-                ended = position
-                break
-        elif entry.action == frees:
-            if entry.address in alive:
-                allocator.free(alive.pop(entry.address))
-            else:
-                unknown += 1
-    return Replayed(
-        allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, unknown, recording.segments,
-        [(kind, nbytes) for kind, _, nbytes in allocator.segments], ended,
+            alive[entry.address] = position
+            other_streams += entry.stream != stream
+            event = Event("alloc", position, entry.nbytes) if entry.stream == stream else None
+        elif entry.action in free_actions:
+            born = alive.pop(entry.address, None)
+            unknown_frees += born is None
+            if born is not None and recording.entries[born].stream == stream:
+                event = Event("free", born)
+        release = entry.action in ("segment_free", "segment_unmap") and entry.stream == stream
+        if release and follow_releases and not releasing:
+            event = Event("empty_cache")
+        releasing = release
+        if event is not None:
+            events.append(event)
+            positions.append(position)
+    unknown_live = len(recording.live_at_end - alive.keys())
+    return EventList(events, positions, unknown_frees, unknown_live, other_streams)
+
+
+def compare_with_recorded(
+    recording: Recording, limit_bytes: int | None = None, *, physical: bool = True, stream: int | None = None
+) -> Comparison:
+    """Ask the simulator for what the program asked for, in its order, and compare what each took from the driver.
+
+    Without a limit the simulator gives memory back where the recording did; with one (as in Allocator, here by default
+    the memory that the driver has) it decides that by itself. `stream`: by default the one with most allocations.
+    """
+    stream = recording.main_stream if stream is None else stream
+    found = events_of(recording, stream, follow_releases=limit_bytes is None)
+    allocator, simulated, ended_at = _replay(found, recording.settings, limit_bytes, physical)
+    recorded = recording.segments(stream)
+    pairs = list(zip(recorded, simulated, strict=False))
+    same = next((i for i, (a, b) in enumerate(pairs) if a[:2] != b[:2]), len(pairs))
+    agree = same == len(recorded) == len(simulated)
+    before_bytes = recording.reserved_before_bytes
+    reserved_bytes = peak_bytes = before_bytes
+    for kind, nbytes, _ in recorded:
+        reserved_bytes += nbytes if kind in ("alloc", "map") else -nbytes
+        peak_bytes = max(peak_bytes, reserved_bytes)
+    return Comparison(
+        recorded=tuple(recorded), simulated=tuple(simulated), same=same, first_difference=None if agree else same,
+        complete=not (found.unknown_frees or found.unknown_live or found.other_streams or before_bytes),
+        unknown_frees=found.unknown_frees, unknown_live=found.unknown_live, other_streams=found.other_streams,
+        reserved_before_bytes=before_bytes, recorded_peak_reserved_bytes=peak_bytes,
+        simulated_peak_reserved_bytes=allocator.peak_reserved_bytes,
+        simulated_peak_allocated_bytes=allocator.peak_allocated_bytes, out_of_memory_at=ended_at,
     )  # fmt: skip
 
 
-# -- writing -----------------------------------------------------------------------------------------------
+def _replay(
+    found: EventList, settings: Settings, limit_bytes: int | None, physical: bool
+) -> tuple[Allocator, list[SegmentEvent], int | None]:
+    """(allocator at the end, what it took and gave, index in the history where memory ran out)."""
+    seen: list[SegmentEvent] = []
 
+    def watch(index: int, allocator: Allocator, _block: Block | None) -> None:
+        seen.extend(SegmentEvent(kind, nbytes, index) for kind, _, nbytes in allocator.segments[len(seen) :])
 
-class Writer:
-    """Builds a snapshot while a trace is replayed: give `watch` to exact.replay.replay, then `data`.
-
-    `describe` gives an event's id the frames that memory_viz shows, innermost first.
-    """
-
-    def __init__(self, events: list[int], describe: Callable[[int], list[str]]) -> None:
-        self.events, self.describe = events, describe
-        self.history: list[dict[str, Any]] = []
-        self.alive: dict[int, tuple[Block, list[dict[str, Any]]]] = {}
-        self.allocator: Allocator | None = None
-        self._segments_seen = 0
-        # Where each live allocation was made: a freed block's own address may have moved by merging.
-        self._made: dict[int, tuple[int, int]] = {}
-
-    def watch(self, position: int, allocator: Allocator, block: Block | None) -> None:
-        """After each event."""
-        self.allocator = allocator
-        for kind, address, nbytes in allocator.segments[self._segments_seen :]:
-            self._add(f"segment_{kind}", address, nbytes, [])
-        self._segments_seen = len(allocator.segments)
-        if block is None:
-            return
-        event = self.events[position]
-        if event >= 0:
-            frames = [{"name": name, "filename": "foretrain", "line": 0} for name in self.describe(event)]
-            self.alive[event] = (block, frames)
-            self._made[event] = (block.ptr, block.requested)
-            self._add("alloc", block.ptr, block.requested, frames)
-        else:
-            _, frames = self.alive.pop(~event)
-            address, nbytes = self._made.pop(~event)
-            self._add("free_requested", address, nbytes, frames)
-            self._add("free_completed", address, nbytes, frames)
-
-    def _add(self, action: str, address: int, nbytes: int, frames: list[dict[str, Any]]) -> None:
-        self.history.append(
-            {
-                "action": action, "addr": address, "size": nbytes, "stream": 0, "frames": frames,
-                "time_us": len(self.history), "compile_context": "N/A", "user_metadata": "",
-            }
-        )  # fmt: skip
-
-    def data(self) -> dict[str, Any]:
-        """The snapshot: history, segments as they are at the end, settings."""
-        settings = self.allocator.settings if self.allocator else Settings()
-        return {
-            "segments": self._segments(),
-            "device_traces": [self.history],
-            "allocator_settings": {
-                "PYTORCH_CUDA_ALLOC_CONF": settings.text(),
-                "max_split_size": -1 if settings.max_split_is_unlimited else settings.max_split_bytes,
-                "garbage_collection_threshold": settings.garbage_collection_threshold,
-                "expandable_segments": settings.expandable_segments,
-                "pinned_num_register_threads": 1, "release_lock_on_cudamalloc": False,
-                "pinned_use_cuda_host_register": False, "roundup_power2_divisions": {},
-            },
-            "external_annotations": [],
-        }  # fmt: skip
-
-    def write(self, path: Path) -> None:
-        """As a pickle, under its name only when whole. Raises OSError."""
-        staging = path.with_name(path.name + ".part")
-        staging.write_bytes(pickle.dumps(self.data()))
-        staging.replace(path)
-
-    def _segments(self) -> list[dict[str, Any]]:
-        if self.allocator is None:
-            return []
-        live = _live_segments(self.allocator.segments, join=self.allocator.settings.expandable_segments)
-        starts = sorted(live)
-        blocks: dict[int, list[dict[str, Any]]] = {start: [] for start in starts}
-        small: set[int] = set()
-        used = {block.ptr: (block, frames) for block, frames in self.alive.values()}
-        free = [block for pool in (self.allocator.small, self.allocator.large) for block in pool.blocks.values()]
-        for block in [*(block for block, _ in used.values()), *free]:
-            start = starts[bisect_right(starts, block.ptr) - 1]
-            frames = used[block.ptr][1] if block.used else []
-            blocks[start].append(
-                {
-                    "address": block.ptr, "size": block.size, "requested_size": block.requested if block.used else 0,
-                    "state": "active_allocated" if block.used else "inactive", "frames": frames,
-                }
-            )  # fmt: skip
-            if block.pool.small:
-                small.add(start)
-        return [self._segment(s, live[s], sorted(blocks[s], key=_address), s in small) for s in starts]
-
-    def _segment(self, address: int, nbytes: int, blocks: list[dict[str, Any]], small: bool) -> dict[str, Any]:
-        active = [block for block in blocks if block["state"] == "active_allocated"]
-        allocated = sum(block["size"] for block in active)
-        return {
-            "device": 0, "address": address, "total_size": nbytes, "allocated_size": allocated,
-            "active_size": allocated, "requested_size": sum(block["requested_size"] for block in active), "stream": 0,
-            "segment_type": "small" if small else "large", "segment_pool_id": (0, 0),
-            "is_expandable": bool(self.allocator and self.allocator.settings.expandable_segments), "frames": [],
-            "blocks": blocks,
-        }  # fmt: skip
-
-
-def _address(block: dict[str, Any]) -> int:
-    return block["address"]
-
-
-def _live_segments(log: list[tuple[str, int, int]], *, join: bool) -> dict[int, int]:
-    """address -> bytes of what is reserved after a log of segments; `join`: mappings that touch are one."""
-    pieces: dict[int, int] = {}
-    for kind, address, nbytes in log:
-        if kind == "alloc":
-            pieces[address] = nbytes
-            continue
-        for start in [s for s, size in pieces.items() if s < address + nbytes and address < s + size]:
-            size = pieces.pop(start)
-            if start < address:
-                pieces[start] = address - start
-            if start + size > address + nbytes:
-                pieces[address + nbytes] = start + size - address - nbytes
-    if not join:
-        return pieces
-    joined: dict[int, int] = {}
-    head = end = -1
-    for start in sorted(pieces):
-        head = head if start == end else start
-        end = start + pieces[start]
-        joined[head] = end - head
-    return joined
+    result = replay_events(found.events, settings, limit_bytes, physical=physical, watch=watch)
+    ended_at = None
+    if result.ended_at is not None:
+        watch(result.ended_at, result.allocator, None)
+        ended_at = found.positions[result.ended_at]
+    return result.allocator, seen, ended_at

@@ -1,0 +1,540 @@
+"""The allocator's simulator against numbers worked out by hand from CUDACachingAllocator.cpp, and against what must
+hold for any program."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrain.predict.allocator import Allocator, OutOfMemory
+from foretrain.predict.allocator_blocks import Block
+from foretrain.predict.allocator_replay import Event, Replay, replay
+from foretrain.predict.allocator_settings import Settings
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+EXPANDABLE = Settings(expandable_segments=True)
+
+
+def take(allocator: Allocator, nbytes: int) -> Block:
+    block = allocator.malloc(nbytes)
+    assert block is not None
+    return block
+
+
+# -- sizes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "rounded"), [(1, 512), (511, 512), (512, 512), (513, 1024), (MIB, MIB), (MIB + 1, MIB + 512)]
+)
+def test_requests_are_rounded_to_512_bytes(asked: int, rounded: int) -> None:
+    allocator = Allocator()
+    assert allocator.round(asked) == rounded
+    take(allocator, asked)
+    assert (allocator.requested_bytes, allocator.allocated_bytes) == (asked, rounded)
+
+
+@pytest.mark.parametrize(
+    ("asked", "segment"),
+    [
+        (1, 2 * MIB),
+        (MIB, 2 * MIB),
+        (MIB + 1, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB),
+        (10 * MIB + 1, 12 * MIB),
+        (33 * MIB, 34 * MIB),
+    ],
+)
+def test_segments_are_2_and_20_mib_or_rounded_to_2_mib(asked: int, segment: int) -> None:
+    allocator = Allocator()
+    take(allocator, asked)
+    assert allocator.reserved_bytes == segment
+
+
+def test_nothing_takes_nothing_and_less_is_an_error() -> None:
+    allocator = Allocator()
+    assert allocator.malloc(0) is None
+    allocator.free(None)
+    assert allocator.reserved_bytes == 0
+    with pytest.raises(ValueError, match="-1 bytes"):
+        allocator.malloc(-1)
+
+
+def test_large_segments_can_have_another_size() -> None:
+    allocator = Allocator(Settings(large_segment_bytes=12 * MIB))
+    take(allocator, 2 * MIB)
+    assert allocator.reserved_bytes == 12 * MIB
+    take(allocator, 10 * MIB)  # exactly what is left; a request of 10 MiB would otherwise have its own segment
+    assert allocator.reserved_bytes == 12 * MIB
+
+
+# The comment above roundup_power2_next_division: 1200 with 4 divisions between 1024 and 2048 becomes 1280.
+@pytest.mark.parametrize(
+    ("divisions", "asked", "rounded"),
+    [
+        (4, 1200 * KIB, 1280 * KIB),
+        (4, 1280 * KIB, 1280 * KIB),
+        (4, 1024 * KIB, 1024 * KIB),
+        (4, 1281 * KIB, 1536 * KIB),
+        (4, 2048, 2048),  # not above 4 x 512: rounded to 512 only
+        (4, 1025, 1536),
+        (4, 2049, 2560),
+        (4, 5000, 5120),  # above it, also below 1 MiB: steps of 4096 / 4
+        (1, 1200 * KIB + 1, 1200 * KIB + 512),
+    ],
+)
+def test_roundup_power2_divisions(divisions: int, asked: int, rounded: int) -> None:
+    allocator = Allocator(Settings.parse(f"roundup_power2_divisions:{divisions}"))
+    assert allocator.round(asked) == rounded
+
+
+# -- finding, splitting, merging ---------------------------------------------------------------------------
+
+
+def test_small_blocks_split_down_to_512_bytes() -> None:
+    allocator = Allocator()
+    blocks = [take(allocator, 512) for _ in range(4096)]
+    assert allocator.reserved_bytes == 2 * MIB
+    assert [block.ptr - blocks[0].ptr for block in blocks] == [512 * i for i in range(4096)]
+    take(allocator, 1)
+    assert allocator.reserved_bytes == 4 * MIB
+
+
+def test_large_blocks_split_only_where_more_than_1_mib_is_left() -> None:
+    allocator = Allocator()
+    assert take(allocator, 19 * MIB).size == 20 * MIB  # its own segment of 20 MiB, of which exactly 1 MiB is left
+    allocator = Allocator()
+    assert take(allocator, 19 * MIB - 512).size == 19 * MIB - 512
+    assert allocator.large.order[0][0] == MIB + 512
+
+
+def test_best_fit_is_the_smallest_block_and_the_lowest_address_among_equals() -> None:
+    allocator = Allocator()
+    sizes = [40 * MIB, 30 * MIB, 50 * MIB, 30 * MIB]
+    blocks = [take(allocator, nbytes) for nbytes in sizes]
+    addresses = [block.ptr for block in blocks]
+    for block in reversed(blocks):
+        allocator.free(block)
+    assert take(allocator, 30 * MIB).ptr == addresses[1]
+    assert take(allocator, 30 * MIB).ptr == addresses[3]
+    assert take(allocator, 31 * MIB).ptr == addresses[0]
+
+
+def test_free_neighbours_merge_and_the_segment_stays_reserved() -> None:
+    allocator = Allocator()
+    first, second, third = (take(allocator, 5 * MIB) for _ in range(3))
+    allocator.free(first)
+    allocator.free(third)
+    assert [size for size, _ in allocator.large.order] == [5 * MIB, 10 * MIB]  # third and the rest behind it
+    allocator.free(second)
+    assert [size for size, _ in allocator.large.order] == [20 * MIB]
+    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (0, 20 * MIB)
+
+
+def test_pools_do_not_serve_each_other() -> None:
+    allocator = Allocator()
+    allocator.free(take(allocator, 10 * MIB))
+    take(allocator, 512)
+    assert allocator.reserved_bytes == 12 * MIB
+
+
+def test_a_block_is_freed_once() -> None:
+    allocator = Allocator()
+    block = take(allocator, 512)
+    allocator.free(block)
+    with pytest.raises(ValueError, match="not in use"):
+        allocator.free(block)
+
+
+def test_empty_cache_gives_whole_free_segments_back() -> None:
+    allocator = Allocator()
+    kept, freed, small = take(allocator, 2 * MIB), take(allocator, 30 * MIB), take(allocator, 512)
+    assert allocator.reserved_bytes == 52 * MIB
+    allocator.free(freed)
+    allocator.free(small)
+    allocator.empty_cache()
+    assert allocator.reserved_bytes == 20 * MIB  # what `kept` stands in
+    assert [entry[0] for entry in allocator.segments] == ["alloc", "alloc", "alloc", "free", "free"]
+    assert [entry[2] for entry in allocator.segments[3:]] == [30 * MIB, 2 * MIB]  # the large pool first
+    allocator.free(kept)
+
+
+# -- max_split_size ----------------------------------------------------------------------------------------
+
+
+def test_oversize_blocks_serve_oversize_requests_only() -> None:
+    allocator = Allocator(Settings.parse("max_split_size_mb:32"))
+    allocator.free(take(allocator, 40 * MIB))
+    take(allocator, 31 * MIB)
+    assert allocator.reserved_bytes == 72 * MIB  # 40 stay cached, 32 are new
+    assert take(allocator, 36 * MIB).size == 40 * MIB  # not split: the request is oversize itself
+    assert allocator.reserved_bytes == 72 * MIB
+
+
+def test_a_block_of_exactly_the_split_limit_is_oversize() -> None:
+    allocator = Allocator(Settings.parse("max_split_size_mb:32"))
+    allocator.free(take(allocator, 32 * MIB))
+    take(allocator, 31 * MIB)
+    assert allocator.reserved_bytes == 64 * MIB
+
+
+def test_an_oversize_request_leaves_a_block_that_is_much_larger() -> None:
+    for text, reserved in (("", 132), (",max_non_split_rounding_mb:69", 100), (",max_non_split_rounding_mb:68", 132)):
+        allocator = Allocator(Settings.parse("max_split_size_mb:32" + text))
+        allocator.free(take(allocator, 100 * MIB))
+        take(allocator, 32 * MIB)
+        assert allocator.reserved_bytes == reserved * MIB, text
+
+
+def test_oversize_blocks_are_released_before_the_rest_of_the_cache() -> None:
+    allocator = Allocator(Settings.parse("max_split_size_mb:32"), limit_bytes=150 * MIB)
+    for block in [take(allocator, nbytes * MIB) for nbytes in (24, 40, 60)]:
+        allocator.free(block)
+    take(allocator, 90 * MIB)  # no single block is large enough: the largest go until 90 MiB are free: 60, then 40
+    assert (allocator.reserved_bytes, allocator.num_alloc_retries) == (114 * MIB, 0)
+    allocator = Allocator(Settings.parse("max_split_size_mb:32"), limit_bytes=150 * MIB)
+    for block in [take(allocator, nbytes * MIB) for nbytes in (30, 40, 70)]:
+        allocator.free(block)
+    take(allocator, 34 * MIB)  # fits within the rounding of 20 MiB
+    take(allocator, 38 * MIB)  # 70 is too much larger to be used, but is the one block that makes room
+    assert (allocator.reserved_bytes, allocator.num_alloc_retries) == (108 * MIB, 0)
+
+
+def test_no_more_oversize_blocks_go_than_the_request_needs() -> None:
+    allocator = Allocator(Settings.parse("max_split_size_mb:32"), limit_bytes=150 * MIB)
+    for block in [take(allocator, nbytes * MIB) for nbytes in (36, 40, 60)]:
+        allocator.free(block)
+    take(allocator, 100 * MIB)  # 60 and 40 are just enough
+    assert (allocator.reserved_bytes, allocator.num_alloc_retries) == (136 * MIB, 0)
+
+
+def test_oversize_blocks_that_do_not_add_up_to_the_request_go_with_the_whole_cache() -> None:
+    allocator = Allocator(Settings.parse("max_split_size_mb:32"), limit_bytes=100 * MIB)
+    take(allocator, 10 * MIB)
+    for block in [take(allocator, nbytes * MIB) for nbytes in (24, 40)]:
+        allocator.free(block)
+    take(allocator, 50 * MIB)  # without 40 there would be room, yet PyTorch does not try before it released all
+    assert (allocator.reserved_bytes, allocator.num_alloc_retries) == (60 * MIB, 1)
+
+
+# -- limits ------------------------------------------------------------------------------------------------
+
+
+def test_at_the_limit_the_cache_is_released_and_the_request_tried_again() -> None:
+    allocator = Allocator(limit_bytes=100 * MIB)
+    allocator.free(take(allocator, 60 * MIB))
+    take(allocator, 70 * MIB)
+    assert (allocator.reserved_bytes, allocator.peak_reserved_bytes) == (70 * MIB, 70 * MIB)
+    assert (allocator.num_alloc_retries, allocator.num_ooms, allocator.num_device_free) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("physical", [False, True])
+def test_split_segments_cannot_be_released_and_the_error_has_the_numbers(physical: bool) -> None:
+    allocator = Allocator(limit_bytes=100 * MIB, physical=physical)
+    whole = take(allocator, 60 * MIB)
+    allocator.free(whole)
+    kept = take(allocator, 10 * MIB)  # splits the 60
+    with pytest.raises(OutOfMemory, match=str(61 * MIB)) as caught:
+        allocator.malloc(61 * MIB)
+    error = caught.value
+    assert (error.requested_bytes, error.segment_bytes, error.limit_bytes) == (61 * MIB, 62 * MIB, 100 * MIB)
+    assert (error.allocated_bytes, error.reserved_bytes) == (10 * MIB, 60 * MIB)
+    assert (allocator.num_alloc_retries, allocator.num_ooms) == (1, 1)
+    allocator.free(kept)
+    take(allocator, 61 * MIB)  # life goes on after it
+
+
+def test_throw_on_cudamalloc_oom_leaves_the_cache_alone() -> None:
+    allocator = Allocator(Settings.parse("throw_on_cudamalloc_oom:True"), limit_bytes=100 * MIB)
+    allocator.free(take(allocator, 60 * MIB))
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(70 * MIB)
+    assert (allocator.reserved_bytes, allocator.num_alloc_retries, allocator.num_oom_rejections) == (60 * MIB, 0, 1)
+
+
+def test_garbage_collection_takes_the_older_half_by_searches() -> None:
+    allocator = Allocator(Settings.parse("garbage_collection_threshold:0.5"), limit_bytes=200 * MIB)
+    blocks = [take(allocator, nbytes * MIB) for nbytes in (20, 30, 40)]
+    allocator.free(blocks[0])  # all three searches lie before; from here on each search makes it older by one
+    take(allocator, 50 * MIB)  # 90 reserved is below 100: no collection
+    allocator.free(blocks[1])
+    assert allocator.reserved_bytes == 140 * MIB
+    take(allocator, 60 * MIB)  # ages 2 and 1, average 1.5: only the first goes, and then the second of average age
+    assert [entry[2] // MIB for entry in allocator.segments if entry[0] == "free"] == [20, 30]
+    assert allocator.reserved_bytes == 150 * MIB
+
+
+@pytest.mark.parametrize(("physical", "freed"), [(False, [60]), (True, [])])
+def test_garbage_collection_stops_once_it_has_enough_and_needs_a_cap(physical: bool, freed: list[int]) -> None:
+    allocator = Allocator(Settings.parse("garbage_collection_threshold:0.5"), 200 * MIB, physical=physical)
+    old, young, busy = (take(allocator, nbytes * MIB) for nbytes in (60, 30, 20))
+    allocator.free(old)
+    allocator.free(busy)
+    take(allocator, 20 * MIB)  # found in the cache; `old` is one search older now
+    allocator.free(young)
+    take(allocator, 70 * MIB)  # 110 reserved, 10 above the threshold; ages 2 and 1, average 1.5
+    assert [entry[2] // MIB for entry in allocator.segments if entry[0] == "free"] == freed
+
+
+# -- expandable segments -----------------------------------------------------------------------------------
+
+
+def test_expandable_segments_map_2_and_20_mib_pages_side_by_side() -> None:
+    allocator = Allocator(EXPANDABLE)
+    first = take(allocator, 512)
+    assert allocator.reserved_bytes == 2 * MIB
+    large = take(allocator, 25 * MIB)
+    assert allocator.reserved_bytes == 42 * MIB  # two pages of 20 MiB
+    assert take(allocator, 15 * MIB).ptr == large.ptr + 25 * MIB  # the rest of them
+    assert take(allocator, MIB + 512).ptr == large.ptr + 40 * MIB
+    assert [(kind, nbytes // MIB) for kind, _, nbytes in allocator.segments] == [("map", 2), ("map", 40), ("map", 20)]
+    allocator.free(first)
+
+
+def test_expandable_blocks_grow_into_the_pages_behind_them() -> None:
+    allocator = Allocator(EXPANDABLE)
+    first = take(allocator, 20 * MIB)
+    start = first.ptr
+    allocator.free(first)
+    assert take(allocator, 50 * MIB).ptr == start  # 20 free MiB and 40 new ones
+    assert (allocator.reserved_bytes, allocator.segments[-1][2]) == (60 * MIB, 40 * MIB)
+
+
+def test_expandable_best_fit_prefers_what_cannot_grow() -> None:
+    allocator = Allocator(EXPANDABLE)
+    first, _, last = take(allocator, 30 * MIB), take(allocator, 2 * MIB), take(allocator, 8 * MIB)
+    hole, tail = first.ptr, last.ptr
+    allocator.free(first)
+    allocator.free(last)  # 8 MiB, smaller than the hole, but it can grow without end
+    assert take(allocator, 4 * MIB).ptr == hole
+    assert take(allocator, 8 * MIB).ptr == hole + 4 * MIB
+    assert tail > hole
+
+
+def test_expandable_segments_unmap_whole_pages_and_fill_the_gap_again() -> None:
+    allocator = Allocator(EXPANDABLE, limit_bytes=100 * MIB, physical=True)
+    first, second = take(allocator, 50 * MIB), take(allocator, 30 * MIB)
+    start = first.ptr
+    allocator.free(first)
+    allocator.empty_cache()
+    # 50 MiB are free; the pages 0-20 and 20-40 are whole, of the third 10 MiB are free and stay.
+    assert allocator.reserved_bytes == 40 * MIB
+    assert allocator.segments[-1] == ("unmap", start, 40 * MIB)
+    assert take(allocator, 45 * MIB).ptr == start
+    assert allocator.reserved_bytes == 80 * MIB
+    allocator.free(second)
+    assert take(allocator, 55 * MIB).ptr == start + 45 * MIB  # 35 free, one page more: the limit, no retry needed
+    assert (allocator.reserved_bytes, allocator.num_alloc_retries) == (100 * MIB, 0)
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(2 * MIB)
+
+
+def test_a_cap_is_asked_in_segments_even_where_pages_are_mapped() -> None:
+    allocator = Allocator(EXPANDABLE, limit_bytes=16 * MIB)
+    take(allocator, 15 * MIB)  # alloc_block asks for 16 MiB, a page of 20 MiB is mapped: PyTorch lets that pass
+    assert allocator.reserved_bytes == 20 * MIB
+    with pytest.raises(OutOfMemory):
+        Allocator(EXPANDABLE, limit_bytes=16 * MIB, physical=True).malloc(15 * MIB)
+
+
+def test_a_wholly_unmapped_stretch_begins_anew() -> None:
+    allocator = Allocator(EXPANDABLE)
+    for block in [take(allocator, 30 * MIB), take(allocator, 512)]:
+        allocator.free(block)
+    allocator.empty_cache()
+    assert (allocator.reserved_bytes, allocator.live_segments()) == (0, [])
+    take(allocator, 30 * MIB)
+    assert allocator.reserved_bytes == 40 * MIB
+
+
+# -- statistics and events ---------------------------------------------------------------------------------
+
+
+def test_statistics_have_the_names_of_torch() -> None:
+    allocator = Allocator(limit_bytes=GIB)
+    block = take(allocator, 1000)
+    take(allocator, 3 * MIB)
+    allocator.free(block)
+    stats = allocator.memory_stats()
+    assert stats["allocated_bytes.all.current"] == stats["active_bytes.all.current"] == 3 * MIB
+    assert stats["allocated_bytes.all.peak"] == 3 * MIB + 1024
+    assert (stats["requested_bytes.all.current"], stats["requested_bytes.all.peak"]) == (3 * MIB, 3 * MIB + 1000)
+    assert stats["reserved_bytes.all.current"] == stats["reserved_bytes.all.peak"] == 22 * MIB
+    allocator.reset_peak()
+    assert allocator.memory_stats()["allocated_bytes.all.peak"] == 3 * MIB
+
+
+def test_replay_has_phases_a_curve_and_the_peaks_of_the_whole() -> None:
+    events = [
+        Event("alloc", "w", 4 * MIB),
+        Event("phase", "forward"),
+        Event("alloc", "a", 30 * MIB),
+        Event("phase", "backward"),
+        Event("free", "a"),
+        Event("alloc", "g", 2 * MIB),
+        Event("phase", "nothing happens"),
+        Event("phase", "forward"),
+        Event("empty_cache"),
+        Event("phase", "evaluation"),
+        Event("free", "g"),
+    ]
+    result = replay(events, curve=True)
+    assert [tuple(phase) for phase in result.phases] == [
+        ("", 4 * MIB, 20 * MIB),
+        ("forward", 34 * MIB, 50 * MIB),
+        ("backward", 34 * MIB, 50 * MIB),
+        ("evaluation", 6 * MIB, 20 * MIB),
+    ]
+    assert [n // MIB for n in result.allocated_bytes] == [4, 4, 34, 34, 4, 6, 6, 6, 6, 6, 4]
+    assert [n // MIB for n in result.reserved_bytes] == [20, 20, 50, 50, 50, 50, 50, 50, 20, 20, 20]
+    assert (result.stats["allocated_bytes.all.peak"], result.stats["reserved_bytes.all.peak"]) == (34 * MIB, 50 * MIB)
+    assert result.out_of_memory is None
+
+
+def test_replay_ends_where_the_limit_is() -> None:
+    result = replay([("alloc", 1, 30 * MIB), ("alloc", 2, 30 * MIB), ("free", 1, 0)], limit_bytes=40 * MIB)
+    assert result.ended_at == 1
+    assert result.out_of_memory is not None
+    assert result.out_of_memory.allocated_bytes == 30 * MIB
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([("free", 7, 0)], "event 0 frees 7"),
+        ([("alloc", 7, 1), ("alloc", 7, 1)], "event 1 allocates 7"),
+        ([("grow", 7, 1)], "unknown kind 'grow'"),
+    ],
+)
+def test_events_without_sense_are_errors(events: list[tuple[str, int, int]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replay(events)
+
+
+# -- what holds for any program ----------------------------------------------------------------------------
+
+sizes = st.one_of(
+    st.integers(0, 4 * KIB),
+    st.integers(1, 3 * MIB),
+    st.integers(1, 40).map(lambda n: n * MIB),
+    st.sampled_from([MIB, MIB + 1, 10 * MIB - 1, 10 * MIB, 19 * MIB, 20 * MIB, 100 * MIB]),
+)
+# A program: each number above 0 asks for that much, each other one frees the live block at that index.
+programs = st.lists(st.one_of(sizes, sizes, st.integers(-1000, -1)), max_size=60)
+ways = st.sampled_from(
+    [
+        Settings(),
+        EXPANDABLE,
+        Settings.parse("max_split_size_mb:24"),
+        Settings.parse("roundup_power2_divisions:4"),
+        Settings.parse("max_split_size_mb:24,expandable_segments:True,large_segment_size_mb:12"),
+    ]
+)
+collecting = Settings.parse("garbage_collection_threshold:0.5,max_split_size_mb:32")
+
+
+def events_of(program: list[int]) -> list[tuple[str, int, int]]:
+    live: list[int] = []
+    events = []
+    for id, number in enumerate(program):
+        if number >= 0:
+            live.append(id)
+            events.append(("alloc", id, number))
+        elif live:
+            events.append(("free", live.pop(number % len(live)), 0))
+    return events
+
+
+def check(allocator: Allocator) -> None:
+    """Blocks cover their segments without gap or overlap, no two free ones touch, and the sums are right."""
+    segments = allocator.live_segments()
+    end = 0
+    used = free = 0
+    for blocks in segments:
+        assert blocks[0].ptr >= end
+        for before, after in pairwise(blocks):
+            assert before.ptr + before.size == after.ptr
+            assert before.next is after
+            assert after.prev is before
+            assert before.used or after.used
+        end = blocks[-1].ptr + blocks[-1].size
+        used += sum(block.size for block in blocks if block.used)
+        free += sum(block.size for block in blocks if not block.used)
+    assert used == allocator.allocated_bytes
+    assert used + free == allocator.reserved_bytes
+    assert allocator.requested_bytes == sum(block.requested for block in allocator.active.values())
+    assert allocator.requested_bytes <= allocator.allocated_bytes <= allocator.reserved_bytes
+    assert free == sum(size for pool in (allocator.small, allocator.large) for size, _ in pool.order)
+    signs = {"alloc": 1, "map": 1, "free": -1, "unmap": -1}
+    assert sum(signs[kind] * nbytes for kind, _, nbytes in allocator.segments) == allocator.reserved_bytes
+
+
+def facts(result: Replay) -> tuple[object, ...]:
+    return result.stats, result.allocated_bytes, result.reserved_bytes, result.allocator.segments, result.ended_at
+
+
+@settings(deadline=None)
+@given(programs, st.one_of(ways, st.just(collecting)), st.one_of(st.none(), st.integers(20, 300)), st.booleans())
+def test_blocks_cover_segments_and_the_sums_are_right(
+    program: list[int], way: Settings, limit_mib: int | None, physical: bool
+) -> None:
+    limit_bytes = None if limit_mib is None else limit_mib * MIB
+    allocator = Allocator(way, limit_bytes, physical=physical)
+    alive: dict[int, Block | None] = {}
+    page = way.large_segment_bytes if way.expandable_segments and not physical else 0
+    for kind, id, nbytes in events_of(program):
+        if kind == "free":
+            allocator.free(alive.pop(id, None))
+        else:
+            try:
+                alive[id] = allocator.malloc(nbytes)
+            except OutOfMemory as error:
+                assert error.reserved_bytes == allocator.reserved_bytes
+        check(allocator)
+        assert limit_bytes is None or allocator.peak_reserved_bytes <= limit_bytes + page
+
+
+@settings(deadline=None)
+@given(programs, ways)
+def test_freeing_everything_leaves_each_segment_one_free_block(program: list[int], way: Settings) -> None:
+    result = replay(events_of(program), way)
+    allocator = result.allocator
+    for block in list(allocator.active.values()):
+        allocator.free(block)
+    check(allocator)
+    assert (allocator.allocated_bytes, allocator.requested_bytes) == (0, 0)
+    assert all(len(blocks) == 1 for blocks in allocator.live_segments())
+    allocator.empty_cache()
+    assert (allocator.reserved_bytes, allocator.live_segments()) == (0, [])
+
+
+@settings(deadline=None)
+@given(programs, ways, st.one_of(st.none(), st.integers(20, 200)))
+def test_a_replay_is_the_same_each_time(program: list[int], way: Settings, limit_mib: int | None) -> None:
+    limit_bytes = None if limit_mib is None else limit_mib * MIB
+    events = events_of(program)
+    assert facts(replay(events, way, limit_bytes, curve=True)) == facts(replay(events, way, limit_bytes, curve=True))
+
+
+@settings(deadline=None)
+@given(programs, ways, st.integers(0, 100 * MIB))
+def test_a_limit_that_is_never_reached_changes_nothing(program: list[int], way: Settings, spare_bytes: int) -> None:
+    events = events_of(program)
+    free = replay(events, way, curve=True)
+    limit_bytes = free.stats["reserved_bytes.all.peak"] + spare_bytes
+    assert facts(replay(events, way, limit_bytes, physical=True, curve=True)) == facts(free)
+    if not way.expandable_segments:  # a cap is asked in segments where pages would be mapped, so it may bite earlier
+        assert facts(replay(events, way, limit_bytes, curve=True)) == facts(free)
+
+
+@settings(deadline=None)
+@given(programs, ways)
+def test_phases_cut_the_peak_and_lose_nothing(program: list[int], way: Settings) -> None:
+    events = events_of(program)
+    cut = [step for i, event in enumerate(events) for step in ((("phase", f"p{i % 3}", 0), event))]
+    whole, result = replay(events, way), replay(cut, way)
+    assert result.stats == whole.stats
+    assert max((p.peak_allocated_bytes for p in result.phases), default=0) == whole.stats["allocated_bytes.all.peak"]
+    assert max((p.peak_reserved_bytes for p in result.phases), default=0) == whole.stats["reserved_bytes.all.peak"]

@@ -1,0 +1,390 @@
+"""Memory snapshots: read safely, replayed, compared with the recording, and written so that PyTorch opens them."""
+
+import copy
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrain.predict import snapshot
+from foretrain.predict.allocator_replay import replay
+from foretrain.predict.allocator_settings import Settings
+from foretrain.predict.snapshot import Label, Writer, compare_with_recorded, export
+
+MIB = 1 << 20
+EXPANDABLE = Settings(expandable_segments=True)
+LABELS = {
+    "w": Label("transformer.wte.weight", "weights", ("embedding",)),
+    "x": Label("h.0.mlp.c_fc", "activations"),
+}
+# Weights of 30 MiB, an activation of 50 that comes and goes, a small tensor, another activation in its place.
+EVENTS = [
+    ("alloc", "w", 30 * MIB - 100),
+    ("alloc", "x", 50 * MIB),
+    ("alloc", "step", 4),
+    ("free", "x", 0),
+    ("phase", "second", 0),
+    ("alloc", "x", 45 * MIB),
+]
+WAYS = [Settings(), EXPANDABLE, Settings.parse("max_split_size_mb:32,roundup_power2_divisions:4")]
+
+
+def recorded(events: list[tuple[str, Any, int]] = EVENTS, way: Settings | None = None) -> dict[str, Any]:
+    return export(events, LABELS, way)
+
+
+# -- reading -----------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_is_read_from_its_pickle(tmp_path: Path) -> None:
+    file = tmp_path / "snapshot.pickle"
+    file.write_bytes(pickle.dumps(recorded()))
+    recording = snapshot.read(file)
+    assert recording.entries[:2] == (
+        ("segment_alloc", 1 << 40, 30 * MIB, 0),
+        ("alloc", 1 << 40, 30 * MIB - 100, 0),
+    )
+    assert recording.settings == Settings()
+    assert recording.reserved_at_end_bytes == 82 * MIB
+    assert recording.reserved_before_bytes == 0
+    assert len(recording.live_at_end) == 3
+
+
+class Harm:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.path}",)
+
+
+def test_a_pickle_that_would_run_something_is_refused_by_name(tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+    hostile = recorded()
+    hostile["device_traces"][0].append(Harm(touched))
+    with pytest.raises(ValueError, match=r"^s\.pickle: it wants to load (posix|nt)\.system, ") as caught:
+        snapshot.loads(pickle.dumps(hostile), "s.pickle")
+    assert "\n" not in str(caught.value)
+    assert not touched.exists()
+
+
+# Without a class: INST, OBJ, EXT1, a persistent id, BUILD on a list, and the older text forms.
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"(S'touch /nonexistent'\nios\nsystem\n.",
+        b"cos\nsystem\n(S'true'\ntR.",
+        b"(cos\nsystem\nS'true'\no.",
+        b"\x82\x01.",
+        b"Pfile\n.",
+        b"](K\x01b.",
+        b"\x80\x63.",
+        b"",
+        b".",
+        b"\x80\x04]\x94(h\x05.",
+        b"not a pickle at all",
+        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",
+    ],
+)
+def test_damaged_and_hostile_pickles_end_in_one_sentence(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"^s\.pickle: ") as caught:
+        snapshot.loads(data, "s.pickle")
+    assert "\n" not in str(caught.value)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200))
+def test_no_bytes_do_anything_but_raise(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"^snapshot: "):
+        snapshot.loads(data)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_snapshot_with_damaged_bytes_is_read_or_refused(data: st.DataObject) -> None:
+    good = bytearray(pickle.dumps(recorded()))
+    for _ in range(data.draw(st.integers(1, 4))):
+        good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        snapshot.loads(bytes(good))
+    except ValueError as error:
+        assert str(error).startswith("snapshot: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda s: [], "has no device_traces"),
+        (lambda s: {}, "has no device_traces"),
+        (lambda s: s | {"device_traces": "no"}, "has no device_traces"),
+        (lambda s: s | {"device_traces": []}, "has 0 devices"),
+        (lambda s: s | {"device_traces": [[7]]}, "entry 0 of its history has no action"),
+        (lambda s: s | {"device_traces": [[{"action": 7, "size": 1}]]}, "entry 0 of its history has no action"),
+        (lambda s: s | {"device_traces": [[{"action": "alloc", "addr": 1}]]}, "entry 0 .* needs whole numbers"),
+        (lambda s: s | {"device_traces": [[{"action": "alloc", "size": -1}]]}, "entry 0 .* needs whole numbers"),
+        (lambda s: s | {"segments": [{"device": 0}]}, "segments are not those"),
+        (lambda s: s | {"segments": 5}, "segments are not those"),
+        (
+            lambda s: s | {"allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}},
+            "cannot be simulated",
+        ),
+    ],
+)
+def test_what_is_no_snapshot_is_refused(change: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^snapshot: .*{sentence}"):
+        snapshot.of_snapshot(change(recorded()))
+
+
+def test_an_action_of_a_newer_pytorch_is_passed_over() -> None:
+    data = recorded()
+    data["device_traces"][0].insert(3, {"action": "segment_dance", "addr": 1, "size": 2, "stream": 0})
+    assert compare_with_recorded(snapshot.of_snapshot(data)).first_difference is None
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="device 1 is not among them"):
+        snapshot.of_snapshot(recorded(), device=1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_settings_come_from_the_snapshot(way: Settings) -> None:
+    data = recorded(way=way)
+    assert snapshot.of_snapshot(data).settings == way
+    # A newer PyTorch may know more keys; then what the snapshot says one by one must do.
+    data["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = "something_new:1"
+    read = snapshot.of_snapshot(data).settings
+    assert (read.expandable_segments, read.max_split_bytes) == (way.expandable_segments, way.max_split_bytes)
+
+
+# -- comparing ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_whole_recording_agrees(way: Settings) -> None:
+    found = compare_with_recorded(snapshot.of_snapshot(recorded(way=way)))
+    assert (found.first_difference, found.complete) == (None, True)
+    assert found.same == len(found.recorded) == len(found.simulated) > 0
+    assert found.simulated_peak_reserved_bytes == found.recorded_peak_reserved_bytes
+    assert found.simulated_peak_allocated_bytes == replay(EVENTS, way).stats["allocated_bytes.all.peak"]
+
+
+def test_the_first_difference_is_found() -> None:
+    data = recorded()
+    wrong = next(entry for entry in data["device_traces"][0][2:] if entry["action"] == "segment_alloc")
+    wrong["size"] += 2 * MIB
+    found = compare_with_recorded(snapshot.of_snapshot(data))
+    assert (found.first_difference, found.same) == (1, 1)
+    assert (found.recorded[1].nbytes, found.simulated[1].nbytes) == (52 * MIB, 50 * MIB)
+    data = recorded()
+    data["device_traces"][0] = [e for e in data["device_traces"][0] if e["size"] != 2 * MIB]
+    found = compare_with_recorded(snapshot.of_snapshot(data))
+    assert found.first_difference == 2  # the recording is shorter
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_emptied_cache_is_followed(way: Settings) -> None:
+    events = [*EVENTS, ("free", "x", 0), ("empty_cache", None, 0), ("alloc", "x", 60 * MIB)]
+    found = compare_with_recorded(snapshot.of_snapshot(recorded(events, way)))
+    assert found.first_difference is None
+    assert {"free", "unmap"} & {entry.kind for entry in found.recorded}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_with_the_limit_of_the_recording_the_simulator_releases_by_itself(way: Settings) -> None:
+    events = [*EVENTS, ("free", "x", 0), ("alloc", "x", 60 * MIB)]
+    limit_bytes = 102 * MIB
+    data = export(events, LABELS, way, limit_bytes, physical=True)
+    found = compare_with_recorded(snapshot.of_snapshot(data), limit_bytes)
+    assert found.first_difference is None
+    assert found.out_of_memory_at is None
+    # Two segments of 50 and 60 do not fit; expandable ones grow by a page instead and give nothing back.
+    assert ("free" in {entry.kind for entry in found.simulated}) == (not way.expandable_segments)
+
+
+def test_out_of_memory_is_told() -> None:
+    recording = snapshot.of_snapshot(recorded())
+    found = compare_with_recorded(recording, 40 * MIB)
+    assert found.out_of_memory_at is not None
+    assert recording.entries[found.out_of_memory_at].nbytes == 50 * MIB
+    data = export(EVENTS, LABELS, limit_bytes=40 * MIB)
+    assert data["device_traces"][0][-1]["action"] == "oom"
+    assert data["device_traces"][0][-1]["device_free"] == 10 * MIB
+
+
+def test_a_history_that_begins_late_says_so() -> None:
+    data = recorded()
+    data["device_traces"][0] = data["device_traces"][0][2:]  # as if the weights were there before
+    found = compare_with_recorded(snapshot.of_snapshot(data))
+    assert not found.complete
+    assert (found.unknown_frees, found.unknown_live, found.reserved_before_bytes) == (0, 1, 30 * MIB)
+    data["device_traces"][0] = data["device_traces"][0][2:]  # and the first activation
+    found = compare_with_recorded(snapshot.of_snapshot(data))
+    assert (found.complete, found.unknown_frees) == (False, 1)
+
+
+def test_frees_without_their_completion_count_too() -> None:
+    data = recorded()
+    data["device_traces"][0] = [e for e in data["device_traces"][0] if e["action"] != "free_completed"]
+    assert compare_with_recorded(snapshot.of_snapshot(data)).first_difference is None
+
+
+def test_other_streams_are_left_out_and_counted() -> None:
+    data = recorded()
+    history = data["device_traces"][0]
+    side = {"stream": 9, "addr": 1 << 44, "frames": []}
+    history[3:3] = [
+        side | {"action": "segment_alloc", "size": 2 * MIB},
+        side | {"action": "alloc", "size": 100},
+        side | {"action": "free_requested", "size": 100},
+        side | {"action": "free_completed", "size": 100},
+    ]
+    found = compare_with_recorded(snapshot.of_snapshot(data))
+    assert (found.first_difference, found.other_streams, found.complete) == (None, 1, False)
+    found = compare_with_recorded(snapshot.of_snapshot(data), stream=9)
+    assert [entry.nbytes for entry in found.simulated] == [2 * MIB]
+
+
+sizes = st.one_of(st.integers(1, 3 * MIB), st.integers(1, 60).map(lambda n: n * MIB))
+programs = st.lists(st.one_of(sizes, sizes, st.integers(-1000, -1), st.just(0)), max_size=40)
+
+
+def events_of(program: list[int]) -> list[tuple[str, Any, int]]:
+    live: list[int] = []
+    events: list[tuple[str, Any, int]] = []
+    for id, number in enumerate(program):
+        if number > 0:
+            live.append(id)
+            events.append(("alloc", id, number))
+        elif number == 0:
+            events.append(("empty_cache", None, 0))
+        elif live:
+            events.append(("free", live.pop(number % len(live)), 0))
+    return events
+
+
+@settings(deadline=None)
+@given(programs, st.sampled_from(WAYS))
+def test_any_program_written_and_read_again_agrees(program: list[int], way: Settings) -> None:
+    found = compare_with_recorded(snapshot.loads(pickle.dumps(export(events_of(program), {}, way))))
+    assert (found.first_difference, found.complete) == (None, True)
+
+
+# -- writing -----------------------------------------------------------------------------------------------
+
+
+def test_names_and_categories_reach_the_history_and_the_segments() -> None:
+    data = recorded()
+    births = [entry for entry in data["device_traces"][0] if entry["action"] == "alloc"]
+    assert [entry["frames"][0]["name"] for entry in births] == [
+        "transformer.wte.weight",
+        "h.0.mlp.c_fc",
+        "step",
+        "h.0.mlp.c_fc",
+    ]
+    assert births[0]["frames"][1]["name"] == "embedding"
+    assert [entry["category"] for entry in births] == ["weights", "activations", "unknown", "activations"]
+    blocks = [block for segment in data["segments"] for block in segment["blocks"]]
+    assert [block["frames"][0]["name"] for block in blocks if block["state"] == "active_allocated"] == [
+        "transformer.wte.weight",
+        "h.0.mlp.c_fc",
+        "step",
+    ]
+    assert {segment["segment_type"] for segment in data["segments"]} == {"small", "large"}
+    assert sum(segment["total_size"] for segment in data["segments"]) == 82 * MIB
+
+
+def test_an_empty_program_is_a_snapshot_too() -> None:
+    assert export([], {})["device_traces"] == [[]]
+    assert Writer([], lambda id: ["never"]).data()["segments"] == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_pytorch_opens_what_is_written(way: Settings) -> None:
+    viz = pytest.importorskip("torch.cuda._memory_viz")
+    events = [*EVENTS, ("free", "x", 0), ("empty_cache", None, 0), ("alloc", "y", 20 * MIB)]
+    data = export(events, LABELS, way)
+    for plot in (viz.trace_plot, viz.segment_plot):
+        assert "snapshot.pickle" in plot(copy.deepcopy(data))
+    assert "Active Cached Memory Timeline" in viz.trace_plot(copy.deepcopy(data), plot_segments=True)
+    summary = viz.segsum(data)  # checks that the blocks add up to their segments
+    assert "total_allocated: 50.0MiB" in summary
+    assert "= cudaMalloc(" in viz.trace(data) or way.expandable_segments
+    names = viz.segments(data, format_flamegraph=lambda text: text)
+    assert "transformer.wte.weight" in names
+    assert "transformer.wte.weight" in viz.memory(data, format_flamegraph=lambda text: text)
+
+
+def test_pytorch_opens_a_history_that_ends_in_out_of_memory() -> None:
+    viz = pytest.importorskip("torch.cuda._memory_viz")
+    text = viz.trace(export(EVENTS, LABELS, limit_bytes=40 * MIB))
+    assert "raise OutOfMemoryError # 50.0MiB requested, 10.0MiB free" in text
+
+
+def test_a_trace_is_written_to_a_file_as_a_whole(tmp_path: Path) -> None:
+    from foretrain.predict.exact.record import Recorder
+    from foretrain.predict.exact.replay import replay as replay_trace
+
+    recorder = Recorder()
+    first = recorder.alloc(30 * MIB, "empty", "wte", (30, MIB), "int8")
+    second = recorder.alloc(10 * MIB, "mm", "h.0", (10, MIB), "int8")
+    recorder.free(first)
+    recorder.alloc(0, "empty", "h.0", (0,), "int8")
+    recorder.free(second)
+    trace = recorder.finish()
+    writer = Writer(trace.events, lambda id: [f"tensor {id}", trace.allocations[id].op], lambda id: "activations")
+    replay_trace(trace, Settings(), watch=writer.watch)
+    writer.write(tmp_path / "trace.pickle")
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.pickle"]
+    recording = snapshot.read(tmp_path / "trace.pickle")
+    assert [entry.action for entry in recording.entries] == [
+        "segment_alloc", "alloc", "segment_alloc", "alloc", "free_requested", "free_completed",
+        "free_requested", "free_completed",
+    ]  # fmt: skip
+    assert compare_with_recorded(recording).first_difference is None
+
+
+# -- a real card -------------------------------------------------------------------------------------------
+
+# Allocates and frees at random, and writes what PyTorch recorded and counted.
+PROGRAM = """
+import json, random, sys, torch
+torch.cuda.memory._record_memory_history(context=None, max_entries=1_000_000)
+generator, live = random.Random(7), []
+for _ in range(5000):
+    if live and generator.random() < 0.48:
+        live.pop(generator.randrange(len(live)))
+    else:
+        nbytes = generator.choice([generator.randrange(1, 4096), generator.randrange(1, 3 << 20),
+                                   generator.randrange(1, 64) << 20, 1 << 20, 10 << 20, 20 << 20])
+        live.append(torch.empty(nbytes, dtype=torch.uint8, device="cuda"))
+    if generator.random() < 0.002:
+        torch.cuda.empty_cache()
+torch.cuda.memory._dump_snapshot(sys.argv[1])
+json.dump(torch.cuda.memory_stats(), open(sys.argv[2], "w"))
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", WAYS)
+def test_the_simulator_is_pytorchs_allocator_on_a_card(way: Settings, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA card")
+    dumped, counted = tmp_path / "snapshot.pickle", tmp_path / "stats.json"
+    environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": way.text()}
+    subprocess.run([sys.executable, "-c", PROGRAM, dumped, counted], env=environment, check=True)
+    recording = snapshot.read(dumped)
+    assert recording.settings == way
+    found = compare_with_recorded(recording)
+    assert found.complete
+    assert found.first_difference is None
+    stats = json.loads(counted.read_text("utf-8"))
+    assert found.simulated_peak_reserved_bytes == stats["reserved_bytes.all.peak"]
+    assert found.simulated_peak_allocated_bytes == stats["allocated_bytes.all.peak"]

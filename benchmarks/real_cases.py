@@ -6,6 +6,10 @@ The facts are those of examples/real-cases: A's process held 4,464 MiB; C ran ou
 about 2.1 GB. Everything else here is predicted; which torch the owner had is not known.
 """
 
+import os
+import subprocess
+import sys
+
 from common import arguments, report
 
 from foretrain.configfile import resolve
@@ -54,6 +58,18 @@ def case_c(compiled: bool, others: int) -> dict[str, object]:
     }  # fmt: skip
 
 
+def console(*words: str) -> str:
+    """What a user sees, 108 columns wide."""
+    command = [sys.executable, "-c", "from foretrain.cli import main; main()", "plan", *words]
+    environment = {**os.environ, "COLUMNS": "108", "NO_COLOR": "1"}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    return "\n".join(line.rstrip() for line in shown.rstrip().splitlines())
+
+
+EXPLAIN = ["examples/real-cases/a.py", "--gpu", "RTX 4070", "--explain", "--observed", "6582MiB", "--process", "4464MiB"]
+VERDICT = ["examples/real-cases/c.py", "--gpu", "RTX 4070", "--others", "2.1GB", "--exact"]
+
+
 def main() -> None:
     options = arguments("real_cases", __doc__ or "")
     a = case_a()
@@ -73,7 +89,8 @@ def main() -> None:
         where = f"dies in {death['phase']}, {death['moment']}" if death else "lives"
         name = f"C {'compiled' if c['compiled'] else 'eager'}, others {mib(c['others_bytes'])}"
         table.append([name, mib(c["smallest_limit_bytes"]), f"{where} at {mib(middle['limit_bytes'])}"])
-    data = {"what": (__doc__ or "").splitlines()[0], "a": a, "c": cs}
+    consoles = {"explain_a": console(*EXPLAIN), "verdict_c": console(*VERDICT).split("\n\nMemory by phase")[0]}
+    data = {"what": (__doc__ or "").splitlines()[0], "a": a, "c": cs, "consoles": consoles}
     report(options.out, "Logged runs, traced (MiB)", ["case", "lives from / takes", "result"], table, data)
 
 

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
@@ -106,6 +107,44 @@ def accuracy() -> str:
     return "\n".join(lines)
 
 
+def result(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+
+
+def explain_case_a() -> str:
+    command = 'foretrain plan examples/real-cases/a.py --gpu "RTX 4070" --explain --observed 6582MiB --process 4464MiB'
+    return block(command, result("real_cases")["consoles"]["explain_a"])
+
+
+def exact_case_c() -> str:
+    command = 'foretrain plan examples/real-cases/c.py --gpu "RTX 4070" --others 2.1GB --exact'
+    return block(command, result("real_cases")["consoles"]["verdict_c"])
+
+
+def truth() -> str:
+    found = result("trace_against_allocator")
+    summary, a = found["summary"], result("real_cases")["a"]
+    return (
+        f"Of {summary['configs']} configs, eager and compiled, {summary['exact_to_64_bytes']} traces meet PyTorch's real CPU "
+        f"allocator to 64 bytes, the worst is off by {summary['worst_error'] * 100:.3f} % "
+        f"(torch {found['versions']['torch']}, {found['date']}; `python benchmarks/trace_against_allocator.py`). The logged RTX 4070 "
+        f"run of case A held 4,464 MiB: {a['reserved_bytes'] / 2**20:,.0f} MiB reserved are predicted, "
+        f"{a['error'] * 100:+.1f} % with a context of 300 MiB (`python benchmarks/real_cases.py`). Not yet measured on a GPU."
+    )
+
+
+def exact_cost() -> str:
+    found = result("exact_cost")
+    rows = {row["plan"]: row for row in found["rows"]}
+    eager, compiled = rows["124M eager"], rows["124M compiled"]
+    rss = max(found["worker_peak_rss_bytes"].values()) / 2**20
+    return (
+        f"GPT-2 124M, both steps: {eager['cold_s']:.1f} s eager, {compiled['cold_s']:.0f} s compiled, "
+        f"{max(eager['cached_s'], compiled['cached_s']):.2f} s when kept; a worker takes {rss:,.0f} MiB "
+        "(2 cores; `python benchmarks/exact_cost.py`)."
+    )
+
+
 def demo_sentence() -> str:
     demo = json.loads((RESULTS / "demo.json").read_text("utf-8"))
     run = demo["run"]
@@ -181,6 +220,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "plan-case-c": plan_case_c,
     "plan-case-d": plan_case_d,
     "accuracy": accuracy,
+    "truth": truth,
+    "exact-cost": exact_cost,
+    "explain-case-a": explain_case_a,
+    "exact-case-c": exact_case_c,
     "demo": demo_sentence,
     "time": time_table,
     "startup": startup_sentence,

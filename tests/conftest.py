@@ -18,3 +18,13 @@ def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("NO_COLOR", "1")
     return tmp_path
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Traces of one session are kept together, and apart from the user's."""
+    folder = tmp_path_factory.mktemp("cache")
+    os.environ["FORETRAIN_CACHE"] = str(folder)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        os.environ.pop(name, None)
+    return folder

@@ -125,12 +125,6 @@ def test_compiled_case_a_equals_the_published_trace() -> None:
     assert found.facts["attention"] == ["flash"]
 
 
-def test_both_answers_where_padding_is_measured_on_the_card() -> None:
-    config = RunConfig(n_layer=1, n_head=2, n_embd=128, block_size=256, vocab_size=50257, batch_size=8)
-    peaks = [replay(traced(config, compiled=True, pads=pads)).peak_allocated_bytes for pads in (False, True)]
-    assert peaks[1] > peaks[0]
-
-
 @settings(max_examples=200)
 @given(
     n_layer=st.integers(1, 3), heads=st.sampled_from([1, 2, 3, 4, 6]), width=st.sampled_from([32, 64, 80, 128]),
@@ -268,6 +262,12 @@ def test_what_cannot_be_traced_is_said() -> None:
 def test_trace_json_keeps_everything() -> None:
     found = traced(RunConfig(**BASE))  # type: ignore[arg-type]
     assert Trace.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_two_traces_of_one_run_are_alike() -> None:
+    """Autocast empties its cache in the order of a hash map; what dies at one moment is put in order."""
+    config = RunConfig.model_validate(WIDER)
+    assert traced(config).events == traced(config).events
 
 
 def test_the_worked_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

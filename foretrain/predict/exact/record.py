@@ -194,6 +194,7 @@ class Recorder:
         `logits`: the numbers of rows that logits may have, and how wide they are. `weight_shapes`: of the parameters
         that autocast copies.
         """
+        self._order_deaths()
         trace = Trace(self.events, [], self.phases, self.moments)
         for id, (op, module, shape, dtype) in enumerate(self.labels):
             category, name = self.tags.get(id, ("", ""))
@@ -206,6 +207,21 @@ class Recorder:
             )
             trace.allocations.append(allocation)
         return trace
+
+    def _order_deaths(self) -> None:
+        """Put what dies between two other events in the order of its birth.
+
+        Autocast's cache of weight copies is a hash map by address, so the order in which it empties is not the same
+        in two runs. To the allocator it makes no difference: free neighbours merge whichever is first.
+        """
+        marks = {mark.position for mark in (*self.phases, *self.moments)}
+        start = 0
+        for position in range(len(self.events) + 1):
+            ends = position == len(self.events) or self.events[position] >= 0 or position in marks
+            if ends:
+                self.events[start:position] = sorted(self.events[start:position], reverse=True)
+                start = position + (position < len(self.events) and self.events[position] >= 0)
+        self.deaths = {~event: position for position, event in enumerate(self.events) if event < 0}
 
 
 def _category(

@@ -1,0 +1,334 @@
+"""Exact plans from the outside: the cache, what happens without a trace, --exact, --explain, --largest, --snapshot."""
+
+import gzip
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from foretrain.advise.explain import explain, reconcile, with_numbers
+from foretrain.config import RunConfig
+from foretrain.errors import UserError
+from foretrain.hardware import find
+from foretrain.messages import has
+from foretrain.predict import snapshot
+from foretrain.predict.exact import service
+from foretrain.predict.exact.forecast import traced
+from foretrain.predict.exact.largest import _search, largest
+from foretrain.predict.exact.service import Request, TraceUnavailable, traces
+from foretrain.predict.memory import CONTEXT_EXPECTED_BYTES, worst_verdict
+from foretrain.predict.plan import Plan, plan
+from foretrain.units import GIB, MIB
+from tests.helpers import foretrain
+
+GPU = find("RTX 4070")
+SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 64, "vocab_size": 512, "batch_size": 4,
+         "gradient_accumulation_steps": 2}  # fmt: skip
+WORDS = [f"--{key}={value}" for key, value in SMALL.items()]
+
+
+def small_plan(**changes: object) -> Plan:
+    return plan(RunConfig.model_validate({**SMALL, "compile": False, **changes}), GPU)
+
+
+def request(**changes: object) -> Request:
+    return Request(RunConfig.model_validate({**SMALL, **changes}), GPU, "float16", "foretrain", False)
+
+
+# -- traces on request -------------------------------------------------------------------------------------
+
+
+def test_a_trace_is_made_once(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "c"))
+    first = traces([request()])[0]
+    before = time.monotonic()
+    assert traces([request()])[0] == first
+    assert time.monotonic() - before < 0.3
+    (kept,) = (own_directory / "c" / "traces").iterdir()
+    kept.write_bytes(b"damaged")
+    assert traces([request()])[0].events == first.events
+    kept.write_bytes(gzip.compress(b'{"schema": "another"}'))
+    assert traces([request()])[0].events == first.events
+
+
+def test_what_does_not_shape_memory_shares_a_trace() -> None:
+    key = request().key()
+    assert request(learning_rate=1e-4, max_iters=7, dataset="other", gradient_accumulation_steps=2).key() == key
+    assert request(gradient_accumulation_steps=3).key() == request(gradient_accumulation_steps=40).key()
+    for changed in ({"batch_size": 5}, {"dropout": 0.1}, {"grad_clip": 0.0}, {"eval_batch_size": 9}):
+        assert request(**changed).key() != key
+    assert Request(request().config, find("RTX 3060 12GB"), "float16", "foretrain", False).key() != key
+    nanos = [Request(request(**c).config, GPU, "float16", "nanogpt", False).key() for c in ({}, {"eval_batch_size": 9})]
+    assert nanos[0] == nanos[1]  # nanoGPT has no evaluation sizes of its own
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (own_directory / "file").write_text("")
+    monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "file"))
+    assert traces([request()])[0].events
+
+
+@pytest.mark.parametrize(
+    ("version", "platform", "word"),
+    [
+        ("", "linux", "needs torch"),
+        ("2.10.1", "linux", "2.11 or newer"),
+        ("2.13.0", "darwin", "Linux"),
+        ("2.13.0", "win32", "Linux"),
+    ],
+)
+def test_without_a_trace_the_ledger_answers_and_says_why(
+    version: str, platform: str, word: str, own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "c"))
+    monkeypatch.setattr(service, "installed_torch", lambda: version)
+    monkeypatch.setattr(sys, "platform", platform)
+    found = traced(small_plan())
+    assert found.memory == small_plan().memory
+    assert found.exact == ()
+    (note,) = [note for note in found.notes if note.id == "trace_unavailable"]
+    assert word in note.values["reason"]
+
+
+def test_a_worker_that_fails_is_one_sentence(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "c"))
+    broken = own_directory / "site"
+    broken.mkdir()
+    (broken / "torch.py").write_text("raise ImportError('libtorch is broken')")
+    monkeypatch.setenv("PYTHONPATH", str(broken))
+    with pytest.raises(TraceUnavailable) as caught:
+        traces([request()])
+    assert "\n" not in str(caught.value)
+    assert "broken" in str(caught.value)
+
+
+def test_cards_that_are_not_cuda_get_the_ledger() -> None:
+    found = traced(plan(small_plan().config, find("Apple M4 Max")))
+    assert found.exact == ()
+    assert any(note.id == "trace_unavailable" for note in found.notes)
+
+
+# -- the plan ----------------------------------------------------------------------------------------------
+
+
+def test_exact_plan_in_the_ledgers_form() -> None:
+    found = traced(small_plan())
+    for exact in found.exact:
+        wanted = small_plan().memory_of(exact.memory.step)
+        assert exact.memory.source == "predicted (trace)"
+        for phase in exact.memory.phases:
+            ledger = wanted.phase(phase.phase)
+            assert phase.allocated_bytes == pytest.approx(ledger.allocated_bytes, rel=0.02, abs=MIB)
+            if phase.phase != "resume":
+                assert phase.reserved_bytes
+                assert phase.allocated_bytes <= phase.reserved_bytes
+            assert sum(c.size_bytes for c in phase.components) == pytest.approx(phase.allocated_bytes, abs=64 * 1024)
+            assert has(f"moment.{phase.moment}")
+            assert all(has(f"component.{c.id}") for c in phase.components)
+        assert exact.smallest_limit_bytes <= max(p.reserved_bytes or 0 for p in exact.memory.phases)
+    assert Plan.model_validate_json(found.model_dump_json()) == found
+
+
+def test_the_verdict_is_a_replay_at_the_limit() -> None:
+    config = RunConfig(batch_size=8, gradient_accumulation_steps=2, compile=False, dtype="float16")
+    lives = traced(plan(config, GPU)).exact_of("nanogpt")
+    assert lives is not None
+    context = CONTEXT_EXPECTED_BYTES + 200 * MIB
+    for available, verdict in (
+        (lives.smallest_limit_bytes + context + MIB, "fits"),
+        (lives.smallest_limit_bytes // 2, "does_not_fit"),
+    ):
+        found = traced(plan(config, GPU, others_bytes=(GPU.memory_bytes or 0) - available))
+        assert found.verdict_of("nanogpt") == verdict
+        exact = found.exact_of("nanogpt")
+        assert exact is not None
+        assert (exact.death is None) == (verdict == "fits")
+        if exact.death is not None:
+            dying = exact.memory.phase(exact.death.phase)
+            assert dying.verdict == "does_not_fit"
+
+
+def test_unaligned_vocabulary_compiled_gives_both_answers() -> None:
+    found = traced(small_plan(vocab_size=50257, compile=True, n_layer=1, dtype="float16"))
+    assert all(exact.pads_unknown for exact in found.exact)
+    assert any(note.id == "pads_unknown" for note in found.notes)
+    worst = found.memory_of("nanogpt").worst
+    assert worst.needed_high_bytes - worst.needed_low_bytes > 567 * MIB  # more than the context's range alone
+
+
+# -- explain -----------------------------------------------------------------------------------------------
+
+
+def test_formulas_with_numbers() -> None:
+    assert (
+        with_numbers("12 × 8·B·T·C + cuBLAS", {"B": 16, "T": 512, "C": 1384, "cuBLAS": 7})
+        == "12 × 8 × 16 × 512 × 1,384 + 7"
+    )
+
+
+def test_numbers_of_the_formulas_are_the_bytes() -> None:
+    config = RunConfig.model_validate({**SMALL, "batch_size": 16, "compile": False})
+    base = plan(config, GPU)
+    for step in ("foretrain", "nanogpt"):
+        for row in explain(base, step).sums:  # type: ignore[arg-type]
+            if "…" not in row.numbers:
+                value = eval(row.numbers.replace("×", "*").replace(",", ""))
+                assert value == pytest.approx(row.size_bytes, rel=0.01, abs=32 * 1024), row
+
+
+def test_explanation_of_a_traced_plan() -> None:
+    found = traced(small_plan())
+    (trace,) = traces([Request(found.config, found.gpu, found.dtype, "nanogpt", False)])
+    answer = explain(found, "nanogpt", trace)
+    assert sum(group.size_bytes for group in answer.tensors) <= answer.phase.allocated_bytes
+    assert any(group.where == "transformer.h.*.mlp.c_fc.weight" and group.count == 2 for group in answer.tensors)
+    assert max(point.allocated_bytes for point in answer.timeline) == answer.phase.allocated_bytes
+    assert len(answer.timeline) <= 401
+    for point in answer.timeline:
+        assert sum(point.by_component_bytes.values()) <= point.allocated_bytes + 64 * 1024
+
+
+def test_nvidia_smi_line_by_line() -> None:
+    """Case A's reading against its own prediction: 4,464 MiB of the process, 6,582 MiB of the card."""
+    found = small_plan()
+    phase = found.memory_of("nanogpt").worst.model_copy(
+        update={"reserved_bytes": 4214 * MIB, "allocated_bytes": 3566 * MIB}
+    )
+    lines, conclusion = reconcile(found, phase, 6582 * MIB, 4464 * MIB)
+    sizes = {line.id: (line.low_bytes // MIB, line.high_bytes // MIB) for line in lines}
+    assert sizes == {
+        "allocated": (3566, 3566), "slack": (648, 648), "context_left": (250, 250), "process": (4464, 4464),
+        "others": (2118, 2118), "card": (6582, 6582),
+    }  # fmt: skip
+    assert conclusion == "explained"
+    assert reconcile(found, phase, None, 5200 * MIB)[1] == "too_much"
+    assert reconcile(found, phase, None, 4214 * MIB)[1] == "too_little"
+    assert reconcile(found, phase, 9000 * MIB, None)[1] == "no_process"
+    assert reconcile(found, phase, None, None)[1] == "none"
+    assert reconcile(found, phase, 100 * MIB, None)[1] == "below"
+
+
+# -- the largest that fits ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [0, 1, 2, 7, 63, 64])
+@pytest.mark.parametrize("guess", [1, 5, 40, 64])
+def test_search_finds_the_largest(answer: int, guess: int) -> None:
+    asked = []
+
+    def fits(value: int) -> bool:
+        asked.append(value)
+        return value <= answer
+
+    assert _search(fits, guess, 64) == answer
+    assert len(asked) < 16
+
+
+def test_largest_batch_is_one_below_what_dies() -> None:
+    base = plan(
+        RunConfig.model_validate({**SMALL, "compile": False, "vocab_size": 8192}),
+        GPU,
+        others_bytes=GPU.memory_bytes - GIB,
+    )  # type: ignore[operator]
+    found = largest(base, "batch_size", "foretrain")
+    assert found.value
+    probes = {probe.value: probe.fits for probe in found.probes}
+    assert probes[found.value] is True
+    assert probes[found.value + 1] is False
+    again = traced(
+        plan(base.config.model_copy(update={"batch_size": found.value}), GPU, others_bytes=base.others_bytes)
+    )
+    assert worst_verdict(again.memory_of("foretrain")) == "fits"
+
+
+def test_largest_of_what_cannot_be_searched() -> None:
+    with pytest.raises(UserError, match="n_layer"):
+        largest(small_plan(), "dropout", "foretrain")
+    with pytest.raises(UserError, match="memory_limit"):
+        largest(plan(small_plan().config, find("Apple M4 Max")), "batch_size", "foretrain")
+
+
+# -- the command line --------------------------------------------------------------------------------------
+
+
+def test_exact_on_the_command_line(own_directory: Path) -> None:
+    words = ["plan", *WORDS, "--compile=false", "--gpu", "4070", "--exact"]
+    result = foretrain(*words)
+    assert result.returncode == 0, result.stderr
+    assert "predicted (trace)" in result.stdout
+    assert "reserved" in result.stdout
+    data = json.loads(foretrain(*words, "--json").stdout)
+    assert data["memory"][0]["source"] == "predicted (trace)"
+    assert data["exact"][0]["torch"]
+
+
+def test_explain_on_the_command_line(own_directory: Path) -> None:
+    words = [
+        "plan",
+        *WORDS,
+        "--compile=false",
+        "--gpu",
+        "4070",
+        "--explain",
+        "--observed",
+        "900MiB",
+        "--process",
+        "500MiB",
+    ]
+    result = foretrain(*words)
+    assert result.returncode == 0, result.stderr
+    for text in ("with your numbers", "transformer.wte.weight", "= the process", "observed (yours)"):
+        assert text in result.stdout
+    data = json.loads(foretrain(*words, "--json").stdout)
+    assert data["schema"] == "foretrain.explanation/1"
+    assert data["timeline"]
+
+
+def test_snapshot_on_the_command_line(own_directory: Path) -> None:
+    result = foretrain(
+        "plan", *WORDS, "--compile=false", "--gpu", "4070", "--snapshot", "s.pickle", "--trainer", "nanogpt"
+    )
+    assert result.returncode == 0, result.stderr
+    recording = snapshot.read(Path("s.pickle"))
+    assert len(recording.entries) > 500
+
+
+def test_largest_on_the_command_line(own_directory: Path) -> None:
+    result = foretrain(
+        "plan", *WORDS, "--compile=false", "--gpu", "4070", "--others", "11.6GiB", "--largest", "batch_size", "--json"
+    )
+    assert result.returncode == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert data["knob"] == "batch_size"
+    assert data["value"] is None or data["value"] > 0
+    assert data["probes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "word"),
+    [
+        (["--largest", "dropout"], "batch_size"),
+        (["--explain", "--observed", "many"], "--observed"),
+        (["--exact", "--alloc-conf", "colour:red"], "colour"),
+        (["--explain", "--gpu", "3060,4070"], "one card"),
+        (["--explain", "--trainer", "someone"], "nanogpt"),
+        (["--snapshot", "no/such/folder/s.pickle"], "no/such"),
+    ],
+)
+def test_bad_input_is_one_sentence(words: list[str], word: str) -> None:
+    gpu = [] if "--gpu" in words else ["--gpu", "4070"]
+    result = foretrain("plan", *WORDS, "--compile=false", *gpu, *words)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert word in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_expandable_segments_on_the_command_line(own_directory: Path) -> None:
+    words = ["plan", "gpt2-124m", "--compile=false", "--gpu", "4070", "--exact", "--json"]
+    native, expandable = (
+        json.loads(foretrain(*words, *extra).stdout)["exact"][1]["smallest_limit_bytes"]
+        for extra in ([], ["--alloc-conf", "expandable_segments:True"])
+    )
+    assert expandable < 0.85 * native

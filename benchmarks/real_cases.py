@@ -66,7 +66,16 @@ def console(*words: str) -> str:
     return "\n".join(line.rstrip() for line in shown.rstrip().splitlines())
 
 
-EXPLAIN = ["examples/real-cases/a.py", "--gpu", "RTX 4070", "--explain", "--observed", "6582MiB", "--process", "4464MiB"]
+EXPLAIN = [
+    "examples/real-cases/a.py",
+    "--gpu",
+    "RTX 4070",
+    "--explain",
+    "--observed",
+    "6582MiB",
+    "--process",
+    "4464MiB",
+]
 VERDICT = ["examples/real-cases/c.py", "--gpu", "RTX 4070", "--others", "2.1GB", "--exact"]
 
 

@@ -47,6 +47,8 @@ def terminal(made: Plan, sections: tuple[str, ...] = ()) -> str:
         document = type(document)(document.title, document.subtitle, kept)
     text.render(document, console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
+    if sections:
+        shown = shown.rstrip() + "\n…"
     return "\n".join(line.rstrip() for line in shown.rstrip().splitlines())
 
 

@@ -148,7 +148,10 @@ class RunConfig(Record):
     eval_only: bool = knob(False, "evaluate once and stop", group="evaluation")
 
     out_dir: str = knob("out", "directory of the run; a taken name gets a number", group="run", pattern=_A_PATH)
-    log_interval: int = knob(1, "steps between progress lines", group="run", unit="steps", least=1, most=10**9)
+    log_interval: int = knob(
+        1, "steps between lines of metrics.jsonl; the terminal shows some of them", group="run", unit="steps",
+        least=1, most=10**9,
+    )  # fmt: skip
     always_save_checkpoint: bool = knob(
         True, "save at every evaluation, not only when the validation loss improves", group="run"
     )

@@ -140,10 +140,13 @@ def _add_source(word: str, found: _Collected) -> None:
 
 def _read(path: Path, found: _Collected) -> str | None:
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():  # a pipe or a device would never end
+            found.problems.append(UserError("config.cannot_read", path=str(path), reason="it is not a file"))
+            return None
         if path.stat().st_size > nanogpt_file.MAX_BYTES:
             found.problems.append(UserError("config.file_too_large", path=str(path), limit=nanogpt_file.MAX_BYTES))
             return None
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")
     except UnicodeDecodeError:
         found.problems.append(UserError("config.not_text", path=str(path)))
     except OSError as error:
@@ -167,8 +170,11 @@ def _add_toml(text: str, path: str, found: _Collected) -> None:
         found.problems.append(UserError("config.not_toml", path=path, reason=str(error) or type(error).__name__))
         return
     for key, value in data.items():
-        if key == "preset" and isinstance(value, str):
+        if key == "preset" and isinstance(value, str) and value.lower() in PRESETS:
             _add_source(value, found)
+        elif key == "preset":
+            id, near = "config.unknown_preset", _toml_source(text, path, key)
+            found.problems.append(UserError(id, word=str(value)[:80], presets=list(PRESETS), source=near))
         elif isinstance(value, dict) and key in GROUPS:
             found.settings += [Setting(_key_of(k), v, _toml_source(text, path, k)) for k, v in value.items()]
         else:
@@ -202,7 +208,7 @@ def _finish(found: _Collected) -> ResolvedConfig:
             sources[key] = setting.source
             if KNOBS[key].inert and key != "backend" and setting.value is True:
                 found.notes.append(UserError("config.no_effect", key=key, source=setting.source))
-    _apply_init_from(values, sources)
+    found.notes += _apply_init_from(values, sources)
     config, problems = check(values, sources)
     if config is None or found.problems:
         raise ConfigError(found.problems + problems)
@@ -210,8 +216,12 @@ def _finish(found: _Collected) -> ResolvedConfig:
     return ResolvedConfig(config, sources, tuple(found.notes), name)
 
 
-def _apply_init_from(values: dict[str, Any], sources: dict[str, str]) -> None:
-    """nanoGPT's init_from='gpt2-xl' takes the shape of that model, whatever the file says (train.py)."""
+def _apply_init_from(values: dict[str, Any], sources: dict[str, str]) -> list[UserError]:
+    """nanoGPT's init_from='gpt2-xl' takes the shape of that model, whatever the file says (train.py).
+
+    Returns a note for each value that was given otherwise.
+    """
+    notes = []
     model = values.get("init_from")
     if isinstance(model, str) and model in GPT2_SHAPES:
         block = values.get("block_size")
@@ -219,8 +229,12 @@ def _apply_init_from(values: dict[str, Any], sources: dict[str, str]) -> None:
         if not (isinstance(block, int) and block <= 1024):
             shape["block_size"] = 1024
         for key, value in shape.items():
+            if key in values and values[key] != value:
+                source = sources[key]
+                notes.append(UserError("config.init_from_wins", key=key, model=model, value=value, source=source))
             values[key] = value
             sources[key] = f"init_from={model}"
+    return notes
 
 
 def _unknown(key: str, source: str) -> UserError:

@@ -27,6 +27,8 @@ def parse_bytes(text: str) -> int:
     if match is None or factor is None:
         raise ValueError(f"{text!r} is not a size such as 10GiB, 2.1GB or 786MiB")
     size = float(match.group(1).replace("_", "")) * factor
+    if not match.group(2) and 0 < size < MIB:  # 2 was meant as gigabytes by somebody, not as two bytes
+        raise ValueError(f"{text!r} has no unit")
     if not math.isfinite(size) or size > 1e18:
         raise ValueError(f"{text!r} is not a possible size")
     return round(size)

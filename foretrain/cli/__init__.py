@@ -1,14 +1,16 @@
 """The command line. `main` is the only place that turns errors into exit codes."""
 
+import errno
 import io
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
-from foretrain.cli.common import OUT, print_error
+from foretrain.cli.common import OUT, print_error, print_json
 from foretrain.errors import ExitCode, UserError
+from foretrain.messages import printable
 
 app = typer.Typer(
     name="foretrain",
@@ -53,16 +55,46 @@ _add_commands()
 
 def main() -> None:
     """Run the command line and exit with a code of `ExitCode`."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller, as >&- does
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal of another encoding shows ? for what it lacks
             stream.reconfigure(errors="replace")
     try:
+        code = _run()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        _silence(sys.stdout)
+        code = int(ExitCode.DONE)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _silence(sys.stdout)
+        print_error(UserError("disk.full_output"), as_json=False)
+        code = int(ExitCode.DISK_FULL)
+    sys.exit(code)
+
+
+def _run() -> int:
+    """The exit code of the command; errors of the user's are told here."""
+    try:
         app()
     except UserError as error:
         print_error(error, as_json="--json" in sys.argv)
-        sys.exit(int(error.exit_code))
+        return int(error.exit_code)
+    except SystemExit as end:
+        # A wrong option is told by typer itself, on stderr; the one object of --json is made here.
+        told = getattr(end.__context__, "format_message", None)
+        if "--json" in sys.argv and end.code == int(ExitCode.USAGE) and told is not None:
+            error = {"id": "usage.option", "exit_code": 2, "message": printable(told()), "problems": []}
+            print_json({"schema": "foretrain.error/1", **error})
+        return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:
-        sys.exit(int(ExitCode.INTERRUPTED))
-    except BrokenPipeError:  # the reader of our output went away, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(int(ExitCode.DONE))
+        return int(ExitCode.INTERRUPTED)
+    return int(ExitCode.DONE)
+
+
+def _silence(stream: TextIO) -> None:
+    """What is still in the buffer has nowhere to go."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

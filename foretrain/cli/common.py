@@ -13,6 +13,9 @@ from foretrain.messages import printable
 
 OUT = Console(highlight=False)
 ERR = Console(stderr=True, highlight=False)
+for _console in (OUT, ERR):
+    if _console.width < 20:  # COLUMNS=0 would show nothing at all
+        _console.width = 80
 
 # Unknown options go, in their order, to the config: --batch_size=8, --batch-size 8, --compile.
 CONFIG_CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True}

@@ -25,6 +25,9 @@ def add_to(app: typer.Typer) -> None:
 def demo_command(
     steps: Annotated[int, typer.Option(help="Optimizer steps.", min=20, max=1_000_000)] = 1500,
     out: Annotated[str, typer.Option(help="Directory of the run.")] = "out-demo",
+    resume: Annotated[
+        str, typer.Option(metavar="auto", help="auto: go on with a demo of as many steps that was stopped.")
+    ] = "no",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -38,6 +41,8 @@ def demo_command(
     from foretrain.report import plan_view, run_view, text
     from foretrain.run.store import RunDirectory, replace_text
 
+    if resume not in ("auto", "no"):
+        raise typer.BadParameter("must be auto or no", param_hint="--resume")
     need_torch()
     started = time.monotonic()
     quiet = quiet or as_json
@@ -50,7 +55,7 @@ def demo_command(
         _heading("demo.plan")
         text.render(plan_view.document(make_plan(resolved, targets("cpu", "", resolved.config)[0])), OUT)
         _heading("demo.train")
-    record = train(resolved, quiet=quiet)
+    record = train(resolved, resume=resume == "auto", quiet=quiet)
     run = _path_of(out, record.id)
     if record.status != "finished":
         raise typer.Exit(75)

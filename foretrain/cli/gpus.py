@@ -74,7 +74,7 @@ def _all(cards: list[Gpu]) -> Document:
         "power",
     )
     columns = tuple(Message(f"column.{name}") for name in names)
-    table = Table(columns, rows, frozenset(range(2, 12)))
+    table = Table(columns, rows, frozenset(range(2, 12)), optional=(7, 1, 10, 2, 8, 11))
     title, subtitle = Message("gpus.title", {"count": len(cards)}), Message("gpus.subtitle")
     return Document(title, subtitle, [Section(Message("gpus.section"), (table,))])
 

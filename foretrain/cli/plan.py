@@ -7,7 +7,7 @@ import typer
 
 from foretrain.cli import plan_exact
 from foretrain.cli import plan_options as o
-from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, Words, print_json, print_notes
+from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, Words, print_error, print_json, print_notes
 from foretrain.cli.plan_exact import Depth
 from foretrain.config import RunConfig
 from foretrain.configfile import KNOBS, ResolvedConfig, resolve
@@ -73,9 +73,13 @@ def plan_command(
         return
     step = plan_exact.chosen_step(trainer, resolved.sources)
     depth = Depth(exact, explain, observed, process, largest, snapshot, alloc_conf, quiet)
+    plan_exact.check_depth(depth)
     found = targets(gpu, others, resolved.config)
     if (explain or largest or snapshot) and len(found) > 1:
         raise UserError("usage.one_card", count=len(found))
+    if (step_time is not None or logged_mfu is not None) and len(found) > 1:
+        option = "--step-time" if step_time is not None else "--logged-mfu"
+        raise UserError("usage.one_speed", option=option, count=len(found))
     plans = [make_plan(resolved, target, step_time, logged_mfu) for target in found]
     if largest:
         plan_exact.largest_command(plans[0], step, depth, as_json=as_json)
@@ -88,7 +92,7 @@ def plan_command(
     else:
         _print(plans, as_json)
     if check:
-        _check(plans, step if trainer else "foretrain")
+        _check(plans, step if trainer else "foretrain", as_json)
 
 
 def _print(plans: list[Plan], as_json: bool) -> None:
@@ -102,10 +106,13 @@ def _print(plans: list[Plan], as_json: bool) -> None:
     text.render(document, OUT)
 
 
-def _check(plans: list[Plan], step: StepName) -> None:
+def _check(plans: list[Plan], step: StepName, as_json: bool) -> None:
+    """Exit with 3 when one does not fit; the one object of --json is the plan, which says so too."""
     for p in plans:
         if p.verdict_of(step) == "does_not_fit":
-            raise UserError("check.failed", name=p.name, gpu=p.gpu.name)
+            error = UserError("check.failed", name=p.name, gpu=p.gpu.name)
+            print_error(error, as_json=False)
+            raise typer.Exit(int(error.exit_code))
 
 
 def targets(names: str, others: str, config: RunConfig) -> list[Target]:
@@ -170,7 +177,7 @@ def make_plan(
     if step_time is not None and logged_mfu is not None:
         raise UserError("usage.two_speeds")
     for option, value in (("--step-time", step_time), ("--logged-mfu", logged_mfu)):
-        if value is not None and not value > 0:
+        if value is not None and not 1e-6 <= value <= 1e9:
             raise UserError("usage.bad_step_time", option=option, value=value)
     if logged_mfu is not None:
         flops = ModelShape.of(config).flops_per_token * config.tokens_per_step

@@ -58,6 +58,17 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(say("exact.tracing", state=text))
 
 
+def check_depth(depth: Depth) -> None:
+    """What can be wrong with these options, before anything is traced. Raises UserError."""
+    depth.settings()
+    _size(depth.observed, "--observed")
+    _size(depth.process, "--process")
+    if (depth.observed or depth.process) and not depth.explain:
+        raise UserError("usage.needs_explain", option="--observed" if depth.observed else "--process")
+    if depth.snapshot is not None and not depth.snapshot.parent.is_dir():
+        raise UserError("usage.cannot_write_file", path=str(depth.snapshot), reason="its folder is not there")
+
+
 def deepen(plan: Plan, depth: Depth) -> Plan:
     """The plan with traced memory where that was asked for."""
     if not depth.wants_trace:

@@ -42,6 +42,9 @@ def runs_command(
     """List runs: status, steps, loss, speed."""
     from foretrain.run import store
 
+    for folder in folders or []:
+        if not folder.is_dir():
+            raise UserError("data.no_folder", path=str(folder))
     found, unreadable = [], []
     for directory in store.find_runs(folders or [Path()]):
         try:
@@ -77,11 +80,14 @@ def report_command(
     run: RunPath,
     out: Annotated[Path | None, typer.Option(help="The file to write; RUN/report.html without it.")] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """One HTML file that opens offline: loss, memory and time, predicted against measured."""
     path = write_report(run, out or run / "report.html")
-    if not quiet:
+    if as_json:
+        print_json({"schema": "foretrain.report/1", "path": str(path)})
+    elif not quiet:
         OUT.print(Text(str(path)), soft_wrap=True)
     if open_it:
         typer.launch(path.resolve().as_uri())
@@ -105,7 +111,7 @@ def plan_of(run: Path, record: Any) -> Any:
     if path.is_file():
         try:
             return Plan.from_json(path.read_text("utf-8"))
-        except (OSError, ValidationError, ValueError) as error:
+        except (OSError, ValidationError, ValueError, RecursionError) as error:
             raise UserError("data.bad_plan", path=str(path), reason=str(error).splitlines()[0]) from None
     config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
     return plan(config, record.gpu, name=record.name, dataset_tokens=record.dataset.train_tokens)
@@ -123,7 +129,7 @@ def write_report(run: Path, out: Path, sample: str | None = None) -> Path:
     unigram = unigram_entropy(record.dataset)
     metrics = directory.read_lines("metrics")
     if sample is None and (run / "sample.txt").is_file():
-        sample = (run / "sample.txt").read_text("utf-8")
+        sample = (run / "sample.txt").read_text("utf-8", "replace")
     document = run_view.report_document(record, metrics, plan, comparison, sample, unigram)
     try:
         out.write_text(html.render(document), "utf-8")

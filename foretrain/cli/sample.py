@@ -27,7 +27,7 @@ def sample_command(
     tokens: Annotated[int, typer.Option(help="Tokens to write.", min=1, max=100_000)] = 400,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0, max=10)] = 0.8,
     top_k: Annotated[int, typer.Option(help="Choose among this many; 0: all.", min=0)] = 50,
-    seed: Annotated[int, typer.Option(help="The same seed writes the same text.", min=0)] = 1337,
+    seed: Annotated[int, typer.Option(help="The same seed writes the same text.", min=0, max=2**63 - 1)] = 1337,
     as_json: Json = False,
 ) -> None:
     """Write text with the newest intact checkpoint of a run."""
@@ -65,7 +65,7 @@ def sample(
     checkpoint.load_model(path, model)
     if torch.cuda.is_available():
         model.cuda()
-    ids = list(words.encode(prompt.encode())) or [words.separator]
+    ids = list(words.encode(prompt.encode(errors="replace"))) or [words.separator]
     made = generate(
         model, ids, tokens, temperature=temperature, top_k=top_k, seed=seed,
         vocab_size=min(words.vocab_size, record.config.vocab_size),

@@ -124,7 +124,7 @@ def _directory(resolved: ResolvedConfig, resume: bool, quiet: bool) -> tuple[Run
 
     out_dir = resolved.config.out_dir
     if resume:
-        found = store.newest_unfinished(out_dir)
+        found = store.newest_unfinished(out_dir, resolved.config.max_iters)
         if found is not None:
             found.acquire()
             return found, True

@@ -4,9 +4,11 @@ nanoGPT: `train.bin` and `val.bin`, raw uint16 token ids, and for small vocabula
 the same files and `meta.json`, which states what nanoGPT leaves to be guessed.
 """
 
+import hashlib
 import io
 import json
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ BUILT_IN = "python-stdlib"
 SPLITS = ("train", "val")
 ITEM_BYTES = {"uint16": 2, "uint32": 4}
 _MAX_META_BYTES = 64 * 2**20
+MAX_VOCABULARY = 1 << 32  # ids are uint32 at most
 
 
 class DatasetInfo(Record):
@@ -44,10 +47,8 @@ def find(name: str) -> Path | None:
 
 def read_info(path: Path) -> DatasetInfo:
     """The dataset in a folder. Raises UserError 'data.…' when a file is missing, empty or of an odd size."""
-    meta = _read_meta(path)
+    meta = _checked(_read_meta(path), path)
     dtype = meta.get("dtype", "uint16")
-    if dtype not in ITEM_BYTES:
-        raise UserError("data.bad_meta", path=str(path), reason=f"dtype {dtype!r} is neither uint16 nor uint32")
     counts = {split: _token_count(path / f"{split}.bin", ITEM_BYTES[dtype]) for split in SPLITS}
     return DatasetInfo(
         name=path.name,
@@ -57,9 +58,46 @@ def read_info(path: Path) -> DatasetInfo:
         val_tokens=counts["val"],
         vocab_size=meta.get("vocab_size"),
         tokenizer=meta.get("tokenizer"),
-        fingerprint=meta.get("fingerprint"),
+        fingerprint=meta.get("fingerprint") or _fingerprint(path),
         max_id=meta.get("max_id"),
     )
+
+
+def _checked(meta: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What an index says, if it can be true. Raises UserError 'data.bad_meta'."""
+
+    def bad(reason: str) -> UserError:
+        return UserError("data.bad_meta", path=str(path), reason=reason)
+
+    for key, least in (("vocab_size", 1), ("max_id", 0)):
+        value = meta.get(key)
+        if value is not None and (type(value) is not int or not least <= value <= MAX_VOCABULARY):
+            raise bad(f"{key} is {str(value)[:40]}, not a whole number from {least} to {MAX_VOCABULARY:,}")
+    for key in ("tokenizer", "fingerprint", "dtype"):
+        if meta.get(key) is not None and not isinstance(meta[key], str):
+            raise bad(f"{key} is {str(meta[key])[:40]}, not a text")
+    if meta.get("dtype", "uint16") not in ITEM_BYTES:
+        raise bad(f"dtype {meta['dtype']!r} is neither uint16 nor uint32")
+    return meta
+
+
+def _fingerprint(path: Path) -> str:
+    """Of a dataset whose index has none, as nanoGPT's: sizes, and 64 pieces of each file from end to end.
+
+    Enough to notice a dataset that was prepared anew, without reading gigabytes at each start.
+    """
+    digest = hashlib.sha256()
+    for split in SPLITS:
+        try:
+            with (path / f"{split}.bin").open("rb") as file:
+                size = file.seek(0, 2)
+                digest.update(f"{split}:{size};".encode())
+                for piece in range(64):
+                    file.seek(size * piece // 64)
+                    digest.update(file.read(4096))
+        except OSError as error:
+            raise UserError("data.bad_meta", path=str(path), reason=error.strerror or str(error)) from None
+    return digest.hexdigest()[:32]
 
 
 def _token_count(path: Path, item_bytes: int) -> int:
@@ -67,6 +105,8 @@ def _token_count(path: Path, item_bytes: int) -> int:
         size = path.stat().st_size
     except OSError:
         raise UserError("data.missing_file", path=str(path)) from None
+    if not path.is_file():
+        raise UserError("data.missing_file", path=str(path))
     if size == 0:
         raise UserError("data.empty", path=str(path))
     if size % item_bytes:
@@ -80,8 +120,8 @@ def _read_meta(path: Path) -> dict[str, Any]:
     if index.is_file():
         try:
             meta = json.loads(index.read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError("data.bad_meta", path=str(index), reason=str(error)) from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError("data.bad_meta", path=str(index), reason=str(error).splitlines()[0]) from None
         if not isinstance(meta, dict):
             raise UserError("data.bad_meta", path=str(index), reason="it is not a table")
         return meta
@@ -101,7 +141,11 @@ def read_meta_pickle(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_META_BYTES:
             raise UserError("data.bad_meta", path=str(path), reason="it is larger than 64 MiB")
-        meta = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
+        data = path.read_bytes()
+        # A memo index of a few bytes makes the unpickler reserve gigabytes.
+        if any("PUT" in op.name and isinstance(arg, int) and arg > 1 << 20 for op, arg, _ in pickletools.genops(data)):
+            raise UserError("data.bad_meta", path=str(path), reason="it is no pickle that Python writes")
+        meta = _PlainUnpickler(io.BytesIO(data)).load()
     except UserError:
         raise
     except Exception as error:  # a hostile stream can raise nearly anything

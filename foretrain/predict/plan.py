@@ -259,9 +259,12 @@ def plan(
     steps: tuple[StepName, StepName] = ("foretrain", "nanogpt")
     ours, nanos = (predict(config, gpu, dtype, step, compiled=compiled, available_bytes=available) for step in steps)
     timings = [_timing(config, gpu, dtype, step, compiled, work, logged_step_s) for step in steps]
+    notes = _notes(config, gpu, dtype, others_bytes, dataset_tokens)
+    if logged_step_s is not None and timings[0] is not None and (timings[0].mfu or 0) > 1:
+        notes.append(Note(id="mfu_beyond_peak", values={"mfu": timings[0].mfu, "gpu": gpu.name}))
     return Plan(
         name=name, config=config, gpu=gpu, dtype=dtype, dtype_reason=reason, compiled=compiled,
         counts=_counts(shape), work=work, available_bytes=available, available_reason=limited_by,
         others_bytes=others_bytes, memory=(ours, nanos), timing=timings[0], nanogpt_timing=timings[1],
-        notes=tuple(_notes(config, gpu, dtype, others_bytes, dataset_tokens)),
+        notes=tuple(notes),
     )  # fmt: skip

@@ -51,12 +51,16 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Table:
-    """Column heads and rows; `numeric` columns are right-aligned. `tones` marks rows as in Paragraph."""
+    """Column heads and rows; `numeric` columns are right-aligned. `tones` marks rows as in Paragraph.
+
+    `optional`: columns that a narrow terminal leaves out, the first of them first.
+    """
 
     columns: tuple[Cell, ...]
     rows: tuple[tuple[Cell, ...], ...]
     numeric: frozenset[int] = frozenset()
     tones: tuple[str, ...] = ()
+    optional: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

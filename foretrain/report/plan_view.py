@@ -5,7 +5,7 @@ from typing import Any
 from foretrain.hardware import Gpu
 from foretrain.predict.exact.memory import Exact
 from foretrain.predict.memory import CONTEXT_EXPECTED_BYTES, Component, PhaseMemory, StepMemory
-from foretrain.predict.plan import Plan, Timing
+from foretrain.predict.plan import POWER_EXPECTED, POWER_HIGH, POWER_LOW, Plan, Timing
 from foretrain.report.document import (
     Bar,
     Block,
@@ -80,7 +80,8 @@ def _verdict(plan: Plan) -> tuple[Block, ...]:
                 lives = {"lives": expandable + CONTEXT_EXPECTED_BYTES, "step": Message(f"step.{memory.step}")}
                 blocks.append(Paragraph(Message("verdict_exact.expandable", lives)))
             continue
-        phase = next((p for p in memory.phases if p.verdict == verdict and p.verdict != "fits"), memory.worst)
+        doubtful = (p for p in memory.phases if verdict not in (None, "fits") and p.verdict == verdict)
+        phase = next(doubtful, memory.worst)
         id = f"verdict.{verdict or 'unknown'}"
         beside = ".beside" if plan.others_bytes and verdict else ".alone" if verdict else ""
         blocks.append(Paragraph(Message(id + beside, _verdict_values(plan, memory, phase)), TONES[verdict]))
@@ -227,7 +228,8 @@ def _time(plan: Plan) -> tuple[Block, ...]:
             )
         )
     table = Table((), tuple(rows))
-    return table, Paragraph(Message(f"voice.{'log' if timing.source.startswith('measured') else 'catalogue'}"))
+    voice = "log" if timing.source.startswith("measured") else "cpu" if plan.gpu.kind == "cpu" else "catalogue"
+    return table, Paragraph(Message(f"voice.{voice}"))
 
 
 def _duration(low: float, expected: float, high: float) -> Message:
@@ -263,7 +265,8 @@ def _time_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
                     {
                         "expected": timing.energy_expected_j, "low": timing.energy_low_j, "high": timing.energy_high_j,
                         "cost": timing.cost_expected, "currency": plan.config.currency,
-                        "price": plan.config.price_per_kwh,
+                        "price": plan.config.price_per_kwh, "power": plan.gpu.board_power_w,
+                        "share_low": POWER_LOW, "share": POWER_EXPECTED, "share_high": POWER_HIGH,
                     },
                 ),
             )
@@ -277,7 +280,7 @@ def mfu_message(timing: Timing, gpu: Gpu, dtype: str) -> Message:
     peak = gpu.peak_flop_per_s(dtype)  # type: ignore[arg-type]
     if timing.mfu is None or peak is None:
         return Message("value.mfu_unknown", values)
-    return Message("value.mfu", {**values, "peak": peak})
+    return Message("value.mfu_cpu" if gpu.kind == "cpu" else "value.mfu", {**values, "peak": peak})
 
 
 def _span(timing: Timing | None) -> Cell:
@@ -326,6 +329,6 @@ def comparison_of_cards(plans: list[Plan]) -> Document:
         "cost",
     )
     columns = tuple(Message(f"column.{name}") for name in names)
-    table = Table(columns, tuple(rows), frozenset({1, 3, 6, 7, 8, 9}))
+    table = Table(columns, tuple(rows), frozenset({1, 3, 6, 7, 8, 9}), optional=(7, 2, 1, 8))
     section = Section(Message("plan.cards"), (table, Paragraph(Message("voice.catalogue"))))
     return Document(Message("plan.title", {"name": plans[0].name}), Message("plan.cards_subtitle"), [section])

@@ -50,7 +50,7 @@ def _block(block: Block, console: Console) -> RenderableType:
         case Paragraph(message=message, tone=tone):
             return _text(message.text(), style=STYLES[tone] or ("dim" if message.id.startswith("voice") else ""))
         case Table():
-            return _table(block)
+            return _table(block, console.width - 2)
         case StackedBars():
             return _bars(block, console)
         case Pairs():
@@ -61,18 +61,33 @@ def _block(block: Block, console: Console) -> RenderableType:
             return _text(text)
 
 
-def _table(table: Table) -> RichTable:
+def _fitting(table: Table, width: int) -> list[int]:
+    """The columns that are shown: optional ones go, one by one, while the table is too wide."""
+    count = len(table.columns) or max((len(row) for row in table.rows), default=0)
+    kept = list(range(count))
+    rows = [*([table.columns] if table.columns else []), *table.rows]
+
+    def needs() -> int:
+        return sum(2 + max((len(cell_text(row[i])) for row in rows if i < len(row)), default=0) for i in kept)
+
+    for column in table.optional:
+        if needs() > width:
+            kept.remove(column)
+    return kept
+
+
+def _table(table: Table, width: int) -> RichTable:
     rich = RichTable(
         box=None, show_header=bool(table.columns), header_style="dim", padding=(0, 2, 0, 0), pad_edge=False
     )
-    width = len(table.columns) or max((len(row) for row in table.rows), default=0)
-    for i in range(width):
+    kept = _fitting(table, width)
+    for i in kept:
         head = printable(cell_text(table.columns[i])) if table.columns else ""
         numeric = i in table.numeric
         rich.add_column(head, justify="right" if numeric else "left", overflow="fold")
     for number, row in enumerate(table.rows):
         tone = table.tones[number] if table.tones else "plain"
-        rich.add_row(*(_text(cell_text(cell)) for cell in row), style=STYLES[tone])
+        rich.add_row(*(_text(cell_text(row[i])) for i in kept if i < len(row)), style=STYLES[tone])
     return rich
 
 
@@ -118,7 +133,7 @@ def _pairs(pairs: Pairs) -> RichTable:
         (label, Quantity(predicted, pairs.format), Quantity(measured, pairs.format))
         for label, predicted, measured in pairs.rows
     )
-    return _table(Table(("", say("axis.predicted"), say("axis.measured")), rows, frozenset({1, 2})))
+    return _table(Table(("", say("axis.predicted"), say("axis.measured")), rows, frozenset({1, 2})), 10**6)
 
 
 def _lines(lines: Lines) -> Text:

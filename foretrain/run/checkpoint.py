@@ -55,7 +55,8 @@ def path_of(folder: Path, step: int) -> Path:
 
 def steps_in(folder: Path) -> list[int]:
     """Steps of the committed checkpoints, oldest first."""
-    return sorted(int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdigit())
+    numbers = (path.name[5:] for path in folder.glob("step-*"))
+    return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
 
 
 # -- saving ------------------------------------------------------------------------------------------------
@@ -84,16 +85,18 @@ def save(folder: Path, state: TrainState, progress: Progress) -> Path:
     if not all(bool(torch.isfinite(parameter).all()) for parameter in state.model.parameters()):
         raise UserError("diverged.weights", step=progress.step)
     final = path_of(folder, progress.step)
-    staging = folder / f".staging-{final.name}"
+    staging, old = folder / f".staging-{final.name}", folder / f".old-{final.name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
         _write(staging, state, progress)
-        if final.exists():  # the same step again, after a resume
-            _remove(final)
+        if final.exists():  # the same step again: the old one keeps another name until the new one has this one
+            shutil.rmtree(old, ignore_errors=True)
+            final.rename(old)
         staging.rename(final)
         _sync_directory(folder)
+        shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(staging, ignore_errors=True)
         raise _disk_error(error, folder, state) from None
@@ -171,7 +174,13 @@ def retain(folder: Path, keep: int, best_step: int | None) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed process left half-done."""
+    """Remove what a killed process left half-done; a checkpoint that lost its name to a new one gets it back."""
+    for old in folder.glob(".old-*"):
+        final = folder / old.name.removeprefix(".old-")
+        if final.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(final)
     for pattern in (".staging-*", ".trash-*"):
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
@@ -195,9 +204,21 @@ def problem_of(path: Path) -> str | None:
                 return f"{name} does not match its digest"
         if not {"model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json"} <= set(files):
             return "its manifest is incomplete"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"its manifest cannot be read ({type(error).__name__})"
-    return None
+    try:
+        progress = read_progress(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return f"its state.json cannot be read ({type(error).__name__})"
+    return None if path_of(path.parent, progress.step) == path else f"its state is of step {progress.step}"
+
+
+def read_progress(path: Path) -> Progress:
+    """The state.json of a checkpoint. Raises ValueError and the like where it is none."""
+    document = json.loads((path / "state.json").read_text("utf-8"))
+    for key in ("scaler", "torch"):
+        document.pop(key)
+    return Progress.from_json(json.dumps(document))
 
 
 def newest_valid(folder: Path) -> tuple[Path | None, tuple[tuple[str, str], ...]]:
@@ -247,22 +268,36 @@ def load(
     path, skipped = newest_valid(folder)
     if path is None:
         return None
-    document = json.loads((path / "state.json").read_text("utf-8"))
-    scaler, _ = document.pop("scaler"), document.pop("torch")
-    progress = Progress.from_json(json.dumps(document))
+    progress = read_progress(path)
     compatible(progress)
-    load_model(path, state.model)
+    try:
+        load_model(path, state.model)
+        _load_rest(path, state)
+    except UserError:
+        raise
+    except Exception as error:  # digests are right, so somebody wrote it so: safetensors and torch raise what they like
+        raise UserError("checkpoint.bad_contents", path=str(path), reason=str(error).splitlines()[0][:200]) from None
+    return Loaded(progress, path, skipped)
+
+
+def _load_rest(path: Path, state: TrainState) -> None:
+    """Moments, scaler and RNG."""
     moments = load_file(path / "optimizer.safetensors")
     state.optimizer.state.clear()
     for key, value in moments.items():
         kind, name = key.split("/", 1)
         parameter = state.model.get_parameter(name)
+        if value.dim() and value.shape != parameter.shape:
+            raise ValueError(f"{key} is {tuple(value.shape)}, its parameter {tuple(parameter.shape)}")
         # The fused kernel wants its step count on the device, the plain one on the CPU: as it was saved.
         state.optimizer.state[parameter][kind] = value.to(state.device)
+    lacking = [name for name, p in state.model.named_parameters() if moments and p not in state.optimizer.state]
+    if lacking:
+        raise ValueError(f"it has no moments of {lacking[0]}")
+    scaler = json.loads((path / "state.json").read_text("utf-8"))["scaler"]
     if scaler is not None and state.scaler.is_enabled():
         state.scaler.load_state_dict(scaler)
     rng = load_file(path / "rng.safetensors")
     torch.set_rng_state(rng["cpu"])
     if "cuda" in rng and state.device.type == "cuda":
         torch.cuda.set_rng_state(rng["cuda"], state.device)
-    return Loaded(progress, path, skipped)

@@ -4,6 +4,7 @@
 system when that process dies, so a record that says "running" without its lock tells of a killed run.
 """
 
+import glob
 import json
 import os
 import tempfile
@@ -172,7 +173,7 @@ class RunDirectory:
             record = RunRecord.from_json(path.read_text("utf-8"))
         except (OSError, UnicodeDecodeError):
             raise UserError("data.no_run", path=str(self.path)) from None
-        except (ValidationError, ValueError, AttributeError) as error:
+        except (ValidationError, ValueError, AttributeError, TypeError, RecursionError) as error:
             raise UserError("data.bad_run", path=str(path), reason=str(error).splitlines()[0]) from None
         if record.status == "running" and not self.is_locked():
             return record.model_copy(update={"status": "killed"})
@@ -187,16 +188,22 @@ class RunDirectory:
         self.append("events", {"at": now(), "id": id, "values": values})
 
     def read_lines(self, name: str) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl or events.jsonl; a last line cut by a crash is left out."""
+        """The lines of metrics.jsonl or events.jsonl; lines that a crash or a hand has spoilt are left out."""
         path = self.path / f"{name}.jsonl"
         if not path.is_file():
             return []
         lines = []
-        for line in path.read_text("utf-8", "replace").splitlines():
+        for text in path.read_text("utf-8", "replace").splitlines():
             try:
-                lines.append(json.loads(line))
-            except ValueError:
+                line = json.loads(text)
+                if name == "metrics":
+                    kind = StepMetrics if line["kind"] == "step" else EvaluationMetrics
+                    kind.model_validate({k: v for k, v in line.items() if k in kind.model_fields})
+                elif not isinstance(line, dict):
+                    continue
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 continue
+            lines.append(line)
         return lines
 
     def drop_metrics_from(self, step: int, *, keep_evaluation: bool) -> None:
@@ -255,15 +262,24 @@ def create(out_dir: str) -> RunDirectory:
     raise AssertionError("unreachable")
 
 
-def newest_unfinished(out_dir: str) -> RunDirectory | None:
-    """The run that `--resume auto` means: the last one under this name (or name-2, …) that is not finished."""
-    found = None
-    for path in _numbered(base_path(out_dir)):
-        if not path.exists():
-            break
-        if (path / "run.json").exists() and RunDirectory(path).read_record().status != "finished":
-            found = RunDirectory(path)
-    return found
+def newest_unfinished(out_dir: str, max_iters: int) -> RunDirectory | None:
+    """The run that `--resume auto` means: the last one under this name (or name-2, …) with steps still to do.
+
+    A finished run has some again when max_iters was raised.
+    """
+    base = base_path(out_dir)
+    numbers = {1: base} if base.is_dir() else {}
+    for path in base.parent.glob(f"{glob.escape(base.name)}-*"):
+        number = path.name.removeprefix(f"{base.name}-")
+        if number.isascii() and number.isdigit() and int(number) > 1:
+            numbers[int(number)] = path
+    for number in sorted(numbers, reverse=True):
+        directory = RunDirectory(numbers[number])
+        if (directory.path / "run.json").exists():
+            record = directory.read_record()
+            if record.status != "finished" or record.steps_done < max_iters:
+                return directory
+    return None
 
 
 def find_runs(roots: list[Path]) -> list[RunDirectory]:

@@ -3,6 +3,7 @@
 It knows nothing of forecasts, and it does not print: what happens is told to `listen` as records and notes.
 """
 
+import contextlib
 import errno
 import hashlib
 import math
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from foretrain.config import RunConfig
+from foretrain.configfile import to_toml
 from foretrain.errors import UserError
 from foretrain.lm.batches import TokenFile, evaluation_batches, train_batches
 from foretrain.lm.dataset import DatasetInfo
@@ -25,7 +27,7 @@ from foretrain.run.checkpoint import Progress
 from foretrain.run.device import TORCH_DTYPES, Placement
 from foretrain.run.meter import Meter
 from foretrain.run.signals import StopFlag
-from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics, now
+from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics, now, replace_text
 
 # Keys that may differ between a stopped run and its resumption without changing what is learned.
 FREE_KEYS = {
@@ -94,13 +96,14 @@ class Trainer:
                 self._begin(resume)
                 finished = self._loop()
         except UserError as error:
-            self._write_record("diverged" if error.id.startswith("diverged") else "failed", error.id)
+            with contextlib.suppress(OSError):  # a full disk takes the record too; the error is what counts
+                self._write_record("diverged" if error.id.startswith("diverged") else "failed", error.id)
             raise
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 self._write_record("failed", type(error).__name__)
                 raise
-            raise UserError("disk.full", path=str(self.directory.path), needs=0, free=0) from None
+            raise UserError("disk.full_run", path=str(self.directory.path)) from None
         except torch.OutOfMemoryError:
             self._write_record("failed", "memory.out_of_memory")
             raise self._out_of_memory() from None
@@ -136,7 +139,11 @@ class Trainer:
         previous = self.directory.read_record()
         self.started_at, self.resumed_from = previous.started_at, previous.resumed_from
         step = 0
-        if loaded is not None:
+        if loaded is None:  # nothing was saved yet, but what was logged belongs to its config all the same
+            digest, fingerprint = config_digest(previous.config), previous.dataset.fingerprint
+            start = Progress(step=0, config_digest=digest, dataset_fingerprint=fingerprint)
+            self._check_compatible(start)
+        else:
             for name, problem in loaded.skipped:
                 self._note("checkpoint_skipped", name=name, problem=problem)
             self.progress = loaded.progress
@@ -144,6 +151,7 @@ class Trainer:
         self._elapsed_before_s = self.progress.elapsed_s
         self.resumed_from += (step,)
         self.directory.drop_metrics_from(step, keep_evaluation=self.progress.evaluated)
+        replace_text(self.directory.path / "config.toml", to_toml(self.config))
         self._note("resumed", step=step)
         self._write_record("running")
 
@@ -226,6 +234,8 @@ class Trainer:
     def _eta_s(self, step: int, step_s: float) -> float:
         remaining = self.config.max_iters - step - 1
         evaluations = math.ceil(remaining / self.config.eval_interval)
+        recent = self.step_times[-20:]  # one slow step must not frighten
+        step_s = median(recent) if recent else step_s
         each = median(self.evaluation_times) if self.evaluation_times else 0.0
         return remaining * step_s + evaluations * each
 

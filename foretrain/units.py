@@ -18,7 +18,7 @@ _BYTES = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*([A-Z
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of '2.1GB', '10 GiB', '786MiB' or a plain number of bytes.
+    """Bytes of '2.1GB', '10 GiB', '786MiB' or a plain number of bytes from a MiB on.
 
     Raises ValueError when the text is not a size.
     """
@@ -28,7 +28,7 @@ def parse_bytes(text: str) -> int:
         raise ValueError(f"{text!r} is not a size such as 10GiB, 2.1GB or 786MiB")
     size = float(match.group(1).replace("_", "")) * factor
     if not match.group(2) and 0 < size < MIB:  # 2 was meant as gigabytes by somebody, not as two bytes
-        raise ValueError(f"{text!r} has no unit")
+        raise ValueError(f"{text!r} is not a size such as 10GiB: it has no unit")
     if not math.isfinite(size) or size > 1e18:
         raise ValueError(f"{text!r} is not a possible size")
     return round(size)

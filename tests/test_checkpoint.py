@@ -1,6 +1,8 @@
 """Checkpoints: whole or not there, verified before use, never pickle."""
 
+import hashlib
 import json
+import pickle
 import random
 from pathlib import Path
 
@@ -218,3 +220,70 @@ def test_a_manifest_cannot_point_outside() -> None:
     manifest["files"]["../../../../etc/passwd"] = {"size_bytes": 1, "sha256": "0"}
     (path / "manifest.json").write_text(json.dumps(manifest))
     assert "missing" in str(checkpoint.problem_of(path))
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_saving_a_step_again_never_leaves_none(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal during an evaluation saves a step twice; death between the two renames must not cost it."""
+    state = trained()
+    checkpoint.save(FOLDER, state, Progress(step=2))
+    original, count = Path.rename, 0
+
+    def rename(self: Path, target: Path) -> Path:
+        nonlocal count
+        count += 1
+        if count == at:
+            raise KeyboardInterrupt  # no handler of save's own runs for it, as for a kill
+        return original(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", rename)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save(FOLDER, state, Progress(step=2))
+    checkpoint.sweep(FOLDER)
+    path, skipped = checkpoint.newest_valid(FOLDER)
+    assert path == checkpoint.path_of(FOLDER, 2)
+    assert skipped == ()
+    assert [entry.name for entry in FOLDER.iterdir()] == [path.name]
+
+
+def rewrite(path: Path, name: str, data: bytes) -> None:
+    """Change a file of a checkpoint and its digest with it."""
+    (path / name).write_bytes(data)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"][name] = {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "5", '{"step": "x", "scaler": null, "torch": "2"}', "[" * 100_000, "not json"]
+)
+def test_a_state_that_nobody_wrote_is_passed_over(text: str) -> None:
+    state = trained()
+    checkpoint.save(FOLDER, state, Progress(step=1))
+    rewrite(checkpoint.save(FOLDER, state, Progress(step=2)), "state.json", text.encode())
+    path, skipped = checkpoint.newest_valid(FOLDER)
+    assert path == checkpoint.path_of(FOLDER, 1)
+    assert "state.json" in skipped[0][1]
+
+
+def test_a_state_of_another_step_is_passed_over() -> None:
+    state = trained()
+    good = checkpoint.save(FOLDER, state, Progress(step=1))
+    other = checkpoint.save(FOLDER, state, Progress(step=2))
+    rewrite(other, "state.json", (good / "state.json").read_bytes())
+    assert checkpoint.newest_valid(FOLDER)[0] == good
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "rng.safetensors"])
+@pytest.mark.parametrize("content", ["garbage", "pickle", "other keys"])
+def test_right_digests_over_wrong_contents_are_a_sentence(name: str, content: str) -> None:
+    from safetensors.torch import save
+
+    path = checkpoint.save(FOLDER, trained(), Progress(step=2))
+    data = {"garbage": b"12345", "pickle": pickle.dumps({"a": 1}), "other keys": save({"a/b": torch.zeros(3)})}
+    rewrite(path, name, data[content])
+    with pytest.raises(UserError) as caught:
+        checkpoint.load(FOLDER, build(tiny(), torch.device("cpu"), torch.float32, compile=False))
+    assert caught.value.id.startswith("checkpoint.")
+    assert "\n" not in str(caught.value)

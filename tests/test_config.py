@@ -1,6 +1,7 @@
 """Knobs, limits, sources and messages of a configuration."""
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -275,3 +276,29 @@ def test_show_config_names_every_source() -> None:
     assert shown["sources"]["n_embd"] == "preset gpt2-40m"
     assert shown["sources"]["bias"] == "default"
     assert set(shown["config"]) == set(KNOBS)
+
+
+def test_a_byte_order_mark_is_no_problem(own_directory: Path) -> None:
+    Path("a.toml").write_text("\ufeffbatch_size = 3\n")
+    Path("b.py").write_text("\ufeffblock_size = 64\n")
+    config = resolve(["a.toml", "b.py"]).config
+    assert (config.batch_size, config.block_size) == (3, 64)
+
+
+def test_what_is_no_file_is_not_waited_for(own_directory: Path) -> None:
+    os.mkfifo("fifo.py")
+    Path("zero.py").symlink_to("/dev/zero")
+    for name in ("fifo.py", "zero.py"):
+        assert problems_of(name)[0].id == "config.cannot_read"
+
+
+def test_a_preset_key_names_a_preset_not_a_file(own_directory: Path) -> None:
+    Path("p.toml").write_text('preset = "p.toml"\n')
+    assert problems_of("p.toml")[0].id == "config.unknown_preset"
+    Path("q.toml").write_text('preset = "baby"\n')
+    assert resolve(["q.toml"]).config.n_layer == resolve(["baby"]).config.n_layer
+
+
+def test_init_from_says_what_it_overrules() -> None:
+    notes = resolve(["--init_from=gpt2", "--n_layer=3"]).notes
+    assert [note.values["key"] for note in notes] == ["n_layer"]

@@ -319,3 +319,39 @@ def test_bad_datasets_on_the_command_line() -> None:
         assert result.returncode == 7, result.stderr
         assert words in result.stderr
         assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [{"vocab_size": -5}, {"vocab_size": True}, {"vocab_size": 10**40}, {"vocab_size": "abc"}, {"vocab_size": 0},
+     {"fingerprint": {}}, {"dtype": ["x"]}, {"tokenizer": 5}, {"max_id": -1}],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("form", ["json", "pickle"])
+def test_an_index_that_cannot_be_true(meta: dict[str, object], form: str) -> None:
+    folder = write_dataset(Path("data/x"))
+    if form == "json":
+        (folder / "meta.json").write_text(json.dumps(meta))
+    else:
+        (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 96, **meta}))
+    error = problem(dataset.read_info, folder)
+    assert error.id == "data.bad_meta"
+    assert "\n" not in str(error)
+
+
+def test_a_memo_index_cannot_take_gigabytes() -> None:
+    folder = write_dataset(Path("data/x"))
+    (folder / "meta.pkl").write_bytes(b"\x80\x04Nr\x00\x00\x00\x10.")
+    assert problem(dataset.read_info, folder).id == "data.bad_meta"
+
+
+def test_nanogpts_layout_has_a_fingerprint_of_its_contents() -> None:
+    first = dataset.read_info(write_dataset(Path("data/x"))).fingerprint
+    assert first == dataset.read_info(Path("data/x")).fingerprint
+    assert first != dataset.read_info(write_dataset(Path("data/y"), seed=1)).fingerprint
+
+
+def test_deep_json_is_a_sentence() -> None:
+    folder = write_dataset(Path("data/x"))
+    (folder / "meta.json").write_text("[" * 200_000)
+    assert problem(dataset.read_info, folder).id == "data.bad_meta"

@@ -1,6 +1,9 @@
 """Plans: the real cases, FLOPs, time, verdicts, the command line."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -209,7 +212,7 @@ def test_several_cards() -> None:
         (["gpt2-124m", "--gpu", "4060 ti"], 2, "more than one card"),
         (["gpt2-124m", "--gpu", "4070", "--others", "lots"], 2, "--others"),
         (["gpt2-124m", "--gpu", "4070", "--others", "13GiB"], 2, "more than the 12.00 GiB"),
-        (["gpt2-124m", "--gpu", "4070", "--step-time", "0"], 2, "above 0"),
+        (["gpt2-124m", "--gpu", "4070", "--step-time", "0"], 2, "must be from"),
         (["gpt2-124m", "--gpu", "4070", "--step-time", "1", "--logged-mfu", "3"], 2, "one of them"),
         (["gpt2-124m", "--gpu", "4070", "--trainer", "x"], 2, "foretrain or nanogpt"),
         (["gpt2-124m", "--gpu"], 2, "requires an argument"),
@@ -249,3 +252,62 @@ def test_library_in_four_lines() -> None:
     forecast = ft.plan(ft.resolve(["gpt2-124m"]).config, ft.find_gpu("RTX 4070"))
     assert forecast.verdict_of("foretrain") == "fits"
     assert ModelShape.of(forecast.config).n_params == forecast.counts.n_params
+
+
+def test_of_a_card_with_unknown_memory_the_highest_phase_is_told() -> None:
+    result = foretrain("plan", "gpt2-124m", "--gpu", "M1 Pro", "--compile=false")
+    first = result.stdout.split("Memory by phase")[0]
+    assert "later steps" in first
+    assert "before step 0" not in first
+
+
+def test_check_with_json_is_one_object() -> None:
+    result = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--batch_size=64", "--check", "--json")
+    assert result.returncode == 3
+    assert json.loads(result.stdout)["schema"] == "foretrain.plan/1"
+    assert "does not fit" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["gpus", "--bogus"], ["compare"], ["plan", "baby", "--gpu", "4070", "--trainer", "x"]]
+)
+def test_wrong_options_are_an_object_too(words: list[str]) -> None:
+    result = foretrain(*words, "--json")
+    assert result.returncode == 2
+    found = json.loads(result.stdout)
+    assert found["schema"] == "foretrain.error/1"
+    assert found["message"]
+
+
+@pytest.mark.parametrize(
+    ("words", "word"),
+    [
+        (["--step-time", "3", "--gpu", "3060,4070"], "one device"),
+        (["--step-time", "inf", "--gpu", "4070"], "--step-time"),
+        (["--others", "2", "--gpu", "4070"], "2GiB"),
+        (["--observed", "2GB", "--gpu", "4070"], "--explain"),
+    ],
+)
+def test_options_that_cannot_be_meant(words: list[str], word: str) -> None:
+    result = foretrain("plan", "gpt2-124m", *words)
+    assert result.returncode == 2
+    assert word in result.stderr
+
+
+def test_a_log_faster_than_the_card_is_doubted() -> None:
+    found = plan(resolve(["gpt2-124m"]).config, GPU, logged_step_s=0.1)
+    assert any(note.id == "mfu_beyond_peak" for note in found.notes)
+    assert not any(
+        note.id == "mfu_beyond_peak" for note in plan(resolve(["gpt2-124m"]).config, GPU, logged_step_s=60).notes
+    )
+
+
+def test_narrow_terminals_get_fewer_columns_not_broken_numbers() -> None:
+    for words in (["gpus"], ["plan", "gpt2-124m", "--gpu", "3060,4070,4090"]):
+        result = subprocess.run(
+            [sys.executable, "-c", "from foretrain.cli import main; main()", *words],
+            capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
+        )  # fmt: skip
+        lines = [line for line in result.stdout.splitlines() if "RTX 4070  " in line or "RTX 4070 " in line]
+        assert any("12.00 GiB" in line or "GiB" in line for line in lines)
+        assert max(len(line) for line in result.stdout.splitlines()) <= 80

@@ -25,7 +25,7 @@ from tests.helpers import TINY, foretrain, tiny, write_dataset
 
 def train(config: RunConfig, *, resume: bool = False, listen: Any = lambda event: None) -> RunRecord:
     info = read_info(write_dataset(Path("data/toy")) if not Path("data/toy").exists() else Path("data/toy"))
-    directory = store.newest_unfinished(config.out_dir) if resume else store.create(config.out_dir)
+    directory = store.newest_unfinished(config.out_dir, config.max_iters) if resume else store.create(config.out_dir)
     assert directory
     if resume:
         directory.acquire()
@@ -488,3 +488,72 @@ def test_a_terminal_of_another_encoding(monkeypatch: pytest.MonkeyPatch) -> None
     result = foretrain("plan", "gpt2-124m", "--gpu", "4070")
     assert result.returncode == 0, result.stderr
     assert "123.59 M" in result.stdout
+
+
+def test_a_finished_run_goes_on_when_max_iters_is_raised(own_directory: Path) -> None:
+    train(tiny(max_iters=6, out_dir="r", decay_lr=False))
+    record = train(tiny(max_iters=9, out_dir="r", decay_lr=False), resume=True)
+    assert (record.steps_done, record.resumed_from) == (9, (6,))
+    assert resolve(["r/config.toml"]).config.max_iters == 9
+    train(tiny(max_iters=9, out_dir="whole", decay_lr=False))
+    assert_same(final_tensors(Path("r")), final_tensors(Path("whole")))
+    assert store.newest_unfinished("r", 9) is None
+
+
+def test_resume_finds_a_run_behind_a_gap(own_directory: Path) -> None:
+    import shutil
+
+    for _ in range(3):
+        directory = store.create("r")
+        (directory.path / "run.json").write_text("{}")
+        directory.release()
+    train(tiny(max_iters=4, out_dir="whole"))
+    for name in ("r", "r-3"):
+        shutil.rmtree(name)
+    (Path("r-2") / "run.json").write_text((Path("whole") / "run.json").read_text())
+    found = store.newest_unfinished("r", 99)
+    assert found is not None
+    assert found.path.name == "r-2"
+
+
+def test_another_config_is_refused_before_the_first_checkpoint_too(own_directory: Path) -> None:
+    record = train(tiny(max_iters=4, out_dir="r"))
+    import shutil
+
+    shutil.rmtree("r/checkpoints")
+    RunDirectory(Path("r")).write_record(record.model_copy(update={"status": "interrupted"}))
+    with pytest.raises(UserError) as caught:
+        train(tiny(max_iters=4, out_dir="r", n_embd=64), resume=True)
+    assert caught.value.id == "usage.resume_changed"
+
+
+def test_other_data_under_the_same_name_is_refused(own_directory: Path) -> None:
+    """nanoGPT's layout has no fingerprint of its own."""
+    train(tiny(max_iters=4, out_dir="r"))
+    write_dataset(Path("data/toy"), seed=5)
+    with pytest.raises(UserError) as caught:
+        train(tiny(max_iters=8, lr_decay_iters=12, out_dir="r"), resume=True)
+    assert caught.value.id == "data.changed"
+
+
+@pytest.mark.parametrize("line", ["5", "[]", '{"kind": "step"}', '{"kind": "step", "step": "x"}', "[" * 100_000])
+def test_a_spoilt_line_of_metrics_costs_that_line(line: str, own_directory: Path) -> None:
+    train(tiny(max_iters=4, out_dir="r"))
+    whole = RunDirectory(Path("r")).read_lines("metrics")
+    with Path("r/metrics.jsonl").open("a") as file:
+        file.write(line + "\n")
+    assert RunDirectory(Path("r")).read_lines("metrics") == whole
+    assert foretrain("report", "r").returncode == 0
+
+
+def test_a_full_disk_beneath_the_output(own_directory: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [sys.executable, "-c", "from foretrain.cli import main; main()", "gpus"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert result.returncode == ExitCode.DISK_FULL
+    assert "disk behind it is full" in result.stderr
+    assert "Traceback" not in result.stderr

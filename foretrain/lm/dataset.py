@@ -72,10 +72,11 @@ def _checked(meta: dict[str, Any], path: Path) -> dict[str, Any]:
     for key, least in (("vocab_size", 1), ("max_id", 0)):
         value = meta.get(key)
         if value is not None and (type(value) is not int or not least <= value <= MAX_VOCABULARY):
-            raise bad(f"{key} is {str(value)[:40]}, not a whole number from {least} to {MAX_VOCABULARY:,}")
+            shown = str(value)[:40] if isinstance(value, int | str) else f"a {type(value).__name__}"
+            raise bad(f"{key} is {shown}, not a whole number from {least} to {MAX_VOCABULARY:,}")
     for key in ("tokenizer", "fingerprint", "dtype"):
         if meta.get(key) is not None and not isinstance(meta[key], str):
-            raise bad(f"{key} is {str(meta[key])[:40]}, not a text")
+            raise bad(f"{key} is a {type(meta[key]).__name__}, not a text")
     if meta.get("dtype", "uint16") not in ITEM_BYTES:
         raise bad(f"dtype {meta['dtype']!r} is neither uint16 nor uint32")
     return meta

@@ -147,6 +147,21 @@ def exact_cost() -> str:
     )
 
 
+def calculators() -> str:
+    found = result("calculators")
+    lines = ["| calculator | GiB | against the trace | counts |", "| --- | ---: | ---: | --- |"]
+    for row in found["rows"]:
+        name = " ".join(filter(None, (row["calculator"], row["version"])))
+        for answer in row.get("answers", []):
+            size = f"{answer['bytes'] / 2**30:.2f}"
+            lines.append(
+                f"| {name}, {answer['label']} | {size} | {answer['error'] * 100:+.0f} % | {answer['counts']} |"
+            )
+        if not row.get("answers"):
+            lines.append(f"| {name} | – | – | {str(row['failure'])[:120]} |")
+    return "\n".join(lines)
+
+
 def demo_sentence() -> str:
     demo = json.loads((RESULTS / "demo.json").read_text("utf-8"))
     run = demo["run"]
@@ -223,6 +238,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "plan-case-d": plan_case_d,
     "accuracy": accuracy,
     "truth": truth,
+    "calculators": calculators,
     "exact-cost": exact_cost,
     "explain-case-a": explain_case_a,
     "exact-case-c": exact_case_c,

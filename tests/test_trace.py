@@ -125,6 +125,10 @@ def test_compiled_case_a_equals_the_published_trace() -> None:
     assert found.facts["attention"] == ["flash"]
 
 
+# A moment has several instants, whose sums can be equal but for a few small tensors where a model is tiny.
+TINY_BYTES = 16 * MIB
+
+
 @settings(max_examples=200)
 @given(
     n_layer=st.integers(1, 3), heads=st.sampled_from([1, 2, 3, 4, 6]), width=st.sampled_from([32, 64, 80, 128]),
@@ -151,15 +155,16 @@ def test_the_ledger_agrees_with_the_trace(
         total = sum(size for _, size in alive)
         wanted = expected.phase(phase)
         assert wanted.allocated_bytes == pytest.approx(total, rel=0.005, abs=64 * 1024), phase
-        if moment_id(found, position) != wanted.moment:
-            continue  # two moments of nearly the same height: both are right, but other tensors are alive
+        workspace = sum(size for id, size in alive if id == "workspace")
+        if moment_id(found, position) != wanted.moment or total - workspace < TINY_BYTES:
+            continue  # two instants of nearly the same height: both are right, but other tensors are alive
         sums, rows = Counter[str](), Counter[str]()
         for id, size in alive:
             sums[id] += size
         for component in wanted.components:
             rows[component.id.split(".")[0]] += component.size_bytes
         for id in sums | rows:
-            assert rows[id] == pytest.approx(sums[id], rel=0.01, abs=max(64 * 1024, 0.002 * total)), (phase, id)
+            assert rows[id] == pytest.approx(sums[id], rel=0.01, abs=64 * 1024), (phase, id)
 
 
 @pytest.mark.parametrize(

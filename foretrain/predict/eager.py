@@ -17,6 +17,10 @@ class EagerStep(EagerForward):
         """What a fresh weight gradient counts as: from the second micro-batch on it is added to .grad and dies."""
         return "temporaries" if self.has_grads else "gradients"
 
+    def component_of(self, name: str) -> str:
+        """The head's gradient waits for the embedding's, to which it is added: their sum becomes .grad, not it."""
+        return "temporaries" if name == "head" else self.gradients
+
     # -- backward ------------------------------------------------------------------------------------------
 
     def backward(self, graph: Graph) -> None:
@@ -53,13 +57,13 @@ class EagerStep(EagerForward):
     def weight_gradient(self, name: str) -> Tensor:
         """The gradient of a matrix: computed in half precision, then cast to fp32."""
         if not self.v.half:
-            return self.t.alloc(self.gradients, self.weight(name, 4))
+            return self.t.alloc(self.component_of(name), self.weight(name, 4))
         return self.t.alloc("temporaries", self.weight(name, 2))
 
     def cast_gradient(self, name: str, gradient: Tensor) -> Tensor:
         if not self.v.half:
             return gradient
-        full = self.t.alloc(self.gradients, self.weight(name, 4))
+        full = self.t.alloc(self.component_of(name), self.weight(name, 4))
         self.t.free(gradient)
         return full
 

@@ -4,7 +4,7 @@
 
 Every config is traced on fake CPU tensors and then done for real under the profiler. The peak of the sum of tensors is
 compared; `scratch` is what oneDNN and MKL take inside a matrix product for themselves on top, which a card has not.
-Differences of 5,056 bytes are the random state that a checkpointed block keeps, which is on the host for a card too.
+Compiled, a checkpointed model keeps random states of 5,056 bytes that the trace leaves out; for a card they are on the host.
 """
 
 import sys

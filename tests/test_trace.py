@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from foretrain.config import RunConfig
@@ -14,7 +14,7 @@ from foretrain.predict.exact import worker
 from foretrain.predict.exact.guard import StandInError
 from foretrain.predict.exact.library import trace as trace_code
 from foretrain.predict.exact.memory import component_id
-from foretrain.predict.exact.record import Trace, moment_id
+from foretrain.predict.exact.record import Trace
 from foretrain.predict.exact.replay import replay, smallest_limit_bytes
 from foretrain.predict.exact.self_test import compare
 from foretrain.predict.exact.service import Request
@@ -56,7 +56,6 @@ OURS = {
     "checkpointing": ({**WIDER, "n_layer": 4, "activation_checkpointing": True}, "bfloat16"),
     "own evaluation": ({**BASE, "eval_batch_size": 40, "eval_block_size": 32}, "float32"),
 }
-RANDOM_STATE_BYTES = 5056  # of a checkpointed block; on the host for a card too
 
 
 @pytest.mark.parametrize("step", ["foretrain", "nanogpt"])
@@ -71,8 +70,7 @@ def test_eager_equals_the_real_allocator_to_the_byte(case: str, step: str) -> No
 def test_what_nanogpt_does_not_have_equals_it_too(case: str) -> None:
     knobs, dtype = OURS[case]
     truth = compare(RunConfig.model_validate(knobs), dtype, "foretrain", compiled=False)  # type: ignore[arg-type]
-    random_states = RANDOM_STATE_BYTES * 4 if case == "checkpointing" else 0
-    assert truth.real_bytes - truth.traced_bytes == random_states
+    assert truth.traced_bytes == truth.real_bytes
 
 
 @pytest.mark.parametrize("step", ["foretrain", "nanogpt"])
@@ -125,46 +123,76 @@ def test_compiled_case_a_equals_the_published_trace() -> None:
     assert found.facts["attention"] == ["flash"]
 
 
-# A moment has several instants, whose sums can be equal but for a few small tensors where a model is tiny.
 TINY_BYTES = 16 * MIB
 
 
-@settings(max_examples=200)
-@given(
-    n_layer=st.integers(1, 3), heads=st.sampled_from([1, 2, 3, 4, 6]), width=st.sampled_from([32, 64, 80, 128]),
-    block=st.sampled_from([64, 128, 256, 1024]), vocab=st.sampled_from([65, 1000, 5000, 50257, 50304]),
-    batch=st.sampled_from([1, 3, 8, 24]), accumulation=st.integers(1, 3), bias=st.booleans(), dropout=st.booleans(),
-    checkpointing=st.booleans(), eval_batch=st.sampled_from([0, 1, 20]),
-    dtype=st.sampled_from(["float16", "bfloat16", "float32"]), step=st.sampled_from(["foretrain", "nanogpt"]),
-)  # fmt: skip
-def test_the_ledger_agrees_with_the_trace(
-    n_layer: int, heads: int, width: int, block: int, vocab: int, batch: int, accumulation: int, bias: bool,
-    dropout: bool, checkpointing: bool, eval_batch: int, dtype: str, step: str,
-) -> None:  # fmt: skip
-    """Every phase within 0.5 %, every component at the phase's peak within 1 %: two ways to the same number."""
+@st.composite
+def configs(draw: st.DrawFn) -> tuple[RunConfig, str, str]:
+    """A config, a dtype and whose step."""
+    heads = draw(st.sampled_from([1, 2, 3, 4, 6]))
     config = RunConfig(
-        n_layer=n_layer, n_head=heads, n_embd=heads * width, block_size=block, vocab_size=vocab, batch_size=batch,
-        gradient_accumulation_steps=accumulation, bias=bias, dropout=0.1 if dropout else 0.0,
-        activation_checkpointing=checkpointing, eval_batch_size=eval_batch,
-    )  # fmt: skip
+        n_layer=draw(st.integers(1, 3)),
+        n_head=heads,
+        n_embd=heads * draw(st.sampled_from([32, 64, 80, 128])),
+        block_size=draw(st.sampled_from([64, 128, 256, 1024])),
+        vocab_size=draw(st.sampled_from([65, 1000, 5000, 50257, 50304])),
+        batch_size=draw(st.sampled_from([1, 3, 8, 24])),
+        gradient_accumulation_steps=draw(st.integers(1, 3)),
+        bias=draw(st.booleans()),
+        dropout=draw(st.sampled_from([0.0, 0.1])),
+        activation_checkpointing=draw(st.booleans()),
+        eval_batch_size=draw(st.sampled_from([0, 1, 20])),
+    )
+    dtype = draw(st.sampled_from(["float16", "bfloat16", "float32"]))
+    return config, dtype, draw(st.sampled_from(["foretrain", "nanogpt"]))
+
+
+@settings(max_examples=40, phases=[Phase.generate])
+@given(configs())
+def test_the_ledger_agrees_with_the_trace(case: tuple[RunConfig, str, str]) -> None:
+    agree(*case)
+
+
+@pytest.mark.slow
+@settings(max_examples=250)
+@given(configs())
+def test_the_ledger_agrees_with_the_trace_on_many(case: tuple[RunConfig, str, str]) -> None:
+    agree(*case)
+
+
+def agree(config: RunConfig, dtype: str, step: str) -> None:
+    """Every phase within 0.5 %; at its highest every component within 1 %: two ways to the same number."""
     found, expected = traced(config, dtype, step), ledger(config, dtype, step)
-    for phase, (_, position) in found.peaks().items():
-        if phase in ("build", "save"):
-            continue
-        alive = [(component_id(a).split(".")[0], -(-a.nbytes // 512) * 512) for a in found.alive_at(position)]
-        total = sum(size for _, size in alive)
+    for phase, instants in by_instant(found).items():
+        peak = max(sum(sums.values()) for sums in instants)
         wanted = expected.phase(phase)
-        assert wanted.allocated_bytes == pytest.approx(total, rel=0.005, abs=64 * 1024), phase
-        workspace = sum(size for id, size in alive if id == "workspace")
-        if moment_id(found, position) != wanted.moment or total - workspace < TINY_BYTES:
-            continue  # two instants of nearly the same height: both are right, but other tensors are alive
-        sums, rows = Counter[str](), Counter[str]()
-        for id, size in alive:
-            sums[id] += size
+        assert wanted.allocated_bytes == pytest.approx(peak, rel=0.005, abs=64 * 1024), phase
+        if peak - instants[0]["workspace"] < TINY_BYTES:
+            continue  # beside 16 MiB of workspace, instants of quite another kind lie within half a percent
+        rows = Counter[str]()
         for component in wanted.components:
             rows[component.id.split(".")[0]] += component.size_bytes
-        for id in sums | rows:
-            assert rows[id] == pytest.approx(sums[id], rel=0.01, abs=64 * 1024), (phase, id)
+        # Instants of the same height, but for half a percent, are one peak; the ledger must have met one of them.
+        assert any(
+            all(rows[id] == pytest.approx(sums[id], rel=0.01, abs=64 * 1024) for id in sums | rows) for sums in instants
+        ), (phase, rows, instants[0])
+
+
+def by_instant(trace: Trace) -> dict[str, list[Counter[str]]]:
+    """For each phase, what is alive by component at every instant within 0.5 % (or 64 KiB) of its peak."""
+    alive, total = Counter[str](), 0
+    highest = {phase: peak for phase, (peak, _) in trace.peaks().items()}
+    found: dict[str, list[Counter[str]]] = {}
+    for position, event in enumerate(trace.events):
+        allocation = trace.allocations[event if event >= 0 else ~event]
+        size = -(-allocation.nbytes // 512) * 512 * (1 if event >= 0 else -1)
+        alive[component_id(allocation).split(".")[0]] += size
+        total += size
+        phase = trace.phase_at(position)
+        near = total >= highest[phase] - max(64 * 1024, 0.005 * highest[phase])
+        if event >= 0 and near and phase not in ("build", "save"):
+            found.setdefault(phase, []).append(Counter(alive))
+    return found
 
 
 @pytest.mark.parametrize(

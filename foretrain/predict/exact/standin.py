@@ -178,7 +178,13 @@ def _patch_for_fakes(patches: Patches) -> FakeTensorMode:
 def fake_cpu() -> Iterator[FakeTensorMode]:
     """Fake tensors on the CPU, where the real allocator can be asked whether a trace is right."""
     with Patches() as patches:
-        yield _patch_for_fakes(patches)
+        mode = _patch_for_fakes(patches)
+        # Checkpointing keeps the generator's state, which on this device is memory of the device.
+        size = torch._C.default_generator.get_state().numel()
+        for module in (torch, torch.random):
+            patches.set(module, "get_rng_state", lambda: torch.empty(size, dtype=torch.uint8))
+            patches.set(module, "set_rng_state", lambda state: None)
+        yield mode
 
 
 @contextlib.contextmanager

@@ -106,8 +106,8 @@ class Tracer(TorchDispatchMode):
         return cast(dict[str, str], node.metadata).get("module", "") if node is not None else ""
 
     def moment(self) -> str:
-        """forward, backward or optimizer."""
-        if torch._C._current_autograd_node() is not None:
+        """forward, backward or optimizer; a checkpointed module that runs again within backward is forward."""
+        if torch._C._current_autograd_node() is not None and not self.modules:
             return "backward"
         return "optimizer" if self.stepping else "forward"
 

@@ -18,8 +18,9 @@ class EagerStep(EagerForward):
         return "temporaries" if self.has_grads else "gradients"
 
     def component_of(self, name: str) -> str:
-        """The head's gradient waits for the embedding's, to which it is added: their sum becomes .grad, not it."""
-        return "temporaries" if name == "head" else self.gradients
+        """The head's gradient waits for the embedding's. In half precision that is added to it, in place, so that it
+        becomes .grad; in fp32 it is a transposed view, and their sum is a new tensor."""
+        return "temporaries" if name == "head" and not self.v.half else self.gradients
 
     # -- backward ------------------------------------------------------------------------------------------
 
@@ -38,12 +39,11 @@ class EagerStep(EagerForward):
         position = t.alloc("temporaries", t.size(4, "T", "C"))
         self.keep_gradient(t.alloc(self.gradients, t.size(4, "W", "C")))
         t.free(position)
-        embedding = t.alloc(self.gradients, t.size(4, "V", "C"))
+        embedding = t.alloc("temporaries", t.size(4, "V", "C"))
         t.free(residual)
-        if not self.v.half:  # the head's gradient is a transposed view in fp32, so the sum is not made in place
-            t.free(t.alloc("temporaries", t.size(4, "V", "C")))
-        t.free(head_grad)
-        self.keep_gradient(embedding)
+        total = head_grad if self.v.half or graph.waiting else t.alloc(self.gradients, t.size(4, "V", "C"))
+        t.free(embedding, head_grad if total is not head_grad else None)
+        self.keep_gradient(total)
         self.has_grads = True
 
     def keep_gradient(self, gradient: Tensor) -> None:

@@ -36,6 +36,11 @@ class Limit(Record):
     text: str
     currency: str = ""
 
+    @property
+    def as_option(self) -> str:
+        """'--within 12h', for a sentence about what was typed."""
+        return f"{'--tokens' if self.kind == 'tokens' else '--within'} {self.text[:80]}"
+
 
 class Money(Record):
     """An amount and the ISO code of its currency, '' where none was typed."""

@@ -161,9 +161,10 @@ def save_time(config: RunConfig) -> Range:
     return Range(low_s=low, expected_s=expected, high_s=high)
 
 
-def _timing(
-    config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool, logged_step_s: float | None
+def timing(
+    config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool, logged_step_s: float | None = None
 ) -> Timing | None:
+    """How long a config takes on a device; None where the catalogue lacks the device's rates."""
     step_s = step_time(config, gpu, dtype, step, compiled=compiled)
     if logged_step_s is not None:
         step_s = Range(low_s=logged_step_s, expected_s=logged_step_s, high_s=logged_step_s)
@@ -259,7 +260,7 @@ def plan(
     work = _work(config, shape, dataset_tokens, dataset_source)
     steps: tuple[StepName, StepName] = ("foretrain", "nanogpt")
     ours, nanos = (predict(config, gpu, dtype, step, compiled=compiled, available_bytes=available) for step in steps)
-    timings = [_timing(config, gpu, dtype, step, compiled, logged_step_s) for step in steps]
+    timings = [timing(config, gpu, dtype, step, compiled, logged_step_s) for step in steps]
     notes = _notes(config, gpu, dtype, others_bytes, dataset_tokens)
     if logged_step_s is not None and timings[0] is not None and (timings[0].mfu or 0) > 1:
         notes.append(Note(id="mfu_beyond_peak", values={"mfu": timings[0].mfu, "gpu": gpu.name}))

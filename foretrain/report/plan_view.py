@@ -264,10 +264,10 @@ def _time_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
     all_steps = _duration(step.low_s * steps, step.expected_s * steps, step.high_s * steps)
     rows.append((Message("row.all_steps", {"steps": steps}), all_steps))
     rows.append((Message("row.total_time"), _duration(total.low_s, total.expected_s, total.high_s)))
-    return rows + _spending_rows(plan, timing)
+    return rows + spending_rows(plan, timing)
 
 
-def _spending_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
+def spending_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
     """Energy and electricity, rent, both together, CO2: each where it is known."""
     c, rows = plan.config, []
     if timing.power is not None:
@@ -302,54 +302,3 @@ def mfu_message(timing: Timing, gpu: Gpu, dtype: str) -> Message:
     if timing.mfu is None or peak is None:
         return Message("value.mfu_unknown", values)
     return Message("value.mfu_cpu" if gpu.kind == "cpu" else "value.mfu", {**values, "peak": peak})
-
-
-def _span(timing: Timing | None) -> Cell:
-    if timing is None:
-        return "–"
-    return Message("value.range_only", {"low": timing.total_s.low_s, "high": timing.total_s.high_s})
-
-
-def _cost(timing: Timing | None, currency: str) -> Cell:
-    if timing is None or timing.cost_expected is None:
-        return "–"
-    return Message("value.cost", {"cost": timing.cost_expected, "currency": currency})
-
-
-def comparison_of_cards(plans: list[Plan]) -> Document:
-    """`--gpu a,b,c`: one row a card."""
-    rows: list[tuple[Cell, ...]] = []
-    for plan in plans:
-        worst, timing = plan.memory_of("foretrain").worst, plan.timing
-        nano = plan.verdict_of("nanogpt")
-        ours = plan.verdict_of("foretrain")
-        rows.append(
-            (
-                plan.gpu.name,
-                Quantity(plan.gpu.memory_bytes, "bytes"),
-                plan.dtype,
-                Quantity(worst.needed_expected_bytes, "bytes"),
-                Message(f"word.{ours}") if ours else "–",
-                Message(f"word.{nano}") if nano else "–",
-                Quantity(timing.total_s.expected_s if timing else None, "duration"),
-                _span(timing),
-                Quantity(timing.energy_expected_j if timing else None, "energy"),
-                _cost(timing, plan.config.currency),
-            )
-        )  # fmt: skip
-    names = (
-        "gpu",
-        "memory",
-        "dtype",
-        "needed_short",
-        "verdict",
-        "nanogpt_verdict",
-        "hours",
-        "range",
-        "energy",
-        "cost",
-    )
-    columns = tuple(Message(f"column.{name}") for name in names)
-    table = Table(columns, tuple(rows), frozenset({1, 3, 6, 7, 8, 9}), optional=(7, 2, 1, 8))
-    section = Section(Message("plan.cards"), (table, Paragraph(Message("voice.catalogue"))))
-    return Document(Message("plan.title", {"name": plans[0].name}), Message("plan.cards_subtitle"), [section])

@@ -1,0 +1,104 @@
+"""The answer of --best as a Document: the model, its neighbours, its settings, and what the estimate is worth."""
+
+from foretrain.advise.best import Best, Candidate
+from foretrain.config import RunConfig
+from foretrain.predict.plan import Plan
+from foretrain.predict.scaling import PRACTICE
+from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
+from foretrain.report.plan_view import spending_rows
+
+
+def document(plan: Plan, answer: Best) -> Document:
+    """The whole answer."""
+    winner = answer.candidates[0]
+    sections = [
+        Section(Message("best.section"), _answer(plan, answer, winner)),
+        Section(Message("best.binds"), tuple(Paragraph(Message(f"bind.{bind}")) for bind in answer.binds)),
+        Section(Message("best.candidates"), (_candidates(answer),)),
+        Section(Message("best.settings"), (_settings(plan.config, winner.config),)),
+        Section(Message("within.takes"), (Table((), _takes(plan, winner)), Paragraph(Message("voice.power")))),
+        Section(Message("best.ratio"), (_practice(winner), Paragraph(Message("best.ratio_why")))),
+        Section(Message("plan.notes"), _notes(answer)),
+    ]
+    values = {"gpu": plan.gpu.name, "text": answer.limit.text}
+    return Document(Message("best.title", {"name": plan.name}), Message("best.subtitle", values), sections)
+
+
+def _answer(plan: Plan, answer: Best, winner: Candidate) -> tuple[Block, ...]:
+    c = winner.config
+    values = {
+        "n_layer": c.n_layer, "n_head": c.n_head, "n_embd": c.n_embd, "params": winner.n_params,
+        "tokens": winner.tokens, "ratio": winner.tokens / winner.n_params, "loss": winner.loss,
+        "low": winner.loss_low, "high": winner.loss_high, "hours": winner.timing.total_s.expected_s,
+        "needed": winner.needed_bytes, "available": plan.available_bytes or 0, "cautious": winner.steps_cautious,
+        "steps": winner.steps,
+    }  # fmt: skip
+    blocks: list[Block] = [Paragraph(Message("best.answer", values), "good")]
+    if winner.epochs is not None:
+        data = {"epochs": winner.epochs, "data": answer.dataset_tokens, "worth": winner.tokens_worth}
+        blocks.append(Paragraph(Message("best.epochs", data)))
+    else:
+        blocks.append(Paragraph(Message("best.no_data"), "warn"))
+    if winner.steps_cautious != winner.steps:
+        blocks.append(Paragraph(Message("best.cautious", values)))
+    return tuple(blocks)
+
+
+def _candidates(answer: Best) -> Table:
+    rows = tuple(
+        (
+            f"{c.config.n_layer}/{c.config.n_head}/{c.config.n_embd}",
+            Quantity(c.n_params, "count"),
+            Quantity(c.tokens, "count"),
+            f"{c.tokens / c.n_params:,.0f}",
+            "–" if c.epochs is None else f"{c.epochs:,.2f}",
+            f"{c.loss:.3f}",
+            f"{c.loss_low:.2f} – {c.loss_high:.2f}",
+            f"{c.config.batch_size} × {c.config.gradient_accumulation_steps}",
+            "+" if c.config.activation_checkpointing else "",
+            Quantity(c.needed_bytes, "bytes"),
+        )
+        for c in answer.candidates
+    )
+    names = (
+        "shape", "params", "tokens", "ratio", "epochs", "est_loss", "between", "batch", "checkpointed", "needed_short"
+    )  # fmt: skip
+    heads = tuple(Message(f"column.{name}") for name in names)
+    return Table(heads, rows, frozenset({1, 2, 3, 4, 5, 7, 9}), optional=(8, 9, 4, 6))
+
+
+def _settings(asked: RunConfig, chosen: RunConfig) -> Table:
+    """Every knob that differs from the config that was given."""
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (name, str(getattr(asked, name)), str(getattr(chosen, name)))
+        for name in RunConfig.model_fields
+        if getattr(asked, name) != getattr(chosen, name)
+    )
+    return Table((Message("column.key"), Message("column.now"), Message("column.then")), rows, frozenset({1, 2}))
+
+
+def _takes(plan: Plan, winner: Candidate) -> tuple[tuple[Cell, ...], ...]:
+    total = winner.timing.total_s
+    span = {"low": total.low_s, "expected": total.expected_s, "high": total.high_s}
+    rows: list[tuple[Cell, ...]] = [
+        (Message("row.step_time"), Quantity(winner.timing.step_s.expected_s, "duration")),
+        (Message("row.total_time"), Message("value.duration_range", span)),
+    ]
+    return tuple(rows + spending_rows(plan, winner.timing))
+
+
+def _practice(winner: Candidate) -> Table:
+    rows: list[tuple[Cell, ...]] = [
+        (Message("best.section"), f"{winner.tokens / winner.n_params:,.0f}", ""),
+        *((p.model, f"{p.tokens / p.n_params:,.0f}", p.source) for p in PRACTICE),
+    ]
+    heads = (Message("column.model"), Message("column.ratio"), Message("column.source"))
+    return Table(heads, tuple(rows), frozenset({1}))
+
+
+def _notes(answer: Best) -> tuple[Block, ...]:
+    return (
+        Paragraph(Message("best.explained"), "warn"),
+        Paragraph(Message("best.searched", {"shapes": answer.shapes})),
+        Paragraph(Message("voice.catalogue")),
+    )

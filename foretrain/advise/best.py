@@ -1,11 +1,11 @@
 """The GPT of lowest estimated loss that fits a card and a limit of time, energy or money: a search over shapes.
 
 The grid: heads of 64 as in every GPT-2, widths from 128 to 4096, and depths that keep width / depth between 40 and 72.
-GPT-2 124M has 64, and so have the small models that Chinchilla's law was fitted to (arXiv:2203.15556, table A9: 512/8 to
-1024/16). The law knows a shape only by its parameters: wider and shallower shapes would win here by their embeddings
-and their speed, on a side where nobody has checked it. Every shape is given all the steps that fit in the limit, is
-ranked by the scaling law, and then, the best first, has to fit the memory by the ledger: with the micro-batch that is
-quickest, checkpointed only where it fits in no other way.
+GPT-2 124M has 64, and so have the small models that Chinchilla's law was fitted to (arXiv:2203.15556, table A9, from
+512/8 to 1024/16). The law knows a shape only by its parameters: wider and shallower shapes would win here by their
+embeddings and their speed, on a side where nobody has checked it. Every shape is given all the steps that fit in the
+limit (but no more than 40 epochs), is ranked by the scaling law, and then, the best first, has to fit the memory by
+the ledger: with the micro-batch that is quickest, checkpointed only where it fits in no other way.
 
 Known limits: see predict/scaling.py for what such a loss is worth; learning rate and context are kept as given.
 """
@@ -19,8 +19,8 @@ from foretrain.hardware import Dtype, Gpu
 from foretrain.lm.shape import ModelShape
 from foretrain.predict.memory import StepName, judge, predict
 from foretrain.predict.plan import Plan, Timing, timing
-from foretrain.predict.scaling import BESIROGLU, FITS, effective_tokens, good_tokens_per_step
-from foretrain.predict.within import adjusted, check_currency, largest_steps, with_steps
+from foretrain.predict.scaling import BESIROGLU, FITS, MOST_EPOCHS, effective_tokens, good_tokens_per_step
+from foretrain.predict.within import Reading, adjusted, check_currency, largest_steps, with_steps
 from foretrain.quantities import Limit
 from foretrain.records import Record
 
@@ -30,6 +30,7 @@ DEPTHS = (*range(2, 13), *range(14, 33, 2), *range(36, 97, 4))
 MOST_ASPECT, LEAST_ASPECT = 72, 40
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 LOOKED_AT = 16  # shapes that fit, before the search stops: neighbours of the best differ by thousandths of a nat
+TIE = 0.002  # nats: less than any law can tell apart; of such shapes the smallest comes first
 ALTERNATIVES = 5
 APART = 0.08  # alternatives differ from each other by so much in size at least
 
@@ -54,8 +55,8 @@ class Candidate(Record):
 class Best(Record):
     """The answer: `candidates`, the best first, and what stands in the way of a lower loss.
 
-    `binds`: the limit's kind; memory, where a better shape did not fit; data, where repeating them costs a tenth of
-    their worth; grid, where the best shape is the largest or smallest that was looked at.
+    `binds`: the limit's kind, or epochs where data end before it; memory, where a better shape did not fit; data,
+    where repeating them costs a tenth of their worth; grid, where the best shape is the largest or smallest in it.
     """
 
     limit: Limit
@@ -112,8 +113,10 @@ class _Search:
             raise UserError("usage.no_time", text=self.limit.as_option, gpu=self.gpu.name)
         return found
 
-    def steps(self, config: RunConfig, found: Timing) -> int:
-        return largest_steps(found, config, self.gpu, self.dtype, self.limit)
+    def steps(self, config: RunConfig, found: Timing, reading: Reading = "expected") -> int:
+        """As many as fit in the limit, and as the data are good for."""
+        steps = largest_steps(found, config, self.gpu, self.dtype, self.limit, reading)
+        return min(steps, max(1, MOST_EPOCHS * self.data // config.tokens_per_step)) if self.data else steps
 
     def loss(self, config: RunConfig, steps: int) -> float:
         return BESIROGLU.loss(ModelShape.of(config).n_params, steps * config.tokens_per_step, self.data)
@@ -152,7 +155,7 @@ class _Search:
         final, _ = adjusted(config, steps)
         return Candidate(
             config=final, n_params=n_params, steps=steps, tokens=tokens, loss=losses[0], loss_low=min(losses),
-            steps_cautious=largest_steps(found, config, self.gpu, self.dtype, self.limit, "high"),
+            steps_cautious=self.steps(config, found, "high"),
             tokens_worth=round(effective_tokens(tokens, self.data)), epochs=tokens / self.data if self.data else None,
             loss_high=max(losses), needed_bytes=needed,
             timing=with_steps(found, config, self.gpu, self.dtype, steps),
@@ -171,7 +174,7 @@ def best(
     `given`: knobs that the user set. `listen(done, of)` hears of progress. Raises UserError 'check.best_nothing'.
     """
     if base.available_bytes is None:
-        raise UserError("usage.best_memory", gpu=base.gpu.name)
+        raise UserError("usage.best_memory", text=limit.as_option, gpu=base.gpu.name)
     check_currency(limit, base.config)
     search = _Search(base, limit, step, given)
     ranked: list[tuple[float, dict[str, int]]] = []
@@ -186,7 +189,7 @@ def best(
     found: list[Candidate] = []
     rejected: list[float] = []
     for number, (loss, shape) in enumerate(ranked):
-        if len(found) >= LOOKED_AT:
+        if len(found) >= LOOKED_AT and loss > min(candidate.loss for candidate in found) + TIE:
             break
         listen(len(grid) + number, 2 * len(grid))
         # Weights, gradients and both moments alone; the ledger need not be asked.
@@ -199,7 +202,8 @@ def best(
             found.append(made)
     if not found:
         raise _nothing(base, search, limit, grid[0])
-    found.sort(key=lambda candidate: candidate.loss)
+    lowest = min(candidate.loss for candidate in found)
+    found.sort(key=lambda c: (0.0, c.n_params) if c.loss <= lowest + TIE else (c.loss, 0))
     return Best(
         limit=limit, step=step, dataset_tokens=search.data, candidates=tuple(_apart(found)), shapes=len(grid),
         binds=_binds(found[0], rejected, limit), too_large=len(rejected),
@@ -224,10 +228,11 @@ def _apart(found: list[Candidate]) -> list[Candidate]:
 
 
 def _binds(winner: Candidate, rejected: list[float], limit: Limit) -> tuple[str, ...]:
-    binds: list[str] = [limit.kind]
-    if rejected and min(rejected) < winner.loss:
+    worn_out = winner.epochs is not None and winner.epochs > MOST_EPOCHS - 1
+    binds: list[str] = ["epochs" if worn_out else limit.kind]
+    if rejected and min(rejected) < winner.loss - TIE:
         binds.append("memory")
-    if winner.tokens_worth < 0.9 * winner.tokens:
+    if not worn_out and winner.tokens_worth < 0.9 * winner.tokens:
         binds.append("data")
     if winner.config.n_embd in (WIDTHS[0], WIDTHS[-1]):
         binds.append("grid")

@@ -69,12 +69,12 @@ def plan_command(
     snapshot: o.Snapshot = None,
     alloc_conf: o.AllocConf = "",
     show_config: o.ShowConfig = False,
-    price: o.Price = "",
+    price: o.Price = None,
     co2: o.Co2 = None,
-    within: o.Within = "",
-    tokens: o.Tokens = "",
+    within: o.Within = None,
+    tokens: o.Tokens = None,
     best: o.Best = False,
-    data_tokens: o.DataTokens = "",
+    data_tokens: o.DataTokens = None,
     write: o.Write = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -94,27 +94,25 @@ def plan_command(
     _check_targets(len(found), depth, limits, step_time, logged_mfu)
     plans = make_plans(resolved, found, limits, step_time, logged_mfu)
     if limits.asks:
-        asked = step if trainer else "foretrain"
-        command = plan_limits.best_command if best else plan_limits.within_command
-        command(plans[0], asked, limits, as_json=as_json, quiet=quiet)
-        return
-    if largest:
+        plan_limits.answer(plans[0], step if trainer else "foretrain", limits, as_json=as_json, quiet=quiet)
+    elif largest:
         plan_exact.largest_command(plans[0], step, depth, as_json=as_json)
         return
-    plans = [plan_exact.deepen(plan, depth) for plan in plans]
-    if snapshot:
-        plan_exact.write_snapshot(plans[0], step, depth)
-    if explain:
-        plan_exact.explain_command(plans[0], step, depth, as_json=as_json)
     else:
-        plan_limits.print_plans(plans, as_json=as_json)
-    if check:
+        plans = [plan_exact.deepen(plan, depth) for plan in plans]
+        if snapshot:
+            plan_exact.write_snapshot(plans[0], step, depth)
+        if explain:
+            plan_exact.explain_command(plans[0], step, depth, as_json=as_json)
+        else:
+            plan_limits.print_plans(plans, as_json=as_json)
+    if check and not best:
         _check(plans, step if trainer else "foretrain", as_json)
 
 
 def _check_targets(count: int, depth: Depth, limits: Limits, step_time: float | None, logged_mfu: float | None) -> None:
     """What can only be asked of one card."""
-    plan_limits.check_limits(limits, count)
+    plan_limits.check_limits(limits, count, depth.wants_trace)
     if (depth.explain or depth.largest or depth.snapshot) and count > 1:
         raise UserError("usage.one_card", count=count)
     if (step_time is not None or logged_mfu is not None) and count > 1:

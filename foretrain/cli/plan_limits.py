@@ -27,25 +27,25 @@ T = TypeVar("T")
 class Limits:
     """The options of `plan` about money and limits, as they were typed."""
 
-    price: str = ""
+    price: str | None = None
     co2: float | None = None
-    within: str = ""
-    tokens: str = ""
+    within: str | None = None
+    tokens: str | None = None
     best: bool = False
-    data_tokens: str = ""
+    data_tokens: str | None = None
     write: Path | None = None
     given: frozenset[str] = frozenset()  # knobs that the user set, in a file or on the command line
 
     @property
     def asks(self) -> bool:
         """Whether an inverse question is asked instead of a plan."""
-        return self.best or bool(self.within or self.tokens)
+        return self.best or self.within is not None or self.tokens is not None
 
     def limit(self) -> Limit:
-        if self.tokens:
+        if self.tokens is not None:
             count = _read(parse_count, self.tokens, "--tokens", "usage.bad_count")
             return Limit(kind="tokens", amount=count, text=self.tokens)
-        return _read(parse_limit, self.within, "--within", "usage.bad_limit")
+        return _read(parse_limit, self.within or "", "--within", "usage.bad_limit")
 
 
 def _read(parse: Callable[[str], T], text: str, option: str, id: str) -> T:
@@ -56,13 +56,15 @@ def _read(parse: Callable[[str], T], text: str, option: str, id: str) -> T:
         raise UserError(id, option=option, value=text[:80]) from None
 
 
-def check_limits(limits: Limits, targets: int) -> None:
+def check_limits(limits: Limits, targets: int, traces: bool) -> None:
     """What can be wrong with these options, before anything is computed. Raises UserError."""
-    if limits.within and limits.tokens:
+    if limits.asks and traces:
+        raise UserError("usage.two_questions")
+    if limits.within is not None and limits.tokens is not None:
         raise UserError("usage.two_limits")
     if limits.asks and targets > 1:
         raise UserError("usage.one_card_limits", count=targets)
-    if limits.best and not limits.within:
+    if limits.best and limits.within is None:
         raise UserError("usage.best_within")
     if limits.write is not None:
         if not limits.asks:
@@ -85,24 +87,28 @@ def priced(resolved: ResolvedConfig, limits: Limits) -> ResolvedConfig:
     """The config with --price (where it is one price for all cards), --co2 and --data-tokens put into their knobs."""
     update: dict[str, Any] = {}
     sources = dict(resolved.sources)
-    if limits.price and "=" not in limits.price:
-        update["price_per_hour"] = _price(limits.price, resolved.config)
+    if limits.price is not None and "=" not in limits.price:
+        update["price_per_hour"] = _price(limits.price, limits.price, resolved.config)
         sources["price_per_hour"] = f"--price {limits.price}"
     if limits.co2 is not None:
         if not 0 < limits.co2 <= 1e5:
             raise UserError("usage.bad_co2", value=limits.co2)
         update["co2_per_kwh"] = limits.co2
         sources["co2_per_kwh"] = f"--co2 {limits.co2:g}"
-    if limits.data_tokens:
+    if limits.data_tokens is not None:
         update["dataset_tokens"] = _read(parse_count, limits.data_tokens, "--data-tokens", "usage.bad_count")
         sources["dataset_tokens"] = f"--data-tokens {limits.data_tokens}"
     return replace(resolved, config=resolved.config.model_copy(update=update), sources=sources)
 
 
-def _price(text: str, config: RunConfig) -> float:
-    money = _read(parse_price, text, "--price", "usage.bad_price")
+def _price(text: str, typed: str, config: RunConfig) -> float:
+    """The price in a text, which is all or a part of what was typed."""
+    try:
+        money = parse_price(text)
+    except ValueError:
+        raise UserError("usage.bad_price", option="--price", value=typed[:80]) from None
     if money.currency and money.currency != currency_code(config.currency):
-        raise UserError("usage.currency", text=f"--price {text}", typed=money.currency, currency=config.currency)
+        raise UserError("usage.currency", text=f"--price {typed[:80]}", typed=money.currency, currency=config.currency)
     return money.amount
 
 
@@ -113,15 +119,13 @@ def _is(name: str, gpu: Gpu) -> bool:
     try:
         return find(name).name == gpu.name
     except UserError as error:
-        if error.id != "gpu.ambiguous":
-            raise
-        return gpu.name in error.values["choices"]
+        return gpu.name in error.values.get("choices", ())
 
 
 def prices_of(limits: Limits, config: RunConfig, gpus: list[Gpu]) -> list[float]:
     """The rent of each card, from --price \"4090=0.35,A100=1.2\"; the config's own where none is given."""
     found = [config.price_per_hour] * len(gpus)
-    if "=" not in limits.price:
+    if limits.price is None or "=" not in limits.price:
         return found
     for part in limits.price.split(","):
         name, equals, text = part.partition("=")
@@ -131,7 +135,7 @@ def prices_of(limits: Limits, config: RunConfig, gpus: list[Gpu]) -> list[float]
         if not hit:
             raise UserError("usage.price_of_no_card", name=name.strip()[:80], cards=[gpu.name for gpu in gpus])
         for i in hit:
-            found[i] = _price(text.strip(), config)
+            found[i] = _price(text.strip(), limits.price, config)
     return found
 
 
@@ -150,15 +154,21 @@ def within_command(plan: Plan, step: StepName, limits: Limits, *, as_json: bool,
     """Answer --within and --tokens."""
     from foretrain.predict.within import within
 
-    answer = within(plan, limits.limit(), step)
+    found = within(plan, limits.limit(), step)
     if limits.write is not None:
-        write_config(answer.config, limits.write, quiet=quiet)
+        write_config(found.config, limits.write, quiet=quiet)
     if as_json:
-        print_json(answer.to_json(schema=WITHIN_SCHEMA))
+        print_json(found.to_json(schema=WITHIN_SCHEMA))
         return
     from foretrain.report import limits_view, text
 
-    text.render(limits_view.within(plan, answer), OUT)
+    text.render(limits_view.within(plan, found), OUT)
+
+
+def answer(plan: Plan, step: StepName, limits: Limits, *, as_json: bool, quiet: bool) -> None:
+    """Answer the inverse question that was asked."""
+    command = best_command if limits.best else within_command
+    command(plan, step, limits, as_json=as_json, quiet=quiet)
 
 
 @contextmanager
@@ -178,15 +188,15 @@ def best_command(plan: Plan, step: StepName, limits: Limits, *, as_json: bool, q
     if plan.timing is not None and plan.timing.source.startswith("measured"):
         raise UserError("usage.best_speed")
     with _progress(quiet) as listen:
-        answer = best(plan, limits.limit(), step, limits.given, listen)
+        found = best(plan, limits.limit(), step, limits.given, listen)
     if limits.write is not None:
-        write_config(answer.candidates[0].config, limits.write, quiet=quiet)
+        write_config(found.candidates[0].config, limits.write, quiet=quiet)
     if as_json:
-        print_json(answer.to_json(schema=BEST_SCHEMA))
+        print_json(found.to_json(schema=BEST_SCHEMA))
         return
     from foretrain.report import best_view, text
 
-    text.render(best_view.document(plan, answer), OUT)
+    text.render(best_view.document(plan, found), OUT)
 
 
 def print_plans(plans: list[Plan], *, as_json: bool) -> None:

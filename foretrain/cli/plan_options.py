@@ -60,7 +60,7 @@ ShowConfig = Annotated[
     typer.Option("--show-config", help="Print every knob, its value and where it came from; no plan."),
 ]
 Price = Annotated[
-    str,
+    str | None,
     typer.Option(
         help="What an hour of the card or machine costs to rent, as 0.35/h or '$0.35/h'; for several cards also "
         "'4090=0.35,A100=1.2'. Electricity is priced by --price_per_kwh=… and comes on top: 0 where the rent has it.",
@@ -74,16 +74,17 @@ Co2 = Annotated[
     ),
 ]
 Within = Annotated[
-    str,
+    str | None,
     typer.Option(help="How many steps fit in 12h, 90m, 1d12h, in 3kWh, or in 5EUR?", metavar="LIMIT"),
 ]
-Tokens = Annotated[str, typer.Option(help="How many steps fit in 10B tokens?", metavar="COUNT")]
+Tokens = Annotated[str | None, typer.Option(help="How many steps fit in 10B tokens?", metavar="COUNT")]
 Best = Annotated[
     bool,
     typer.Option("--best", help="With --within: the GPT of lowest estimated loss that fits the card and the limit."),
 ]
 DataTokens = Annotated[
-    str, typer.Option(help="Tokens in your training data, such as 3.68B; beyond them data repeat.", metavar="COUNT")
+    str | None,
+    typer.Option(help="Tokens in your training data, such as 3.68B; beyond them data repeat.", metavar="COUNT"),
 ]
 Write = Annotated[
     Path | None,

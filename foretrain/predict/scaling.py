@@ -12,18 +12,23 @@ Three fits of this form (`FITS`):
 
 Data that repeat (Muennighoff et al. 2023, equations 5, 6 and 17): D tokens drawn from U unique ones count as
 D' = U + U·R*·(1 − exp(−(D/U − 1)/R*)) with R*_D = 15.387756, and parameters beyond those that U deserves count as N' in
-the same way with R*_N = 5.309743. Four epochs are worth 93 % of fresh data; no number of epochs is worth more than
-16.4. U here is the whole dataset, so that the law is continuous where the first epoch ends.
+the same way with R*_N = 5.309743. Four epochs are worth 93 % of fresh data; at 40 repeating is worthless (their figure
+1), and the law does not know that models overfit. U here is the whole dataset, so that the law is continuous where the
+first epoch ends.
 
 A loss from these is an estimate. They were fitted on other data, with other tokenizers and well-tuned learning rates,
-on models of 44 M parameters and more (7 M for muennighoff). GPT-2 124M on 10 B tokens would get 3.01 to 3.04 from them;
-llm.c reached 3.28 on FineWeb (karpathy/llm.c#481). Losses are comparable between models of one dataset and tokenizer, not with what another corpus gives.
+on models of 44 M parameters and more (7 M for muennighoff). GPT-2 124M on 10 B tokens would get 3.01 to 3.04 from
+them; llm.c reached 3.28 on FineWeb (karpathy/llm.c#481). Losses are comparable between models of one dataset and
+tokenizer, not with what another corpus gives.
 """
 
 import math
 from dataclasses import dataclass
 
 R_D, R_N = 15.387756, 5.309743  # Muennighoff et al. 2023, appendix A
+MOST_EPOCHS = 40
+SMALLEST_FITTED = 44e6  # parameters of the smallest model behind hoffmann and besiroglu
+SMALLEST_VOCABULARY = 10_000  # tokens of bytes or characters hold less text, and their losses are of another kind
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,9 @@ class Fit:
 
 HOFFMANN = Fit("hoffmann", "arXiv:2203.15556", 1.6934, 406.4, 410.7, 0.3392, 0.2849)
 BESIROGLU = Fit("besiroglu", "arXiv:2404.10102", 1.8172, 482.01, 2085.43, 0.3478, 0.3658)
-MUENNIGHOFF = Fit(
-    "muennighoff", "arXiv:2305.16264", math.exp(0.6254804), math.exp(6.255414), math.exp(7.3049974), 0.3526596,
-    0.3526596
+MUENNIGHOFF = Fit(  # its repository gives the logarithms of E, A and B
+    "muennighoff", "arXiv:2305.16264", math.exp(0.6254804), math.exp(6.255414), math.exp(7.3049974),
+    0.3526596, 0.3526596,
 )  # fmt: skip
 FITS = (BESIROGLU, HOFFMANN, MUENNIGHOFF)
 

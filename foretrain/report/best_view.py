@@ -1,9 +1,11 @@
 """The answer of --best as a Document: the model, its neighbours, its settings, and what the estimate is worth."""
 
+import math
+
 from foretrain.advise.best import Best, Candidate
 from foretrain.config import RunConfig
 from foretrain.predict.plan import Plan
-from foretrain.predict.scaling import PRACTICE
+from foretrain.predict.scaling import PRACTICE, SMALLEST_FITTED, SMALLEST_VOCABULARY
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.report.plan_view import spending_rows
 
@@ -18,7 +20,7 @@ def document(plan: Plan, answer: Best) -> Document:
         Section(Message("best.settings"), (_settings(plan.config, winner.config),)),
         Section(Message("within.takes"), (Table((), _takes(plan, winner)), Paragraph(Message("voice.power")))),
         Section(Message("best.ratio"), (_practice(winner), Paragraph(Message("best.ratio_why")))),
-        Section(Message("plan.notes"), _notes(answer)),
+        Section(Message("plan.notes"), _notes(plan, answer)),
     ]
     values = {"gpu": plan.gpu.name, "text": answer.limit.text}
     return Document(Message("best.title", {"name": plan.name}), Message("best.subtitle", values), sections)
@@ -33,14 +35,17 @@ def _answer(plan: Plan, answer: Best, winner: Candidate) -> tuple[Block, ...]:
         "needed": winner.needed_bytes, "available": plan.available_bytes or 0, "cautious": winner.steps_cautious,
         "steps": winner.steps,
     }  # fmt: skip
-    blocks: list[Block] = [Paragraph(Message("best.answer", values), "good")]
+    believable = winner.loss < math.log(c.vocab_size)
+    id = "best.answer" if believable else "best.answer_no_loss"
+    values["blind"] = math.log(c.vocab_size)
+    blocks: list[Block] = [Paragraph(Message(id, values), "good" if believable else "warn")]
     if winner.epochs is not None:
         data = {"epochs": winner.epochs, "data": answer.dataset_tokens, "worth": winner.tokens_worth}
         blocks.append(Paragraph(Message("best.epochs", data)))
     else:
         blocks.append(Paragraph(Message("best.no_data"), "warn"))
     if winner.steps_cautious != winner.steps:
-        blocks.append(Paragraph(Message("best.cautious", values)))
+        blocks.append(Paragraph(Message("best.cautious" if winner.steps_cautious else "best.not_sure", values)))
     return tuple(blocks)
 
 
@@ -96,9 +101,15 @@ def _practice(winner: Candidate) -> Table:
     return Table(heads, tuple(rows), frozenset({1}))
 
 
-def _notes(answer: Best) -> tuple[Block, ...]:
-    return (
-        Paragraph(Message("best.explained"), "warn"),
-        Paragraph(Message("best.searched", {"shapes": answer.shapes})),
-        Paragraph(Message("voice.catalogue")),
-    )
+def _notes(plan: Plan, answer: Best) -> tuple[Block, ...]:
+    """What the estimate is worth, and those notes of the plan that hold for any model on this card."""
+    winner = answer.candidates[0]
+    blocks: list[Block] = [Paragraph(Message("best.explained"), "warn")]
+    if winner.n_params < SMALLEST_FITTED:
+        blocks.append(Paragraph(Message("best.extrapolated"), "warn"))
+    if winner.config.vocab_size < SMALLEST_VOCABULARY:
+        blocks.append(Paragraph(Message("best.vocabulary", {"vocab_size": winner.config.vocab_size}), "warn"))
+    blocks.append(Paragraph(Message("best.searched", {"shapes": answer.shapes})))
+    kept = ("others_unknown", "bf16_unsupported", "vocab_unaligned", "mps_as_cuda")
+    blocks += [Paragraph(Message(f"note.{note.id}", note.values)) for note in plan.notes if note.id in kept]
+    return *blocks, Paragraph(Message("voice.cpu" if plan.gpu.kind == "cpu" else "voice.catalogue"))

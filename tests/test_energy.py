@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from foretrain.advise.cards import choose
 from foretrain.configfile import resolve
-from foretrain.hardware import catalogue, find
+from foretrain.hardware import Gpu, catalogue, find
 from foretrain.predict.energy import power, power_model
 from foretrain.predict.plan import plan
 from foretrain.quantities import parse_price
@@ -23,7 +23,7 @@ D = str(CASES / "d.py")
 
 
 @pytest.mark.parametrize("gpu", catalogue().values(), ids=lambda gpu: gpu.name)
-def test_power_is_between_idle_and_the_board_and_grows_with_the_load(gpu) -> None:  # type: ignore[no-untyped-def]
+def test_power_is_between_idle_and_the_board_and_grows_with_the_load(gpu: Gpu) -> None:
     if not gpu.board_power_w:
         assert power(gpu, 0.5) is None
         return
@@ -65,10 +65,8 @@ def test_energy_and_money_follow_from_hours_and_watts() -> None:
         assert getattr(timing, f"cost_{name}") == pytest.approx(0.4 * kwh)
         assert getattr(timing, f"rent_{name}") == pytest.approx(0.35 * seconds / 3600)
         assert getattr(timing, f"co2_{name}_g") == pytest.approx(336 * kwh)
-    assert timing.money() == pytest.approx(
-        (timing.cost_low + timing.rent_low, timing.cost_expected + timing.rent_expected,
-         timing.cost_high + timing.rent_high)
-    )  # type: ignore[operator]  # fmt: skip
+    sums = [getattr(timing, f"cost_{name}") + getattr(timing, f"rent_{name}") for name in ("low", "expected", "high")]
+    assert timing.money() == pytest.approx(tuple(sums))
 
 
 def test_what_was_not_asked_for_is_not_there() -> None:

@@ -80,7 +80,8 @@ class _Search:
     """What stays the same over the grid."""
 
     def __init__(self, base: Plan, limit: Limit, step: StepName, given: frozenset[str]) -> None:
-        self.base, self.limit, self.step, self.given = base, limit, step, given
+        self.base, self.limit, self.given = base, limit, given
+        self.step: StepName = step
         self.gpu: Gpu = base.gpu
         self.dtype: Dtype = base.dtype
         self.data = base.work.dataset_tokens

@@ -119,4 +119,4 @@ def spending(config: RunConfig, gpu: Gpu, mfu: float | None, total_s: Range) -> 
                 found[f"co2_{name}_g"] = kwh * config.co2_per_kwh
         if config.price_per_hour:
             found[f"rent_{name}"] = seconds / 3600 * config.price_per_hour
-    return Spending(power=drawn, **found)  # type: ignore[arg-type]
+    return Spending(power=drawn, **found)

@@ -22,8 +22,8 @@ def document(plan: Plan, answer: Best) -> Document:
         Section(Message("best.ratio"), (_practice(winner), Paragraph(Message("best.ratio_why")))),
         Section(Message("plan.notes"), _notes(plan, answer)),
     ]
-    values = {"gpu": plan.gpu.name, "text": answer.limit.text}
-    return Document(Message("best.title", {"name": plan.name}), Message("best.subtitle", values), sections)
+    title = Message("best.title", {"gpu": plan.gpu.name, "text": answer.limit.text})
+    return Document(title, Message("best.subtitle"), sections)
 
 
 def _answer(plan: Plan, answer: Best, winner: Candidate) -> tuple[Block, ...]:

@@ -33,7 +33,13 @@ def within(plan: Plan, answer: Within) -> Document:
         if "lr_decay_iters" in answer.changed:
             notes.append(Paragraph(Message("within.decay"), "warn"))
         sections.append(Section(Message("within.change"), tuple(notes)))
-    return Document(Message("within.title", {"name": plan.name}), Message("within.subtitle", values), sections)
+    voice = Message("within.voice_logged" if _logged(plan) else "plan.voice")
+    subtitle = Message("within.subtitle", {**values, "voice": voice})
+    return Document(Message("within.title", {"name": plan.name}), subtitle, sections)
+
+
+def _logged(plan: Plan) -> bool:
+    return plan.timing is not None and plan.timing.source.startswith("measured")
 
 
 def _number(value: int) -> Cell:
@@ -41,8 +47,7 @@ def _number(value: int) -> Cell:
 
 
 def _voice(plan: Plan) -> tuple[Block, ...]:
-    logged = plan.timing is not None and plan.timing.source.startswith("measured")
-    voice = "log" if logged else "cpu" if plan.gpu.kind == "cpu" else "catalogue"
+    voice = "log" if _logged(plan) else "cpu" if plan.gpu.kind == "cpu" else "catalogue"
     return Paragraph(Message(f"voice.{voice}")), Paragraph(Message("voice.power"))
 
 

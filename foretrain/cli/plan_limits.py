@@ -11,7 +11,7 @@ from foretrain.config import RunConfig
 from foretrain.configfile import ResolvedConfig, to_toml
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu, find
-from foretrain.messages import say
+from foretrain.messages import printable, say
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import SCHEMA, Plan
 from foretrain.quantities import Limit, currency_code, parse_count, parse_limit, parse_price
@@ -147,7 +147,7 @@ def write_config(config: RunConfig, path: Path, *, quiet: bool) -> None:
     except OSError as error:
         raise UserError("usage.cannot_write_file", path=str(path), reason=error.strerror or "") from None
     if not quiet:
-        ERR.print(say("within.written", path=str(path)), soft_wrap=True, markup=False)
+        ERR.print(printable(say("within.written", path=str(path))), soft_wrap=True, markup=False)
 
 
 def within_command(plan: Plan, step: StepName, limits: Limits, *, as_json: bool, quiet: bool) -> None:

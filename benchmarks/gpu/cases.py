@@ -40,6 +40,8 @@ CASES = [
     Case("124M no accumulation", {**GPT2, "gradient_accumulation_steps": 1}, "float16", "foretrain", True),
     Case("124M checkpointing", {**GPT2, "activation_checkpointing": True}, "bfloat16", "foretrain", False),
     Case("124M checkpointing", {**GPT2, "activation_checkpointing": True}, "bfloat16", "foretrain", True),
+    Case("124M chunked loss", {**GPT2, "loss_chunk_size": 2048}, "bfloat16", "foretrain", False),
+    Case("124M chunked loss", {**GPT2, "loss_chunk_size": 2048}, "float16", "foretrain", True),
     Case("124M dropout bias", {**GPT2, "dropout": 0.1, "bias": True}, "bfloat16", "foretrain", False),
     Case("124M dropout bias", {**GPT2, "dropout": 0.1, "bias": True}, "bfloat16", "nanogpt", True),
     Case("124M vocab 50257", {**GPT2, "vocab_size": 50257}, "bfloat16", "foretrain", False),

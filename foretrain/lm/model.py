@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from foretrain.config import RunConfig
+from foretrain.lm.loss import ChunkedLoss
 
 
 class Attention(nn.Module):
@@ -86,6 +87,7 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(c.n_embd, c.vocab_size, bias=False)
         wte: Any = self.transformer["wte"]
         wte.weight = self.lm_head.weight  # tied, https://arxiv.org/abs/1608.05859
+        self.chunked_loss = ChunkedLoss(c.loss_chunk_size) if c.loss_chunk_size else None
         self.apply(_init)
         for name, parameter in self.named_parameters():
             if name.endswith("c_proj.weight"):  # GPT-2 scales what adds to the residual stream by its depth
@@ -103,8 +105,22 @@ class GPT(nn.Module):
             x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
         return parts["ln_f"](x)
 
+    def head_input(self, idx: Tensor) -> Tensor:
+        """The hidden states, B x T x C, in the dtype that autocast gives to matrix products."""
+        hidden = self.hidden(idx)
+        device = idx.device.type
+        return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
+
+    def compile_parts(self) -> None:
+        """torch.compile for a model whose loss is chunked: the loop over chunks stays plain Python."""
+        assert self.chunked_loss is not None
+        self.head_input = torch.compile(self.head_input)
+        self.chunked_loss.compile_step()
+
     def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats of predicting targets (B x T, -1 is ignored) from idx (B x T); a scalar."""
+        if self.chunked_loss is not None:
+            return self.chunked_loss(self.head_input(idx), self.lm_head.weight, targets.reshape(-1))
         logits = self.lm_head(self.hidden(idx))
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=-1)
 

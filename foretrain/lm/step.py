@@ -55,8 +55,16 @@ def build(config: RunConfig, device: torch.device, dtype: torch.dtype, *, compil
         scaler=torch.amp.GradScaler(device.type, enabled=dtype == torch.float16),
         device=device,
         dtype=dtype,
-        call=torch.compile(model) if compile else model,
+        call=_compiled(model) if compile else model,
     )
+
+
+def _compiled(model: GPT) -> Callable[[Tensor, Tensor], Tensor]:
+    """Whole where it can be, else in parts."""
+    if model.chunked_loss is None:
+        return torch.compile(model)
+    model.compile_parts()
+    return model
 
 
 def train_step(state: TrainState, batches: Iterable[Batch], learning_rate: float) -> StepResult:

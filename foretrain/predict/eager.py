@@ -181,6 +181,9 @@ class EagerStep(EagerForward):
         """Loss and head; returns the residual's gradient and the head's weight gradient, which waits for wte's."""
         t, low = self.t, self.low
         t.at("backward.loss")
+        if graph.waiting:
+            grad_hidden, grad_weight = graph.waiting
+            return self.norm_backward(grad_hidden, graph.final, graph.inputs[-1], None), grad_weight
         dlogits = self.loss_backward(graph.loss)
         t.at("backward.head")
         self.cublas("backward")

@@ -11,19 +11,8 @@ counted; attention is assumed to take the flash kernel in half precision, the me
 
 from dataclasses import dataclass, field
 
-from foretrain.predict.timeline import Size, Tensor, Timeline
-
-
-@dataclass(frozen=True)
-class Variant:
-    """What differs between the ways a step is written and run."""
-
-    half: bool  # autocast to float16 or bfloat16
-    cuda: bool
-    keeps_logits: bool  # nanoGPT returns the logits and keeps the Python name until the next forward pass
-    checkpointing: bool
-    dropout: bool
-    bias: bool
+from foretrain.predict.chunked_head import chunked_head
+from foretrain.predict.timeline import Size, Tensor, Timeline, Variant
 
 
 @dataclass
@@ -52,6 +41,7 @@ class Graph:
     head_copy: list[Tensor] = field(default_factory=list)
     loss: list[Tensor] = field(default_factory=list)
     logits: Tensor | None = None
+    waiting: list[Tensor] = field(default_factory=list)  # a chunked head's gradients, made with its loss
 
 
 class EagerForward:
@@ -284,6 +274,13 @@ class EagerForward:
         if not saving:
             t.free(x)
         cast = t.alloc("activations.norm", self.e(2)) if self.v.half else None
+        if self.v.chunked:
+            if cast:
+                t.free(ln_f)
+            self.cublas("forward")
+            graph.waiting = chunked_head(t, self.v, cast or ln_f, saving=saving, fused=False, first=not self.has_grads)
+            graph.final = stats
+            return
         if self.v.half:
             graph.head_copy = [t.alloc("weight_copies", self.weight("head", 2))]
         graph.logits = t.alloc("logits", self.nv(self.low))

@@ -13,8 +13,8 @@ Where the numbers come from: Inductor's own wrapper code, executed on fake tenso
 
 from dataclasses import dataclass, field
 
-from foretrain.predict.eager_forward import Variant
-from foretrain.predict.timeline import Size, Tensor, Timeline
+from foretrain.predict.chunked_head import chunked_head
+from foretrain.predict.timeline import Size, Tensor, Timeline, Variant
 
 
 @dataclass
@@ -25,6 +25,7 @@ class CompiledGraph:
     head: list[Tensor] = field(default_factory=list)
     head_copy: list[Tensor] = field(default_factory=list)
     logits: Tensor | None = None
+    waiting: list[Tensor] = field(default_factory=list)  # a chunked head's gradients, made with its loss
 
 
 class CompiledStep:
@@ -93,7 +94,7 @@ class CompiledStep:
         t.at("forward.blocks")
         # Branch outputs that wait to be added to the residual stream.
         passing = [] if self.v.checkpointing else [t.alloc("temporaries", self.e(3 * self.low))]
-        if not self.v.half:
+        if not self.v.half and not self.v.chunked:
             graph.head.append(t.alloc("activations.residual", self.e(4)))
         for _ in range(self.n_layer):
             if self.v.checkpointing:
@@ -104,6 +105,11 @@ class CompiledStep:
         t.free(*passing)
         t.at("forward.loss")
         graph.head += self.norm_saved()
+        if self.v.chunked:
+            if self.v.checkpointing:  # traces keep the last norm's input alone, as they do the blocks'
+                t.free(graph.head.pop(-3))
+            graph.waiting = chunked_head(t, self.v, graph.head.pop(), saving=True, fused=True, first=not self.has_grads)
+            return graph
         if self.v.half:
             graph.head_copy.append(t.alloc("weight_copies", t.size(2, "V", "C")))
         graph.logits = t.alloc("logits", self.nv(self.low))
@@ -117,6 +123,9 @@ class CompiledStep:
         t.free(*self.block_buffers(), residual)
         t.at("forward.loss")
         out = t.alloc("temporaries", self.e(low))
+        if self.v.chunked:
+            chunked_head(t, self.v, out, saving=False, fused=True, first=not self.has_grads)
+            return CompiledGraph()
         copy = [t.alloc("weight_copies", t.size(2, "V", "C"))] if self.v.half else []
         logits = t.alloc("logits", self.nv(low))
         t.free(out, *copy)
@@ -138,27 +147,15 @@ class CompiledStep:
 
     def backward(self, graph: CompiledGraph) -> None:
         """The backward graph; the gradients of the micro-batch are its outputs."""
-        t, low = self.t, self.low
-        t.at("backward.loss")
-        tangent, dlogits = None, None
-        if self.v.keeps_logits:
-            tangent = t.alloc("logits", self.nv(low))
-            dlogits = t.alloc("logits", self.nv(low))
-        t.at("backward.head")
-        self.cublas("backward")
+        t = self.t
         position, *head_saved = graph.head
-        cast = head_saved.pop()
-        t.free(tangent)
         head_grad, late = None, None
-        if self.v.half:
-            head_grad = t.alloc("temporaries", t.size(2, "V", "C"))
-        else:  # Inductor's memory-aware order leaves this product to the end and keeps the logits' gradient
-            late = dlogits or graph.logits
-        t.free(cast)
-        out = t.alloc("temporaries", self.e(low))
-        t.free(*graph.head_copy)
-        if late is None:
-            t.free(dlogits or graph.logits)
+        if graph.waiting:
+            t.at("backward.blocks")
+            self.cublas("backward")
+            out, head_grad = graph.waiting
+        else:
+            out, head_grad, late = self.head_backward(graph, head_saved.pop())
         residual = [t.alloc("temporaries", self.e(4))]
         if self.v.half:
             residual.append(t.alloc("temporaries", self.e(2)))
@@ -178,6 +175,32 @@ class CompiledStep:
         if self.has_grads:
             t.free(*new)
         self.has_grads = True
+
+    def head_backward(self, graph: CompiledGraph, cast: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The gradients of the head's input and of its weight; for fp32 the weight's is left for later, with its input.
+
+        `cast`: the head's saved input.
+        """
+        t, low = self.t, self.low
+        t.at("backward.loss")
+        tangent, dlogits = None, None
+        if self.v.keeps_logits:
+            tangent = t.alloc("logits", self.nv(low))
+            dlogits = t.alloc("logits", self.nv(low))
+        t.at("backward.head")
+        self.cublas("backward")
+        t.free(tangent)
+        head_grad, late = None, None
+        if self.v.half:
+            head_grad = t.alloc("temporaries", t.size(2, "V", "C"))
+        else:  # Inductor's memory-aware order leaves this product to the end and keeps the logits' gradient
+            late = dlogits or graph.logits
+        t.free(cast)
+        out = t.alloc("temporaries", self.e(low))
+        t.free(*graph.head_copy)
+        if late is None:
+            t.free(dlogits or graph.logits)
+        return out, head_grad, late
 
     def block_backward(self, saved: list[Tensor]) -> list[Tensor]:
         """One block: frees what it saved, returns its gradients (fp32)."""

@@ -33,6 +33,8 @@ CPU_BASE_LOW_BYTES, CPU_BASE_EXPECTED_BYTES, CPU_BASE_HIGH_BYTES = 150 * MIB, 30
 CPU_SLACK_EXPECTED, CPU_SLACK_HIGH = 1.05, 1.25
 
 SAVED_COMPONENTS = ("activations", "logits", "weight_copies", "batch")
+# A chunked loss makes them in its forward pass; no hook for saved tensors sees them.
+EARLY_GRADIENTS = "activations.head"
 PHASES = ("evaluate_first", "first_step", "steady_step", "evaluate_later", "resume")
 
 
@@ -96,7 +98,7 @@ def _symbols(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str, i
     flash = gpu.capability >= (8, 0)
     return {
         "B": batch, "T": block, "C": shape.n_embd, "H": shape.n_head, "L": shape.n_layer, "V": shape.vocab_size,
-        "W": shape.block_size, "P": shape.n_params,
+        "W": shape.block_size, "P": shape.n_params, "n": min(config.loss_chunk_size, batch * block),
         "cuBLAS": cublas_workspace_bytes(gpu) if gpu.kind == "cuda" else 0,
         "flash": flash_backward_bytes(shape, batch, block) if flash else 0,
     }  # fmt: skip
@@ -110,7 +112,9 @@ class _Run:
         self.keeps = step == "nanogpt"
         # nanoGPT has no evaluation sizes of its own and no checkpointing.
         own = config if not self.keeps else config.model_copy(
-            update={"eval_batch_size": 0, "eval_block_size": 0, "activation_checkpointing": False}
+            update={
+                "eval_batch_size": 0, "eval_block_size": 0, "activation_checkpointing": False, "loss_chunk_size": 0,
+            }
         )  # fmt: skip
         self.own = own
         self.symbols = _symbols(config, gpu, config.batch_size, config.block_size)
@@ -122,7 +126,7 @@ class _Run:
         half = dtype != "float32" and not (self.keeps and not cuda)
         variant = Variant(
             half=half, cuda=cuda, keeps_logits=self.keeps, checkpointing=own.activation_checkpointing,
-            dropout=config.dropout > 0, bias=config.bias,
+            dropout=config.dropout > 0, bias=config.bias, chunked=own.loss_chunk_size > 0,
         )  # fmt: skip
         self.step = (CompiledStep if compiled else EagerStep)(self.t, variant, config.n_layer)
         self.logits: Tensor | None = None
@@ -156,7 +160,7 @@ class _Run:
             self.saved_bytes = sum(
                 tensor.size.nbytes * count
                 for tensor, count in self.t.alive.items()
-                if tensor.component.startswith(SAVED_COMPONENTS)
+                if tensor.component.startswith(SAVED_COMPONENTS) and tensor.component != EARLY_GRADIENTS
             )
             self.t.free(self.logits)
             self.logits = graph.logits if self.keeps else None

@@ -5,7 +5,21 @@ The ledgers write the lifetime of every tensor of a training step into it; nothi
 
 import math
 from collections import Counter
+from dataclasses import dataclass
 from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What differs between the ways a step is written and run."""
+
+    half: bool  # autocast to float16 or bfloat16
+    cuda: bool
+    keeps_logits: bool  # nanoGPT returns the logits and keeps the Python name until the next forward pass
+    checkpointing: bool
+    dropout: bool
+    bias: bool
+    chunked: bool = False  # the head and its loss, a chunk of tokens at a time
 
 
 class Size(NamedTuple):

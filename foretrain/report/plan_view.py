@@ -26,6 +26,7 @@ GROUPS = {
     "weights": "weights", "gradients": "gradients", "optimizer": "optimizer", "checkpoint": "weights",
     "weight_copies": "weight_copies", "activations.residual": "activations", "activations.norm": "activations",
     "activations.attention": "activations", "activations.mlp": "activations", "activations.dropout": "activations",
+    "activations.head": "activations",
     "logits": "logits", "temporaries": "temporaries", "workspace": "temporaries", "batch": "temporaries",
     "overhead": "overhead", "activations": "activations", "buffers": "weights", "rounding": "temporaries",
 }  # fmt: skip

@@ -45,7 +45,10 @@ class Job:
     def logits(self) -> tuple[frozenset[int], int]:
         """How logits can be told: how many rows they have, and how wide they are."""
         c = self.config
-        return frozenset({c.batch_size * c.block_size, c.eval_batch * c.eval_block}), c.vocab_size
+        rows = {c.batch_size * c.block_size, c.eval_batch * c.eval_block}
+        if n := c.loss_chunk_size:  # whole chunks and what remains
+            rows = {part for count in rows for part in (min(n, count), count % n) if part}
+        return frozenset(rows), c.vocab_size
 
     def batch(self, rows: int, block: int) -> tuple[Tensor, Tensor]:
         """Token ids and targets, int64, one storage each."""

@@ -16,6 +16,7 @@ from foretrain.predict.memory import (
     CONTEXT_EXPECTED_BYTES,
     CONTEXT_HIGH_BYTES,
     CONTEXT_LOW_BYTES,
+    EARLY_GRADIENTS,
     PHASES,
     Component,
     PhaseMemory,
@@ -76,6 +77,8 @@ def component_id(allocation: Allocation) -> str:
         return allocation.category
     if allocation.op == "native_dropout":
         return "activations.dropout" if allocation.dtype == "bool" else "activations.residual"
+    if allocation.module == "chunked_loss":
+        return EARLY_GRADIENTS
     last = allocation.module.rsplit(".", 1)[-1]
     if last.isdigit() or "." not in allocation.module:
         return "activations.residual" if last.isdigit() else "activations"
@@ -179,4 +182,5 @@ def _saved_bytes(trace: Trace) -> int:
     if start is None:
         return 0
     kinds = ("activations", "logits", "weight_copies", "batch")
-    return sum(a.nbytes for a in trace.alive_at(start - 1) if a.category in kinds)
+    alive = trace.alive_at(start - 1)
+    return sum(a.nbytes for a in alive if a.category in kinds and component_id(a) != EARLY_GRADIENTS)

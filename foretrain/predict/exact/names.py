@@ -38,6 +38,7 @@ class Names:
         self.tracer.modules.append(self.module_names[id(module)])
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Also where the forward pass was left by an exception, as a checkpointed block's second one is."""
         name = self.tracer.modules.pop()
         nodes = [t.grad_fn for t in tree_iter(output) if isinstance(t, Tensor) and t.grad_fn is not None]
         while nodes:
@@ -73,7 +74,7 @@ class Names:
             if modules:
                 handles += [
                     nn.modules.module.register_module_forward_pre_hook(self._before),
-                    nn.modules.module.register_module_forward_hook(self._after, always_call=False),
+                    nn.modules.module.register_module_forward_hook(self._after, always_call=True),
                 ]
             for handle in handles:
                 stack.callback(handle.remove)

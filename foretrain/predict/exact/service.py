@@ -30,7 +30,7 @@ from foretrain.predict.memory import StepName
 OLDEST_TORCH = (2, 11)
 SHAPING_KNOBS = (
     "n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "dropout", "batch_size", "eval_only",
-    "activation_checkpointing",
+    "activation_checkpointing", "loss_chunk_size",
 )  # fmt: skip
 AT_ONCE = 2  # traces side by side; each takes one core and half a GiB
 
@@ -54,9 +54,11 @@ class Request:
         """The config with everything at its default that does not change a trace, so that more of them are shared."""
         c = self.config
         values = {knob: getattr(c, knob) for knob in SHAPING_KNOBS}
-        own = self.step == "foretrain"  # nanoGPT has neither sizes of its own for evaluation nor checkpointing
+        own = (
+            self.step == "foretrain"
+        )  # nanoGPT has neither sizes of its own for evaluation nor checkpointing nor chunks
         if not own:
-            values["activation_checkpointing"] = False
+            values |= {"activation_checkpointing": False, "loss_chunk_size": 0}
         return RunConfig(
             **values,
             eval_batch_size=c.eval_batch if own else 0,

@@ -1,0 +1,63 @@
+"""What others published: every record has a source, a card of the catalogue, and a config that can be planned."""
+
+import json
+import math
+
+import pytest
+
+from foretrain.configfile import resolve
+from foretrain.hardware import find
+from foretrain.lm.shape import ModelShape
+from tests.helpers import REPO
+
+DOCUMENT = json.loads((REPO / "benchmarks" / "published_logs.json").read_text("utf-8"))
+LOGS = DOCUMENT["logs"]
+RATES = json.loads((REPO / "benchmarks" / "published_rates.json").read_text("utf-8"))
+SHAPE = {"n_layer", "n_head", "n_embd", "block_size", "vocab_size", "batch_size", "gradient_accumulation_steps"}
+
+
+def test_ids_are_unique() -> None:
+    assert len({log["id"] for log in LOGS}) == len(LOGS)
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log["id"])
+def test_record(log: dict) -> None:
+    assert set(log) == set(DOCUMENT["fields"])
+    assert log["kind"] in ("nanogpt", "pytorch", "other")
+    assert log["source"]
+    assert any(character.isdigit() for character in log["logged"])
+    assert log["gpus"] >= 1
+    assert isinstance(log["compiled"], bool)
+    assert all(isinstance(line, str) and line for line in [*log["assumed"], *log["differs"]])
+    assert log["kind"] == "nanogpt" or log["differs"] or log["doubtful"], "what differs from nanoGPT's step?"
+
+    gpu = find(log["gpu"])
+    assert gpu.name == log["gpu"]
+    assert set(log["config"]) >= SHAPE
+    config = resolve([f"--{key}={value}" for key, value in log["config"].items()]).config
+    peak = gpu.peak_flop_per_s(log["dtype"])
+    assert peak
+    mfu = log["tokens_per_s"] * ModelShape.of(config).flops_per_token / peak
+    assert 0.01 < mfu < 1, "no card passes its peak: the figure, the shape or the card is wrong"
+
+
+RATE_ROWS = [
+    (name, row) for name, rows in RATES.items() if isinstance(rows, list) and name != "not_found" for row in rows
+]
+
+
+@pytest.mark.parametrize(("name", "row"), RATE_ROWS, ids=lambda value: value if isinstance(value, str) else "")
+def test_rate(name: str, row: dict) -> None:
+    assert row["source"]
+    assert "gpu" in row or name == "eager_overhead"
+    numbers = [value for value in row.values() if isinstance(value, int | float)]
+    numbers += list(row.get("tflops_by_n", {}).values())
+    assert numbers
+    assert all(math.isfinite(value) and value > 0 for value in numbers)
+
+
+def test_derived_rates_follow_from_their_figures() -> None:
+    for row in RATES["compile"]:
+        assert row["compile_s"] == pytest.approx(row["first_step_s"] - row["of_it_other_s"], abs=0.1)
+    for row in RATES["bandwidth"]:
+        assert row["measured_gb_per_s"] < row["nominal_gb_per_s"]

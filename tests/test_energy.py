@@ -30,21 +30,31 @@ def test_power_is_between_idle_and_the_board_and_grows_with_the_load(gpu: Gpu) -
     drawn = [power(gpu, mfu) for mfu in (0.0, 0.2, 0.5, 0.9, 3.0)]
     for found in drawn:
         assert found
-        assert 0.2 * gpu.board_power_w < found.low_w < found.expected_w < found.high_w == gpu.board_power_w
+        assert 0.2 * gpu.board_power_w < found.low_w < found.expected_w < found.high_w <= 1.04 * gpu.board_power_w
     expected = [found.expected_w for found in drawn if found]
     assert expected == sorted(expected)
-    assert expected[2] == expected[4]  # beyond an MFU of a half there is nothing more to draw
+    assert expected[2] == expected[4]  # beyond FULL_MFU there is nothing more to draw
 
 
-def test_power_against_published_readings() -> None:
-    """Each reading lies in the range: gpu_burn on an RTX 4090 (450 W), an H100 node in training (76 % of its rating)."""
-    burn = power(find("RTX 4090"), 0.6)
+READINGS = json.loads((REPO / "benchmarks" / "published_rates.json").read_text("utf-8"))["power_in_training"]
+
+
+@pytest.mark.parametrize("reading", READINGS, ids=lambda r: f"{r['gpu']} {r['measured_w']} W")
+def test_power_against_published_readings(reading: dict) -> None:  # type: ignore[type-arg]
+    """What others read off nvidia-smi while nanoGPT trained lies in the range, and near what is expected."""
+    found = power(find(reading["gpu"]), 0.4)
+    assert found
+    assert found.low_w <= reading["measured_w"] <= found.high_w
+    assert found.expected_w == pytest.approx(reading["measured_w"], rel=0.1)
+
+
+def test_power_against_other_published_figures() -> None:
+    """gpu_burn on an RTX 4090 (450 W) and an H100 node in training (76 % of its rating) lie in the range."""
+    burn, h100 = power(find("RTX 4090"), 0.6), power(find("H100 SXM5 80GB"), 0.45)
     assert burn
-    assert burn.low_w <= 450 <= burn.high_w
-    h100 = power(find("H100 SXM5 80GB"), 0.45)
     assert h100
+    assert burn.low_w <= 450 <= burn.high_w
     assert h100.low_w <= 0.76 * 700 <= h100.high_w
-    assert h100.expected_w == pytest.approx(0.76 * 700, rel=0.05)
 
 
 def test_kinds_of_power() -> None:

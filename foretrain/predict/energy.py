@@ -1,21 +1,22 @@
 """Power, energy, electricity, rent and CO2 of a run, from the board power and how hard the card works.
 
-    power = board · (idle + (full − idle) · load)      load = ½ + ½ · min(1, MFU / 0.5)
+    power = board · (idle + (full − idle) · load)      load = ½ + ½ · min(1, MFU / 0.35)
 
 A card that trains is never idle: half of what it draws above idle is taken to go with being busy at all (clocks,
-memory, caches) and half with the matrix products, which at an MFU of 0.5 are taken to be all it can do. That split is
-an assumption. `idle` and `full` are shares of the board power, from published measurements:
+memory, caches) and half with the matrix products, which at an MFU of 0.35 are taken to be all it can do. That split is
+an assumption. `idle` and `full` are shares of the board power, from published readings:
 
-* GeForce and workstation boards: an RTX 4070 idles at 12 W and plays games at its 200 W (Tom's Hardware, RTX 4070
-  review); four RTX 4090 draw about 450 W each under load (server-gear.com, gpu_burn). Their limit is what stops them.
-* data-centre boards: a node of eight H100 draws at most 8.4 of its 10.2 kW while training (Latif et al. 2024,
-  arXiv:2412.08602), 76 % in hard training (Newkirk et al. 2025, arXiv:2506.14551); idle is 60 to 105 W of 400 to 700.
+* GeForce and workstation boards: an RTX 4070 of 200 W trains nanoGPT at 207 W (benchmarks/published_rates.json) and
+  idles at 12 W; four RTX 4090 draw about 450 W each under load (server-gear.com, gpu_burn). Their limit stops them.
+* data-centre boards: an H200 of 700 W trains nanoGPT at 689 to 694 W (the same file), yet a node of eight H100 draws at
+  most 8.4 of its 10.2 kW in training (Latif et al. 2024, arXiv:2412.08602), or 76 % (Newkirk et al. 2025,
+  arXiv:2506.14551): hence the wide range. Idle is 60 to 105 W of 400 to 700.
 * boards of 75 W and less (T4, L4) run into their limit at any steady load (Jia et al. 2019, arXiv:1903.07486).
 * a CPU has no board power in the catalogue: 3.75 W a core (EPYC 9654, 360 W for 96) to 10.6 W (Ryzen 9 7950X, 170 W
   for 16), by their vendors' figures, all cores busy.
 
-The high end is always the whole board power: more than its limit a card does not draw for long. It is the card alone:
-the machine around it and the losses of its supply come on top. Nothing here is measured on the user's card yet.
+It is the card alone: the machine around it and the losses of its supply come on top. Nothing here is measured on the
+user's card yet.
 """
 
 from foretrain.config import RunConfig
@@ -24,12 +25,12 @@ from foretrain.predict.time import Range
 from foretrain.records import Record
 
 JOULES_PER_KWH = 3.6e6
-FULL_MFU = 0.5  # the MFU from which on the matrix units are taken to draw all they can
+FULL_MFU = 0.35  # the MFU from which on the matrix units are taken to draw all they can
 CAPPED_BOARD_W = 75
 # Shares of the board power: idle, and at full load in a low, an expected and a high reading.
 SHARES = {
-    "geforce": (0.05, 0.70, 0.92, 1.00),
-    "datacentre": (0.15, 0.60, 0.80, 1.00),
+    "geforce": (0.05, 0.75, 0.97, 1.04),
+    "datacentre": (0.15, 0.60, 0.95, 1.00),
     "capped": (0.20, 0.85, 0.97, 1.00),
 }
 CPU_CORE_W = (3.75, 6.5, 10.6)

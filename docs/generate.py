@@ -18,12 +18,16 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
+from foretrain.advise.best import best
 from foretrain.config import GROUPS, knobs
 from foretrain.configfile import resolve
 from foretrain.errors import EXIT_CODE_OF, ExitCode
 from foretrain.hardware import find
 from foretrain.predict.plan import Plan, plan
-from foretrain.report import plan_view, text
+from foretrain.predict.within import within
+from foretrain.quantities import parse_limit
+from foretrain.report import best_view, limits_view, plan_view, text
+from foretrain.report.document import Document
 from foretrain.units import parse_bytes
 
 ROOT = Path(__file__).parent.parent
@@ -39,12 +43,16 @@ def case(name: str, *, others: str = "", step_s: float | None = None) -> Plan:
 
 
 def terminal(made: Plan, sections: tuple[str, ...] = ()) -> str:
-    """The plan as a terminal shows it, cut to some of its sections; trailing blanks removed."""
+    """The plan as a terminal shows it, cut to some of its sections."""
+    return rendered(plan_view.document(made), sections)
+
+
+def rendered(document: Document, sections: tuple[str, ...] = ()) -> str:
+    """A document as a terminal shows it, cut to some of its sections; trailing blanks removed."""
     console = Console(file=io.StringIO(), width=WIDTH, color_system=None, highlight=False)
-    document = plan_view.document(made)
     if sections:
         kept = [section for section in document.sections if section.title.id in sections]
-        document = type(document)(document.title, document.subtitle, kept)
+        document = Document(document.title, document.subtitle, kept)
     text.render(document, console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     if sections:
@@ -68,6 +76,20 @@ def plan_case_d() -> str:
         'foretrain plan examples/real-cases/d.py --gpu "RTX 4070" --step-time 3.9',
         terminal(made, ("plan.work", "plan.time")),
     )
+
+
+def within_case_d() -> str:
+    made = case("d", step_s=3.9)
+    document = limits_view.within(made, within(made, parse_limit("12h")))
+    command = 'foretrain plan examples/real-cases/d.py --gpu "RTX 4070" --step-time 3.9 --within 12h'
+    return block(command, rendered(document, ("within.section", "within.change")))
+
+
+def best_model() -> str:
+    base = plan(resolve([]).config, find("RTX 4070"), others_bytes=parse_bytes("2GB"), dataset_tokens=3_680_000_000)
+    document = best_view.document(base, best(base, parse_limit("20h")))
+    command = 'foretrain plan --gpu "RTX 4070" --others 2GB --best --within 20h --data-tokens 3.68B'
+    return block(command, rendered(document, ("best.section", "best.binds", "best.candidates")))
 
 
 def picture_of_plan() -> str:
@@ -248,6 +270,8 @@ def exit_codes() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "plan-case-c": plan_case_c,
     "plan-case-d": plan_case_d,
+    "within-case-d": within_case_d,
+    "best": best_model,
     "accuracy": accuracy,
     "truth": truth,
     "calculators": calculators,

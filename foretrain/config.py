@@ -193,6 +193,12 @@ class RunConfig(Record):
     price_per_kwh: float = knob(
         0.30, "price of electricity", group="cost", unit="currency/kWh", least=0, most=1e6, ours=True
     )
+    price_per_hour: float = knob(
+        0.0, "rent of the card or machine; 0: not rented", group="cost", unit="currency/h", least=0, most=1e6, ours=True
+    )
+    co2_per_kwh: float = knob(
+        0.0, "CO2 of the electricity; 0: not asked", group="cost", unit="g/kWh", least=0, most=1e5, ours=True
+    )
     currency: str = knob("EUR", "currency of the prices", group="cost", pattern=r"^[^\x00-\x1f]{1,8}$", ours=True)
 
     wandb_log: bool = knob(False, "nanoGPT's tracker; foretrain keeps its own record", group="run", inert=True)

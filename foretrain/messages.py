@@ -23,6 +23,8 @@ _FORMATS = {
     "flops": units.format_flops,
     "rate": units.format_flop_rate,
     "energy": units.format_energy,
+    "money": units.format_money,
+    "mass": units.format_mass,
 }
 
 

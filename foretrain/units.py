@@ -106,3 +106,13 @@ def format_energy(joules: float) -> str:
     """'4.34 kWh', '92 Wh'."""
     kwh = joules / 3.6e6
     return f"{kwh:.2f} kWh" if kwh >= 1 else f"{kwh * 1e3:.3g} Wh"
+
+
+def format_money(amount: float) -> str:
+    """'1.12', '1,250.00', '0.0042': two digits after the point, more where there would be none to see."""
+    return f"{amount:,.2f}" if abs(amount) >= 0.1 or amount == 0 else f"{amount:.2g}"
+
+
+def format_mass(grams: float) -> str:
+    """'1.49 kg', '37 g'."""
+    return f"{grams / 1e3:,.2f} kg" if grams >= 1e3 else f"{grams:.3g} g"

@@ -160,7 +160,7 @@ def test_bars_are_to_scale() -> None:
 
 def test_hostile_names_cannot_command_the_terminal() -> None:
     document = Document(
-        Message("plan.title", {"name": HOSTILE}), Message("plan.cards_subtitle"),
+        Message("plan.title", {"name": HOSTILE}), Message("cards.subtitle"),
         [Section(Message("plan.notes"), (Table(("\x1b[2J",), (("\x1b]0;x\x07",),)), Paragraph(Message("plan.title", {"name": HOSTILE}))))],
     )  # fmt: skip
     assert "\x1b" not in rendered(document, color_system=None)

@@ -154,17 +154,32 @@ def test_every_knob_is_obeyed_by_something() -> None:
 
 def test_numbers_in_records_carry_their_unit() -> None:
     from foretrain.advise.compare import Row
-    from foretrain.predict import memory, plan, time
+    from foretrain.predict import energy, memory, plan, time
     from foretrain.run import store
 
-    units = ("_bytes", "_s", "_j", "_w", "_gib", "_ghz", "_bits", "_flops", "_tflops", "_per_s", "_per_pin", "_per_sm")
+    units = (
+        "_bytes",
+        "_s",
+        "_j",
+        "_w",
+        "_gib",
+        "_ghz",
+        "_bits",
+        "_flops",
+        "_tflops",
+        "_per_s",
+        "_per_pin",
+        "_per_sm",
+        "_g",
+    )
     # Dimensionless by nature, or with the unit stated in the docstring of the record.
     plain = {
         "mfu", "nanogpt_mfu", "epochs", "loss", "grad_norm", "learning_rate", "val_loss", "train_loss",
-        "first_val_loss", "best_val_loss", "predicted", "measured", "low", "high", "cost_expected",
+        "first_val_loss", "best_val_loss", "predicted", "measured", "low", "high", "cost_low", "cost_expected",
+        "cost_high", "rent_low", "rent_expected", "rent_high",
     }  # fmt: skip
     records = [
-        memory.PhaseMemory, memory.StepMemory, memory.Component, plan.Timing, plan.Work, time.Range, Row,
+        memory.PhaseMemory, memory.StepMemory, memory.Component, plan.Timing, plan.Work, time.Range, Row, energy.Power,
         store.StepMetrics, store.EvaluationMetrics, store.RunRecord, store.MeasuredMemory, store.MeasuredPhase,
     ]  # fmt: skip
     for record in records:

@@ -1,20 +1,21 @@
 """`foretrain plan`: what a run will take, before it is started."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
 
-from foretrain.cli import plan_exact
+from foretrain.cli import plan_exact, plan_limits
 from foretrain.cli import plan_options as o
 from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, Words, print_error, print_json, print_notes
 from foretrain.cli.plan_exact import Depth
+from foretrain.cli.plan_limits import Limits
 from foretrain.config import RunConfig
 from foretrain.configfile import KNOBS, ResolvedConfig, resolve
 from foretrain.errors import UserError
 from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Gpu, catalogue, detect, find
 from foretrain.predict.memory import StepName
-from foretrain.predict.plan import SCHEMA, Plan
+from foretrain.predict.plan import Plan
 from foretrain.units import parse_bytes
 
 EPILOG = """Examples:
@@ -31,7 +32,13 @@ foretrain plan config/train_gpt2.py --gpu 4070 --exact   (the real step traced, 
 
 foretrain plan my.py --gpu 4070 --explain --observed 6582MiB --process 4464MiB   (why is it so much?)
 
-foretrain plan my.py --gpu 4070 --others 2GB --largest batch_size"""
+foretrain plan my.py --gpu 4070 --others 2GB --largest batch_size
+
+foretrain plan my.py --gpu 4070,4090,A100-SXM4-80GB --price "4090=0.35,A100-SXM4-80GB=1.2"   (which card?)
+
+foretrain plan my.py --gpu 4070 --within 12h --write shorter.toml   (also 5EUR, 3kWh; --tokens 10B)
+
+foretrain plan --gpu 4070 --best --within 20h --data-tokens 3.68B   (which model?)"""
 
 
 @dataclass(frozen=True)
@@ -62,11 +69,20 @@ def plan_command(
     snapshot: o.Snapshot = None,
     alloc_conf: o.AllocConf = "",
     show_config: o.ShowConfig = False,
+    price: o.Price = None,
+    co2: o.Co2 = None,
+    within: o.Within = None,
+    tokens: o.Tokens = None,
+    best: o.Best = False,
+    data_tokens: o.DataTokens = None,
+    write: o.Write = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """What a run will take: memory by phase and component, FLOPs, hours, energy, cost. Needs no GPU, no torch."""
-    resolved = resolve(words or [])
+    resolved, limits = resolve(words or []), Limits(price, co2, within, tokens, best, data_tokens, write)
+    limits = replace(limits, given=frozenset(resolved.sources))
+    resolved = plan_limits.priced(resolved, limits)
     print_notes(resolved.notes, quiet=quiet)
     if show_config:
         _show_config(resolved, as_json)
@@ -75,35 +91,45 @@ def plan_command(
     depth = Depth(exact, explain, observed, process, largest, snapshot, alloc_conf, quiet)
     plan_exact.check_depth(depth)
     found = targets(gpu, others, resolved.config)
-    if (explain or largest or snapshot) and len(found) > 1:
-        raise UserError("usage.one_card", count=len(found))
-    if (step_time is not None or logged_mfu is not None) and len(found) > 1:
-        option = "--step-time" if step_time is not None else "--logged-mfu"
-        raise UserError("usage.one_speed", option=option, count=len(found))
-    plans = [make_plan(resolved, target, step_time, logged_mfu) for target in found]
-    if largest:
+    _check_targets(len(found), depth, limits, step_time, logged_mfu)
+    plans = make_plans(resolved, found, limits, step_time, logged_mfu)
+    if limits.asks:
+        plan_limits.answer(plans[0], step if trainer else "foretrain", limits, as_json=as_json, quiet=quiet)
+    elif largest:
         plan_exact.largest_command(plans[0], step, depth, as_json=as_json)
         return
-    plans = [plan_exact.deepen(plan, depth) for plan in plans]
-    if snapshot:
-        plan_exact.write_snapshot(plans[0], step, depth)
-    if explain:
-        plan_exact.explain_command(plans[0], step, depth, as_json=as_json)
     else:
-        _print(plans, as_json)
-    if check:
+        plans = [plan_exact.deepen(plan, depth) for plan in plans]
+        if snapshot:
+            plan_exact.write_snapshot(plans[0], step, depth)
+        if explain:
+            plan_exact.explain_command(plans[0], step, depth, as_json=as_json)
+        else:
+            plan_limits.print_plans(plans, as_json=as_json)
+    if check and not best:
         _check(plans, step if trainer else "foretrain", as_json)
 
 
-def _print(plans: list[Plan], as_json: bool) -> None:
-    if as_json:
-        objects = [p.to_json(schema=SCHEMA) for p in plans]
-        print_json(objects[0] if len(objects) == 1 else {"schema": "foretrain.plans/1", "plans": objects})
-        return
-    from foretrain.report import plan_view, text
+def _check_targets(count: int, depth: Depth, limits: Limits, step_time: float | None, logged_mfu: float | None) -> None:
+    """What can only be asked of one card."""
+    plan_limits.check_limits(limits, count, depth.wants_trace)
+    if (depth.explain or depth.largest or depth.snapshot) and count > 1:
+        raise UserError("usage.one_card", count=count)
+    if (step_time is not None or logged_mfu is not None) and count > 1:
+        option = "--step-time" if step_time is not None else "--logged-mfu"
+        raise UserError("usage.one_speed", option=option, count=count)
 
-    document = plan_view.document(plans[0]) if len(plans) == 1 else plan_view.comparison_of_cards(plans)
-    text.render(document, OUT)
+
+def make_plans(
+    resolved: ResolvedConfig, found: list[Target], limits: Limits, step_time: float | None, logged_mfu: float | None
+) -> list[Plan]:
+    """A plan for each target, with its own rent where one is given for it."""
+    rents = plan_limits.prices_of(limits, resolved.config, [target.gpu for target in found])
+    plans = []
+    for target, rent in zip(found, rents, strict=True):
+        own = replace(resolved, config=resolved.config.model_copy(update={"price_per_hour": rent}))
+        plans.append(make_plan(own, target, step_time, logged_mfu))
+    return plans
 
 
 def _check(plans: list[Plan], step: StepName, as_json: bool) -> None:

@@ -59,3 +59,34 @@ ShowConfig = Annotated[
     bool,
     typer.Option("--show-config", help="Print every knob, its value and where it came from; no plan."),
 ]
+Price = Annotated[
+    str | None,
+    typer.Option(
+        help="What an hour of the card or machine costs to rent, as 0.35/h or '$0.35/h'; for several cards also "
+        "'4090=0.35,A100=1.2'. Electricity is priced by --price_per_kwh=… and comes on top: 0 where the rent has it.",
+        metavar="PRICE",
+    ),
+]
+Co2 = Annotated[
+    float | None,
+    typer.Option(
+        help="Grams of CO2 a kWh of your electricity; ourworldindata.org/grapher/carbon-intensity-electricity."
+    ),
+]
+Within = Annotated[
+    str | None,
+    typer.Option(help="How many steps fit in 12h, 90m, 1d12h, in 3kWh, or in 5EUR?", metavar="LIMIT"),
+]
+Tokens = Annotated[str | None, typer.Option(help="How many steps fit in 10B tokens?", metavar="COUNT")]
+Best = Annotated[
+    bool,
+    typer.Option("--best", help="With --within: the GPT of lowest estimated loss that fits the card and the limit."),
+]
+DataTokens = Annotated[
+    str | None,
+    typer.Option(help="Tokens in your training data, such as 3.68B; beyond them data repeat.", metavar="COUNT"),
+]
+Write = Annotated[
+    Path | None,
+    typer.Option(help="Write the config of the answer of --within, --tokens or --best.", metavar="FILE.toml"),
+]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from foretrain.config import RunConfig
 from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
 from foretrain.lm.shape import ModelShape
+from foretrain.predict.energy import Spending, spending
 from foretrain.predict.exact.memory import Exact
 from foretrain.predict.memory import (
     StepMemory,
@@ -22,8 +23,9 @@ from foretrain.predict.time import Range, compile_time, evaluation_time, step_ti
 from foretrain.records import Record
 
 SCHEMA = "foretrain.plan/1"
-# Share of the board power limit that a training GeForce draws; an assumption until power is calibrated.
-POWER_LOW, POWER_EXPECTED, POWER_HIGH = 0.60, 0.85, 1.00
+# Bytes a second at which a checkpoint is hashed and written: SHA-256 does about 1.2 GB/s on one EPYC core, a cloud
+# disk took 0.2, a home NVMe waits for the hash.
+SAVE_BYTES_PER_S_LOW, SAVE_BYTES_PER_S, SAVE_BYTES_PER_S_HIGH = 0.1e9, 0.4e9, 1.0e9
 
 
 class Note(Record):
@@ -59,23 +61,20 @@ class Work(Record):
     flops_per_token: int
 
 
-class Timing(Record):
-    """Times of the run with `step`'s way of training. Energy and cost are at a share of the board power."""
+class Timing(Spending):
+    """Times of the run with `step`'s way of training, and what it takes besides (predict/energy.py)."""
 
     source: Literal["predicted (catalogue)", "measured (log)"]
     step_s: Range
     evaluation_s: Range | None
     n_evaluations: int
+    save_s: Range | None = None  # one checkpoint; as many are counted as evaluations after the first step
     compile_s: Range
     total_s: Range
     tokens_per_s: float
     flop_per_s: float
     mfu: float | None
     nanogpt_mfu: float
-    energy_low_j: float | None
-    energy_expected_j: float | None
-    energy_high_j: float | None
-    cost_expected: float | None
 
 
 class Plan(Record):
@@ -154,49 +153,52 @@ def n_evaluations(config: RunConfig) -> int:
     return math.ceil(config.max_iters / config.eval_interval) + 1
 
 
-def _timing(
+def save_time(config: RunConfig) -> Range:
+    """Seconds of one checkpoint: weights and both moments in fp32."""
+    size = 12 * ModelShape.of(config).n_params
+    rates = (SAVE_BYTES_PER_S_HIGH, SAVE_BYTES_PER_S, SAVE_BYTES_PER_S_LOW)
+    low, expected, high = (size / rate for rate in rates)
+    return Range(low_s=low, expected_s=expected, high_s=high)
+
+
+def timing(
+    config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool, logged_step_s: float | None = None
+) -> Timing | None:
+    """How long a config takes on a device; None where the catalogue lacks the device's rates."""
+    step_s = step_time(config, gpu, dtype, step, compiled=compiled)
+    if logged_step_s is not None:
+        step_s = Range(low_s=logged_step_s, expected_s=logged_step_s, high_s=logged_step_s)
+    if step_s is None:
+        return None
+    evaluation = evaluation_time(config, gpu, dtype, step, compiled=compiled)
+    source = "predicted (catalogue)" if logged_step_s is None else "measured (log)"
+    return whole_run(config, gpu, dtype, source, step_s, evaluation, compile_time(compiled))
+
+
+def whole_run(
     config: RunConfig,
     gpu: Gpu,
     dtype: Dtype,
-    step: StepName,
-    compiled: bool,
-    work: Work,
-    logged_step_s: float | None,
-) -> Timing | None:
-    predicted = step_time(config, gpu, dtype, step, compiled=compiled)
-    if logged_step_s is not None:
-        step_s = Range(low_s=logged_step_s, expected_s=logged_step_s, high_s=logged_step_s)
-    elif predicted is not None:
-        step_s = predicted
-    else:
-        return None
-    evaluation = evaluation_time(config, gpu, dtype, step, compiled=compiled)
-    startup = compile_time(compiled)
-    evaluations = n_evaluations(config)
-    total = step_s.scaled(work.steps).plus(startup)
-    if evaluation is not None:
-        total = total.plus(evaluation.scaled(evaluations))
+    source: Literal["predicted (catalogue)", "measured (log)"],
+    step_s: Range,
+    evaluation_s: Range | None,
+    compile_s: Range,
+) -> Timing:
+    """The timing of all of a run, from the times of its parts: steps, compilation, evaluations, checkpoints."""
+    steps, evaluations = (0 if config.eval_only else config.max_iters), n_evaluations(config)
+    saves = save_time(config)
+    total = step_s.scaled(steps).plus(compile_s).plus(saves.scaled(evaluations - 1))
+    if evaluation_s is not None:
+        total = total.plus(evaluation_s.scaled(evaluations))
     tokens_per_s = config.tokens_per_step / step_s.expected_s
-    flop_per_s = tokens_per_s * work.flops_per_token
+    flop_per_s = tokens_per_s * ModelShape.of(config).flops_per_token
     peak = gpu.peak_flop_per_s(dtype)
-    power = gpu.board_power_w
-    expected_j = power * POWER_EXPECTED * total.expected_s if power else None
+    mfu = flop_per_s / peak if peak else None
     return Timing(
-        source="predicted (catalogue)" if logged_step_s is None else "measured (log)",
-        step_s=step_s,
-        evaluation_s=evaluation,
-        n_evaluations=evaluations,
-        compile_s=startup,
-        total_s=total,
-        tokens_per_s=tokens_per_s,
-        flop_per_s=flop_per_s,
-        mfu=flop_per_s / peak if peak else None,
-        nanogpt_mfu=flop_per_s / NANOGPT_PEAK_FLOP_PER_S,
-        energy_low_j=power * POWER_LOW * total.low_s if power else None,
-        energy_expected_j=expected_j,
-        energy_high_j=power * POWER_HIGH * total.high_s if power else None,
-        cost_expected=expected_j / 3.6e6 * config.price_per_kwh if expected_j is not None else None,
-    )
+        source=source, step_s=step_s, evaluation_s=evaluation_s, n_evaluations=evaluations, save_s=saves,
+        compile_s=compile_s, total_s=total, tokens_per_s=tokens_per_s, flop_per_s=flop_per_s, mfu=mfu,
+        nanogpt_mfu=flop_per_s / NANOGPT_PEAK_FLOP_PER_S, **dict(spending(config, gpu, mfu, total)),
+    )  # fmt: skip
 
 
 def _available(config: RunConfig, gpu: Gpu, others_bytes: int) -> tuple[int | None, str]:
@@ -258,7 +260,7 @@ def plan(
     work = _work(config, shape, dataset_tokens, dataset_source)
     steps: tuple[StepName, StepName] = ("foretrain", "nanogpt")
     ours, nanos = (predict(config, gpu, dtype, step, compiled=compiled, available_bytes=available) for step in steps)
-    timings = [_timing(config, gpu, dtype, step, compiled, work, logged_step_s) for step in steps]
+    timings = [timing(config, gpu, dtype, step, compiled, logged_step_s) for step in steps]
     notes = _notes(config, gpu, dtype, others_bytes, dataset_tokens)
     if logged_step_s is not None and timings[0] is not None and (timings[0].mfu or 0) > 1:
         notes.append(Note(id="mfu_beyond_peak", values={"mfu": timings[0].mfu, "gpu": gpu.name}))

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from foretrain.config import RunConfig
 from foretrain.hardware import Gpu
 from foretrain.predict.exact.memory import Exact
 from foretrain.predict.memory import CONTEXT_EXPECTED_BYTES, Component, PhaseMemory, StepMemory
-from foretrain.predict.plan import POWER_EXPECTED, POWER_HIGH, POWER_LOW, Plan, Timing
+from foretrain.predict.plan import Plan, Timing
 from foretrain.report.document import (
     Bar,
     Block,
@@ -250,29 +251,49 @@ def _time_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
         rows.append(
             (
                 Message("row.evaluations"),
-                Message("value.evaluations", {"count": timing.n_evaluations, "each": evaluation.expected_s}),
+                Message(
+                    "value.evaluations",
+                    {
+                        "count": timing.n_evaluations,
+                        "each": evaluation.expected_s,
+                        "save": timing.save_s.expected_s if timing.save_s else 0.0,
+                    },
+                ),
             )
         )
     steps = plan.work.steps
     all_steps = _duration(step.low_s * steps, step.expected_s * steps, step.high_s * steps)
     rows.append((Message("row.all_steps", {"steps": steps}), all_steps))
     rows.append((Message("row.total_time"), _duration(total.low_s, total.expected_s, total.high_s)))
-    if timing.energy_expected_j is not None:
-        rows.append(
-            (
-                Message("row.energy"),
-                Message(
-                    "value.energy",
-                    {
-                        "expected": timing.energy_expected_j, "low": timing.energy_low_j, "high": timing.energy_high_j,
-                        "cost": timing.cost_expected, "currency": plan.config.currency,
-                        "price": plan.config.price_per_kwh, "power": plan.gpu.board_power_w,
-                        "share_low": POWER_LOW, "share": POWER_EXPECTED, "share_high": POWER_HIGH,
-                    },
-                ),
-            )
-        )  # fmt: skip
+    return rows + spending_rows(plan, timing)
+
+
+def spending_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
+    """Energy and electricity, rent, both together, CO2: each where it is known."""
+    c, rows = plan.config, []
+    if timing.power is not None:
+        values = {
+            "expected": timing.energy_expected_j, "low": timing.energy_low_j, "high": timing.energy_high_j,
+            "watts": timing.power.expected_w, "watts_low": timing.power.low_w, "watts_high": timing.power.high_w,
+            "board": plan.gpu.board_power_w or 0,
+        }  # fmt: skip
+        id = "value.energy_cpu" if timing.power.model == "cpu" else "value.energy"
+        rows.append((Message("row.energy"), Message(id, values)))
+        rows.append(_money_row("electricity", (timing.cost_low, timing.cost_expected, timing.cost_high), c))
+    if timing.rent_expected is not None:
+        rows.append(_money_row("rent", (timing.rent_low, timing.rent_expected, timing.rent_high), c))
+        if timing.power is not None and c.price_per_kwh:
+            rows.append(_money_row("money", timing.money() or (0, 0, 0), c))
+    if timing.co2_expected_g is not None:
+        values = {"low": timing.co2_low_g, "expected": timing.co2_expected_g, "high": timing.co2_high_g}
+        rows.append((Message("row.co2"), Message("value.co2", {**values, "factor": c.co2_per_kwh})))
     return rows
+
+
+def _money_row(id: str, amounts: tuple[float | None, ...], config: RunConfig) -> tuple[Cell, ...]:
+    values = dict(zip(("low", "expected", "high"), amounts, strict=True))
+    values |= {"price_kwh": config.price_per_kwh, "price_hour": config.price_per_hour}
+    return Message(f"row.{id}"), Message(f"value.{id}", {**values, "currency": config.currency})
 
 
 def mfu_message(timing: Timing, gpu: Gpu, dtype: str) -> Message:
@@ -282,54 +303,3 @@ def mfu_message(timing: Timing, gpu: Gpu, dtype: str) -> Message:
     if timing.mfu is None or peak is None:
         return Message("value.mfu_unknown", values)
     return Message("value.mfu_cpu" if gpu.kind == "cpu" else "value.mfu", {**values, "peak": peak})
-
-
-def _span(timing: Timing | None) -> Cell:
-    if timing is None:
-        return "–"
-    return Message("value.range_only", {"low": timing.total_s.low_s, "high": timing.total_s.high_s})
-
-
-def _cost(timing: Timing | None, currency: str) -> Cell:
-    if timing is None or timing.cost_expected is None:
-        return "–"
-    return Message("value.cost", {"cost": timing.cost_expected, "currency": currency})
-
-
-def comparison_of_cards(plans: list[Plan]) -> Document:
-    """`--gpu a,b,c`: one row a card."""
-    rows: list[tuple[Cell, ...]] = []
-    for plan in plans:
-        worst, timing = plan.memory_of("foretrain").worst, plan.timing
-        nano = plan.verdict_of("nanogpt")
-        ours = plan.verdict_of("foretrain")
-        rows.append(
-            (
-                plan.gpu.name,
-                Quantity(plan.gpu.memory_bytes, "bytes"),
-                plan.dtype,
-                Quantity(worst.needed_expected_bytes, "bytes"),
-                Message(f"word.{ours}") if ours else "–",
-                Message(f"word.{nano}") if nano else "–",
-                Quantity(timing.total_s.expected_s if timing else None, "duration"),
-                _span(timing),
-                Quantity(timing.energy_expected_j if timing else None, "energy"),
-                _cost(timing, plan.config.currency),
-            )
-        )  # fmt: skip
-    names = (
-        "gpu",
-        "memory",
-        "dtype",
-        "needed_short",
-        "verdict",
-        "nanogpt_verdict",
-        "hours",
-        "range",
-        "energy",
-        "cost",
-    )
-    columns = tuple(Message(f"column.{name}") for name in names)
-    table = Table(columns, tuple(rows), frozenset({1, 3, 6, 7, 8, 9}), optional=(7, 2, 1, 8))
-    section = Section(Message("plan.cards"), (table, Paragraph(Message("voice.catalogue"))))
-    return Document(Message("plan.title", {"name": plans[0].name}), Message("plan.cards_subtitle"), [section])

@@ -32,7 +32,8 @@ from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, Step
 # Keys that may differ between a stopped run and its resumption without changing what is learned.
 FREE_KEYS = {
     "out_dir", "log_interval", "keep_checkpoints", "always_save_checkpoint", "memory_limit", "price_per_kwh",
-    "currency", "dataset_tokens", "wandb_log", "wandb_project", "wandb_run_name", "backend", "init_from", "max_iters",
+    "price_per_hour", "co2_per_kwh", "currency", "dataset_tokens", "wandb_log", "wandb_project", "wandb_run_name",
+    "backend", "init_from", "max_iters",
     "eval_interval", "eval_iters", "eval_batch_size", "eval_block_size", "eval_only", "compile", "device",
 }  # fmt: skip
 

@@ -1,0 +1,221 @@
+"""What `foretrain plan` does about money and limits: --price, --co2, --within, --tokens, --best, --write."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from foretrain.cli.common import ERR, OUT, print_json
+from foretrain.config import RunConfig
+from foretrain.configfile import ResolvedConfig, to_toml
+from foretrain.errors import UserError
+from foretrain.hardware import Gpu, find
+from foretrain.messages import printable, say
+from foretrain.predict.memory import StepName
+from foretrain.predict.plan import SCHEMA, Plan
+from foretrain.quantities import Limit, currency_code, parse_count, parse_limit, parse_price
+
+WITHIN_SCHEMA = "foretrain.within/1"
+BEST_SCHEMA = "foretrain.best/1"
+PLANS_SCHEMA = "foretrain.plans/1"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The options of `plan` about money and limits, as they were typed."""
+
+    price: str | None = None
+    co2: float | None = None
+    within: str | None = None
+    tokens: str | None = None
+    best: bool = False
+    data_tokens: str | None = None
+    write: Path | None = None
+    given: frozenset[str] = frozenset()  # knobs that the user set, in a file or on the command line
+
+    @property
+    def asks(self) -> bool:
+        """Whether an inverse question is asked instead of a plan."""
+        return self.best or self.within is not None or self.tokens is not None
+
+    def limit(self) -> Limit:
+        if self.tokens is not None:
+            count = _read(parse_count, self.tokens, "--tokens", "usage.bad_count")
+            return Limit(kind="tokens", amount=count, text=self.tokens)
+        return _read(parse_limit, self.within or "", "--within", "usage.bad_limit")
+
+
+def _read(parse: Callable[[str], T], text: str, option: str, id: str) -> T:
+    """What a parser makes of an option's text; its ValueError as a sentence."""
+    try:
+        return parse(text)
+    except ValueError:
+        raise UserError(id, option=option, value=text[:80]) from None
+
+
+def check_limits(limits: Limits, targets: int, traces: bool) -> None:
+    """What can be wrong with these options, before anything is computed. Raises UserError."""
+    if limits.asks and traces:
+        raise UserError("usage.two_questions")
+    if limits.within is not None and limits.tokens is not None:
+        raise UserError("usage.two_limits")
+    if limits.asks and targets > 1:
+        raise UserError("usage.one_card_limits", count=targets)
+    if limits.best and limits.within is None:
+        raise UserError("usage.best_within")
+    if limits.write is not None:
+        if not limits.asks:
+            raise UserError("usage.write_nothing")
+        _check_writable(limits.write)
+    if limits.asks:
+        limits.limit()
+
+
+def _check_writable(path: Path) -> None:
+    if path.suffix != ".toml":
+        raise UserError("usage.cannot_write_file", path=str(path), reason="its name must end in .toml")
+    if not path.parent.is_dir():
+        raise UserError("usage.cannot_write_file", path=str(path), reason="its folder is not there")
+    if path.exists():
+        raise UserError("usage.cannot_write_file", path=str(path), reason="it is there already; give another name")
+
+
+def priced(resolved: ResolvedConfig, limits: Limits) -> ResolvedConfig:
+    """The config with --price (where it is one price for all cards), --co2 and --data-tokens put into their knobs."""
+    update: dict[str, Any] = {}
+    sources = dict(resolved.sources)
+    if limits.price is not None and "=" not in limits.price:
+        update["price_per_hour"] = _price(limits.price, limits.price, resolved.config)
+        sources["price_per_hour"] = f"--price {limits.price}"
+    if limits.co2 is not None:
+        if not 0 < limits.co2 <= 1e5:
+            raise UserError("usage.bad_co2", value=limits.co2)
+        update["co2_per_kwh"] = limits.co2
+        sources["co2_per_kwh"] = f"--co2 {limits.co2:g}"
+    if limits.data_tokens is not None:
+        update["dataset_tokens"] = _read(parse_count, limits.data_tokens, "--data-tokens", "usage.bad_count")
+        sources["dataset_tokens"] = f"--data-tokens {limits.data_tokens}"
+    return replace(resolved, config=resolved.config.model_copy(update=update), sources=sources)
+
+
+def _price(text: str, typed: str, config: RunConfig) -> float:
+    """The price in a text, which is all or a part of what was typed."""
+    try:
+        money = parse_price(text)
+    except ValueError:
+        raise UserError("usage.bad_price", option="--price", value=typed[:80]) from None
+    if money.currency and money.currency != currency_code(config.currency):
+        raise UserError("usage.currency", text=f"--price {typed[:80]}", typed=money.currency, currency=config.currency)
+    return money.amount
+
+
+def _is(name: str, gpu: Gpu) -> bool:
+    """Whether a card goes by this name; a name of several cards is meant for each of them."""
+    if name.lower() == "cpu":
+        return gpu.kind == "cpu"
+    try:
+        return find(name).name == gpu.name
+    except UserError as error:
+        return gpu.name in error.values.get("choices", ())
+
+
+def prices_of(limits: Limits, config: RunConfig, gpus: list[Gpu]) -> list[float]:
+    """The rent of each card, from --price \"4090=0.35,A100=1.2\"; the config's own where none is given."""
+    found = [config.price_per_hour] * len(gpus)
+    if limits.price is None or "=" not in limits.price:
+        return found
+    for part in limits.price.split(","):
+        name, equals, text = part.partition("=")
+        if not equals or not name.strip():
+            raise UserError("usage.bad_price", option="--price", value=limits.price[:80])
+        hit = [i for i, gpu in enumerate(gpus) if _is(name.strip(), gpu)]
+        if not hit:
+            raise UserError("usage.price_of_no_card", name=name.strip()[:80], cards=[gpu.name for gpu in gpus])
+        for i in hit:
+            found[i] = _price(text.strip(), limits.price, config)
+    return found
+
+
+def write_config(config: RunConfig, path: Path, *, quiet: bool) -> None:
+    """The config as a file that `plan` and `train` read."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(to_toml(config))
+    except OSError as error:
+        raise UserError("usage.cannot_write_file", path=str(path), reason=error.strerror or "") from None
+    if not quiet:
+        ERR.print(printable(say("within.written", path=str(path))), soft_wrap=True, markup=False)
+
+
+def within_command(plan: Plan, step: StepName, limits: Limits, *, as_json: bool, quiet: bool) -> None:
+    """Answer --within and --tokens."""
+    from foretrain.predict.within import within
+
+    found = within(plan, limits.limit(), step)
+    if limits.write is not None:
+        write_config(found.config, limits.write, quiet=quiet)
+    if as_json:
+        print_json(found.to_json(schema=WITHIN_SCHEMA))
+        return
+    from foretrain.report import limits_view, text
+
+    text.render(limits_view.within(plan, found), OUT)
+
+
+def answer(plan: Plan, step: StepName, limits: Limits, *, as_json: bool, quiet: bool) -> None:
+    """Answer the inverse question that was asked."""
+    command = best_command if limits.best else within_command
+    command(plan, step, limits, as_json=as_json, quiet=quiet)
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A line on stderr that counts; nothing where nobody watches."""
+    if quiet or not ERR.is_terminal:
+        yield lambda done, of: None
+        return
+    with ERR.status(say("best.searching", share=0.0)) as status:
+        yield lambda done, of: status.update(say("best.searching", share=done / of))
+
+
+def best_command(plan: Plan, step: StepName, limits: Limits, *, as_json: bool, quiet: bool) -> None:
+    """Answer --best."""
+    from foretrain.advise.best import best
+
+    if plan.timing is not None and plan.timing.source.startswith("measured"):
+        raise UserError("usage.best_speed")
+    with _progress(quiet) as listen:
+        found = best(plan, limits.limit(), step, limits.given, listen)
+    if limits.write is not None:
+        write_config(found.candidates[0].config, limits.write, quiet=quiet)
+    if as_json:
+        print_json(found.to_json(schema=BEST_SCHEMA))
+        return
+    from foretrain.report import best_view, text
+
+    text.render(best_view.document(plan, found), OUT)
+
+
+def print_plans(plans: list[Plan], *, as_json: bool) -> None:
+    """One plan, or a table of cards with the best of them."""
+    if len(plans) == 1:
+        if as_json:
+            print_json(plans[0].to_json(schema=SCHEMA))
+            return
+        from foretrain.report import plan_view, text
+
+        text.render(plan_view.document(plans[0]), OUT)
+        return
+    from foretrain.advise.cards import choose
+
+    choice = choose(plans)
+    if as_json:
+        objects = [p.to_json(schema=SCHEMA) for p in plans]
+        print_json({"schema": PLANS_SCHEMA, "plans": objects, "best": choice.model_dump(mode="json")})
+        return
+    from foretrain.report import cards_view, text
+
+    text.render(cards_view.document(plans, choice), OUT)

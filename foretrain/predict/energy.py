@@ -1,0 +1,123 @@
+"""Power, energy, electricity, rent and CO2 of a run, from the board power and how hard the card works.
+
+    power = board · (idle + (full − idle) · load)      load = ½ + ½ · min(1, MFU / 0.35)
+
+A card that trains is never idle: half of what it draws above idle is taken to go with being busy at all (clocks,
+memory, caches) and half with the matrix products, which at an MFU of 0.35 are taken to be all it can do. That split is
+an assumption. `idle` and `full` are shares of the board power, from published readings:
+
+* GeForce and workstation boards: an RTX 4070 of 200 W trains nanoGPT at 207 W (benchmarks/published_rates.json) and
+  idles at 12 W; four RTX 4090 draw about 450 W each under load (server-gear.com, gpu_burn). Their limit stops them.
+* data-centre boards: an H200 of 700 W trains nanoGPT at 689 to 694 W (the same file), yet a node of eight H100 draws at
+  most 8.4 of its 10.2 kW in training (Latif et al. 2024, arXiv:2412.08602), or 76 % (Newkirk et al. 2025,
+  arXiv:2506.14551): hence the wide range. Idle is 60 to 105 W of 400 to 700.
+* boards of 75 W and less (T4, L4) run into their limit at any steady load (Jia et al. 2019, arXiv:1903.07486).
+* a CPU has no board power in the catalogue: 3.75 W a core (EPYC 9654, 360 W for 96) to 10.6 W (Ryzen 9 7950X, 170 W
+  for 16), by their vendors' figures, all cores busy.
+
+It is the card alone: the machine around it and the losses of its supply come on top. Nothing here is measured on the
+user's card yet.
+"""
+
+from foretrain.config import RunConfig
+from foretrain.hardware import Gpu
+from foretrain.predict.time import Range
+from foretrain.records import Record
+
+JOULES_PER_KWH = 3.6e6
+FULL_MFU = 0.35  # the MFU from which on the matrix units are taken to draw all they can
+CAPPED_BOARD_W = 75
+# Shares of the board power: idle, and at full load in a low, an expected and a high reading.
+SHARES = {
+    "geforce": (0.05, 0.75, 0.97, 1.04),
+    "datacentre": (0.15, 0.60, 0.95, 1.00),
+    "capped": (0.20, 0.85, 0.97, 1.00),
+}
+CPU_CORE_W = (3.75, 6.5, 10.6)
+
+
+class Power(Record):
+    """What a device draws while it trains; `model` says which shares were taken."""
+
+    model: str
+    low_w: float
+    expected_w: float
+    high_w: float
+
+
+class Spending(Record):
+    """What a whole run takes besides time. `cost` is electricity, `rent` the price of the hours; both in `currency`.
+
+    None where it is not known (no board power) or not asked for (no rent, no CO2 factor).
+    """
+
+    power: Power | None = None
+    energy_low_j: float | None = None
+    energy_expected_j: float | None = None
+    energy_high_j: float | None = None
+    cost_low: float | None = None
+    cost_expected: float | None = None
+    cost_high: float | None = None
+    rent_low: float | None = None
+    rent_expected: float | None = None
+    rent_high: float | None = None
+    co2_low_g: float | None = None
+    co2_expected_g: float | None = None
+    co2_high_g: float | None = None
+
+    def money(self) -> tuple[float, float, float] | None:
+        """Electricity and rent together, low, expected and high; None where neither is known."""
+        electricity = (self.cost_low, self.cost_expected, self.cost_high)
+        rent = (self.rent_low, self.rent_expected, self.rent_high)
+        if electricity[1] is None and rent[1] is None:
+            return None
+        low, expected, high = ((a or 0.0) + (b or 0.0) for a, b in zip(electricity, rent, strict=True))
+        return low, expected, high
+
+
+def power_model(gpu: Gpu) -> str | None:
+    """Which of SHARES a card follows, 'cpu', or None where nothing is known of its power."""
+    if gpu.kind == "cpu":
+        return "cpu"
+    if not gpu.board_power_w:
+        return None
+    if gpu.board_power_w <= CAPPED_BOARD_W:
+        return "capped"
+    return "geforce" if gpu.name.startswith(("RTX", "GTX", "Quadro", "TITAN")) else "datacentre"
+
+
+def power(gpu: Gpu, mfu: float | None) -> Power | None:
+    """Watts of a device that trains at this MFU (None: half of full is assumed)."""
+    model = power_model(gpu)
+    if model is None:
+        return None
+    if model == "cpu":
+        low, expected, high = (watts * (gpu.sm_count or 1) for watts in CPU_CORE_W)
+        return Power(model=model, low_w=low, expected_w=expected, high_w=high)
+    board = gpu.board_power_w or 0.0
+    idle, low_full, expected_full, high_full = SHARES[model]
+    load = 0.5 + 0.5 * min(1.0, (FULL_MFU / 2 if mfu is None else mfu) / FULL_MFU)
+    return Power(
+        model=model,
+        low_w=board * (idle + (low_full - idle) * load),
+        expected_w=board * (idle + (expected_full - idle) * load),
+        high_w=board * high_full,
+    )
+
+
+def spending(config: RunConfig, gpu: Gpu, mfu: float | None, total_s: Range) -> Spending:
+    """Energy, electricity, rent and CO2 of a run of this length. Low goes with low: short and at little power."""
+    times = (total_s.low_s, total_s.expected_s, total_s.high_s)
+    found: dict[str, float] = {}
+    drawn = power(gpu, mfu)
+    watts = (drawn.low_w, drawn.expected_w, drawn.high_w) if drawn else (None, None, None)
+    for name, seconds, watt in zip(("low", "expected", "high"), times, watts, strict=True):
+        if watt is not None:
+            kwh = watt * seconds / JOULES_PER_KWH
+            found[f"energy_{name}_j"] = watt * seconds
+            found[f"cost_{name}"] = kwh * config.price_per_kwh
+            if config.co2_per_kwh:
+                found[f"co2_{name}_g"] = kwh * config.co2_per_kwh
+        if config.price_per_hour:
+            found[f"rent_{name}"] = seconds / 3600 * config.price_per_hour
+    return Spending(power=drawn, **found)

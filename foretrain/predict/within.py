@@ -1,0 +1,143 @@
+"""The inverse question: how many steps fit in hours, kilowatt-hours, money or tokens.
+
+The answer is the largest max_iters whose whole run, as `plan` counts it (steps, compilation, every evaluation and
+checkpoint), stays within the limit. It is searched by halving, since each of these only grows with the steps.
+"""
+
+from typing import Literal
+
+from foretrain.config import RunConfig
+from foretrain.errors import UserError
+from foretrain.hardware import Dtype, Gpu
+from foretrain.predict.memory import StepName, Verdict
+from foretrain.predict.plan import Plan, Timing, whole_run
+from foretrain.quantities import Limit, currency_code
+from foretrain.records import Record
+
+MOST_STEPS = 10**10  # as many as the knob allows
+Reading = Literal["low", "expected", "high"]
+
+
+class Within(Record):
+    """What fits in a limit. `cautious` counts with the high end of the forecast, `optimistic` with the low end.
+
+    `config` is the one that was asked about with the steps that fit, and what has to follow them; `changed` names
+    the knobs that differ.
+    """
+
+    limit: Limit
+    step: StepName
+    steps: int
+    steps_cautious: int
+    steps_optimistic: int
+    tokens: int
+    epochs: float | None
+    timing: Timing
+    asked_max_iters: int
+    config: RunConfig
+    changed: tuple[str, ...]
+    verdict: Verdict | None
+
+
+def with_steps(timing: Timing, config: RunConfig, gpu: Gpu, dtype: Dtype, steps: int) -> Timing:
+    """The timing of the same run with another number of steps: what `plan` says of that config."""
+    changed = config.model_copy(update={"max_iters": steps})
+    t = timing
+    return whole_run(changed, gpu, dtype, t.source, t.step_s, t.evaluation_s, t.compile_s)
+
+
+def amount_of(timing: Timing, limit: Limit, reading: Reading) -> float:
+    """How much of the limit's kind a run takes, in the limit's unit. Raises UserError where that is not known."""
+    total, place = timing.total_s, ("low", "expected", "high").index(reading)
+    if limit.kind == "time":
+        return (total.low_s, total.expected_s, total.high_s)[place]
+    if limit.kind == "energy":
+        energy = (timing.energy_low_j, timing.energy_expected_j, timing.energy_high_j)[place]
+        if energy is None:
+            raise UserError("usage.no_power", text=limit.as_option)
+        return energy
+    money = timing.money()
+    if money is None or money[1] == 0:
+        raise UserError("usage.no_price", text=limit.as_option)
+    return money[place]
+
+
+def largest_steps(
+    timing: Timing, config: RunConfig, gpu: Gpu, dtype: Dtype, limit: Limit, reading: Reading = "expected"
+) -> int:
+    """The largest max_iters that stays within the limit; 0 where not even one step does."""
+    if limit.kind == "tokens":
+        return min(MOST_STEPS, int(limit.amount) // config.tokens_per_step)
+
+    def fits(steps: int) -> bool:
+        return amount_of(with_steps(timing, config, gpu, dtype, steps), limit, reading) <= limit.amount
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high <= MOST_STEPS and fits(high):
+        low, high = high, 2 * high
+    high = min(high, MOST_STEPS + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def adjusted(config: RunConfig, steps: int) -> tuple[RunConfig, tuple[str, ...]]:
+    """The config with this many steps, and the knobs that changed.
+
+    With `decay_lr` the learning rate's decay ends where the run ends, as nanoGPT's files have it, and a warm-up that
+    no longer fits shrinks to a twentieth of the run.
+    """
+    update = {"max_iters": steps}
+    if config.decay_lr:
+        update["lr_decay_iters"] = steps
+        if config.warmup_iters >= steps:
+            update["warmup_iters"] = steps // 20
+    changed = tuple(name for name, value in update.items() if getattr(config, name) != value)
+    return config.model_copy(update=update), changed
+
+
+def check_currency(limit: Limit, config: RunConfig) -> None:
+    """A limit in another currency than the prices cannot be compared with them."""
+    if limit.kind == "money" and limit.currency and limit.currency != currency_code(config.currency):
+        raise UserError("usage.currency", text=limit.as_option, typed=limit.currency, currency=config.currency)
+
+
+def within(plan: Plan, limit: Limit, step: StepName = "foretrain") -> Within:
+    """The steps of a plan's config that fit in a limit. Raises UserError 'check.within_…' where not one does."""
+    config, gpu, dtype = plan.config, plan.gpu, plan.dtype
+    timing = plan.timing if step == "foretrain" else plan.nanogpt_timing
+    if config.eval_only:
+        raise UserError("usage.eval_only", text=limit.as_option)
+    if timing is None:
+        raise UserError("usage.no_time", text=limit.as_option, gpu=gpu.name)
+    check_currency(limit, config)
+    expected, cautious, optimistic = (
+        largest_steps(timing, config, gpu, dtype, limit, reading) for reading in ("expected", "high", "low")
+    )
+    if not expected:
+        raise _too_small(with_steps(timing, config, gpu, dtype, 1), config, limit)
+    if expected >= MOST_STEPS:
+        raise UserError("usage.limit_too_large", text=limit.as_option, most=MOST_STEPS)
+    fitting, changed = adjusted(config, expected)
+    tokens = expected * config.tokens_per_step
+    return Within(
+        limit=limit, step=step, steps=expected, steps_cautious=cautious, steps_optimistic=min(optimistic, MOST_STEPS),
+        tokens=tokens, epochs=tokens / plan.work.dataset_tokens if plan.work.dataset_tokens else None,
+        timing=with_steps(timing, config, gpu, dtype, expected), asked_max_iters=config.max_iters, config=fitting,
+        changed=changed, verdict=plan.verdict_of(step),
+    )  # fmt: skip
+
+
+def _too_small(one: Timing, config: RunConfig, limit: Limit) -> UserError:
+    """What the shortest run would take."""
+    if limit.kind == "tokens":
+        return UserError("check.within_tokens", text=limit.as_option, needs=config.tokens_per_step)
+    needs = amount_of(one, limit, "expected")
+    if limit.kind == "money":
+        return UserError("check.within_money", text=limit.as_option, needs=needs, currency=config.currency)
+    return UserError(
+        "check.within_time" if limit.kind == "time" else "check.within_energy", text=limit.as_option, needs=needs
+    )

@@ -18,12 +18,14 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
+from foretrain.advise.utilization import utilization
 from foretrain.config import GROUPS, knobs
 from foretrain.configfile import resolve
 from foretrain.errors import EXIT_CODE_OF, ExitCode
 from foretrain.hardware import find
 from foretrain.predict.plan import Plan, plan
-from foretrain.report import plan_view, text
+from foretrain.report import log_view, plan_view, text
+from foretrain.report.document import Document
 from foretrain.units import parse_bytes
 
 ROOT = Path(__file__).parent.parent
@@ -36,6 +38,14 @@ def case(name: str, *, others: str = "", step_s: float | None = None) -> Plan:
     resolved = resolve([str(CASES / f"{name}.py")])
     others_bytes = parse_bytes(others) if others else 0
     return plan(resolved.config, find("RTX 4070"), name=resolved.name, others_bytes=others_bytes, logged_step_s=step_s)
+
+
+def shown(document: Document) -> str:
+    """The document as a terminal shows it; trailing blanks removed."""
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None, highlight=False)
+    text.render(document, console)
+    lines = console.file.getvalue().rstrip().splitlines()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def terminal(made: Plan, sections: tuple[str, ...] = ()) -> str:
@@ -68,6 +78,13 @@ def plan_case_d() -> str:
         'foretrain plan examples/real-cases/d.py --gpu "RTX 4070" --step-time 3.9',
         terminal(made, ("plan.work", "plan.time")),
     )
+
+
+def mfu_case_b() -> str:
+    resolved = resolve([str(CASES / "b1.py")])
+    used = utilization(resolved.config, find("RTX 4070"), resolved.config.tokens_per_step / 134_000)
+    command = 'foretrain mfu examples/real-cases/b1.py --tokens-per-s 134k --gpu "RTX 4070"'
+    return block(command, shown(log_view.utilization_document(resolved.name, used)))
 
 
 def picture_of_plan() -> str:
@@ -236,6 +253,7 @@ def exit_codes() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "plan-case-c": plan_case_c,
     "plan-case-d": plan_case_d,
+    "mfu-case-b": mfu_case_b,
     "accuracy": accuracy,
     "truth": truth,
     "calculators": calculators,

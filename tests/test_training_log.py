@@ -274,6 +274,8 @@ def test_the_printed_mfu_alone_shows_another_config_or_several_cards() -> None:
     of_two = nanogpt([3.9] * 50, flops=B1_FLOPS / 2)
     found = {f.id: f.values for f in analyse(log_of(of_two), config=resolve([B1]).config).findings}
     assert found["mfu_of_one_of"]["processes"] == 2
+    of_none = nanogpt([3.9] * 50, flops=B1_FLOPS / 50)
+    assert "mfu_differs" in {f.id for f in analyse(log_of(of_none), config=resolve([B1]).config).findings}
 
 
 def test_overrides_in_the_log_are_held_against_the_config() -> None:

@@ -16,6 +16,7 @@ from foretrain.training_log import TrainingLog
 
 _DECAY = 0.9  # nanoGPT's running mfu: 0.9 of the old, 0.1 of the new
 _MFU_TOLERANCE = 0.03
+_GPUS = (2, 3, 4, 6, 8, 16, 32, 64)  # each prints the mfu of its own share; far apart enough to be told apart
 _RATE_TOLERANCE = 0.1  # llm.c prints a running mean
 
 
@@ -107,8 +108,8 @@ def _mfu(log: TrainingLog, config: RunConfig) -> list[Finding]:
     # The mfu is printed to 0.01 %, which is coarse where it is small.
     if abs(ratio - 1) <= _MFU_TOLERANCE + 0.00005 / printed:
         return [Finding(id="mfu_agrees", tone="good", values=values)]
-    processes = round(ratio)
-    if processes >= 2 and abs(ratio / processes - 1) <= _MFU_TOLERANCE:
+    processes = next((n for n in _GPUS if abs(ratio / n - 1) <= _MFU_TOLERANCE), 0)
+    if processes:
         return [Finding(id="mfu_of_one_of", tone="warn", values={**values, "processes": processes})]
     return [Finding(id="mfu_differs", tone="bad", values=values)]
 

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from foretrain.advise.best import best
+from foretrain.advise.utilization import utilization
 from foretrain.config import GROUPS, knobs
 from foretrain.configfile import resolve
 from foretrain.errors import EXIT_CODE_OF, ExitCode
@@ -26,7 +27,7 @@ from foretrain.hardware import find
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.within import within
 from foretrain.quantities import parse_limit
-from foretrain.report import best_view, limits_view, plan_view, text
+from foretrain.report import best_view, limits_view, log_view, plan_view, text
 from foretrain.report.document import Document
 from foretrain.units import parse_bytes
 
@@ -90,6 +91,13 @@ def best_model() -> str:
     document = best_view.document(base, best(base, parse_limit("20h")))
     command = 'foretrain plan --gpu "RTX 4070" --others 2GB --best --within 20h --data-tokens 3.68B'
     return block(command, rendered(document, ("best.section", "best.binds", "best.candidates")))
+
+
+def mfu_case_b() -> str:
+    resolved = resolve([str(CASES / "b1.py")])
+    used = utilization(resolved.config, find("RTX 4070"), resolved.config.tokens_per_step / 134_000)
+    command = 'foretrain mfu examples/real-cases/b1.py --tokens-per-s 134k --gpu "RTX 4070"'
+    return block(command, rendered(log_view.utilization_document(resolved.name, used)))
 
 
 def picture_of_plan() -> str:
@@ -272,6 +280,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "plan-case-d": plan_case_d,
     "within-case-d": within_case_d,
     "best": best_model,
+    "mfu-case-b": mfu_case_b,
     "accuracy": accuracy,
     "truth": truth,
     "calculators": calculators,

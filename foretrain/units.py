@@ -34,6 +34,35 @@ def parse_bytes(text: str) -> int:
     return round(size)
 
 
+_NUMBER = r"(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)(?P<exponent>e[+-]?\d{1,3})?"
+_RATE = re.compile(rf"{_NUMBER}\s*(?P<unit>[kmg]?)\s*(?:(?:tok|tokens)?/s(?:ec)?)?", re.IGNORECASE | re.ASCII)
+_SECONDS = re.compile(rf"{_NUMBER}\s*(?P<unit>s|ms|us|min)?", re.IGNORECASE | re.ASCII)
+_CLOCK = re.compile(rf"{_NUMBER}\s*(?P<unit>[mg])hz", re.IGNORECASE | re.ASCII)
+
+
+def _parsed(pattern: re.Pattern[str], text: str, factors: dict[str, float], what: str) -> float:
+    match = pattern.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not {what}")
+    value = float(match["number"].replace(",", "") + (match["exponent"] or ""))
+    return value * factors[(match["unit"] or "").lower()]
+
+
+def parse_rate(text: str) -> float:
+    """Tokens per second of '134k', '1.2M', '134,433' or '39000 tok/s'. Raises ValueError for anything else."""
+    return _parsed(_RATE, text, {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}, "a rate such as 134k")
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds of '3.9', '3900ms' or '2min'. Raises ValueError for anything else."""
+    return _parsed(_SECONDS, text, {"": 1, "s": 1, "ms": 1e-3, "us": 1e-6, "min": 60}, "a time such as 3.9s")
+
+
+def parse_clock_ghz(text: str) -> float:
+    """GHz of '2.63GHz' or '2630 MHz'. Raises ValueError for anything else, a number without a unit included."""
+    return _parsed(_CLOCK, text, {"g": 1, "m": 1e-3}, "a clock such as 2.63GHz")
+
+
 def format_bytes(size: float) -> str:
     """'9.78 GiB', '786 MiB', '512 B': binary units, as the tools of PyTorch print them."""
     sign, size = ("-" if size < 0 else ""), abs(size)

@@ -101,7 +101,7 @@ class ChunkedLoss(nn.Module):
     def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         """hidden: B x T x C in the dtype of the matrix products; weight: V x C, fp32; targets: N, -1 is ignored."""
         if torch.is_grad_enabled():
-            loss: Tensor = _Head.apply(hidden, weight, targets, self)  # type: ignore[assignment]
+            loss: Tensor = _Head.apply(hidden, weight, targets, self)
             return loss
         low = weight.to(hidden.dtype)
         total = torch.zeros((), device=hidden.device)

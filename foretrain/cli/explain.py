@@ -1,0 +1,94 @@
+"""`foretrain explain`: what a training log says, and what it hides."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, print_json, print_notes
+from foretrain.config import RunConfig
+from foretrain.configfile import ResolvedConfig, resolve
+from foretrain.errors import UserError
+from foretrain.hardware import Gpu, detect, find
+from foretrain.messages import printable
+from foretrain.training_log import TrainingLog, read_log, read_stream
+
+EPILOG = """Examples:
+
+foretrain explain train.log
+
+foretrain explain train.log --config config/train_gpt2.py --gpu "RTX 4070"
+
+foretrain explain train.log --config my.py --batch_size=8 --json
+
+ssh box cat out/train.log | foretrain explain - --config my.py --gpu 4090"""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("explain", context_settings=CONFIG_CONTEXT, epilog=EPILOG)(explain_command)
+
+
+def explain_command(
+    log: Annotated[
+        str, typer.Argument(help="A log of nanoGPT, nanochat, build-nanogpt or llm.c; - for stdin.", metavar="LOG")
+    ],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[--KEY=VALUE]...", help="Knobs over --config, as in plan.", show_default=False),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(help="The run's config: a preset, TOML or nanoGPT config/*.py.", metavar="CONFIG"),
+    ] = None,
+    gpu: Annotated[
+        str, typer.Option(help="The card of the run; auto: the one that the log names, else this machine's.")
+    ] = "auto",
+    as_json: Json = False,
+) -> None:
+    """What a training log says: steady step, true MFU, what took longer and why, time left; does the config fit it?"""
+    from foretrain.advise.log_analysis import SCHEMA, analyse
+    from foretrain.report import log_view, text
+
+    sources = [*(config or []), *(words or [])]
+    resolved = resolve(sources) if sources else None
+    if resolved:
+        print_notes(resolved.notes, quiet=as_json)
+    read = read_stream(sys.stdin.buffer, "stdin") if log == "-" else read_log(Path(log))
+    name = "stdin" if log == "-" else Path(log).name
+    found = analyse(read, name=name, config=_config(resolved, read), gpu=_card(gpu, read))
+    if as_json:
+        print_json(found.to_json(schema=SCHEMA))
+    else:
+        text.render(log_view.document(found), OUT)
+
+
+def _config(resolved: ResolvedConfig | None, log: TrainingLog) -> RunConfig | None:
+    """The config; a vocabulary that it does not set is the dataset's, which the log may name."""
+    if resolved is None:
+        return None
+    from foretrain.cli.plan import with_dataset
+
+    vocabulary = log.header.vocab_size
+    if vocabulary and "vocab_size" not in resolved.sources:
+        return resolved.config.model_copy(update={"vocab_size": vocabulary})
+    return with_dataset(resolved)[0]
+
+
+def _card(name: str, log: TrainingLog) -> Gpu | None:
+    """The card that was named, here or in the log, or is in this machine. A log can be read without one."""
+    if name.lower() == "cpu":
+        from foretrain.cpu import cpu_device
+
+        return cpu_device()
+    if name.lower() != "auto":
+        return find(name)
+    try:
+        if log.header.gpu_name:
+            return find(log.header.gpu_name)
+        here = detect()
+    except UserError as error:  # a card that the catalogue lacks
+        ERR.print(Text(printable(f"note: {error}"), style="dim"), soft_wrap=True)
+        return None
+    return here.gpu if here else None

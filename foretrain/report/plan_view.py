@@ -230,7 +230,9 @@ def _time(plan: Plan) -> tuple[Block, ...]:
             )
         )
     table = Table((), tuple(rows))
-    voice = "log" if timing.source.startswith("measured") else "cpu" if plan.gpu.kind == "cpu" else "catalogue"
+    voice = "cpu" if plan.gpu.kind == "cpu" else "catalogue"
+    if timing.source != "predicted (catalogue)":
+        voice = "log" if timing.source.startswith("measured") else "calibrated"
     return table, Paragraph(Message(f"voice.{voice}"))
 
 

@@ -15,7 +15,7 @@ from common import arguments, report
 
 from foretrain.config import RunConfig
 from foretrain.predict.time import step_time
-from foretrain.run.calibrate import calibrate, modes_for, step_times, usual_dtypes
+from foretrain.run.calibrate import Stepper, calibrate, modes_for, usual_dtypes
 from foretrain.run.device import place
 from foretrain.run.host_memory import keep_memory
 
@@ -58,7 +58,7 @@ def main() -> None:
     for _ in range(ROUNDS):
         for i, (config, (name, _, dtype, compiled)) in enumerate(zip(configs, cases, strict=True)):
             torch._dynamo.reset()
-            samples[i] += step_times(config, placement, dtype, compiled=compiled, count=STEPS)
+            samples[i] += Stepper(config, placement, dtype, compiled=compiled).times(STEPS)
             print(f"{name} {dtype} {'compiled' if compiled else 'eager'}", file=sys.stderr, flush=True)
     rows, records = [], []
     for (name, knobs, dtype, compiled), forecast, times in zip(cases, forecasts, samples, strict=True):

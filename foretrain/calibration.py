@@ -38,7 +38,10 @@ class StepTime(Record):
 
 
 class Calibration(Record):
-    """All of it. `launch_s`: what one eager operation costs beside its kernel. Clock, power and context: GPUs only."""
+    """All of it. `launch_s`: what one eager operation costs beside its kernel. Clock, power and context: GPUs only.
+
+    `unsteadiness`: by what share a kernel's middle run was slower than its quick ones, in the middle of all kernels.
+    """
 
     device: str
     driver: str
@@ -49,9 +52,15 @@ class Calibration(Record):
     kernels: tuple[KernelTime, ...]
     steps: tuple[StepTime, ...] = ()
     launch_s: float
+    unsteadiness: float = 0.0
     context_bytes: int | None = None
     clock_ghz: float | None = None
     power_w: float | None = None
+
+    @property
+    def disturbed(self) -> bool:
+        """Something else was running, so the figures are not this device's alone."""
+        return self.unsteadiness > 0.25
 
     def step_of(self, dtype: str, *, compiled: bool) -> StepTime | None:
         return next((s for s in self.steps if s.dtype == dtype and s.compiled == compiled), None)

@@ -28,7 +28,7 @@ def calibrate_command(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure this device for half a minute to a minute; every later plan for it uses that. Leave it idle meanwhile."""
+    """Measure this device for a minute or so; every later plan for it uses that. Leave it idle meanwhile."""
     from foretrain.cli.train import need_torch
 
     need_torch()

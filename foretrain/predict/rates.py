@@ -35,6 +35,8 @@ COMPILED_LAUNCH_S = 4e-6
 CPU_LAUNCH_S = 5e-6
 CPU_PRODUCT_SHARE = 0.55  # oneDNN and MKL on small matrices, against the nominal peak
 CPU_ATTENTION_SHARE = 0.28
+# How much each dimension tells about a kernel's speed: a product's (m, n, k), attention's (B, H, T, D).
+IMPORTANCE = {3: (1.0, 1.0, 1.0), 4: (0.1, 0.1, 1.0, 1.0)}
 
 
 class Rates(Protocol):
@@ -129,7 +131,10 @@ def _by_shape(op: Operation, measured: list[KernelTime]) -> float:
     """FLOP/s of the measured kernels, weighted by how near their shapes are; the nearest ones count by far the most."""
     weights = rates = 0.0
     for kernel in measured:
-        distance = sum(math.log(a / b) ** 2 for a, b in zip(op.shape, kernel.shape, strict=True))
+        distance = sum(
+            importance * math.log(a / b) ** 2
+            for importance, a, b in zip(IMPORTANCE[len(op.shape)], op.shape, kernel.shape, strict=True)
+        )
         weight = 1 / (distance + 0.02) ** 2
         weights += weight
         rates += weight * math.log(_flops(kernel) / kernel.time_s)

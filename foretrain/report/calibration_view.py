@@ -36,7 +36,10 @@ def document(found: Calibration, gpu: Gpu, kept: bool) -> Document:
         rows.append((Message("row.power"), f"{found.power_w:,.0f} W"))
     note = Message("calibration.kept" if kept else "calibration.not_kept", {"torch": found.torch_version})
     subtitle = Message("calibration.subtitle", {"date": found.date[:16].replace("T", " "), "took": found.took_s})
-    section = Section(Message("calibration.section"), (Table((), tuple(rows)), Paragraph(note)))
+    blocks = [Table((), tuple(rows)), Paragraph(note)]
+    if found.disturbed:
+        blocks.insert(0, Paragraph(Message("calibration.disturbed", {"share": found.unsteadiness})))
+    section = Section(Message("calibration.section"), tuple(blocks))
     return Document(Message("calibration.title", {"device": found.device}), subtitle, [section])
 
 

@@ -5,6 +5,7 @@ else the machine does can only slow one down. Whole steps then say by how much a
 """
 
 import datetime
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,13 +22,13 @@ from foretrain.run.device import TORCH_DTYPES, Placement, obstacle_to_compile
 Listen = Callable[[str, float], None]  # what is being measured, and the share that is done
 SIZES = (16_384, 262_144, 4_194_304)  # elements
 LARGE_SIZES = (262_144, 4_194_304, 67_108_864)
-ENOUGH_S, FEWEST, MOST = 0.04, 3, 200
+ENOUGH_S, FEWEST, MOST = 0.02, 3, 100
 REFERENCE: dict[str, int | float | bool] = {
     "n_layer": 2, "n_head": 6, "n_embd": 384, "block_size": 256, "vocab_size": 8192, "batch_size": 8,
     "gradient_accumulation_steps": 2, "dropout": 0.0,
 }  # fmt: skip
 LARGE_REFERENCE = {**REFERENCE, "n_layer": 6, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50304}
-REFERENCE_STEPS = 8
+REFERENCE_STEPS, ROUNDS = 3, 2
 
 
 def usual_dtypes(device: torch.device, *, quick: bool) -> list[str]:
@@ -68,12 +69,17 @@ def timer(device: torch.device) -> Callable[[Callable[[], Any]], float]:
     return on_cuda
 
 
-def time_of(run: Callable[[], Any], timed: Callable[[Callable[[], Any]], float]) -> float:
-    """Seconds of a call, warmed up: the value that a quarter of the runs stay below."""
+def samples_of(run: Callable[[], Any], timed: Callable[[Callable[[], Any]], float]) -> list[float]:
+    """Seconds of a call, warmed up, again and again."""
     run()
     samples = [timed(run)]
     while len(samples) < FEWEST or (sum(samples) < ENOUGH_S and len(samples) < MOST):
         samples.append(timed(run))
+    return samples
+
+
+def quick(samples: list[float]) -> float:
+    """The value that a quarter of the runs stay below."""
     return sorted(samples)[len(samples) // 4]
 
 
@@ -87,17 +93,31 @@ def _kernels(device: torch.device, dtypes: list[str]) -> Iterator[kernels.Kernel
             yield from kernels.rows_kernels(device, dtype, elements)
 
 
-def kernel_times(device: torch.device, dtypes: list[str], listen: Listen) -> list[KernelTime]:
-    """All of them. Attention's backward pass is both passes less the forward one."""
-    timed, found = timer(device), list[KernelTime]()
+Samples = dict[tuple[str, str, tuple[int, ...]], list[float]]  # of (kind, dtype, shape)
+
+
+def sample_kernels(
+    device: torch.device, dtypes: list[str], found: Samples, listen: Callable[[str, float], None]
+) -> None:
+    """Run all of them once more and add what they took."""
+    timed = timer(device)
     for done, kernel in enumerate(_kernels(device, dtypes)):
-        listen(f"{kernel.kind} {kernel.dtype}", min(0.6, done / (200 * len(dtypes))))
-        seconds, kind = time_of(kernel.run, timed), kernel.kind
+        listen(f"{kernel.kind} {kernel.dtype}", min(1.0, done / (100 * len(dtypes))))
+        key = kernel.kind, kernel.dtype, tuple(round(size) for size in kernel.shape)
+        found.setdefault(key, []).extend(samples_of(kernel.run, timed))
+
+
+def kernel_times(found: Samples) -> tuple[list[KernelTime], float]:
+    """The times, and their unsteadiness. Attention's backward pass is both passes less the forward one."""
+    times, slower = list[KernelTime](), list[float]()
+    for (kind, dtype, shape), samples in found.items():
+        time_s = quick(samples)
+        slower.append(statistics.median(samples) / time_s - 1)
+        name = kind
         if kind == "attention_both":
-            seconds, kind = max(seconds - found[-1].time_s, seconds / 2), "attention_backward"
-        shape = tuple(round(size) for size in kernel.shape)
-        found.append(KernelTime(kind=kind, dtype=kernel.dtype, shape=shape, time_s=seconds))
-    return found
+            name, time_s = "attention_backward", max(time_s - quick(found["attention", dtype, shape]), time_s / 2)
+        times.append(KernelTime(kind=name, dtype=dtype, shape=shape, time_s=time_s))
+    return times, statistics.median(slower)
 
 
 def launch_time(device: torch.device) -> float:
@@ -115,28 +135,35 @@ def launch_time(device: torch.device) -> float:
         run()
         return time.perf_counter() - started
 
-    return time_of(chain, timed) / 100
+    return quick(samples_of(chain, timed)) / 100
 
 
-def step_times(config: RunConfig, placement: Placement, dtype: str, *, compiled: bool, count: int) -> list[float]:
-    """Seconds of `count` steps of foretrain's trainer on random tokens, after the ones that compile and warm up."""
-    device = placement.device
-    state = build(config, device, TORCH_DTYPES[dtype], compile=compiled)
-    tokens = torch.randint(0, config.vocab_size, (config.batch_size, config.block_size + 1), device=device)
-    batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    samples = []
-    for _ in range(count + 2):
-        started = time.perf_counter()
-        train_step(state, [batch] * config.gradient_accumulation_steps, 1e-4).loss.item()
-        samples.append(time.perf_counter() - started)
-    return samples[2:]
+class Stepper:
+    """foretrain's trainer on random tokens, built, compiled and warmed up."""
+
+    def __init__(self, config: RunConfig, placement: Placement, dtype: str, *, compiled: bool) -> None:
+        device = placement.device
+        self.config, self.dtype, self.compiled = config, dtype, compiled
+        self.state = build(config, device, TORCH_DTYPES[dtype], compile=compiled)
+        tokens = torch.randint(0, config.vocab_size, (config.batch_size, config.block_size + 1), device=device)
+        self.batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        self.times(2)
+
+    def times(self, count: int) -> list[float]:
+        """Seconds of so many steps."""
+        samples = []
+        for _ in range(count):
+            started = time.perf_counter()
+            micro = [self.batch] * self.config.gradient_accumulation_steps
+            train_step(self.state, micro, 1e-4).loss.item()
+            samples.append(time.perf_counter() - started)
+        return samples
 
 
-def _reference(placement: Placement, dtype: str, *, compiled: bool) -> StepTime:
+def _reference(placement: Placement, dtype: str, *, compiled: bool) -> Stepper:
     """The small step that corrects all others."""
     knobs = LARGE_REFERENCE if placement.device.type == "cuda" else REFERENCE
-    samples = step_times(RunConfig.model_validate(knobs), placement, dtype, compiled=compiled, count=REFERENCE_STEPS)
-    return StepTime(knobs=knobs, dtype=dtype, compiled=compiled, time_s=sorted(samples)[len(samples) // 4])
+    return Stepper(RunConfig.model_validate(knobs), placement, dtype, compiled=compiled)
 
 
 def calibrate(placement: Placement, dtypes: list[str], modes: list[bool], listen: Listen) -> Calibration:
@@ -146,19 +173,32 @@ def calibrate(placement: Placement, dtypes: list[str], modes: list[bool], listen
     """
     device, started = placement.device, time.perf_counter()
     was = torch.get_rng_state()
+    samples: Samples = {}
     with sensors.Load(device) as load:
-        found = kernel_times(device, dtypes, listen)
+        wanted = [(dtype, compiled) for dtype in dtypes for compiled in modes]
+        references, steps_s = [], [list[float]() for _ in wanted]
+        for dtype, compiled in wanted:
+            listen(f"step {dtype}{' compiled' if compiled else ''}", 0.4 * len(references) / len(wanted))
+            references.append(_reference(placement, dtype, compiled=compiled))
+        for done in range(ROUNDS):  # a machine's speed drifts; what is compared has to be measured side by side
+            for step, times in zip(references, steps_s, strict=True):
+                times += step.times(REFERENCE_STEPS)
+            base, width = 0.4 + 0.6 * done / ROUNDS, 0.6 / ROUNDS
+            sample_kernels(device, dtypes, samples, lambda what, share: listen(what, base + width * share))  # noqa: B023
+        for step, times in zip(references, steps_s, strict=True):
+            times += step.times(REFERENCE_STEPS)
         launch_s = launch_time(device)
-        steps = []
-        for dtype in dtypes:
-            for compiled in modes:
-                share = 0.6 + 0.4 * len(steps) / (len(dtypes) * len(modes))
-                listen(f"step {dtype}{' compiled' if compiled else ''}", share)
-                steps.append(_reference(placement, dtype, compiled=compiled))
+    found, unsteadiness = kernel_times(samples)
+    knobs = LARGE_REFERENCE if device.type == "cuda" else REFERENCE
+    steps = [
+        StepTime(knobs=knobs, dtype=step.dtype, compiled=step.compiled, time_s=quick(times))
+        for step, times in zip(references, steps_s, strict=True)
+    ]
     torch.set_rng_state(was)
     return Calibration(
         device=placement.gpu.name, driver=load.driver, torch_version=installed_torch(),
         threads=torch.get_num_threads(), date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         took_s=time.perf_counter() - started, kernels=tuple(found), steps=tuple(steps), launch_s=launch_s,
+        unsteadiness=unsteadiness,
         context_bytes=load.context_bytes(), clock_ghz=load.clock_ghz, power_w=load.power_w,
     )  # fmt: skip

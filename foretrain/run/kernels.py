@@ -13,6 +13,8 @@ from foretrain.run.device import TORCH_DTYPES
 
 aten = torch.ops.aten
 WIDTH, VOCABULARY = 512, 8192  # of the tensors for kernels that go over rows
+# A CPU's attention is quick only where rows are long and heads are wide, in bf16 above all.
+CPU_ATTENTION = ((8, 4, 64, 32), (8, 4, 128, 32), (8, 4, 128, 64), (4, 6, 256, 64), (2, 6, 1024, 64))
 ROWS = 256  # of the embedding: few, as filling its gradient with zeros is an operation of its own
 
 
@@ -50,7 +52,7 @@ def _product(device: torch.device, dtype: str, m: int, wide: int, narrow: int) -
 
 def attention(device: torch.device, dtype: str, *, large: bool) -> Iterator[Kernel]:
     """Causal attention, forward alone and both passes (backward is their difference, taken by the caller)."""
-    shapes = ((16, 12, 1024, 64), (4, 12, 2048, 128)) if large else ((8, 4, 64, 32), (4, 6, 256, 64), (2, 6, 1024, 64))
+    shapes = ((16, 12, 1024, 64), (4, 12, 2048, 128)) if large else CPU_ATTENTION
     for shape in shapes:
         q, k, v = (torch.randn(*shape, device=device, dtype=TORCH_DTYPES[dtype], requires_grad=True) for _ in range(3))
         grad = torch.randn(*shape, device=device, dtype=TORCH_DTYPES[dtype])

@@ -4,7 +4,6 @@ It is a process of its own because standing in for a card changes torch for good
 free of torch. Exit 0: traced. Exit 4: this torch or system cannot be traced; the file then holds {"reason": ...}.
 """
 
-import contextlib
 import json
 import logging
 import os
@@ -53,17 +52,13 @@ def trace(job: dict[str, Any]) -> Trace:
     """Trace a job: {"config", "gpu", "dtype", "step", "compiled", "pads"}. Raises TraceError or StandInError."""
     import torch
 
-    from foretrain.predict.exact import compiled, drive, kernels, standin
-    from foretrain.predict.exact.tracer import Tracer
+    from foretrain.predict.exact import drive
+    from foretrain.predict.exact.session import tracing
 
     config, gpu = RunConfig.model_validate(job["config"]), Gpu.model_validate(job["gpu"])
-    with standin.stand_in(gpu) as there, contextlib.ExitStack() as stack:
-        Tracer.calibrate("cuda")
-        tracer = Tracer("cuda", kernels.in_kernels(there.card))
-        if job["compiled"]:
-            stack.enter_context(compiled.compiling(there.card, tracer, pads=job["pads"]))
-        names = stack.enter_context(drive.named(tracer, compiled=job["compiled"]))
-        stack.enter_context(tracer)
+    with tracing(gpu, compiled=job["compiled"], pads=job["pads"]) as session:
+        there, tracer, names = session.there, session.tracer, session.names
+        assert there is not None
         run = drive.Job(config, torch.device("cuda"), job["dtype"], job["compiled"], tracer, names)
         scaler_on = drive.RUNS[job["step"]](run)
         shapes = frozenset(names.weight_shapes)

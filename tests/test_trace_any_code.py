@@ -236,3 +236,15 @@ def test_torch_says_nothing_of_its_own(caplog: pytest.LogCaptureFixture) -> None
         with pytest.raises(RuntimeError, match="reduction dim"):
             trace(lambda on: torch.empty(3, 4, device="cuda") @ torch.empty(3, 4, device="cuda"))
     assert not caplog.records
+
+
+def test_a_phase_without_an_allocation_is_there() -> None:
+    def code(on: Tracing) -> None:
+        on.phase("first")
+        x = torch.empty(MIB, device="cuda")
+        on.phase("in place")
+        x.add_(1)
+        on.phase("last")
+
+    phases = [(peak.phase, peak.allocated_bytes, peak.position) for peak in trace(code).replay().phases]
+    assert phases == [("first", 4 * MIB, 0), ("in place", 4 * MIB, 0), ("last", 4 * MIB, 0)]

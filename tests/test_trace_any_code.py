@@ -1,6 +1,7 @@
 """`foretrain.trace` on code as people write it: what it asks of torch.cuda, how it sizes its memory, what it cannot do."""
 
 import logging
+import sys
 import warnings
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from foretrain.hardware import find
 from foretrain.predict.exact.guard import StandInError
 from foretrain.predict.exact.library import Tracing, trace
 from foretrain.units import GIB, MIB
+from tests.helpers import REPO
 
 SIDE = 16384  # a square of it in fp32 is one GiB
 OUTSIDE = nn.Linear(8, 8)
@@ -248,3 +250,12 @@ def test_a_phase_without_an_allocation_is_there() -> None:
 
     phases = [(peak.phase, peak.allocated_bytes, peak.position) for peak in trace(code).replay().phases]
     assert phases == [("first", 4 * MIB, 0), ("in place", 4 * MIB, 0), ("last", 4 * MIB, 0)]
+
+
+def test_the_package_runs_as_a_module() -> None:
+    import subprocess
+
+    done = subprocess.run(
+        [sys.executable, "-m", "foretrain", "--version"], capture_output=True, text=True, cwd=REPO, check=True
+    )
+    assert done.stdout.startswith("foretrain ")

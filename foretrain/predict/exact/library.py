@@ -150,7 +150,8 @@ def trace(
     """Run training code once on fake tensors of a card and record every storage.
 
     `compile`: torch.compile inside the code runs Inductor for the card, kernels left out. `pads`: what to take
-    pad_mm's measurement to say. The code must make its tensors on `device`, and read no values: .item() gives 1.
+    pad_mm's measurement to say. The code must make its model and tensors itself, on `device` (torch.cuda says that it
+    is available), and learns no values: .item() gives 1.
 
     It changes this process for good: torch.cuda stays unusable, so trace in a process that does not train.
     Raises guard.StandInError where this torch cannot be made to stand in for the card, or has already used one.

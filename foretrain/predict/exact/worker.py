@@ -26,24 +26,21 @@ class TraceError(RuntimeError):
     """The trace is not that of the card: something degraded in silence. The sentence says what."""
 
 
-def installed() -> str:
-    """The version of torch in this process."""
-    import torch
-
-    return torch.__version__
-
-
 def prove_this_torch() -> None:
     """A torch that nobody has checked first traces a small run that is also done for real. Raises TraceError."""
-    if tuple(int(part) for part in installed().split(".")[:2]) in CHECKED_TORCH:
+    from foretrain.predict.exact.kernels import torch_version
+
+    if torch_version() in CHECKED_TORCH:
         return
+    import torch
+
     from foretrain.predict.exact.self_test import compare
 
     small = RunConfig(n_layer=2, n_head=2, n_embd=64, block_size=32, vocab_size=256, batch_size=2)
     truth = compare(small, "float32", "foretrain", compiled=False)
     if abs(truth.error) > 0.001:
         raise TraceError(
-            f"with torch {installed()} a small run is traced as {truth.traced_bytes} bytes and takes "
+            f"with torch {torch.__version__} a small run is traced as {truth.traced_bytes} bytes and takes "
             f"{truth.real_bytes}, so its traces cannot be trusted"
         )
 
@@ -95,6 +92,8 @@ def main() -> int:
     logging.disable(logging.WARNING)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a real card is neither needed nor touched
     out = Path(job["out"])
+    import torch
+
     from foretrain.predict.exact.guard import StandInError
 
     try:
@@ -106,7 +105,7 @@ def main() -> int:
     except Exception as error:
         # Another torch may have moved anything that is patched here; the caller falls back and says this sentence.
         first = next(iter(str(error).splitlines()), "")[:200]
-        out.write_text(json.dumps({"reason": f"torch {installed()} raised {type(error).__name__}: {first}"}))
+        out.write_text(json.dumps({"reason": f"torch {torch.__version__} raised {type(error).__name__}: {first}"}))
         return CANNOT
     record.facts["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     out.write_text(json.dumps(record.to_json()))

@@ -26,6 +26,7 @@ ALLOWED = {
     "advise": {"facts", "lm", "predict", "run", "advise"},
     "report": {"facts", "lm", "predict", "run", "advise", "report"},
     "cli": {"facts", "lm", "predict", "run", "advise", "report", "cli"},
+    "__main__": {"cli"},
 }
 
 

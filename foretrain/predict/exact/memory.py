@@ -75,11 +75,11 @@ def component_id(allocation: Allocation) -> str:
     """The ledger's component; activations are told apart by the module that made them, where one did."""
     if allocation.category != "activations" or not allocation.module:
         return allocation.category
-    if allocation.op == "native_dropout":
+    last = allocation.module.rsplit(".", 1)[-1]
+    if allocation.op == "native_dropout" and (last != "attn" or allocation.dtype == "bool"):
         return "activations.dropout" if allocation.dtype == "bool" else "activations.residual"
     if allocation.module == "chunked_loss":
         return EARLY_GRADIENTS
-    last = allocation.module.rsplit(".", 1)[-1]
     if last.isdigit() or "." not in allocation.module:
         return "activations.residual" if last.isdigit() else "activations"
     return f"activations.{MODULE_KINDS[last]}" if last in MODULE_KINDS else "activations"

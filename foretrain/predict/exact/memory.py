@@ -141,7 +141,9 @@ def exact(
         dies = [end for end in lenient if end is not None]
         risks = [end for end in strict if end is not None]
         death = dies[0] if dies else risks[0] if risks else None
-        phases = [_judged(phase, available_bytes, len(dies) == len(traces), death) for phase in phases]
+        # A run that dies while the model is built reaches no phase of the table: it never gets into the first one.
+        dead = None if death is None else death.phase if death.phase in PHASES else phases[0].phase
+        phases = [_judged(phase, available_bytes, len(dies) == len(traces), dead) for phase in phases]
     memory = StepMemory(
         step=ledger.step, compiled=ledger.compiled, phases=tuple(phases), saved_bytes=_saved_bytes(trace),
         source="predicted (trace)",
@@ -163,11 +165,11 @@ def _ends(trace: Trace, limit_bytes: int, settings: Settings | None, capped: boo
     return replay(trace, settings, max(0, limit_bytes), physical=not capped).death
 
 
-def _judged(phase: PhaseMemory, available_bytes: int, certain: bool, death: Death | None) -> PhaseMemory:
+def _judged(phase: PhaseMemory, available_bytes: int, certain: bool, dead: str | None) -> PhaseMemory:
     """A phase's verdict: the one in which the run ends has that of the run, later ones by their own tensors."""
     verdict: Verdict = "fits"
     end: Verdict = "does_not_fit" if certain else "tight"
-    if death is not None and phase.phase == death.phase:
+    if phase.phase == dead:
         verdict = end
     elif phase.allocated_bytes + CONTEXT_LOW_BYTES > available_bytes:
         verdict = "does_not_fit"

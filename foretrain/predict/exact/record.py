@@ -103,17 +103,20 @@ class Trace:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Trace":
-        """The inverse of `to_json`. Raises ValueError or KeyError on what is not a trace of this schema."""
-        if data.get("schema") != SCHEMA:
+        """The inverse of `to_json`. Raises ValueError, KeyError, TypeError or IndexError on what is no such trace."""
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise ValueError(f"not {SCHEMA}")
         words = [tuple(word) if isinstance(word, list) else word for word in data["words"]]
         columns = dict(data["allocations"])
         for name in ("category", "name", "op", "module", "shape", "dtype"):
             columns[name] = [words[i] for i in columns[name]]
         rows = zip(*(columns[name] for name in Allocation._fields if name != "id"), strict=True)
+        allocations = [Allocation(id, *row) for id, row in enumerate(rows)]
+        if not all(-len(allocations) <= event < len(allocations) for event in data["events"]):
+            raise ValueError("an event is of no allocation")
         return cls(
             events=data["events"],
-            allocations=[Allocation(id, *row) for id, row in enumerate(rows)],
+            allocations=allocations,
             phases=[Mark(*mark) for mark in data["phases"]],
             moments=[Mark(*mark) for mark in data["moments"]],
             facts=data["facts"],
@@ -129,6 +132,8 @@ def moment_id(trace: Trace, position: int) -> str:
     """The moment of an event in the ledger's words: backward.loss, forward.mlp, optimizer…"""
     moment = trace.moment_at(position)
     event = trace.events[position] if trace.events else -1
+    if trace.phase_at(position) == "build" and moment == "forward" and not trace.allocations[event].module:
+        return "build"  # no module runs yet
     if moment == "optimizer" or event < 0:
         return moment if moment == "optimizer" else f"{moment}.blocks"
     allocation = trace.allocations[event]
@@ -194,7 +199,7 @@ class Recorder:
     def finish(
         self,
         *,
-        logits: Head = Head(),
+        logits: Head | None = None,
         weight_shapes: frozenset[tuple[int, ...]] = frozenset(),
     ) -> Trace:
         """The trace, every allocation with a category: its tag, or what its shape and the moment of its birth say.
@@ -202,13 +207,14 @@ class Recorder:
         `weight_shapes`: of the parameters that autocast copies.
         """
         self._order_deaths()
+        head = logits or Head()
         trace = Trace(self.events, [], self.phases, self.moments)
         for id, (op, module, shape, dtype) in enumerate(self.labels):
             category, name = self.tags.get(id, ("", ""))
             born, died = self.births[id], self.deaths.get(id)
             a = Allocation(id, self.sizes[id], born, died, category, name, self.names.get(id, op), module, shape, dtype)
             if not category:
-                a = a._replace(category=_category(a, logits, weight_shapes, trace.moment_at(born) == "forward"))
+                a = a._replace(category=_category(a, head, weight_shapes, trace.moment_at(born) == "forward"))
             trace.allocations.append(a)
         return trace
 

@@ -2,6 +2,9 @@
 
 import gzip
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,9 +20,12 @@ from foretrain.predict import snapshot
 from foretrain.predict.exact import service
 from foretrain.predict.exact.forecast import traced
 from foretrain.predict.exact.largest import _search, largest
+from foretrain.predict.exact.record import Trace
 from foretrain.predict.exact.service import Request, TraceUnavailable, traces
 from foretrain.predict.memory import CONTEXT_EXPECTED_BYTES, LATER_KERNELS_BYTES, predict, worst_verdict
 from foretrain.predict.plan import Plan, plan
+from foretrain.report import plan_view
+from foretrain.report.document import Document, Paragraph
 from foretrain.units import GIB, MIB
 from tests.helpers import foretrain
 from tests.test_time import made_up
@@ -52,6 +58,52 @@ def test_a_trace_is_made_once(own_directory: Path, monkeypatch: pytest.MonkeyPat
     assert traces([request()])[0].events == first.events
     kept.write_bytes(gzip.compress(b'{"schema": "another"}'))
     assert traces([request()])[0].events == first.events
+
+
+@pytest.mark.parametrize("harm", ["flipped", b"[]", b"[" * 100_000])
+def test_damaged_files_are_made_anew(harm: str | bytes, own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "c"))
+    first = traced(small_plan())
+    for kept in [path for path in (own_directory / "c").rglob("*.gz") if path.is_file()]:
+        data = kept.read_bytes()
+        flipped = data[:40] + bytes(byte ^ 255 for byte in data[40:80]) + data[80:]
+        kept.write_bytes(flipped if isinstance(harm, str) else gzip.compress(harm))
+    assert traced(small_plan()) == first
+
+
+def test_a_trace_whose_events_are_of_no_allocation_is_none() -> None:
+    data = Trace([0], [], [], []).to_json()
+    with pytest.raises(ValueError, match="no allocation"):
+        Trace.from_json(data)
+
+
+def test_a_full_disk_leaves_nothing_behind(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    service._write(own_directory / "c" / "kept.gz", "text")
+    assert list((own_directory / "c").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_ends_the_workers_too(name: str, own_directory: Path) -> None:
+    (own_directory / "tmp").mkdir()
+    code = "import sys\nfrom foretrain.cli import main\nmain()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "plan", *WORDS, "--compile=false", "--gpu", "4070", "--exact"],
+        env={**os.environ, "TMPDIR": str(own_directory / "tmp"), "FORETRAIN_CACHE": str(own_directory / "c")},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + 60
+    while not (workers := children.read_text().split()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert workers
+    process.send_signal(getattr(signal, name))
+    assert process.wait(timeout=30) == -getattr(signal, name)
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    assert list((own_directory / "tmp").iterdir()) == []
 
 
 def test_what_does_not_shape_memory_shares_a_trace() -> None:
@@ -149,6 +201,22 @@ def test_the_verdict_is_a_replay_at_the_limit() -> None:
         if exact.death is not None:
             dying = exact.memory.phase(exact.death.phase)
             assert dying.verdict == "does_not_fit"
+
+
+def test_weights_that_do_not_fit_are_a_verdict() -> None:
+    """The run dies while the model is built, which is no row of the table."""
+    found = traced(small_plan(memory_limit="50MiB"))
+    for step in ("foretrain", "nanogpt"):
+        death = found.exact_of(step).death  # type: ignore[arg-type, union-attr]
+        assert death is not None
+        assert (death.phase, death.moment) == ("build", "build")
+        assert found.verdict_of(step) == "does_not_fit"  # type: ignore[arg-type]
+    assert "dies in the set-up (building the model)" in str(_texts(plan_view.document(found)))
+
+
+def _texts(document: Document) -> list[str]:
+    blocks = [block for section in document.sections for block in section.blocks]
+    return [block.message.text() for block in blocks if isinstance(block, Paragraph)]
 
 
 def test_unaligned_vocabulary_compiled_gives_both_answers() -> None:

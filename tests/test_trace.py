@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 
 from foretrain.config import RunConfig
 from foretrain.hardware import find
-from foretrain.predict.exact import worker
+from foretrain.predict.attention import attention_kind
+from foretrain.predict.exact import drive, standin, worker
 from foretrain.predict.exact.guard import StandInError
 from foretrain.predict.exact.library import trace as trace_code
 from foretrain.predict.exact.memory import component_id
-from foretrain.predict.exact.record import Trace
+from foretrain.predict.exact.record import Trace, moment_id
 from foretrain.predict.exact.replay import replay, smallest_limit_bytes
 from foretrain.predict.exact.self_test import compare
 from foretrain.predict.exact.service import Request
-from foretrain.predict.memory import StepMemory, predict
+from foretrain.predict.memory import CONTEXT_HIGH_BYTES, StepMemory, predict
 from foretrain.units import MIB
 from tests.helpers import REPO
 
@@ -156,7 +157,7 @@ def configs(draw: st.DrawFn) -> tuple[RunConfig, str, str]:
     config = RunConfig(
         n_layer=draw(st.integers(1, 3)),
         n_head=heads,
-        n_embd=heads * draw(st.sampled_from([32, 64, 80, 128])),
+        n_embd=heads * draw(st.sampled_from([32, 33, 64, 80, 128, 260])),
         block_size=draw(st.sampled_from([64, 128, 256, 1024])),
         vocab_size=draw(st.sampled_from([65, 1000, 5000, 50257, 50304])),
         batch_size=draw(st.sampled_from([1, 3, 8, 24])),
@@ -227,17 +228,89 @@ def by_instant(trace: Trace) -> dict[str, list[Counter[str]]]:
         {"attention": ["efficient"]},
         {"attention": []},
         {"matmul_dtypes": {"float32": 9}},
+        {"matmul_dtypes": {"float16": 9, "float32": 1}},
     ],
 )
 def test_a_trace_that_degraded_in_silence_is_refused(fact: dict[str, object]) -> None:
     trace = Trace([], [], [], [])
     good = {"dtype": "float16", "scaler": True, "attention": ["flash"], "matmul_dtypes": {"float16": 9}}
-    card = find("RTX 4070")
     trace.facts = dict(good)
-    worker._assert_not_degraded(trace, card)
+    worker._assert_not_degraded(trace, RunConfig(), GPU)
     trace.facts = {**good, **fact}
     with pytest.raises(worker.TraceError):
-        worker._assert_not_degraded(trace, card)
+        worker._assert_not_degraded(trace, RunConfig(), GPU)
+
+
+@pytest.mark.parametrize("gpu", ["RTX 4070", "T4", "A100 SXM4 40GB", "H200", "RTX 5090", "B200"])
+def test_the_rules_without_torch_are_those_of_the_stand_in(gpu: str) -> None:
+    """Two writings of sdp_utils.cpp: one decides what a trace takes, the other what the ledger and the proof expect."""
+    card = find(gpu)
+    for dtype, kind in drive.DTYPES.items():
+        for width in (1, 4, 20, 32, 33, 36, 64, 100, 128, 136, 192, 196, 200, 256, 257, 260, 264, 320):
+            q = torch.empty(1, width, dtype=kind, device="meta")
+            for dropout in (0.0, 0.1):
+                expected = standin.attention_kind(standin.Card.of(card), q, q, False, dropout)
+                assert attention_kind(card, dtype, width, dropout) == expected, (dtype, width, dropout)
+
+
+@pytest.mark.parametrize("step", ["foretrain", "nanogpt"])
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "width", "dropout", "kinds"),
+    [
+        ("RTX 4070", "float32", 33, 0.0, ["math"]),
+        ("T4", "float16", 33, 0.1, ["math"]),
+        ("RTX 4070", "float16", 196, 0.1, ["flash", "math"]),
+        ("RTX 4070", "float16", 320, 0.0, ["efficient"]),
+        ("RTX 4070", "float16", 33, 0.0, ["flash"]),  # padded to 40
+    ],
+)
+def test_the_ledger_knows_the_path_of_attention(
+    gpu: str, dtype: str, width: int, dropout: float, kinds: list[str], step: str
+) -> None:
+    """The math path writes B x H x T x T scores; a head wider than 256 in half precision is no degradation."""
+    for heads, batch in ((4, 4), (2, 1), (1, 2)) if dropout or step == "nanogpt" else ((4, 4),):
+        config = RunConfig(n_layer=2, n_head=heads, n_embd=heads * width, block_size=256, vocab_size=512,
+                           batch_size=batch, dropout=dropout, gradient_accumulation_steps=2)  # fmt: skip
+        found = traced(config, dtype, step, gpu=gpu)
+        assert found.facts["attention"] == kinds
+        expected = predict(config, find(gpu), dtype, step, compiled=False, available_bytes=None)  # type: ignore[arg-type]
+        for phase, (peak, _) in found.peaks().items():
+            if phase not in ("build", "save"):
+                assert expected.phase(phase).allocated_bytes == pytest.approx(peak, rel=0.001), (phase, heads, batch)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "step", "chunk"), [(256, "nanogpt", 0), (256, "foretrain", 512), (768, "foretrain", 0)]
+)
+def test_a_vocabulary_as_wide_as_an_activation(vocabulary: int, step: str, chunk: int) -> None:
+    """Bytes are 256 tokens: logits are then told by module and op, as the shape is also the residual stream's."""
+    config = RunConfig(n_layer=2, n_head=4, n_embd=256, block_size=128, vocab_size=vocabulary, batch_size=16,
+                       loss_chunk_size=chunk)  # fmt: skip
+    agree(config, "float16", step)
+    wider = config.model_copy(update={"vocab_size": vocabulary + 8})
+    same, other = (
+        Counter(a.category for a in traced(c, "float16", step).allocations if len(a.shape) >= 2)
+        for c in (config, wider)
+    )
+    assert same == other
+
+
+def test_moments_of_a_vocabulary_as_wide_as_an_activation() -> None:
+    config = RunConfig(n_layer=2, n_head=4, n_embd=256, block_size=128, vocab_size=256, batch_size=16)
+    found = traced(config)
+    moments = {moment_id(found, a.born) for a in found.allocations if a.module.startswith("transformer.h")}
+    assert not any(moment.endswith(".loss") for moment in moments)
+
+
+@pytest.mark.slow
+def test_compiled_the_math_path_is_met_roughly_and_the_need_is_wider() -> None:
+    knobs = {"n_layer": 2, "n_head": 4, "n_embd": 132, "block_size": 512, "vocab_size": 512, "batch_size": 4}
+    config = RunConfig.model_validate({**knobs, "gradient_accumulation_steps": 2})
+    peak = max(peak for peak, _ in traced(config, "float32", compiled=True).peaks().values())
+    worst = ledger(config, "float32", "foretrain", compiled=True).worst
+    assert worst.allocated_bytes == pytest.approx(peak, rel=0.1)
+    slack = worst.needed_high_bytes - CONTEXT_HIGH_BYTES
+    assert slack > 1.5 * worst.allocated_bytes  # 1.33 where the kernel writes no scores
 
 
 def test_the_attention_kernel_follows_the_card() -> None:

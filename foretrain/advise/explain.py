@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from typing import Literal
 
-from foretrain.lm.shape import ModelShape
 from foretrain.predict.allocator import Allocator, Block
 from foretrain.predict.allocator_settings import Settings
 from foretrain.predict.exact.memory import component_id
@@ -14,9 +13,8 @@ from foretrain.predict.memory import (
     Context,
     PhaseMemory,
     StepName,
-    cublas_workspace_bytes,
-    flash_backward_bytes,
     predict,
+    symbols_of,
 )
 from foretrain.predict.plan import Plan
 from foretrain.records import Record
@@ -111,22 +109,13 @@ def explain(
 
 def sums(plan: Plan, phase: PhaseMemory) -> tuple[Sum, ...]:
     """Each component with its formula and the formula with numbers."""
-    symbols = symbols_of(plan, evaluation=phase.phase.startswith("evaluate"))
+    c, evaluation = plan.config, phase.phase.startswith("evaluate")
+    sizes = (c.eval_batch, c.eval_block) if evaluation else (c.batch_size, c.block_size)
+    symbols = symbols_of(c, plan.gpu, *sizes)
     return tuple(
         Sum(id=c.id, size_bytes=c.size_bytes, formula=c.formula, numbers=with_numbers(c.formula, symbols))
         for c in phase.components
     )
-
-
-def symbols_of(plan: Plan, *, evaluation: bool) -> dict[str, int]:
-    """The letters of the ledger's formulas for a plan."""
-    c, shape = plan.config, ModelShape.of(plan.config)
-    batch, block = (c.eval_batch, c.eval_block) if evaluation else (c.batch_size, c.block_size)
-    return {
-        "B": batch, "T": block, "C": c.n_embd, "H": c.n_head, "L": c.n_layer, "V": c.vocab_size, "W": c.block_size,
-        "P": shape.n_params, "cuBLAS": cublas_workspace_bytes(plan.gpu),
-        "flash": flash_backward_bytes(shape, batch, block),
-    }  # fmt: skip
 
 
 def with_numbers(formula: str, symbols: dict[str, int]) -> str:

@@ -136,39 +136,13 @@ class EagerStep(EagerForward):
 
         t.at("backward.attention")
         branch, owned = self.branch_gradient(residual, s.attention_mask)
-        grad = self.linear_backward("proj", branch if owned else None, 1, None, s.copies, 1)
-        heads = self.attention_backward(grad, s.attention)
+        grad = self.linear_backward("proj", branch if owned else None, 1, s.heads.joined, s.copies, 1)
+        heads = self.attention.backward(grad, s.heads.saved)
         joined = t.alloc("temporaries", self.e(3 * low))
         t.free(*heads)
         cast_1 = s.norm_1.pop()
         grad = self.linear_backward("attn", joined, 1, cast_1, s.copies, 3)
         return self.norm_backward(grad, s.norm_1, x, residual)
-
-    def attention_backward(self, grad: Tensor, saved: list[Tensor]) -> list[Tensor]:
-        """dq, dk and dv; FlashAttention-2 also takes fp32 sums inside (Dao-AILab flash_api.cpp, mha_bwd)."""
-        t = self.t
-        if self.writes_scores:
-            return self.plain_attention_backward(grad, saved)
-        heads = [t.alloc("temporaries", self.e(self.low)) for _ in range(3)]
-        if self.v.cuda and self.v.half:
-            t.free(t.alloc("workspace", t.size(1, "flash")))
-        t.free(grad, *saved)
-        return heads
-
-    def plain_attention_backward(self, grad: Tensor, saved: list[Tensor]) -> list[Tensor]:
-        """The scores' gradient through dropout and softmax, then the products for q, k and v."""
-        t = self.t
-        out, q, k, v, softmax, noise, dropped = saved
-        t.free(out)
-        d_dropped, dv = t.alloc("temporaries", self.scores()), t.alloc("temporaries", self.e(self.low))
-        t.free(grad, dropped, v)
-        d_softmax = t.alloc("temporaries", self.scores())
-        t.free(d_dropped, noise)
-        d_scores = t.alloc("temporaries", self.scores())
-        t.free(d_softmax, softmax)
-        heads = [dv, *(t.alloc("temporaries", self.e(self.low)) for _ in range(2))]
-        t.free(d_scores, q, k)
-        return heads
 
     def recompute_and_backward(self, residual: Tensor, x: Tensor) -> Tensor:
         """A checkpointed block: its forward pass again, up to the last tensor that backward needs."""
@@ -203,8 +177,8 @@ class EagerStep(EagerForward):
             t.free(grad, *saved)
             return dlogits
         if self.v.cuda:
-            log_probs, full = saved
-            t.free(full)
+            log_probs, *others = saved
+            t.free(*others)
             half = t.alloc("logits", self.nv(2))
             t.free(grad)
             dlogits = t.alloc("logits", self.nv(2))

@@ -6,12 +6,13 @@ Under autocast the residual stream, the LayerNorms and the loss are fp32 (4 B an
 what they save are half precision (2 B), and each matrix weight has a half-precision copy until its backward pass.
 
 Known limits: temporaries inside cub, cuBLASLt and oneDNN, split-KV attention and reduction buffers are not
-counted; attention is assumed to take the flash kernel in half precision, the memory-efficient one in fp32.
+counted. Attention has a file of its own, eager_attention.py.
 """
 
 from dataclasses import dataclass, field
 
 from foretrain.predict.chunked_head import chunked_head
+from foretrain.predict.eager_attention import EagerAttention, Heads
 from foretrain.predict.timeline import Size, Tensor, Timeline, Variant
 
 
@@ -20,7 +21,7 @@ class Saved:
     """What one block keeps from its forward pass for its backward pass; None or [] where there is no such tensor."""
 
     norm_1: list[Tensor] = field(default_factory=list)
-    attention: list[Tensor] = field(default_factory=list)
+    heads: Heads = field(default_factory=lambda: Heads([], None, []))
     attention_mask: Tensor | None = None
     norm_2: list[Tensor] = field(default_factory=list)
     middle: Tensor | None = None
@@ -54,6 +55,7 @@ class EagerForward:
         self.t = timeline
         self.v = variant
         self.n_layer = n_layer
+        self.attention = EagerAttention(timeline, variant)
         self.low = 2 if variant.half else 4  # bytes of an element in a matrix product
         self.has_grads = False  # from the second micro-batch of a step on, gradients are added in place
         self.workspaces: set[str] = set()
@@ -168,17 +170,12 @@ class EagerForward:
         qkv = t.alloc("activations.attention", self.e(3 * self.low))
         if not saving:
             t.free(cast)
-        s.attention = self.attention_forward(saving)
+        s.heads = self.attention.forward(qkv, saving)
         self.copy_weight("proj", s)
         out, s.attention_mask = self.drop_out(t.alloc("activations.residual", self.e(self.low)), saving)
+        t.free(*s.heads.passing)
         if saving:
             s.norm_1.append(cast or ln_1)
-            if self.writes_scores:
-                t.free(qkv)
-            else:
-                s.attention.append(qkv)
-        else:
-            t.free(qkv, *s.attention)
         if cast or not saving:
             t.free(ln_1)
         s.middle = t.alloc("activations.residual", self.e(4))
@@ -199,36 +196,6 @@ class EagerForward:
             t.free(s.fc)
         self.copy_weight("out", s)
         return ln_2, cast
-
-    @property
-    def writes_scores(self) -> bool:
-        """On a CPU attention with dropout takes the plain path, which writes the B x H x T x T scores out."""
-        return self.v.dropout and not self.v.cuda
-
-    def scores(self) -> Size:
-        return self.t.size(self.low, "B", "H", "T", "T")
-
-    def attention_forward(self, saving: bool) -> list[Tensor]:
-        """Flash attention: its output, and the log-sum-exp that backward needs."""
-        t = self.t
-        if saving and self.writes_scores:
-            return self.plain_attention_forward()
-        out = t.alloc("activations.attention", self.e(self.low))
-        lse = t.alloc("activations.attention", t.size(4, "B", "H", "T"))
-        if saving:
-            return [out, lse]
-        t.free(lse)
-        return [out]
-
-    def plain_attention_forward(self) -> list[Tensor]:
-        """Output, contiguous q, k, v, then softmax, dropout's noise and their product, all saved."""
-        t = self.t
-        qkv = [t.alloc("activations.attention", self.e(self.low)) for _ in range(3)]
-        products = [t.alloc("activations.attention", self.scores()) for _ in range(2)]
-        saved = [t.alloc("activations.attention", self.scores())]
-        t.free(*products)
-        saved += [t.alloc("activations.attention", self.scores()) for _ in range(2)]
-        return [t.alloc("activations.attention", self.e(self.low)), *qkv, *saved]
 
     def embed(self, saving: bool) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """(the first block's input, names that live until forward returns, what embedding and dropout save)."""

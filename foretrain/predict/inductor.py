@@ -8,7 +8,8 @@ micro-batch live until its backward graph ends, and only then are they added to 
 
 Where the numbers come from: Inductor's own wrapper code, executed on fake tensors for an RTX 4070 with torch 2.13
 (the way is described in docs/memory.md). Known limits: which short-lived buffers Inductor reuses is approximated;
-`pad_mm` (vocabularies that are no multiple of 8), max-autotune and CUDA graphs are not modelled.
+`pad_mm` (vocabularies that are no multiple of 8), max-autotune and CUDA graphs are not modelled. Where attention
+takes the math path, whose scores Inductor fuses and reorders, traces are met to about a tenth (memory.py widens).
 """
 
 from dataclasses import dataclass, field
@@ -45,6 +46,9 @@ class CompiledStep:
     def nv(self, coefficient: int) -> Size:
         return self.t.size(coefficient, "B", "T", "V")
 
+    def scores(self, coefficient: int) -> Size:
+        return self.t.size(coefficient, "B", "H", "T", "T")
+
     def cc(self, coefficient: int) -> Size:
         return self.t.size(coefficient, "C", "C")
 
@@ -62,10 +66,18 @@ class CompiledStep:
         saved.append(t.alloc("activations.attention", self.e(3 * low)))
         self.cublas("forward")
         saved.append(t.alloc("activations.attention", self.e(low)))
-        saved.append(t.alloc("activations.attention", t.size(4, "B", "H", "T")))
+        saved += self.attention_saved()
         saved += [*self.copies((2,)), *self.mask(), *self.norm_saved(), *self.copies((8, 8))]
         saved += [t.alloc("activations.mlp", self.e(4 * low)) for _ in range(2)]
         return saved + self.mask()
+
+    def attention_saved(self) -> list[Tensor]:
+        """A log-sum-exp for each row; the math path's softmax, and with dropout its mask and what it lets through."""
+        t = self.t
+        if self.v.attention != "math":
+            return [t.alloc("activations.attention", t.size(4, "B", "H", "T"))]
+        coefficients = (4, 4, 1) if self.v.dropout else (4,)
+        return [t.alloc("activations.attention", self.scores(c)) for c in coefficients]
 
     def norm_saved(self) -> list[Tensor]:
         """LayerNorm: the normalised fp32 output, 1/std, and the linear layer's input."""
@@ -141,6 +153,8 @@ class CompiledStep:
         self.cublas("forward")
         coefficients = (low, low, 3 * low, low) if self.n_layer > 2 else (low, low)
         mlp = [self.t.alloc("temporaries", self.e(c)) for c in (*coefficients, 4 * low)]
+        if self.v.evaluation_attention == "math":
+            mlp.append(self.t.alloc("temporaries", self.scores(4)))
         return mlp + copies
 
     # -- backward ------------------------------------------------------------------------------------------
@@ -208,6 +222,8 @@ class CompiledStep:
         if self.v.checkpointing:
             t.at("backward.recompute")
             pending = [t.alloc("temporaries", self.e(5 * low))]  # products that Inductor puts off
+            if self.v.attention == "math":  # and scores of blocks before, which it makes ahead
+                pending += [t.alloc("temporaries", self.scores(4)) for _ in range(min(2, self.n_layer - 1))]
             inputs, saved = [*saved, *pending], self.block_saved()
         else:
             inputs = []
@@ -220,7 +236,10 @@ class CompiledStep:
         t.free(*early[:-2])
         new.append(self.matrix_gradient(4))
         heads = [t.alloc("temporaries", self.e(low)) for _ in range(3)]
-        t.free(t.alloc("workspace", self.e(attention)))
+        if self.v.attention == "math":  # the scores' gradient, which softmax's is written over
+            t.free(t.alloc("temporaries", self.scores(4)))
+        else:
+            t.free(t.alloc("workspace", self.e(attention)))
         t.free(*heads)
         new.append(self.matrix_gradient(12))
         t.free(*late, *inputs)

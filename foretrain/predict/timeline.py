@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from foretrain.predict.attention import AttentionKind
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -20,6 +22,8 @@ class Variant:
     dropout: bool
     bias: bool
     chunked: bool = False  # the head and its loss, a chunk of tokens at a time
+    attention: AttentionKind = "flash"
+    evaluation_attention: AttentionKind = "flash"  # without dropout it can be another kernel
 
 
 class Size(NamedTuple):

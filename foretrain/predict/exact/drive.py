@@ -19,6 +19,7 @@ from foretrain.lm.model import GPT, Attention, Block
 from foretrain.lm.optimizer import make_optimizer
 from foretrain.lm.step import TrainState, build, evaluation_loss, train_step
 from foretrain.predict.exact.names import Names
+from foretrain.predict.exact.record import Head
 from foretrain.predict.exact.tracer import Tracer
 
 STEPS, MICRO_STEPS, EVALUATION_BATCHES = 3, 3, 2
@@ -42,13 +43,13 @@ class Job:
     def micro_steps(self) -> int:
         return min(MICRO_STEPS, self.config.gradient_accumulation_steps)
 
-    def logits(self) -> tuple[frozenset[int], int]:
-        """How logits can be told: how many rows they have, and how wide they are."""
+    def logits(self) -> Head:
+        """How logits can be told from activations."""
         c = self.config
         rows = {c.batch_size * c.block_size, c.eval_batch * c.eval_block}
         if n := c.loss_chunk_size:  # whole chunks and what remains
             rows = {part for count in rows for part in (min(n, count), count % n) if part}
-        return frozenset(rows), c.vocab_size
+        return Head(frozenset(rows), c.vocab_size, frozenset({c.n_embd, 3 * c.n_embd, 4 * c.n_embd}))
 
     def batch(self, rows: int, block: int, *, cut: bool = False) -> tuple[Tensor, Tensor]:
         """Token ids and targets, int64, one storage each; `cut` out of rows of block + 1 as lm/batches.py has them."""

@@ -1,7 +1,6 @@
 """A plan with its memory from traces instead of the ledger: `foretrain plan --exact`. No torch in this process."""
 
 from collections.abc import Callable
-from typing import Any
 
 from foretrain.config import RunConfig
 from foretrain.hardware import Dtype, Gpu
@@ -49,16 +48,15 @@ def answers_for(
     }
     made: dict[StepName, list[Trace]] = {}
 
-    def make(step: StepName) -> dict[str, Any]:
+    def make(step: StepName) -> Exact:
         if not made:  # all of them at once, when the first answer is not known yet
             found = service.traces([request for requests in wanted.values() for request in requests], listen)
             for each, requests in wanted.items():
                 made[each], found = found[: len(requests)], found[len(requests) :]
-        answer = exact(
+        return exact(
             made[step], plan.memory_of(step), available_bytes=plan.available_bytes, settings=settings,
             capped=_capped(plan, step),
         )  # fmt: skip
-        return answer.model_dump(mode="json")
 
     answers = []
     for step in steps:
@@ -67,7 +65,7 @@ def answers_for(
             "settings": (settings or Settings()).text(), "capped": _capped(plan, step),
             "config": plan.config.model_dump(mode="json"),
         }  # fmt: skip
-        answers.append(Exact.model_validate(service.remembered(question, lambda step=step: make(step))))
+        answers.append(service.remembered(question, Exact, lambda step=step: make(step)))
     return answers
 
 

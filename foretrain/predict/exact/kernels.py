@@ -63,6 +63,12 @@ def _norm_backward(card: Card, args: tuple[Any, ...]) -> list[int]:
     return [blocks * N * weight.element_size()] * (2 if bias is not None else 1)
 
 
+def _safe_softmax(card: Card, args: tuple[Any, ...]) -> list[int]:
+    """Which scores, then which rows, are minus infinity: booleans (aten .../transformers/attention.cpp, 2.13)."""
+    scores = args[0]
+    return [scores.numel(), scores.numel() // scores.shape[-1]]
+
+
 def _foreach_norm(card: Card, args: tuple[Any, ...]) -> list[int]:
     """One partial sum a chunk of 65,536 elements, as many for each tensor as the largest needs (ForeachReduceOp.cu)."""
     tensors = args[0]
@@ -74,6 +80,7 @@ RULES: dict[str, Rule] = {
     "embedding_dense_backward": _embedding_backward,
     "native_layer_norm_backward": _norm_backward,
     "_foreach_norm": _foreach_norm,
+    "_safe_softmax": _safe_softmax,
 }
 
 

@@ -73,11 +73,11 @@ def component_id(allocation: Allocation) -> str:
     """The ledger's component; activations are told apart by the module that made them, where one did."""
     if allocation.category != "activations" or not allocation.module:
         return allocation.category
-    if allocation.op == "native_dropout":
+    last = allocation.module.rsplit(".", 1)[-1]
+    if allocation.op == "native_dropout" and (last != "attn" or allocation.dtype == "bool"):
         return "activations.dropout" if allocation.dtype == "bool" else "activations.residual"
     if allocation.module == "chunked_loss":
         return EARLY_GRADIENTS
-    last = allocation.module.rsplit(".", 1)[-1]
     if last.isdigit() or "." not in allocation.module:
         return "activations.residual" if last.isdigit() else "activations"
     return f"activations.{MODULE_KINDS[last]}" if last in MODULE_KINDS else "activations"
@@ -139,7 +139,9 @@ def exact(
         dies = [end for end in lenient if end is not None]
         risks = [end for end in strict if end is not None]
         death = dies[0] if dies else risks[0] if risks else None
-        phases = [_judged(p, available_bytes, ledger.context, len(dies) == len(traces), death) for p in phases]
+        # A run that dies while the model is built reaches no phase of the table: it never gets into the first one.
+        dead = None if death is None else death.phase if death.phase in PHASES else phases[0].phase
+        phases = [_judged(p, available_bytes, ledger.context, len(dies) == len(traces), dead) for p in phases]
     memory = StepMemory(
         step=ledger.step, compiled=ledger.compiled, phases=tuple(phases), saved_bytes=_saved_bytes(trace),
         source="predicted (trace)", context=ledger.context,
@@ -161,13 +163,11 @@ def _ends(trace: Trace, limit_bytes: int, settings: Settings | None, capped: boo
     return replay(trace, settings, max(0, limit_bytes), physical=not capped).death
 
 
-def _judged(
-    phase: PhaseMemory, available_bytes: int, context: Context, certain: bool, death: Death | None
-) -> PhaseMemory:
+def _judged(phase: PhaseMemory, available_bytes: int, context: Context, certain: bool, dead: str | None) -> PhaseMemory:
     """A phase's verdict: the one in which the run ends has that of the run, later ones by their own tensors."""
     verdict: Verdict = "fits"
     end: Verdict = "does_not_fit" if certain else "tight"
-    if death is not None and phase.phase == death.phase:
+    if phase.phase == dead:
         verdict = end
     elif phase.allocated_bytes + context.low_bytes > available_bytes:
         verdict = "does_not_fit"

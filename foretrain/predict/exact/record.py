@@ -39,6 +39,14 @@ class Allocation(NamedTuple):
     dtype: str
 
 
+class Head(NamedTuple):
+    """How logits can be told: the numbers of rows that they may have, how wide they are, how wide activations are."""
+
+    rows: frozenset[int] = frozenset()
+    width: int = 0
+    other_widths: frozenset[int] = frozenset()
+
+
 @dataclass
 class Trace:
     """A finished trace. `facts` are what was asserted in it: torch version, attention kernels, dtypes, scaler."""
@@ -95,17 +103,20 @@ class Trace:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Trace":
-        """The inverse of `to_json`. Raises ValueError or KeyError on what is not a trace of this schema."""
-        if data.get("schema") != SCHEMA:
+        """The inverse of `to_json`. Raises ValueError, KeyError, TypeError or IndexError on what is no such trace."""
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise ValueError(f"not {SCHEMA}")
         words = [tuple(word) if isinstance(word, list) else word for word in data["words"]]
         columns = dict(data["allocations"])
         for name in ("category", "name", "op", "module", "shape", "dtype"):
             columns[name] = [words[i] for i in columns[name]]
         rows = zip(*(columns[name] for name in Allocation._fields if name != "id"), strict=True)
+        allocations = [Allocation(id, *row) for id, row in enumerate(rows)]
+        if not all(-len(allocations) <= event < len(allocations) for event in data["events"]):
+            raise ValueError("an event is of no allocation")
         return cls(
             events=data["events"],
-            allocations=[Allocation(id, *row) for id, row in enumerate(rows)],
+            allocations=allocations,
             phases=[Mark(*mark) for mark in data["phases"]],
             moments=[Mark(*mark) for mark in data["moments"]],
             facts=data["facts"],
@@ -121,6 +132,8 @@ def moment_id(trace: Trace, position: int) -> str:
     """The moment of an event in the ledger's words: backward.loss, forward.mlp, optimizer…"""
     moment = trace.moment_at(position)
     event = trace.events[position] if trace.events else -1
+    if trace.phase_at(position) == "build" and moment == "forward" and not trace.allocations[event].module:
+        return "build"  # no module runs yet
     if moment == "optimizer" or event < 0:
         return moment if moment == "optimizer" else f"{moment}.blocks"
     allocation = trace.allocations[event]
@@ -186,26 +199,23 @@ class Recorder:
     def finish(
         self,
         *,
-        logits: tuple[frozenset[int], int] = (frozenset(), 0),
+        logits: Head | None = None,
         weight_shapes: frozenset[tuple[int, ...]] = frozenset(),
     ) -> Trace:
         """The trace, every allocation with a category: its tag, or what its shape and the moment of its birth say.
 
-        `logits`: the numbers of rows that logits may have, and how wide they are. `weight_shapes`: of the parameters
-        that autocast copies.
+        `weight_shapes`: of the parameters that autocast copies.
         """
         self._order_deaths()
+        head = logits or Head()
         trace = Trace(self.events, [], self.phases, self.moments)
         for id, (op, module, shape, dtype) in enumerate(self.labels):
             category, name = self.tags.get(id, ("", ""))
             born, died = self.births[id], self.deaths.get(id)
+            a = Allocation(id, self.sizes[id], born, died, category, name, self.names.get(id, op), module, shape, dtype)
             if not category:
-                forward = trace.moment_at(born) == "forward"
-                category = _category(op, shape, dtype, logits, weight_shapes, forward)
-            allocation = Allocation(
-                id, self.sizes[id], born, died, category, name, self.names.get(id, op), module, shape, dtype
-            )
-            trace.allocations.append(allocation)
+                a = a._replace(category=_category(a, head, weight_shapes, trace.moment_at(born) == "forward"))
+            trace.allocations.append(a)
         return trace
 
     def _order_deaths(self) -> None:
@@ -224,21 +234,35 @@ class Recorder:
         self.deaths = {~event: position for position, event in enumerate(self.events) if event < 0}
 
 
-def _category(
-    op: str,
-    shape: tuple[int, ...],
-    dtype: str,
-    logits: tuple[frozenset[int], int],
-    weights: frozenset[tuple[int, ...]],
-    forward: bool,
-) -> str:
+def _category(a: Allocation, head: Head, weights: frozenset[tuple[int, ...]], forward: bool) -> str:
     """As torch.distributed._tools.mem_tracker has it: ACT is made in a forward pass, TEMP in a backward pass."""
-    if op.endswith("(inside)"):
+    if a.op.endswith("(inside)"):
         return "workspace"
-    rows, width = logits
-    if len(shape) >= 2 and shape[-1] == width and math.prod(shape[:-1]) in rows:
+    if _is_logits(a, head, forward):
         return "logits"
     if not forward:
         return "temporaries"
-    is_weight = shape in weights or shape[::-1] in weights
-    return "weight_copies" if is_weight and dtype in ("float16", "bfloat16") else "activations"
+    copied = "_to_copy" in a.op and a.dtype in ("float16", "bfloat16")
+    is_weight = a.shape in weights or a.shape[::-1] in weights
+    return "weight_copies" if copied and is_weight else "activations"
+
+
+# What makes logits in the head, and what the loss makes of them, wherever it is written.
+HEAD_OPS = {"lm_head": ("mm", "addmm"), "chunked_loss": ("mm", "_to_copy")}
+LOSS_OPS = ("log_softmax", "nll_loss", "_to_copy")
+
+
+def _is_logits(a: Allocation, head: Head, forward: bool) -> bool:
+    """By shape, and by module and op, since a vocabulary can be as wide as an activation.
+
+    Compiled kernels belong to no module: there the shape must do, or where that says nothing the kernel's name.
+    """
+    if len(a.shape) < 2 or a.shape[-1] != head.width or math.prod(a.shape[:-1]) not in head.rows:
+        return False
+    if not a.module and head.width not in head.other_widths:
+        return True
+    if a.module in HEAD_OPS:
+        return forward and a.op in HEAD_OPS[a.module]
+    if "." in a.module:  # a module within the model: at its root only the loss is left
+        return False
+    return any(op in a.op for op in LOSS_OPS[: 3 if a.module else 2])

@@ -4,26 +4,31 @@ A trace is kept under a key of everything that decides it: the knobs that shape 
 torch that would trace, and the code of the tracer and of the step. So a cached answer is never an old one.
 """
 
+import contextlib
 import gzip
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import foretrain
 from foretrain.config import RunConfig
 from foretrain.hardware import Dtype, Gpu
 from foretrain.predict.exact.record import Trace
 from foretrain.predict.memory import StepName
+from foretrain.records import Record
 
 # The oldest torch with the interfaces that guard.py and compiled.py build on. Newer ones are tried: each trace
 # proves itself, and one that cannot be made is said.
@@ -32,6 +37,7 @@ SHAPING_KNOBS = (
     "n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "dropout", "batch_size", "eval_only",
     "activation_checkpointing", "loss_chunk_size",
 )  # fmt: skip
+Answer = TypeVar("Answer", bound=Record)
 AT_ONCE = 2  # traces side by side; each takes one core and half a GiB
 
 
@@ -149,44 +155,77 @@ def _path(key: str) -> Path:
     return cache_folder() / "traces" / f"{key}.json.gz"
 
 
-def _read(path: Path) -> Trace | None:
-    """A kept trace; None where there is none or it is damaged, which is then made anew."""
+def _kept(path: Path) -> Any:
+    """The JSON that is kept in a file; None where there is none or it is damaged."""
     try:
-        return Trace.from_json(json.loads(gzip.decompress(path.read_bytes())))
-    except (OSError, ValueError, KeyError, TypeError, EOFError, IndexError):
+        return json.loads(gzip.decompress(path.read_bytes()))
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError):
         return None
 
 
-def remembered(what: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The JSON answer to a question, kept under the question and the code; made anew where it is not there."""
+def _read(path: Path) -> Trace | None:
+    """A kept trace; None where there is none or it is damaged, which is then made anew."""
+    try:
+        return Trace.from_json(_kept(path))
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return None
+
+
+def remembered(what: dict[str, Any], kind: type[Answer], make: Callable[[], Answer]) -> Answer:
+    """The answer to a question, kept under the question and the code; made anew where it is not there or damaged."""
     question = json.dumps({**what, "code": code_digest()}, sort_keys=True, default=str)
     path = cache_folder() / "answers" / f"{hashlib.sha256(question.encode()).hexdigest()[:32]}.json.gz"
     try:
-        return json.loads(gzip.decompress(path.read_bytes()))
-    except (OSError, ValueError, EOFError):
+        return kind.model_validate(_kept(path))
+    except ValueError:  # pydantic's error is one
         answer = make()
-        _write(path, json.dumps(answer))
+        _write(path, answer.model_dump_json())
         return answer
 
 
 def _write(path: Path, text: str) -> None:
     """Kept under its name only when whole; a cache that cannot be written costs time, not the answer."""
+    staging = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            staging = Path(file.name)
             file.write(gzip.compress(text.encode(), 3, mtime=0))
-        Path(file.name).replace(path)
+        staging.replace(path)
     except OSError:
-        return
+        if staging is not None:
+            with contextlib.suppress(OSError):
+                staging.unlink()
+
+
+@contextlib.contextmanager
+def _deferred_signals() -> Iterator[list[int]]:
+    """SIGTERM and SIGHUP are put into the list, so that workers and files can go first; then they end this process.
+
+    Only where they would end it at once: nohup's SIGHUP stays ignored, and a handler of the caller's stays its own.
+    """
+    received: list[int] = []
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    main = threading.current_thread() is threading.main_thread()
+    taken = [number for number in numbers if main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        yield received
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+        if received:
+            signal.raise_signal(received[0])
 
 
 def _make(wanted: dict[str, Request], listen: Callable[[str], None]) -> dict[str, Trace]:
-    """Worker processes, `AT_ONCE` of them; all are stopped when one fails or the user interrupts."""
-    with tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
+    """Worker processes, `AT_ONCE` of them; all are stopped when one fails or somebody ends this process."""
+    with _deferred_signals() as received, tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
         waiting, running, found = list(wanted), dict[str, subprocess.Popen[bytes]](), dict[str, Trace]()
         started = time.monotonic()
         try:
-            while waiting or running:
+            while (waiting or running) and not received:
                 while waiting and len(running) < AT_ONCE:
                     key = waiting.pop(0)
                     running[key] = _start(wanted[key], Path(folder) / key)

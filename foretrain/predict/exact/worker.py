@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.config import RunConfig
-from foretrain.hardware import Gpu
+from foretrain.hardware import Dtype, Gpu
+from foretrain.lm.shape import ModelShape
+from foretrain.predict.attention import attention_kind
 from foretrain.predict.exact.record import Trace
 
 CANNOT = 4
@@ -65,24 +67,25 @@ def trace(job: dict[str, Any]) -> Trace:
         "pads": job["pads"], "step": job["step"], "attention": sorted(there.attention), "scaler": scaler_on,
         "matmul_dtypes": dict(tracer.matmul_dtypes), "sums_in_place": tracer.in_place_sums,
     }  # fmt: skip
-    _assert_not_degraded(record, there.card)
+    _assert_not_degraded(record, config, gpu)
     return record
 
 
-def _assert_not_degraded(record: Trace, card: Any) -> None:
+def _assert_not_degraded(record: Trace, config: RunConfig, gpu: Gpu) -> None:
     """What PyTorch does without a card it does in silence, so each trace proves that it did otherwise."""
     facts = record.facts
-    half = facts["dtype"] != "float32"
-    if facts["scaler"] != (facts["dtype"] == "float16"):
-        raise TraceError(f"GradScaler was {'on' if facts['scaler'] else 'off'} for {facts['dtype']}")
-    if "math" in facts["attention"] or not facts["attention"]:
-        raise TraceError(f"attention took the path {facts['attention'] or 'of no kernel'}")
-    if half and card.capability >= (8, 0) and not {"flash", "cudnn"} & set(facts["attention"]):
-        raise TraceError(f"attention took {facts['attention']} in half precision")
-    wanted = facts["dtype"]
-    others = {dtype: count for dtype, count in facts["matmul_dtypes"].items() if dtype != wanted}
-    if others or wanted not in facts["matmul_dtypes"]:
-        raise TraceError(f"matrix products ran in {facts['matmul_dtypes']}, not in {wanted}")
+    dtype: Dtype = facts["dtype"]
+    if facts["scaler"] != (dtype == "float16"):
+        raise TraceError(f"GradScaler was {'on' if facts['scaler'] else 'off'} for {dtype}")
+    width = ModelShape.of(config).head_dim
+    dropouts = {0.0} if config.eval_only else {0.0, config.dropout}
+    kinds = {attention_kind(gpu, dtype, width, dropout) for dropout in dropouts}
+    if set(facts["attention"]) != kinds:
+        raise TraceError(f"attention took {facts['attention']} in {dtype}, where the card takes {sorted(kinds)}")
+    # The math path reckons in fp32 whatever the dtype, and nothing else does.
+    allowed = {dtype, "float32"} if "math" in kinds else {dtype}
+    if dtype not in facts["matmul_dtypes"] or not set(facts["matmul_dtypes"]) <= allowed:
+        raise TraceError(f"matrix products ran in {facts['matmul_dtypes']}, not in {dtype}")
 
 
 def main() -> int:

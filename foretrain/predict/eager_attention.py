@@ -1,0 +1,173 @@
+"""The ledger of attention in eager mode: what each path of scaled_dot_product_attention makes, saves and frees.
+
+The fused kernels keep their output and a log-sum-exp for each row. The math path (aten/src/ATen/native/transformers/
+attention.cpp, _scaled_dot_product_attention_math) writes the B x H x T x T scores out, in fp32 whatever the dtype.
+"""
+
+from typing import NamedTuple
+
+from foretrain.predict.attention import AttentionKind
+from foretrain.predict.timeline import Size, Tensor, Timeline, Variant
+
+HERE = "activations.attention"
+
+
+class Heads(NamedTuple):
+    """What attention's forward pass leaves behind.
+
+    `saved`: for its backward; `joined`: the next product's input where that is a copy, which that product saves;
+    `passing`: what dies with the names of the forward function.
+    """
+
+    saved: list[Tensor]
+    joined: Tensor | None
+    passing: list[Tensor]
+
+
+class EagerAttention:
+    """Attention of one micro-batch, between the joined q, k, v and the input of the next product."""
+
+    def __init__(self, timeline: Timeline, variant: Variant) -> None:
+        self.t, self.v = timeline, variant
+        self.low = 2 if variant.half else 4
+
+    def e(self, coefficient: int) -> Size:
+        return self.t.size(coefficient, "B", "T", "C")
+
+    def scores(self, coefficient: int) -> Size:
+        """`coefficient` bytes for each score."""
+        return self.t.size(coefficient, "B", "H", "T", "T")
+
+    def kind(self, saving: bool) -> AttentionKind:
+        return self.v.attention if saving else self.v.evaluation_attention
+
+    def padded(self, kind: AttentionKind) -> bool:
+        """FlashAttention takes heads of a multiple of 8 only; PyTorch pads others (pad_last_dim in attention.cpp)."""
+        return kind == "flash" and self.t.symbols["A"] != self.t.symbols["C"]
+
+    def forward(self, qkv: Tensor, saving: bool) -> Heads:
+        """`saving`: with a graph for backward. `qkv` is taken over."""
+        t, kind = self.t, self.kind(saving)
+        if kind == "math":
+            return self._written(qkv, saving)
+        inputs, joined, passing = [qkv], None, []
+        size = self.e(self.low)
+        if self.padded(kind):
+            size = t.size(self.low, "B", "T", "A")
+            inputs, passing = [t.alloc(HERE, size) for _ in range(3)], [qkv]
+        out, lse = t.alloc(HERE, size), t.alloc(HERE, t.size(4, "B", "H", "T"))
+        if self.padded(kind) and (t.symbols["H"] > 1 or self.v.keeps_logits):  # one head can be seen without a copy
+            joined = t.alloc(HERE, self.e(self.low))
+        if saving:
+            return Heads([out, lse, *inputs], joined, passing)
+        t.free(lse)
+        return Heads([], None, [*passing, *inputs, out, *([joined] if joined else [])])
+
+    def backward(self, grad: Tensor, saved: list[Tensor]) -> list[Tensor]:
+        """dq, dk and dv; FlashAttention-2 also takes fp32 sums inside (Dao-AILab flash_api.cpp, mha_bwd)."""
+        t, kind = self.t, self.v.attention
+        if kind == "math":
+            return self._written_backward(grad, saved)
+        size = self.e(self.low)
+        if self.padded(kind):
+            size = t.size(self.low, "B", "T", "A")
+            whole = t.alloc("temporaries", size)
+            t.free(grad)
+            grad = whole
+        heads = [t.alloc("temporaries", size) for _ in range(3)]
+        if kind in ("flash", "cudnn"):
+            t.free(t.alloc("workspace", t.size(1, "flash")))
+        t.free(grad, *saved)
+        return heads
+
+    # -- the math path -------------------------------------------------------------------------------------
+
+    @property
+    def lays_out(self) -> bool:
+        """A product of batches copies factors whose batch and head cannot be seen as one dimension."""
+        return self.t.symbols["B"] > 1 and self.t.symbols["H"] > 1
+
+    def _written(self, qkv: Tensor, saving: bool) -> Heads:
+        t, e = self.t, self.e(4)
+        casts = [t.alloc(HERE, e) for _ in range(3)] if self.v.half else []
+        factors = [t.alloc(HERE, e)]  # q, scaled
+        names = [t.alloc(HERE, t.size(4, "T", "T"))]  # the causal mask
+        factors.append(t.alloc(HERE, e))  # k, scaled
+        dead = factors
+        if self.lays_out:
+            names.append(factors[0])
+            scaled_k, factors = factors[1], [t.alloc(HERE, e) for _ in range(2)]
+            scores = t.alloc(HERE, self.scores(4))
+            t.free(scaled_k)
+            dead = factors
+        else:
+            scores = t.alloc(HERE, self.scores(4))
+            dead = factors[1:]
+            names += factors[:1] if not saving else []
+        if not saving:
+            t.free(*dead)
+        # Rows without a single finite score are looked for in a tensor of booleans (_safe_softmax).
+        masked = t.alloc("workspace", self.scores(1))
+        weights = [t.alloc(HERE, self.scores(4))]
+        t.free(scores, masked)
+        if saving and self.v.dropout:
+            weights += [t.alloc(HERE, self.scores(4)), t.alloc("activations.dropout", self._mask())]
+        if self.v.half:
+            names.append(t.alloc(HERE, self.scores(2)))  # returned besides the output
+        value, passing = self._value(qkv, casts)
+        out = t.alloc(HERE, e)
+        if self.v.half:
+            names.append(out)
+            out = t.alloc(HERE, self.e(2))
+        t.free(*casts, *names)
+        if saving:
+            return self._joined([*factors, *weights, value], out, passing)
+        t.free(*weights, value if value is not qkv else None)
+        return self._joined([], out, [qkv])
+
+    def _value(self, qkv: Tensor, casts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """(v as the product saves it, what then still dies with the forward function's names)."""
+        if self.lays_out:
+            return self.t.alloc(HERE, self.e(4)), [qkv]
+        return (casts.pop(), [qkv]) if casts else (qkv, [])
+
+    def _joined(self, saved: list[Tensor], out: Tensor, passing: list[Tensor]) -> Heads:
+        """The heads side by side again: a copy where there is more than one."""
+        if self.t.symbols["H"] == 1:
+            return Heads(saved, out, passing) if saved else Heads([], None, [*passing, out])
+        joined = self.t.alloc(HERE, self.e(self.low))
+        if self.v.keeps_logits:  # nanoGPT gives the copy the name that the output had
+            self.t.free(out)
+        else:
+            passing = [*passing, out]
+        return Heads(saved, joined, passing) if saved else Heads([], None, [*passing, joined])
+
+    def _mask(self) -> Size:
+        """Dropout's mask; on a CPU it is noise of the scores' own dtype."""
+        return self.scores(1 if self.v.cuda else 4)
+
+    def _written_backward(self, grad: Tensor, saved: list[Tensor]) -> list[Tensor]:
+        """Back through the product, dropout, softmax, the product of q and k, their scaling, and the casts."""
+        t, e = self.t, self.e(4)
+        q, k, softmax, *dropout, v = saved
+        for _ in range(self.v.half + self.lays_out):  # cast to fp32; laid out for the product
+            following = t.alloc("temporaries", e)
+            t.free(grad)
+            grad = following
+        dv, d_scores = t.alloc("temporaries", e), t.alloc("temporaries", self.scores(4))
+        t.free(grad, v, *dropout[:1])
+        for made_from in (*dropout[1:], softmax):
+            before, d_scores = d_scores, t.alloc("temporaries", self.scores(4))
+            t.free(before, made_from)
+        heads = [dv, t.alloc("temporaries", e), t.alloc("temporaries", e)]
+        t.free(d_scores, q, k)
+        for _ in range(2):  # k, then q, scaled
+            heads.insert(1, t.alloc("temporaries", e))
+            t.free(heads.pop())
+        if self.v.half:
+            for _ in range(3):
+                heads.append(t.alloc("temporaries", self.e(2)))
+                t.free(heads.pop(0))
+        if t.symbols["H"] > 1:  # two of the three are laid out anew
+            t.free(t.alloc("temporaries", self.e(self.low)))
+        return heads

@@ -1,11 +1,14 @@
 """Times from the catalogue: real cases, bounds, directions; and rates from measured kernels."""
 
+import io
 import math
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from foretrain import calibration
 from foretrain.calibration import Calibration, KernelTime, StepTime, load, save
@@ -18,6 +21,7 @@ from foretrain.predict.plan import plan
 from foretrain.predict.rates import CatalogueRates, MeasuredRates, rates_of
 from foretrain.predict.step_ops import step
 from foretrain.predict.time import bound_s, busy_s, step_time
+from foretrain.report import plan_view, text
 from tests.helpers import REPO, tiny
 
 CASES = REPO / "examples" / "real-cases"
@@ -36,6 +40,20 @@ def test_case_b1_is_forecast_within_a_fifth() -> None:
     assert made.nanogpt_timing.step_s.expected_s == pytest.approx(3.9, rel=0.20)
     assert made.nanogpt_timing.step_s.low_s < 3.9 < made.nanogpt_timing.step_s.high_s
     assert made.nanogpt_timing.compile_s.low_s < 13 < made.nanogpt_timing.compile_s.high_s
+
+
+def test_the_first_step_and_the_end_are_said() -> None:
+    """Compilation shows in the first step; nanoGPT logged 32 s for it, with the evaluation before step 0."""
+    made = plan(case("b1"), RTX_4070)
+    shown = Console(file=io.StringIO(), width=200)
+    text.render(plan_view.document(made, datetime(2026, 1, 1)), shown)
+    lines = shown.file.getvalue()  # type: ignore[attr-defined]
+    assert "of it compilation" in lines
+    assert made.timing
+    end = datetime(2026, 1, 1) + timedelta(seconds=made.timing.total_s.expected_s)
+    assert f"{end:%Y-%m-%d %H:%M} (" in lines
+    endless = plan(case("b1").model_copy(update={"max_iters": 10**10}), RTX_4070)
+    text.render(plan_view.document(endless, datetime(2026, 1, 1)), shown)
 
 
 def test_case_d_is_forecast_within_a_fifth_and_above_the_bound() -> None:

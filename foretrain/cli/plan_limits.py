@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -207,7 +208,7 @@ def print_plans(plans: list[Plan], *, as_json: bool) -> None:
             return
         from foretrain.report import plan_view, text
 
-        text.render(plan_view.document(plans[0]), OUT)
+        text.render(plan_view.document(plans[0], datetime.now()), OUT)
         return
     from foretrain.advise.cards import choose
 

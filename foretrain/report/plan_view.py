@@ -1,5 +1,6 @@
 """A plan as a Document: the verdict first, then memory, work, time, notes."""
 
+from datetime import datetime, timedelta
 from typing import Any
 
 from foretrain.config import RunConfig
@@ -20,6 +21,7 @@ from foretrain.report.document import (
     Table,
 )
 
+LATEST_S = 3e9  # a run of more than a century has no date
 TONES = {"fits": "good", "tight": "warn", "does_not_fit": "bad", None: "plain"}
 # Components are shown in these groups, so that a bar has a handful of colours; order is from the bottom of a bar.
 GROUPS = {
@@ -43,8 +45,8 @@ def grouped(components: tuple[Component, ...]) -> tuple[tuple[str, int], ...]:
     return tuple((group, size) for group, size in sums.items() if size)
 
 
-def document(plan: Plan) -> Document:
-    """The whole plan."""
+def document(plan: Plan, now: datetime | None = None) -> Document:
+    """The whole plan. `now`: says when the run would end if it were started then."""
     gpu = plan.gpu
     peak = gpu.peak_flop_per_s(plan.dtype)
     logged = plan.timing is not None and plan.timing.source.startswith("measured")
@@ -59,7 +61,7 @@ def document(plan: Plan) -> Document:
     ]
     sections.append(Section(Message("plan.bytes"), _bytes(plan)))
     sections.append(Section(Message("plan.work"), (_work(plan),)))
-    sections.append(Section(Message("plan.time"), _time(plan)))
+    sections.append(Section(Message("plan.time"), _time(plan, now)))
     if plan.notes:
         notes = tuple(Paragraph(Message(f"note.{note.id}", note.values)) for note in plan.notes)
         sections.append(Section(Message("plan.notes"), notes))
@@ -216,11 +218,11 @@ def _work(plan: Plan) -> Table:
     return Table((), tuple(rows))
 
 
-def _time(plan: Plan) -> tuple[Block, ...]:
+def _time(plan: Plan, now: datetime | None) -> tuple[Block, ...]:
     timing = plan.timing
     if timing is None:
         return (Paragraph(Message("plan.no_time", {"gpu": plan.gpu.name})),)
-    rows = _time_rows(plan, timing)
+    rows = _time_rows(plan, timing, now)
     if plan.nanogpt_timing and timing.source.startswith("predicted"):
         nanos = plan.nanogpt_timing
         rows.append(
@@ -242,13 +244,18 @@ def _duration(low: float, expected: float, high: float) -> Message:
     return Message("value.duration_range", {"low": low, "expected": expected, "high": high})
 
 
-def _time_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
+def _time_rows(plan: Plan, timing: Timing, now: datetime | None) -> list[tuple[Cell, ...]]:
     step, total, evaluation = timing.step_s, timing.total_s, timing.evaluation_s
     rows: list[tuple[Cell, ...]] = [
         (Message("row.step_time"), _duration(step.low_s, step.expected_s, step.high_s)),
         (Message("row.throughput"), Message("value.throughput", {"tokens_per_s": timing.tokens_per_s})),
         (Message("row.mfu"), mfu_message(timing, plan.gpu, plan.dtype)),
     ]
+    if plan.compiled and plan.work.steps:
+        first, own = timing.compile_s.plus(step), evaluation.expected_s if evaluation else 0.0
+        values = {"low": first.low_s, "expected": first.expected_s, "high": first.high_s}
+        logged = {"compile": timing.compile_s.expected_s, "logged": first.expected_s + own}
+        rows.append((Message("row.first_step"), Message("value.first_step", {**values, **logged})))
     if evaluation is not None:
         rows.append(
             (
@@ -267,6 +274,11 @@ def _time_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
     all_steps = _duration(step.low_s * steps, step.expected_s * steps, step.high_s * steps)
     rows.append((Message("row.all_steps", {"steps": steps}), all_steps))
     rows.append((Message("row.total_time"), _duration(total.low_s, total.expected_s, total.high_s)))
+    if now is not None and total.high_s < LATEST_S:
+        ends = {name: now + timedelta(seconds=getattr(total, f"{name}_s")) for name in ("low", "expected", "high")}
+        rows.append(
+            (Message("row.finish"), Message("value.finish", {k: f"{v:%Y-%m-%d %H:%M}" for k, v in ends.items()}))
+        )
     return rows + spending_rows(plan, timing)
 
 

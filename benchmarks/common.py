@@ -27,10 +27,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def arguments(name: str, description: str) -> argparse.Namespace:
-    """--out FILE; benchmarks/results/NAME.json without it."""
+def arguments(name: str, description: str, **flags: str) -> argparse.Namespace:
+    """--out FILE; benchmarks/results/NAME.json without it. `flags`: --name switches with their help."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json", help="where to write the JSON")
+    for flag, help in flags.items():
+        parser.add_argument(f"--{flag}", action="store_true", help=help)
     return parser.parse_args()
 
 

@@ -216,17 +216,62 @@ def time_table() -> str:
             f"| {group['group']} | {group['runs']} | {group['median_abs_error'] * 100:.0f} % | "
             f"{group['worst_abs_error'] * 100:.0f} % | {group['inside']} |"
         )
-    lines += [
-        "",
-        "| nanoGPT's own step, one card's share | card | logged tokens/s | predicted step time | inside the stated range |",
+    return "\n".join(lines)
+
+
+def published() -> str:
+    """Every published run, doubtful ones marked."""
+    lines = [
+        "| run | card | whose step | mode | logged tokens/s | predicted step time | in the range |",
+        "| --- | --- | --- | --- | ---: | ---: | --- |",
     ]
-    lines.append("| --- | --- | ---: | ---: | --- |")
+    for row in result("time_against_logs")["cases"]:
+        whose = {"nanogpt": "nanoGPT's", "pytorch": "other PyTorch", "other": "other software"}[row["kind"]]
+        lines.append(
+            f"| {row['id']}{' ?' if row['doubtful'] else ''} | {row['gpu']} | {whose} | "
+            f"{'compiled' if row['compiled'] else 'eager'} | {row['tokens_per_s']:,.0f} | {row['error'] * 100:+.0f} % | "
+            f"{'yes' if row['inside'] else 'no'} |"
+        )
+    return "\n".join(lines)
+
+
+def calibrated() -> str:
+    """Predicted against measured on a CPU, in one run."""
+    found = result("step_time")
+    lines = [
+        "| config | dtype | mode | predicted | measured | error |",
+        "| --- | --- | --- | ---: | ---: | ---: |",
+    ]
     for row in found["cases"]:
-        if row["kind"] == "nanogpt" and not row["doubtful"]:
-            lines.append(
-                f"| {row['id']} | {row['gpu']} | {row['tokens_per_s']:,.0f} | {row['error'] * 100:+.0f} % | "
-                f"{'yes' if row['inside'] else 'no'} |"
-            )
+        lines.append(
+            f"| {row['config']} | {row['dtype']} | {row['mode']} | {row['predicted']['expected_s'] * 1e3:,.0f} ms | "
+            f"{row['measured_s'] * 1e3:,.0f} ms | {row['error'] * 100:+.1f} % |"
+        )
+    return "\n".join([*lines, "", calibrated_sentence()])
+
+
+def calibrated_sentence() -> str:
+    found = result("step_time")
+    return (
+        f"After `foretrain calibrate`, {found['configs']} steps on a {found['machine']['cpu']}: median error "
+        f"{found['median_abs_error'] * 100:.1f} %, worst {found['worst_abs_error'] * 100:.0f} % (torch "
+        f"{found['versions']['torch']}, {found['date']}; `python benchmarks/step_time.py`). "
+        "Not yet measured on a GPU."
+    )
+
+
+def kept_memory() -> str:
+    """What keeping freed memory does."""
+    lines = [
+        "| config | memory given back | kept | times as fast | process's peak |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for row in result("kept_memory")["cases"]:
+        peak = row["kept_peak_bytes"] / row["given_back_peak_bytes"]
+        lines.append(
+            f"| {row['config']} | {row['given_back_s'] * 1e3:,.0f} ms | {row['kept_s'] * 1e3:,.0f} ms | "
+            f"{row['faster']:.2f} | × {peak:.2f} |"
+        )
     return "\n".join(lines)
 
 
@@ -284,6 +329,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "accuracy": accuracy,
     "truth": truth,
     "calculators": calculators,
+    "published": published,
+    "calibrated": calibrated,
+    "calibrated-sentence": calibrated_sentence,
+    "kept-memory": kept_memory,
     "exact-cost": exact_cost,
     "explain-case-a": explain_case_a,
     "exact-case-c": exact_case_c,

@@ -60,6 +60,8 @@ def main() -> None:
         left = (found.gpu.memory_bytes or 0) - (300 << 20)  # about what the CUDA context takes
         verdict = "fits" if found.fits(left) else "does not fit"
         print(f"{gpu}: {verdict}; allocated {allocated}, reserved {reserved}, lives from {lives} on (predicted)")
+        for note in found.notes:  # what the answer leaves out; nothing here
+            print(f"  {note}")
     peak = max(found.replay().phases, key=lambda phase: phase.allocated_bytes)
     alive = Counter[str]()
     for allocation in found.trace.alive_at(peak.position):

@@ -9,6 +9,7 @@ import platform
 import re
 from pathlib import Path
 
+from foretrain.calibration import load
 from foretrain.hardware import Gpu
 from foretrain.units import GIB
 
@@ -30,6 +31,11 @@ def _first(pattern: str, text: str) -> str | None:
     return match.group(1).strip() if match else None
 
 
+def cpu_flags() -> set[str]:
+    """The instruction sets that the system names."""
+    return set((_first(r"^flags\s*:\s*(.*)$", _cpuinfo()) or "").split())
+
+
 def usable_cores() -> int:
     """Cores that this process may run on."""
     try:
@@ -47,9 +53,14 @@ def total_memory_bytes() -> int | None:
 
 
 def cpu_device() -> Gpu:
+    """The CPU of this machine, with its calibration if there is one."""
+    nominal = nominal_cpu()
+    return nominal.model_copy(update={"calibration": load(nominal.name)})
+
+
+def nominal_cpu() -> Gpu:
     """The CPU of this machine; peaks are nominal (cores x lanes x 2 FMA units x 2 x clock)."""
-    info = _cpuinfo()
-    flags = set((_first(r"^flags\s*:\s*(.*)$", info) or "").split())
+    info, flags = _cpuinfo(), cpu_flags()
     lanes = 16 if "avx512f" in flags else 8 if "avx2" in flags or not flags else 4
     clock_ghz = float(_first(r"^cpu MHz\s*:\s*([\d.]+)", info) or _DEFAULT_CLOCK_GHZ * 1e3) / 1e3
     cores = usable_cores()

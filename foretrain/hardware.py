@@ -10,6 +10,9 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
+from pydantic import Field
+
+from foretrain.calibration import Calibration, load
 from foretrain.errors import UserError
 from foretrain.records import Record
 from foretrain.units import GIB
@@ -46,6 +49,8 @@ class Gpu(Record):
     fp32_tflops: float | None = None
     board_power_w: float | None = None
     source: str = ""
+    # What was measured on this very device; not written out with a plan, which holds what follows from it.
+    calibration: Calibration | None = Field(default=None, exclude=True, repr=False)
 
     @property
     def memory_bytes(self) -> int | None:
@@ -206,12 +211,14 @@ def detect(index: int = 0, nvml: Any = None) -> DetectedGpu | None:
         name = _text(nvml.nvmlDeviceGetName(handle))
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         gpu = match(name, memory.total / GIB, _sm_count(nvml, handle))
+        driver = _text(nvml.nvmlSystemGetDriverVersion())
+        here = {"memory_gib": memory.total / GIB, "calibration": load(gpu.name, driver)}
         return DetectedGpu(
-            gpu=gpu.model_copy(update={"memory_gib": memory.total / GIB}),
+            gpu=gpu.model_copy(update=here),
             index=index,
             memory_bytes=memory.total,
             used_bytes=memory.used,
-            driver=_text(nvml.nvmlSystemGetDriverVersion()),
+            driver=driver,
         )
     except nvml.NVMLError:
         return None

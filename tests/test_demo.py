@@ -10,8 +10,14 @@ import pytest
 from tests.helpers import REPO, foretrain
 
 
+@pytest.fixture(autouse=True)
+def uncalibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo calibrates this machine, which the other tests must not find."""
+    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path / "cache"))
+
+
 def test_demo_in_short(own_directory: Path) -> None:
-    result = foretrain("demo", "--steps", "150")
+    result = foretrain("demo", "--steps", "150", timeout=400)
     assert result.returncode == 0, result.stderr
     for words in ("1. The forecast", "2. The run", "3. What the model writes", "4. Forecast and measurement"):
         assert words in result.stderr
@@ -31,6 +37,16 @@ def test_demo_whole(own_directory: Path) -> None:
     assert run["val_loss"] < 0.55 * found["unigram_entropy"]
     memory = {row["id"]: row["predicted"] / row["measured"] - 1 for row in found["comparison"]["memory"]}
     assert all(abs(error) < 0.005 for id, error in memory.items() if not id.startswith("process"))
+
+
+@pytest.mark.slow
+def test_gpu_speed_runs_on_a_cpu(own_directory: Path) -> None:
+    """The script that will run on a lent card for minutes must not fail at its first line."""
+    words = [sys.executable, str(REPO / "benchmarks/gpu/speed.py"), "--device", "cpu", "--small", "--out", "speed.json"]
+    subprocess.run(words, check=True, capture_output=True, timeout=600)
+    row = json.loads(Path("speed.json").read_text("utf-8"))["rows"][0]
+    assert row["measured"]["step_s"] > 0
+    assert row["calibrated"]["expected_s"] > 0
 
 
 @pytest.mark.slow

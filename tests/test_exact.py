@@ -30,12 +30,13 @@ from foretrain.predict.exact.largest import HIGHEST, Probe, _search, largest
 from foretrain.predict.exact.memory import Exact
 from foretrain.predict.exact.record import Trace
 from foretrain.predict.exact.service import Request, TraceUnavailable, traces
-from foretrain.predict.memory import CONTEXT_EXPECTED_BYTES, worst_verdict
+from foretrain.predict.memory import CONTEXT_EXPECTED_BYTES, LATER_KERNELS_BYTES, predict, worst_verdict
 from foretrain.predict.plan import Plan, plan
 from foretrain.report import explain_view, plan_view, text
 from foretrain.report.document import Document, Paragraph
 from foretrain.units import GIB, MIB
 from tests.helpers import foretrain
+from tests.test_time import made_up
 
 GPU = find("RTX 4070")
 SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 64, "vocab_size": 512, "batch_size": 4,
@@ -555,3 +556,17 @@ def test_expandable_segments_on_the_command_line(own_directory: Path) -> None:
         for extra in ([], ["--alloc-conf", "expandable_segments:True"])
     )
     assert expandable < 0.85 * native
+
+
+def test_a_measured_context_replaces_the_published_range() -> None:
+    """foretrain calibrate measures it on the card: then what is needed is known to a few tens of MiB."""
+    config = RunConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, batch_size=2)
+    gpu = find("RTX 4070")
+    known = gpu.model_copy(update={"calibration": made_up().model_copy(update={"context_bytes": 250 * MIB})})
+    plain, measured = (
+        predict(config, card, "float16", "foretrain", compiled=False, available_bytes=None) for card in (gpu, known)
+    )
+    assert plain.context.voice == "published"
+    assert measured.context.voice == "calibrated"
+    assert measured.worst.needed_low_bytes - plain.worst.needed_low_bytes == (250 - 133) * MIB
+    assert measured.context.high_bytes == 250 * MIB + LATER_KERNELS_BYTES

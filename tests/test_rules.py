@@ -26,6 +26,7 @@ ALLOWED = {
     "advise": {"facts", "lm", "predict", "run", "advise"},
     "report": {"facts", "lm", "predict", "run", "advise", "report"},
     "cli": {"facts", "lm", "predict", "run", "advise", "report", "cli"},
+    "__main__": {"cli"},
 }
 
 
@@ -153,6 +154,7 @@ def test_every_knob_is_obeyed_by_something() -> None:
 
 
 def test_numbers_in_records_carry_their_unit() -> None:
+    from foretrain import calibration
     from foretrain.advise import log_analysis, log_steady, utilization
     from foretrain.advise.compare import Row
     from foretrain.predict import energy, memory, plan, time
@@ -178,13 +180,13 @@ def test_numbers_in_records_carry_their_unit() -> None:
         "mfu", "nanogpt_mfu", "epochs", "loss", "grad_norm", "learning_rate", "val_loss", "train_loss",
         "first_val_loss", "best_val_loss", "first_loss", "last_loss", "last_val_loss",
         "slower_factor", "causal_mfu", "hfu", "clock_mfu", "clock_hfu", "logged_mfu", "nanochat_mfu", "whole_run_cost",
-        "predicted", "measured", "low", "high", "cost_low", "cost_expected",
+        "predicted", "measured", "low", "high", "cost_low", "unsteadiness", "knobs", "cost_expected",
         "cost_high", "rent_low", "rent_expected", "rent_high",
     }  # fmt: skip
     records = [
         memory.PhaseMemory, memory.StepMemory, memory.Component, plan.Timing, plan.Work, time.Range, Row, energy.Power,
         log_analysis.LogAnalysis, log_analysis.Losses, log_analysis.Remaining, log_steady.Disturbance,
-        utilization.Utilization, store.StepMetrics, store.EvaluationMetrics, store.RunRecord, store.MeasuredMemory,
+        calibration.Calibration, calibration.KernelTime, calibration.StepTime, utilization.Utilization, store.StepMetrics, store.EvaluationMetrics, store.RunRecord, store.MeasuredMemory,
         store.MeasuredPhase,
     ]  # fmt: skip
     for record in records:

@@ -10,8 +10,7 @@ from foretrain.predict.exact.memory import component_id
 from foretrain.predict.exact.record import Allocation, Trace
 from foretrain.predict.exact.replay import replay
 from foretrain.predict.memory import (
-    CONTEXT_HIGH_BYTES,
-    CONTEXT_LOW_BYTES,
+    Context,
     PhaseMemory,
     StepName,
     predict,
@@ -51,7 +50,7 @@ class Line(Record):
     id: str
     low_bytes: int
     high_bytes: int
-    voice: Literal["predicted", "published", "observed", "left over"]
+    voice: Literal["predicted", "published", "calibrated", "observed", "left over"]
 
 
 class Point(Record):
@@ -162,12 +161,12 @@ def reconcile(
     Without an observation they end in what nvidia-smi is expected to show. With one, whatever no line explains is
     left over: for the process beside what the allocator reserves, for the card what others hold.
     """
-    allocated = phase.allocated_bytes
+    allocated, context = phase.allocated_bytes, plan.memory[0].context
     if phase.reserved_bytes is not None:
         reserved_low = reserved_high = phase.reserved_bytes
     else:
-        reserved_low = phase.needed_low_bytes - CONTEXT_LOW_BYTES
-        reserved_high = phase.needed_high_bytes - CONTEXT_HIGH_BYTES
+        reserved_low = phase.needed_low_bytes - context.low_bytes
+        reserved_high = phase.needed_high_bytes - context.high_bytes
     lines = [
         Line(id="allocated", low_bytes=allocated, high_bytes=allocated, voice="predicted"),
         Line(id="slack", low_bytes=reserved_low - allocated, high_bytes=reserved_high - allocated, voice="predicted"),
@@ -177,7 +176,8 @@ def reconcile(
         process_bytes, process_voice = max(0, observed_bytes - plan.others_bytes), "left over"
     conclusion = "none"
     if process_bytes is None:
-        lines.append(Line(id="context", low_bytes=CONTEXT_LOW_BYTES, high_bytes=CONTEXT_HIGH_BYTES, voice="published"))
+        low, high = context.low_bytes, context.high_bytes
+        lines.append(Line(id="context", low_bytes=low, high_bytes=high, voice=context.voice))
         low, high = phase.needed_low_bytes, phase.needed_high_bytes
         lines.append(Line(id="process", low_bytes=low, high_bytes=high, voice="predicted"))
         if observed_bytes is not None:
@@ -191,7 +191,7 @@ def reconcile(
         if observed_bytes is not None:
             rest = observed_bytes - process_bytes
             lines.append(Line(id="others", low_bytes=rest, high_bytes=rest, voice="left over"))
-        conclusion = _judge(low, high)
+        conclusion = _judge(low, high, context)
     if observed_bytes is not None:
         lines.append(Line(id="card", low_bytes=observed_bytes, high_bytes=observed_bytes, voice="observed"))
     elif plan.others_bytes and process_bytes is None:
@@ -202,11 +202,11 @@ def reconcile(
     return tuple(lines), conclusion
 
 
-def _judge(low: int, high: int) -> str:
+def _judge(low: int, high: int, context: Context) -> str:
     """Does what is left beside the allocator look like a CUDA context?"""
-    if high < CONTEXT_LOW_BYTES - 64 * MIB:
+    if high < context.low_bytes - 64 * MIB:
         return "too_little"
-    if low > CONTEXT_HIGH_BYTES + 64 * MIB:
+    if low > context.high_bytes + 64 * MIB:
         return "too_much"
     return "explained"
 

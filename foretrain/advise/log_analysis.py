@@ -101,7 +101,8 @@ def analyse(
         nanochat_mfu=_nanochat_mfu(log, mfu, gpu), gpu_name=gpu.name if gpu else None, config_used=own is not None,
         predicted_step_s=_predicted(own, gpu), disturbances=slower,
         logged_s=sum(t for t in steps.time_s if math.isfinite(t)), lost_s=sum(d.lost_s for d in slower),
-        losses=_losses(log), remaining=_remaining(log, pace.recent_s, pace.median_s, slower, own, gpu, used.mfu if used else None),
+        losses=_losses(log),
+        remaining=_remaining(log, pace.recent_s, pace.median_s, slower, own, gpu, used.mfu if used else None),
         **_whole_run(made), findings=findings(log, own, config, used, pace.median_s, interval),
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ import typer
 from rich.text import Text
 
 from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json
+from foretrain.config import RunConfig
 from foretrain.messages import printable, say
 from foretrain.units import format_duration
 
@@ -51,6 +52,7 @@ def demo_command(
              f"--eval_interval={interval}", f"--warmup_iters={min(50, steps // 4)}"]  # fmt: skip
     resolved = resolve(words)
     resolved, _ = prepare_data(resolved)
+    _calibrate_once(resolved.config, quiet=quiet)
     if not quiet:
         _heading("demo.plan")
         text.render(plan_view.document(make_plan(resolved, targets("cpu", "", resolved.config)[0])), OUT)
@@ -72,8 +74,7 @@ def demo_command(
                     "report": str(report)})  # fmt: skip
         return
     if not quiet:
-        _heading("demo.sample")
-        OUT.print(Text(printable("def " + written)), soft_wrap=True)
+        _show_sample(written)
         _heading("demo.compare")
         text.render(run_view.comparison_document(comparison), OUT)
     ending = say(
@@ -82,6 +83,23 @@ def demo_command(
     )  # fmt: skip
     OUT.print()
     OUT.print(Text(ending, style="bold"), soft_wrap=True)
+
+
+def _show_sample(written: str) -> None:
+    _heading("demo.sample")
+    OUT.print(Text(printable("def " + written)), soft_wrap=True)
+
+
+def _calibrate_once(config: RunConfig, *, quiet: bool) -> None:
+    """A quarter of a minute, the first time on a machine: the forecast then stands on its own speeds."""
+    from foretrain.cli.calibrate import measure
+    from foretrain.run.device import place
+
+    placement = place(config)
+    if placement.gpu.calibration is None:
+        if not quiet:
+            _heading("demo.calibrate")
+        measure(placement, quick=True, quiet=quiet)
 
 
 def _path_of(out: str, id: str) -> Path:

@@ -66,11 +66,14 @@ def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False
     if (count := os.environ.get("WORLD_SIZE", "1")) not in ("", "0", "1"):
         raise UserError("environment.one_process", count=count[:20])
     from foretrain.run.device import environment, place
+    from foretrain.run.host_memory import keep_memory
     from foretrain.run.trainer import Trainer
 
     if resolved.config.init_from.startswith("gpt2"):
         raise UserError("usage.init_from", value=resolved.config.init_from)
     placement = place(resolved.config)
+    if placement.device.type == "cpu":
+        keep_memory()
     resolved, info = prepare_data(resolved)
     directory, resuming = _directory(resolved, resume, quiet)
     try:

@@ -31,6 +31,7 @@ RESERVED_LOW, RESERVED_EXPECTED, RESERVED_HIGH = 1.02, 1.15, 1.33
 ROUGHLY = (0.94, 1.05, 1.2)
 # CUDA context and loaded kernels: 0.13 GiB (RTX A2000) to 0.62 GiB (RTX 5090) reported, about 0.25 on an RTX 4070.
 CONTEXT_LOW_BYTES, CONTEXT_EXPECTED_BYTES, CONTEXT_HIGH_BYTES = 133 * MIB, 300 * MIB, 700 * MIB
+LATER_KERNELS_BYTES = 64 * MIB  # modules that a run loads and the calibration did not; an allowance, not measured
 # On a CPU the same line is the interpreter with torch loaded, and glibc keeps less slack than CUDA's allocator.
 CPU_BASE_LOW_BYTES, CPU_BASE_EXPECTED_BYTES, CPU_BASE_HIGH_BYTES = 150 * MIB, 300 * MIB, 600 * MIB
 CPU_SLACK_EXPECTED, CPU_SLACK_HIGH = 1.05, 1.25
@@ -39,6 +40,28 @@ SAVED_COMPONENTS = ("activations", "logits", "weight_copies", "batch")
 # A chunked loss makes them in its forward pass; no hook for saved tensors sees them.
 EARLY_GRADIENTS = "activations.head"
 PHASES = ("evaluate_first", "first_step", "steady_step", "evaluate_later", "resume")
+
+
+class Context(Record):
+    """What a process holds on a card beside PyTorch's allocator: the CUDA context and loaded kernels.
+
+    A range of what others published; measured where `foretrain calibrate` ran on the card.
+    """
+
+    low_bytes: int = CONTEXT_LOW_BYTES
+    expected_bytes: int = CONTEXT_EXPECTED_BYTES
+    high_bytes: int = CONTEXT_HIGH_BYTES
+    voice: Literal["published", "calibrated"] = "published"
+
+    @classmethod
+    def of(cls, gpu: Gpu) -> "Context":
+        """The card's own, give or take the kernels that a run loads later, or the published range."""
+        measured = gpu.calibration.context_bytes if gpu.calibration else None
+        if measured is None:
+            return cls()
+        return cls(
+            low_bytes=measured, expected_bytes=measured, high_bytes=measured + LATER_KERNELS_BYTES, voice="calibrated"
+        )
 
 
 class Component(Record):
@@ -74,6 +97,7 @@ class StepMemory(Record):
     phases: tuple[PhaseMemory, ...]
     saved_bytes: int  # what autograd keeps of one micro-batch between its forward and its backward pass
     source: str = "predicted (ledger)"
+    context: Context = Context()
 
     @property
     def worst(self) -> PhaseMemory:
@@ -237,12 +261,12 @@ def components(peak: Peak, n_params: int) -> tuple[Component, ...]:
     return tuple(sorted(found, key=lambda row: -row.size_bytes))
 
 
-def _needed(allocated: int, cpu: bool, roughly: bool) -> tuple[int, int, int]:
+def _needed(allocated: int, context: Context, cpu: bool, roughly: bool) -> tuple[int, int, int]:
     if cpu:
         base = (CPU_BASE_LOW_BYTES, CPU_BASE_EXPECTED_BYTES, CPU_BASE_HIGH_BYTES)
         slack = (1.0, CPU_SLACK_EXPECTED, CPU_SLACK_HIGH)
     else:
-        base = (CONTEXT_LOW_BYTES, CONTEXT_EXPECTED_BYTES, CONTEXT_HIGH_BYTES)
+        base = (context.low_bytes, context.expected_bytes, context.high_bytes)
         slack = (RESERVED_LOW, RESERVED_EXPECTED, RESERVED_HIGH)
     if roughly:
         slack = tuple(s * r for s, r in zip(slack, ROUGHLY, strict=True))
@@ -263,19 +287,19 @@ def predict(
     config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool, available_bytes: int | None
 ) -> StepMemory:
     """The ledger of a run on a device. `available_bytes`: what the process may take there, context included."""
-    run = _Run(config, gpu, dtype, step, compiled)
+    run, context = _Run(config, gpu, dtype, step, compiled), Context.of(gpu)
     peaks = {**run.peaks(), "resume": _resume_peak(run)}
     names = [name for name in PHASES if not (config.eval_only and name != "evaluate_first")]
     phases = []
     for name in names:
         peak = peaks[name]
-        low, expected, high = _needed(peak.nbytes, gpu.kind == "cpu", compiled and run.writes_scores)
+        low, expected, high = _needed(peak.nbytes, context, gpu.kind == "cpu", compiled and run.writes_scores)
         phase = PhaseMemory(
             phase=name, moment=peak.moment, allocated_bytes=peak.nbytes, needed_low_bytes=low,
             needed_expected_bytes=expected, needed_high_bytes=high, components=components(peak, run.symbols["P"]),
         )  # fmt: skip
         phases.append(phase.model_copy(update={"verdict": judge(phase, available_bytes)}))
-    return StepMemory(step=step, compiled=compiled, phases=tuple(phases), saved_bytes=run.saved_bytes)
+    return StepMemory(step=step, compiled=compiled, phases=tuple(phases), saved_bytes=run.saved_bytes, context=context)
 
 
 def worst_verdict(memory: StepMemory) -> Verdict | None:

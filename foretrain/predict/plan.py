@@ -19,10 +19,11 @@ from foretrain.predict.memory import (
     predict,
     worst_verdict,
 )
-from foretrain.predict.time import Range, compile_time, evaluation_time, step_time
+from foretrain.predict.time import Range, compile_time, evaluation_time, is_calibrated, step_time
 from foretrain.records import Record
 
 SCHEMA = "foretrain.plan/1"
+TimingSource = Literal["predicted (catalogue)", "predicted (calibrated)", "measured (log)"]
 # Bytes a second at which a checkpoint is hashed and written: SHA-256 does about 1.2 GB/s on one EPYC core, a cloud
 # disk took 0.2, a home NVMe waits for the hash.
 SAVE_BYTES_PER_S_LOW, SAVE_BYTES_PER_S, SAVE_BYTES_PER_S_HIGH = 0.1e9, 0.4e9, 1.0e9
@@ -64,7 +65,7 @@ class Work(Record):
 class Timing(Spending):
     """Times of the run with `step`'s way of training, and what it takes besides (predict/energy.py)."""
 
-    source: Literal["predicted (catalogue)", "measured (log)"]
+    source: TimingSource
     step_s: Range
     evaluation_s: Range | None
     n_evaluations: int
@@ -171,7 +172,9 @@ def timing(
     if step_s is None:
         return None
     evaluation = evaluation_time(config, gpu, dtype, step, compiled=compiled)
-    source = "predicted (catalogue)" if logged_step_s is None else "measured (log)"
+    source: TimingSource = "predicted (calibrated)" if is_calibrated(gpu, dtype) else "predicted (catalogue)"
+    if logged_step_s is not None:
+        source = "measured (log)"
     return whole_run(config, gpu, dtype, source, step_s, evaluation, compile_time(compiled))
 
 
@@ -179,7 +182,7 @@ def whole_run(
     config: RunConfig,
     gpu: Gpu,
     dtype: Dtype,
-    source: Literal["predicted (catalogue)", "measured (log)"],
+    source: TimingSource,
     step_s: Range,
     evaluation_s: Range | None,
     compile_s: Range,

@@ -5,7 +5,7 @@ from typing import Any
 from foretrain.config import RunConfig
 from foretrain.hardware import Gpu
 from foretrain.predict.exact.memory import Exact
-from foretrain.predict.memory import CONTEXT_EXPECTED_BYTES, Component, PhaseMemory, StepMemory
+from foretrain.predict.memory import Component, PhaseMemory, StepMemory
 from foretrain.predict.plan import Plan, Timing
 from foretrain.report.document import (
     Bar,
@@ -79,7 +79,7 @@ def _verdict(plan: Plan) -> tuple[Block, ...]:
             blocks.append(Paragraph(_exact_verdict(plan, exact, verdict), TONES[verdict]))
             expandable = exact.smallest_limit_expandable_bytes
             if verdict != "fits" and expandable < 0.98 * exact.smallest_limit_bytes:
-                lives = {"lives": expandable + CONTEXT_EXPECTED_BYTES, "step": Message(f"step.{memory.step}")}
+                lives = {"lives": expandable + memory.context.expected_bytes, "step": Message(f"step.{memory.step}")}
                 blocks.append(Paragraph(Message("verdict_exact.expandable", lives)))
             continue
         doubtful = (p for p in memory.phases if verdict not in (None, "fits") and p.verdict == verdict)
@@ -109,7 +109,7 @@ def _exact_verdict(plan: Plan, exact: Exact, verdict: str | None) -> Message:
     memory, death = exact.memory, exact.death
     values = _verdict_values(plan, memory, memory.worst)
     values |= {
-        "lives": exact.smallest_limit_bytes + CONTEXT_EXPECTED_BYTES,
+        "lives": exact.smallest_limit_bytes + exact.memory.context.expected_bytes,
         "room": Message("room.beside" if plan.others_bytes else "room.alone", dict(values)),
     }
     if death is not None:
@@ -230,7 +230,9 @@ def _time(plan: Plan) -> tuple[Block, ...]:
             )
         )
     table = Table((), tuple(rows))
-    voice = "log" if timing.source.startswith("measured") else "cpu" if plan.gpu.kind == "cpu" else "catalogue"
+    voice = "cpu" if plan.gpu.kind == "cpu" else "catalogue"
+    if timing.source != "predicted (catalogue)":
+        voice = "log" if timing.source.startswith("measured") else "calibrated"
     return table, Paragraph(Message(f"voice.{voice}"))
 
 

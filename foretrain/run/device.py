@@ -33,7 +33,7 @@ def place(config: RunConfig) -> Placement:
     dtype = _dtype(config, device)
     notes: list[tuple[str, dict[str, str]]] = []
     compiled = config.compile
-    if compiled and (obstacle := _obstacle_to_compile(device)):
+    if compiled and (obstacle := obstacle_to_compile(device)):
         compiled = False
         notes.append(("no_compile", {"reason": obstacle}))
     return Placement(device, gpu, dtype, compiled, tuple(notes))
@@ -81,7 +81,7 @@ def _dtype(config: RunConfig, device: torch.device) -> Dtype:
     return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
 
 
-def _obstacle_to_compile(device: torch.device) -> str | None:
+def obstacle_to_compile(device: torch.device) -> str | None:
     """Why torch.compile cannot work here, or None."""
     if device.type == "cuda":
         return None if importlib.util.find_spec("triton") else "Triton is not installed"

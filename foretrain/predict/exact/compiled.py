@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretrain.predict.exact.standin import Card, Patches
+from foretrain.predict.exact.fake_card import Card, Generator
+from foretrain.predict.exact.patches import Patches
 from foretrain.predict.exact.tracer import Tracer
 
 # Inductor's checks of what its kernels wrote, which here wrote nothing.
@@ -42,25 +43,6 @@ class _Kernel:
         return lambda *args, **kwargs: None
 
 
-class _Generator(torch.Generator):
-    """The card's random generator, whose state is on the host anyway."""
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return torch.device("cuda", 0)
-
-    def clone_state(self) -> "_Generator":
-        return self
-
-    graphsafe_get_state = clone_state
-
-    def graphsafe_set_state(self, state: Any) -> "_Generator":
-        return self
-
-    def get_state(self) -> Tensor:
-        return torch.empty(16, dtype=torch.uint8)
-
-
 def _device_patches(patches: Patches, card: Card) -> None:
     """What Dynamo and Inductor ask a device."""
     from torch._dynamo.device_interface import CudaInterface
@@ -83,14 +65,7 @@ def _device_patches(patches: Patches, card: Card) -> None:
         patches.set(CudaInterface, name, staticmethod(answer))
     for name in ("get_device_properties", "current_device"):
         patches.set(CudaInterface.Worker, name, staticmethod(answers[name]))
-    for name in ("device_count", "current_device", "set_device", "synchronize"):
-        patches.set(torch.cuda, name, answers[name])
-    patches.set(torch.cuda, "_exchange_device", lambda device: 0)
-    patches.set(torch.cuda, "_maybe_exchange_device", lambda device: 0)
-    patches.set(torch.cuda, "default_generators", (_Generator(),))
-    patches.set(torch._C, "_accelerator_getDefaultGenerator", lambda index: _Generator())
-    patches.set(torch.cuda, "get_rng_state", lambda device="cuda": torch.empty(16, dtype=torch.uint8))
-    patches.set(torch.cuda, "set_rng_state", lambda state, device="cuda": None)
+    patches.set(torch._C, "_accelerator_getDefaultGenerator", lambda index: Generator("cuda:0"))
     patches.set(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
     if not hasattr(torch._C, "_cuda_getDevice"):
         patches.set(torch._C, "_cuda_getDevice", lambda: 0)

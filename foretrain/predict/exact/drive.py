@@ -51,12 +51,17 @@ class Job:
             rows = {part for count in rows for part in (min(n, count), count % n) if part}
         return Head(frozenset(rows), c.vocab_size, frozenset({c.n_embd, 3 * c.n_embd, 4 * c.n_embd}))
 
-    def batch(self, rows: int, block: int) -> tuple[Tensor, Tensor]:
-        """Token ids and targets, int64, one storage each."""
-        pair = tuple(torch.zeros(rows, block, dtype=torch.int64, device=self.device) for _ in range(2))
-        for tensor in pair:
-            self.tracer.tag(tensor, "batch", "token ids")
-        return pair  # type: ignore[return-value]
+    def batch(self, rows: int, block: int, *, cut: bool = False) -> tuple[Tensor, Tensor]:
+        """Token ids and targets, int64, one storage each; `cut` out of rows of block + 1 as lm/batches.py has them."""
+        if cut:
+            data = self._tokens(torch.zeros(rows, block + 1, dtype=torch.int64, device=self.device))
+            return self._tokens(data[:, :-1].contiguous()), self._tokens(data[:, 1:].contiguous())
+        inputs, targets = (torch.zeros(rows, block, dtype=torch.int64, device=self.device) for _ in range(2))
+        return self._tokens(inputs), self._tokens(targets)
+
+    def _tokens(self, tensor: Tensor) -> Tensor:
+        self.tracer.tag(tensor, "batch", "token ids")
+        return tensor
 
 
 def foretrain_run(job: Job) -> bool:
@@ -71,26 +76,17 @@ def foretrain_run(job: Job) -> bool:
         total = torch.zeros((), device=job.device)
         for _ in ("train", "val"):
             for _ in range(min(EVALUATION_BATCHES, c.eval_iters)):
-                total += evaluation_loss(state, _their_batch(job, c.eval_batch, c.eval_block))
+                total += evaluation_loss(state, job.batch(c.eval_batch, c.eval_block, cut=True))
 
     evaluate("evaluate_first")
     for step in range(0 if c.eval_only else STEPS):
         job.tracer.enter("first_step" if step == 0 else "steady_step")
-        micro = (_their_batch(job, c.batch_size, c.block_size) for _ in range(job.micro_steps))
+        micro = (job.batch(c.batch_size, c.block_size, cut=True) for _ in range(job.micro_steps))
         train_step(state, micro, c.learning_rate)
         if step == 1:
             evaluate("evaluate_later")
             _save(job, state)
     return state.scaler.is_enabled()
-
-
-def _their_batch(job: Job, rows: int, block: int) -> tuple[Tensor, Tensor]:
-    """As lm/batches.py makes one: rows of block + 1 tokens on the device, then inputs and targets cut out of them."""
-    data = torch.zeros(rows, block + 1, dtype=torch.int64, device=job.device)
-    inputs, targets = data[:, :-1].contiguous(), data[:, 1:].contiguous()
-    for tensor in (data, inputs, targets):
-        job.tracer.tag(tensor, "batch", "token ids")
-    return inputs, targets
 
 
 def _save(job: Job, state: TrainState) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from foretrain.predict.exact.standin import Card
+from foretrain.predict.exact.fake_card import Card
 from foretrain.predict.exact.tracer import MATMULS, InKernel, Tracer
 from foretrain.units import MIB
 

@@ -15,8 +15,10 @@ found.peak_allocated_bytes, found.fits(10 << 30)
 """
 
 import contextlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,17 +30,26 @@ from torch._subclasses.fake_tensor import (
 
 from foretrain.hardware import Gpu, find
 from foretrain.predict.allocator_settings import Settings
-from foretrain.predict.exact import compiled as inductor
-from foretrain.predict.exact import drive, kernels, standin
 from foretrain.predict.exact.guard import StandInError
 from foretrain.predict.exact.record import Trace
 from foretrain.predict.exact.replay import Replay, replay, smallest_limit_bytes
+from foretrain.predict.exact.session import tracing
 from foretrain.predict.exact.tracer import Tracer
 
 WHY = {
-    UnsupportedOperatorException: "torch has no fake kernel for it; another variant may have one (foreach for fused)",
+    UnsupportedOperatorException: "torch has no fake kernel for it",
     DataDependentOutputException: "its result depends on values, which fake tensors have not",
     DynamicOutputShapeException: "the shape of its result depends on values, which fake tensors have not",
+}
+IN_CUDNN = ("convolution", "convolution_backward", "cudnn_batch_norm")
+# What torch says where fake tensors, or a card that is not there, are met by surprise; and what to do about it.
+SENTENCES = {
+    "Please convert all Tensors to FakeTensors": "a tensor that was made outside the traced function came into it: "
+    "make models, optimizers and tensors inside, where they are fake and take no memory",
+    "stance is 'fail_on_recompile'": "the code calls torch.compile: give compile=True to foretrain.trace",
+    "DataLoader worker process": "a DataLoader's workers are other processes, without fake tensors: give num_workers=0",
+    "not compiled with CUDA|NVIDIA driver|driver version|ATen_cuda|_cuda_|CUDA support": "the code asked CUDA for what "
+    "only a real card answers",
 }
 
 
@@ -60,10 +71,11 @@ class Tracing:
 
 @dataclass(frozen=True)
 class Traced:
-    """A finished trace with its replays. Bytes."""
+    """A finished trace with its replays. Bytes. `notes` say what it leaves out, a sentence each."""
 
     trace: Trace
     gpu: Gpu
+    notes: tuple[str, ...] = ()
 
     def replay(self, limit_bytes: int | None = None, settings: Settings | None = None) -> Replay:
         """Through the allocator, under a limit of reserved bytes or none."""
@@ -89,34 +101,74 @@ class Traced:
         return self.replay(limit_bytes, settings).survives
 
 
+@contextlib.contextmanager
+def _in_one_sentence(tracer: Tracer) -> Iterator[None]:
+    """What the code cannot do on fake tensors, as a StandInError that says so; its own errors stay as they are."""
+    try:
+        yield
+    except tuple(WHY) as error:
+        op, advice = str(error.args[0]), ""
+        if tracer.sparse:
+            advice = ", nor for sparse tensors at all: trace with sparse=False"
+        elif "._fused_" in op:
+            advice = "; the optimizer's foreach=True can be traced"
+        raise StandInError(f"{op} cannot be traced: {WHY[type(error)]}{advice}") from None
+    except (AssertionError, RuntimeError, AttributeError) as error:
+        said = str(error)
+        for pattern, sentence in SENTENCES.items():
+            if re.search(pattern, said):
+                raise StandInError(f"{sentence} ({said.splitlines()[0][:120]})") from error
+        raise
+
+
+def _card(gpu: str | Gpu) -> Gpu:
+    if isinstance(gpu, Gpu):
+        card = gpu
+    else:
+        kind: Any = gpu.strip().lower()
+        card = Gpu(name=gpu, kind=kind) if kind in ("cpu", "mps") else find(gpu)
+    if card.kind != "cuda":
+        raise StandInError(f"{card.name} is not a CUDA card, and a trace is of one: gpu='RTX 4070', for example")
+    return card
+
+
+def _notes(tracer: Tracer, notes: set[str]) -> tuple[str, ...]:
+    """What the answer leaves out, as far as the code came by it."""
+    found = set(notes)
+    if any(tracer.ops[op] for op in IN_CUDNN):
+        found.add("convolutions run in cuDNN on the card, whose workspaces are not counted: more may be needed")
+    if tracer.sparse:
+        found.add("sparse tensors are taken to be empty: their indices and values come on top")
+    if count := sum(tracer.elsewhere.values()):
+        found.add(f"{count} matrix products ran on CPU tensors, which take nothing on the card")
+    return tuple(sorted(found))
+
+
 def trace(
     code: Callable[[Tracing], object], gpu: str | Gpu = "RTX 4070", *, compile: bool = False, pads: bool = False
 ) -> Traced:
     """Run training code once on fake tensors of a card and record every storage.
 
     `compile`: torch.compile inside the code runs Inductor for the card, kernels left out. `pads`: what to take
-    pad_mm's measurement to say. The code must make its tensors on `device`, and read no values: .item() gives 1.
+    pad_mm's measurement to say. The code must make its model and tensors itself, on `device` (torch.cuda says that it
+    is available), and learns no values: .item() gives 1.
 
     It changes this process for good: torch.cuda stays unusable, so trace in a process that does not train.
     Raises guard.StandInError where this torch cannot be made to stand in for the card, or has already used one.
     """
     if torch.cuda.is_initialized():
         raise StandInError("this process has used CUDA; trace in a fresh one")
-    card = find(gpu) if isinstance(gpu, str) else gpu
-    with standin.stand_in(card) as there, contextlib.ExitStack() as stack:
-        Tracer.calibrate("cuda")
-        tracer = Tracer("cuda", kernels.in_kernels(there.card))
-        if compile:
-            stack.enter_context(inductor.compiling(there.card, tracer, pads=pads))
-        names = stack.enter_context(drive.named(tracer, compiled=compile))
-        stack.enter_context(tracer)
-        try:
+    card = _card(gpu)
+    with tracing(card, compiled=compile, pads=pads) as session:
+        there, tracer = session.there, session.tracer
+        assert there is not None
+        with _in_one_sentence(tracer):
             code(Tracing(torch.device("cuda"), tracer))
-        except (UnsupportedOperatorException, DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise StandInError(f"{error.args[0]} cannot be traced: {WHY[type(error)]}") from None
-    record = tracer.record.finish(weight_shapes=frozenset(names.weight_shapes))
+    if not tracer.record.sizes:
+        raise StandInError(f"the code put nothing on the {card.name}: make its tensors on `device`, which is cuda")
+    record = tracer.record.finish(weight_shapes=frozenset(session.names.weight_shapes))
     record.facts = {
         "torch": torch.__version__, "gpu": card.name, "attention": sorted(there.attention),
         "matmul_dtypes": dict(tracer.matmul_dtypes),
     }  # fmt: skip
-    return Traced(record, card)
+    return Traced(record, card, _notes(tracer, there.notes))

@@ -13,12 +13,10 @@ from foretrain.predict.allocator_settings import Settings
 from foretrain.predict.exact.record import Allocation, Trace, moment_id
 from foretrain.predict.exact.replay import Death, Replay, replay, smallest_limit_bytes
 from foretrain.predict.memory import (
-    CONTEXT_EXPECTED_BYTES,
-    CONTEXT_HIGH_BYTES,
-    CONTEXT_LOW_BYTES,
     EARLY_GRADIENTS,
     PHASES,
     Component,
+    Context,
     PhaseMemory,
     StepMemory,
     Verdict,
@@ -105,9 +103,9 @@ def _phase(trace: Trace, run: Replay, name: str, others: Sequence[Replay], ledge
         moment=moment_id(trace, peak.position),
         allocated_bytes=peak.allocated_bytes,
         reserved_bytes=peak.reserved_bytes,
-        needed_low_bytes=min(reserved) + CONTEXT_LOW_BYTES,
-        needed_expected_bytes=peak.reserved_bytes + CONTEXT_EXPECTED_BYTES,
-        needed_high_bytes=max(reserved) + CONTEXT_HIGH_BYTES,
+        needed_low_bytes=min(reserved) + ledger.context.low_bytes,
+        needed_expected_bytes=peak.reserved_bytes + ledger.context.expected_bytes,
+        needed_high_bytes=max(reserved) + ledger.context.high_bytes,
         components=components(trace.alive_at(peak.position), peak.allocated_bytes, formulas),
     )
 
@@ -139,7 +137,7 @@ def exact(
     if available_bytes is not None:
         ends = {
             context: [_ends(t, available_bytes - context, settings, capped, cap_bytes) for t in traces]
-            for context in (CONTEXT_LOW_BYTES, CONTEXT_EXPECTED_BYTES + MARGIN_BYTES)
+            for context in (ledger.context.low_bytes, ledger.context.expected_bytes + MARGIN_BYTES)
         }
         lenient, strict = ends.values()
         dies = [end for end in lenient if end is not None]
@@ -147,10 +145,10 @@ def exact(
         death = dies[0] if dies else risks[0] if risks else None
         # A run that dies while the model is built reaches no phase of the table: it never gets into the first one.
         dead = None if death is None else death.phase if death.phase in PHASES else phases[0].phase
-        phases = [_judged(phase, available_bytes, len(dies) == len(traces), dead) for phase in phases]
+        phases = [_judged(p, available_bytes, ledger.context, len(dies) == len(traces), dead) for p in phases]
     memory = StepMemory(
         step=ledger.step, compiled=ledger.compiled, phases=tuple(phases), saved_bytes=_saved_bytes(trace),
-        source="predicted (trace)",
+        source="predicted (trace)", context=ledger.context,
     )  # fmt: skip
     return Exact(
         memory=memory,
@@ -177,15 +175,15 @@ def _ends(
     return replay(trace, settings, max(0, limit_bytes), physical=not capped, cap_bytes=cap_bytes).death
 
 
-def _judged(phase: PhaseMemory, available_bytes: int, certain: bool, dead: str | None) -> PhaseMemory:
+def _judged(phase: PhaseMemory, available_bytes: int, context: Context, certain: bool, dead: str | None) -> PhaseMemory:
     """A phase's verdict: the one in which the run ends has that of the run, later ones by their own tensors."""
     verdict: Verdict = "fits"
     end: Verdict = "does_not_fit" if certain else "tight"
     if phase.phase == dead:
         verdict = end
-    elif phase.allocated_bytes + CONTEXT_LOW_BYTES > available_bytes:
+    elif phase.allocated_bytes + context.low_bytes > available_bytes:
         verdict = "does_not_fit"
-    elif phase.allocated_bytes + CONTEXT_EXPECTED_BYTES + MARGIN_BYTES > available_bytes:
+    elif phase.allocated_bytes + context.expected_bytes + MARGIN_BYTES > available_bytes:
         verdict = "tight"
     return phase.model_copy(update={"verdict": verdict})
 

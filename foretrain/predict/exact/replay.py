@@ -10,7 +10,10 @@ from foretrain.units import MIB
 
 
 class PhasePeak(Record):
-    """The highest moments of a phase; `position` is the event of the trace at which allocated is highest."""
+    """The highest moments of a phase; `position` is the event of the trace at which allocated is highest.
+
+    A phase without events has what was there before it; -1 is before all events.
+    """
 
     phase: str
     allocated_bytes: int
@@ -70,7 +73,7 @@ def replay(
     death: Death | None = None
     for phase, start, end in trace.spans():
         allocator.reset_peak()
-        highest, highest_at = allocator.allocated_bytes, max(start - 1, 0)
+        highest, highest_at = allocator.allocated_bytes, start - 1
         for position in range(start, end):
             event = trace.events[position]
             try:
@@ -85,8 +88,8 @@ def replay(
             if allocator.allocated_bytes > highest:
                 highest, highest_at = allocator.allocated_bytes, position
             watch(position, allocator, block)
-        if start < end:
-            before = peaks.get(phase, (0, 0, 0))
+        if end or phase != "build":  # where the code names its first phase at once there is none before
+            before = peaks.get(phase, (-1, 0, -1))
             top, at = (highest, highest_at) if highest > before[0] else (before[0], before[2])
             peaks[phase] = (top, max(before[1], allocator.peak_reserved_bytes), at)
         if death is not None:

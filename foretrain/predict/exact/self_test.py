@@ -4,7 +4,6 @@
 does not know, before it answers anything.
 """
 
-import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from foretrain.config import RunConfig
 from foretrain.hardware import Dtype
-from foretrain.predict.exact import compiled as inductor
-from foretrain.predict.exact import drive, standin
+from foretrain.predict.exact import drive
 from foretrain.predict.exact.record import Trace
+from foretrain.predict.exact.session import tracing
 from foretrain.predict.exact.tracer import Tracer
 
 CPU = torch.device("cpu")
@@ -50,13 +49,8 @@ class Truth:
 
 def traced_on_cpu(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool) -> Trace:
     """The trace of a run on fake CPU tensors."""
-    with standin.fake_cpu(), contextlib.ExitStack() as stack:
-        Tracer.calibrate("cpu")
-        tracer = Tracer("cpu")
-        if compiled:
-            stack.enter_context(inductor.compiling(None, tracer))
-        names = stack.enter_context(drive.named(tracer, compiled=compiled))
-        stack.enter_context(tracer)
+    with tracing(None, compiled=compiled) as session:
+        tracer, names = session.tracer, session.names
         run = drive.Job(config, CPU, dtype, compiled, tracer, names)
         drive.RUNS[step](run)
         shapes = frozenset(names.weight_shapes)

@@ -5,13 +5,16 @@ GradScaler would switch themselves off, scaled_dot_product_attention would take 
 """
 
 import contextlib
+import logging
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
+import torch._dynamo  # FakeTensorMode imports it; it must read torch.cuda's functions before they are replaced
 import torch.cuda.amp.common as amp_common
 import torch.optim.optimizer as optimizer_module
 import torch.utils._foreach_utils as foreach_utils
@@ -19,38 +22,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from foretrain.hardware import Gpu
-from foretrain.predict.exact import guard
+from foretrain.predict.exact import fake_card, guard
+from foretrain.predict.exact.fake_card import Card
+from foretrain.predict.exact.patches import Patches
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
-
-
-@dataclass(frozen=True)
-class Card:
-    """What decisions on the CUDA side depend on."""
-
-    name: str
-    capability: tuple[int, int]
-    sm_count: int
-    memory_bytes: int
-
-    @classmethod
-    def of(cls, gpu: Gpu) -> "Card":
-        return cls(gpu.name, gpu.capability, gpu.sm_count or 1, gpu.memory_bytes or 1 << 34)
-
-    def properties(self) -> SimpleNamespace:
-        """As torch.cuda.get_device_properties gives them, as far as Inductor reads them."""
-        major, minor = self.capability
-        # CUDA C++ programming guide, technical specifications per compute capability.
-        threads = {(7, 5): 1024, (8, 0): 2048, (9, 0): 2048, (10, 0): 2048}.get(self.capability, 1536)
-        shared = {(7, 5): 65536, (8, 0): 166912, (9, 0): 232448, (10, 0): 232448}.get(self.capability, 101376)
-        return SimpleNamespace(
-            name=self.name, major=major, minor=minor, total_memory=self.memory_bytes, warp_size=32,
-            multi_processor_count=self.sm_count, regs_per_multiprocessor=65536, is_integrated=0, is_multi_gpu_board=0,
-            max_threads_per_multi_processor=threads, max_threads_per_block=1024, gcnArchName="",
-            shared_memory_per_block=49152, shared_memory_per_block_optin=shared,
-            shared_memory_per_multiprocessor=shared + 1024, L2_cache_size=32 << 20,
-        )  # fmt: skip
 
 
 def attention_kind(card: Card, q: Tensor, v: Tensor, masked: bool, dropout: float) -> str:
@@ -137,27 +114,39 @@ def _moved(module: torch.nn.Module, function: Callable[[Tensor], Tensor], recurs
             for name, tensor in tensors.items():
                 if tensor is not None:
                     tensors[name] = convert(tensor)
+        if isinstance(part, torch.nn.RNNBase):
+            part._init_flat_weights()  # it keeps a list of its weights
     return module
 
 
-class Patches(contextlib.ExitStack):
-    """Attributes replaced for as long as the context lasts."""
+def _patch_recurrent(patches: Patches) -> None:
+    """On the card an LSTM is one cuDNN kernel. A CPU build takes another path, a CUDA build fails without a card."""
+    owner = torch.nn.RNNBase
+    for name in ("flatten_parameters", "check_input"):
+        patches.set(owner, name, _refusing(getattr(owner, name)))
 
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        """Like setattr, undone at the end; an attribute that was not there is deleted again."""
-        missing = object()
-        old = owner.__dict__.get(name, missing) if isinstance(owner, type) else getattr(owner, name, missing)
-        setattr(owner, name, value)
-        self.callback(delattr, owner, name) if old is missing else self.callback(setattr, owner, name, old)
+
+def _refusing(method: Callable[..., Any]) -> Callable[..., Any]:
+    def refuse_or_call(module: torch.nn.RNNBase, *args: Any) -> Any:
+        if torch.backends.cudnn.enabled and any(weight.is_cuda for weight in module.parameters()):
+            advice = "; with torch.backends.cudnn.enabled = False, here and in training, it can be"
+            raise guard.StandInError(
+                f"nn.{type(module).__name__} cannot be traced: on the card it runs in cuDNN, which tells nobody what "
+                f"it allocates{'' if module.mode == 'GRU' else advice}"
+            )
+        return method(module, *args)
+
+    return refuse_or_call
 
 
 @dataclass
 class StandIn:
-    """What is running: the fake mode, the card, and the attention kernels that were taken."""
+    """What is running: the card and its memory, the attention kernels taken, and what a trace leaves out."""
 
     card: Card
-    mode: FakeTensorMode
+    memory: fake_card.Memory
     attention: set[str]
+    notes: set[str]
 
 
 def _patch_for_fakes(patches: Patches) -> FakeTensorMode:
@@ -171,7 +160,40 @@ def _patch_for_fakes(patches: Patches) -> FakeTensorMode:
     mode = patches.enter_context(FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=False))
     mode.__deepcopy__ = lambda memo: mode  # type: ignore[attr-defined]  # a copied model stays in the one mode
     patches.enter_context(torch.autograd.set_multithreading_enabled(False))
+    _patch_for_values(patches)
+    _quiet(patches)
     return mode
+
+
+def _patch_for_values(patches: Patches) -> None:
+    """Fake tensors have no values, yet a loss is printed: what shows one shows that of .item()."""
+
+    def formatted(tensor: FakeTensor, spec: str) -> str:
+        return format(tensor.item() if tensor.dim() == 0 else repr(tensor), spec)
+
+    def as_numpy(tensor: FakeTensor, *, force: bool = False) -> np.ndarray:
+        if not force and tensor.device.type != "cpu":
+            raise TypeError(f"can't convert {tensor.device} device type tensor to numpy; use .cpu() first")
+        return np.broadcast_to(np.ones((), str(tensor.dtype)[6:]), tensor.shape)  # takes no memory
+
+    patches.set(FakeTensor, "__format__", formatted)
+    patches.set(FakeTensor, "numpy", as_numpy)
+
+
+def _quiet(patches: Patches) -> None:
+    """What torch says of fake tensors and of this machine is nothing to the user, who has neither."""
+    patches.enter_context(warnings.catch_warnings())
+    for message in (
+        "Accessing the data pointer of FakeTensor", "dynamo_pgo force disabled", "'pin_memory' argument is set as true",
+        "Sparse invariant checks",
+    ):  # fmt: skip
+        warnings.filterwarnings("ignore", message)
+    patches.set(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
+    logger = logging.getLogger("torch._inductor.utils")
+    about_here = ("Not enough SMs", "get_device_tflops")  # said of cards below 68 SMs, and where Triton is missing
+    other = lambda record: not str(record.msg).startswith(about_here)  # noqa: E731
+    logger.addFilter(other)
+    patches.callback(logger.removeFilter, other)
 
 
 @contextlib.contextmanager
@@ -187,6 +209,26 @@ def fake_cpu() -> Iterator[FakeTensorMode]:
         yield mode
 
 
+def uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """Within it compiled code is an error: Inductor would be asked for kernels that nothing here can make."""
+    return torch.compiler.set_stance("fail_on_recompile")
+
+
+@contextlib.contextmanager
+def watched_resizes(resized: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Tell of every storage that is resized by its own method, which no dispatch shows."""
+    resize = torch.UntypedStorage.resize_
+
+    def resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:
+        out = resize(storage, size)
+        resized(storage)
+        return out
+
+    with Patches() as patches:
+        patches.set(torch.UntypedStorage, "resize_", resize_and_tell)
+        yield
+
+
 @contextlib.contextmanager
 def stand_in(gpu: Gpu) -> Iterator[StandIn]:
     """Within it `device="cuda"` means fake tensors on this card.
@@ -194,13 +236,13 @@ def stand_in(gpu: Gpu) -> Iterator[StandIn]:
     Raises guard.StandInError where this torch cannot be made to believe it.
     """
     guard.install()
-    card, seen = Card.of(gpu), set[str]()
+    card, seen, notes = Card.of(gpu), set[str](), set[str]()
     with Patches() as patches:
+        memory = fake_card.answer_as(patches, card, notes)
         patches.set(amp_common, "amp_definitely_not_available", lambda: False)
-        patches.set(torch.cuda, "is_bf16_supported", lambda *a, **k: card.capability >= (8, 0))
-        patches.set(torch.cuda, "get_device_capability", lambda *a, **k: card.capability)
-        patches.set(torch.cuda, "get_device_properties", lambda *a, **k: card.properties())
         library = patches.enter_context(torch.library._scoped_library("aten", "IMPL"))
         for key in ("AutogradCUDA", "CUDA"):
             library.impl("scaled_dot_product_attention", _attention(card, seen), key)
-        yield StandIn(card, _patch_for_fakes(patches), seen)
+        _patch_for_fakes(patches)
+        _patch_recurrent(patches)
+        yield StandIn(card, memory, seen, notes)

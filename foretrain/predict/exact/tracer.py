@@ -9,10 +9,12 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -23,6 +25,15 @@ aten = torch.ops.aten
 InKernel = Callable[["Tracer", str, tuple[Any, ...]], list[int]]
 
 MATMULS = {"mm", "addmm", "bmm", "baddbmm"}
+
+
+@dataclass
+class Storage:
+    """A storage that lives: how to see whether it still does, and the allocation that holds its bytes now."""
+
+    ref: weakref.ref[Any]
+    id: int
+    nbytes: int
 
 
 class Tracer(TorchDispatchMode):
@@ -41,12 +52,14 @@ class Tracer(TorchDispatchMode):
         self.in_kernel = in_kernel
         self.record = Recorder()
         self.phase = "build"
-        self.ops: Counter[str] = Counter()
+        self.ops: Counter[str] = Counter()  # that ran on the device
         self.matmul_dtypes: Counter[str] = Counter()
         self.modules: list[str] = []
         self.stepping = False  # within the optimizer's step
         self.in_place_sums = self.out_of_place_sums = 0
-        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self.elsewhere: Counter[str] = Counter()  # matrix products on other devices, which take nothing on this one
+        self.sparse = False  # whether a sparse tensor was seen
+        self._known: dict[int, Storage] = {}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -61,29 +74,48 @@ class Tracer(TorchDispatchMode):
         self.record.phase(phase)
 
     def track(self, tensor: Tensor, op: str) -> None:
-        """A tensor that an op gave: its storage is born if it is new."""
-        if tensor.device.type != self.device_type or tensor.layout != torch.strided:
-            return
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        known = self._known.get(key)
-        if known is not None and known[0]() is storage:
-            return
-        id = self.record.alloc(storage.nbytes(), op, self.module(), tuple(tensor.shape), str(tensor.dtype)[6:])
-        self._known[key] = (weakref.ref(storage), id)
-        weakref.finalize(storage, self._gone, key, id).atexit = False
+        """A tensor that an op gave: its storage is born if it is new, and born again where its size has changed."""
+        self.sparse |= tensor.is_sparse
+        if tensor.layout == torch.strided and tensor.device.type == self.device_type:
+            storage = tensor.untyped_storage()
+            known = self._known.get(storage._cdata)
+            if known is not None and known.ref() is storage:
+                self._resized(storage, known, op, tuple(tensor.shape))
+                return
+            label = (op, self.module(), tuple(tensor.shape), str(tensor.dtype)[6:])
+            known = Storage(weakref.ref(storage), self.record.alloc(storage.nbytes(), *label), storage.nbytes())
+            self._known[storage._cdata] = known
+            weakref.finalize(storage, self._gone, storage._cdata, known).atexit = False
 
-    def _gone(self, key: int, id: int) -> None:
-        known = self._known.get(key)
-        if known is not None and known[1] == id:
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """storage.resize_() was called, which no dispatch shows."""
+        known = self._known.get(storage._cdata)
+        if known is not None and known.ref() is storage:
+            self._resized(storage, known, "resize_", self.record.labels[known.id][2])
+
+    def _resized(self, storage: torch.UntypedStorage, known: Storage, op: str, shape: tuple[int, ...]) -> None:
+        """The new memory is there before the old one goes (aten/src/ATen/native/cuda/Resize.cpp, resize_bytes_cuda)."""
+        if storage.nbytes() == known.nbytes:
+            return
+        old, known.nbytes = known.id, storage.nbytes()
+        known.id = self.record.alloc(known.nbytes, op, self.module(), shape, self.record.labels[old][3])
+        if old in self.record.tags:
+            self.record.tag(known.id, *self.record.tags[old])
+        self.record.free(old)
+
+    def _gone(self, key: int, known: Storage) -> None:
+        if self._known.get(key) is known:
             del self._known[key]
-        self.record.free(id)
+        self.record.free(known.id)
 
     def id_of(self, tensor: Tensor) -> int | None:
         """The allocation that holds a tensor; None where the tracer has not seen it."""
+        # Sparse tensors and those that torch.func wraps have no storage of their own.
+        if tensor.layout != torch.strided or is_functorch_wrapped_tensor(tensor):
+            return None
         storage = tensor.untyped_storage()
         known = self._known.get(storage._cdata)
-        return known[1] if known and known[0]() is storage else None
+        return known.id if known is not None and known.ref() is storage else None
 
     def tag(self, tensor: Tensor, category: str, name: str = "") -> None:
         """Say what an allocation is: weights, buffers, gradients, optimizer, batch."""
@@ -125,11 +157,12 @@ class Tracer(TorchDispatchMode):
         op = func.overloadpacket.__name__
         if op == "device":
             return func(*args, **kwargs)
-        self.ops[op] += 1
         self.record.moment(self.moment())
+        here = self._is_here(args)
+        self.ops[op] += here
         if op in MATMULS:
-            self.matmul_dtypes[str(args[0].dtype)[6:]] += 1
-        inside = self.in_kernel(self, op, args) if self.in_kernel is not None else []
+            (self.matmul_dtypes if here else self.elsewhere)[str(args[0].dtype)[6:]] += 1
+        inside = self.in_kernel(self, op, args) if self.in_kernel is not None and here else []
         ids = [self.record.alloc(nbytes, f"{op} (inside)", self.module(), (), "uint8") for nbytes in inside]
         out = func(*args, **kwargs)
         if isinstance(out, Tensor):
@@ -143,6 +176,13 @@ class Tracer(TorchDispatchMode):
         for id in ids:
             self.record.free(id)
         return out
+
+    def _is_here(self, args: tuple[Any, ...]) -> bool:
+        """Whether an op runs on the traced device: where its first argument is, or the first of that list."""
+        first = args[0] if args else None
+        if isinstance(first, list | tuple):
+            first = first[0] if first else None
+        return isinstance(first, Tensor) and first.device.type == self.device_type
 
     def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compiled checkpointing wraps single ops to keep random states, which live on the host: the op alone runs."""
@@ -199,6 +239,8 @@ def _without_values(func: Any, args: tuple[Any, ...]) -> tuple[Any] | None:
         return (args[0],)
     if func is aten.is_pinned.default:
         return (False,)
+    if func is aten.record_stream.default:
+        return (None,)
     return None
 
 

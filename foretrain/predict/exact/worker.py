@@ -4,7 +4,6 @@ It is a process of its own because standing in for a card changes torch for good
 free of torch. Exit 0: traced. Exit 4: this torch or system cannot be traced; the file then holds {"reason": ...}.
 """
 
-import contextlib
 import json
 import logging
 import os
@@ -29,24 +28,21 @@ class TraceError(RuntimeError):
     """The trace is not that of the card: something degraded in silence. The sentence says what."""
 
 
-def installed() -> str:
-    """The version of torch in this process."""
-    import torch
-
-    return torch.__version__
-
-
 def prove_this_torch() -> None:
     """A torch that nobody has checked first traces a small run that is also done for real. Raises TraceError."""
-    if tuple(int(part) for part in installed().split(".")[:2]) in CHECKED_TORCH:
+    from foretrain.predict.exact.kernels import torch_version
+
+    if torch_version() in CHECKED_TORCH:
         return
+    import torch
+
     from foretrain.predict.exact.self_test import compare
 
     small = RunConfig(n_layer=2, n_head=2, n_embd=64, block_size=32, vocab_size=256, batch_size=2)
     truth = compare(small, "float32", "foretrain", compiled=False)
     if abs(truth.error) > 0.001:
         raise TraceError(
-            f"with torch {installed()} a small run is traced as {truth.traced_bytes} bytes and takes "
+            f"with torch {torch.__version__} a small run is traced as {truth.traced_bytes} bytes and takes "
             f"{truth.real_bytes}, so its traces cannot be trusted"
         )
 
@@ -55,17 +51,13 @@ def trace(job: dict[str, Any]) -> Trace:
     """Trace a job: {"config", "gpu", "dtype", "step", "compiled", "pads"}. Raises TraceError or StandInError."""
     import torch
 
-    from foretrain.predict.exact import compiled, drive, kernels, standin
-    from foretrain.predict.exact.tracer import Tracer
+    from foretrain.predict.exact import drive
+    from foretrain.predict.exact.session import tracing
 
     config, gpu = RunConfig.model_validate(job["config"]), Gpu.model_validate(job["gpu"])
-    with standin.stand_in(gpu) as there, contextlib.ExitStack() as stack:
-        Tracer.calibrate("cuda")
-        tracer = Tracer("cuda", kernels.in_kernels(there.card))
-        if job["compiled"]:
-            stack.enter_context(compiled.compiling(there.card, tracer, pads=job["pads"]))
-        names = stack.enter_context(drive.named(tracer, compiled=job["compiled"]))
-        stack.enter_context(tracer)
+    with tracing(gpu, compiled=job["compiled"], pads=job["pads"]) as session:
+        there, tracer, names = session.there, session.tracer, session.names
+        assert there is not None
         run = drive.Job(config, torch.device("cuda"), job["dtype"], job["compiled"], tracer, names)
         scaler_on = drive.RUNS[job["step"]](run)
         shapes = frozenset(names.weight_shapes)
@@ -103,6 +95,8 @@ def main() -> int:
     logging.disable(logging.WARNING)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a real card is neither needed nor touched
     out = Path(job["out"])
+    import torch
+
     from foretrain.predict.exact.guard import StandInError
 
     try:
@@ -114,7 +108,7 @@ def main() -> int:
     except Exception as error:
         # Another torch may have moved anything that is patched here; the caller falls back and says this sentence.
         first = next(iter(str(error).splitlines()), "")[:200]
-        out.write_text(json.dumps({"reason": f"torch {installed()} raised {type(error).__name__}: {first}"}))
+        out.write_text(json.dumps({"reason": f"torch {torch.__version__} raised {type(error).__name__}: {first}"}))
         return CANNOT
     record.facts["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     out.write_text(json.dumps(record.to_json()))

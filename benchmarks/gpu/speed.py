@@ -1,0 +1,146 @@
+"""Seconds and joules of a step on a CUDA card: forecast from the catalogue, forecast after calibration, measured.
+
+    python benchmarks/gpu/speed.py --out speed.json           (under 9 minutes on one card, no network)
+    python benchmarks/gpu/speed.py --device cpu --small       (does the script itself work?)
+
+All forecasts are made before anything but the calibration is measured. Energy is NVML's counter over the timed steps.
+What a case raises is written down, and the script goes on; after --minutes no further case is started.
+"""
+
+import argparse
+import json
+import sys
+import time
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch
+from cases import B1, CHARACTERS, GPT2, A, C, Case
+from common import show, versions
+
+from foretrain.config import RunConfig
+from foretrain.hardware import detect
+from foretrain.predict.energy import power
+from foretrain.predict.plan import whole_run
+from foretrain.predict.time import compile_time, evaluation_time, step_time
+from foretrain.run.calibrate import Stepper, calibrate, usual_dtypes
+from foretrain.run.device import Placement, place
+
+XL = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "batch_size": 4, "gradient_accumulation_steps": 2}
+NARROW = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "vocab_size": 65, "batch_size": 12}
+MODELS = {"A": A, "B1": B1, "C": C, "124M": GPT2, "350M": XL, "characters": CHARACTERS, "4 × 128": NARROW}
+CASES = [
+    *(Case(name, knobs, "bfloat16", "foretrain", compiled) for compiled in (False, True) for name, knobs in MODELS.items()),
+    *(Case(name, MODELS[name], "float16", "foretrain", False) for name in ("A", "B1", "124M")),
+    *(Case(f"124M, batch {b}", {**GPT2, "batch_size": b}, "bfloat16", "foretrain", False) for b in (2, 16)),
+    Case("124M, vocabulary 50257", {**GPT2, "vocab_size": 50257}, "bfloat16", "foretrain", False),
+    Case("124M, checkpointing", {**GPT2, "activation_checkpointing": True}, "bfloat16", "foretrain", False),
+    Case("124M, chunked loss", {**GPT2, "loss_chunk_size": 2048}, "bfloat16", "foretrain", False),
+    Case("124M, chunked loss", {**GPT2, "loss_chunk_size": 2048}, "bfloat16", "foretrain", True),
+    Case("124M, T 256, batch 32", {**GPT2, "block_size": 256, "batch_size": 32}, "bfloat16", "foretrain", False),
+    Case("A, fp32", A, "float32", "foretrain", False),
+]  # fmt: skip
+SMALL = [Case("small", {**NARROW, "gradient_accumulation_steps": 1}, "float32", "foretrain", False)]
+STEPS = 10
+
+
+def joules(device: torch.device) -> float | None:
+    """What the card has used since its driver was loaded; None without a counter."""
+    if device.type != "cuda":
+        return None
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        return pynvml.nvmlDeviceGetTotalEnergyConsumption(pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)) / 1e3
+    except pynvml.NVMLError:
+        return None
+
+
+def forecast(case: Case, gpu: Any) -> dict[str, Any]:
+    """Step time, energy of a step, and what the first step takes longer."""
+    config = RunConfig(**case.knobs)
+    found = step_time(config, gpu, case.dtype, "foretrain", compiled=case.compiled)  # type: ignore[arg-type]
+    evaluation = evaluation_time(config, gpu, case.dtype, "foretrain", compiled=case.compiled)  # type: ignore[arg-type]
+    assert found
+    run = whole_run(config, gpu, case.dtype, "predicted (catalogue)", found, evaluation, compile_time(case.compiled))  # type: ignore[arg-type]
+    watts = power(gpu, run.mfu)
+    return {**found.model_dump(), "step_j": watts.expected_w * found.expected_s if watts else None, "mfu": run.mfu}
+
+
+def measure(case: Case, placement: Placement) -> dict[str, Any]:
+    """Median seconds, and joules a step over all timed ones, the two that warm up included in neither."""
+    torch._dynamo.reset()
+    config, device = RunConfig(**case.knobs), placement.device
+    try:
+        step = Stepper(config, placement, case.dtype, compiled=case.compiled)
+        before_j, started = joules(device), time.perf_counter()
+        times = step.times(STEPS)
+        after_j, took_s = joules(device), time.perf_counter() - started
+    except Exception as error:  # one failing case must not cost the others their lease of the card
+        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+    finally:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    used = after_j - before_j if after_j is not None and before_j is not None else None
+    return {"step_s": median(times), "times_s": times, "power_w": used / took_s if used else None}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("gpu_speed.json"))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true", help="one tiny case, to try the script")
+    parser.add_argument("--minutes", type=float, default=8.0, help="start no further case after this long")
+    args = parser.parse_args()
+    end, cases = time.monotonic() + args.minutes * 60, SMALL if args.small else CASES
+    placement = place(RunConfig(device=args.device, compile=not args.small))
+    calibration = calibrate(
+        placement, usual_dtypes(placement.device, quick=args.small), [False], lambda what, share: None
+    )
+    plain = placement.gpu.model_copy(update={"calibration": None})
+    known = placement.gpu.model_copy(update={"calibration": calibration})
+    rows = [
+        {**case._asdict(), "catalogue": forecast(case, plain), "calibrated": forecast(case, known)} for case in cases
+    ]
+    table = []
+    for case, row in zip(cases, rows, strict=True):
+        row["measured"] = measure(case, placement) if time.monotonic() < end else {"error": "no time left"}
+        name, found = [case.name, case.dtype, "compiled" if case.compiled else "eager"], row["measured"]
+        if "error" in found:
+            table.append([*name, found["error"][:40], "", "", ""])
+            continue
+        for voice in ("catalogue", "calibrated"):
+            row[f"{voice}_error"] = row[voice]["expected_s"] / found["step_s"] - 1
+        if found["power_w"] and row["catalogue"]["step_j"]:
+            row["energy_error"] = row["calibrated"]["step_j"] / (found["power_w"] * found["step_s"]) - 1
+        errors = [
+            f"{row[key]:+.1%}" if key in row else "" for key in ("catalogue_error", "calibrated_error", "energy_error")
+        ]
+        table.append([*name, f"{found['step_s'] * 1e3:,.1f}", *errors])
+        print(" ".join(table[-1]), file=sys.stderr, flush=True)
+    summary = {}
+    for key in ("catalogue_error", "calibrated_error", "energy_error"):
+        errors = [abs(row[key]) for row in rows if key in row]
+        if errors:
+            summary |= {f"{key}_median": median(errors), f"{key}_worst": max(errors)}
+    show(
+        "A step's time and energy", ["case", "dtype", "mode", "measured ms", "catalogue", "calibrated", "energy"], table
+    )
+    detected = detect() if placement.device.type == "cuda" else None
+    document = {
+        "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(), "gpu": placement.gpu.name,
+        "driver": detected.driver if detected else "", "versions": versions(), "summary": summary,
+        "calibration": calibration.model_dump(mode="json"), "rows": rows,
+    }  # fmt: skip
+    args.out.write_text(json.dumps(document) + "\n", "utf-8")
+    print(json.dumps(summary, indent=1))
+
+
+if __name__ == "__main__":
+    main()

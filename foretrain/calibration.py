@@ -1,0 +1,113 @@
+"""What was measured on one device: times of single kernels, overheads, clock, power, CUDA context; kept in a cache.
+
+A calibration belongs to a device, its driver and its torch version; `load` gives it only to these. `foretrain
+calibrate` makes it (run/calibrate.py), predict/rates.py reads it.
+"""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from foretrain.records import Record
+
+SCHEMA = "foretrain.calibration/1"
+
+
+class KernelTime(Record):
+    """One kernel, measured: `shape` as in predict/ops.py ((m, n, k) of a product, (B, H, T, D) of attention, else
+    (bytes read and written,)); `time_s` is the median of its runs."""
+
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    time_s: float
+
+
+class StepTime(Record):
+    """A whole small step of foretrain's trainer, measured; against the sum of its kernels it corrects other steps."""
+
+    knobs: dict[str, int | float | bool]
+    dtype: str
+    compiled: bool
+    time_s: float
+
+
+class Calibration(Record):
+    """All of it. `launch_s`: what one eager operation costs beside its kernel. Clock, power and context: GPUs only.
+
+    `unsteadiness`: by what share a kernel's middle run was slower than its quick ones, in the middle of all kernels.
+    """
+
+    device: str
+    driver: str
+    torch_version: str
+    threads: int
+    date: str
+    took_s: float
+    kernels: tuple[KernelTime, ...]
+    steps: tuple[StepTime, ...] = ()
+    launch_s: float
+    unsteadiness: float = 0.0
+    context_bytes: int | None = None
+    clock_ghz: float | None = None
+    power_w: float | None = None
+
+    @property
+    def disturbed(self) -> bool:
+        """Something else was running, so the figures are not this device's alone."""
+        return self.unsteadiness > 0.25
+
+    def step_of(self, dtype: str, *, compiled: bool) -> StepTime | None:
+        return next((s for s in self.steps if s.dtype == dtype and s.compiled == compiled), None)
+
+
+def cache_folder() -> Path:
+    """FORETRAIN_CACHE, or the user's cache folder by the XDG rules."""
+    if own := os.environ.get("FORETRAIN_CACHE"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "foretrain"
+
+
+def installed_torch() -> str:
+    """The version of torch here, '' without one; read without importing it."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def path_of(device: str, driver: str) -> Path:
+    """Where the calibration of a device lies."""
+    key = hashlib.sha256(f"{device}\n{driver}\n{installed_torch()}".encode()).hexdigest()[:20]
+    return cache_folder() / "calibrations" / f"{key}.json"
+
+
+def load(device: str, driver: str = "") -> Calibration | None:
+    """The calibration of this device, driver and torch, if one was made; None for a damaged file, too."""
+    try:
+        found = Calibration.from_json(path_of(device, driver).read_text("utf-8"))
+    except (OSError, ValidationError, ValueError, RecursionError):
+        return None
+    return found if (found.device, found.driver, found.torch_version) == (device, driver, installed_torch()) else None
+
+
+def save(found: Calibration) -> Path:
+    """Kept under its name only when whole. Raises OSError."""
+    path = path_of(found.device, found.driver)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+        try:
+            file.write(found.model_dump_json(indent=1))
+            file.close()
+            Path(file.name).replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(file.name).unlink()
+            raise
+    return path

@@ -1,0 +1,84 @@
+"""`foretrain calibrate`: measure this device, so that plans for it stand on measured speeds."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json
+from foretrain.errors import UserError
+
+EPILOG = """Examples:
+
+foretrain calibrate
+
+foretrain calibrate --quick   (fp32 alone on a CPU, nothing compiled: a third of the time)
+
+foretrain calibrate --show --json"""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("calibrate", epilog=EPILOG)(calibrate_command)
+
+
+def calibrate_command(
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="The usual dtype alone, and no compiled step.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show what is kept for this device; measure nothing.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure this device for a minute or so; every later plan for it uses that. Leave it idle meanwhile."""
+    from foretrain.cli.train import need_torch
+
+    need_torch()
+    from foretrain.calibration import SCHEMA, load
+    from foretrain.config import RunConfig
+    from foretrain.configfile import resolve
+    from foretrain.run.device import place
+
+    config: RunConfig = resolve([f"--device={device}"]).config
+    placement = place(config)
+    if show:
+        kept = placement.gpu.calibration
+        if kept is None:
+            raise UserError("environment.not_calibrated", device=placement.gpu.name)
+    else:
+        kept = measure(placement, quick=quick, quiet=quiet or as_json)
+    if as_json:
+        print_json(kept.to_json(schema=SCHEMA))
+    elif show or not quiet:
+        from foretrain.report import calibration_view, text
+
+        text.render(calibration_view.document(kept, placement.gpu, load(kept.device, kept.driver) is not None), OUT)
+
+
+def measure(placement: Any, *, quick: bool, quiet: bool) -> Any:
+    """Measure a device and keep the result. Raises UserError; what is kept is whole or not there."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from foretrain.calibration import save
+    from foretrain.run.calibrate import calibrate, modes_for, usual_dtypes
+    from foretrain.run.host_memory import keep_memory
+
+    if placement.device.type == "cpu":
+        keep_memory()  # as the trainer does
+    dtypes = usual_dtypes(placement.device, quick=quick)
+    modes = [False] if quick else modes_for(placement)
+    with Progress(
+        TextColumn("calibrating"), BarColumn(), TextColumn("{task.description}"), console=ERR, transient=True,
+        disable=quiet,
+    ) as bar:  # fmt: skip
+        task = bar.add_task("", total=1.0)
+        try:
+            found = calibrate(
+                placement, dtypes, modes, lambda what, share: bar.update(task, description=what, completed=share)
+            )
+        except (RuntimeError, MemoryError) as error:  # torch.AcceleratorError and OutOfMemoryError are RuntimeErrors
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UserError("environment.calibration_failed", device=placement.gpu.name, reason=reason) from None
+    try:
+        save(found)
+    except OSError as error:
+        ERR.print(Text(str(UserError("disk.calibration", reason=error.strerror or "")), style="yellow"), soft_wrap=True)
+    return found

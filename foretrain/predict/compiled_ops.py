@@ -1,0 +1,89 @@
+"""The operations of a compiled step: Inductor leaves products and attention alone and fuses all else around them.
+
+The kernels are those of Inductor's wrapper for this model (torch 2.13, read in the traces of predict/exact): per
+block forward two norms with the residual addition before them and one GELU, backward one kernel for each of these
+with the bias-like reductions, and a copy that joins dq, dk and dv.
+"""
+
+from foretrain.predict.ops import OperationList
+
+
+class CompiledOps(OperationList):
+    """Writes forward and backward passes with fused kernels."""
+
+    # -- forward -------------------------------------------------------------------------------------------
+
+    def forward(self) -> None:
+        E, L, C = self.elements, self.shape.n_layer, self.shape.n_embd
+        self.traffic("embedding", "fused", E, 8, 4)
+        if self.way.half:
+            self.traffic("weight copies", "fused", 12 * C * C, 4, 2, L)
+        self.block_forward(L)
+        self.norm_forward(1)
+        if self.way.half:
+            self.traffic("head copy", "fused", self.shape.vocab_size * C, 4, 2)
+        self.head_forward()
+
+    def norm_forward(self, count: int) -> None:
+        """Residual addition, norm and cast in one: the normalised fp32 output is written where backward needs it."""
+        low = self.way.low
+        saved = 4 if self.way.train and not self.way.checkpointing else 0
+        self.traffic("norm", "fused", self.elements, 4 + low, 4 + low + saved, count)
+
+    def block_forward(self, count: int) -> None:
+        self.norm_forward(2 * count)
+        self.blocks_matmuls(backward=False, count=count)
+        self.attention(count)
+        self.traffic("gelu", "gelu", 4 * self.elements, self.way.low, self.way.low, count)
+
+    def head_forward(self) -> None:
+        """The loss reads the logits twice (maximum, then sum); nothing else of their size is written."""
+        V, C, low = self.shape.vocab_size, self.shape.n_embd, self.way.low
+        chunked = self.way.chunk < self.tokens
+        for rows, count in self.chunks():
+            self.linear("head", V, C, rows, count)
+            self.traffic("loss", "softmax", rows * V, 2 * low, 0, count)
+            if chunked and self.way.train:
+                self.traffic("loss", "softmax_backward", rows * V, low, low, count)
+                self.linear_backward("head", V, C, rows, count)
+                self.traffic("head gradient", "add", V * C, 8, 4, count)
+
+    # -- backward ------------------------------------------------------------------------------------------
+
+    def backward(self) -> None:
+        V, C, L, E = self.shape.vocab_size, self.shape.n_embd, self.shape.n_layer, self.elements
+        low = self.way.low
+        self.part = "backward"
+        if self.way.chunk < self.tokens:
+            self.traffic("head gradient", "add", V * C, 4, 4)
+        else:
+            tangent = low if self.way.step == "nanogpt" else 0  # of the returned logits: zeros, written and read
+            self.traffic("loss", "fill", self.tokens * V, 0, tangent)
+            self.traffic("loss", "softmax_backward", self.tokens * V, low + tangent, low)
+            self.linear_backward("head", V, C, self.tokens, 1)
+            self.traffic("head gradient", "fused", V * C, low, 4)
+        self.norm_backward(1)
+        if self.way.checkpointing:
+            self.part = "recompute"
+            self.block_forward(L)
+            self.part = "backward"
+        self.block_backward(L)
+        self.traffic("embedding", "scatter", E, 4, 0)
+        self.traffic("embedding", "fill", V * C, 0, 4)
+        self.traffic("embedding", "add", V * C, 8, 4)
+
+    def norm_backward(self, count: int) -> None:
+        """Norm, residual and cast in one, and the sum over rows for the norm's weight."""
+        low = self.way.low
+        self.traffic("norm", "fused", self.elements, low + 8, 4 + (low if self.way.half else 0), count)
+        self.traffic("norm weight", "fused", self.elements, low + 4, 0, count)
+
+    def block_backward(self, count: int) -> None:
+        E, C, low = self.elements, self.shape.n_embd, self.way.low
+        self.norm_backward(2 * count)
+        self.blocks_matmuls(backward=True, count=count)
+        if self.way.half:
+            self.traffic("weight gradients", "fused", 12 * C * C, 2, 4, count)
+        self.traffic("gelu", "gelu_backward", 4 * E, 2 * low, low, count)
+        self.attention(count, backward=True)
+        self.traffic("attention", "fused", 3 * E, low, low, count)

@@ -1,0 +1,226 @@
+"""torch.cuda as it answers on the card: what training code asks it before, between and after its steps.
+
+Nothing runs, so there is nothing to wait for, and one stream is all streams. Memory statistics are those of the trace
+so far, through the simulated allocator.
+"""
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.accelerator.memory
+import torch.cuda.graphs
+import torch.cuda.memory
+import torch.cuda.nvtx
+import torch.cuda.random
+import torch.cuda.streams
+from torch import Tensor
+
+from foretrain.hardware import Gpu
+from foretrain.predict.allocator import Allocator
+from foretrain.predict.allocator_blocks import Block
+from foretrain.predict.exact.patches import Patches
+from foretrain.predict.exact.record import Recorder
+
+CUDA = 1  # c10/core/DeviceType.h
+# Where a function of torch.cuda may stand under its name.
+MODULES = (
+    torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.nvtx, torch.cuda.random, torch.cuda.streams,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Card:
+    """What decisions on the CUDA side depend on."""
+
+    name: str
+    capability: tuple[int, int]
+    sm_count: int
+    memory_bytes: int
+
+    @classmethod
+    def of(cls, gpu: Gpu) -> "Card":
+        return cls(gpu.name, gpu.capability, gpu.sm_count or 1, gpu.memory_bytes or 1 << 34)
+
+    def properties(self) -> SimpleNamespace:
+        """As torch.cuda.get_device_properties gives them, as far as Inductor reads them."""
+        major, minor = self.capability
+        # CUDA C++ programming guide, technical specifications per compute capability.
+        threads = {(7, 5): 1024, (8, 0): 2048, (9, 0): 2048, (10, 0): 2048}.get(self.capability, 1536)
+        shared = {(7, 5): 65536, (8, 0): 166912, (9, 0): 232448, (10, 0): 232448}.get(self.capability, 101376)
+        return SimpleNamespace(
+            name=self.name, major=major, minor=minor, total_memory=self.memory_bytes, warp_size=32,
+            multi_processor_count=self.sm_count, regs_per_multiprocessor=65536, is_integrated=0, is_multi_gpu_board=0,
+            max_threads_per_multi_processor=threads, max_threads_per_block=1024, gcnArchName="",
+            shared_memory_per_block=49152, shared_memory_per_block_optin=shared,
+            shared_memory_per_multiprocessor=shared + 1024, L2_cache_size=32 << 20,
+        )  # fmt: skip
+
+
+@dataclass
+class Memory:
+    """The card's memory while the code runs: the events of the record so far, through the simulated allocator."""
+
+    card: Card
+    record: Recorder | None = None
+    allocator: Allocator = field(default_factory=Allocator)
+    _blocks: dict[int, Block | None] = field(default_factory=dict)
+    _position: int = 0
+
+    def now(self) -> Allocator:
+        """The allocator after the last event."""
+        if self.record is not None:
+            for event in self.record.events[self._position :]:
+                if event >= 0:
+                    self._blocks[event] = self.allocator.malloc(self.record.sizes[event])
+                else:
+                    self.allocator.free(self._blocks.pop(~event))
+            self._position = len(self.record.events)
+        return self.allocator
+
+    def stats(self, device: object = None) -> Counter[str]:
+        """torch.cuda.memory_stats; what the simulator does not count is 0."""
+        return Counter(self.now().memory_stats())
+
+    def reset_peak(self, device: object = None) -> None:
+        self.now().reset_peak()
+
+    def info(self, device: object = None) -> tuple[int, int]:
+        """(free, total), as torch.cuda.mem_get_info has it, without the CUDA context."""
+        return max(self.card.memory_bytes - self.now().reserved_bytes, 0), self.card.memory_bytes
+
+
+class Generator(torch.Generator):
+    """A random generator of any device: its state is on the host anyway, and fake tensors draw nothing."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Generator":  # noqa: ARG004  # __init__ reads them
+        return super().__new__(cls)
+
+    def __init__(self, device: Any = "cpu") -> None:
+        self._device = torch.device(device)
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self._device
+
+    def clone_state(self) -> "Generator":
+        return self
+
+    graphsafe_get_state = clone_state
+
+    def graphsafe_set_state(self, state: Any) -> "Generator":
+        return self
+
+    def get_state(self) -> Tensor:
+        return torch.empty(16, dtype=torch.uint8)
+
+    def set_state(self, state: Any) -> "Generator":
+        return self
+
+
+class Stream(torch.Stream):
+    """A stream of the card; all of them are one."""
+
+    cuda_stream = 0
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Stream":  # noqa: ARG004  # whatever is asked for
+        return super().__new__(cls, stream_id=0, device_index=0, device_type=CUDA)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or Event()
+
+    def synchronize(self) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def wait_stream(self, other: Any) -> None: ...
+
+
+class Event:
+    """An event, which has always happened; between two of them no time has passed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def record(self, stream: Any = None) -> None: ...
+
+    wait = record
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end_event: Any) -> float:
+        return 1.0  # milliseconds; not 0, by which speeds are divided
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    """A function of its own for each use: Dynamo keeps rules by function."""
+    return lambda *args, **kwargs: value
+
+
+def _is_available() -> bool:
+    """Yes, but not to torch itself: it would start CUDA, and what it does without a card is put right in standin.py."""
+    return str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0] != "torch"
+
+
+def answer_as(patches: Patches, card: Card, notes: set[str]) -> Memory:
+    """torch.cuda and torch.accelerator answer for a card. What a trace leaves out of what was asked goes to `notes`."""
+    memory = Memory(card)
+
+    def empty_cache() -> None:
+        notes.add("torch.cuda.empty_cache() is not replayed: reserved memory may be less than told")
+
+    class OnStream(contextlib.nullcontext[None]):
+        """torch.cuda.stream(...), where there is but one. A class, as Dynamo asks for instances of it."""
+
+        def __init__(self, stream: Any = None) -> None:
+            super().__init__()
+            if stream is not None:
+                notes.add("side streams are replayed as one: on the card each has its pool, so reserved may be more")
+
+    summary = torch.cuda.memory.memory_summary
+    answers: dict[str, Any] = {
+        "is_available": _is_available, "device_count": _always(1), "current_device": _always(0),
+        "get_device_name": _always(card.name), "get_device_capability": _always(card.capability),
+        "get_device_properties": lambda device=None: card.properties(),
+        # Also what is emulated counts, unless one asks without.
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or card.capability >= (8, 0),
+        "is_tf32_supported": _always(card.capability >= (8, 0)),
+        "get_arch_list": lambda: [f"sm_{card.capability[0]}{card.capability[1]}"],
+        "can_device_access_peer": _always(False), "is_current_stream_capturing": _always(False),
+        "_exchange_device": _always(0), "_maybe_exchange_device": _always(0),
+        "memory_stats": memory.stats, "mem_get_info": memory.info, "empty_cache": empty_cache,
+        "reset_peak_memory_stats": memory.reset_peak, "reset_max_memory_allocated": memory.reset_peak,
+        "reset_max_memory_cached": memory.reset_peak,
+        "memory_summary": lambda device=None, abbreviated=False: summary(0, abbreviated),
+        "default_generators": (Generator("cuda:0"),), "set_rng_state": _always(None),
+        "get_rng_state": lambda device="cuda": torch.empty(16, dtype=torch.uint8),
+        "Stream": Stream, "Event": Event, "StreamContext": OnStream, "stream": OnStream,
+        "current_stream": lambda device=None: Stream(), "default_stream": lambda device=None: Stream(),
+    }  # fmt: skip
+    silent = (
+        "init", "_lazy_init", "_lazy_call", "set_device", "synchronize", "ipc_collect", "set_stream",
+        "set_per_process_memory_fraction", "reset_accumulated_memory_stats", "_sleep",
+        "range_push", "range_pop", "mark",
+    )  # fmt: skip
+    for name, answer in {**answers, **{name: _always(None) for name in silent}}.items():
+        patches.set_everywhere(MODULES, name, answer)
+    accelerator = (torch.accelerator, torch.accelerator.memory)
+    names = ("is_available", "device_count", "empty_cache", "synchronize", "memory_stats", "reset_peak_memory_stats")
+    for name in names:
+        patches.set_everywhere(accelerator, name, answers.get(name, _always(None)))
+    patches.set_everywhere(accelerator, "current_device_index", _always(0))
+    patches.set_everywhere(accelerator, "set_device_index", _always(None))
+    patches.set(torch, "Generator", Generator)
+    return memory

@@ -1,0 +1,21 @@
+"""Attributes of torch that are replaced for a while."""
+
+import contextlib
+from typing import Any
+
+
+class Patches(contextlib.ExitStack):
+    """Attributes replaced for as long as the context lasts."""
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Like setattr, undone at the end; an attribute that was not there is deleted again."""
+        missing = object()
+        old = owner.__dict__.get(name, missing) if isinstance(owner, type) else getattr(owner, name, missing)
+        setattr(owner, name, value)
+        self.callback(delattr, owner, name) if old is missing else self.callback(setattr, owner, name, old)
+
+    def set_everywhere(self, modules: tuple[Any, ...], name: str, value: Any) -> None:
+        """In every one of these modules that knows the name, as what they imported by name they keep."""
+        for module in modules:
+            if hasattr(module, name):
+                self.set(module, name, value)

@@ -1,0 +1,47 @@
+"""What every trace stands in: a card (or the CPU), a tracer, Inductor where wanted, and the hooks that give names."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from foretrain.hardware import Gpu
+from foretrain.predict.exact import compiled as inductor
+from foretrain.predict.exact import drive, kernels, standin
+from foretrain.predict.exact.names import Names
+from foretrain.predict.exact.standin import StandIn
+from foretrain.predict.exact.tracer import Tracer
+
+
+@dataclass(frozen=True)
+class Session:
+    """A trace that runs; `there` is None on the CPU."""
+
+    tracer: Tracer
+    names: Names
+    there: StandIn | None
+
+
+@contextlib.contextmanager
+def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False) -> Iterator[Session]:
+    """Within it every storage of a card is recorded, or of fake CPU tensors where no card is given.
+
+    `pads`: what to take pad_mm's measurement to say. Raises guard.StandInError where this torch cannot stand in.
+    """
+    with contextlib.ExitStack() as stack:
+        there = None if gpu is None else stack.enter_context(standin.stand_in(gpu))
+        if there is None:
+            stack.enter_context(standin.fake_cpu())
+        device = "cpu" if there is None else "cuda"
+        Tracer.calibrate(device)
+        tracer = Tracer(device, None if there is None else kernels.in_kernels(there.card))
+        if there is not None:
+            there.memory.record = tracer.record
+        if compiled:
+            card = None if there is None else there.card
+            stack.enter_context(inductor.compiling(card, tracer, pads=pads))
+        else:
+            stack.enter_context(standin.uncompiled())
+        names = stack.enter_context(drive.named(tracer, compiled=compiled))
+        stack.enter_context(standin.watched_resizes(tracer.resized))
+        stack.enter_context(tracer)
+        yield Session(tracer, names, there)

@@ -1,0 +1,165 @@
+"""How long an operation takes: from the catalogue's peaks, or from times that `foretrain calibrate` measured here.
+
+Catalogue: a roofline for each operation. A product takes the longer of its FLOPs at the share of the peak that its
+shape can reach and its bytes at the share of the bandwidth that kernels reach; all else is bytes. Shape: the main loop
+over k has a beginning and an end (k / (k + k0)), tiles at the edges are partly empty, and the last wave of tiles leaves
+SMs idle. The constants are set by published measurements, benchmarks/published_rates.json and published_logs.json;
+benchmarks/time_against_logs.py shows what they are worth.
+
+Calibrated: the measured kernels nearest in shape; time.py corrects their sum by a whole step measured on the device.
+"""
+
+import math
+from functools import cached_property
+from itertools import pairwise
+from typing import Protocol
+
+from foretrain.calibration import Calibration, KernelTime
+from foretrain.hardware import Gpu
+from foretrain.predict.ops import Operation
+
+# By FLOP per clock and SM. GeForce boards run above the clock of their data sheet, so that large products reach its
+# peak (RTX 3090: 76 of 71 TFLOP/s, 4090: 165 to 173 of 165); the large data-centre chips run into their power limit
+# (A100: 259 to 271 of 312, H100: 762 to 795 of 989).
+PRODUCT_SHARE = {512: 1.06, 1024: 0.80, 2048: 0.80, 4096: 0.72, 8192: 0.68}
+# The faster an SM, the more steps of k it takes until its pipeline is full.
+PIPELINE_K = {512: 16, 1024: 64, 2048: 128, 4096: 128, 8192: 256}
+TILES = {512: (128, 128), 1024: (128, 128)}
+LARGE_TILE = (128, 256)
+ATTENTION_SHARE = {512: 0.60, 1024: 0.40, 2048: 0.36, 4096: 0.25, 8192: 0.20}  # of the peak, on the causal half
+WEIGHT_GRADIENT_SHARE = 0.95  # of another product's speed: both factors are read against their layout
+UNALIGNED_SHARE = 0.60  # where a dimension is no multiple of 8, tensor cores need other kernels
+BANDWIDTH_SHARE = 0.84  # RTX 3090 Ti: 860 of 1008 GB/s, RTX 5090: 1565 of 1792
+LAUNCH_S = 6e-6  # one eager kernel as Python and the driver launch it
+COMPILED_LAUNCH_S = 4e-6
+CPU_LAUNCH_S = 5e-6
+CPU_PRODUCT_SHARE = 0.55  # oneDNN and MKL on small matrices, against the nominal peak
+CPU_ATTENTION_SHARE = 0.28
+# How much each dimension tells about a kernel's speed: a product's (m, n, k), attention's (B, H, T, D).
+IMPORTANCE = {3: (1.0, 1.0, 1.0), 4: (0.1, 0.1, 1.0, 1.0)}
+
+
+class Rates(Protocol):
+    """Seconds of operations on one device."""
+
+    def time_s(self, op: Operation) -> float:
+        """One kernel of the operation, without what it costs to launch it."""
+        ...
+
+    def launch_s(self, *, compiled: bool) -> float:
+        """What launching one kernel costs the processor that Python runs on."""
+        ...
+
+
+class CatalogueRates:
+    """From the peaks of `gpus.toml` or of the system's description of the CPU."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        assert gpu.bandwidth_bytes_per_s
+        self.gpu = gpu
+        self.cpu = gpu.kind == "cpu"
+        self.rate = gpu.fp16_flop_per_clock_per_sm or 1024
+        self.bandwidth = gpu.bandwidth_bytes_per_s * BANDWIDTH_SHARE
+
+    def time_s(self, op: Operation) -> float:
+        bytes_s = op.nbytes / self.bandwidth
+        if not op.flops:
+            return bytes_s
+        peak = self.gpu.peak_flop_per_s(op.dtype)
+        assert peak
+        if op.kind.startswith("attention"):
+            share = CPU_ATTENTION_SHARE if self.cpu else ATTENTION_SHARE.get(self.rate, 0.4)
+        else:
+            share = CPU_PRODUCT_SHARE if self.cpu else self.product_share(op)
+        return max(bytes_s, op.causal_flops / (peak * share))
+
+    def product_share(self, op: Operation) -> float:
+        """The share of the dense peak that a product of this shape reaches."""
+        m, n, k = op.shape
+        tall, wide = TILES.get(self.rate, LARGE_TILE)
+        tiles = math.ceil(m / tall) * math.ceil(n / wide)
+        full = max(m * n / (tiles * tall * wide), 1 / 1.5)  # smaller tiles are there for small matrices
+        waves = tiles / (self.gpu.sm_count or 100)
+        # Half of what whole waves would lose: blocks of two tiles per SM, and k cut where tiles are few.
+        idle = (min(math.ceil(waves) / waves, 1 + 1 / waves) - 1) / 2 if waves > 1 else 0.15
+        pipeline = PIPELINE_K.get(self.rate, 64)
+        share = PRODUCT_SHARE.get(self.rate, 0.7) * k / (k + pipeline) * full / (1 + idle)
+        if op.kind == "matmul_weight":
+            share *= WEIGHT_GRADIENT_SHARE
+        return share * (UNALIGNED_SHARE if op.dtype != "float32" and (m % 8 or n % 8 or k % 8) else 1.0)
+
+    def launch_s(self, *, compiled: bool) -> float:
+        return CPU_LAUNCH_S if self.cpu else COMPILED_LAUNCH_S if compiled else LAUNCH_S
+
+
+class MeasuredRates:
+    """From a calibration of the very device. A kernel between two measured ones is interpolated in logarithms."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        self.calibration = calibration
+        self.kernels: dict[tuple[str, str], list[KernelTime]] = {}
+        for kernel in calibration.kernels:
+            self.kernels.setdefault((kernel.kind, kernel.dtype), []).append(kernel)
+
+    @cached_property
+    def dtypes(self) -> frozenset[str]:
+        """The dtypes of which products were measured."""
+        return frozenset(dtype for kind, dtype in self.kernels if kind == "matmul")
+
+    def time_s(self, op: Operation) -> float:
+        measured = self.kernels.get((op.kind, op.dtype)) or self.kernels.get((op.kind, "float32"))
+        if op.flops:
+            assert measured, op
+            return _by_shape(op, measured)
+        measured = measured or self.kernels.get(("add", op.dtype)) or self.kernels["add", "float32"]
+        return _by_bytes(op.nbytes, measured)
+
+    def launch_s(self, *, compiled: bool) -> float:
+        return self.calibration.launch_s / (2 if compiled else 1)
+
+
+def _flops(kernel: KernelTime) -> float:
+    """The causal FLOPs that a measured kernel stands for, as in `Operation.causal_flops`."""
+    if kernel.kind.startswith("attention"):
+        batch, heads, tokens, width = kernel.shape
+        return 2 * batch * heads * tokens**2 * width * (2.5 if kernel.kind == "attention_backward" else 1)
+    m, n, k = kernel.shape
+    return 2 * m * n * k
+
+
+def _by_shape(op: Operation, measured: list[KernelTime]) -> float:
+    """FLOP/s of the measured kernels, weighted by how near their shapes are; the nearest ones count by far the most."""
+    weights = rates = 0.0
+    for kernel in measured:
+        distance = sum(
+            importance * math.log(a / b) ** 2
+            for importance, a, b in zip(IMPORTANCE[len(op.shape)], op.shape, kernel.shape, strict=True)
+        )
+        weight = 1 / (distance + 0.02) ** 2
+        weights += weight
+        rates += weight * math.log(_flops(kernel) / kernel.time_s)
+    return op.causal_flops / math.exp(rates / weights)
+
+
+def _by_bytes(nbytes: int, measured: list[KernelTime]) -> float:
+    """Log-linear between the sizes below and above; beyond the measured ones in proportion."""
+    points = sorted((kernel.shape[0], kernel.time_s) for kernel in measured)
+    if nbytes <= points[0][0]:
+        return points[0][1] * max(nbytes / points[0][0], 0.05)
+    if nbytes >= points[-1][0]:
+        return points[-1][1] * nbytes / points[-1][0]
+    for (low, low_s), (high, high_s) in pairwise(points):
+        if nbytes <= high:
+            share = math.log(nbytes / low) / math.log(high / low)
+            return math.exp((1 - share) * math.log(low_s) + share * math.log(high_s))
+    raise AssertionError
+
+
+def rates_of(gpu: Gpu, dtype: str) -> Rates | None:
+    """What is known of the device: measured where it was calibrated for this dtype, else the catalogue's, else None."""
+    if gpu.calibration is not None:
+        measured = MeasuredRates(gpu.calibration)
+        if dtype in measured.dtypes:
+            return measured
+    peak = gpu.peak_flop_per_s(dtype)  # type: ignore[arg-type]
+    return CatalogueRates(gpu) if peak and gpu.bandwidth_bytes_per_s else None

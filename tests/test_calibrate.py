@@ -1,0 +1,186 @@
+"""Calibration on this CPU: every kernel runs, names and shapes are those of the operations, nothing is half-written."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foretrain.calibration import path_of
+from foretrain.cli import main
+from foretrain.config import RunConfig
+from foretrain.errors import UserError
+from foretrain.predict.ops import Way
+from foretrain.predict.step_ops import step
+from foretrain.run import calibrate as module
+from foretrain.run import kernels, sensors
+from foretrain.run.device import place
+from foretrain.run.host_memory import keep_memory
+from tests.helpers import tiny
+
+CPU = torch.device("cpu")
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The command line within this process, so that what it measures can be replaced: (exit code, out, err)."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["foretrain", *words])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A calibration of a second: one run of each kernel, on small tensors."""
+    monkeypatch.setattr(module, "ENOUGH_S", 0.0)
+    monkeypatch.setattr(module, "FEWEST", 1)
+    monkeypatch.setattr(module, "SIZES", (4096, 65_536))
+    monkeypatch.setattr(module, "REFERENCE", {**module.REFERENCE, "n_layer": 1, "batch_size": 1, "vocab_size": 512})
+    monkeypatch.setattr(module, "REFERENCE_STEPS", 2)
+    monkeypatch.setattr(kernels, "product_shapes", lambda large: [(64, 96, 32), (128, 64, 64)])
+    monkeypatch.setattr(module, "usual_dtypes", lambda device, quick: ["float32", "bfloat16"])
+    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_every_kind_of_operation_is_measured(hasty: Path) -> None:
+    """But for fused kernels, which whole compiled steps stand for."""
+    found = module.calibrate(place(RunConfig(device="cpu", compile=False)), ["float32", "bfloat16"], [False], ignore)
+    measured = {(k.kind, k.dtype) for k in found.kernels}
+    for dtype in ("float32", "bfloat16"):
+        for op in step(Way(tiny(dropout=0.1), dtype, "foretrain", False, True, cuda=False)):  # type: ignore[arg-type]
+            assert (op.kind, dtype) in measured or (op.kind, "float32") in measured, op.kind
+    assert all(k.time_s > 0 and math.prod(k.shape) > 0 for k in found.kernels)
+    assert found.context_bytes is None
+    assert found.clock_ghz is None
+
+
+def ignore(what: str, share: float) -> None:
+    assert 0 <= share <= 1
+
+
+def test_shapes_are_those_of_what_runs() -> None:
+    """(m, n, k): the product's result is m x n, its FLOPs are 2mnk by FlopCounterMode."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    for kernel in kernels.products(CPU, "float32", large=False):
+        m, n, k = kernel.shape
+        if m * n * k > 1e8:
+            continue
+        with FlopCounterMode(display=False) as counter:
+            assert kernel.run().shape == (m, n)
+        assert counter.get_total_flops() == 2 * m * n * k
+
+
+def test_the_state_of_the_random_generator_is_left_alone(hasty: Path) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    module.calibrate(place(RunConfig(device="cpu", compile=False)), ["float32"], [False], ignore)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_command_keeps_it_and_plan_uses_it(cli: Cli, hasty: Path) -> None:
+    code, out, _ = cli("calibrate", "--device", "cpu", "--quick", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["schema"] == "foretrain.calibration/1"
+    assert path_of(found["device"], "").is_file()
+    code, out, _ = cli("plan", "baby", "--gpu", "cpu", "--compile=false", "--json")
+    assert json.loads(out)["timing"]["source"] == "predicted (calibrated)"
+    code, out, _ = cli("plan", "baby", "--gpu", "cpu", "--compile=false")
+    assert "calibrated" in out
+    code, out, _ = cli("calibrate", "--device", "cpu", "--show")
+    assert code == 0
+    assert "GFLOP/s" in out
+
+
+def test_show_without_one_is_a_sentence(cli: Cli, hasty: Path) -> None:
+    code, _, err = cli("calibrate", "--device", "cpu", "--show")
+    assert code == 4
+    assert "foretrain calibrate" in err
+
+
+def test_a_device_that_vanishes_leaves_nothing(cli: Cli, hasty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def vanish(*args: Any) -> float:
+        raise RuntimeError("CUDA error: unspecified launch failure\nmore lines")
+
+    monkeypatch.setattr(module, "launch_time", vanish)
+    code, out, err = cli("calibrate", "--device", "cpu", "--json")
+    assert code == 4
+    assert "unspecified launch failure" in err
+    assert "more lines" not in err
+    assert json.loads(out)["id"] == "environment.calibration_failed"
+    assert not (hasty / "calibrations").exists()
+
+
+def test_interrupting_leaves_nothing(cli: Cli, hasty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: Any) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "launch_time", interrupt)
+    code, _, _ = cli("calibrate", "--device", "cpu")
+    assert code == 130
+    assert not (hasty / "calibrations").exists()
+
+
+def test_a_wrong_device_is_a_sentence(cli: Cli, hasty: Path) -> None:
+    with pytest.raises(UserError, match="cuda"):
+        place(RunConfig(device="cuda:7"))
+    code, _, err = cli("calibrate", "--device", "tpu")
+    assert code == 2
+    assert "tpu" in err
+
+
+class FakeNvml:
+    """A card whose clock idles half of the time."""
+
+    NVML_CLOCK_SM = 1
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:
+        return b"580.65"
+
+    def nvmlDeviceGetClockInfo(self, handle: int, which: int) -> int:
+        self.calls += 1
+        if self.calls > 20:
+            raise self.NVMLError
+        return 2610 if self.calls % 2 else 210
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        return 198_000 if self.calls % 2 else 12_000
+
+
+def test_the_clock_under_load_is_not_that_of_idling(monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    monkeypatch.setattr(sensors, "INTERVAL_S", 0.001)
+    with sensors.Load(torch.device("cuda:0"), FakeNvml()) as load:
+        time.sleep(0.2)
+    assert load.driver == "580.65"
+    assert load.clock_ghz == pytest.approx(2.61)
+    assert load.power_w == pytest.approx(198)
+
+
+def test_memory_is_kept_where_glibc_allows_it() -> None:
+    assert keep_memory() in (True, False)

@@ -1,0 +1,193 @@
+"""Times from the catalogue: real cases, bounds, directions; and rates from measured kernels."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrain import calibration
+from foretrain.calibration import Calibration, KernelTime, StepTime, load, save
+from foretrain.config import RunConfig
+from foretrain.configfile import resolve
+from foretrain.cpu import nominal_cpu
+from foretrain.hardware import Gpu, catalogue, find
+from foretrain.predict.ops import Operation, Way
+from foretrain.predict.plan import plan
+from foretrain.predict.rates import CatalogueRates, MeasuredRates, rates_of
+from foretrain.predict.step_ops import step
+from foretrain.predict.time import bound_s, busy_s, step_time
+from tests.helpers import REPO, tiny
+
+CASES = REPO / "examples" / "real-cases"
+RTX_4070 = find("RTX 4070")
+
+
+def case(name: str) -> RunConfig:
+    return resolve([str(CASES / f"{name}.py")]).config
+
+
+def test_case_b1_is_forecast_within_a_fifth() -> None:
+    """Logged: 3.9 s an iteration, the first one 32 s with compilation and an evaluation."""
+    made = plan(case("b1"), RTX_4070)
+    assert made.nanogpt_timing
+    assert made.nanogpt_timing.source == "predicted (catalogue)"
+    assert made.nanogpt_timing.step_s.expected_s == pytest.approx(3.9, rel=0.20)
+    assert made.nanogpt_timing.step_s.low_s < 3.9 < made.nanogpt_timing.step_s.high_s
+    assert made.nanogpt_timing.compile_s.low_s < 13 < made.nanogpt_timing.compile_s.high_s
+
+
+def test_case_d_is_forecast_within_a_fifth_and_above_the_bound() -> None:
+    """20,000 steps at the logged 3.9 s are 21.7 h; the card's peak alone would take 2.55e18 / 58.3e12 s = 12.1 h."""
+    config = case("d")
+    made = plan(config, RTX_4070)
+    assert made.nanogpt_timing
+    hours = made.nanogpt_timing.step_s.scaled(config.max_iters)
+    assert hours.expected_s / 3600 == pytest.approx(21.7, rel=0.20)
+    assert hours.low_s > 2.55e18 / 58.3e12
+
+
+@pytest.mark.parametrize("name", [gpu.name for gpu in catalogue().values() if gpu.fp16_dense_tflops])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_no_card_is_faster_than_its_peak(name: str, compiled: bool) -> None:
+    gpu = find(name)
+    dtype = "bfloat16" if gpu.supports_bf16 else "float16"
+    for config in (RunConfig(), RunConfig(n_layer=2, n_embd=4096, n_head=32, batch_size=4)):
+        found = step_time(config, gpu, dtype, "foretrain", compiled=compiled)
+        if found is None:
+            continue
+        way = Way(config, dtype, "foretrain", compiled, True, cuda=True)
+        assert found.low_s >= bound_s(way, gpu)
+        assert found.low_s <= found.expected_s <= found.high_s
+
+
+def seconds(**knobs: object) -> float:
+    compiled = bool(knobs.pop("compile", True))
+    config = RunConfig.model_validate({"n_layer": 6, "n_embd": 384, "n_head": 6, "block_size": 512, **knobs})
+    found = step_time(config, RTX_4070, "bfloat16", "foretrain", compiled=compiled)
+    assert found
+    return found.expected_s
+
+
+def test_directions() -> None:
+    base = seconds()
+    assert seconds(compile=False) > base
+    assert seconds(n_layer=12) > 1.2 * base
+    assert seconds(activation_checkpointing=True) > 1.05 * base
+    assert seconds(gradient_accumulation_steps=80) == pytest.approx(2 * base, rel=0.02)
+    assert seconds(vocab_size=50257) > base  # tensor cores want multiples of 8
+    # Each chunk adds to the head's gradient, which a narrow model feels: 12 B a weight and chunk.
+    assert base < seconds(loss_chunk_size=2048) < seconds(loss_chunk_size=512) < 1.25 * base
+
+
+def test_a_tiny_model_is_bound_by_launching() -> None:
+    """Python launches some 6 us a kernel; a model of 4 x 128 on a fast card waits for it."""
+    config = RunConfig(n_layer=4, n_head=4, n_embd=128, block_size=64, vocab_size=65, gradient_accumulation_steps=1)
+    gpu = find("H100 SXM5 80GB")
+    found = step_time(config, gpu, "bfloat16", "foretrain", compiled=False)
+    assert found
+    busy = busy_s(step(Way(config, "bfloat16", "foretrain", False, True, cuda=True)), CatalogueRates(gpu))
+    assert found.expected_s > 3 * busy
+
+
+# -- measured rates ----------------------------------------------------------------------------------------
+
+
+def made_up(flop_per_s: float = 1e11, bytes_per_s: float = 1e10, steps: tuple[StepTime, ...] = ()) -> Calibration:
+    """A device that does everything at the same rates."""
+    kernels = []
+    for kind in ("matmul", "matmul_input", "matmul_weight"):
+        shapes = ((512, 384, 128), (2048, 1536, 384), (64, 64, 64))
+        kernels += [(kind, shape, 2 * math.prod(shape) / flop_per_s) for shape in shapes]
+    for kind, passes in (("attention", 1), ("attention_backward", 2.5)):
+        for b, h, t, d in ((4, 6, 256, 64), (2, 2, 64, 32)):
+            kernels.append((kind, (b, h, t, d), passes * 2 * b * h * t * t * d / flop_per_s))
+    for kind in ("add", "norm", "gelu"):
+        kernels += [(kind, (size,), size / bytes_per_s) for size in (10_000, 1_000_000, 100_000_000)]
+    times = tuple(KernelTime(kind=k, dtype="float32", shape=s, time_s=t) for k, s, t in kernels)
+    return Calibration(
+        device=nominal_cpu().name, driver="", torch_version=calibration.installed_torch(), threads=2,
+        date="2026-01-01T00:00:00+00:00", took_s=1.0, kernels=times, steps=steps, launch_s=1e-6,
+    )  # fmt: skip
+
+
+@given(st.integers(1, 10**9), st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 5000))
+def test_where_all_rates_are_equal_interpolation_changes_nothing(nbytes: int, m: int, n: int, k: int) -> None:
+    rates = MeasuredRates(made_up())
+    product = Operation("head", "matmul", "forward", 1, (m, n, k), "float32", 2 * m * n * k, 0, 0)
+    assert rates.time_s(product) == pytest.approx(2 * m * n * k / 1e11, rel=1e-6)
+    moved = Operation("residual", "add", "forward", 1, (nbytes,), "float32", 0, nbytes, 0)
+    assert rates.time_s(moved) == pytest.approx(max(nbytes, 500) / 1e10, rel=1e-6)
+    unknown = Operation("x", "fused", "forward", 1, (nbytes,), "float32", 0, nbytes, 0)
+    assert rates.time_s(unknown) == rates.time_s(moved)
+
+
+def test_a_whole_step_corrects_the_sum_of_kernels() -> None:
+    """The reference step took a second; it is forecast to take a second, and twice the micro-batches about two."""
+    knobs = {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 64, "gradient_accumulation_steps": 4}
+    steps = (StepTime(knobs=knobs, dtype="float32", compiled=False, time_s=1.0),)
+    gpu = nominal_cpu().model_copy(update={"calibration": made_up(steps=steps)})
+    config = RunConfig.model_validate(knobs)
+    found = step_time(config, gpu, "float32", "foretrain", compiled=False)
+    assert found
+    assert found.expected_s == pytest.approx(1.0)
+    twice = step_time(
+        config.model_copy(update={"gradient_accumulation_steps": 8}), gpu, "float32", "foretrain", compiled=False
+    )
+    assert twice
+    assert twice.expected_s == pytest.approx(2.0, rel=0.05)
+
+
+def test_a_dtype_that_was_not_measured_falls_back_to_the_catalogue() -> None:
+    gpu = nominal_cpu().model_copy(update={"calibration": made_up()})
+    assert isinstance(rates_of(gpu, "float32"), MeasuredRates)
+    assert isinstance(rates_of(gpu, "bfloat16"), CatalogueRates)
+    assert rates_of(Gpu(name="unknown"), "float32") is None
+
+
+def test_a_calibrated_plan_says_so_and_its_json_stays_small(tmp_path: Path) -> None:
+    gpu = nominal_cpu().model_copy(update={"calibration": made_up()})
+    made = plan(tiny(compile=False), gpu)
+    assert made.timing
+    assert made.timing.source == "predicted (calibrated)"
+    assert "kernels" not in made.model_dump_json()
+    assert made.timing.step_s.high_s / made.timing.step_s.low_s < 1.5
+
+
+# -- the cache ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_a_calibration_is_kept_for_its_device_alone(own_folder: Path) -> None:
+    found = made_up()
+    path = save(found)
+    assert load(found.device) == found
+    assert load("another device") is None
+    assert load(found.device, "580.1") is None
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000])
+def test_a_damaged_calibration_is_none(own_folder: Path, damage: bytes) -> None:
+    found = made_up()
+    save(found).write_bytes(damage)
+    assert load(found.device) is None
+
+
+def test_a_calibration_of_another_torch_is_none(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = made_up()
+    save(found)
+    monkeypatch.setattr(calibration, "installed_torch", lambda: "1.0")
+    assert load(found.device) is None
+
+
+def test_a_folder_that_cannot_be_written_to(own_folder: Path) -> None:
+    (own_folder / "calibrations").write_text("a file")
+    with pytest.raises(OSError):
+        save(made_up())

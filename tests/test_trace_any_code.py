@@ -1,0 +1,262 @@
+"""`foretrain.trace` on code as people write it: what it asks of torch.cuda, how it sizes its memory, what it cannot do."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from foretrain.hardware import find
+from foretrain.predict.exact.guard import StandInError
+from foretrain.predict.exact.library import Tracing, trace
+from foretrain.units import GIB, MIB
+from tests.helpers import REPO
+
+SIDE = 16384  # a square of it in fp32 is one GiB
+OUTSIDE = nn.Linear(8, 8)
+
+
+def square() -> Tensor:
+    return torch.empty(SIDE, SIDE, device="cuda")
+
+
+def linear(*x: int, device: str = "cuda") -> Tensor:
+    return nn.Linear(x[-1], 8).to(device)(torch.empty(*x, device=device)).sum()
+
+
+# -- torch.cuda --------------------------------------------------------------------------------------------
+
+
+def test_the_common_device_idiom_is_traced_on_the_card() -> None:
+    def code(on: Tracing) -> None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        weight = torch.empty(1024, 1024, device=device, requires_grad=True)
+        (weight @ weight).sum().backward()
+
+    assert trace(code).peak_allocated_bytes >= 3 * 4 * MIB
+    assert torch.cuda.is_available.__module__ == "torch.cuda"  # put back
+
+
+def test_what_runs_on_the_cpu_takes_nothing_on_the_card() -> None:
+    found = trace(lambda on: (linear(64, 64, device="cpu").backward(), torch.empty(4 * MIB, device="cuda")))
+    assert found.peak_allocated_bytes == 16 * MIB  # no cuBLAS workspace either
+    assert any("ran on CPU tensors" in note for note in found.notes)
+    with pytest.raises(StandInError, match="put nothing on the RTX 4070"):
+        trace(lambda on: linear(64, 64, device="cpu").backward())
+
+
+def test_torch_cuda_answers_for_the_card() -> None:
+    def code(on: Tracing) -> None:
+        gpu = find("H200")
+        assert torch.cuda.device_count() == 1
+        assert torch.cuda.current_device() == 0
+        assert torch.cuda.get_device_name() == torch.cuda.get_device_properties(0).name == gpu.name
+        assert torch.cuda.get_device_capability() == (9, 0)
+        assert torch.cuda.get_device_properties(0).total_memory == gpu.memory_bytes
+        assert torch.cuda.is_bf16_supported()
+        torch.cuda.set_device(0)
+        torch.cuda.manual_seed_all(1)
+        generator = torch.Generator(device="cuda").manual_seed(1)
+        assert generator.device.type == "cuda"
+        assert torch.randn(4, device="cuda", generator=generator).is_cuda
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        with torch.cuda.stream(torch.cuda.Stream()), torch.cuda.device(0):
+            torch.empty(4, device="cuda").record_stream(torch.cuda.current_stream())
+        end.record()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        assert start.elapsed_time(end) > 0
+
+    notes = trace(code, gpu="H200").notes
+    assert [note.split()[0] for note in notes] == ["side", "torch.cuda.empty_cache()"]
+
+
+def test_memory_statistics_are_those_of_the_trace_so_far() -> None:
+    def code(on: Tracing) -> None:
+        a = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.memory_allocated() == torch.cuda.max_memory_allocated() == 64 * MIB
+        del a
+        assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == (0, 64 * MIB)
+        assert torch.cuda.max_memory_allocated() == 64 * MIB
+        torch.cuda.reset_peak_memory_stats()
+        assert torch.cuda.max_memory_allocated() == 0
+        free, total = torch.cuda.mem_get_info()
+        assert total - free == 64 * MIB
+        assert "65536 KiB" in torch.cuda.memory_summary()
+
+    trace(code)
+
+
+# -- storages that change their size -----------------------------------------------------------------------
+
+
+def test_a_tensor_that_grows_is_counted() -> None:
+    def code(on: Tracing) -> None:
+        x, sums, grown = square(), torch.empty(0, device="cuda"), torch.empty(0, device="cuda")
+        torch.add(x, x, out=sums)
+        grown.resize_(SIDE, SIDE)
+
+    assert trace(code).peak_allocated_bytes == 3 * GIB
+
+
+def test_the_new_memory_is_there_before_the_old_goes() -> None:
+    """resize_bytes_cuda copies what was there."""
+
+    def code(on: Tracing) -> None:
+        x = torch.empty(MIB, device="cuda")
+        x.resize_(2 * MIB)
+        on.phase("after")
+        x.add_(1)
+
+    assert [peak.allocated_bytes for peak in trace(code).replay().phases] == [12 * MIB, 8 * MIB]
+
+
+def test_a_storage_that_is_emptied_and_filled_again() -> None:
+    def code(on: Tracing) -> None:
+        x = square()
+        x.untyped_storage().resize_(0)
+        y = square()
+        del y
+        x.untyped_storage().resize_(4 * SIDE * SIDE)
+
+    found = trace(code)
+    assert found.peak_allocated_bytes == GIB
+    assert len(found.trace.allocations) == 4
+    assert all(a.died is not None for a in found.trace.allocations)
+
+
+# -- what is said ------------------------------------------------------------------------------------------
+
+
+def test_a_loss_can_be_printed() -> None:
+    def code(on: Tracing) -> None:
+        loss = linear(4, 8)
+        assert f"{loss:.4f}" == "1.0000"
+        assert f"{loss:>8}" == "     1.0"
+        assert f"{loss}" == "1.0"
+        assert "FakeTensor" in f"{loss.expand(3)}"
+        assert loss.detach().cpu().numpy() == 1.0
+
+    trace(code)
+
+
+def recurrent(kind: type[nn.RNNBase]) -> Callable[[Tracing], object]:
+    return lambda on: nn.Sequential(kind(8, 8)).to("cuda")[0](torch.empty(4, 2, 8, device="cuda"))
+
+
+def loaded(on: Tracing) -> None:
+    for row in torch.utils.data.DataLoader(torch.zeros(4, 8), num_workers=1):  # type: ignore[arg-type]
+        row.cuda()
+
+
+def sparse_sum(on: Tracing) -> None:
+    indices = torch.zeros(1, 3, dtype=torch.int64, device="cuda")
+    torch.empty(8, 4, device="cuda").add_(torch.sparse_coo_tensor(indices, torch.zeros(3, 4, device="cuda"), (8, 4)))
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (lambda on: OUTSIDE(torch.empty(4, 8, device="cuda")), "made outside the traced function.*make models"),
+        (lambda on: OUTSIDE.to("cuda"), "made outside the traced function"),
+        (lambda on: torch.compile(torch.relu)(torch.empty(4, device="cuda")), "compile=True"),
+        (recurrent(nn.LSTM), r"nn.LSTM cannot be traced.*cuDNN.*cudnn.enabled = False"),
+        (recurrent(nn.GRU), r"nn.GRU cannot be traced.*cuDNN.*allocates$"),
+        (lambda on: nn.GRUCell(8, 8).cuda()(torch.empty(4, 8, device="cuda")), "no fake kernel for it$"),
+        (sparse_sum, "sparse=False"),
+        (loaded, "num_workers=0"),
+    ],
+)
+def test_what_cannot_be_followed_is_one_sentence(code: Callable[[Tracing], object], sentence: str) -> None:
+    with pytest.raises(StandInError, match=sentence) as caught:
+        trace(code)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("gpu", ["cpu", "mps", "Apple M1 Max"])
+def test_a_device_that_is_no_cuda_card_is_refused(gpu: str) -> None:
+    with pytest.raises(StandInError, match=r"not a CUDA card.*RTX 4070"):
+        trace(lambda on: None, gpu=gpu)
+
+
+def test_without_cudnn_an_lstm_takes_kernels_that_are_known() -> None:
+    def code(on: Tracing) -> None:
+        with torch.backends.cudnn.flags(enabled=False):
+            recurrent(nn.LSTM)(on)
+        ops.update(on.tracer.ops)
+
+    ops: dict[str, int] = {}
+    trace(code)
+    assert ops["_thnn_fused_lstm_cell"] == 4
+
+
+def test_convolutions_and_sparse_gradients_are_noted() -> None:
+    def sparse(on: Tracing) -> None:
+        table = nn.Embedding(100, 8, sparse=True).cuda()
+        optimizer = torch.optim.SparseAdam(table.parameters())
+        table(torch.zeros(4, dtype=torch.int64, device="cuda")).sum().backward()
+        optimizer.step()
+
+    def conv(on: Tracing) -> None:
+        nn.Conv2d(3, 8, 3).cuda()(torch.empty(2, 3, 16, 16, device="cuda")).sum().backward()
+
+    assert [note.split()[0] for code in (conv, sparse) for note in trace(code).notes] == ["convolutions", "sparse"]
+
+
+def test_function_transforms_are_traced() -> None:
+    def code(on: Tracing) -> None:
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).cuda()
+        x = torch.empty(8, 64, device="cuda")
+
+        def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+            return torch.func.functional_call(model, weights, (x,)).sum()
+
+        gradients = torch.func.grad(loss)
+        assert gradients(dict(model.named_parameters()), x)["0.weight"].shape == (64, 64)
+        each = torch.func.vmap(gradients, in_dims=(None, 0))(dict(model.named_parameters()), x)
+        assert each["0.weight"].shape == (8, 64, 64)
+
+    trace(code)
+
+
+LOUD = """
+import copy, torch, foretrain
+
+def fine(on):
+    copy.deepcopy(torch.nn.Linear(4, 4).to("cuda"))
+    torch.compile(lambda x: (x @ x).relu())(torch.empty(64, 64, device="cuda"))
+
+foretrain.trace(fine, gpu="RTX 3060 12GB", compile=True)
+try:
+    foretrain.trace(lambda on: torch.empty(3, 4, device="cuda") @ torch.empty(3, 4, device="cuda"))
+except RuntimeError as error:
+    assert "reduction dim" in str(error)
+"""
+
+
+def test_torch_says_nothing_of_its_own() -> None:
+    """Neither the traceback of a meta kernel's error, nor that data pointers are of fakes, nor of too few SMs."""
+    done = subprocess.run([sys.executable, "-c", LOUD], capture_output=True, text=True, cwd=REPO, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_phase_without_an_allocation_is_there() -> None:
+    def code(on: Tracing) -> None:
+        on.phase("first")
+        x = torch.empty(MIB, device="cuda")
+        on.phase("in place")
+        x.add_(1)
+        on.phase("last")
+
+    phases = [(peak.phase, peak.allocated_bytes, peak.position) for peak in trace(code).replay().phases]
+    assert phases == [("first", 4 * MIB, 0), ("in place", 4 * MIB, 0), ("last", 4 * MIB, 0)]
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "foretrain", "--version"], capture_output=True, text=True, cwd=REPO, check=True
+    )
+    assert done.stdout.startswith("foretrain ")

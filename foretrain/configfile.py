@@ -34,12 +34,13 @@ NANOCHAT = {
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """A checked config, the source of each value that is not a default, and notes on what was skipped."""
+    """A checked config, the source of each value that is not a default, notes on what was skipped, files read."""
 
     config: RunConfig
     sources: dict[str, str]
     notes: tuple[UserError, ...] = ()
     name: str = "run"
+    files: tuple[Path, ...] = ()
 
 
 @dataclass
@@ -48,6 +49,7 @@ class _Collected:
     notes: list[UserError] = field(default_factory=list)
     problems: list[UserError] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
 
 
 def resolve(arguments: Sequence[str]) -> ResolvedConfig:
@@ -131,6 +133,7 @@ def _add_source(word: str, found: _Collected) -> None:
         text = _read(path, found)
         if text is not None:
             found.names.append(path.stem)
+            found.files.append(path)
             (_add_toml if path.suffix == ".toml" else _add_nanogpt)(text, word, found)
     else:
         near = difflib.get_close_matches(preset, PRESETS, n=3)
@@ -213,7 +216,7 @@ def _finish(found: _Collected) -> ResolvedConfig:
     if config is None or found.problems:
         raise ConfigError(found.problems + problems)
     name = found.names[-1] if found.names else "run"
-    return ResolvedConfig(config, sources, tuple(found.notes), name)
+    return ResolvedConfig(config, sources, tuple(found.notes), name, tuple(found.files))
 
 
 def _apply_init_from(values: dict[str, Any], sources: dict[str, str]) -> list[UserError]:

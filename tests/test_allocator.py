@@ -352,6 +352,36 @@ def test_a_wholly_unmapped_stretch_begins_anew() -> None:
 # -- statistics and events ---------------------------------------------------------------------------------
 
 
+def test_a_request_beyond_a_stretch_has_one_of_its_own() -> None:
+    """Plans of absurd batches ask for more than 2 TiB at once; addresses must still tell the stretches apart."""
+    allocator = Allocator(EXPANDABLE)
+    first = take(allocator, 30 * MIB)
+    huge = take(allocator, 3 << 40)
+    allocator.free(first)
+    allocator.free(huge)
+    check(allocator)
+    allocator.empty_cache()
+    assert allocator.reserved_bytes == 0
+    with pytest.raises(OutOfMemory):
+        Allocator(EXPANDABLE, 12 * GIB, physical=True).malloc(3 << 40)
+
+
+@pytest.mark.parametrize("physical", [True, False])
+def test_a_cap_beside_a_limit(physical: bool) -> None:
+    """per_process_memory_fraction on a card that others use too: the lower of both counts, and is named."""
+    for limit, cap in ((60 * MIB, 40 * MIB), (40 * MIB, 60 * MIB)):
+        allocator = Allocator(limit_bytes=limit, physical=physical, cap_bytes=cap)
+        take(allocator, 30 * MIB)
+        with pytest.raises(OutOfMemory) as caught:
+            allocator.malloc(20 * MIB)
+        assert caught.value.limit_bytes == 40 * MIB
+    # Garbage collection counts from the cap, which a limit alone is not.
+    allocator = Allocator(Settings(garbage_collection_threshold=0.5), 1000 * MIB, physical=True, cap_bytes=100 * MIB)
+    allocator.free(take(allocator, 60 * MIB))
+    take(allocator, 70 * MIB)
+    assert allocator.reserved_bytes == 70 * MIB
+
+
 def test_statistics_have_the_names_of_torch() -> None:
     allocator = Allocator(limit_bytes=GIB)
     block = take(allocator, 1000)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.predict.allocator_settings import INTERVALS, Settings
+from foretrain.predict.allocator_settings import INTERVALS, Settings, driver_backend
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -37,6 +37,11 @@ def test_the_large_segments_size_counts_wherever_it_stands() -> None:
 def test_the_old_variable_wins_even_if_empty() -> None:
     old, new = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     assert Settings.of_environment({}) == Settings()
+    driver = {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync,max_split_size_mb:64"}
+    assert Settings.of_environment(driver) == Settings(max_split_bytes=64 * MIB)
+    assert driver_backend(driver) == "PYTORCH_ALLOC_CONF"
+    assert driver_backend({**driver, "PYTORCH_CUDA_ALLOC_CONF": "backend:native"}) == ""
+    assert driver_backend({"PYTORCH_ALLOC_CONF": "what"}) == ""
     assert Settings.of_environment(new).expandable_segments
     assert Settings.of_environment(new | old) == Settings(max_split_bytes=64 * MIB)
     assert Settings.of_environment(new | {"PYTORCH_CUDA_ALLOC_CONF": ""}) == Settings()

@@ -1,30 +1,38 @@
 """Exact plans from the outside: the cache, what happens without a trace, --exact, --explain, --largest, --snapshot."""
 
 import gzip
+import io
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from foretrain.advise.explain import explain, reconcile, with_numbers
+from foretrain.cli.plan_exact import Depth, check_depth, chosen_step, write_snapshot
 from foretrain.config import RunConfig
+from foretrain.configfile import resolve
 from foretrain.errors import UserError
 from foretrain.hardware import find
 from foretrain.messages import has
 from foretrain.predict import snapshot
+from foretrain.predict.allocator_settings import Settings
 from foretrain.predict.exact import service
 from foretrain.predict.exact.forecast import traced
-from foretrain.predict.exact.largest import _search, largest
+from foretrain.predict.exact.largest import HIGHEST, Probe, _search, largest
+from foretrain.predict.exact.memory import Exact
 from foretrain.predict.exact.record import Trace
 from foretrain.predict.exact.service import Request, TraceUnavailable, traces
 from foretrain.predict.memory import CONTEXT_EXPECTED_BYTES, LATER_KERNELS_BYTES, predict, worst_verdict
 from foretrain.predict.plan import Plan, plan
-from foretrain.report import plan_view
+from foretrain.report import explain_view, plan_view, text
 from foretrain.report.document import Document, Paragraph
 from foretrain.units import GIB, MIB
 from tests.helpers import foretrain
@@ -60,14 +68,18 @@ def test_a_trace_is_made_once(own_directory: Path, monkeypatch: pytest.MonkeyPat
     assert traces([request()])[0].events == first.events
 
 
-@pytest.mark.parametrize("harm", ["flipped", b"[]", b"[" * 100_000])
-def test_damaged_files_are_made_anew(harm: str | bytes, own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "c"))
+def test_damaged_files_are_made_anew(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = own_directory / "c"
+    monkeypatch.setenv("FORETRAIN_CACHE", str(folder))
     first = traced(small_plan())
-    for kept in [path for path in (own_directory / "c").rglob("*.gz") if path.is_file()]:
+    for harm in (b"{}", b"[]", b"\xff", b"[" * 100_000):
+        for kept in (folder / "answers").iterdir():
+            kept.write_bytes(gzip.compress(harm))
+        assert traced(small_plan()) == first
+    for position, kept in enumerate(sorted(folder.glob("*/*"))):
         data = kept.read_bytes()
         flipped = data[:40] + bytes(byte ^ 255 for byte in data[40:80]) + data[80:]
-        kept.write_bytes(flipped if isinstance(harm, str) else gzip.compress(harm))
+        kept.write_bytes(flipped if position else gzip.compress(b"[]"))
     assert traced(small_plan()) == first
 
 
@@ -219,6 +231,33 @@ def _texts(document: Document) -> list[str]:
     return [block.message.text() for block in blocks if isinstance(block, Paragraph)]
 
 
+def test_a_fraction_of_the_card_is_a_cap() -> None:
+    """per_process_memory_fraction and, counted from it, garbage_collection_threshold; a trainer's own cap wins."""
+    config = {"vocab_size": 8192, "batch_size": 16}
+    lives = traced(small_plan(**config)).exact_of("foretrain")
+    assert lives is not None
+    assert lives.death is None
+    half = lives.smallest_limit_bytes / 2 / (GPU.memory_bytes or 0)
+    cap = Settings(per_process_memory_fraction=half)
+    capped = traced(small_plan(**config), cap)
+    exact = capped.exact_of("foretrain")
+    assert exact is not None
+    assert exact.death is not None
+    assert exact.death.limit_bytes == cap.cap_bytes(GPU.memory_bytes or 0)
+    assert capped.verdict_of("foretrain") == "does_not_fit"
+    own = traced(small_plan(**config, memory_limit="11GiB"), cap).exact_of("foretrain")
+    assert own is not None
+    assert own.death is None
+    collecting = replace(cap, per_process_memory_fraction=3 * half, garbage_collection_threshold=0.2)
+    collected = traced(small_plan(**config), collecting).exact_of("foretrain")
+    assert collected is not None
+    assert reserved(collected) < reserved(lives)
+
+
+def reserved(exact: Exact) -> int:
+    return max(phase.reserved_bytes or 0 for phase in exact.memory.phases)
+
+
 def test_unaligned_vocabulary_compiled_gives_both_answers() -> None:
     found = traced(small_plan(vocab_size=50257, compile=True, n_layer=1, dtype="float16"))
     assert all(exact.pads_unknown for exact in found.exact)
@@ -279,6 +318,27 @@ def test_nvidia_smi_line_by_line() -> None:
     assert reconcile(found, phase, 100 * MIB, None)[1] == "below"
 
 
+def test_only_a_reading_of_the_process_excludes_the_other_mode() -> None:
+    config = RunConfig(batch_size=2, compile=True, dtype="float16")
+    for others in (0, 4000 * MIB):
+        base = plan(config, GPU, others_bytes=others)
+        for process, excluded in ((None, False), (3000 * MIB, True)):
+            found = explain(base, "nanogpt", observed_bytes=6582 * MIB, process_bytes=process)
+            said = "that is not how it ran" in str(_texts(explain_view.document(base, found)))
+            assert said == excluded, (others, process)
+            (line,) = [line for line in found.lines if line.id == "process"]
+            assert (line.voice == "observed") == (process is not None)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_name_of_a_tensor_is_broken(width: int) -> None:
+    found = traced(small_plan())
+    (trace,) = traces([Request(found.config, found.gpu, found.dtype, "nanogpt", False)])
+    console = Console(width=width, file=io.StringIO())
+    text.render(explain_view.document(found, explain(found, "nanogpt", trace)), console)
+    assert "transformer.h.*.mlp.c_fc.weight" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 # -- the largest that fits ---------------------------------------------------------------------------------
 
 
@@ -303,13 +363,37 @@ def test_largest_batch_is_one_below_what_dies() -> None:
     )  # type: ignore[operator]
     found = largest(base, "batch_size", "foretrain")
     assert found.value
-    probes = {probe.value: probe.fits for probe in found.probes}
-    assert probes[found.value] is True
-    assert probes[found.value + 1] is False
-    again = traced(
-        plan(base.config.model_copy(update={"batch_size": found.value}), GPU, others_bytes=base.others_bytes)
-    )
-    assert worst_verdict(again.memory_of("foretrain")) == "fits"
+    assert not found.searched_all
+    probes = {probe.value: probe for probe in found.probes}
+    assert probes[found.value].fits
+    assert not probes[found.value + 1].fits
+    # Each row has the verdict that a plan of that value has.
+    for value in (found.value, found.value + 1):
+        config = base.config.model_copy(update={"batch_size": value})
+        again = traced(plan(config, GPU, others_bytes=base.others_bytes))
+        assert worst_verdict(again.memory_of("foretrain")) == probes[value].verdict
+    text = str(_texts(explain_view.largest(base, found)))
+    assert "is the largest that fits" in text
+
+
+def test_the_end_of_the_search_is_no_limit_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(HIGHEST, "batch_size", 5)
+    found = largest(small_plan(), "batch_size", "foretrain")
+    assert (found.value, found.searched_all) == (5, True)
+    text = str(_texts(explain_view.largest(small_plan(), found)))
+    assert "fits" in text
+    assert "larger ones were not looked at" in text
+
+
+def test_contexts_below_the_granule_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe(changed: Plan, step: str, value: int, *rest: object) -> Probe:
+        verdict = "fits" if value <= 20 else "does_not_fit"
+        return Probe(value=value, verdict=verdict, needed_expected_bytes=0, smallest_limit_bytes=0)
+
+    monkeypatch.setattr("foretrain.predict.exact.largest._probe", probe)
+    found = largest(small_plan(), "block_size", "foretrain")
+    assert found.value == 20
+    assert {64, 20, 21} <= {each.value for each in found.probes}
 
 
 def test_largest_of_what_cannot_be_searched() -> None:
@@ -348,8 +432,8 @@ def test_explain_on_the_command_line(own_directory: Path) -> None:
     ]
     result = foretrain(*words)
     assert result.returncode == 0, result.stderr
-    for text in ("with your numbers", "transformer.wte.weight", "= the process", "observed (yours)"):
-        assert text in result.stdout
+    for words_said in ("with your numbers", "transformer.wte.weight", "= the process", "observed (yours)"):
+        assert words_said in result.stdout
     data = json.loads(foretrain(*words, "--json").stdout)
     assert data["schema"] == "foretrain.explanation/1"
     assert data["timeline"]
@@ -372,24 +456,95 @@ def test_largest_on_the_command_line(own_directory: Path) -> None:
     data = json.loads(result.stdout)
     assert data["knob"] == "batch_size"
     assert data["value"] is None or data["value"] > 0
-    assert data["probes"]
+    assert {probe["verdict"] for probe in data["probes"]} <= {"fits", "tight", "does_not_fit"}
+
+
+def test_check_fails_where_no_value_fits(own_directory: Path) -> None:
+    words = ["plan", *WORDS, "--compile=false", "--gpu", "4070", "--others", "11.9GiB", "--largest", "n_layer"]
+    result = foretrain(*words, "--check")
+    assert result.returncode == 3, result.stderr
+    assert "No n_layer fits" in result.stdout
+    assert "n_layer" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "word"),
     [
         (["--largest", "dropout"], "batch_size"),
+        (["--largest", "batch_size", "--explain"], "--explain"),
+        (["--largest", "batch_size", "--snapshot", "s.pickle"], "--snapshot"),
         (["--explain", "--observed", "many"], "--observed"),
         (["--exact", "--alloc-conf", "colour:red"], "colour"),
         (["--explain", "--gpu", "3060,4070"], "one card"),
         (["--explain", "--trainer", "someone"], "nanogpt"),
         (["--snapshot", "no/such/folder/s.pickle"], "no/such"),
+        (["--explain", "--observed", "1GB", "--process", "5GB"], "swapped"),
+        (["--explain", "--process", "0"], "--process 0"),
+        (["--explain", "--observed", "100GB"], "RTX 4070"),
     ],
 )
 def test_bad_input_is_one_sentence(words: list[str], word: str) -> None:
     gpu = [] if "--gpu" in words else ["--gpu", "4070"]
     result = foretrain("plan", *WORDS, "--compile=false", *gpu, *words)
     assert result.returncode == 2, result.stdout + result.stderr
+    assert word in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("", "folder"), ("-", "a snapshot goes into a file"), ("folder", "folder"), ("pipe", "not a plain file"),
+        ("my.toml", "the config"), ("other.toml", "no snapshot"), ("link.toml", "the config"), ("/dev/null", "plain"),
+        ("x" * 300, "long"),
+    ],
+)  # fmt: skip
+def test_a_snapshot_replaces_nothing_else(name: str, word: str, own_directory: Path) -> None:
+    (own_directory / "folder").mkdir()
+    os.mkfifo(own_directory / "pipe")
+    for config in ("my.toml", "other.toml"):
+        Path(config).write_text("n_layer = 2\n")
+    Path("link.toml").symlink_to("my.toml")
+    with pytest.raises(UserError, match=word):
+        check_depth(Depth(snapshot=Path(name)), [Path("my.toml")])
+    assert Path("my.toml").read_text() == "n_layer = 2\n"
+
+
+def test_a_snapshot_goes_where_a_link_points_and_over_one_of_before(own_directory: Path) -> None:
+    Path("target.pickle").write_bytes(pickle.dumps({}))
+    Path("link.pickle").symlink_to("target.pickle")
+    found = traced(small_plan())
+    write_snapshot(found, "nanogpt", Depth(snapshot=Path("link.pickle"), quiet=True))
+    assert Path("link.pickle").is_symlink()
+    assert len(snapshot.read(Path("target.pickle")).entries) > 500
+    assert len(list(own_directory.iterdir())) == 2
+
+
+def test_whose_step_is_meant_is_not_read_from_a_folder(own_directory: Path) -> None:
+    (own_directory / "my.python").mkdir()
+    for name in ("my.python/run.toml", "train.py"):
+        Path(name).write_text("n_layer = 2\n")
+    assert chosen_step("", resolve(["my.python/run.toml"]).files) == "foretrain"
+    assert chosen_step("", resolve(["train.py"]).files) == "nanogpt"
+    assert chosen_step("foretrain", resolve(["train.py"]).files) == "foretrain"
+
+
+@pytest.mark.parametrize(
+    ("conf", "trace", "code", "word"),
+    [
+        ("max_split_size_mb:12MB", False, 0, ""),
+        ("max_split_size_mb:12MB", True, 2, "max_split_size_mb"),
+        ("backend:cudaMallocAsync", False, 0, "native allocator"),
+        ("backend:cudaMallocAsync", True, 0, "native allocator"),
+    ],
+)
+def test_the_environments_allocator(
+    conf: str, trace: bool, code: int, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger uses no setting, so a broken one does not stop it."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", conf)
+    result = foretrain("plan", *WORDS, "--compile=false", "--gpu", "4070", *(["--exact"] if trace else []))
+    assert result.returncode == code, result.stderr
     assert word in result.stderr
     assert "Traceback" not in result.stderr
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,8 @@ def test_a_pickle_that_would_run_something_is_refused_by_name(tmp_path: Path) ->
         b".",
         b"\x80\x04]\x94(h\x05.",
         b"not a pickle at all",
+        b"\x80\x02}r\xff\xff\xff\x07.",  # gigabytes of memo
+        b"(dp99999999999\n.",
         b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",
     ],
 )
@@ -140,6 +143,43 @@ def test_a_snapshot_with_damaged_bytes_is_read_or_refused(data: st.DataObject) -
 def test_what_is_no_snapshot_is_refused(change: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^snapshot: .*{sentence}"):
         snapshot.of_snapshot(change(recorded()))
+
+
+def test_numbers_that_are_none_are_refused() -> None:
+    for change in ({"total_size": float("inf")}, {"address": 1.5}, {"blocks": [{"state": "x", "size": "9"}]}):
+        data = recorded()
+        data["segments"][0] |= change
+        with pytest.raises(ValueError, match="segments are not those"):
+            snapshot.of_snapshot(data)
+
+
+def test_shared_blocks_do_not_take_quadratic_time() -> None:
+    """A small file can hold one list of blocks and refer to it from each of thousands of segments."""
+    blocks = [{"size": 512, "state": "inactive"}] * 6000
+    data = recorded() | {"segments": [{"total_size": 1, "address": 1, "blocks": blocks}] * 6000}
+    before = time.monotonic()
+    with pytest.raises(ValueError, match="segments are not those"):
+        snapshot.loads(pickle.dumps(data))
+    assert time.monotonic() - before < 2
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickles_of_every_protocol_are_read(protocol: int) -> None:
+    assert snapshot.loads(pickle.dumps(recorded(), protocol)) == snapshot.of_snapshot(recorded())
+
+
+def test_an_odd_setting_does_not_hide_the_others() -> None:
+    values = {"PYTORCH_CUDA_ALLOC_CONF": "something_new:1", "max_split_size": 12345, "expandable_segments": True,
+              "garbage_collection_threshold": 0.5}  # fmt: skip
+    read = snapshot.of_snapshot(recorded() | {"allocator_settings": values}).settings
+    assert read == Settings(expandable_segments=True, garbage_collection_threshold=0.5)
+
+
+def test_a_snapshot_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        Writer([], lambda id: []).write(tmp_path / "folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 def test_an_action_of_a_newer_pytorch_is_passed_over() -> None:

@@ -171,8 +171,9 @@ def reconcile(
         Line(id="allocated", low_bytes=allocated, high_bytes=allocated, voice="predicted"),
         Line(id="slack", low_bytes=reserved_low - allocated, high_bytes=reserved_high - allocated, voice="predicted"),
     ]
+    process_voice = "observed"
     if process_bytes is None and observed_bytes is not None and plan.others_bytes:
-        process_bytes = max(0, observed_bytes - plan.others_bytes)
+        process_bytes, process_voice = max(0, observed_bytes - plan.others_bytes), "left over"
     conclusion = "none"
     if process_bytes is None:
         low, high = context.low_bytes, context.high_bytes
@@ -186,7 +187,7 @@ def reconcile(
     else:
         low, high = process_bytes - reserved_high, process_bytes - reserved_low
         lines.append(Line(id="context_left", low_bytes=low, high_bytes=high, voice="left over"))
-        lines.append(Line(id="process", low_bytes=process_bytes, high_bytes=process_bytes, voice="observed"))
+        lines.append(Line(id="process", low_bytes=process_bytes, high_bytes=process_bytes, voice=process_voice))
         if observed_bytes is not None:
             rest = observed_bytes - process_bytes
             lines.append(Line(id="others", low_bytes=rest, high_bytes=rest, voice="left over"))

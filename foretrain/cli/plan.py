@@ -87,16 +87,17 @@ def plan_command(
     if show_config:
         _show_config(resolved, as_json)
         return
-    step = plan_exact.chosen_step(trainer, resolved.sources)
+    step = plan_exact.chosen_step(trainer, resolved.files)
     depth = Depth(exact, explain, observed, process, largest, snapshot, alloc_conf, quiet)
-    plan_exact.check_depth(depth)
+    plan_exact.check_depth(depth, resolved.files)
     found = targets(gpu, others, resolved.config)
+    plan_exact.check_readings(depth, [target.gpu for target in found])
     _check_targets(len(found), depth, limits, step_time, logged_mfu)
     plans = make_plans(resolved, found, limits, step_time, logged_mfu)
     if limits.asks:
         plan_limits.answer(plans[0], step if trainer else "foretrain", limits, as_json=as_json, quiet=quiet)
     elif largest:
-        plan_exact.largest_command(plans[0], step, depth, as_json=as_json)
+        plan_exact.largest_command(plans[0], step, depth, as_json=as_json, check=check)
         return
     else:
         plans = [plan_exact.deepen(plan, depth) for plan in plans]

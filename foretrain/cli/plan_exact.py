@@ -1,17 +1,19 @@
 """What `foretrain plan` does beyond the ledger: --exact, --explain, --snapshot, --largest."""
 
+import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
-from foretrain.cli.common import ERR, OUT, print_json
+from foretrain.cli.common import ERR, OUT, print_error, print_json, print_notes
 from foretrain.errors import UserError
+from foretrain.hardware import Gpu
 from foretrain.messages import say
-from foretrain.predict.allocator_settings import Settings
+from foretrain.predict.allocator_settings import Settings, driver_backend
 from foretrain.predict.exact import service
 from foretrain.predict.exact.forecast import requests_for, traced
 from foretrain.predict.exact.record import Trace
@@ -41,7 +43,10 @@ class Depth:
         return self.exact or self.explain or bool(self.largest) or self.snapshot is not None
 
     def settings(self) -> Settings:
-        """The allocator's, from --alloc-conf or from the environment as a run here would have them."""
+        """The allocator's, from --alloc-conf or from the environment as a run here would have them; the ledger asks
+        for none."""
+        if not (self.wants_trace or self.alloc_conf):
+            return Settings()
         try:
             return Settings.parse(self.alloc_conf) if self.alloc_conf else Settings.of_environment(os.environ)
         except ValueError as error:
@@ -58,15 +63,61 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(say("exact.tracing", state=text))
 
 
-def check_depth(depth: Depth) -> None:
-    """What can be wrong with these options, before anything is traced. Raises UserError."""
+def check_depth(depth: Depth, configs: Iterable[Path]) -> None:
+    """What can be wrong with these options, before anything is traced. Raises UserError. `configs`: files that were
+    read."""
     depth.settings()
-    _size(depth.observed, "--observed")
-    _size(depth.process, "--process")
+    variable = driver_backend(os.environ)
+    if variable and not depth.alloc_conf:
+        print_notes((UserError("config.native_allocator", variable=variable),), quiet=depth.quiet)
     if (depth.observed or depth.process) and not depth.explain:
         raise UserError("usage.needs_explain", option="--observed" if depth.observed else "--process")
-    if depth.snapshot is not None and not depth.snapshot.parent.is_dir():
-        raise UserError("usage.cannot_write_file", path=str(depth.snapshot), reason="its folder is not there")
+    if depth.largest and (depth.explain or depth.snapshot is not None):
+        raise UserError("usage.largest_alone", option="--explain" if depth.explain else "--snapshot")
+    if depth.snapshot is None:
+        return
+    try:
+        reason = _why_not_written(depth.snapshot, configs)
+    except (OSError, RuntimeError) as error:  # a name that is too long, links that go round
+        reason = (error.strerror if isinstance(error, OSError) else None) or "it is no usable path"
+    if reason:
+        raise UserError("usage.cannot_write_file", path=str(depth.snapshot), reason=reason)
+
+
+def _why_not_written(path: Path, configs: Iterable[Path]) -> str:
+    """'' where a snapshot can be written to this path, else why not. Only a snapshot of before is written over."""
+    if str(path) == "-":
+        return "a snapshot goes into a file"
+    if path.is_dir():
+        return "it is a folder"
+    if not path.resolve().parent.is_dir():
+        return "its folder is not there"
+    if not os.access(path.resolve().parent, os.W_OK | os.X_OK):
+        return "its folder is read-only"
+    if not path.exists():
+        return ""
+    if not path.is_file():
+        return "it is not a plain file"
+    if any(config.exists() and path.samefile(config) for config in configs):
+        return "it is the config"
+    with path.open("rb") as file:
+        begins_as_pickle = file.read(1) in (b"", b"\x80")
+    return "" if begins_as_pickle else "there is a file already that is no snapshot"
+
+
+def check_readings(depth: Depth, gpus: Sequence[Gpu]) -> None:
+    """Whether --observed and --process can be true together, on these cards. Raises UserError."""
+    observed, process = _size(depth.observed, "--observed"), _size(depth.process, "--process")
+    for option, size in (("--observed", observed), ("--process", process)):
+        if size == 0:
+            raise UserError("usage.reading_zero", option=option)
+        for gpu in gpus:
+            if size is not None and gpu.memory_bytes is not None and size > gpu.memory_bytes:
+                raise UserError(
+                    "usage.reading_beyond", option=option, value=size, memory=gpu.memory_bytes, gpu=gpu.name
+                )
+    if observed is not None and process is not None and process > observed:
+        raise UserError("usage.readings_contradict", observed=observed, process=process)
 
 
 def deepen(plan: Plan, depth: Depth) -> Plan:
@@ -115,8 +166,8 @@ def _size(value: str, option: str) -> int | None:
         raise UserError("gpu.bad_memory", option=option, value=value) from None
 
 
-def largest_command(plan: Plan, step: StepName, depth: Depth, *, as_json: bool) -> None:
-    """Search and print the largest value of a knob that fits."""
+def largest_command(plan: Plan, step: StepName, depth: Depth, *, as_json: bool, check: bool) -> None:
+    """Search and print the largest value of a knob that fits; `check`: exit with 3 where none does."""
     from foretrain.predict.exact.largest import largest
 
     try:
@@ -126,10 +177,14 @@ def largest_command(plan: Plan, step: StepName, depth: Depth, *, as_json: bool) 
         raise UserError("environment.no_trace", reason=str(error)) from None
     if as_json:
         print_json(found.to_json(schema=LARGEST_SCHEMA))
-        return
-    from foretrain.report import explain_view, text
+    else:
+        from foretrain.report import explain_view, text
 
-    text.render(explain_view.largest(plan, found), OUT)
+        text.render(explain_view.largest(plan, found), OUT)
+    if check and found.value is None:  # the one object of --json is the answer, which says so too
+        error = UserError("check.largest_nothing", knob=found.knob, name=plan.name, gpu=plan.gpu.name)
+        print_error(error, as_json=False)
+        raise typer.Exit(int(error.exit_code))
 
 
 def write_snapshot(plan: Plan, step: StepName, depth: Depth) -> None:
@@ -152,17 +207,19 @@ def write_snapshot(plan: Plan, step: StepName, depth: Depth) -> None:
     writer = Writer(trace.events, describe)
     replay(trace, depth.settings(), watch=writer.watch)
     try:
-        writer.write(depth.snapshot)
+        writer.write(depth.snapshot.resolve())  # what a link points to, not the link
     except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise UserError("disk.full_output") from None
         raise UserError("usage.cannot_write_file", path=str(depth.snapshot), reason=error.strerror or "") from None
     if not depth.quiet:
         ERR.print(say("exact.snapshot", path=str(depth.snapshot)), soft_wrap=True)
 
 
-def chosen_step(trainer: str, sources: dict[str, str]) -> StepName:
+def chosen_step(trainer: str, files: Iterable[Path]) -> StepName:
     """Whose step is meant: --trainer, else nanoGPT's for a nanoGPT file and foretrain's for the rest."""
     if trainer not in ("", "foretrain", "nanogpt"):
         raise typer.BadParameter("must be foretrain or nanogpt", param_hint="--trainer")
     if trainer:
         return "nanogpt" if trainer == "nanogpt" else "foretrain"
-    return "nanogpt" if any(".py" in source for source in sources.values()) else "foretrain"
+    return "nanogpt" if any(path.suffix == ".py" for path in files) else "foretrain"

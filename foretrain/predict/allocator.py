@@ -47,6 +47,11 @@ class OutOfMemory(MemoryError):
         self.allocated_bytes, self.reserved_bytes, self.limit_bytes = allocated_bytes, reserved_bytes, limit_bytes
 
 
+def _lowest(*limits_bytes: int | None) -> int | None:
+    """The lowest of limits, of which None is no limit."""
+    return min((limit for limit in limits_bytes if limit is not None), default=None)
+
+
 class Allocator:
     """The allocator's state and statistics (named as in torch.cuda.memory_stats).
 
@@ -55,11 +60,18 @@ class Allocator:
     a page, as in PyTorch, which asks for the cap in other units than it maps. `physical` makes it the memory that the
     driver has left instead: never passed, and no garbage collection.
 
+    `cap_bytes` is a cap beside the limit, as per_process_memory_fraction sets it.
+
     `segments` is the history of ("alloc", "free", "map" or "unmap", address, bytes), as _record_memory_history has it.
     """
 
     def __init__(
-        self, settings: Settings | None = None, limit_bytes: int | None = None, *, physical: bool = False
+        self,
+        settings: Settings | None = None,
+        limit_bytes: int | None = None,
+        *,
+        physical: bool = False,
+        cap_bytes: int | None = None,
     ) -> None:
         self.settings = settings or Settings()
         self.limit_bytes, self.physical = limit_bytes, physical
@@ -71,7 +83,7 @@ class Allocator:
         self.num_device_alloc = self.num_device_free = 0
         self.segments: list[tuple[str, int, int]] = []
         self._next_address = FIRST_ADDRESS
-        self._cap_bytes = None if physical else limit_bytes
+        self._cap_bytes = _lowest(cap_bytes, None if physical else limit_bytes)
         self._collects = self.settings.garbage_collection_threshold > 0 and self._cap_bytes is not None
         self._expandable = ExpandableSegments(self) if self.settings.expandable_segments else None
 
@@ -241,9 +253,8 @@ class Allocator:
         return self._cap_bytes is not None and self.reserved_bytes + nbytes > self._cap_bytes
 
     def _out_of_memory(self, size: int, nbytes: int) -> OutOfMemory:
-        return OutOfMemory(
-            nbytes, self.allocated_bytes, self.reserved_bytes, self.limit_bytes or 0, self.segment_bytes(size)
-        )
+        limit_bytes = _lowest(self.limit_bytes, self._cap_bytes) or 0
+        return OutOfMemory(nbytes, self.allocated_bytes, self.reserved_bytes, limit_bytes, self.segment_bytes(size))
 
     def new_address(self, nbytes: int) -> int:
         """The start of fresh address space for so many bytes."""

@@ -4,7 +4,7 @@ From c10/cuda/CUDACachingAllocator.cpp: ExpandableSegment, find_expandable_block
 map_block, unmap_block, release_expandable_segment. Standard library only.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from typing import TYPE_CHECKING
 
 from foretrain.predict.allocator_blocks import Block, Pool
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from foretrain.predict.allocator import Allocator
 
 SMALL_PAGE_BYTES = 2 << 20  # kSmallBuffer; the large pool's pages are as large as a large segment
-# PyTorch takes 1 1/8 of the device's memory, and begins a second stretch where the first has no room left. The
-# simulator knows no device, so its stretch is larger than any card and there is never a second one.
+# PyTorch takes 1 1/8 of the device's memory. The simulator knows no device, so its stretch is larger than any card;
+# like PyTorch it begins another one where there is no room left, as long as the request if need be.
 STRETCH_BYTES = 1 << 41
 
 
 class ExpandableSegments:
-    """Both pools' stretches, with their unmapped blocks in order of address."""
+    """Stretches of both pools, with their unmapped blocks in order of address."""
 
     def __init__(self, allocator: "Allocator") -> None:
         self.allocator = allocator
-        self.bases: dict[bool, int] = {}  # small pool or not -> where its stretch begins
+        self.bases: list[int] = []  # where stretches begin, in order
         self.unmapped: dict[bool, list[int]] = {True: [], False: []}
         self.blocks: dict[int, Block] = {}
 
@@ -85,8 +85,10 @@ class ExpandableSegments:
                 block = block.next
             if room >= size:
                 return first
-        block = Block(self.allocator.new_address(STRETCH_BYTES), STRETCH_BYTES, pool, mapped=False)
-        self.bases[pool.small] = block.ptr
+        page = self.page_bytes(pool)
+        stretch_bytes = max(STRETCH_BYTES, -(-size // page) * page)
+        block = Block(self.allocator.new_address(stretch_bytes), stretch_bytes, pool, mapped=False)
+        self.bases.append(block.ptr)
         self._keep(block)
         return block
 
@@ -111,7 +113,8 @@ class ExpandableSegments:
 
     def unmap(self, block: Block) -> None:
         """unmap_block: pages that lie wholly in a free block go back; what is left at both ends stays free."""
-        pool, page, base = block.pool, self.page_bytes(block.pool), self.bases[block.pool.small]
+        pool, page = block.pool, self.page_bytes(block.pool)
+        base = self.bases[bisect_right(self.bases, block.ptr) - 1]
         low = base + -(-(block.ptr - base) // page) * page
         high = base + (block.ptr + block.size - base) // page * page
         if high <= low:
@@ -134,4 +137,4 @@ class ExpandableSegments:
         self.allocator.segments.append(("unmap", low, high - low))
         if not block.is_split:
             self.forget(block)
-            del self.bases[pool.small]
+            self.bases.remove(base)

@@ -23,6 +23,8 @@ FIRST_INTERVAL_BITS = MIB.bit_length()
 # empty. The old name comes first, although the design note in AllocatorConfig.h says the opposite.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
+DRIVER_BACKENDS = ("cudaMallocAsync", "hipMallocAsync")
+
 # Keys that PyTorch knows and that change nothing in how much device memory is reserved.
 WITHOUT_EFFECT = frozenset(
     {
@@ -120,8 +122,11 @@ class Settings:
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> "Settings":
-        """What a process with these variables would use. Raises ValueError as `parse`."""
-        return cls.parse(next((environment[name] for name in VARIABLES if name in environment), ""))
+        """What a process with these variables would use, but for the driver's backend, for which the native one is
+        taken (see `driver_backend`). Raises ValueError as `parse`."""
+        _, text = _variable(environment)
+        pairs = [pair for pair in _pairs(text) if not _is_driver_backend(*pair)]
+        return cls.parse(",".join(f"{key}:{value}" for key, value in pairs))
 
     def text(self) -> str:
         """The shortest text that `parse` reads as these settings."""
@@ -147,6 +152,24 @@ class Settings:
             steps = ",".join(f"{1 << i}:{n}" for i, n in enumerate(self.roundup_power2_divisions))
             parts.append(f"roundup_power2_divisions:[{steps}]")
         return ",".join(parts)
+
+
+def driver_backend(environment: Mapping[str, str]) -> str:
+    """The variable that asks for cudaMallocAsync, whose memory is the driver's own and not simulated; '' for none."""
+    name, text = _variable(environment)
+    try:
+        return name if any(_is_driver_backend(*pair) for pair in _pairs(text)) else ""
+    except ValueError:
+        return ""
+
+
+def _variable(environment: Mapping[str, str]) -> tuple[str, str]:
+    """The variable that counts, and its text."""
+    return next(((name, environment[name]) for name in VARIABLES if name in environment), ("", ""))
+
+
+def _is_driver_backend(key: str, value: str) -> bool:
+    return key == "backend" and value in DRIVER_BACKENDS
 
 
 def _wrong(key: str, value: object, reason: str) -> ValueError:
@@ -210,7 +233,7 @@ def _switch(value: str) -> bool:
 
 
 def _backend(value: str) -> str:
-    if value in ("cudaMallocAsync", "hipMallocAsync"):
+    if value in DRIVER_BACKENDS:
         raise ValueError("that allocator belongs to the driver and cannot be simulated, only backend:native can")
     if value != "native":
         raise ValueError("PyTorch's backends are native and cudaMallocAsync")

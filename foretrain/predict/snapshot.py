@@ -6,11 +6,13 @@ The format is that of torch.cuda.memory._snapshot() (torch/csrc/cuda/memory_snap
 it can run. snapshot_write.py writes the same format. Standard library only.
 """
 
+import contextlib
 import io
 import pickle
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ from foretrain.predict.allocator_blocks import Block
 from foretrain.predict.allocator_replay import Event
 from foretrain.predict.allocator_replay import replay as replay_events
 from foretrain.predict.allocator_settings import UNLIMITED, Settings
+from foretrain.predict.pickle_memo import check_memo
 from foretrain.predict.snapshot_write import Label, Writer, export
 
 __all__ = [
@@ -149,6 +152,7 @@ def read(path: Path, device: int = 0) -> Recording:
 def loads(data: bytes, name: str = "snapshot", device: int = 0) -> Recording:
     """As `read`, from the pickle's bytes; `name` begins the sentence of a ValueError."""
     try:
+        check_memo(data)
         snapshot = _PlainUnpickler(io.BytesIO(data)).load()
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
@@ -184,17 +188,21 @@ def _entry(item: Any, where: str) -> Entry:
 def _segments(segments: Any, name: str, device: int) -> tuple[frozenset[int], int]:
     """(addresses of blocks in use, bytes of all segments) of a device."""
     live: set[int] = set()
+    seen: set[int] = set()
     total_bytes = 0
     try:
         for segment in segments:
             if segment.get("device", 0) != device:
                 continue
-            total_bytes += int(segment["total_size"])
-            address = int(segment["address"])
-            for block in segment["blocks"]:
+            total_bytes += index(segment["total_size"])
+            address, blocks = index(segment["address"]), segment["blocks"]
+            if blocks and id(blocks) in seen:  # a small file could so hold more blocks than any memory has
+                raise ValueError("two segments share their blocks")
+            seen.add(id(blocks))
+            for block in blocks:
                 if block["state"] != "inactive":
                     live.add(address)
-                address += int(block["size"])
+                address += index(block["size"])
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(f"{name}: its segments are not those of a memory snapshot") from None
     return frozenset(live), total_bytes
@@ -210,15 +218,15 @@ def _settings(values: Mapping[str, Any], name: str) -> Settings:
             if "MallocAsync" in text:
                 raise ValueError(f"{name}: {error}") from None
             # A setting of another version of PyTorch: what the snapshot says itself must do.
-    split, threshold = values.get("max_split_size", -1), values.get("garbage_collection_threshold", 0.0)
-    try:
-        return Settings(
-            max_split_bytes=split if isinstance(split, int) and split > 0 else UNLIMITED,
-            garbage_collection_threshold=threshold if isinstance(threshold, float) else 0.0,
-            expandable_segments=values.get("expandable_segments") is True,
-        )
-    except ValueError:
-        return Settings()
+    split, threshold = values.get("max_split_size"), values.get("garbage_collection_threshold")
+    found = Settings(expandable_segments=values.get("expandable_segments") is True)
+    for changes in (
+        {"max_split_bytes": split if isinstance(split, int) and split > 0 else UNLIMITED},
+        {"garbage_collection_threshold": threshold if isinstance(threshold, float) else 0.0},
+    ):
+        with contextlib.suppress(ValueError):  # one that cannot be says nothing about the others
+            found = replace(found, **changes)
+    return found
 
 
 # -- comparing ---------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ model. The format is that of torch/csrc/cuda/memory_snapshot.cpp, with the `cate
 _memory_viz.py's _profile_to_snapshot. Standard library only.
 """
 
+import os
 import pickle
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -179,7 +180,12 @@ class Writer:
         return (self.history or History(Allocator())).data()
 
     def write(self, path: Path) -> None:
-        """As a pickle, under its name only when whole. Raises OSError."""
-        staging = path.with_name(path.name + ".part")
-        staging.write_bytes(pickle.dumps(self.data()))
-        staging.replace(path)
+        """As a pickle, under its name only when whole; nothing else is left behind. Raises OSError."""
+        staging = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            with staging.open("xb") as file:
+                file.write(pickle.dumps(self.data()))
+            staging.replace(path)
+        except OSError:
+            staging.unlink(missing_ok=True)
+            raise

@@ -57,7 +57,7 @@ def _tensors(explanation: Explanation) -> Table:
     if rest:
         size = Quantity(sum(group.size_bytes for group in rest), "bytes")
         rows.append((size, f"{sum(group.count for group in rest):,}", "", "", "", Message("component.rest")))
-    return Table(columns, tuple(rows), frozenset({0, 1}))
+    return Table(columns, tuple(rows), frozenset({0, 1}), optional=(4, 1, 2, 5))
 
 
 def _short(op: str) -> str:
@@ -73,11 +73,12 @@ def _smi(explanation: Explanation) -> tuple[Block, ...]:
     blocks: list[Block] = [Table(columns, rows, frozenset({1}))]
     if explanation.conclusion != "none":
         other = "eager" if explanation.compiled else "compiled"
-        process = next((line.low_bytes for line in explanation.lines if line.id == "process"), 0)
+        observed = (line for line in explanation.lines if line.id == "process" and line.voice == "observed")
+        process = next(observed, None)
         values = {"mode": Message(f"mode.{other}"), "other": explanation.other_mode_bytes}
         tone = "warn" if explanation.conclusion in CONTEXT_DOUBTS else "good"
         blocks.append(Paragraph(Message(f"smi.is.{explanation.conclusion}", values), tone))
-        if explanation.other_mode_bytes > process:
+        if process is not None and explanation.other_mode_bytes > process.low_bytes:
             blocks.append(Paragraph(Message("smi.other_excluded", values)))
     blocks.append(Paragraph(Message("smi.why_more")))
     return tuple(blocks)
@@ -95,11 +96,12 @@ def largest(plan: Plan, found: Largest) -> Document:
         "knob": found.knob, "value": found.value or 0, "step": Message(f"step.{found.step}"), "gpu": plan.gpu.name,
         "available": found.available_bytes,
     }  # fmt: skip
-    answer = Message("largest.value" if found.value else "largest.nothing", values)
+    id = "nothing" if found.value is None else "searched_all" if found.searched_all else "value"
+    answer = Message(f"largest.{id}", values)
     columns = (found.knob, *(Message(f"column.{name}") for name in ("verdict", "takes", "limit")))
     rows = tuple(
         (
-            f"{probe.value:,}", Message("word.fits" if probe.fits else "word.does_not_fit"),
+            f"{probe.value:,}", Message(f"word.{probe.verdict}"),
             Quantity(probe.needed_expected_bytes, "bytes"), Quantity(probe.smallest_limit_bytes, "bytes"),
         )
         for probe in found.probes

@@ -55,7 +55,7 @@ def answers_for(
                 made[each], found = found[: len(requests)], found[len(requests) :]
         return exact(
             made[step], plan.memory_of(step), available_bytes=plan.available_bytes, settings=settings,
-            capped=_capped(plan, step),
+            capped=_capped(plan, step), device_bytes=plan.gpu.memory_bytes,
         )  # fmt: skip
 
     answers = []
@@ -63,6 +63,7 @@ def answers_for(
         question = {
             "traces": [request.key() for request in wanted[step]], "available_bytes": plan.available_bytes,
             "settings": (settings or Settings()).text(), "capped": _capped(plan, step),
+            "device_bytes": plan.gpu.memory_bytes,
             "config": plan.config.model_dump(mode="json"),
         }  # fmt: skip
         answers.append(service.remembered(question, Exact, lambda step=step: make(step)))

@@ -5,30 +5,38 @@ from collections.abc import Callable
 from foretrain.errors import UserError
 from foretrain.predict.allocator_settings import Settings
 from foretrain.predict.exact.forecast import Listener, answers_for
-from foretrain.predict.memory import StepName, worst_verdict
+from foretrain.predict.memory import StepName, Verdict, worst_verdict
 from foretrain.predict.plan import Plan, plan
 from foretrain.records import Record
 
-# Granule of each knob: contexts go in steps of 64, as attention's tiles do.
+# Granule of each knob: contexts go in steps of 64, as attention's tiles do, and only below 64 in single steps.
 STEPS = {"batch_size": 1, "block_size": 64, "n_layer": 1}
 HIGHEST = {"batch_size": 4096, "block_size": 65536, "n_layer": 512}
 
 
 class Probe(Record):
-    """One value that was traced: whether it fits, and what the process needs there."""
+    """One value that was traced: the verdict that a plan of it has, and what the process needs there."""
 
     value: int
-    fits: bool
+    verdict: Verdict | None
     needed_expected_bytes: int
     smallest_limit_bytes: int
 
+    @property
+    def fits(self) -> bool:
+        return self.verdict == "fits"
+
 
 class Largest(Record):
-    """The largest value of a knob that fits (None: not even the smallest does), with every value that was traced."""
+    """The largest value of a knob that fits (None: not even 1 does), with every value that was traced.
+
+    `searched_all`: it is the largest that is looked at, so that larger ones may fit too.
+    """
 
     knob: str
     step: StepName
     value: int | None
+    searched_all: bool
     available_bytes: int
     probes: tuple[Probe, ...]
 
@@ -42,6 +50,8 @@ def largest(
 ) -> Largest:
     """Search from the ledger's guess outwards, then between what fits and what does not.
 
+    Traces need not grow with a knob: the answer fits and its successor does not, but one beyond that might again.
+
     Raises UserError for a knob that is not one of STEPS or a card of unknown memory, and
     service.TraceUnavailable where nothing can be traced.
     """
@@ -51,21 +61,25 @@ def largest(
         raise UserError("usage.largest_unknown", gpu=base.gpu.name)
     probes: dict[int, Probe] = {}
 
-    def fits(count: int) -> bool:
-        value = count * STEPS[knob]
-        if value not in probes:
-            listen(f"{knob} = {value}")
-            probes[value] = _probe(_with(base, knob, value), step, value, settings, listen)
-        return probes[value].fits
+    def search(granule: int, top: int) -> int:
+        """The largest multiple of the granule that fits, up to `top` granules; 0 where none does."""
 
-    def guess(count: int) -> bool:
-        changed = _with(base, knob, count * STEPS[knob])
-        return worst_verdict(changed.memory_of(step)) == "fits"
+        def fits(count: int) -> bool:
+            value = count * granule
+            if value not in probes:
+                listen(f"{knob} = {value}")
+                probes[value] = _probe(_with(base, knob, value), step, value, settings, listen)
+            return probes[value].fits
 
-    top = HIGHEST[knob] // STEPS[knob]
-    best = _search(fits, max(1, _bisect(guess, 0, top + 1)), top)
+        def guess(count: int) -> bool:
+            return worst_verdict(_with(base, knob, count * granule).memory_of(step)) == "fits"
+
+        return granule * _search(fits, max(1, _bisect(guess, 0, top + 1)), top)
+
+    granule, highest = STEPS[knob], HIGHEST[knob]
+    best = search(granule, highest // granule) or (search(1, granule - 1) if granule > 1 else 0)
     return Largest(
-        knob=knob, step=step, value=best * STEPS[knob] if best else None, available_bytes=base.available_bytes,
+        knob=knob, step=step, value=best or None, searched_all=best == highest, available_bytes=base.available_bytes,
         probes=tuple(probes[value] for value in sorted(probes)),
     )  # fmt: skip
 
@@ -82,7 +96,7 @@ def _probe(changed: Plan, step: StepName, value: int, settings: Settings | None,
     (found,) = answers_for(changed, [step], settings, listen)
     return Probe(
         value=value,
-        fits=worst_verdict(found.memory) == "fits",
+        verdict=worst_verdict(found.memory),
         needed_expected_bytes=max(phase.needed_expected_bytes for phase in found.memory.phases),
         smallest_limit_bytes=found.smallest_limit_bytes,
     )

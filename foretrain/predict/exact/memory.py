@@ -117,13 +117,17 @@ def exact(
     available_bytes: int | None,
     settings: Settings | None = None,
     capped: bool = False,
+    device_bytes: int | None = None,
 ) -> Exact:
     """The answer of one trace, or of two that differ in pad_mm's choice.
 
     `ledger`: gives the phases that are not traced (resume). `available_bytes`: what the process may take, context
-    included. `capped`: it is a cap that the trainer sets, not what the card has left.
+    included. `capped`: it is a cap that the trainer sets, not what the card has left. `device_bytes`: the whole card's
+    memory, of which per_process_memory_fraction is one.
     """
-    runs = [replay(trace, settings) for trace in traces]
+    # The trainer's own call of set_per_process_memory_fraction takes the place of the setting.
+    cap_bytes = None if capped or device_bytes is None else (settings or Settings()).cap_bytes(device_bytes)
+    runs = [_with_room(trace, settings, cap_bytes) for trace in traces]
     worst = max(range(len(traces)), key=lambda i: runs[i].peak_reserved_bytes)
     trace, run = traces[worst], runs[worst]
     names = {peak.phase for peak in run.phases}
@@ -132,7 +136,7 @@ def exact(
     death = None
     if available_bytes is not None:
         ends = {
-            context: [_ends(t, available_bytes - context, settings, capped) for t in traces]
+            context: [_ends(t, available_bytes - context, settings, capped, cap_bytes) for t in traces]
             for context in (ledger.context.low_bytes, ledger.context.expected_bytes + MARGIN_BYTES)
         }
         lenient, strict = ends.values()
@@ -159,8 +163,16 @@ def exact(
     )
 
 
-def _ends(trace: Trace, limit_bytes: int, settings: Settings | None, capped: bool) -> Death | None:
-    return replay(trace, settings, max(0, limit_bytes), physical=not capped).death
+def _with_room(trace: Trace, settings: Settings | None, cap_bytes: int | None) -> Replay:
+    """The replay under no limit but the cap, from which garbage collection counts; where that kills, under none."""
+    run = replay(trace, settings, cap_bytes=cap_bytes)
+    return run if run.survives else replay(trace, settings)
+
+
+def _ends(
+    trace: Trace, limit_bytes: int, settings: Settings | None, capped: bool, cap_bytes: int | None
+) -> Death | None:
+    return replay(trace, settings, max(0, limit_bytes), physical=not capped, cap_bytes=cap_bytes).death
 
 
 def _judged(phase: PhaseMemory, available_bytes: int, context: Context, certain: bool, dead: str | None) -> PhaseMemory:

@@ -58,13 +58,15 @@ def replay(
     limit_bytes: int | None = None,
     *,
     physical: bool = False,
+    cap_bytes: int | None = None,
     watch: Watcher = lambda position, allocator, block: None,
 ) -> Replay:
     """Run a trace's events through the allocator, up to its end or to the first allocation that a limit forbids.
 
-    `watch` is called after each event with its position, the allocator, and the block that was born or died.
+    The limits are those of Allocator. `watch` is called after each event with its position, the allocator, and the
+    block that was born or died.
     """
-    allocator = Allocator(settings, limit_bytes, physical=physical)
+    allocator = Allocator(settings, limit_bytes, physical=physical, cap_bytes=cap_bytes)
     sizes = [allocation.nbytes for allocation in trace.allocations]
     alive: dict[int, Block | None] = {}
     peaks: dict[str, tuple[int, int, int]] = {}

@@ -1,6 +1,7 @@
 """Every test runs in a directory of its own, on one thread, without the user's environment."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ settings.register_profile("ci", deadline=None, derandomize=True, suppress_health
 settings.load_profile("ci")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["TIKTOKEN_CACHE_DIR"] = "/nonexistent"
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; the runs that tests start inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from foretrain.config import RunConfig
+from foretrain.lm.checkpointing import remake_input
 from foretrain.lm.embedding import TokenEmbedding
 from foretrain.lm.loss import ChunkedLoss
 
@@ -31,9 +32,13 @@ class Attention(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        B, T, C = x.shape
+        return self.mix(self.c_attn(x))
+
+    def mix(self, qkv: Tensor) -> Tensor:
+        """B x T x 3C, the output of c_attn, to B x T x C."""
+        B, T, C = *qkv.shape[:2], qkv.shape[2] // 3
         heads = (B, T, self.n_head, C // self.n_head)
-        q, k, v = (part.view(heads).transpose(1, 2) for part in self.c_attn(x).split(C, dim=2))  # B, H, T, C/H
+        q, k, v = (part.view(heads).transpose(1, 2) for part in qkv.split(C, dim=2))  # B, H, T, C/H
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)))
@@ -52,20 +57,36 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
 
+    def out(self, x: Tensor) -> Tensor:
+        """The second half, from what c_fc gives."""
+        return self.c_proj(self.gelu(x))
+
 
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, n_embd: int, n_head: int, bias: bool, dropout: float) -> None:
+    def __init__(self, config: RunConfig) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(n_embd, bias=bias)
-        self.attn = Attention(n_embd, n_head, bias, dropout)
-        self.ln_2 = nn.LayerNorm(n_embd, bias=bias)
-        self.mlp = MLP(n_embd, bias, dropout)
+        c = config
+        self.ln_1 = nn.LayerNorm(c.n_embd, bias=c.bias)
+        self.attn = Attention(c.n_embd, c.n_head, c.bias, c.dropout)
+        self.ln_2 = nn.LayerNorm(c.n_embd, bias=c.bias)
+        self.mlp = MLP(c.n_embd, c.bias, c.dropout)
+        self.recompute_norm_gelu = c.recompute_norm_gelu
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.recompute_norm_gelu and self.training:
+            return self._forward_cheaply(x)
         x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
+
+    def _forward_cheaply(self, x: Tensor) -> Tensor:
+        """The same, keeping neither the norms' outputs nor the GELU's: each product's input is made again from its
+        own."""
+        attn, mlp = self.attn, self.mlp
+        x = x + attn.mix(remake_input(lambda x: attn.c_attn(self.ln_1(x)), x))
+        wide = remake_input(lambda x: mlp.c_fc(self.ln_2(x)), x)
+        return x + mlp.dropout(remake_input(mlp.out, wide))
 
 
 class GPT(nn.Module):
@@ -75,13 +96,13 @@ class GPT(nn.Module):
         super().__init__()
         c = config
         self.block_size = c.block_size
-        self.checkpointing = c.activation_checkpointing
+        self.checkpointed_blocks = c.checkpointed
         self.transformer = nn.ModuleDict(
             {
                 "wte": TokenEmbedding(c.vocab_size, c.n_embd),
                 "wpe": nn.Embedding(c.block_size, c.n_embd),
                 "drop": nn.Dropout(c.dropout),
-                "h": nn.ModuleList([Block(c.n_embd, c.n_head, c.bias, c.dropout) for _ in range(c.n_layer)]),
+                "h": nn.ModuleList([Block(c) for _ in range(c.n_layer)]),
                 "ln_f": nn.LayerNorm(c.n_embd, bias=c.bias),
             }
         )
@@ -101,8 +122,8 @@ class GPT(nn.Module):
         parts: Any = self.transformer
         position = torch.arange(T, device=idx.device)
         x = parts["drop"](parts["wte"](idx) + parts["wpe"](position))
-        for block in parts["h"]:
-            recompute = self.checkpointing and self.training
+        for i, block in enumerate(parts["h"]):
+            recompute = self.training and i < self.checkpointed_blocks
             x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
         return parts["ln_f"](x)
 

@@ -63,19 +63,19 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). `cheap`: recompute norms and GELU in the backward pass."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, *, cheap: bool) -> None:
         super().__init__()
         c = config
         self.ln_1 = nn.LayerNorm(c.n_embd, bias=c.bias)
         self.attn = Attention(c.n_embd, c.n_head, c.bias, c.dropout)
         self.ln_2 = nn.LayerNorm(c.n_embd, bias=c.bias)
         self.mlp = MLP(c.n_embd, c.bias, c.dropout)
-        self.recompute_norm_gelu = c.recompute_norm_gelu
+        self.cheap = cheap
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.recompute_norm_gelu and self.training:
+        if self.cheap and self.training:
             return self._forward_cheaply(x)
         x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
@@ -102,7 +102,7 @@ class GPT(nn.Module):
                 "wte": TokenEmbedding(c.vocab_size, c.n_embd),
                 "wpe": nn.Embedding(c.block_size, c.n_embd),
                 "drop": nn.Dropout(c.dropout),
-                "h": nn.ModuleList([Block(c) for _ in range(c.n_layer)]),
+                "h": nn.ModuleList([Block(c, cheap=c.recompute_norm_gelu and i >= c.checkpointed) for i in range(c.n_layer)]),
                 "ln_f": nn.LayerNorm(c.n_embd, bias=c.bias),
             }
         )

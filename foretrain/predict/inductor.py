@@ -105,11 +105,11 @@ class CompiledStep:
         graph.head += self.mask()
         t.at("forward.blocks")
         # Branch outputs that wait to be added to the residual stream.
-        passing = [] if self.v.checkpointing else [t.alloc("temporaries", self.e(3 * self.low))]
+        passing = [] if self.v.checkpointed else [t.alloc("temporaries", self.e(3 * self.low))]
         if not self.v.half and not self.v.chunked:
             graph.head.append(t.alloc("activations.residual", self.e(4)))
         for _ in range(self.n_layer):
-            if self.v.checkpointing:
+            if self.v.checkpointed:
                 graph.blocks.append([t.alloc("activations.residual", self.e(4))])
                 t.free(*self.block_buffers())
             else:
@@ -118,7 +118,7 @@ class CompiledStep:
         t.at("forward.loss")
         graph.head += self.norm_saved()
         if self.v.chunked:
-            if self.v.checkpointing:  # traces keep the last norm's input alone, as they do the blocks'
+            if self.v.checkpointed:  # traces keep the last norm's input alone, as they do the blocks'
                 t.free(graph.head.pop(-3))
             graph.waiting = chunked_head(t, self.v, graph.head.pop(), saving=True, fused=True, first=not self.has_grads)
             return graph
@@ -219,7 +219,7 @@ class CompiledStep:
     def block_backward(self, saved: list[Tensor]) -> list[Tensor]:
         """One block: frees what it saved, returns its gradients (fp32)."""
         t, low = self.t, self.low
-        if self.v.checkpointing:
+        if self.v.checkpointed:
             t.at("backward.recompute")
             pending = [t.alloc("temporaries", self.e(5 * low))]  # products that Inductor puts off
             if self.v.attention == "math":  # and scores of blocks before, which it makes ahead

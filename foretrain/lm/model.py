@@ -102,7 +102,9 @@ class GPT(nn.Module):
                 "wte": TokenEmbedding(c.vocab_size, c.n_embd),
                 "wpe": nn.Embedding(c.block_size, c.n_embd),
                 "drop": nn.Dropout(c.dropout),
-                "h": nn.ModuleList([Block(c, cheap=c.recompute_norm_gelu and i >= c.checkpointed) for i in range(c.n_layer)]),
+                "h": nn.ModuleList(
+                    [Block(c, cheap=c.recompute_norm_gelu and i >= c.checkpointed) for i in range(c.n_layer)]
+                ),
                 "ln_f": nn.LayerNorm(c.n_embd, bias=c.bias),
             }
         )

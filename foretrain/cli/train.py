@@ -65,6 +65,7 @@ def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False
     need_torch()
     if (count := os.environ.get("WORLD_SIZE", "1")) not in ("", "0", "1"):
         raise UserError("environment.one_process", count=count[:20])
+    _set_allocator(resolved.config.allocator_settings)
     from foretrain.run.device import environment, place
     from foretrain.run.host_memory import keep_memory
     from foretrain.run.trainer import Trainer
@@ -89,6 +90,19 @@ def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False
         return record
     finally:
         directory.release()
+
+
+def _set_allocator(own: str) -> None:
+    """Before torch is imported, which reads the variable then. Raises UserError."""
+    from foretrain.predict.allocator_settings import Settings, merged
+
+    variables = merged(own, os.environ)
+    try:
+        Settings.of_environment({**os.environ, **variables})
+    except ValueError as error:
+        if own:
+            raise UserError("usage.alloc_conf", problem=str(error)) from None
+    os.environ.update(variables)
 
 
 def need_torch() -> None:

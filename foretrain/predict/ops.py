@@ -22,6 +22,7 @@ Kind = Literal[
     "norm", "norm_backward", "gelu", "gelu_backward",
     "softmax", "softmax_backward", "fill", "gather", "scatter",
     "cast", "add", "join", "dropout", "accumulate", "fused", "adamw", "clip", "gradient_norm",
+    "transfer", "host",  # between card and computer, and in the computer's memory
 ]  # fmt: skip
 Part = Literal["forward", "recompute", "backward", "accumulate", "optimizer"]
 
@@ -78,15 +79,36 @@ class Way:
         return 2 if self.half else 4
 
     @property
-    def checkpointing(self) -> bool:
-        return self.train and self.step == "foretrain" and self.config.activation_checkpointing
+    def own(self) -> RunConfig:
+        """The config as this step has it: nanoGPT has none of foretrain's own ways."""
+        return self.config if self.step == "foretrain" else self.config.as_nanogpt()
+
+    @property
+    def casts(self) -> bool:
+        """Whether autocast makes half precision of fp32."""
+        return self.half and not self.own.master_weights
+
+    @property
+    def wide(self) -> int:
+        """Bytes of an element of the residual stream."""
+        return 2 if self.half and self.own.master_weights else 4
+
+    @property
+    def checkpointed(self) -> int:
+        """Blocks whose forward pass runs again in the backward pass."""
+        return self.own.checkpointed if self.train else 0
+
+    @property
+    def cheap_blocks(self) -> int:
+        """Blocks of which norms and GELU run again."""
+        again = self.train and self.own.recompute_norm_gelu
+        return self.config.n_layer - self.checkpointed if again else 0
 
     @property
     def chunk(self) -> int:
         """Tokens whose logits exist at one time."""
         tokens = self.batch[0] * self.batch[1]
-        own = self.config.loss_chunk_size if self.step == "foretrain" else 0
-        return min(own or tokens, tokens)
+        return min(self.own.loss_chunk_size or tokens, tokens)
 
 
 class OperationList:

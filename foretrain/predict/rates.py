@@ -35,6 +35,8 @@ COMPILED_LAUNCH_S = 4e-6
 CPU_LAUNCH_S = 5e-6
 CPU_PRODUCT_SHARE = 0.55  # oneDNN and MKL on small matrices, against the nominal peak
 CPU_ATTENTION_SHARE = 0.28
+# Assumed, not measured: copies from and to pageable memory over PCIe 4.0 x8 or x16, and AdamW on a desktop's memory.
+PAGEABLE_BYTES_PER_S, HOST_BYTES_PER_S = 6e9, 20e9
 # How much each dimension tells about a kernel's speed: a product's (m, n, k), attention's (B, H, T, D).
 IMPORTANCE = {3: (1.0, 1.0, 1.0), 4: (0.1, 0.1, 1.0, 1.0)}
 
@@ -51,6 +53,12 @@ class Rates(Protocol):
         ...
 
 
+def host_time_s(op: Operation) -> float | None:
+    """Seconds of what runs beside the device; None for all else."""
+    rate = {"transfer": PAGEABLE_BYTES_PER_S, "host": HOST_BYTES_PER_S}.get(op.kind)
+    return op.nbytes / rate if rate else None
+
+
 class CatalogueRates:
     """From the peaks of `gpus.toml` or of the system's description of the CPU."""
 
@@ -62,6 +70,9 @@ class CatalogueRates:
         self.bandwidth = gpu.bandwidth_bytes_per_s * BANDWIDTH_SHARE
 
     def time_s(self, op: Operation) -> float:
+        elsewhere_s = host_time_s(op)
+        if elsewhere_s is not None:
+            return elsewhere_s
         bytes_s = op.nbytes / self.bandwidth
         if not op.flops:
             return bytes_s
@@ -107,6 +118,9 @@ class MeasuredRates:
         return frozenset(dtype for kind, dtype in self.kernels if kind == "matmul")
 
     def time_s(self, op: Operation) -> float:
+        elsewhere_s = host_time_s(op)
+        if elsewhere_s is not None:
+            return elsewhere_s
         measured = self.kernels.get((op.kind, op.dtype)) or self.kernels.get((op.kind, "float32"))
         if op.flops:
             assert measured, op

@@ -38,9 +38,14 @@ def optimizer(way: Way) -> list[Operation]:
     for numel, count in _tensors(way):
         if way.dtype == "float16":
             ops.traffic("unscale", "clip", numel, 4, 4, count)
-        ops.traffic("norm of gradients", "gradient_norm", numel, 4, 0, count)
-        ops.traffic("clipping", "clip", numel, 4, 4, count)
-        ops.traffic("adamw", "adamw", numel, 16, 12, count)
+        if way.own.optimizer_offload:
+            ops.traffic("offload", "transfer", numel, 4, way.wide, count)  # gradients there, weights back
+        off = way.own.optimizer_offload
+        ops.traffic("norm of gradients", "host" if off else "gradient_norm", numel, 4, 0, count)
+        ops.traffic("clipping", "host" if off else "clip", numel, 4, 4, count)
+        ops.traffic("adamw", "host" if off else "adamw", numel, 16, 12, count)
+        if way.wide == 2:
+            ops.traffic("weights", "host" if off else "cast", numel, 4, 2, count)
     return ops.found
 
 

@@ -72,8 +72,8 @@ class RunConfig(Record):
     dropout: float = knob(0.0, "dropout probability", group="model", least=0, below=1)
     init_from: str = knob(
         "scratch",
-        "scratch, resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or the path (with a slash) of nanoGPT's ckpt.pt, of a "
-        ".safetensors file, of a folder with a GPT-2, or of a run",
+        "scratch, resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or the path (with a slash) of nanoGPT's ckpt.pt, of "
+        "safetensors, of a folder with a GPT-2, or of a run",
         group="model", pattern=_INIT_FROM,
     )  # fmt: skip
     init_optimizer: bool = knob(

@@ -12,6 +12,8 @@ The file (karpathy/nanoGPT train.py): model, optimizer, model_args, iter_num, be
 """
 
 import errno
+import gc
+import io
 import json
 import math
 import os
@@ -186,8 +188,6 @@ class Checkpoint:
         self.masks = dropped
 
     def _unpickled(self) -> dict[Any, Any]:
-        import io
-
         try:
             held = _Reader(io.BytesIO(self._member("data.pkl", MAX_PICKLE_BYTES))).load()
         except (Refused, MemoryError):
@@ -383,4 +383,5 @@ def main(path: str, folder: str = "", moments: str = "") -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    gc.disable()  # looking through millions of lists again and again is how a bomb takes minutes
     sys.stdout.write(json.dumps(main(*sys.argv[1:])) + "\n")

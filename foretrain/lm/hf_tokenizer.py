@@ -75,8 +75,8 @@ def _byte_level(ranks: dict[bytes, int], merges: list[tuple[bytes, bytes]], spec
     vocabulary = {shown(token): id for token, id in ranks.items()} | special
     model = {
         "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "vocab": vocabulary,
-        "merges": [[shown(left), shown(right)] for left, right in merges],
+        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+        "vocab": vocabulary, "merges": [[shown(left), shown(right)] for left, right in merges],
     }  # fmt: skip
     before = {**_BYTE_LEVEL, "use_regex": bool(merges)}
     return _document(model, before, {**_BYTE_LEVEL, "use_regex": True}, special)

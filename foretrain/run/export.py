@@ -164,8 +164,9 @@ def _hugging_face(source: _Source, folder: Path) -> None:
     """What transformers' GPT2LMHeadModel.from_pretrained reads, and AutoTokenizer where the tokenizer is known."""
     config = source.config
     words = _tokenizer(source)
-    ends = words is not None and words.name != "char" and words.separator < config.vocab_size
-    separator = words.separator if ends else None  # characters have none of their own
+    separator = None if words is None or words.name == "char" else words.separator  # characters have none of their own
+    if separator is not None and separator >= config.vocab_size:
+        separator = None
     made = foreign.to_hugging_face(source.weights, source.shape)
     save_file(made, folder / "model.safetensors", metadata={"format": "pt"})
     _json(folder / "config.json", foreign.hugging_face_config(config, separator))

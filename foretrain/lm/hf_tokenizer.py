@@ -84,7 +84,7 @@ def _byte_level(ranks: dict[bytes, int], merges: list[tuple[bytes, bytes]], spec
 
 def _characters(ids: dict[str, int]) -> dict[str, Any]:
     model = {"type": "WordLevel", "vocab": ids, "unk_token": "<unk>"}
-    split = {"type": "Split", "pattern": {"Regex": "(?s:.)"}, "behavior": "Isolated", "invert": False}
+    split = {"type": "Split", "pattern": {"Regex": "[\\s\\S]"}, "behavior": "Isolated", "invert": False}
     return _document(model, split, {"type": "Fuse"}, {})
 
 

@@ -88,8 +88,9 @@ class Trainer:
     # -- the run -------------------------------------------------------------------------------------------
 
     def run(self, *, resume: bool = False) -> RunRecord:
-        """Train to the end or to a signal; the record is written in every case."""
+        """Train to the end or to a signal; the record is written in every case but a resume that was refused."""
         self._started = self.clock()
+        self._entered = not resume
         try:
             if not resume:
                 self._write_record("running")
@@ -98,20 +99,25 @@ class Trainer:
                 finished = self._loop()
         except UserError as error:
             with contextlib.suppress(OSError):  # a full disk takes the record too; the error is what counts
-                self._write_record("diverged" if error.id.startswith("diverged") else "failed", error.id)
+                self._write_fault("diverged" if error.id.startswith("diverged") else "failed", error.id)
             raise
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                self._write_record("failed", type(error).__name__)
+                self._write_fault("failed", type(error).__name__)
                 raise
             raise UserError("disk.full_run", path=str(self.directory.path)) from None
         except torch.OutOfMemoryError:
-            self._write_record("failed", "memory.out_of_memory")
+            self._write_fault("failed", "memory.out_of_memory")
             raise self._out_of_memory() from None
         except BaseException as error:
-            self._write_record("failed", type(error).__name__)
+            self._write_fault("failed", type(error).__name__)
             raise
         return self._write_record("finished" if finished else "interrupted", self.flag.signal_name)
+
+    def _write_fault(self, status: Any, reason: str) -> None:
+        """Unless the run was not gone on with: its record is of the config that it has, not of the one refused."""
+        if self._entered:
+            self._write_record(status, reason)
 
     def _out_of_memory(self) -> UserError:
         return UserError(
@@ -168,6 +174,7 @@ class Trainer:
                 self._note("checkpoint_skipped", name=name, problem=problem)
             self.progress = loaded.progress
             step = loaded.progress.step
+        self._entered = True
         self._elapsed_before_s = self.progress.elapsed_s
         self.resumed_from += (step,)
         self.directory.drop_metrics_from(step, keep_evaluation=self.progress.evaluated)
@@ -180,10 +187,7 @@ class Trainer:
         keys = ("init_from", "init_optimizer")
         if self.config.init_from == "resume":
             self.config = self.config.model_copy(update={key: getattr(before, key) for key in keys})
-        elif (self.config.init_from, before.init_from) != (
-            "scratch",
-            "resume",
-        ):  # begun as nanoGPT's "resume" of nothing
+        elif (self.config.init_from, before.init_from) != ("scratch", "resume"):  # which are the same
             changed = [
                 f"{key}: {getattr(before, key)} → {getattr(self.config, key)}"
                 for key in keys

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from foretrain.errors import UserError
+from foretrain.presets import GPT2_SHAPES
 from foretrain.records import Record
 from foretrain.units import parse_bytes
 
@@ -25,6 +26,11 @@ GROUPS = ("model", "data", "batch", "optimizer", "evaluation", "run", "system", 
 
 
 _A_PATH = r"^[^\x00-\x1f\x7f]{1,1000}$"  # not empty, and nothing that could command a terminal
+
+_INIT_FROM = (
+    r"^(scratch|resume|gpt2(-medium|-large|-xl)?|[^\x00-\x1f\x7f]{0,500}[/\\][^\x00-\x1f\x7f]{0,500}"
+    r"|[^\x00-\x1f\x7f]{1,500}\.(pt|pth|safetensors))$"
+)
 
 
 def knob(
@@ -70,8 +76,14 @@ class RunConfig(Record):
     bias: bool = knob(False, "biases in linear layers and LayerNorms", group="model")
     dropout: float = knob(0.0, "dropout probability", group="model", least=0, below=1)
     init_from: str = knob(
-        "scratch", "scratch, resume, or gpt2, gpt2-medium, gpt2-large, gpt2-xl (shapes only)",
-        group="model", pattern=r"^(scratch|resume|gpt2(-medium|-large|-xl)?)$",
+        "scratch",
+        "scratch, resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or the path (with a slash) of nanoGPT's ckpt.pt, of "
+        "safetensors, of a folder with a GPT-2, or of a run",
+        group="model", pattern=_INIT_FROM,
+    )  # fmt: skip
+    init_optimizer: bool = knob(
+        False, "with init_from = a ckpt.pt or a run: AdamW's moments and the step count too, to go on where it stopped",
+        group="model", ours=True,
     )  # fmt: skip
 
     dataset: str = knob(
@@ -386,6 +398,11 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunConfig], bool], str], ...] = (
         ("min_lr", "learning_rate", "decay_lr"),
         lambda c: c.decay_lr and c.min_lr > c.learning_rate,
         "min_lr_above",
+    ),
+    (
+        ("init_optimizer", "init_from"),
+        lambda c: c.init_optimizer and c.init_from in ("scratch", *GPT2_SHAPES),
+        "init_optimizer_without",
     ),
     (("eval_block_size", "block_size"), lambda c: c.eval_block > c.block_size, "eval_block_beyond"),
     (

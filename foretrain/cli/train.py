@@ -70,8 +70,7 @@ def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False
     from foretrain.run.host_memory import keep_memory
     from foretrain.run.trainer import Trainer
 
-    if resolved.config.init_from.startswith("gpt2"):
-        raise UserError("usage.init_from", value=resolved.config.init_from)
+    _check_start(resolved, resume)
     placement = place(resolved.config)
     if placement.device.type == "cpu":
         keep_memory()
@@ -103,6 +102,19 @@ def _set_allocator(own: str) -> None:
         if own:
             raise UserError("usage.alloc_conf", problem=str(error)) from None
     os.environ.update(variables)
+
+
+def _check_start(resolved: ResolvedConfig, resume: bool) -> None:
+    """What a run starts from, looked for before its data: what is lacking is said at once. Raises UserError."""
+    from foretrain.run import initial, store
+
+    config = resolved.config
+    if not resume:
+        initial.find(config.init_from)
+    elif store.newest_unfinished(config.out_dir, config.max_iters) is None:
+        left = store.base_path(config.out_dir) / "ckpt.pt"
+        if left.is_file():  # nanoGPT's own init_from = 'resume' means this file
+            raise UserError("usage.resume_nanogpt", path=str(left))
 
 
 def need_torch() -> None:

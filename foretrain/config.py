@@ -117,6 +117,12 @@ class RunConfig(Record):
         ours=True,
     )
 
+    optimizer: Literal["adamw", "adamw8bit", "muon"] = knob(
+        "adamw",
+        "adamw; adamw8bit: its moments in 8 bits; muon: Muon for matrices, AdamW for the rest",
+        group="optimizer",
+        ours=True,
+    )
     learning_rate: float = knob(6e-4, "highest learning rate", group="optimizer", above=0, most=100)
     max_iters: int = knob(600_000, "optimizer steps", group="optimizer", unit="steps", least=1, most=10**10)
     weight_decay: float = knob(0.1, "decay of matrices and embeddings", group="optimizer", least=0, most=100)
@@ -182,6 +188,12 @@ class RunConfig(Record):
         "auto", "arithmetic of the matrix products; auto: bfloat16 where the card has it, else float16; CPU: float32",
         group="system",
     )  # fmt: skip
+    matmul: Literal["dtype", "fp8", "int8", "fp16_accumulation"] = knob(
+        "dtype",
+        "arithmetic of the blocks' matrix products; dtype: as dtype says; the others are faster on some cards, less exact",
+        group="system",
+        ours=True,
+    )
     compile: bool = knob(True, "torch.compile the model", group="system")
     memory_limit: str = knob(
         "",

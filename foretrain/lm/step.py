@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from foretrain.config import RunConfig
+from foretrain.lm.low_precision import convert
 from foretrain.lm.model import GPT
 from foretrain.lm.optimizer import make_optimizer
+from foretrain.precision import EIGHT_BITS
 
 Batch = tuple[Tensor, Tensor]  # token ids and the ids that follow them, each B x T, int64
 
@@ -23,11 +25,12 @@ class TrainState:
 
     config: RunConfig
     model: GPT
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     device: torch.device
     dtype: torch.dtype
     call: Callable[[Tensor, Tensor], Tensor]  # the model, compiled or not
+    unconverted: tuple[str, ...] = ()  # linear layers whose sizes the mode of `matmul` does not take
 
     def autocast(self) -> torch.autocast:
         """Half precision in matrix products; off for float32."""
@@ -46,6 +49,7 @@ def build(config: RunConfig, device: torch.device, dtype: torch.dtype, *, compil
     """Model, optimizer and scaler for a device. Weights are drawn on the CPU, so every device starts alike."""
     torch.manual_seed(config.seed)
     model = GPT(config).to(device)
+    unconverted = convert(model.transformer["h"], config.matmul) if config.matmul in EIGHT_BITS else []
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for what stays fp32, as nanoGPT sets it
     return TrainState(
@@ -56,6 +60,7 @@ def build(config: RunConfig, device: torch.device, dtype: torch.dtype, *, compil
         device=device,
         dtype=dtype,
         call=_compiled(model) if compile else model,
+        unconverted=tuple(unconverted),
     )
 
 

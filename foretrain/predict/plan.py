@@ -20,6 +20,7 @@ from foretrain.predict.memory import (
     worst_verdict,
 )
 from foretrain.predict.time import Range, compile_time, evaluation_time, is_calibrated, step_time
+from foretrain.precision import EIGHT_BITS, check_matmul
 from foretrain.records import Record
 
 SCHEMA = "foretrain.plan/1"
@@ -235,6 +236,10 @@ def _notes(config: RunConfig, gpu: Gpu, dtype: Dtype, others_bytes: int, dataset
         note("memory_unknown", gpu=gpu.name)
     if gpu.kind == "mps":
         note("mps_as_cuda")
+    if config.matmul != "dtype":
+        note("matmul_unmeasured", mode=config.matmul)
+    if config.matmul in EIGHT_BITS:
+        note("matmul_in_ledger", mode=config.matmul, dtype=dtype)
     return notes
 
 
@@ -252,9 +257,11 @@ def plan(
 
     `others_bytes`: what other processes hold there. `dataset_tokens`: tokens in the training split.
     `logged_step_s`: seconds of one iteration from the user's own log; replaces the predicted step time.
+    Raises UserError where the device cannot do what `matmul` asks for.
     """
     shape = ModelShape.of(config)
     dtype, reason = choose_dtype(config, gpu)
+    check_matmul(config, gpu, dtype)
     compiled = config.compile
     available, limited_by = _available(config, gpu, others_bytes)
     dataset_tokens = config.dataset_tokens or dataset_tokens

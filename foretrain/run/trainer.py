@@ -19,7 +19,9 @@ from foretrain.configfile import to_toml
 from foretrain.errors import UserError
 from foretrain.lm.batches import TokenFile, evaluation_batches, train_batches
 from foretrain.lm.dataset import DatasetInfo
+from foretrain.lm.low_precision import fp16_accumulation
 from foretrain.lm.optimizer import learning_rate
+from foretrain.lm.precision_check import BATCHES, compare, rows_of_check
 from foretrain.lm.shape import ModelShape
 from foretrain.lm.step import StepResult, TrainState, build, evaluation_loss, train_step
 from foretrain.run import checkpoint
@@ -93,7 +95,7 @@ class Trainer:
         try:
             if not resume:
                 self._write_record("running")
-            with self.flag:
+            with self.flag, fp16_accumulation(self.config.matmul == "fp16_accumulation"):
                 self._begin(resume)
                 finished = self._loop()
         except UserError as error:
@@ -129,6 +131,26 @@ class Trainer:
         checkpoint.sweep(self.directory.checkpoints)
         if resume:
             self._resume()
+        if self.config.matmul != "dtype":
+            self._check_precision()
+
+    def _check_precision(self) -> None:
+        """The mode of `matmul` against the plain dtype on this model, before a step is made with it.
+
+        Raises UserError 'diverged.matmul' when it is far off. Moves nothing that training depends on.
+        """
+        if self.state.unconverted:
+            self._note("matmul_left", mode=self.config.matmul, layers=list(self.state.unconverted))
+        rows, block = rows_of_check(self.config.block_size)
+        batches = evaluation_batches(
+            self.train_tokens, self.config.seed, "train", batch_size=rows, iterations=BATCHES, block=block,
+            device=self.placement.device,
+        )  # fmt: skip
+        agreement = compare(self.state, batches, self.placement.dtype)
+        self._note("matmul_check", **agreement.values())
+        agreement.refuse()
+        if self.placement.device.type == "cuda":
+            torch.cuda.empty_cache()  # what the check took is not the run's
 
     def _cap_memory(self, limit_bytes: int) -> None:
         """CUDA's allocator refuses what would go beyond the limit; the context is outside of what it counts."""

@@ -190,7 +190,7 @@ class RunConfig(Record):
     )  # fmt: skip
     matmul: Literal["dtype", "fp8", "int8", "fp16_accumulation"] = knob(
         "dtype",
-        "arithmetic of the blocks' matrix products; dtype: as dtype says; the others are faster on some cards, less exact",
+        "arithmetic of the blocks' matrix products; dtype: as dtype says; others are faster on some cards, less exact",
         group="system",
         ours=True,
     )

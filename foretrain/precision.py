@@ -5,15 +5,12 @@ Ampere on; sums in fp16 are a mode of every tensor core since Volta. A CPU has n
 numbers, so that the modes can be tried there.
 """
 
-from typing import Literal
-
 from foretrain.config import RunConfig
 from foretrain.errors import UserError
-from foretrain.hardware import Dtype, Gpu
+from foretrain.hardware import Dtype, Gpu, MatmulMode
 
-MatmulMode = Literal["dtype", "fp8", "int8", "fp16_accumulation"]
 MULTIPLE = 16  # cuBLAS's FP8 products want every side to be one of 16; INT8 would be content with 8
-LEAST_CAPABILITY: dict[str, tuple[int, int]] = {"fp8": (8, 9), "int8": (8, 0), "fp16_accumulation": (7, 0)}
+LEAST_CAPABILITY: dict[MatmulMode, tuple[int, int]] = {"fp8": (8, 9), "int8": (8, 0), "fp16_accumulation": (7, 0)}
 EIGHT_BITS = ("fp8", "int8")
 
 

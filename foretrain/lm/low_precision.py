@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretrain.precision import MULTIPLE, MatmulMode
+from foretrain.hardware import MatmulMode
+from foretrain.precision import MULTIPLE
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _SMALLEST = 1e-12  # a tensor of zeros has a scale too
@@ -97,24 +98,26 @@ class Int8Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, None, None]:
         low_x, scale_x, low_weight, scale_weight = ctx.saved_tensors
         grad: Tensor = grads[0]
-        one = scale_x.new_ones(())
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             low_grad, scale_grad = quantise_rows(grad * scale_weight.t())
-            grad_x = _int8_product(low_grad, scale_grad, _column_major(low_weight), one, ctx.dtypes[0])
+            grad_x = _int8_product(low_grad, scale_grad, _column_major(low_weight), None, ctx.dtypes[0])
         if ctx.needs_input_grad[1]:
             if ctx.all_three:
                 low_grad, scale_grad = quantise_rows((grad * scale_x).t())
-                grad_weight = _int8_product(low_grad.contiguous(), scale_grad, _column_major(low_x), one, ctx.dtypes[1])
+                grad_weight = _int8_product(
+                    low_grad.contiguous(), scale_grad, _column_major(low_x), None, ctx.dtypes[1]
+                )
             else:
                 x = (low_x * scale_x).to(grad.dtype)
                 grad_weight = (grad.t() @ x).to(ctx.dtypes[1])
         return grad_x, grad_weight, None, None
 
 
-def _int8_product(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, dtype: torch.dtype) -> Tensor:
+def _int8_product(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor | None, dtype: torch.dtype) -> Tensor:
     """a·b with the scales of a's rows and b's columns; the sums are beyond fp16's range before they are scaled."""
-    return (torch._int_mm(a, b) * scale_a * scale_b).to(dtype)
+    y = torch._int_mm(a, b) * scale_a
+    return (y if scale_b is None else y * scale_b).to(dtype)
 
 
 class LowPrecisionLinear(nn.Linear):
@@ -173,7 +176,7 @@ def plainly(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def fp16_accumulation(wanted: bool) -> Iterator[None]:
-    """Within it products of float16 matrices on CUDA are summed in float16, or are not. The setting is the process's."""
+    """Within it products of float16 matrices on CUDA are summed in float16, or are not; for the whole process."""
     matmul = torch.backends.cuda.matmul
     if not hasattr(matmul, "allow_fp16_accumulation"):  # torch before 2.7
         yield

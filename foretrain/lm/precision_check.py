@@ -28,7 +28,7 @@ _FP16_LOSS_SCALE = 1024.0  # gradients of float16 need one; it changes no direct
 
 @dataclass(frozen=True)
 class Agreement:
-    """How the mode's loss (nats) and gradients compare; `cosine` over all layers, `worst_cosine` of the layer `worst`."""
+    """How the mode's loss (nats) and gradients compare; `cosine` of all layers, `worst_cosine` of the layer `worst`."""
 
     mode: str
     dtype: str

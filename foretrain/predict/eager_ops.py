@@ -17,8 +17,8 @@ class EagerOps(OperationList):
         self.traffic("embedding", "gather", E, 4, 4)
         self.traffic("embedding", "add", E, 4, 4)
         self.drop(1, 4)
-        if self.way.half:
-            self.traffic("weight copies", "cast", 12 * C * C, 4, 2, L)
+        if not self.way.eight_bits:
+            self.cast("weight copies", 12 * C * C, L, down=True)
         self.block_forward(L)
         if self.way.chunk < self.tokens:
             self.chunked_head()
@@ -29,7 +29,8 @@ class EagerOps(OperationList):
         """Norms, products, attention, GELU and the two additions to the residual stream."""
         E, low = self.elements, self.way.low
         self.traffic("norm", "norm", E, 4, 4, 2 * count)
-        self.cast("norm", E, 2 * count, down=True)
+        if not self.way.eight_bits:  # which quantises the norm's fp32 output and writes an fp32 gradient
+            self.cast("norm", E, 2 * count, down=True)
         self.blocks_matmuls(backward=False, count=count)
         if self.dropout and not self.way.cuda:
             self.plain_attention(count, backward=False)
@@ -101,7 +102,8 @@ class EagerOps(OperationList):
         self.traffic("norm", "norm_backward", E, 12, 4)
         if self.way.checkpointing:
             self.part = "recompute"
-            self.cast("weight copies", 12 * C * C, L, down=True)
+            if not self.way.eight_bits:
+                self.cast("weight copies", 12 * C * C, L, down=True)
             self.block_forward(L)
             self.part = "backward"
         self.block_backward(L)
@@ -114,9 +116,11 @@ class EagerOps(OperationList):
         self.cast("residual", E, 2 * count, down=True)
         self.drop(2 * count, low)
         self.blocks_matmuls(backward=True, count=count)
-        self.cast("weight gradients", 12 * C * C, count, down=False)
+        if not self.way.eight_bits:
+            self.cast("weight gradients", 12 * C * C, count, down=False)
         self.traffic("gelu", "gelu_backward", 4 * E, 2 * low, low, count)
-        self.cast("norm", E, 2 * count, down=False)
+        if not self.way.eight_bits:
+            self.cast("norm", E, 2 * count, down=False)
         self.traffic("norm", "norm_backward", E, 12, 4, 2 * count)  # a second kernel sums the weight's gradient
         self.traffic("residual", "add", E, 8, 4, 2 * count)
         if self.dropout and not self.way.cuda:

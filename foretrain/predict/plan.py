@@ -10,6 +10,7 @@ from typing import Any, Literal
 from foretrain.config import RunConfig
 from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
 from foretrain.lm.shape import ModelShape
+from foretrain.precision import EIGHT_BITS, check_matmul
 from foretrain.predict.energy import Spending, spending
 from foretrain.predict.exact.memory import Exact
 from foretrain.predict.memory import (
@@ -20,7 +21,6 @@ from foretrain.predict.memory import (
     worst_verdict,
 )
 from foretrain.predict.time import Range, compile_time, evaluation_time, is_calibrated, step_time
-from foretrain.precision import EIGHT_BITS, check_matmul
 from foretrain.records import Record
 
 SCHEMA = "foretrain.plan/1"
@@ -173,7 +173,9 @@ def timing(
     if step_s is None:
         return None
     evaluation = evaluation_time(config, gpu, dtype, step, compiled=compiled)
-    source: TimingSource = "predicted (calibrated)" if is_calibrated(gpu, dtype) else "predicted (catalogue)"
+    source: TimingSource = (
+        "predicted (calibrated)" if is_calibrated(config, gpu, dtype, step) else "predicted (catalogue)"
+    )
     if logged_step_s is not None:
         source = "measured (log)"
     return whole_run(config, gpu, dtype, source, step_s, evaluation, compile_time(compiled))

@@ -6,8 +6,10 @@ Known limits: nothing is known of how the machine's processor compares with othe
 usual one), nor of temperature; data loading is taken to be hidden behind the step.
 """
 
+import math
+
 from foretrain.config import RunConfig
-from foretrain.hardware import Dtype, Gpu
+from foretrain.hardware import Dtype, Gpu, MatmulMode
 from foretrain.predict.memory import StepName
 from foretrain.predict.ops import Operation, Way, flops
 from foretrain.predict.rates import MeasuredRates, Rates, rates_of
@@ -72,9 +74,14 @@ def _range(expected_s: float, gpu: Gpu, rates: Rates) -> Range:
 
 
 def bound_s(way: Way, gpu: Gpu) -> float:
-    """No step is faster: its FLOPs, the causal half of attention, at the card's dense peak. 0 where that is unknown."""
-    peak = gpu.peak_flop_per_s(way.dtype)
-    return flops(step_operations(way), causal=True) / peak if peak else 0.0
+    """No step is faster: its FLOPs, the causal half of attention, at the dense peak of their arithmetic. 0 where that is unknown."""
+    modes: dict[MatmulMode, list[Operation]] = {}
+    for op in step_operations(way):
+        modes.setdefault(op.arithmetic, []).append(op)
+    peaks = {mode: gpu.matmul_peak_flop_per_s(mode, way.dtype) for mode in modes}
+    if None in peaks.values():
+        return 0.0
+    return sum(flops(operations, causal=True) / (peaks[mode] or math.inf) for mode, operations in modes.items())
 
 
 def _correction(way: Way, gpu: Gpu, rates: Rates) -> float:
@@ -95,17 +102,17 @@ def _way(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bo
     return Way(config, dtype, step, compiled, train, cuda=gpu.kind != "cpu")
 
 
-def is_calibrated(gpu: Gpu, dtype: Dtype) -> bool:
-    """Are times on this device and in this dtype measured ones?"""
-    return isinstance(rates_of(gpu, dtype), MeasuredRates)
+def is_calibrated(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName) -> bool:
+    """Are times of this step on this device measured ones?"""
+    return isinstance(rates_of(gpu, dtype, _way(config, gpu, dtype, step, False, True).matmul), MeasuredRates)
 
 
 def step_time(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> Range | None:
     """Seconds of one steady optimizer step, all micro-batches; None where nothing is known of the device's speed."""
-    rates = rates_of(gpu, dtype)
+    way = _way(config, gpu, dtype, step, compiled, True)
+    rates = rates_of(gpu, dtype, way.matmul)
     if rates is None:
         return None
-    way = _way(config, gpu, dtype, step, compiled, True)
     found = _range(_step_s(way, rates) * _correction(way, gpu, rates), gpu, rates)
     if gpu.kind == "cpu":  # its peak is a guess at the clock
         return found
@@ -115,10 +122,10 @@ def step_time(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, comp
 
 def evaluation_time(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> Range | None:
     """Seconds of one evaluation: eval_iters micro-batches of each of two splits."""
-    rates = rates_of(gpu, dtype)
+    way = _way(config, gpu, dtype, step, compiled, False)
+    rates = rates_of(gpu, dtype, way.matmul)
     if rates is None:
         return None
-    way = _way(config, gpu, dtype, step, compiled, False)
     expected_s = 2 * config.eval_iters * _micro_batch_s(way, rates) * _correction(way, gpu, rates)
     return _range(expected_s, gpu, rates)
 

@@ -24,6 +24,9 @@ from foretrain.hardware import MatmulMode
 from foretrain.precision import MULTIPLE
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+# Private names: torch has no public 8-bit products.
+_scaled_mm: Any = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]
+_int_mm: Any = torch._int_mm  # pyright: ignore[reportPrivateImportUsage]
 _SMALLEST = 1e-12  # a tensor of zeros has a scale too
 
 
@@ -58,7 +61,7 @@ class Fp8Product(torch.autograd.Function):
         low_weight, scale_weight = quantise_tensor(weight, E4M3)
         ctx.save_for_backward(low_x, scale_x, low_weight, scale_weight)
         ctx.dtypes = x.dtype, weight.dtype
-        return torch._scaled_mm(
+        return _scaled_mm(
             low_x, low_weight.t(), scale_a=scale_x, scale_b=scale_weight, out_dtype=dtype, use_fast_accum=True
         )
 
@@ -68,11 +71,11 @@ class Fp8Product(torch.autograd.Function):
         grad, scale_grad = quantise_tensor(grads[0], E5M2)
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            grad_x = torch._scaled_mm(
+            grad_x = _scaled_mm(
                 grad, _column_major(low_weight), scale_a=scale_grad, scale_b=scale_weight, out_dtype=ctx.dtypes[0]
             )
         if ctx.needs_input_grad[1]:
-            grad_weight = torch._scaled_mm(
+            grad_weight = _scaled_mm(
                 grad.t().contiguous(), _column_major(low_x), scale_a=scale_grad, scale_b=scale_x,
                 out_dtype=ctx.dtypes[1],
             )  # fmt: skip
@@ -116,7 +119,7 @@ class Int8Product(torch.autograd.Function):
 
 def _int8_product(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor | None, dtype: torch.dtype) -> Tensor:
     """a·b with the scales of a's rows and b's columns; the sums are beyond fp16's range before they are scaled."""
-    y = torch._int_mm(a, b) * scale_a
+    y = _int_mm(a, b) * scale_a
     return (y if scale_b is None else y * scale_b).to(dtype)
 
 
@@ -127,7 +130,8 @@ class LowPrecisionLinear(nn.Linear):
     active: bool
     all_three: bool
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
+        x = input
         if not self.active:
             return F.linear(x, self.weight, self.bias)
         device = x.device.type

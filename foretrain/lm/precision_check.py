@@ -63,7 +63,7 @@ def rows_of_check(block_size: int) -> tuple[int, int]:
     return (rows if rows * block % MULTIPLE == 0 else -(-rows // MULTIPLE) * MULTIPLE), block
 
 
-def weights_of(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+def weights_of(model: nn.Module) -> list[tuple[str, Tensor]]:
     """The matrices whose products the mode changes: those that were converted, or all of the blocks (fp16 sums)."""
     converted = layers(model)
     if converted:
@@ -75,7 +75,7 @@ def weights_of(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     ]  # fmt: skip
 
 
-def _mean(state: TrainState, batches: list[Batch], weights: list[nn.Parameter]) -> tuple[float, list[Tensor]]:
+def _mean(state: TrainState, batches: list[Batch], weights: list[Tensor]) -> tuple[float, list[Tensor]]:
     """Mean loss of the batches, and the sum of the weights' gradients (fp32, on the device)."""
     total, sums = 0.0, [torch.zeros_like(weight) for weight in weights]
     scale = _FP16_LOSS_SCALE if state.dtype == torch.float16 else 1.0
@@ -104,7 +104,8 @@ def compare(state: TrainState, batches: Iterable[Batch], dtype: str) -> Agreemen
     finally:
         state.model.train(training)
     products = torch.tensor([_products(a.cpu(), b) for a, b in zip(ours, plain, strict=True)], dtype=torch.float64)
-    each = products[:, 0] / (products[:, 1] * products[:, 2]).sqrt()
+    none = (products[:, 1:] == 0).all(1)  # a layer that nothing reaches, in both ways
+    each = torch.where(none, 1.0, products[:, 0] / (products[:, 1] * products[:, 2]).sqrt())
     whole = products.sum(0)
     worst = int(each.nan_to_num(nan=-2.0).argmin())
     return Agreement(

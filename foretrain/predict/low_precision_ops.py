@@ -8,13 +8,15 @@ tensor with one scale, and one of rows. Whether it fuses more on a card has not 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from foretrain.predict.ops import Kind, OperationList
 
 
-class Linear(NamedTuple):
+@dataclass(frozen=True)
+class Linear:
     """y (rows x wide) = x (rows x narrow) · W, `count` times; `width`: bytes of an element of x."""
 
     name: str

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from foretrain.config import RunConfig
 from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
+from foretrain.lm.adamw8bit_sizes import moments_bytes
 from foretrain.lm.shape import ModelShape
 from foretrain.precision import EIGHT_BITS, check_matmul
 from foretrain.predict.energy import Spending, spending
@@ -156,8 +157,11 @@ def n_evaluations(config: RunConfig) -> int:
 
 
 def save_time(config: RunConfig) -> Range:
-    """Seconds of one checkpoint: weights and both moments in fp32."""
-    size = 12 * ModelShape.of(config).n_params
+    """Seconds of one checkpoint: weights in fp32 and both moments, in fp32 or 8 bits."""
+    shape = ModelShape.of(config)
+    size = 12 * shape.n_params
+    if config.optimizer == "adamw8bit":
+        size = 4 * shape.n_params + moments_bytes(p.numel for p in shape.parameters())
     rates = (SAVE_BYTES_PER_S_HIGH, SAVE_BYTES_PER_S, SAVE_BYTES_PER_S_LOW)
     low, expected, high = (size / rate for rate in rates)
     return Range(low_s=low, expected_s=expected, high_s=high)

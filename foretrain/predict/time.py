@@ -13,7 +13,7 @@ from foretrain.hardware import Dtype, Gpu, MatmulMode
 from foretrain.predict.memory import StepName
 from foretrain.predict.ops import Operation, Way, flops
 from foretrain.predict.rates import MeasuredRates, Rates, rates_of
-from foretrain.predict.step_ops import accumulation, micro_batch, optimizer
+from foretrain.predict.step_ops import FUSED_LAUNCHES, accumulation, micro_batch, optimizer, optimizer_launches
 from foretrain.predict.step_ops import step as step_operations
 from foretrain.records import Record
 
@@ -22,7 +22,6 @@ LOW, HIGH = 0.75, 1.55
 CPU_LOW, CPU_HIGH = 0.45, 2.5
 CALIBRATED_LOW, CALIBRATED_HIGH = 0.88, 1.15
 PYTHON_S = 0.3e-3  # one micro-batch: its Python, the batch's copy, the scaler
-OPTIMIZER_LAUNCHES = 40  # foreach and fused kernels take many tensors at once
 # Compilation alone: 8 to 13 s logged on an RTX 4070 at 12 layers, 28 to 39 s on others; up to 90 with max_autotune.
 COMPILE_S = (8.0, 25.0, 60.0)
 
@@ -61,7 +60,11 @@ def _micro_batch_s(way: Way, rates: Rates) -> float:
 def _step_s(way: Way, rates: Rates) -> float:
     n = way.config.gradient_accumulation_steps
     sums_s = busy_s(accumulation(way), rates) * (n - 1)
-    optimizer_s = busy_s(optimizer(way), rates) + OPTIMIZER_LAUNCHES * rates.launch_s(compiled=False)
+    launching_s = optimizer_launches(way) * rates.launch_s(compiled=False)
+    if way.cuda and optimizer_launches(way) > FUSED_LAUNCHES:  # many small kernels: the longer of running and launching
+        optimizer_s = max(busy_s(optimizer(way), rates), launching_s)
+    else:
+        optimizer_s = busy_s(optimizer(way), rates) + launching_s
     return n * _micro_batch_s(way, rates) + sums_s + optimizer_s
 
 
@@ -74,7 +77,10 @@ def _range(expected_s: float, gpu: Gpu, rates: Rates) -> Range:
 
 
 def bound_s(way: Way, gpu: Gpu) -> float:
-    """No step is faster: its FLOPs, the causal half of attention, at the dense peak of their arithmetic. 0 where that is unknown."""
+    """No step is faster: its FLOPs, the causal half of attention, at the dense peaks of their arithmetic.
+
+    0 where one of these is unknown.
+    """
     modes: dict[MatmulMode, list[Operation]] = {}
     for op in step_operations(way):
         modes.setdefault(op.arithmetic, []).append(op)

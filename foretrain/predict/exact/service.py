@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import foretrain
 from foretrain.config import RunConfig
 from foretrain.hardware import Dtype, Gpu
+from foretrain.precision import EIGHT_BITS
 from foretrain.predict.exact.record import Trace
 from foretrain.predict.memory import StepName
 from foretrain.records import Record
@@ -35,7 +36,7 @@ from foretrain.records import Record
 OLDEST_TORCH = (2, 11)
 SHAPING_KNOBS = (
     "n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "dropout", "batch_size", "eval_only",
-    "activation_checkpointing", "loss_chunk_size",
+    "activation_checkpointing", "loss_chunk_size", "optimizer",
 )  # fmt: skip
 Answer = TypeVar("Answer", bound=Record)
 AT_ONCE = 2  # traces side by side; each takes one core and half a GiB
@@ -64,7 +65,8 @@ class Request:
             self.step == "foretrain"
         )  # nanoGPT has neither sizes of its own for evaluation nor checkpointing nor chunks
         if not own:
-            values |= {"activation_checkpointing": False, "loss_chunk_size": 0}
+            values |= {"activation_checkpointing": False, "loss_chunk_size": 0, "optimizer": "adamw"}
+        eight_bits = own and c.matmul in EIGHT_BITS  # sums in fp16 take no other memory
         return RunConfig(
             **values,
             eval_batch_size=c.eval_batch if own else 0,
@@ -72,6 +74,7 @@ class Request:
             gradient_accumulation_steps=min(3, c.gradient_accumulation_steps),
             eval_iters=min(2, c.eval_iters),
             grad_clip=1.0 if c.grad_clip else 0.0,
+            matmul=c.matmul if eight_bits else "dtype",
         )
 
     def job(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from foretrain.units import parse_bytes
 # How foretrain carries a step out where nanoGPT has but one way; each decides memory, so traces are kept by them.
 OWN_WAYS = (
     "activation_checkpointing", "checkpointed_blocks", "recompute_norm_gelu", "activation_memory_budget",
-    "loss_chunk_size", "auto_chunker", "master_weights", "optimizer_offload",
+    "loss_chunk_size", "auto_chunker", "master_weights", "optimizer_offload", "optimizer", "matmul",
 )  # fmt: skip
 GROUPS = ("model", "data", "batch", "optimizer", "evaluation", "run", "system", "cost")
 
@@ -151,6 +151,12 @@ class RunConfig(Record):
         ours=True,
     )
 
+    optimizer: Literal["adamw", "adamw8bit", "muon"] = knob(
+        "adamw",
+        "adamw; adamw8bit: its moments in 8 bits; muon: Muon for matrices, AdamW for the rest",
+        group="optimizer",
+        ours=True,
+    )
     learning_rate: float = knob(6e-4, "highest learning rate", group="optimizer", above=0, most=100)
     max_iters: int = knob(600_000, "optimizer steps", group="optimizer", unit="steps", least=1, most=10**10)
     weight_decay: float = knob(0.1, "decay of matrices and embeddings", group="optimizer", least=0, most=100)
@@ -227,6 +233,12 @@ class RunConfig(Record):
         False,
         "torch.compile: let Inductor cut head and loss into chunks by itself, instead of loss_chunk_size",
         group="batch",
+        ours=True,
+    )
+    matmul: Literal["dtype", "fp8", "int8", "fp16_accumulation"] = knob(
+        "dtype",
+        "arithmetic of the blocks' matrix products; dtype: as dtype says; others are faster on some cards, less exact",
+        group="system",
         ours=True,
     )
     master_weights: bool = knob(

@@ -16,7 +16,7 @@ class CompiledOps(OperationList):
     def forward(self) -> None:
         E, L, C = self.elements, self.shape.n_layer, self.shape.n_embd
         self.traffic("embedding", "fused", E, 2 * self.way.wide, self.way.wide)
-        if self.way.casts:
+        if self.way.casts and not self.way.eight_bits:
             self.traffic("weight copies", "fused", 12 * C * C, 4, 2, L)
         self.block_forward(L)
         self.norm_forward(1)
@@ -86,7 +86,7 @@ class CompiledOps(OperationList):
         E, C, low = self.elements, self.shape.n_embd, self.way.low
         self.norm_backward(2 * count)
         self.blocks_matmuls(backward=True, count=count)
-        if self.way.half:
+        if self.way.half and not self.way.eight_bits:
             self.traffic("weight gradients", "fused", 12 * C * C, 2, 4, count)
         self.traffic("gelu", "gelu_backward", 4 * E, 2 * low, low, count)
         self.attention(count, backward=True)

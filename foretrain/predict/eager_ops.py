@@ -18,7 +18,8 @@ class EagerOps(OperationList):
         self.traffic("embedding", "gather", E, self.wide, self.wide)
         self.traffic("embedding", "add", E, self.wide, self.wide)
         self.drop(1, self.wide)
-        self.autocast("weight copies", 12 * C * C, L, down=True)
+        if not self.way.eight_bits:
+            self.autocast("weight copies", 12 * C * C, L, down=True)
         self.block_forward(L)
         if self.way.chunk < self.tokens:
             self.chunked_head()
@@ -129,9 +130,11 @@ class EagerOps(OperationList):
         self.autocast("residual", E, 2 * count, down=True)
         self.drop(2 * count, low)
         self.blocks_matmuls(backward=True, count=count)
-        self.cast("weight gradients", 12 * C * C, count, down=False)
+        if not self.way.eight_bits:
+            self.cast("weight gradients", 12 * C * C, count, down=False)
         self.traffic("gelu", "gelu_backward", 4 * E, 2 * low, low, count)
-        self.autocast("norm", E, 2 * count, down=False)
+        if not self.way.eight_bits:
+            self.autocast("norm", E, 2 * count, down=False)
         wide = self.wide
         self.traffic("norm", "norm_backward", E, 3 * wide, wide, 2 * count)  # another sums the weight's gradient
         self.traffic("residual", "add", E, 2 * wide, wide, 2 * count)

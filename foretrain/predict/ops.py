@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from foretrain.config import RunConfig
-from foretrain.hardware import Dtype
+from foretrain.hardware import Dtype, MatmulMode
 from foretrain.lm.shape import ModelShape
+from foretrain.precision import EIGHT_BITS
+from foretrain.predict import low_precision_ops
 
 Kind = Literal[
     "matmul", "matmul_input", "matmul_weight",  # x·Wᵀ, and backward: dy·W and dyᵀ·x
@@ -39,6 +41,7 @@ class Operation(NamedTuple):
     flops: int  # of one
     read_bytes: int  # of one
     written_bytes: int  # of one
+    arithmetic: MatmulMode = "dtype"  # of a product
 
     @property
     def nbytes(self) -> int:
@@ -68,6 +71,16 @@ class Way:
         if self.train or self.step == "nanogpt":
             return c.batch_size, c.block_size
         return c.eval_batch, c.eval_block
+
+    @property
+    def matmul(self) -> MatmulMode:
+        """The arithmetic of products; nanoGPT has no such knob."""
+        return self.own.matmul
+
+    @property
+    def eight_bits(self) -> bool:
+        """Are the blocks' linear layers those of lm/low_precision.py?"""
+        return self.matmul in EIGHT_BITS
 
     @property
     def half(self) -> bool:
@@ -126,11 +139,23 @@ class OperationList:
     def matmul(self, name: str, kind: Kind, m: int, n: int, k: int, count: int = 1) -> None:
         """An m x k by k x n product in the step's dtype; a weight's gradient of half factors is cast by its caller."""
         low = self.way.low
+        arithmetic: MatmulMode = "fp16_accumulation" if self.way.matmul == "fp16_accumulation" else "dtype"
         self.found.append(
             Operation(
-                name, kind, self.part, count, (m, n, k), self.way.dtype, 2 * m * n * k, low * k * (m + n), low * m * n
+                name, kind, self.part, count, (m, n, k), self.way.dtype, 2 * m * n * k, low * k * (m + n), low * m * n,
+                arithmetic,
             )
-        )
+        )  # fmt: skip
+
+    def eight_bit_matmul(self, name: str, kind: Kind, shape: tuple[int, int, int], count: int, out: int) -> None:
+        """A product of (m, n, k) with one byte an element of its factors and `out` of its result."""
+        m, n, k = shape
+        self.found.append(
+            Operation(
+                name, kind, self.part, count, shape, self.way.dtype, 2 * m * n * k, k * (m + n), out * m * n,
+                self.way.matmul,
+            )
+        )  # fmt: skip
 
     def traffic(self, name: str, kind: Kind, elements: int, read: float, written: float, count: int = 1) -> None:
         """A kernel that moves `read` and `written` bytes an element."""
@@ -165,10 +190,15 @@ class OperationList:
     def blocks_matmuls(self, *, backward: bool, count: int) -> None:
         """The four linear layers of a block; forward again, the last one's output is needed by nobody but a mask."""
         C, add = self.shape.n_embd, self.linear_backward if backward else self.linear
+        widths = {"attn": 4, "proj": self.way.low, "fc": 4, "out": self.way.low}
         layers = [("attn", 3 * C, C), ("proj", C, C), ("fc", 4 * C, C), ("out", C, 4 * C)]
         if self.part == "recompute" and not self.way.config.dropout:
             layers.pop()
         for name, wide, narrow in layers:
+            if self.way.eight_bits:
+                layer = low_precision_ops.Linear(name, wide, narrow, self.tokens, widths[name], count)
+                (low_precision_ops.backward if backward else low_precision_ops.forward)(self, layer)
+                continue
             add(name, wide, narrow, self.tokens, count)
 
     def chunks(self) -> Iterator[tuple[int, int]]:

@@ -110,7 +110,8 @@ def save(folder: Path, state: TrainState, progress: Progress) -> Path:
 
 def _disk_error(error: OSError, folder: Path, state: TrainState) -> UserError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        needs = sum(3 * p.numel() * p.element_size() for p in state.trained.parameters())
+        tensors = (tensor for file in _tensors(state).values() for tensor in file.values())
+        needs = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         try:
             free = shutil.disk_usage(folder).free
         except OSError:
@@ -293,11 +294,15 @@ def load(
 def _load_rest(path: Path, state: TrainState) -> None:
     """Moments, scaler and RNG."""
     moments = load_file(path / "optimizer.safetensors")
+    shapes_of = getattr(
+        state.optimizer, "state_shapes", None
+    )  # of optimizers whose states differ from their parameters
     state.optimizer.state.clear()
     for key, value in moments.items():
         kind, name = key.split("/", 1)
         parameter = state.trained.get_parameter(name)
-        if value.dim() and value.shape != parameter.shape:
+        expected = shapes_of(parameter).get(kind) if shapes_of else tuple(parameter.shape)
+        if value.dim() and tuple(value.shape) != expected:
             raise ValueError(f"{key} is {tuple(value.shape)}, its parameter {tuple(parameter.shape)}")
         # The fused kernel wants its step count on the device, the plain one on the CPU: as it was saved.
         state.optimizer.state[parameter][kind] = value.to(state.device)

@@ -75,8 +75,10 @@ def put(weights: WeightsFile, state: TrainState, scratch: Path) -> Start:
             files, moments = _files(weights, Path(name), wants_moments=state.config.init_optimizer)
             shape = ModelShape.of(state.config)
             checkpoint.put_weights(
-                foreign.read_weights(files, shape, conv1d=weights.kind == "huggingface"), state.model, weights.path
+                foreign.read_weights(files, shape, conv1d=weights.kind == "huggingface"), state.trained, weights.path
             )
+            if state.masters:
+                state.masters.give_weights()
             if moments is not None:
                 _put_moments(moments, state)
         except (Refused, SafetensorError, KeyError, ValueError) as error:
@@ -109,7 +111,7 @@ def _files(weights: WeightsFile, folder: Path, *, wants_moments: bool) -> tuple[
 
 def _put_moments(path: Path, state: TrainState) -> None:
     with safe_open(path, "pt") as held:
-        for name, parameter in state.model.named_parameters():
+        for name, parameter in state.trained.named_parameters():
             own = state.optimizer.state[parameter]
             own["step"] = held.get_tensor(f"step/{name}").float().to(state.device)
             for kind in ("exp_avg", "exp_avg_sq"):

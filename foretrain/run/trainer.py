@@ -19,10 +19,11 @@ from foretrain.configfile import to_toml
 from foretrain.errors import UserError
 from foretrain.lm.batches import TokenFile, evaluation_batches, train_batches
 from foretrain.lm.dataset import DatasetInfo
+from foretrain.lm.low_precision import fp16_accumulation
 from foretrain.lm.optimizer import learning_rate
 from foretrain.lm.shape import ModelShape
 from foretrain.lm.step import StepResult, TrainState, build, evaluation_loss, train_step
-from foretrain.run import checkpoint, initial
+from foretrain.run import checkpoint, initial, matmul_check
 from foretrain.run.checkpoint import Progress
 from foretrain.run.device import TORCH_DTYPES, Placement
 from foretrain.run.meter import Meter
@@ -94,7 +95,7 @@ class Trainer:
         try:
             if not resume:
                 self._write_record("running")
-            with self.flag:
+            with self.flag, fp16_accumulation(self.config.matmul == "fp16_accumulation"):
                 self._begin(resume)
                 finished = self._loop()
         except UserError as error:
@@ -139,6 +140,8 @@ class Trainer:
             self._resume()
         else:
             self._start()
+        if self.config.matmul != "dtype":
+            matmul_check.run(self.state, self.train_tokens, self.placement.dtype, self._note)
 
     def _start(self, sha256: str | None = None) -> None:
         """From the weights that init_from names, if any; `sha256`: what they were when the run began before."""

@@ -105,7 +105,8 @@ def compare(state: TrainState, batches: Iterable[Batch], dtype: str) -> Agreemen
         state.model.train(training)
     products = torch.tensor([_products(a.cpu(), b) for a, b in zip(ours, plain, strict=True)], dtype=torch.float64)
     none = (products[:, 1:] == 0).all(1)  # a layer that nothing reaches, in both ways
-    each = torch.where(none, 1.0, products[:, 0] / (products[:, 1] * products[:, 2]).sqrt())
+    lengths = (products[:, 1] * products[:, 2]).sqrt().clamp(min=1e-300)
+    each = torch.where(none, 1.0, products[:, 0] / lengths)
     whole = products.sum(0)
     worst = int(each.nan_to_num(nan=-2.0).argmin())
     return Agreement(

@@ -13,7 +13,7 @@ from foretrain.lm.adamw8bit import AdamW8bit
 def make_optimizer(model: nn.Module, config: RunConfig, device_type: str) -> torch.optim.Optimizer:
     """That of the knob `optimizer`; tensors with two dimensions or more are decayed, the others are not.
 
-    AdamW is fused on CPU and CUDA. The fused kernel needs no temporaries, so the optimizer step is never the memory peak.
+    AdamW is fused on CPU and CUDA; that kernel needs no temporaries, so the optimizer step is never the memory peak.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [

@@ -91,7 +91,10 @@ def test_through_nanogpt_and_back_is_as_if_it_had_never_left(own_directory: Path
     record = train(config)
     assert (record.status, record.steps_done) == ("finished", 12)
     assert_same(*({k: v for k, v in final_tensors(Path(run)).items() if "rng" not in k} for run in ("whole", "second")))
-    losses = [[m["loss"] for m in RunDirectory(Path(r)).read_lines("metrics") if m["kind"] == "step"] for r in ("whole", "second")]
+    losses = [
+        [m["loss"] for m in RunDirectory(Path(r)).read_lines("metrics") if m["kind"] == "step"]
+        for r in ("whole", "second")
+    ]
     assert losses[0][5:] == losses[1]
 
 
@@ -164,6 +167,12 @@ def test_what_contradicts_the_file_is_said(own_directory: Path) -> None:
     assert "holds no ckpt.pt" in str(problems_of(init_from="./empty")[0])
     (Path("empty") / "pytorch_model.bin").write_bytes(b"x")
     assert "safetensors" in str(problems_of(init_from="./empty")[0])
+    os.mkfifo("pipe.pt")
+    Path("zeros.safetensors").symlink_to("/dev/zero")
+    Path("piped").mkdir()
+    os.mkfifo("piped/run.json")
+    for word in ("pipe.pt", "zeros.safetensors", "./piped", "~nobody-here/x", "/" + "x" * 400):
+        assert problems_of(init_from=word)[0].id == "config.init_from_unusable"
     for word in ("scratch", "gpt2"):
         assert [p.id for p in problems_of(init_from=word, init_optimizer=True)] == ["config.init_optimizer_without"]
     held = held_by_nanogpt(trained(0))
@@ -239,7 +248,14 @@ def hf_shapes() -> dict[str, tuple[int, ...]]:
 def hugging_face(folder: str, **changes: Any) -> Any:
     """A GPT-2 of transformers with weights large enough to show every difference, saved by itself."""
     transformers = pytest.importorskip("transformers")
-    values = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 96, "n_positions": 16, "activation_function": "gelu"}
+    values = {
+        "n_layer": 2,
+        "n_head": 2,
+        "n_embd": 32,
+        "vocab_size": 96,
+        "n_positions": 16,
+        "activation_function": "gelu",
+    }
     config = transformers.GPT2Config(**{**values, "bos_token_id": 0, "eos_token_id": 0, **changes})
     torch.manual_seed(3)
     model = transformers.GPT2LMHeadModel(config).eval()
@@ -316,7 +332,14 @@ def test_gpt2s_that_compute_something_else_are_refused(odd: dict[str, Any], own_
 def test_damaged_safetensors_are_sentences(own_directory: Path) -> None:
     save_file({name: torch.zeros(shape) for name, shape in hf_shapes().items()}, "a.safetensors")
     whole = Path("a.safetensors").read_bytes()
-    for broken in (b"", whole[:5], whole[:300], b"\xff" * 8 + whole[8:], whole[:8] + b"[" + whole[9:], whole[:8] + b"[" * 500):
+    for broken in (
+        b"",
+        whole[:5],
+        whole[:300],
+        b"\xff" * 8 + whole[8:],
+        whole[:8] + b"[" + whole[9:],
+        whole[:8] + b"[" * 500,
+    ):
         Path("b.safetensors").write_bytes(broken)
         assert [p.id for p in problems_of(init_from="b.safetensors", n_head=2)] == ["config.init_from_unusable"]
     Path("c.safetensors").write_bytes(whole[:-10])  # its header is whole, its numbers are not
@@ -411,7 +434,9 @@ class Block(nn.Module):
 class NanoGPT(nn.Module):
     """A model with the state dict of nanoGPT's, made from model_args alone."""
 
-    def __init__(self, n_layer: int, n_head: int, n_embd: int, block_size: int, bias: bool, vocab_size: int, dropout: float) -> None:
+    def __init__(
+        self, n_layer: int, n_head: int, n_embd: int, block_size: int, bias: bool, vocab_size: int, dropout: float
+    ) -> None:
         super().__init__()
         parts = {"wte": nn.Embedding(vocab_size, n_embd), "wpe": nn.Embedding(block_size, n_embd)}
         parts["h"] = nn.ModuleList([Block(n_embd, bias) for _ in range(n_layer)])
@@ -444,7 +469,9 @@ def test_nanogpt_goes_on_where_the_run_stopped(bias: bool, own_directory: Path) 
     assert (optimizer.param_groups[0]["betas"], optimizer.param_groups[0]["lr"]) == ((0.9, 0.95), 1e-2)
     info = read_info(Path("data/toy"))
     tokens = TokenFile(info, "train", 96)
-    for idx, targets in train_batches(tokens, config.seed, 6, batch_size=4, accumulation=2, block=16, device=torch.device("cpu")):
+    for idx, targets in train_batches(
+        tokens, config.seed, 6, batch_size=4, accumulation=2, block=16, device=torch.device("cpu")
+    ):
         weights = {**named, "lm_head.weight": model.lm_head.weight}
         (reference_loss(weights, config, idx, targets) / 2).backward()
     assert learning_rate(config, 6) == 1e-2

@@ -167,6 +167,12 @@ def test_what_contradicts_the_file_is_said(own_directory: Path) -> None:
     assert "holds no ckpt.pt" in str(problems_of(init_from="./empty")[0])
     (Path("empty") / "pytorch_model.bin").write_bytes(b"x")
     assert "safetensors" in str(problems_of(init_from="./empty")[0])
+    os.mkfifo("pipe.pt")
+    Path("zeros.safetensors").symlink_to("/dev/zero")
+    Path("piped").mkdir()
+    os.mkfifo("piped/run.json")
+    for word in ("pipe.pt", "zeros.safetensors", "./piped", "~nobody-here/x", "/" + "x" * 400):
+        assert problems_of(init_from=word)[0].id == "config.init_from_unusable"
     for word in ("scratch", "gpt2"):
         assert [p.id for p in problems_of(init_from=word, init_optimizer=True)] == ["config.init_optimizer_without"]
     held = held_by_nanogpt(trained(0))
@@ -196,17 +202,19 @@ def test_nanogpts_own_resume_is_told_the_way(own_directory: Path) -> None:
     assert "--init_from=out/ckpt.pt --init_optimizer" in result.stderr
 
 
+def die(*_: object) -> None:
+    raise RuntimeError("gone")
+
+
 def test_a_run_that_saved_nothing_starts_from_the_same_weights_again(own_directory: Path, monkeypatch: Any) -> None:
     ckpt()
     config = from_values({**UNSHAPED, "init_from": "./ckpt.pt"}).config
     whole = train(config.model_copy(update={"out_dir": "whole"}))
 
-    def die(*_: object) -> None:
-        raise RuntimeError("gone")
-
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+    with monkeypatch.context() as patch:
         patch.setattr("foretrain.run.trainer.train_step", die)
-        train(config)
+        with pytest.raises(RuntimeError):
+            train(config)
     # nanoGPT's word takes the run's own origin; another one is refused.
     record = train(config.model_copy(update={"init_from": "resume", "max_iters": 4}), resume=True)
     assert record.config.init_from == "./ckpt.pt"
@@ -221,9 +229,10 @@ def test_a_run_that_saved_nothing_starts_from_the_same_weights_again(own_directo
 def test_weights_that_changed_under_a_run_are_noticed(own_directory: Path, monkeypatch: Any) -> None:
     ckpt()
     config = from_values({**UNSHAPED, "init_from": "./ckpt.pt"}).config
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
-        patch.setattr("foretrain.run.trainer.train_step", lambda *_: (_ for _ in ()).throw(RuntimeError("gone")))
-        train(config)
+    with monkeypatch.context() as patch:
+        patch.setattr("foretrain.run.trainer.train_step", die)
+        with pytest.raises(RuntimeError):
+            train(config)
     ckpt(seed=7)
     with pytest.raises(UserError) as caught:
         train(config, resume=True)

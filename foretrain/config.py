@@ -183,6 +183,10 @@ class RunConfig(Record):
         group="system",
     )  # fmt: skip
     compile: bool = knob(True, "torch.compile the model", group="system")
+    attention: Literal["auto", "sdpa", "bmm"] = knob(
+        "auto", "kernels of attention: sdpa, PyTorch's own; bmm, batched matrix products, for CPUs without dropout; "
+        "auto: sdpa on cards, what a measurement finds faster on CPUs", group="system", ours=True,
+    )  # fmt: skip
     memory_limit: str = knob(
         "",
         "most memory that the run may take, such as 10GiB; empty: what the card has free",

@@ -15,22 +15,29 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from foretrain.config import RunConfig
+from foretrain.lm.attention import causal_attention
 from foretrain.lm.loss import ChunkedLoss
 
 
 class Attention(nn.Module):
-    """Causal self-attention through PyTorch's scaled_dot_product_attention (flash where the device has it)."""
+    """Causal self-attention through PyTorch's scaled_dot_product_attention (flash where the device has it).
 
-    def __init__(self, n_embd: int, n_head: int, bias: bool, dropout: float) -> None:
+    `products`: as batched matrix products instead (attention.py), which has no dropout and is for CPUs.
+    """
+
+    def __init__(self, n_embd: int, n_head: int, bias: bool, dropout: float, *, products: bool = False) -> None:
         super().__init__()
         self.c_attn = nn.Linear(n_embd, 3 * n_embd, bias=bias)
         self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
         self.resid_dropout = nn.Dropout(dropout)
         self.n_head = n_head
         self.dropout = dropout
+        self.products = products
 
     def forward(self, x: Tensor) -> Tensor:
         B, T, C = x.shape
+        if self.products and x.is_cpu and not (self.dropout and self.training):
+            return self.resid_dropout(self.c_proj(causal_attention(self.c_attn(x), self.n_head)))
         heads = (B, T, self.n_head, C // self.n_head)
         q, k, v = (part.view(heads).transpose(1, 2) for part in self.c_attn(x).split(C, dim=2))  # B, H, T, C/H
         dropout = self.dropout if self.training else 0.0
@@ -55,10 +62,10 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, n_embd: int, n_head: int, bias: bool, dropout: float) -> None:
+    def __init__(self, n_embd: int, n_head: int, bias: bool, dropout: float, *, products: bool = False) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(n_embd, bias=bias)
-        self.attn = Attention(n_embd, n_head, bias, dropout)
+        self.attn = Attention(n_embd, n_head, bias, dropout, products=products)
         self.ln_2 = nn.LayerNorm(n_embd, bias=bias)
         self.mlp = MLP(n_embd, bias, dropout)
 
@@ -80,7 +87,10 @@ class GPT(nn.Module):
                 "wte": nn.Embedding(c.vocab_size, c.n_embd),
                 "wpe": nn.Embedding(c.block_size, c.n_embd),
                 "drop": nn.Dropout(c.dropout),
-                "h": nn.ModuleList([Block(c.n_embd, c.n_head, c.bias, c.dropout) for _ in range(c.n_layer)]),
+                "h": nn.ModuleList(
+                    Block(c.n_embd, c.n_head, c.bias, c.dropout, products=c.attention == "bmm")
+                    for _ in range(c.n_layer)
+                ),
                 "ln_f": nn.LayerNorm(c.n_embd, bias=c.bias),
             }
         )

@@ -32,7 +32,8 @@ def both_ways(qkv: Tensor, H: int, dy: Tensor) -> tuple[tuple[Tensor, Tensor], t
 
 
 def assert_close(own: Tensor, exact: Tensor, tolerance: float) -> None:
-    assert own.shape == exact.shape and own.isfinite().all()
+    assert own.shape == exact.shape
+    assert own.isfinite().all()
     assert (own.double() - exact).abs().max() <= tolerance * exact.abs().max().clamp(min=1e-3)
 
 
@@ -62,7 +63,8 @@ def test_no_token_sees_a_later_one() -> None:
     changed = qkv.clone()
     changed[:, 25:] += 1.0
     before, after = (attention.causal_attention(x, 2) for x in (qkv, changed))
-    assert torch.equal(before[:, :25], after[:, :25]) and not torch.equal(before[:, 25:], after[:, 25:])
+    assert torch.equal(before[:, :25], after[:, :25])
+    assert not torch.equal(before[:, 25:], after[:, 25:])
 
 
 def test_it_is_an_operation_as_the_compiler_wants_them() -> None:

@@ -182,6 +182,12 @@ class RunConfig(Record):
         "auto", "arithmetic of the matrix products; auto: bfloat16 where the card has it, else float16; CPU: float32",
         group="system",
     )  # fmt: skip
+    master_weights: bool = knob(
+        False,
+        "weights and residual stream in dtype, with fp32 masters of the weights in the optimizer, instead of autocast",
+        group="system",
+        ours=True,
+    )
     compile: bool = knob(True, "torch.compile the model", group="system")
     attention: Literal["auto", "sdpa", "bmm"] = knob(
         "auto", "kernels of attention: sdpa, PyTorch's own; bmm, batched matrix products, for CPUs without dropout; "

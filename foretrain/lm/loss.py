@@ -50,12 +50,12 @@ def _weight_product(grad_logits: Tensor, hidden: Tensor) -> Tensor:
 
 
 class _Head(torch.autograd.Function):
-    """hidden (B x T x C, the dtype of the products), weight (V x C, fp32), targets (N) -> mean loss, a scalar."""
+    """hidden (B x T x C, the dtype of the products), weight (V x C), targets (N) -> mean loss, a scalar."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, loss: "ChunkedLoss") -> Tensor:
         low = weight.to(hidden.dtype)
-        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
         flat, grad_flat = hidden.flatten(0, 1), grad_hidden.flatten(0, 1)
         total = torch.zeros((), device=hidden.device)
         for rows in loss.chunks(targets):
@@ -99,7 +99,7 @@ class ChunkedLoss(nn.Module):
             yield slice(start, min(start + self.chunk_size, len(targets)))
 
     def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """hidden: B x T x C in the dtype of the matrix products; weight: V x C, fp32; targets: N, -1 is ignored."""
+        """hidden: B x T x C in the dtype of the matrix products; weight: V x C; targets: N, -1 is ignored."""
         if torch.is_grad_enabled():
             loss: Tensor = _Head.apply(hidden, weight, targets, self)
             return loss

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from foretrain.config import RunConfig
 from foretrain.lm.attention import causal_attention
+from foretrain.lm.embedding import TokenEmbedding
 from foretrain.lm.loss import ChunkedLoss
 
 
@@ -84,7 +85,7 @@ class GPT(nn.Module):
         self.checkpointing = c.activation_checkpointing
         self.transformer = nn.ModuleDict(
             {
-                "wte": nn.Embedding(c.vocab_size, c.n_embd),
+                "wte": TokenEmbedding(c.vocab_size, c.n_embd),
                 "wpe": nn.Embedding(c.block_size, c.n_embd),
                 "drop": nn.Dropout(c.dropout),
                 "h": nn.ModuleList(
@@ -132,6 +133,8 @@ class GPT(nn.Module):
         if self.chunked_loss is not None:
             return self.chunked_loss(self.head_input(idx), self.lm_head.weight, targets.reshape(-1))
         logits = self.lm_head(self.hidden(idx))
+        if not torch.is_autocast_enabled(idx.device.type):  # which would take the loss in fp32 by itself
+            logits = logits.float()
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=-1)
 
     def next_logits(self, idx: Tensor) -> Tensor:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretrain.config import RunConfig
+from foretrain.lm.master import Masters
 from foretrain.lm.model import GPT
 from foretrain.lm.optimizer import make_optimizer
 
@@ -28,10 +29,17 @@ class TrainState:
     device: torch.device
     dtype: torch.dtype
     call: Callable[[Tensor, Tensor], Tensor]  # the model, compiled or not
+    masters: Masters | None = None  # where the model's own weights are half precision
+
+    @property
+    def trained(self) -> nn.Module:
+        """The module whose weights the optimizer changes and checkpoints keep: fp32, whatever the model runs in."""
+        return self.masters.model if self.masters else self.model
 
     def autocast(self) -> torch.autocast:
-        """Half precision in matrix products; off for float32."""
-        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
+        """Half precision in matrix products; off for float32, and where the weights are half precision themselves."""
+        enabled = self.dtype != torch.float32 and self.masters is None
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=enabled)
 
 
 @dataclass(frozen=True)
@@ -48,10 +56,12 @@ def build(config: RunConfig, device: torch.device, dtype: torch.dtype, *, compil
     model = GPT(config).to(device)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for what stays fp32, as nanoGPT sets it
+    masters = Masters(model, dtype) if config.master_weights and dtype != torch.float32 else None
     return TrainState(
         config=config,
         model=model,
-        optimizer=make_optimizer(model, config, device.type),
+        masters=masters,
+        optimizer=make_optimizer(masters.model if masters else model, config, device.type),
         scaler=torch.amp.GradScaler(device.type, enabled=dtype == torch.float16),
         device=device,
         dtype=dtype,
@@ -82,12 +92,16 @@ def train_step(state: TrainState, batches: Iterable[Batch], learning_rate: float
             loss = state.call(idx, targets)
         total += loss.detach().float()
         state.scaler.scale(loss / count).backward()
+    if state.masters:
+        state.masters.take_gradients()
     state.scaler.unscale_(state.optimizer)
     limit = state.config.grad_clip or float("inf")
-    norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), limit)
+    norm = torch.nn.utils.clip_grad_norm_(state.trained.parameters(), limit)
     state.scaler.step(state.optimizer)
     state.scaler.update()
     state.optimizer.zero_grad(set_to_none=True)
+    if state.masters:
+        state.masters.give_weights()
     return StepResult(total / count, norm)
 
 

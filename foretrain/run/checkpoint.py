@@ -64,7 +64,7 @@ def steps_in(folder: Path) -> list[int]:
 
 def _tensors(state: TrainState) -> dict[str, dict[str, torch.Tensor]]:
     """{file name: tensors}. Tied weights appear once; optimizer tensors are named by their parameter."""
-    named = dict(state.model.named_parameters())
+    named = dict(state.trained.named_parameters())
     optimizer = {
         f"{key}/{name}": value
         for name, parameter in named.items()
@@ -82,7 +82,7 @@ def _tensors(state: TrainState) -> dict[str, dict[str, torch.Tensor]]:
 
 def save(folder: Path, state: TrainState, progress: Progress) -> Path:
     """Commit a checkpoint of this state. Raises UserError 'disk.full' and 'diverged.weights'; never leaves a part."""
-    if not all(bool(torch.isfinite(parameter).all()) for parameter in state.model.parameters()):
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in state.trained.parameters()):
         raise UserError("diverged.weights", step=progress.step)
     final = path_of(folder, progress.step)
     staging, old = folder / f".staging-{final.name}", folder / f".old-{final.name}"
@@ -110,7 +110,7 @@ def save(folder: Path, state: TrainState, progress: Progress) -> Path:
 
 def _disk_error(error: OSError, folder: Path, state: TrainState) -> UserError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        needs = sum(3 * p.numel() * p.element_size() for p in state.model.parameters())
+        needs = sum(3 * p.numel() * p.element_size() for p in state.trained.parameters())
         try:
             free = shutil.disk_usage(folder).free
         except OSError:
@@ -271,7 +271,9 @@ def load(
     progress = read_progress(path)
     compatible(progress)
     try:
-        load_model(path, state.model)
+        load_model(path, state.trained)
+        if state.masters:
+            state.masters.give_weights()
         _load_rest(path, state)
     except UserError:
         raise
@@ -286,12 +288,12 @@ def _load_rest(path: Path, state: TrainState) -> None:
     state.optimizer.state.clear()
     for key, value in moments.items():
         kind, name = key.split("/", 1)
-        parameter = state.model.get_parameter(name)
+        parameter = state.trained.get_parameter(name)
         if value.dim() and value.shape != parameter.shape:
             raise ValueError(f"{key} is {tuple(value.shape)}, its parameter {tuple(parameter.shape)}")
         # The fused kernel wants its step count on the device, the plain one on the CPU: as it was saved.
         state.optimizer.state[parameter][kind] = value.to(state.device)
-    lacking = [name for name, p in state.model.named_parameters() if moments and p not in state.optimizer.state]
+    lacking = [name for name, p in state.trained.named_parameters() if moments and p not in state.optimizer.state]
     if lacking:
         raise ValueError(f"it has no moments of {lacking[0]}")
     scaler = json.loads((path / "state.json").read_text("utf-8"))["scaler"]

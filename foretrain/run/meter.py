@@ -5,6 +5,7 @@ the process's peak as the system counts it. Each phase is sampled once, so measu
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +134,13 @@ class Meter:
     def _watch_gradients(self, state: TrainState) -> None:
         def once(*_: object) -> None:
             hook.remove()
-            self.gradients_bytes = storage_bytes(p.grad for p in state.model.parameters() if p.grad is not None)
+            self.gradients_bytes = storage_bytes(p.grad for p in state.trained.parameters() if p.grad is not None)
 
         hook = state.optimizer.register_step_pre_hook(once)
 
     def weights(self, state: TrainState) -> int:
-        return storage_bytes(iter(state.model.parameters()))
+        """The model's own, and their fp32 masters where they are not the same."""
+        return storage_bytes(chain(state.model.parameters(), state.trained.parameters()))
 
     def optimizer(self, state: TrainState) -> int:
         tensors = (v for s in state.optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor))

@@ -70,6 +70,8 @@ def foretrain_run(job: Job) -> bool:
     short = c.model_copy(update={"gradient_accumulation_steps": job.micro_steps})
     state = build(short, job.device, DTYPES[job.dtype], compile=job.compiled)
     job.names.learn(state.model)
+    if state.masters:
+        job.names.learn(state.masters.model)
 
     def evaluate(phase: str) -> None:
         job.tracer.enter(phase)

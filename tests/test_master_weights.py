@@ -1,0 +1,101 @@
+"""Half-precision weights with fp32 masters: autocast's learning to the rounding of half precision, and exact resumes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretrain.config import RunConfig
+from foretrain.lm.embedding import TokenEmbedding
+from foretrain.lm.step import TrainState, build, evaluation_loss, train_step
+from foretrain.run import checkpoint
+from foretrain.run.checkpoint import Progress
+from tests.helpers import tiny
+
+CPU = torch.device("cpu")
+
+
+def batches(config: RunConfig, step: int) -> list[tuple[Tensor, Tensor]]:
+    """Each token follows from the one before it, so that there is something to learn."""
+    generator = torch.Generator().manual_seed(step)
+    made = []
+    for _ in range(config.gradient_accumulation_steps):
+        first = torch.randint(config.vocab_size, (config.batch_size, 1), generator=generator)
+        rows = (first + 5 * torch.arange(config.block_size + 1)) % config.vocab_size
+        made.append((rows[:, :-1].contiguous(), rows[:, 1:].contiguous()))
+    return made
+
+
+def run(config: RunConfig, dtype: torch.dtype, steps: int) -> tuple[TrainState, list[float]]:
+    state = build(config, CPU, dtype, compile=config.compile)
+    return state, [float(train_step(state, batches(config, step), 3e-3).loss) for step in range(steps)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("chunk", [0, 24])
+def test_it_learns_as_autocast_does(dtype: torch.dtype, chunk: int) -> None:
+    _, expected = run(tiny(loss_chunk_size=chunk), dtype, 60)
+    state, found = run(tiny(loss_chunk_size=chunk, master_weights=True), dtype, 60)
+    assert expected[-1] < 0.6 * expected[0]
+    assert found == pytest.approx(expected, rel=0.03)
+    assert {p.dtype for p in state.model.parameters()} == {dtype}
+    assert {p.dtype for p in state.trained.parameters()} == {torch.float32}
+    for low, full in zip(state.model.parameters(), state.trained.parameters(), strict=True):
+        assert torch.equal(low, full.to(dtype))
+
+
+def test_gradients_of_micro_batches_are_summed_in_fp32() -> None:
+    """Against the same half-precision gradients, summed by hand."""
+    config = tiny(master_weights=True, gradient_accumulation_steps=8, grad_clip=1e-9)
+    state = build(config, CPU, torch.bfloat16, compile=False)
+    by_hand = [torch.zeros_like(p, dtype=torch.float32) for p in state.model.parameters()]
+    for batch in batches(config, 0):
+        low = torch.autograd.grad(state.call(*batch) / 8, list(state.model.parameters()))
+        for total, part in zip(by_hand, low, strict=True):
+            total += part.float()
+    norm = torch.cat([total.flatten() for total in by_hand]).norm()
+    assert float(train_step(state, batches(config, 0), 0.0).grad_norm) == pytest.approx(float(norm), rel=2e-3)
+
+
+def test_fp32_has_no_masters() -> None:
+    state, _ = run(tiny(master_weights=True), torch.float32, 1)
+    assert state.masters is None
+    assert state.trained is state.model
+
+
+def test_an_overflow_in_float16_changes_nothing() -> None:
+    state, _ = run(tiny(master_weights=True), torch.float16, 1)
+    before = [p.clone() for p in state.trained.parameters()]
+    call = state.call
+    state.call = lambda idx, targets: call(idx, targets) * float("inf")
+    train_step(state, batches(state.config, 1), 1e-2)
+    assert all(torch.equal(a, b) for a, b in zip(before, state.trained.parameters(), strict=True))
+
+
+def test_a_checkpoint_keeps_the_masters_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    config = tiny(master_weights=True, dropout=0.1)
+    state, _ = run(config, torch.bfloat16, 3)
+    checkpoint.save(tmp_path, state, Progress(step=3))
+    other = build(config.model_copy(update={"seed": 5}), CPU, torch.bfloat16, compile=False)
+    assert checkpoint.load(tmp_path, other)
+    for a, b in zip(state.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    losses = []
+    for each in (state, other):
+        torch.manual_seed(7)
+        losses += [
+            float(train_step(each, batches(config, 4), 1e-2).loss),
+            float(evaluation_loss(each, batches(config, 5)[0])),
+        ]
+    assert losses[:2] == losses[2:]
+
+
+def test_embedding_gradients_of_frequent_tokens_are_whole() -> None:
+    """In bfloat16 a running sum of ones stops at 256."""
+    table = TokenEmbedding(3, 4, dtype=torch.bfloat16)
+    weight = table.weight
+    weight.grad_dtype = torch.float32
+    table(torch.zeros(2, 2048, dtype=torch.int64)).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad[0].tolist() == [4096.0] * 4

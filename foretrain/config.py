@@ -179,8 +179,8 @@ class RunConfig(Record):
         pattern=r"^(auto|cpu|mps|cuda(:\d{1,3})?)$",
     )  # fmt: skip
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob(
-        "auto", "arithmetic of the matrix products; auto: bfloat16 where the card has it, else float16; CPU: float32",
-        group="system",
+        "auto", "arithmetic of the matrix products; auto: bfloat16 where the card has it, else float16; on a CPU what "
+        "a measurement finds faster, float32 in short runs", group="system",
     )  # fmt: skip
     master_weights: bool = knob(
         False,
@@ -192,6 +192,10 @@ class RunConfig(Record):
     attention: Literal["auto", "sdpa", "bmm"] = knob(
         "auto", "kernels of attention: sdpa, PyTorch's own; bmm, batched matrix products, for CPUs without dropout; "
         "auto: sdpa on cards, what a measurement finds faster on CPUs", group="system", ours=True,
+    )  # fmt: skip
+    cpu_threads: int = knob(
+        0, "threads of a run on a CPU; 0: PyTorch's number, or fewer where a measurement finds them faster",
+        group="system", least=0, most=4096, ours=True,
     )  # fmt: skip
     memory_limit: str = knob(
         "",

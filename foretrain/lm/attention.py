@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-GROUP_BYTES = 4 << 20  # of scores at one time: about what the second and third caches of two cores hold
+GROUP_BYTES = 2 << 20  # of scores at one time: about what the second caches of two cores hold
 ROWS = 256  # of queries at one time, against the keys that they can see; shorter contexts are taken whole
 
 
@@ -111,7 +111,7 @@ def _block_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, p: Tensor, out:
     scale = q.shape[-1] ** -0.5
     torch.bmm(p.transpose(1, 2), dy, out=dv)
     dp = torch.bmm(dy, v.transpose(1, 2))
-    ds = torch._softmax_backward_data(dp, p, -1, p.dtype)
+    ds = torch.ops.aten._softmax_backward_data(dp, p, -1, p.dtype)
     torch.baddbmm(dq, ds, k, beta=0, alpha=scale, out=dq)
     torch.baddbmm(dk, ds.transpose(1, 2), q, beta=0, alpha=scale, out=dk)
 

@@ -47,10 +47,17 @@ class Foretrain:
 
 
 class NanoGptTraining:
-    """nanoGPT's step."""
+    """nanoGPT's step. `autocast`: also on a CPU, where nanoGPT has none."""
 
     def __init__(
-        self, config: RunConfig, device: torch.device, dtype: str, info: DatasetInfo, *, compiled: bool
+        self,
+        config: RunConfig,
+        device: torch.device,
+        dtype: str,
+        info: DatasetInfo,
+        *,
+        compiled: bool,
+        autocast: bool = False,
     ) -> None:
         self.config, self.device, self.info = config, device, info
         torch.manual_seed(config.seed)
@@ -59,7 +66,7 @@ class NanoGptTraining:
             torch.backends.cuda.matmul.allow_tf32 = True
             torch.backends.cudnn.allow_tf32 = True
         self.context: Any = (
-            torch.amp.autocast(device.type, TORCH_DTYPES[dtype]) if on_card else contextlib.nullcontext()
+            torch.amp.autocast(device.type, TORCH_DTYPES[dtype]) if on_card or autocast else contextlib.nullcontext()
         )
         model = NanoGPT(config).to(device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=on_card and dtype == "float16")

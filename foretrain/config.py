@@ -16,6 +16,11 @@ from foretrain.errors import UserError
 from foretrain.records import Record
 from foretrain.units import parse_bytes
 
+# How foretrain carries a step out where nanoGPT has but one way; each decides memory, so traces are kept by them.
+OWN_WAYS = (
+    "activation_checkpointing", "checkpointed_blocks", "recompute_norm_gelu", "activation_memory_budget",
+    "loss_chunk_size", "auto_chunker", "master_weights", "optimizer_offload",
+)  # fmt: skip
 GROUPS = ("model", "data", "batch", "optimizer", "evaluation", "run", "system", "cost")
 
 
@@ -106,7 +111,24 @@ class RunConfig(Record):
         group="batch",
         ours=True,
     )
-
+    checkpointed_blocks: int = knob(
+        0, "with activation_checkpointing, how many blocks, from the first on; 0: all", group="batch",
+        unit="blocks", least=0, most=1000, ours=True,
+    )  # fmt: skip
+    recompute_norm_gelu: bool = knob(
+        False,
+        "keep neither the norms' outputs nor the GELU's, and compute them again in the backward pass",
+        group="batch",
+        ours=True,
+    )
+    activation_memory_budget: float = knob(
+        1.0,
+        "torch.compile: share of the activations that Inductor may keep; the rest is computed again",
+        group="batch",
+        least=0,
+        most=1,
+        ours=True,
+    )
     loss_chunk_size: int = knob(
         0,
         "tokens whose logits exist at one time, in the head and the loss; 0: those of the whole micro-batch",
@@ -130,6 +152,13 @@ class RunConfig(Record):
         unit="steps", least=1, most=10**10,
     )  # fmt: skip
     min_lr: float = knob(6e-5, "learning rate at the end of the decay", group="optimizer", least=0, most=100)
+
+    optimizer_offload: bool = knob(
+        False,
+        "keep the optimizer's states and fp32 weights in the computer's memory and step there; slow",
+        group="optimizer",
+        ours=True,
+    )
 
     eval_interval: int = knob(
         2000,
@@ -182,6 +211,12 @@ class RunConfig(Record):
         "auto", "arithmetic of the matrix products; auto: bfloat16 where the card has it, else float16; on a CPU what "
         "a measurement finds faster, float32 in short runs", group="system",
     )  # fmt: skip
+    auto_chunker: bool = knob(
+        False,
+        "torch.compile: let Inductor cut head and loss into chunks by itself, instead of loss_chunk_size",
+        group="batch",
+        ours=True,
+    )
     master_weights: bool = knob(
         False,
         "weights and residual stream in dtype, with fp32 masters of the weights in the optimizer, instead of autocast",
@@ -189,6 +224,15 @@ class RunConfig(Record):
         ours=True,
     )
     compile: bool = knob(True, "torch.compile the model", group="system")
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"] = knob(
+        "default", "torch.compile's mode; what others than default take is not forecast", group="system", ours=True
+    )
+    compile_blocks: bool = knob(
+        False,
+        "torch.compile one block, which all share, instead of the whole model: a shorter start, memory not forecast",
+        group="system",
+        ours=True,
+    )
     attention: Literal["auto", "sdpa", "bmm"] = knob(
         "auto", "kernels of attention: sdpa, PyTorch's own; bmm, batched matrix products, for CPUs without dropout; "
         "auto: sdpa on cards, what a measurement finds faster on CPUs", group="system", ours=True,
@@ -196,6 +240,10 @@ class RunConfig(Record):
     cpu_threads: int = knob(
         0, "threads of a run on a CPU; 0: PyTorch's number, or fewer where a measurement finds them faster",
         group="system", least=0, most=4096, ours=True,
+    )  # fmt: skip
+    allocator_settings: str = knob(
+        "", "settings of CUDA's allocator such as expandable_segments:True; those of PYTORCH_ALLOC_CONF win",
+        group="system", pattern=r"^[A-Za-z0-9_:,. \[\]>-]*$", ours=True,
     )  # fmt: skip
     memory_limit: str = knob(
         "",
@@ -224,6 +272,16 @@ class RunConfig(Record):
     def tokens_per_step(self) -> int:
         """Tokens in one optimizer step: micro-batch x accumulation x context."""
         return self.batch_size * self.gradient_accumulation_steps * self.block_size
+
+    @property
+    def checkpointed(self) -> int:
+        """How many blocks are checkpointed: the first ones, since the last one's activations are needed at once."""
+        return min(self.checkpointed_blocks or self.n_layer, self.n_layer) if self.activation_checkpointing else 0
+
+    def as_nanogpt(self) -> "RunConfig":
+        """What nanoGPT would run of it: none of foretrain's own ways, and evaluation at the sizes of training."""
+        own = {*OWN_WAYS, "eval_batch_size", "eval_block_size"}
+        return self.model_copy(update={name: type(self).model_fields[name].default for name in own})
 
     @property
     def eval_batch(self) -> int:
@@ -347,6 +405,25 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunConfig], bool], str], ...] = (
         "min_lr_above",
     ),
     (("eval_block_size", "block_size"), lambda c: c.eval_block > c.block_size, "eval_block_beyond"),
+    (
+        ("checkpointed_blocks", "activation_checkpointing"),
+        lambda c: c.checkpointed_blocks > 0 and not c.activation_checkpointing,
+        "blocks_without_checkpointing",
+    ),
+    (
+        ("activation_checkpointing", "checkpointed_blocks", "recompute_norm_gelu", "n_layer"),
+        lambda c: c.recompute_norm_gelu and c.checkpointed == c.n_layer,
+        "recomputed_twice",
+    ),
+    (
+        ("activation_memory_budget", "compile"),
+        lambda c: c.activation_memory_budget < 1 and not c.compile,
+        "budget_without_compile",
+    ),
+    (("auto_chunker", "compile"), lambda c: c.auto_chunker and not c.compile, "auto_chunker_without_compile"),
+    (("compile_mode", "compile"), lambda c: c.compile_mode != "default" and not c.compile, "mode_without_compile"),
+    (("compile_blocks", "compile"), lambda c: c.compile_blocks and not c.compile, "blocks_without_compile"),
+    (("auto_chunker", "loss_chunk_size"), lambda c: c.auto_chunker and c.loss_chunk_size > 0, "two_chunkers"),
 )
 
 

@@ -1,8 +1,10 @@
-"""Weights in half precision, and the fp32 masters of them that the optimizer changes (Micikevicius et al. 2017,
-arXiv:1710.03740, section 3.1).
+"""A model that runs, and an fp32 twin of it that learns: the optimizer works on the twin.
 
-The model then runs without autocast: the residual stream and what norms save are half precision too, and no weight is
-cast in a forward pass. Gradients of each micro-batch are made in half precision, as autocast's are, and summed in fp32.
+Two techniques are made of it. With weights in half precision (Micikevicius et al. 2017, arXiv:1710.03740, section 3.1)
+the model runs without autocast: the residual stream and what norms save are half precision too, and no weight is cast
+in a forward pass. Gradients of each micro-batch are made in half precision, as autocast's are, and summed in fp32.
+With the optimizer off the device (ZeRO-Offload, Ren et al. 2021, arXiv:2101.06840) the twin and its moments are in the
+computer's memory, and the step is done there.
 """
 
 import copy
@@ -13,28 +15,33 @@ from torch import Tensor, nn
 
 
 class Masters:
-    """The fp32 twin of a model whose weights become half precision; the twin never runs."""
+    """The fp32 twin of a model; it never runs. `dtype`: what the model's own weights become; None: they stay.
+    `device`: where the twin is; None: beside the model."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype | None, device: torch.device | None = None) -> None:
         self.model = copy.deepcopy(model)
-        model._apply(lambda tensor: tensor.to(dtype) if isinstance(tensor, nn.Parameter) else tensor)
-        self._low = list(model.parameters())
+        if device is not None:
+            self.model = self.model.to(device)
+        if dtype is not None:
+            model._apply(lambda tensor: tensor.to(dtype) if isinstance(tensor, nn.Parameter) else tensor)
+        self._own = list(model.parameters())
         self._full = list(self.model.parameters())
-        for low in self._low:
-            low.grad_dtype = torch.float32  # so that autograd sums micro-batches in fp32
+        for own in self._own:
+            own.grad_dtype = torch.float32  # so that autograd sums micro-batches in fp32
 
     def take_gradients(self) -> None:
-        """Hand the gradients over to the masters; nothing is copied."""
-        for low, full in zip(self._low, self._full, strict=True):
-            low.grad, full.grad = None, low.grad
+        """Hand the gradients over to the twin; on one device nothing is copied."""
+        for own, full in zip(self._own, self._full, strict=True):
+            gradient, own.grad = own.grad, None
+            full.grad = None if gradient is None else gradient.to(full.device)
 
     def drop_gradients(self) -> None:
         """Forget what micro-batches have summed so far."""
-        for parameter in chain(self._low, self._full):
+        for parameter in chain(self._own, self._full):
             parameter.grad = None
 
     @torch.no_grad()
     def give_weights(self) -> None:
-        """Round the masters into the model's weights."""
-        low: list[Tensor] = [parameter.detach() for parameter in self._low]
-        torch._foreach_copy_(low, [parameter.detach() for parameter in self._full])
+        """Round the twin's weights into the model's."""
+        own: list[Tensor] = [parameter.detach() for parameter in self._own]
+        torch._foreach_copy_(own, [parameter.detach() for parameter in self._full])

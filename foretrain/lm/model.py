@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from foretrain.config import RunConfig
 from foretrain.lm.attention import causal_attention
+from foretrain.lm.checkpointing import remake_input
 from foretrain.lm.embedding import TokenEmbedding
 from foretrain.lm.loss import ChunkedLoss
 
@@ -36,11 +37,15 @@ class Attention(nn.Module):
         self.products = products
 
     def forward(self, x: Tensor) -> Tensor:
-        B, T, C = x.shape
-        if self.products and x.is_cpu and not (self.dropout and self.training):
-            return self.resid_dropout(self.c_proj(causal_attention(self.c_attn(x), self.n_head)))
+        return self.mix(self.c_attn(x))
+
+    def mix(self, qkv: Tensor) -> Tensor:
+        """B x T x 3C, the output of c_attn, to B x T x C."""
+        B, T, C = *qkv.shape[:2], qkv.shape[2] // 3
+        if self.products and qkv.is_cpu and not (self.dropout and self.training):
+            return self.resid_dropout(self.c_proj(causal_attention(qkv, self.n_head)))
         heads = (B, T, self.n_head, C // self.n_head)
-        q, k, v = (part.view(heads).transpose(1, 2) for part in self.c_attn(x).split(C, dim=2))  # B, H, T, C/H
+        q, k, v = (part.view(heads).transpose(1, 2) for part in qkv.split(C, dim=2))  # B, H, T, C/H
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)))
@@ -59,20 +64,36 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
 
+    def out(self, x: Tensor) -> Tensor:
+        """The second half, from what c_fc gives."""
+        return self.c_proj(self.gelu(x))
+
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). `cheap`: recompute norms and GELU in the backward pass."""
 
-    def __init__(self, n_embd: int, n_head: int, bias: bool, dropout: float, *, products: bool = False) -> None:
+    def __init__(self, config: RunConfig, *, cheap: bool) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(n_embd, bias=bias)
-        self.attn = Attention(n_embd, n_head, bias, dropout, products=products)
-        self.ln_2 = nn.LayerNorm(n_embd, bias=bias)
-        self.mlp = MLP(n_embd, bias, dropout)
+        c = config
+        self.ln_1 = nn.LayerNorm(c.n_embd, bias=c.bias)
+        self.attn = Attention(c.n_embd, c.n_head, c.bias, c.dropout, products=c.attention == "bmm")
+        self.ln_2 = nn.LayerNorm(c.n_embd, bias=c.bias)
+        self.mlp = MLP(c.n_embd, c.bias, c.dropout)
+        self.cheap = cheap
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.cheap and self.training:
+            return self._forward_cheaply(x)
         x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
+
+    def _forward_cheaply(self, x: Tensor) -> Tensor:
+        """The same, keeping neither the norms' outputs nor the GELU's: each product's input is made again from its
+        own."""
+        attn, mlp = self.attn, self.mlp
+        x = x + attn.mix(remake_input(lambda x: attn.c_attn(self.ln_1(x)), x))
+        wide = remake_input(lambda x: mlp.c_fc(self.ln_2(x)), x)
+        return x + mlp.dropout(remake_input(mlp.out, wide))
 
 
 class GPT(nn.Module):
@@ -82,15 +103,14 @@ class GPT(nn.Module):
         super().__init__()
         c = config
         self.block_size = c.block_size
-        self.checkpointing = c.activation_checkpointing
+        self.checkpointed_blocks = c.checkpointed
         self.transformer = nn.ModuleDict(
             {
                 "wte": TokenEmbedding(c.vocab_size, c.n_embd),
                 "wpe": nn.Embedding(c.block_size, c.n_embd),
                 "drop": nn.Dropout(c.dropout),
                 "h": nn.ModuleList(
-                    Block(c.n_embd, c.n_head, c.bias, c.dropout, products=c.attention == "bmm")
-                    for _ in range(c.n_layer)
+                    [Block(c, cheap=c.recompute_norm_gelu and i >= c.checkpointed) for i in range(c.n_layer)]
                 ),
                 "ln_f": nn.LayerNorm(c.n_embd, bias=c.bias),
             }
@@ -111,8 +131,8 @@ class GPT(nn.Module):
         parts: Any = self.transformer
         position = torch.arange(T, device=idx.device)
         x = parts["drop"](parts["wte"](idx) + parts["wpe"](position))
-        for block in parts["h"]:
-            recompute = self.checkpointing and self.training
+        for i, block in enumerate(parts["h"]):
+            recompute = self.training and i < self.checkpointed_blocks
             x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
         return parts["ln_f"](x)
 
@@ -122,18 +142,32 @@ class GPT(nn.Module):
         device = idx.device.type
         return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
 
-    def compile_parts(self) -> None:
+    def compile_parts(self, options: dict[str, Any]) -> None:
         """torch.compile for a model whose loss is chunked: the loop over chunks stays plain Python."""
         assert self.chunked_loss is not None
-        self.head_input = torch.compile(self.head_input)
+        self.head_input = torch.compile(self.head_input, **options)
         self.chunked_loss.compile_step()
+
+    def compile_blocks(self, options: dict[str, Any]) -> None:
+        """torch.compile for one block, which all of them share as they differ by their weights alone, and the loss."""
+        parts: Any = self.transformer
+        for block in parts["h"]:
+            block.compile(**options)
+        if self.chunked_loss is not None:
+            self.chunked_loss.compile_step()
+        else:
+            self.whole_loss = torch.compile(self.whole_loss, **options)
 
     def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats of predicting targets (B x T, -1 is ignored) from idx (B x T); a scalar."""
         if self.chunked_loss is not None:
             return self.chunked_loss(self.head_input(idx), self.lm_head.weight, targets.reshape(-1))
-        logits = self.lm_head(self.hidden(idx))
-        if not torch.is_autocast_enabled(idx.device.type):  # which would take the loss in fp32 by itself
+        return self.whole_loss(self.hidden(idx), targets)
+
+    def whole_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The loss of all logits at once, from the last hidden states, B x T x C."""
+        logits = self.lm_head(hidden)
+        if not torch.is_autocast_enabled(hidden.device.type):  # which would take the loss in fp32 by itself
             logits = logits.float()
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=-1)
 

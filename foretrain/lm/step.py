@@ -6,6 +6,7 @@ traced on fake ones. The optimizer step is fixed by its tokens; micro-batches ar
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ class TrainState:
     device: torch.device
     dtype: torch.dtype
     call: Callable[[Tensor, Tensor], Tensor]  # the model, compiled or not
-    masters: Masters | None = None  # where the model's own weights are half precision
+    masters: Masters | None = None  # where the optimizer changes other weights than those that run
 
     @property
     def trained(self) -> nn.Module:
@@ -38,7 +39,7 @@ class TrainState:
 
     def autocast(self) -> torch.autocast:
         """Half precision in matrix products; off for float32, and where the weights are half precision themselves."""
-        enabled = self.dtype != torch.float32 and self.masters is None
+        enabled = self.dtype != torch.float32 and not self.config.master_weights
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=enabled)
 
 
@@ -56,24 +57,45 @@ def build(config: RunConfig, device: torch.device, dtype: torch.dtype, *, compil
     model = GPT(config).to(device)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for what stays fp32, as nanoGPT sets it
-    masters = Masters(model, dtype) if config.master_weights and dtype != torch.float32 else None
+    masters = _masters(model, config, dtype)
     return TrainState(
         config=config,
         model=model,
         masters=masters,
-        optimizer=make_optimizer(masters.model if masters else model, config, device.type),
+        optimizer=make_optimizer(masters.model if masters else model, config, _optimizer_device(config, device)),
         scaler=torch.amp.GradScaler(device.type, enabled=dtype == torch.float16),
         device=device,
         dtype=dtype,
-        call=_compiled(model) if compile else model,
+        call=_compiled(model, config) if compile else model,
     )
 
 
-def _compiled(model: GPT) -> Callable[[Tensor, Tensor], Tensor]:
-    """Whole where it can be, else in parts."""
-    if model.chunked_loss is None:
-        return torch.compile(model)
-    model.compile_parts()
+def _masters(model: GPT, config: RunConfig, dtype: torch.dtype) -> Masters | None:
+    half = config.master_weights and dtype != torch.float32
+    if not (half or config.optimizer_offload):
+        return None
+    return Masters(model, dtype if half else None, torch.device("cpu") if config.optimizer_offload else None)
+
+
+def _optimizer_device(config: RunConfig, device: torch.device) -> str:
+    return "cpu" if config.optimizer_offload else device.type
+
+
+def _compiled(model: GPT, config: RunConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """Whole where it can be, else in parts. Compilation comes with the first call, so the compiler's settings stay."""
+    import torch._functorch.config as functorch_config
+    import torch._inductor.config as inductor_config
+
+    functorch_config.activation_memory_budget = config.activation_memory_budget
+    inductor_config.auto_chunker.enable = config.auto_chunker
+    inductor_config.auto_chunker.amplify_ratio_threshold = 2  # of logits to hidden states and weight; 8 spares few runs
+    options: dict[str, Any] = {} if config.compile_mode == "default" else {"mode": config.compile_mode}
+    if config.compile_blocks:
+        model.compile_blocks(options)
+    elif model.chunked_loss is None:
+        return torch.compile(model, dynamic=False if config.auto_chunker else None, **options)
+    else:
+        model.compile_parts(options)
     return model
 
 

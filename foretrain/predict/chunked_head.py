@@ -13,7 +13,7 @@ def chunked_head(t: Timeline, v: Variant, hidden: Tensor, *, saving: bool, fused
     `first`: no gradients are there yet, so that of the weight becomes `.grad`, to which wte's share is added in place.
     """
     low = 2 if v.half else 4
-    copy = t.alloc("weight_copies", t.size(2, "V", "C")) if v.half else None
+    copy = t.alloc("weight_copies", t.size(2, "V", "C")) if v.casts else None
     waiting = []
     if saving:
         weight = "gradients" if first else "activations.head"

@@ -29,20 +29,23 @@ class EagerStep(EagerForward):
         t = self.t
         residual, head_grad = self.head_backward(graph)
         for i in reversed(range(self.n_layer)):
-            saved = graph.blocks[i]
-            if self.v.checkpointing:
+            saved, self.cheap = graph.blocks[i], self.is_cheap(i)
+            if i < self.v.checkpointed:
                 residual = self.recompute_and_backward(residual, graph.inputs[i])
             else:
                 residual = self.block_backward(residual, saved, graph.inputs[i])
         t.at("backward.embedding")
         t.free(*graph.embedding)
-        position = t.alloc("temporaries", t.size(4, "T", "C"))
+        position = t.alloc("temporaries", t.size(self.v.wide, "T", "C"))
+        half = t.alloc("temporaries", t.size(2, "W", "C")) if self.v.wide == 2 else None
         self.keep_gradient(t.alloc(self.gradients, t.size(4, "W", "C")))
-        t.free(position)
+        t.free(position, half)
+        # A CPU sums these in fp32 at once (lm/embedding.py).
+        half = t.alloc("temporaries", t.size(2, "V", "C")) if self.v.wide == 2 and self.v.cuda else None
         embedding = t.alloc("temporaries", t.size(4, "V", "C"))
         t.free(residual)
         total = head_grad if self.v.half or graph.waiting else t.alloc(self.gradients, t.size(4, "V", "C"))
-        t.free(embedding, head_grad if total is not head_grad else None)
+        t.free(embedding, half, head_grad if total is not head_grad else None)
         self.keep_gradient(total)
         self.has_grads = True
 
@@ -90,11 +93,11 @@ class EagerStep(EagerForward):
     def norm_backward(self, incoming: Tensor, saved: list[Tensor], x: Tensor | None, residual: Tensor | None) -> Tensor:
         """Cast to fp32, LayerNorm's backward, and the sum with the residual's gradient, in place."""
         t = self.t
-        if self.v.half:
+        if self.v.casts:
             full = t.alloc("temporaries", self.e(4))
             t.free(incoming)
             incoming = full
-        grad = t.alloc("temporaries", self.e(4))
+        grad = t.alloc("temporaries", self.e(self.v.wide))
         self.vector_gradient()
         if self.v.bias:
             self.vector_gradient()
@@ -107,7 +110,7 @@ class EagerStep(EagerForward):
     def branch_gradient(self, residual: Tensor, mask: Tensor | None) -> tuple[Tensor, bool]:
         """The residual's gradient as a branch takes it: cast to half, and through the dropout's mask."""
         branch, owned = residual, False
-        if self.v.half:
+        if self.v.casts:
             branch, owned = self.t.alloc("temporaries", self.e(2)), True
         return self.undropped(branch, owned, mask)
 
@@ -127,9 +130,13 @@ class EagerStep(EagerForward):
     def block_backward_from(self, residual: Tensor, branch: Tensor, owned: bool, s: Saved, x: Tensor) -> Tensor:
         t, low = self.t, self.low
         t.at("backward.mlp")
+        if self.cheap:
+            s.gelu = t.alloc("activations.mlp", self.e(4 * low))
+            self.copy_weight("out", s)
         grad = self.linear_backward("out", branch if owned else None, 4, s.gelu, s.copies, 1)
         gelu = t.alloc("temporaries", self.e(4 * low))
         t.free(grad, s.fc)
+        self.make_norm_again(s, "fc", s.norm_2)
         cast_2 = s.norm_2.pop()
         grad = self.linear_backward("fc", gelu, 1, cast_2, s.copies, 4)
         residual = self.norm_backward(grad, s.norm_2, s.middle, residual)
@@ -140,9 +147,17 @@ class EagerStep(EagerForward):
         heads = self.attention.backward(grad, s.heads.saved)
         joined = t.alloc("temporaries", self.e(3 * low))
         t.free(*heads)
+        self.make_norm_again(s, "attn", s.norm_1)
         cast_1 = s.norm_1.pop()
         grad = self.linear_backward("attn", joined, 1, cast_1, s.copies, 3)
         return self.norm_backward(grad, s.norm_1, x, residual)
+
+    def make_norm_again(self, s: Saved, product: str, norm: list[Tensor]) -> None:
+        """What `recompute_norm_gelu` did not keep: a norm's statistics and output, and the next weight's copy."""
+        if self.cheap:
+            out, cast, stats = self.norm_to_product(s, product, True)
+            norm += [*stats, cast or out]
+            self.t.free(out if cast else None)
 
     def recompute_and_backward(self, residual: Tensor, x: Tensor) -> Tensor:
         """A checkpointed block: its forward pass again, up to the last tensor that backward needs."""
@@ -176,7 +191,7 @@ class EagerStep(EagerForward):
             dlogits = t.alloc("logits", self.nv(4))
             t.free(grad, *saved)
             return dlogits
-        if self.v.cuda:
+        if self.v.cuda and self.v.casts:
             log_probs, *others = saved
             t.free(*others)
             half = t.alloc("logits", self.nv(2))

@@ -59,6 +59,7 @@ class EagerForward:
         self.low = 2 if variant.half else 4  # bytes of an element in a matrix product
         self.has_grads = False  # from the second micro-batch of a step on, gradients are added in place
         self.workspaces: set[str] = set()
+        self.cheap = False  # whether the block at hand makes norms and GELU again
 
     # -- sizes ---------------------------------------------------------------------------------------------
 
@@ -82,7 +83,7 @@ class EagerForward:
         CPU autocast casts the logits to fp32 first.
         """
         t = self.t
-        if not self.v.half:
+        if not self.v.casts:
             return [t.alloc("logits", self.nv(4))]
         if self.v.cuda:
             return [t.alloc("logits", self.nv(2)), t.alloc("logits", self.nv(4))]
@@ -95,7 +96,7 @@ class EagerForward:
 
     def copy_weight(self, name: str, saved: Saved) -> None:
         """The half-precision copy that autocast makes of a matrix weight and that backward needs."""
-        if self.v.half:
+        if self.v.casts:
             saved.copies[name] = self.t.alloc("weight_copies", self.weight(name, 2))
             if self.v.bias:
                 size = self.t.size({"attn": 6, "proj": 2, "fc": 8, "out": 2}[name], "C")
@@ -109,7 +110,7 @@ class EagerForward:
 
     def normed(self, saving: bool) -> tuple[Tensor, list[Tensor]]:
         """LayerNorm: the output in fp32 and, where they are saved, mean and 1/std."""
-        out = self.t.alloc("activations.norm", self.e(4))
+        out = self.t.alloc("activations.norm", self.e(self.v.wide))
         stats = [self.t.alloc("activations.norm", self.t.size(4, "B", "T")) for _ in range(2)]
         if saving:
             return out, stats
@@ -130,14 +131,15 @@ class EagerForward:
         t, s = self.t, Saved()
         self.attention_branch(s, saving)
         ln_2, cast = self.mlp_branch(s, saving)
-        out, s.mlp_mask = self.drop_out(t.alloc("activations.residual", self.e(self.low)), saving)
-        if saving:
-            s.norm_2.append(cast or ln_2)
-        else:
+        out = t.alloc("activations.residual", self.e(self.low))
+        if not saving or self.cheap:
             t.free(s.gelu)
+        out, s.mlp_mask = self.drop_out(out, saving)
+        if saving and ln_2:
+            s.norm_2.append(cast or ln_2)
         if cast or not saving:
             t.free(ln_2)
-        x = t.alloc("activations.residual", self.e(4))
+        x = t.alloc("activations.residual", self.e(self.v.wide))
         t.free(out)
         if not saving:
             t.free(s.middle)
@@ -154,56 +156,61 @@ class EagerForward:
         if self.v.dropout:
             out, s.mlp_mask = self.drop_out(t.alloc("activations.residual", self.e(self.low)), True)
             t.free(out)
-        s.norm_2.append(cast or ln_2)
+        if ln_2:
+            s.norm_2.append(cast or ln_2)
         if cast:
             t.free(ln_2)
         return s
 
+    def norm_to_product(self, s: Saved, name: str, keeping: bool) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """A norm, the half-precision copy of what it gives, and of the next product's weight; and the statistics."""
+        out, stats = self.normed(keeping)
+        cast = self.t.alloc("activations.norm", self.e(2)) if self.v.casts else None
+        self.copy_weight(name, s)
+        return out, cast, stats
+
     def attention_branch(self, s: Saved, saving: bool) -> None:
         """Up to the residual stream between attention and MLP, `s.middle`."""
-        t = self.t
+        t, keeping = self.t, saving and not self.cheap
         t.at("forward.attention")
-        ln_1, s.norm_1 = self.normed(saving)
-        cast = t.alloc("activations.norm", self.e(2)) if self.v.half else None
-        self.copy_weight("attn", s)
+        ln_1, cast, s.norm_1 = self.norm_to_product(s, "attn", keeping)
         self.cublas("forward")
         qkv = t.alloc("activations.attention", self.e(3 * self.low))
-        if not saving:
-            t.free(cast)
+        if not keeping:
+            t.free(cast, ln_1 if saving else None)
         s.heads = self.attention.forward(qkv, saving)
         self.copy_weight("proj", s)
         out, s.attention_mask = self.drop_out(t.alloc("activations.residual", self.e(self.low)), saving)
         t.free(*s.heads.passing)
-        if saving:
+        if keeping:
             s.norm_1.append(cast or ln_1)
-        if cast or not saving:
+        if not saving or (cast and keeping):
             t.free(ln_1)
-        s.middle = t.alloc("activations.residual", self.e(4))
+        s.middle = t.alloc("activations.residual", self.e(self.v.wide))
         t.free(out)
 
-    def mlp_branch(self, s: Saved, saving: bool) -> tuple[Tensor, Tensor | None]:
+    def mlp_branch(self, s: Saved, saving: bool) -> tuple[Tensor | None, Tensor | None]:
         """Up to the copy of the MLP's last weight; returns the norm's output and its half-precision copy."""
-        t = self.t
+        t, keeping = self.t, saving and not self.cheap
         t.at("forward.mlp")
-        ln_2, s.norm_2 = self.normed(saving)
-        cast = t.alloc("activations.norm", self.e(2)) if self.v.half else None
-        self.copy_weight("fc", s)
+        ln_2, cast, s.norm_2 = self.norm_to_product(s, "fc", keeping)
         s.fc = t.alloc("activations.mlp", self.e(4 * self.low))
-        if not saving:
-            t.free(cast)
+        if not keeping:
+            t.free(cast, ln_2 if saving else None)
         s.gelu = t.alloc("activations.mlp", self.e(4 * self.low))
         if not saving:
             t.free(s.fc)
         self.copy_weight("out", s)
-        return ln_2, cast
+        return (None, None) if saving and not keeping else (ln_2, cast)
 
     def embed(self, saving: bool) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """(the first block's input, names that live until forward returns, what embedding and dropout save)."""
         t = self.t
         t.at("forward.embedding")
-        token = t.alloc("activations.residual", self.e(4))
-        position = t.alloc("activations.residual", t.size(4, "T", "C"))
-        x, mask = self.drop_out(t.alloc("activations.residual", self.e(4)), saving)
+        wide = self.v.wide
+        token = t.alloc("activations.residual", self.e(wide))
+        position = t.alloc("activations.residual", t.size(wide, "T", "C"))
+        x, mask = self.drop_out(t.alloc("activations.residual", self.e(wide)), saving)
         if self.v.keeps_logits:  # nanoGPT's forward names them tok_emb and pos_emb
             return x, [token, position], [mask] if mask else []
         t.free(token, position)
@@ -214,8 +221,9 @@ class EagerForward:
         t = self.t
         graph = Graph()
         x, names, graph.embedding = self.embed(saving)
-        for _ in range(self.n_layer):
-            out, saved = self.block_forward(saving and not self.v.checkpointing)
+        for i in range(self.n_layer):
+            self.cheap = self.is_cheap(i)
+            out, saved = self.block_forward(saving and i >= self.v.checkpointed)
             graph.blocks.append(saved)
             graph.inputs.append(x)
             if not saving:
@@ -224,13 +232,21 @@ class EagerForward:
         graph.inputs.append(x)
         self.head_forward(graph, saving)
         t.free(*names)
-        if not saving or self.v.checkpointing:  # autocast's cache is emptied when the context ends
-            for saved in graph.blocks:
-                t.free(*saved.copies.values())
-                saved.copies.clear()
+        for i, saved in enumerate(graph.blocks):  # autocast's cache is emptied when the context ends
+            self.free_copies(saved, saving and i >= self.v.checkpointed)
         if not saving:
             t.free(*graph.head_copy)
         return graph
+
+    def is_cheap(self, block: int) -> bool:
+        """A block that is made again whole has nothing to do so within."""
+        return self.v.cheap and block >= self.v.checkpointed
+
+    def free_copies(self, saved: Saved, saving: bool) -> None:
+        """Of a block's weight copies those that nothing was saved of."""
+        for name in list(saved.copies):
+            if not saving or (self.v.cheap and not name.startswith("proj")):
+                self.t.free(saved.copies.pop(name))
 
     def head_forward(self, graph: Graph, saving: bool) -> None:
         """Last LayerNorm, head and cross-entropy."""
@@ -240,7 +256,7 @@ class EagerForward:
         ln_f, stats = self.normed(saving)
         if not saving:
             t.free(x)
-        cast = t.alloc("activations.norm", self.e(2)) if self.v.half else None
+        cast = t.alloc("activations.norm", self.e(2)) if self.v.casts else None
         if self.v.chunked:
             if cast:
                 t.free(ln_f)
@@ -248,7 +264,7 @@ class EagerForward:
             graph.waiting = chunked_head(t, self.v, cast or ln_f, saving=saving, fused=False, first=not self.has_grads)
             graph.final = stats
             return
-        if self.v.half:
+        if self.v.casts:
             graph.head_copy = [t.alloc("weight_copies", self.weight("head", 2))]
         graph.logits = t.alloc("logits", self.nv(self.low))
         if not saving:
@@ -256,6 +272,10 @@ class EagerForward:
         dies = cast is not None or not saving
         if dies and not self.v.keeps_logits:
             t.free(ln_f)
+        if self.v.master and self.v.half:  # no autocast, so the model casts by itself
+            full = t.alloc("logits", self.nv(4))
+            t.free(graph.logits)
+            graph.logits = full
         graph.loss = self.loss_forward()
         if not saving:
             t.free(*graph.loss)

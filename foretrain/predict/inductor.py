@@ -39,6 +39,7 @@ class CompiledStep:
         self.low = 2 if variant.half else 4
         self.has_grads = False
         self.workspaces: set[str] = set()
+        self.cheap = False  # whether the block at hand makes norms and GELU again
 
     def e(self, coefficient: int) -> Size:
         return self.t.size(coefficient, "B", "T", "C")
@@ -62,14 +63,27 @@ class CompiledStep:
     def block_saved(self) -> list[Tensor]:
         """What one block keeps for backward, in the order in which it is made."""
         t, low = self.t, self.low
-        saved = [*self.norm_saved(), *self.copies((6,))]
+        saved = self.product_input((6,))
         saved.append(t.alloc("activations.attention", self.e(3 * low)))
         self.cublas("forward")
         saved.append(t.alloc("activations.attention", self.e(low)))
         saved += self.attention_saved()
-        saved += [*self.copies((2,)), *self.mask(), *self.norm_saved(), *self.copies((8, 8))]
+        saved += [*self.copies((2,)), *self.mask(), *self.product_input((8,))]
+        if self.cheap:
+            saved.append(t.alloc("activations.mlp", self.e(4 * low)))
+            t.free(t.alloc("activations.mlp", self.e(4 * low)), *self.copies((8,)))
+            return saved + self.mask()
+        saved += self.copies((8,))
         saved += [t.alloc("activations.mlp", self.e(4 * low)) for _ in range(2)]
         return saved + self.mask()
+
+    def product_input(self, copies: tuple[int, ...]) -> list[Tensor]:
+        """What the norm before a product keeps and the product's weight; made again, the norm's input alone."""
+        if not self.cheap:
+            return [*self.norm_saved(), *self.copies(copies)]
+        kept = self.t.alloc("activations.residual", self.e(self.v.wide))
+        self.t.free(self.t.alloc("activations.norm", self.e(self.low)), *self.copies(copies))
+        return [kept]
 
     def attention_saved(self) -> list[Tensor]:
         """A log-sum-exp for each row; the math path's softmax, and with dropout its mask and what it lets through."""
@@ -80,8 +94,17 @@ class CompiledStep:
         return [t.alloc("activations.attention", self.scores(c)) for c in coefficients]
 
     def norm_saved(self) -> list[Tensor]:
-        """LayerNorm: the normalised fp32 output, 1/std, and the linear layer's input."""
+        """LayerNorm: the normalised fp32 output, 1/std, and the linear layer's input.
+
+        Of a half-precision stream what was added to it before the norm is kept, with the mean and 1/std.
+        """
         t = self.t
+        if self.v.wide == 2:
+            return [
+                t.alloc("activations.residual", self.e(2)),
+                *(t.alloc("activations.norm", t.size(4, "B", "T")) for _ in range(2)),
+                t.alloc("activations.norm", self.e(2)),
+            ]
         return [
             t.alloc("activations.norm", self.e(4)),
             t.alloc("activations.norm", t.size(4, "B", "T")),
@@ -89,7 +112,7 @@ class CompiledStep:
         ]
 
     def copies(self, coefficients: tuple[int, ...]) -> list[Tensor]:
-        return [self.t.alloc("weight_copies", self.cc(c)) for c in coefficients] if self.v.half else []
+        return [self.t.alloc("weight_copies", self.cc(c)) for c in coefficients] if self.v.casts else []
 
     def mask(self) -> list[Tensor]:
         return [self.t.alloc("activations.dropout", self.e(1))] if self.v.dropout else []
@@ -101,16 +124,18 @@ class CompiledStep:
         t = self.t
         graph = CompiledGraph()
         t.at("forward.embedding")
-        graph.head.append(t.alloc("activations.residual", t.size(4, "T", "C")))
+        graph.head.append(t.alloc("activations.residual", t.size(self.v.wide, "T", "C")))
         graph.head += self.mask()
         t.at("forward.blocks")
         # Branch outputs that wait to be added to the residual stream.
-        passing = [] if self.v.checkpointing else [t.alloc("temporaries", self.e(3 * self.low))]
+        whole = self.v.checkpointed == self.n_layer
+        passing = [] if whole or self.v.cheap else [t.alloc("temporaries", self.e(3 * self.low))]
         if not self.v.half and not self.v.chunked:
             graph.head.append(t.alloc("activations.residual", self.e(4)))
-        for _ in range(self.n_layer):
-            if self.v.checkpointing:
-                graph.blocks.append([t.alloc("activations.residual", self.e(4))])
+        for i in range(self.n_layer):
+            self.cheap = self.v.cheap and i >= self.v.checkpointed
+            if i < self.v.checkpointed:
+                graph.blocks.append([t.alloc("activations.residual", self.e(self.v.wide))])
                 t.free(*self.block_buffers())
             else:
                 graph.blocks.append(self.block_saved())
@@ -118,11 +143,11 @@ class CompiledStep:
         t.at("forward.loss")
         graph.head += self.norm_saved()
         if self.v.chunked:
-            if self.v.checkpointing:  # traces keep the last norm's input alone, as they do the blocks'
+            if whole:  # traces keep the last norm's input alone, as they do the blocks'
                 t.free(graph.head.pop(-3))
             graph.waiting = chunked_head(t, self.v, graph.head.pop(), saving=True, fused=True, first=not self.has_grads)
             return graph
-        if self.v.half:
+        if self.v.casts:
             graph.head_copy.append(t.alloc("weight_copies", t.size(2, "V", "C")))
         graph.logits = t.alloc("logits", self.nv(self.low))
         return graph
@@ -131,14 +156,14 @@ class CompiledStep:
         """The evaluation graph: one set of buffers for all blocks, then the logits; nothing is saved."""
         t, low = self.t, self.low
         t.at("forward.blocks")
-        residual = t.alloc("temporaries", self.e(4))
+        residual = t.alloc("temporaries", self.e(self.v.wide))
         t.free(*self.block_buffers(), residual)
         t.at("forward.loss")
         out = t.alloc("temporaries", self.e(low))
         if self.v.chunked:
             chunked_head(t, self.v, out, saving=False, fused=True, first=not self.has_grads)
             return CompiledGraph()
-        copy = [t.alloc("weight_copies", t.size(2, "V", "C"))] if self.v.half else []
+        copy = [t.alloc("weight_copies", t.size(2, "V", "C"))] if self.v.casts else []
         logits = t.alloc("logits", self.nv(low))
         t.free(out, *copy)
         if self.v.keeps_logits:
@@ -170,22 +195,25 @@ class CompiledStep:
             out, head_grad = graph.waiting
         else:
             out, head_grad, late = self.head_backward(graph, head_saved.pop())
-        residual = [t.alloc("temporaries", self.e(4))]
-        if self.v.half:
+        residual = [t.alloc("temporaries", self.e(self.v.wide))]
+        if self.v.casts:
             residual.append(t.alloc("temporaries", self.e(2)))
         t.free(out, *head_saved)
-        new = [t.alloc("gradients", t.size(4, "C"))]
-        for saved in reversed(graph.blocks):
-            new += self.block_backward(saved)
+        new = [self.gradient(4, "C")]
+        for i, saved in reversed(list(enumerate(graph.blocks))):
+            self.cheap = self.v.cheap and i >= self.v.checkpointed
+            new += self.block_backward(saved, again=i < self.v.checkpointed)
         t.at("backward.embedding")
         t.free(position)
-        new.append(t.alloc("gradients", t.size(4, "W", "C")))
+        new.append(self.gradient(4, "W", "C"))
         if late is not None:
             head_grad = t.alloc("temporaries", t.size(4, "V", "C"))
             t.free(late)
         embedding = t.alloc("temporaries", t.size(4, "V", "C"))
-        new.append(t.alloc("gradients", t.size(4, "V", "C")))
+        new.append(self.gradient(4, "V", "C"))
         t.free(head_grad, embedding, *residual)
+        if self.v.wide == 2:
+            new = self.in_fp32(new)
         if self.has_grads:
             t.free(*new)
         self.has_grads = True
@@ -216,17 +244,17 @@ class CompiledStep:
             t.free(dlogits or graph.logits)
         return out, head_grad, late
 
-    def block_backward(self, saved: list[Tensor]) -> list[Tensor]:
-        """One block: frees what it saved, returns its gradients (fp32)."""
+    def block_backward(self, saved: list[Tensor], *, again: bool) -> list[Tensor]:
+        """One block, made `again` where it is checkpointed: frees what it saved, returns its gradients."""
         t, low = self.t, self.low
-        if self.v.checkpointing:
+        if again:
             t.at("backward.recompute")
             pending = [t.alloc("temporaries", self.e(5 * low))]  # products that Inductor puts off
             if self.v.attention == "math":  # and scores of blocks before, which it makes ahead
                 pending += [t.alloc("temporaries", self.scores(4)) for _ in range(min(2, self.n_layer - 1))]
             inputs, saved = [*saved, *pending], self.block_saved()
-        else:
-            inputs = []
+        else:  # made again: the GELU's output, beside its gradient; products of these are put off
+            inputs = [t.alloc("temporaries", self.e(4 * low)) for _ in range(2)] if self.cheap else []
         t.at("backward.blocks")
         attention = 4 if self.v.half else 2
         late, early = saved[: len(saved) // 2], saved[len(saved) // 2 :]
@@ -244,9 +272,24 @@ class CompiledStep:
         new.append(self.matrix_gradient(12))
         t.free(*late, *inputs)
         biases = (4, 4, 12, 4, 16, 4) if self.v.bias else ()
-        return new + [t.alloc("gradients", t.size(c, "C")) for c in (4, 4, *biases)]
+        return new + [self.gradient(c, "C") for c in (4, 4, *biases)]
 
     def matrix_gradient(self, coefficient: int) -> Tensor:
-        half = self.t.alloc("temporaries", self.cc(coefficient // 2)) if self.v.half else None
+        half = self.t.alloc("temporaries", self.cc(coefficient // 2)) if self.v.casts else None
         self.t.free(half)
-        return self.t.alloc("gradients", self.cc(coefficient))
+        return self.gradient(coefficient, "C", "C")
+
+    def gradient(self, coefficient: int, *factors: str) -> Tensor:
+        """A gradient of 4 bytes an element; half of it where the weights are half precision."""
+        if self.v.wide == 2:
+            return self.t.alloc("temporaries", self.t.size(coefficient // 2, *factors))
+        return self.t.alloc("gradients", self.t.size(coefficient, *factors))
+
+    def in_fp32(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Autograd casts what the backward graph returned, one after the other (grad_dtype in lm/master.py)."""
+        found = []
+        for half in gradients:
+            coefficient, *factors = half.size.formula.split("·")
+            found.append(self.t.alloc("gradients", self.t.size(2 * int(coefficient), *factors)))
+            self.t.free(half)
+        return found

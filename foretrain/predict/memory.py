@@ -133,18 +133,20 @@ def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str,
     }  # fmt: skip
 
 
+def weight_widths(config: RunConfig, half: bool) -> tuple[int, ...]:
+    """Bytes of a parameter in each copy of the model on the device: what runs, and fp32 masters beside it."""
+    if not (config.master_weights and half):
+        return (4,)
+    return (2,) if config.optimizer_offload else (2, 4)
+
+
 class _Run:
     """One simulated run: the phases in their real order, with what stays alive between them."""
 
     def __init__(self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool) -> None:
         self.config = config
         self.keeps = step == "nanogpt"
-        # nanoGPT has no evaluation sizes of its own and no checkpointing.
-        own = config if not self.keeps else config.model_copy(
-            update={
-                "eval_batch_size": 0, "eval_block_size": 0, "activation_checkpointing": False, "loss_chunk_size": 0,
-            }
-        )  # fmt: skip
+        own = config.as_nanogpt() if self.keeps else config
         self.own = own
         self.symbols = symbols_of(config, gpu, config.batch_size, config.block_size)
         self.n_tensors = sum(1 for _ in ModelShape.of(config).parameters())
@@ -153,12 +155,14 @@ class _Run:
         self.t = Timeline(dict(self.symbols), CUDA_GRANULE if cuda else 1)
         # nanoGPT's context is null on a CPU, whatever --dtype says (train.py).
         half = dtype != "float32" and not (self.keeps and not cuda)
+        self.half = half
         width = ModelShape.of(config).head_dim
         variant = Variant(
-            half=half, cuda=cuda, keeps_logits=self.keeps, checkpointing=own.activation_checkpointing,
+            half=half, cuda=cuda, keeps_logits=self.keeps, checkpointed=own.checkpointed,
             dropout=config.dropout > 0, bias=config.bias, chunked=own.loss_chunk_size > 0,
             attention=attention_kind(gpu, dtype, width, config.dropout),
             evaluation_attention=attention_kind(gpu, dtype, width, 0.0),
+            master=own.master_weights, cheap=own.recompute_norm_gelu,
         )  # fmt: skip
         self.writes_scores = "math" in (variant.attention, variant.evaluation_attention)
         self.step = (CompiledStep if compiled else EagerStep)(self.t, variant, config.n_layer)
@@ -204,7 +208,7 @@ class _Run:
             self.t.free(*self.batch, *fresh)
             self.batch = following
         self.t.at("optimizer")
-        if phase == "first_step":
+        if phase == "first_step" and not self.own.optimizer_offload:
             self.t.alloc("optimizer", self.t.size(8, "P"))
             for _ in range(self.n_tensors):  # each parameter's step count is a tensor of its own
                 self.t.alloc("optimizer", self.t.size(4))
@@ -214,7 +218,8 @@ class _Run:
     def peaks(self) -> dict[str, Peak]:
         self.t.at("build")
         self.t.phase("build")
-        self.t.alloc("weights", self.t.size(4, "P"))
+        for width in weight_widths(self.own, self.half):
+            self.t.alloc("weights", self.t.size(width, "P"))
         if self.keeps:
             self.batch = self.new_batch()
         self.evaluate("evaluate_first")
@@ -229,8 +234,10 @@ def _resume_peak(run: _Run) -> Peak:
     t = Timeline(run.symbols, run.t.granule)
     t.phase("resume")
     t.at("resume")
-    t.alloc("weights", t.size(4, "P"))
-    t.alloc("optimizer", t.size(8, "P"))
+    for width in weight_widths(run.own, run.half):
+        t.alloc("weights", t.size(width, "P"))
+    if not run.own.optimizer_offload:
+        t.alloc("optimizer", t.size(8, "P"))
     if run.keeps:
         t.alloc("checkpoint", t.size(4, "P"))
     return t.peaks["resume"]

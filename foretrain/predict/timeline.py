@@ -15,15 +15,27 @@ from foretrain.predict.attention import AttentionKind
 class Variant:
     """What differs between the ways a step is written and run."""
 
-    half: bool  # autocast to float16 or bfloat16
+    half: bool  # float16 or bfloat16 in matrix products
     cuda: bool
     keeps_logits: bool  # nanoGPT returns the logits and keeps the Python name until the next forward pass
-    checkpointing: bool
+    checkpointed: int  # blocks, from the first on
     dropout: bool
     bias: bool
     chunked: bool = False  # the head and its loss, a chunk of tokens at a time
+    master: bool = False  # the weights and the residual stream are half precision too, without autocast
+    cheap: bool = False  # the inputs of linear layers are made again, from a norm's or the GELU's
     attention: AttentionKind = "flash"
     evaluation_attention: AttentionKind = "flash"  # without dropout it can be another kernel
+
+    @property
+    def casts(self) -> bool:
+        """Whether autocast makes half precision of fp32."""
+        return self.half and not self.master
+
+    @property
+    def wide(self) -> int:
+        """Bytes of an element of the residual stream, which norms read and write."""
+        return 2 if self.half and self.master else 4
 
 
 class Size(NamedTuple):

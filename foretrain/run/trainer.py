@@ -35,7 +35,7 @@ FREE_KEYS = {
     "price_per_hour", "co2_per_kwh", "currency", "dataset_tokens", "wandb_log", "wandb_project", "wandb_run_name",
     "backend", "init_from", "max_iters",
     "eval_interval", "eval_iters", "eval_batch_size", "eval_block_size", "eval_only", "compile", "device",
-    "attention", "cpu_threads",
+    "attention", "cpu_threads", "compile_mode", "compile_blocks",
 }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import foretrain
-from foretrain.config import RunConfig
+from foretrain.config import OWN_WAYS, RunConfig
 from foretrain.hardware import Dtype, Gpu
 from foretrain.predict.exact.record import Trace
 from foretrain.predict.memory import StepName
@@ -35,7 +35,7 @@ from foretrain.records import Record
 OLDEST_TORCH = (2, 11)
 SHAPING_KNOBS = (
     "n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "dropout", "batch_size", "eval_only",
-    "activation_checkpointing", "loss_chunk_size",
+    *OWN_WAYS,
 )  # fmt: skip
 Answer = TypeVar("Answer", bound=Record)
 AT_ONCE = 2  # traces side by side; each takes one core and half a GiB
@@ -58,17 +58,12 @@ class Request:
 
     def normal_config(self) -> RunConfig:
         """The config with everything at its default that does not change a trace, so that more of them are shared."""
-        c = self.config
+        c = self.config if self.step == "foretrain" else self.config.as_nanogpt()
         values = {knob: getattr(c, knob) for knob in SHAPING_KNOBS}
-        own = (
-            self.step == "foretrain"
-        )  # nanoGPT has neither sizes of its own for evaluation nor checkpointing nor chunks
-        if not own:
-            values |= {"activation_checkpointing": False, "loss_chunk_size": 0}
         return RunConfig(
             **values,
-            eval_batch_size=c.eval_batch if own else 0,
-            eval_block_size=c.eval_block if own else 0,
+            eval_batch_size=c.eval_batch,
+            eval_block_size=c.eval_block,
             gradient_accumulation_steps=min(3, c.gradient_accumulation_steps),
             eval_iters=min(2, c.eval_iters),
             grad_clip=1.0 if c.grad_clip else 0.0,

@@ -91,11 +91,15 @@ class Entry:
     error: str = ""
     own: Any = None
 
-    def start(self) -> None:
+    @property
+    def label(self) -> str:
+        return f"{self.name} {'compiled' if self.compiled else 'eager'} {self.dtype}"
+
+    def start(self, steps: int) -> None:
         """Build, and take the steps that compile and warm up."""
         began = time.perf_counter()
         self.own = self.make()
-        self.train(2)
+        self.train(steps)
         self.first_s = time.perf_counter() - began
 
     def train(self, steps: int) -> None:
@@ -167,7 +171,7 @@ def entries(
 def alternate(all: list[Entry], model: Model, threads: int, end: float) -> None:
     """Rounds of one block each, in turn. The order is turned around in every other round."""
     for entry in all:
-        entry.start()
+        entry.start(min(2, model.block))  # a block of one is a large model, whose first step is as the others
     for round in range(model.rounds):
         if time.monotonic() > end and round >= 2:
             break
@@ -185,8 +189,7 @@ def alone(all: list[Entry], model: Model, end: float) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         try:
-            entry.start()
-            entry.train(3)
+            entry.start(5)
             for _ in range(5):
                 began = time.perf_counter()
                 entry.train(model.block)
@@ -210,8 +213,8 @@ def results(all: list[Entry], config: RunConfig, placement: Placement) -> list[d
     rows = []
     for entry in all:
         row: dict[str, Any] = {
-            "name": entry.name, "compiled": entry.compiled, "dtype": entry.dtype, "chosen": entry.chosen,
-            "first_two_steps_s": entry.first_s, "losses": entry.losses, "peak_bytes": entry.peak_bytes,
+            "name": entry.name, "label": entry.label, "compiled": entry.compiled, "dtype": entry.dtype, "chosen": entry.chosen,
+            "first_steps_s": entry.first_s, "losses": entry.losses, "peak_bytes": entry.peak_bytes,
             "blocks_s": entry.block_s, "error": entry.error,
         }  # fmt: skip
         rows.append(row)
@@ -238,7 +241,7 @@ def lines(rows: list[dict[str, Any]]) -> list[list[str]]:
     for row in rows:
         masters = ", master weights" if row["chosen"].get("master_weights") else ""
         kernels = f", {row['chosen']['attention']}" if row["chosen"].get("attention", "auto") != "auto" else ""
-        name = f"{row['name']} {'compiled' if row['compiled'] else 'eager'} {row['dtype']}{kernels}{masters}"
+        name = f"{row['label']}{kernels}{masters}"
         if "step_s" not in row:
             found.append([name, row["error"][:40] or "disturbed throughout", *[""] * 6])
             continue
@@ -249,7 +252,7 @@ def lines(rows: list[dict[str, Any]]) -> list[list[str]]:
         found.append([
             name, f"{row['step_s'] * 1e3:,.1f} ({row['lowest_s'] * 1e3:,.1f} to {row['highest_s'] * 1e3:,.1f})",
             f"{row['tokens_per_s']:,.0f}", ratio, f"{row['mfu']:.0%}" if row["mfu"] else "-",
-            f"{loss['largest']:.2%} in {loss['steps']}", f"{row['first_two_steps_s']:.0f}",
+            f"{loss['largest']:.2%} in {loss['steps']}", f"{row['first_steps_s']:.0f}",
             f"{memory / 2**30:.2f}" if memory else "-",
         ])  # fmt: skip
     return found
@@ -264,6 +267,7 @@ def one_model(model: Model, args: argparse.Namespace, end: float) -> dict[str, A
     dtypes = ["bfloat16", "float16"] if on_card else ["float32"]
     long = config.model_copy(update={"max_iters": 10**7})  # so that foretrain measures what to choose
     all = entries(long, placement, info, dtypes, patched=model.name != "124M")
+    all = [entry for entry in all if not any(words in entry.label for words in args.skip)]
     if on_card:
         alone(all, model, end)
     else:
@@ -300,6 +304,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--only", help="one model: " + ", ".join(m.name for m in [*MODELS, TINY]))
+    parser.add_argument(
+        "--skip", action="append", default=[], help='contestants to leave out, such as "nanoGPT compiled"'
+    )
     parser.add_argument("--eager", action="store_true", help="nothing compiled")
     parser.add_argument(
         "--minutes", type=float, default=30.0, help="start no further round or contestant after this long"

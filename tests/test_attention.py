@@ -80,7 +80,7 @@ def test_what_waits_for_backward_is_bounded(T: int) -> None:
     B, H, D = 2, 2, 4
     kept = []
     qkv = torch.randn(B, T, 3 * H * D, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         attention.causal_attention(qkv, H)
     heads, probabilities = kept
     assert heads.numel() == qkv.numel()

@@ -53,9 +53,9 @@ class TokenFile:
 
     def _read_into(self, row: np.ndarray, offset: int) -> int:
         if hasattr(os, "preadv"):
-            return os.preadv(self._file.fileno(), [row], offset)
+            return os.preadv(self._file.fileno(), [row.data], offset)
         self._file.seek(offset)
-        return self._file.readinto(row) or 0
+        return self._file.readinto(row.data) or 0
 
     def _check(self, ids: np.ndarray) -> None:
         """An id without a row in the embedding would kill a CUDA process; here it is a sentence."""

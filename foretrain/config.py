@@ -13,18 +13,24 @@ from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from foretrain.errors import UserError
+from foretrain.presets import GPT2_SHAPES
 from foretrain.records import Record
 from foretrain.units import parse_bytes
 
 # How foretrain carries a step out where nanoGPT has but one way; each decides memory, so traces are kept by them.
 OWN_WAYS = (
     "activation_checkpointing", "checkpointed_blocks", "recompute_norm_gelu", "activation_memory_budget",
-    "loss_chunk_size", "auto_chunker", "master_weights", "optimizer_offload",
+    "loss_chunk_size", "auto_chunker", "master_weights", "optimizer_offload", "optimizer", "matmul",
 )  # fmt: skip
 GROUPS = ("model", "data", "batch", "optimizer", "evaluation", "run", "system", "cost")
 
 
 _A_PATH = r"^[^\x00-\x1f\x7f]{1,1000}$"  # not empty, and nothing that could command a terminal
+
+_INIT_FROM = (
+    r"^(scratch|resume|gpt2(-medium|-large|-xl)?|[^\x00-\x1f\x7f]{0,500}[/\\][^\x00-\x1f\x7f]{0,500}"
+    r"|[^\x00-\x1f\x7f]{1,500}\.(pt|pth|safetensors))$"
+)
 
 
 def knob(
@@ -70,8 +76,14 @@ class RunConfig(Record):
     bias: bool = knob(False, "biases in linear layers and LayerNorms", group="model")
     dropout: float = knob(0.0, "dropout probability", group="model", least=0, below=1)
     init_from: str = knob(
-        "scratch", "scratch, resume, or gpt2, gpt2-medium, gpt2-large, gpt2-xl (shapes only)",
-        group="model", pattern=r"^(scratch|resume|gpt2(-medium|-large|-xl)?)$",
+        "scratch",
+        "scratch, resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or the path (with a slash) of nanoGPT's ckpt.pt, of "
+        "safetensors, of a folder with a GPT-2, or of a run",
+        group="model", pattern=_INIT_FROM,
+    )  # fmt: skip
+    init_optimizer: bool = knob(
+        False, "with init_from = a ckpt.pt or a run: AdamW's moments and the step count too, to go on where it stopped",
+        group="model", ours=True,
     )  # fmt: skip
 
     dataset: str = knob(
@@ -139,6 +151,12 @@ class RunConfig(Record):
         ours=True,
     )
 
+    optimizer: Literal["adamw", "adamw8bit", "muon"] = knob(
+        "adamw",
+        "adamw; adamw8bit: its moments in 8 bits; muon: Muon for matrices, AdamW for the rest",
+        group="optimizer",
+        ours=True,
+    )
     learning_rate: float = knob(6e-4, "highest learning rate", group="optimizer", above=0, most=100)
     max_iters: int = knob(600_000, "optimizer steps", group="optimizer", unit="steps", least=1, most=10**10)
     weight_decay: float = knob(0.1, "decay of matrices and embeddings", group="optimizer", least=0, most=100)
@@ -215,6 +233,12 @@ class RunConfig(Record):
         False,
         "torch.compile: let Inductor cut head and loss into chunks by itself, instead of loss_chunk_size",
         group="batch",
+        ours=True,
+    )
+    matmul: Literal["dtype", "fp8", "int8", "fp16_accumulation"] = knob(
+        "dtype",
+        "arithmetic of the blocks' matrix products; dtype: as dtype says; others are faster on some cards, less exact",
+        group="system",
         ours=True,
     )
     master_weights: bool = knob(
@@ -403,6 +427,11 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunConfig], bool], str], ...] = (
         ("min_lr", "learning_rate", "decay_lr"),
         lambda c: c.decay_lr and c.min_lr > c.learning_rate,
         "min_lr_above",
+    ),
+    (
+        ("init_optimizer", "init_from"),
+        lambda c: c.init_optimizer and c.init_from in ("scratch", *GPT2_SHAPES),
+        "init_optimizer_without",
     ),
     (("eval_block_size", "block_size"), lambda c: c.eval_block > c.block_size, "eval_block_beyond"),
     (

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foretrain import nanogpt_file
+from foretrain import init_from, nanogpt_file
 from foretrain.config import GROUPS, RunConfig, Setting, check, knobs
 from foretrain.errors import ConfigError, UserError
-from foretrain.presets import GPT2_SHAPES, PRESETS
+from foretrain.presets import PRESETS
 
 KNOBS = {knob.name: knob for knob in knobs()}
 INERT = {name for name, knob in KNOBS.items() if knob.inert}
@@ -211,33 +211,14 @@ def _finish(found: _Collected) -> ResolvedConfig:
             sources[key] = setting.source
             if KNOBS[key].inert and key != "backend" and setting.value is True:
                 found.notes.append(UserError("config.no_effect", key=key, source=setting.source))
-    found.notes += _apply_init_from(values, sources)
+    notes, problems = init_from.apply(values, sources)
+    found.notes += notes
+    found.problems += problems
     config, problems = check(values, sources)
     if config is None or found.problems:
         raise ConfigError(found.problems + problems)
     name = found.names[-1] if found.names else "run"
     return ResolvedConfig(config, sources, tuple(found.notes), name, tuple(found.files))
-
-
-def _apply_init_from(values: dict[str, Any], sources: dict[str, str]) -> list[UserError]:
-    """nanoGPT's init_from='gpt2-xl' takes the shape of that model, whatever the file says (train.py).
-
-    Returns a note for each value that was given otherwise.
-    """
-    notes = []
-    model = values.get("init_from")
-    if isinstance(model, str) and model in GPT2_SHAPES:
-        block = values.get("block_size")
-        shape = {**GPT2_SHAPES[model], "vocab_size": 50257, "bias": True}
-        if not (isinstance(block, int) and block <= 1024):
-            shape["block_size"] = 1024
-        for key, value in shape.items():
-            if key in values and values[key] != value:
-                source = sources[key]
-                notes.append(UserError("config.init_from_wins", key=key, model=model, value=value, source=source))
-            values[key] = value
-            sources[key] = f"init_from={model}"
-    return notes
 
 
 def _unknown(key: str, source: str) -> UserError:

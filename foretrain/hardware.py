@@ -18,6 +18,7 @@ from foretrain.records import Record
 from foretrain.units import GIB
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+MatmulMode = Literal["dtype", "fp8", "int8", "fp16_accumulation"]
 NANOGPT_PEAK_FLOP_PER_S = 312e12  # karpathy/nanoGPT model.py estimate_mfu: an A100's bfloat16, for every card
 
 
@@ -77,6 +78,26 @@ class Gpu(Record):
             "bfloat16": self.bf16_dense_tflops,
             "float32": self.tf32_dense_tflops or self.fp32_tflops,
         }[dtype]
+        return tflops * 1e12 if tflops else None
+
+    def matmul_peak_flop_per_s(self, mode: MatmulMode, dtype: Dtype) -> float | None:
+        """Dense peak of products in a mode of the knob `matmul`; None where no source states one or gives its ratio.
+
+        Ratios, dense: FP8 with fp32 sums is twice fp16 with fp32 sums (NVIDIA Ada whitepaper v2.1: RTX 4090 330.3 and
+        165.2; Hopper: 1979 and 989). INT8 is twice fp16 with fp16 sums (RTX 3090 284 and 142, 4090 661 and 330,
+        A100 624 and 312, T4 130 and 65). A CPU has no FP8 units: oneDNN widens to fp32, 0.37 s for 0.33 s in fp32 and
+        0.06 s in bf16 where that was measured (AMX; 4096 x 3072 x 768, one core); INT8 took 0.05 s.
+        """
+        if mode == "dtype":
+            return self.peak_flop_per_s(dtype)
+        if self.kind == "cpu":
+            return self.peak_flop_per_s({"fp8": "float32", "int8": "bfloat16"}.get(mode, dtype))  # type: ignore[arg-type]
+        fp16_sums = self.fp16_acc16_dense_tflops or self.fp16_dense_tflops
+        tflops = {
+            "fp8": self.fp8_dense_tflops or (self.fp16_dense_tflops and 2 * self.fp16_dense_tflops),
+            "int8": fp16_sums and 2 * fp16_sums,
+            "fp16_accumulation": fp16_sums,
+        }[mode]
         return tflops * 1e12 if tflops else None
 
     @property

@@ -25,6 +25,7 @@ _FORMATS = {
     "energy": units.format_energy,
     "money": units.format_money,
     "mass": units.format_mass,
+    "digits4": units.format_digits4,
 }
 
 

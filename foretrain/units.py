@@ -131,6 +131,11 @@ def format_signed_percent(share: float) -> str:
     return text[1:] if float(text[:-2]) == 0 else text
 
 
+def format_digits4(number: float | str) -> str:
+    """A loss or a cosine: '10.8241'. A record keeps what is not finite as text ('nan')."""
+    return f"{float(number):.4f}"
+
+
 def format_energy(joules: float) -> str:
     """'4.34 kWh', '92 Wh'."""
     kwh = joules / 3.6e6

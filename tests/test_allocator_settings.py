@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.predict.allocator_settings import INTERVALS, Settings, driver_backend
+from foretrain.predict.allocator_settings import INTERVALS, Settings, driver_backend, merged
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -194,3 +194,13 @@ def test_what_torch_refuses_is_refused(torch_parser: Any, text: str) -> None:
         assert accepted
     except ValueError:
         assert not accepted
+
+
+def test_a_runs_own_settings_stand_beside_those_of_the_environment_which_win() -> None:
+    own = "expandable_segments:True,max_split_size_mb:64"
+    assert merged("", {"PYTORCH_ALLOC_CONF": "x:1"}) == {}
+    assert merged(own, {}) == {"PYTORCH_ALLOC_CONF": own}
+    theirs = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128", "PYTORCH_ALLOC_CONF": "expandable_segments:False"}
+    both = Settings.of_environment({**theirs, **merged(own, theirs)})
+    assert both.expandable_segments
+    assert both.max_split_bytes == 128 << 20

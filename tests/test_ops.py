@@ -54,22 +54,23 @@ def way(config: RunConfig, dtype: str = "float32", *, train: bool = True, compil
 @settings(max_examples=30)
 @given(
     layers=st.integers(1, 3), heads=st.sampled_from([1, 2, 4]), width=st.integers(1, 4), block=st.integers(2, 48),
-    vocab=st.integers(17, 600), batch=st.integers(1, 3), bias=st.booleans(), checkpointing=st.booleans(),
-    chunk=st.sampled_from([0, 20, 1000]), half=st.booleans(), train=st.booleans(),
+    vocab=st.integers(17, 600), batch=st.integers(1, 3), bias=st.booleans(), checkpointed=st.integers(0, 3),
+    master=st.booleans(), cheap=st.booleans(), chunk=st.sampled_from([0, 20, 1000]), half=st.booleans(), train=st.booleans(),
 )  # fmt: skip
 def test_flops_are_those_of_flop_counter_mode(
-    layers: int, heads: int, width: int, block: int, vocab: int, batch: int, bias: bool, checkpointing: bool,
-    chunk: int, half: bool, train: bool,
+    layers: int, heads: int, width: int, block: int, vocab: int, batch: int, bias: bool, checkpointed: int,
+    master: bool, cheap: bool, chunk: int, half: bool, train: bool,
 ) -> None:  # fmt: skip
     config = tiny(
         n_layer=layers, n_head=heads, n_embd=16 * heads * width, block_size=block, vocab_size=vocab, batch_size=batch,
-        bias=bias, activation_checkpointing=checkpointing, loss_chunk_size=chunk,
+        bias=bias, activation_checkpointing=checkpointed > 0, checkpointed_blocks=checkpointed, loss_chunk_size=chunk,
+        master_weights=master, recompute_norm_gelu=cheap,
     )  # fmt: skip
     dtype = "bfloat16" if half else "float32"
     measured = counted(config, getattr(torch, dtype), train=train)
     assert flops(micro_batch(way(config, dtype, train=train))) == pytest.approx(measured, rel=1e-3)
     # What is fused changes bytes, never FLOPs; Inductor also leaves out what recomputation does not need.
-    if not checkpointing:
+    if not checkpointed:
         assert flops(micro_batch(way(config, dtype, train=train, compiled=True))) == pytest.approx(measured, rel=1e-3)
 
 

@@ -149,7 +149,7 @@ def test_every_knob_is_obeyed_by_something() -> None:
     for knob in knobs():
         if not knob.inert:
             own = {"eval_batch_size": "eval_batch", "eval_block_size": "eval_block"}.get(knob.name, knob.name)
-            derived = {"memory_limit": "memory_limit_bytes"}.get(knob.name, own)
+            derived = {"memory_limit": "memory_limit_bytes", "checkpointed_blocks": "checkpointed"}.get(knob.name, own)
             assert re.search(rf"\b(config|c|own|s|self\.config|resolved\.config)\.{derived}\b", text), knob.name
 
 

@@ -57,6 +57,13 @@ OURS = {
     "checkpointing": ({**WIDER, "n_layer": 4, "activation_checkpointing": True}, "bfloat16"),
     "chunked loss": ({**WIDER, "loss_chunk_size": 200}, "float32"),
     "chunked loss, bf16": ({**WIDER, "loss_chunk_size": 128, "activation_checkpointing": True}, "bfloat16"),
+    "half-precision weights": ({**WIDER, "master_weights": True}, "bfloat16"),
+    "half-precision weights, chunked loss": ({**WIDER, "master_weights": True, "loss_chunk_size": 200}, "bfloat16"),
+    "some blocks checkpointed": (
+        {**WIDER, "n_layer": 4, "activation_checkpointing": True, "checkpointed_blocks": 3},
+        "bfloat16",
+    ),
+    "norms and GELU made again": ({**WIDER, "recompute_norm_gelu": True}, "bfloat16"),
     "own evaluation": ({**BASE, "eval_batch_size": 40, "eval_block_size": 32}, "float32"),
 }
 
@@ -165,6 +172,10 @@ def configs(draw: st.DrawFn) -> tuple[RunConfig, str, str]:
         bias=draw(st.booleans()),
         dropout=draw(st.sampled_from([0.0, 0.1])),
         activation_checkpointing=draw(st.booleans()),
+        checkpointed_blocks=draw(st.integers(0, 2)),
+        recompute_norm_gelu=draw(st.booleans()),
+        master_weights=draw(st.booleans()),
+        optimizer_offload=draw(st.sampled_from([False, False, True])),
         loss_chunk_size=draw(st.sampled_from([0, 0, 200, 1024])),
         eval_batch_size=draw(st.sampled_from([0, 1, 20])),
     )

@@ -50,8 +50,8 @@ class Utilization(Record):
 
 
 def recomputed_flops_per_token(config: RunConfig) -> int:
-    """What activation checkpointing computes a second time: the forward pass of every block."""
-    return config.n_layer * (24 * config.n_embd**2 + 4 * config.n_embd * config.block_size)
+    """What activation checkpointing computes a second time: the forward pass of checkpointed blocks."""
+    return config.checkpointed * (24 * config.n_embd**2 + 4 * config.n_embd * config.block_size)
 
 
 def peak_at_clock(gpu: Gpu, dtype: Dtype, clock_ghz: float) -> float | None:

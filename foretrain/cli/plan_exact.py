@@ -13,7 +13,7 @@ from foretrain.cli.common import ERR, OUT, print_error, print_json, print_notes
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu
 from foretrain.messages import say
-from foretrain.predict.allocator_settings import Settings, driver_backend
+from foretrain.predict.allocator_settings import Settings, driver_backend, merged
 from foretrain.predict.exact import service
 from foretrain.predict.exact.forecast import requests_for, traced
 from foretrain.predict.exact.record import Trace
@@ -42,13 +42,16 @@ class Depth:
     def wants_trace(self) -> bool:
         return self.exact or self.explain or bool(self.largest) or self.snapshot is not None
 
-    def settings(self) -> Settings:
-        """The allocator's, from --alloc-conf or from the environment as a run here would have them; the ledger asks
-        for none."""
+    def settings(self, plan: Plan | None = None) -> Settings:
+        """The allocator's, from --alloc-conf, or as a run of this plan would have them: from its config and from the
+        environment; the ledger asks for none."""
         if not (self.wants_trace or self.alloc_conf):
             return Settings()
         try:
-            return Settings.parse(self.alloc_conf) if self.alloc_conf else Settings.of_environment(os.environ)
+            if self.alloc_conf:
+                return Settings.parse(self.alloc_conf)
+            own = plan.config.allocator_settings if plan else ""
+            return Settings.of_environment({**os.environ, **merged(own, os.environ)})
         except ValueError as error:
             raise UserError("usage.alloc_conf", problem=str(error)) from None
 
@@ -124,7 +127,7 @@ def deepen(plan: Plan, depth: Depth) -> Plan:
     """The plan with traced memory where that was asked for."""
     if not depth.wants_trace:
         return plan
-    settings = depth.settings()
+    settings = depth.settings(plan)
     with progress(depth.quiet) as listen:
         return traced(plan, settings, listen)
 
@@ -138,7 +141,7 @@ def trace_of(plan: Plan, step: StepName, depth: Depth) -> Trace | None:
         found = service.traces(requests, listen)
     from foretrain.predict.exact.replay import replay
 
-    return max(found, key=lambda trace: replay(trace, depth.settings()).peak_reserved_bytes)
+    return max(found, key=lambda trace: replay(trace, depth.settings(plan)).peak_reserved_bytes)
 
 
 def explain_command(plan: Plan, step: StepName, depth: Depth, *, as_json: bool) -> None:
@@ -146,7 +149,7 @@ def explain_command(plan: Plan, step: StepName, depth: Depth, *, as_json: bool) 
     from foretrain.advise.explain import explain
 
     explanation = explain(
-        plan, step, trace_of(plan, step, depth), settings=depth.settings(),
+        plan, step, trace_of(plan, step, depth), settings=depth.settings(plan),
         observed_bytes=_size(depth.observed, "--observed"), process_bytes=_size(depth.process, "--process"),
     )  # fmt: skip
     if as_json:
@@ -172,7 +175,7 @@ def largest_command(plan: Plan, step: StepName, depth: Depth, *, as_json: bool, 
 
     try:
         with progress(depth.quiet) as listen:
-            found = largest(plan, depth.largest, step, depth.settings(), listen)
+            found = largest(plan, depth.largest, step, depth.settings(plan), listen)
     except service.TraceUnavailable as error:
         raise UserError("environment.no_trace", reason=str(error)) from None
     if as_json:
@@ -205,7 +208,7 @@ def write_snapshot(plan: Plan, step: StepName, depth: Depth) -> None:
         return [what, a.category, a.module or a.op, trace.phase_at(a.born)]
 
     writer = Writer(trace.events, describe)
-    replay(trace, depth.settings(), watch=writer.watch)
+    replay(trace, depth.settings(plan), watch=writer.watch)
     try:
         writer.write(depth.snapshot.resolve())  # what a link points to, not the link
     except OSError as error:

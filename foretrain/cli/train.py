@@ -65,12 +65,12 @@ def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False
     need_torch()
     if (count := os.environ.get("WORLD_SIZE", "1")) not in ("", "0", "1"):
         raise UserError("environment.one_process", count=count[:20])
+    _set_allocator(resolved.config.allocator_settings)
     from foretrain.run.device import environment, place
     from foretrain.run.host_memory import keep_memory
     from foretrain.run.trainer import Trainer
 
-    if resolved.config.init_from.startswith("gpt2"):
-        raise UserError("usage.init_from", value=resolved.config.init_from)
+    _check_start(resolved, resume)
     placement = place(resolved.config)
     if placement.device.type == "cpu":
         keep_memory()
@@ -106,6 +106,32 @@ def _choose(
     else:
         chosen = choices.decide(resolved.config, placement, given)
     return replace(resolved, config=chosen.config), chosen.placement
+
+
+def _set_allocator(own: str) -> None:
+    """Before torch is imported, which reads the variable then. Raises UserError."""
+    from foretrain.predict.allocator_settings import Settings, merged
+
+    variables = merged(own, os.environ)
+    try:
+        Settings.of_environment({**os.environ, **variables})
+    except ValueError as error:
+        if own:
+            raise UserError("usage.alloc_conf", problem=str(error)) from None
+    os.environ.update(variables)
+
+
+def _check_start(resolved: ResolvedConfig, resume: bool) -> None:
+    """What a run starts from, looked for before its data: what is lacking is said at once. Raises UserError."""
+    from foretrain.run import initial, store
+
+    config = resolved.config
+    if not resume:
+        initial.find(config.init_from)
+    elif store.newest_unfinished(config.out_dir, config.max_iters) is None:
+        left = store.base_path(config.out_dir) / "ckpt.pt"
+        if left.is_file():  # nanoGPT's own init_from = 'resume' means this file
+            raise UserError("usage.resume_nanogpt", path=str(left))
 
 
 def need_torch() -> None:

@@ -44,4 +44,4 @@ class Masters:
     def give_weights(self) -> None:
         """Round the twin's weights into the model's."""
         own: list[Tensor] = [parameter.detach() for parameter in self._own]
-        torch._foreach_copy_(own, [parameter.detach() for parameter in self._full])
+        torch._foreach_copy_(own, [p.detach() for p in self._full])  # type: ignore[attr-defined]

@@ -6,12 +6,14 @@ import torch
 from torch import nn
 
 from foretrain.config import RunConfig
+from foretrain.errors import UserError
+from foretrain.lm.adamw8bit import AdamW8bit
 
 
-def make_optimizer(model: nn.Module, config: RunConfig, device_type: str) -> torch.optim.AdamW:
-    """AdamW; tensors with two dimensions or more are decayed, the others are not. Fused on CPU and CUDA.
+def make_optimizer(model: nn.Module, config: RunConfig, device_type: str) -> torch.optim.Optimizer:
+    """That of the knob `optimizer`; tensors with two dimensions or more are decayed, the others are not.
 
-    The fused kernel needs no temporaries, so the optimizer step is never the memory peak.
+    AdamW is fused on CPU and CUDA. The fused kernel needs no temporaries, so the optimizer step is never the memory peak.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -19,6 +21,10 @@ def make_optimizer(model: nn.Module, config: RunConfig, device_type: str) -> tor
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     betas = (config.beta1, config.beta2)
+    if config.optimizer == "muon":
+        raise UserError("usage.no_muon")
+    if config.optimizer == "adamw8bit":
+        return AdamW8bit(groups, config.learning_rate, betas)
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=device_type in ("cuda", "cpu"))
 
 

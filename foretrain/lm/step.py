@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from foretrain.config import RunConfig
+from foretrain.lm.low_precision import convert
 from foretrain.lm.master import Masters
 from foretrain.lm.model import GPT
 from foretrain.lm.optimizer import make_optimizer
+from foretrain.precision import EIGHT_BITS
 
 Batch = tuple[Tensor, Tensor]  # token ids and the ids that follow them, each B x T, int64
 
@@ -25,12 +27,13 @@ class TrainState:
 
     config: RunConfig
     model: GPT
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     device: torch.device
     dtype: torch.dtype
     call: Callable[[Tensor, Tensor], Tensor]  # the model, compiled or not
     masters: Masters | None = None  # where the optimizer changes other weights than those that run
+    unconverted: tuple[str, ...] = ()  # linear layers whose sizes the mode of `matmul` does not take
 
     @property
     def trained(self) -> nn.Module:
@@ -55,6 +58,7 @@ def build(config: RunConfig, device: torch.device, dtype: torch.dtype, *, compil
     """Model, optimizer and scaler for a device. Weights are drawn on the CPU, so every device starts alike."""
     torch.manual_seed(config.seed)
     model = GPT(config).to(device)
+    unconverted = convert(model.transformer["h"], config.matmul) if config.matmul in EIGHT_BITS else []
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for what stays fp32, as nanoGPT sets it
     masters = _masters(model, config, dtype)
@@ -67,6 +71,7 @@ def build(config: RunConfig, device: torch.device, dtype: torch.dtype, *, compil
         device=device,
         dtype=dtype,
         call=_compiled(model, config) if compile else model,
+        unconverted=tuple(unconverted),
     )
 
 

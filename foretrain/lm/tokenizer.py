@@ -52,7 +52,7 @@ class BpeTokenizer:
             from tokenizers import Tokenizer as Fast
         except ImportError:
             raise UserError("environment.missing_extra", package="tokenizers", extra="data") from None
-        self._text = text
+        self.text = text
         self._fast = Fast.from_str(text)
         self.vocab_size: int = self._fast.get_vocab_size()
         separator = self._fast.token_to_id(self.SEPARATOR)
@@ -93,7 +93,7 @@ class BpeTokenizer:
         return self._fast.decode(list(ids), skip_special_tokens=False)
 
     def save(self, folder: Path) -> None:
-        (folder / self.FILE).write_text(self._text, "utf-8")
+        (folder / self.FILE).write_text(self.text, "utf-8")
 
 
 class Gpt2Tokenizer:
@@ -119,6 +119,11 @@ class Gpt2Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self._encoding.decode([id for id in ids if id < self.vocab_size])
 
+    @property
+    def ranks(self) -> dict[bytes, int]:
+        """{token: id} of the 50,256 tokens that text is cut into."""
+        return self._encoding._mergeable_ranks
+
     def save(self, folder: Path) -> None:
         pass
 
@@ -131,15 +136,15 @@ class CharTokenizer:
 
     def __init__(self, characters: dict[int, str]) -> None:
         self._characters = characters
-        self._ids = {character: id for id, character in characters.items()}
+        self.ids = {character: id for id, character in characters.items()}
         self.vocab_size = max(characters, default=-1) + 1
 
     def encode(self, document: bytes) -> Sequence[int]:
         text = document.decode("utf-8", "replace")
-        missing = sorted(set(text) - set(self._ids))
+        missing = sorted(set(text) - set(self.ids))
         if missing:
             raise UserError("data.unknown_characters", characters=missing[:5])
-        return [self._ids[character] for character in text]
+        return [self.ids[character] for character in text]
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self._characters.get(id, "\ufffd") for id in ids)

@@ -168,6 +168,17 @@ def _variable(environment: Mapping[str, str]) -> tuple[str, str]:
     return next(((name, environment[name]) for name in VARIABLES if name in environment), ("", ""))
 
 
+def merged(own: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variable to set so that a run's own settings hold beside those of its environment, which win.
+
+    PyTorch reads keys in order and the last one counts, so the environment's come last. {} where there are none.
+    """
+    if not own:
+        return {}
+    name = next((name for name in VARIABLES if name in environment), "PYTORCH_ALLOC_CONF")
+    return {name: ",".join(text for text in (own, environment.get(name, "")) if text)}
+
+
 def _is_driver_backend(key: str, value: str) -> bool:
     return key == "backend" and value in DRIVER_BACKENDS
 

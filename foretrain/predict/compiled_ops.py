@@ -15,20 +15,20 @@ class CompiledOps(OperationList):
 
     def forward(self) -> None:
         E, L, C = self.elements, self.shape.n_layer, self.shape.n_embd
-        self.traffic("embedding", "fused", E, 8, 4)
-        if self.way.half:
+        self.traffic("embedding", "fused", E, 2 * self.way.wide, self.way.wide)
+        if self.way.casts and not self.way.eight_bits:
             self.traffic("weight copies", "fused", 12 * C * C, 4, 2, L)
         self.block_forward(L)
         self.norm_forward(1)
-        if self.way.half:
+        if self.way.casts:
             self.traffic("head copy", "fused", self.shape.vocab_size * C, 4, 2)
         self.head_forward()
 
     def norm_forward(self, count: int) -> None:
         """Residual addition, norm and cast in one: the normalised fp32 output is written where backward needs it."""
-        low = self.way.low
-        saved = 4 if self.way.train and not self.way.checkpointing else 0
-        self.traffic("norm", "fused", self.elements, 4 + low, 4 + low + saved, count)
+        low, wide = self.way.low, self.way.wide
+        kept = self.way.train and wide == 4 and not (self.way.checkpointed or self.way.cheap_blocks)
+        self.traffic("norm", "fused", self.elements, wide + low, wide + low + (4 if kept else 0), count)
 
     def block_forward(self, count: int) -> None:
         self.norm_forward(2 * count)
@@ -63,10 +63,13 @@ class CompiledOps(OperationList):
             self.linear_backward("head", V, C, self.tokens, 1)
             self.traffic("head gradient", "fused", V * C, low, 4)
         self.norm_backward(1)
-        if self.way.checkpointing:
-            self.part = "recompute"
-            self.block_forward(L)
-            self.part = "backward"
+        self.part = "recompute"
+        if self.way.checkpointed:
+            self.block_forward(self.way.checkpointed)
+        if cheap := self.way.cheap_blocks:
+            self.norm_forward(2 * cheap)
+            self.traffic("gelu", "gelu", 4 * E, low, low, cheap)
+        self.part = "backward"
         self.block_backward(L)
         self.traffic("embedding", "scatter", E, 4, 0)
         self.traffic("embedding", "fill", V * C, 0, 4)
@@ -74,15 +77,16 @@ class CompiledOps(OperationList):
 
     def norm_backward(self, count: int) -> None:
         """Norm, residual and cast in one, and the sum over rows for the norm's weight."""
-        low = self.way.low
-        self.traffic("norm", "fused", self.elements, low + 8, 4 + (low if self.way.half else 0), count)
-        self.traffic("norm weight", "fused", self.elements, low + 4, 0, count)
+        low, wide = self.way.low, self.way.wide
+        copy = low if self.way.casts else 0
+        self.traffic("norm", "fused", self.elements, low + 2 * wide, wide + copy, count)
+        self.traffic("norm weight", "fused", self.elements, low + wide, 0, count)
 
     def block_backward(self, count: int) -> None:
         E, C, low = self.elements, self.shape.n_embd, self.way.low
         self.norm_backward(2 * count)
         self.blocks_matmuls(backward=True, count=count)
-        if self.way.half:
+        if self.way.half and not self.way.eight_bits:
             self.traffic("weight gradients", "fused", 12 * C * C, 2, 4, count)
         self.traffic("gelu", "gelu_backward", 4 * E, 2 * low, low, count)
         self.attention(count, backward=True)

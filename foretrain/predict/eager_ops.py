@@ -9,16 +9,17 @@ class EagerOps(OperationList):
     def __init__(self, way: Way) -> None:
         super().__init__(way)
         self.dropout = way.config.dropout > 0 and way.train
+        self.wide = way.wide
 
     # -- forward -------------------------------------------------------------------------------------------
 
     def forward(self) -> None:
         E, L, C = self.elements, self.shape.n_layer, self.shape.n_embd
-        self.traffic("embedding", "gather", E, 4, 4)
-        self.traffic("embedding", "add", E, 4, 4)
-        self.drop(1, 4)
-        if self.way.half:
-            self.traffic("weight copies", "cast", 12 * C * C, 4, 2, L)
+        self.traffic("embedding", "gather", E, self.wide, self.wide)
+        self.traffic("embedding", "add", E, self.wide, self.wide)
+        self.drop(1, self.wide)
+        if not self.way.eight_bits:
+            self.autocast("weight copies", 12 * C * C, L, down=True)
         self.block_forward(L)
         if self.way.chunk < self.tokens:
             self.chunked_head()
@@ -28,8 +29,7 @@ class EagerOps(OperationList):
     def block_forward(self, count: int) -> None:
         """Norms, products, attention, GELU and the two additions to the residual stream."""
         E, low = self.elements, self.way.low
-        self.traffic("norm", "norm", E, 4, 4, 2 * count)
-        self.cast("norm", E, 2 * count, down=True)
+        self.norms(2 * count)
         self.blocks_matmuls(backward=False, count=count)
         if self.dropout and not self.way.cuda:
             self.plain_attention(count, backward=False)
@@ -37,7 +37,7 @@ class EagerOps(OperationList):
             self.attention(count)
         self.traffic("gelu", "gelu", 4 * E, low, low, count)
         self.drop(2 * count, low)
-        self.traffic("residual", "add", E, 4 + low, 4, 2 * count)
+        self.traffic("residual", "add", E, self.wide + low, self.wide, 2 * count)
 
     def plain_attention(self, count: int, *, backward: bool) -> None:
         """A CPU with dropout writes the scores out: softmax, noise and product, forward and back."""
@@ -52,13 +52,21 @@ class EagerOps(OperationList):
 
     def cast(self, name: str, elements: int, count: int, *, down: bool) -> None:
         """fp32 to half or back; nothing where all is fp32."""
-        if self.way.half:
+        if self.way.half and count:
             self.traffic(name, "cast", elements, 4 if down else 2, 2 if down else 4, count)
 
+    def autocast(self, name: str, elements: int, count: int, *, down: bool) -> None:
+        """A cast that half-precision weights do without."""
+        if self.way.casts:
+            self.cast(name, elements, count, down=down)
+
+    def norms(self, count: int) -> None:
+        self.traffic("norm", "norm", self.elements, self.wide, self.wide, count)
+        self.autocast("norm", self.elements, count, down=True)
+
     def final_norm(self) -> None:
-        self.traffic("norm", "norm", self.elements, 4, 4)
-        self.cast("norm", self.elements, 1, down=True)
-        self.cast("head copy", self.shape.vocab_size * self.shape.n_embd, 1, down=True)
+        self.norms(1)
+        self.autocast("head copy", self.shape.vocab_size * self.shape.n_embd, 1, down=True)
 
     def head_forward(self) -> None:
         """log_softmax keeps half precision on CUDA and nll_loss takes an fp32 copy; a CPU casts first."""
@@ -66,12 +74,11 @@ class EagerOps(OperationList):
         logits = self.tokens * V
         self.final_norm()
         self.linear("head", V, C, self.tokens, 1)
-        if self.way.half and not self.way.cuda:
-            self.cast("loss", logits, 1, down=False)
-        width = low if self.way.cuda else 4
+        late = self.way.cuda and self.way.casts
+        width = low if late else 4
+        self.cast("loss", logits, 0 if late else 1, down=False)
         self.traffic("loss", "softmax", logits, width, width)
-        if self.way.half and self.way.cuda:
-            self.cast("loss", logits, 1, down=False)
+        self.cast("loss", logits, 1 if late else 0, down=False)
 
     def chunked_head(self) -> None:
         """lm/loss.py: the softmax in fp32, in place; with the gradients where the step trains."""
@@ -97,28 +104,40 @@ class EagerOps(OperationList):
             self.traffic("head gradient", "add", V * C, 4, 4)
         else:
             self.head_backward()
-        self.cast("norm", E, 1, down=False)
-        self.traffic("norm", "norm_backward", E, 12, 4)
-        if self.way.checkpointing:
-            self.part = "recompute"
-            self.cast("weight copies", 12 * C * C, L, down=True)
-            self.block_forward(L)
-            self.part = "backward"
+        self.autocast("norm", E, 1, down=False)
+        self.traffic("norm", "norm_backward", E, 3 * self.wide, self.wide)
+        self.recompute(self.way.checkpointed, self.way.cheap_blocks)
         self.block_backward(L)
-        self.traffic("embedding", "scatter", E, 4, 0)
+        self.traffic("embedding", "scatter", E, self.wide, 0)
         self.traffic("embedding", "fill", V * C, 0, 4)
         self.traffic("embedding", "add", V * C, 8, 4)
 
+    def recompute(self, whole: int, cheap: int) -> None:
+        """Blocks that run again, and blocks of which norms and GELU do."""
+        E, C, low = self.elements, self.shape.n_embd, self.way.low
+        self.part = "recompute"
+        if whole:
+            self.autocast("weight copies", 12 * C * C, whole, down=True)
+            self.block_forward(whole)
+        if cheap:
+            self.autocast("weight copies", 11 * C * C, cheap, down=True)
+            self.norms(2 * cheap)
+            self.traffic("gelu", "gelu", 4 * E, low, low, cheap)
+        self.part = "backward"
+
     def block_backward(self, count: int) -> None:
         E, C, low = self.elements, self.shape.n_embd, self.way.low
-        self.cast("residual", E, 2 * count, down=True)
+        self.autocast("residual", E, 2 * count, down=True)
         self.drop(2 * count, low)
         self.blocks_matmuls(backward=True, count=count)
-        self.cast("weight gradients", 12 * C * C, count, down=False)
+        if not self.way.eight_bits:
+            self.cast("weight gradients", 12 * C * C, count, down=False)
         self.traffic("gelu", "gelu_backward", 4 * E, 2 * low, low, count)
-        self.cast("norm", E, 2 * count, down=False)
-        self.traffic("norm", "norm_backward", E, 12, 4, 2 * count)  # a second kernel sums the weight's gradient
-        self.traffic("residual", "add", E, 8, 4, 2 * count)
+        if not self.way.eight_bits:
+            self.autocast("norm", E, 2 * count, down=False)
+        wide = self.wide
+        self.traffic("norm", "norm_backward", E, 3 * wide, wide, 2 * count)  # another sums the weight's gradient
+        self.traffic("residual", "add", E, 2 * wide, wide, 2 * count)
         if self.dropout and not self.way.cuda:
             self.plain_attention(count, backward=True)
         else:
@@ -129,11 +148,10 @@ class EagerOps(OperationList):
         V, C, low = self.shape.vocab_size, self.shape.n_embd, self.way.low
         logits = self.tokens * V
         self.traffic("loss", "fill", logits, 0, 4)
-        if self.way.half and self.way.cuda:
-            self.cast("loss", logits, 1, down=True)
-        width = low if self.way.cuda else 4
+        early = self.way.cuda and self.way.casts
+        self.cast("loss", logits, 1 if early else 0, down=True)
+        width = low if early else 4
         self.traffic("loss", "softmax_backward", logits, 2 * width, width)
-        if self.way.half and not self.way.cuda:
-            self.cast("loss", logits, 1, down=True)
+        self.cast("loss", logits, 0 if early else 1, down=True)
         self.linear_backward("head", V, C, self.tokens, 1)
         self.cast("head gradient", V * C, 1, down=False)

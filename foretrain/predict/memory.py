@@ -12,6 +12,7 @@ from typing import Literal
 
 from foretrain.config import RunConfig
 from foretrain.hardware import Dtype, Gpu
+from foretrain.lm.adamw8bit_sizes import TEMPORARY_BYTES, moments_bytes
 from foretrain.lm.shape import ModelShape
 from foretrain.predict.attention import attention_kind
 from foretrain.predict.eager import EagerStep
@@ -121,7 +122,10 @@ def flash_backward_bytes(shape: ModelShape, batch: int, block: int) -> int:
 
 
 def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str, int]:
-    """The letters of the formulas; A is the width of all heads, each padded to a multiple of 8."""
+    """The letters of the formulas; A is the width of all heads, each padded to a multiple of 8.
+
+    moments: those in 8 bits (lm/adamw8bit_sizes.py); chunk: what is fp32 of them at one time.
+    """
     shape = ModelShape.of(config)
     flash = gpu.capability >= (8, 0)
     return {
@@ -130,6 +134,8 @@ def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str,
         "A": shape.n_head * -(-shape.head_dim // 8) * 8,
         "cuBLAS": cublas_workspace_bytes(gpu) if gpu.kind == "cuda" else 0,
         "flash": flash_backward_bytes(shape, batch, block) if flash else 0,
+        "moments": moments_bytes((p.numel for p in shape.parameters()), CUDA_GRANULE if gpu.kind != "cpu" else 1),
+        "chunk": TEMPORARY_BYTES,
     }  # fmt: skip
 
 
@@ -150,6 +156,7 @@ class _Run:
         self.own = own
         self.symbols = symbols_of(config, gpu, config.batch_size, config.block_size)
         self.n_tensors = sum(1 for _ in ModelShape.of(config).parameters())
+        self.eight_bit_moments = config.optimizer == "adamw8bit" and not self.keeps
         self.eval_symbols = symbols_of(config, gpu, own.eval_batch, own.eval_block)
         cuda = gpu.kind != "cpu"
         self.t = Timeline(dict(self.symbols), CUDA_GRANULE if cuda else 1)
@@ -209,11 +216,20 @@ class _Run:
             self.batch = following
         self.t.at("optimizer")
         if phase == "first_step" and not self.own.optimizer_offload:
-            self.t.alloc("optimizer", self.t.size(8, "P"))
-            for _ in range(self.n_tensors):  # each parameter's step count is a tensor of its own
-                self.t.alloc("optimizer", self.t.size(4))
+            self.moments()
+        if self.eight_bit_moments and not self.own.optimizer_offload:
+            self.t.free(self.t.alloc("temporaries", self.t.size(1, "chunk")))
         self.t.free_component("gradients")
         step.has_grads = False
+
+    def moments(self) -> None:
+        """The optimizer's states, which appear in its first step."""
+        if self.eight_bit_moments:  # their step counts are on the host
+            self.t.alloc("optimizer", self.t.size(1, "moments"))
+            return
+        self.t.alloc("optimizer", self.t.size(8, "P"))
+        for _ in range(self.n_tensors):  # each parameter's step count is a tensor of its own
+            self.t.alloc("optimizer", self.t.size(4))
 
     def peaks(self) -> dict[str, Peak]:
         self.t.at("build")
@@ -237,7 +253,7 @@ def _resume_peak(run: _Run) -> Peak:
     for width in weight_widths(run.own, run.half):
         t.alloc("weights", t.size(width, "P"))
     if not run.own.optimizer_offload:
-        t.alloc("optimizer", t.size(8, "P"))
+        t.alloc("optimizer", t.size(1, "moments") if run.eight_bit_moments else t.size(8, "P"))
     if run.keeps:
         t.alloc("checkpoint", t.size(4, "P"))
     return t.peaks["resume"]

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from foretrain.config import RunConfig
-from foretrain.hardware import Dtype
+from foretrain.hardware import Dtype, MatmulMode
 from foretrain.lm.shape import ModelShape
+from foretrain.precision import EIGHT_BITS
+from foretrain.predict import low_precision_ops
 
 Kind = Literal[
     "matmul", "matmul_input", "matmul_weight",  # x·Wᵀ, and backward: dy·W and dyᵀ·x
@@ -22,6 +24,7 @@ Kind = Literal[
     "norm", "norm_backward", "gelu", "gelu_backward",
     "softmax", "softmax_backward", "fill", "gather", "scatter",
     "cast", "add", "join", "dropout", "accumulate", "fused", "adamw", "clip", "gradient_norm",
+    "transfer", "host",  # between card and computer, and in the computer's memory
 ]  # fmt: skip
 Part = Literal["forward", "recompute", "backward", "accumulate", "optimizer"]
 
@@ -38,6 +41,7 @@ class Operation(NamedTuple):
     flops: int  # of one
     read_bytes: int  # of one
     written_bytes: int  # of one
+    arithmetic: MatmulMode = "dtype"  # of a product
 
     @property
     def nbytes(self) -> int:
@@ -69,6 +73,16 @@ class Way:
         return c.eval_batch, c.eval_block
 
     @property
+    def matmul(self) -> MatmulMode:
+        """The arithmetic of products; nanoGPT has no such knob."""
+        return self.own.matmul
+
+    @property
+    def eight_bits(self) -> bool:
+        """Are the blocks' linear layers those of lm/low_precision.py?"""
+        return self.matmul in EIGHT_BITS
+
+    @property
     def half(self) -> bool:
         return self.dtype != "float32"
 
@@ -78,15 +92,36 @@ class Way:
         return 2 if self.half else 4
 
     @property
-    def checkpointing(self) -> bool:
-        return self.train and self.step == "foretrain" and self.config.activation_checkpointing
+    def own(self) -> RunConfig:
+        """The config as this step has it: nanoGPT has none of foretrain's own ways."""
+        return self.config if self.step == "foretrain" else self.config.as_nanogpt()
+
+    @property
+    def casts(self) -> bool:
+        """Whether autocast makes half precision of fp32."""
+        return self.half and not self.own.master_weights
+
+    @property
+    def wide(self) -> int:
+        """Bytes of an element of the residual stream."""
+        return 2 if self.half and self.own.master_weights else 4
+
+    @property
+    def checkpointed(self) -> int:
+        """Blocks whose forward pass runs again in the backward pass."""
+        return self.own.checkpointed if self.train else 0
+
+    @property
+    def cheap_blocks(self) -> int:
+        """Blocks of which norms and GELU run again."""
+        again = self.train and self.own.recompute_norm_gelu
+        return self.config.n_layer - self.checkpointed if again else 0
 
     @property
     def chunk(self) -> int:
         """Tokens whose logits exist at one time."""
         tokens = self.batch[0] * self.batch[1]
-        own = self.config.loss_chunk_size if self.step == "foretrain" else 0
-        return min(own or tokens, tokens)
+        return min(self.own.loss_chunk_size or tokens, tokens)
 
 
 class OperationList:
@@ -104,11 +139,23 @@ class OperationList:
     def matmul(self, name: str, kind: Kind, m: int, n: int, k: int, count: int = 1) -> None:
         """An m x k by k x n product in the step's dtype; a weight's gradient of half factors is cast by its caller."""
         low = self.way.low
+        arithmetic: MatmulMode = "fp16_accumulation" if self.way.matmul == "fp16_accumulation" else "dtype"
         self.found.append(
             Operation(
-                name, kind, self.part, count, (m, n, k), self.way.dtype, 2 * m * n * k, low * k * (m + n), low * m * n
+                name, kind, self.part, count, (m, n, k), self.way.dtype, 2 * m * n * k, low * k * (m + n), low * m * n,
+                arithmetic,
             )
-        )
+        )  # fmt: skip
+
+    def eight_bit_matmul(self, name: str, kind: Kind, shape: tuple[int, int, int], count: int, out: int) -> None:
+        """A product of (m, n, k) with one byte an element of its factors and `out` of its result."""
+        m, n, k = shape
+        self.found.append(
+            Operation(
+                name, kind, self.part, count, shape, self.way.dtype, 2 * m * n * k, k * (m + n), out * m * n,
+                self.way.matmul,
+            )
+        )  # fmt: skip
 
     def traffic(self, name: str, kind: Kind, elements: int, read: float, written: float, count: int = 1) -> None:
         """A kernel that moves `read` and `written` bytes an element."""
@@ -143,10 +190,15 @@ class OperationList:
     def blocks_matmuls(self, *, backward: bool, count: int) -> None:
         """The four linear layers of a block; forward again, the last one's output is needed by nobody but a mask."""
         C, add = self.shape.n_embd, self.linear_backward if backward else self.linear
+        widths = {"attn": 4, "proj": self.way.low, "fc": 4, "out": self.way.low}
         layers = [("attn", 3 * C, C), ("proj", C, C), ("fc", 4 * C, C), ("out", C, 4 * C)]
         if self.part == "recompute" and not self.way.config.dropout:
             layers.pop()
         for name, wide, narrow in layers:
+            if self.way.eight_bits:
+                layer = low_precision_ops.Linear(name, wide, narrow, self.tokens, widths[name], count)
+                (low_precision_ops.backward if backward else low_precision_ops.forward)(self, layer)
+                continue
             add(name, wide, narrow, self.tokens, count)
 
     def chunks(self) -> Iterator[tuple[int, int]]:

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from foretrain.config import RunConfig
 from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
+from foretrain.lm.adamw8bit_sizes import moments_bytes
 from foretrain.lm.shape import ModelShape
+from foretrain.precision import EIGHT_BITS, check_matmul
 from foretrain.predict.energy import Spending, spending
 from foretrain.predict.exact.memory import Exact
 from foretrain.predict.memory import (
@@ -155,8 +157,11 @@ def n_evaluations(config: RunConfig) -> int:
 
 
 def save_time(config: RunConfig) -> Range:
-    """Seconds of one checkpoint: weights and both moments in fp32."""
-    size = 12 * ModelShape.of(config).n_params
+    """Seconds of one checkpoint: weights in fp32 and both moments, in fp32 or 8 bits."""
+    shape = ModelShape.of(config)
+    size = 12 * shape.n_params
+    if config.optimizer == "adamw8bit":
+        size = 4 * shape.n_params + moments_bytes(p.numel for p in shape.parameters())
     rates = (SAVE_BYTES_PER_S_HIGH, SAVE_BYTES_PER_S, SAVE_BYTES_PER_S_LOW)
     low, expected, high = (size / rate for rate in rates)
     return Range(low_s=low, expected_s=expected, high_s=high)
@@ -172,7 +177,9 @@ def timing(
     if step_s is None:
         return None
     evaluation = evaluation_time(config, gpu, dtype, step, compiled=compiled)
-    source: TimingSource = "predicted (calibrated)" if is_calibrated(gpu, dtype) else "predicted (catalogue)"
+    source: TimingSource = (
+        "predicted (calibrated)" if is_calibrated(config, gpu, dtype, step) else "predicted (catalogue)"
+    )
     if logged_step_s is not None:
         source = "measured (log)"
     return whole_run(config, gpu, dtype, source, step_s, evaluation, compile_time(compiled))
@@ -238,6 +245,10 @@ def _notes(config: RunConfig, gpu: Gpu, dtype: Dtype, others_bytes: int, dataset
         note("memory_unknown", gpu=gpu.name)
     if gpu.kind == "mps":
         note("mps_as_cuda")
+    if config.matmul != "dtype":
+        note("matmul_unmeasured", mode=config.matmul)
+    if config.matmul in EIGHT_BITS:
+        note("matmul_in_ledger", mode=config.matmul, dtype=dtype)
     return notes
 
 
@@ -255,9 +266,11 @@ def plan(
 
     `others_bytes`: what other processes hold there. `dataset_tokens`: tokens in the training split.
     `logged_step_s`: seconds of one iteration from the user's own log; replaces the predicted step time.
+    Raises UserError where the device cannot do what `matmul` asks for.
     """
     shape = ModelShape.of(config)
     dtype, reason = choose_dtype(config, gpu)
+    check_matmul(config, gpu, dtype)
     compiled = config.compile
     available, limited_by = _available(config, gpu, others_bytes)
     dataset_tokens = config.dataset_tokens or dataset_tokens

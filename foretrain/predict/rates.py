@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from foretrain.calibration import Calibration, KernelTime
-from foretrain.hardware import Gpu
+from foretrain.hardware import Dtype, Gpu, MatmulMode
 from foretrain.predict.ops import Operation
 
 # By FLOP per clock and SM. GeForce boards run above the clock of their data sheet, so that large products reach its
@@ -35,6 +35,8 @@ COMPILED_LAUNCH_S = 4e-6
 CPU_LAUNCH_S = 5e-6
 CPU_PRODUCT_SHARE = 0.55  # oneDNN and MKL on small matrices, against the nominal peak
 CPU_ATTENTION_SHARE = 0.28
+# Assumed, not measured: copies from and to pageable memory over PCIe 4.0 x8 or x16, and AdamW on a desktop's memory.
+PAGEABLE_BYTES_PER_S, HOST_BYTES_PER_S = 6e9, 20e9
 # How much each dimension tells about a kernel's speed: a product's (m, n, k), attention's (B, H, T, D).
 IMPORTANCE = {3: (1.0, 1.0, 1.0), 4: (0.1, 0.1, 1.0, 1.0)}
 
@@ -51,6 +53,12 @@ class Rates(Protocol):
         ...
 
 
+def host_time_s(op: Operation) -> float | None:
+    """Seconds of what runs beside the device; None for all else."""
+    rate = {"transfer": PAGEABLE_BYTES_PER_S, "host": HOST_BYTES_PER_S}.get(op.kind)
+    return op.nbytes / rate if rate else None
+
+
 class CatalogueRates:
     """From the peaks of `gpus.toml` or of the system's description of the CPU."""
 
@@ -62,10 +70,13 @@ class CatalogueRates:
         self.bandwidth = gpu.bandwidth_bytes_per_s * BANDWIDTH_SHARE
 
     def time_s(self, op: Operation) -> float:
+        elsewhere_s = host_time_s(op)
+        if elsewhere_s is not None:
+            return elsewhere_s
         bytes_s = op.nbytes / self.bandwidth
         if not op.flops:
             return bytes_s
-        peak = self.gpu.peak_flop_per_s(op.dtype)
+        peak = self.gpu.matmul_peak_flop_per_s(op.arithmetic, op.dtype)
         assert peak
         if op.kind.startswith("attention"):
             share = CPU_ATTENTION_SHARE if self.cpu else ATTENTION_SHARE.get(self.rate, 0.4)
@@ -76,14 +87,18 @@ class CatalogueRates:
     def product_share(self, op: Operation) -> float:
         """The share of the dense peak that a product of this shape reaches."""
         m, n, k = op.shape
-        tall, wide = TILES.get(self.rate, LARGE_TILE)
+        rate = self.rate
+        if op.arithmetic != "dtype":  # as on a card whose tensor cores do that much more a clock
+            plain, peak = (self.gpu.matmul_peak_flop_per_s(mode, op.dtype) for mode in ("dtype", op.arithmetic))
+            rate *= round(peak / plain) if plain and peak else 1
+        tall, wide = TILES.get(rate, LARGE_TILE)
         tiles = math.ceil(m / tall) * math.ceil(n / wide)
         full = max(m * n / (tiles * tall * wide), 1 / 1.5)  # smaller tiles are there for small matrices
         waves = tiles / (self.gpu.sm_count or 100)
         # Half of what whole waves would lose: blocks of two tiles per SM, and k cut where tiles are few.
         idle = (min(math.ceil(waves) / waves, 1 + 1 / waves) - 1) / 2 if waves > 1 else 0.15
-        pipeline = PIPELINE_K.get(self.rate, 64)
-        share = PRODUCT_SHARE.get(self.rate, 0.7) * k / (k + pipeline) * full / (1 + idle)
+        pipeline = PIPELINE_K.get(rate, 64 if rate < 8192 else 256)
+        share = PRODUCT_SHARE.get(rate, 0.7) * k / (k + pipeline) * full / (1 + idle)
         if op.kind == "matmul_weight":
             share *= WEIGHT_GRADIENT_SHARE
         return share * (UNALIGNED_SHARE if op.dtype != "float32" and (m % 8 or n % 8 or k % 8) else 1.0)
@@ -107,6 +122,9 @@ class MeasuredRates:
         return frozenset(dtype for kind, dtype in self.kernels if kind == "matmul")
 
     def time_s(self, op: Operation) -> float:
+        elsewhere_s = host_time_s(op)
+        if elsewhere_s is not None:
+            return elsewhere_s
         measured = self.kernels.get((op.kind, op.dtype)) or self.kernels.get((op.kind, "float32"))
         if op.flops:
             assert measured, op
@@ -155,11 +173,14 @@ def _by_bytes(nbytes: int, measured: list[KernelTime]) -> float:
     raise AssertionError
 
 
-def rates_of(gpu: Gpu, dtype: str) -> Rates | None:
-    """What is known of the device: measured where it was calibrated for this dtype, else the catalogue's, else None."""
-    if gpu.calibration is not None:
+def rates_of(gpu: Gpu, dtype: Dtype, matmul: MatmulMode = "dtype") -> Rates | None:
+    """What is known of the device: measured where it was calibrated for this dtype, else the catalogue's, else None.
+
+    A calibration measures plain products alone, so the other modes are predicted from the catalogue.
+    """
+    if gpu.calibration is not None and matmul == "dtype":
         measured = MeasuredRates(gpu.calibration)
         if dtype in measured.dtypes:
             return measured
-    peak = gpu.peak_flop_per_s(dtype)  # type: ignore[arg-type]
+    peak = gpu.peak_flop_per_s(dtype) and gpu.matmul_peak_flop_per_s(matmul, dtype)
     return CatalogueRates(gpu) if peak and gpu.bandwidth_bytes_per_s else None

@@ -6,12 +6,14 @@ Known limits: nothing is known of how the machine's processor compares with othe
 usual one), nor of temperature; data loading is taken to be hidden behind the step.
 """
 
+import math
+
 from foretrain.config import RunConfig
-from foretrain.hardware import Dtype, Gpu
+from foretrain.hardware import Dtype, Gpu, MatmulMode
 from foretrain.predict.memory import StepName
 from foretrain.predict.ops import Operation, Way, flops
 from foretrain.predict.rates import MeasuredRates, Rates, rates_of
-from foretrain.predict.step_ops import accumulation, micro_batch, optimizer
+from foretrain.predict.step_ops import FUSED_LAUNCHES, accumulation, micro_batch, optimizer, optimizer_launches
 from foretrain.predict.step_ops import step as step_operations
 from foretrain.records import Record
 
@@ -20,7 +22,6 @@ LOW, HIGH = 0.75, 1.55
 CPU_LOW, CPU_HIGH = 0.45, 2.5
 CALIBRATED_LOW, CALIBRATED_HIGH = 0.88, 1.15
 PYTHON_S = 0.3e-3  # one micro-batch: its Python, the batch's copy, the scaler
-OPTIMIZER_LAUNCHES = 40  # foreach and fused kernels take many tensors at once
 # Compilation alone: 8 to 13 s logged on an RTX 4070 at 12 layers, 28 to 39 s on others; up to 90 with max_autotune.
 COMPILE_S = (8.0, 25.0, 60.0)
 
@@ -59,7 +60,11 @@ def _micro_batch_s(way: Way, rates: Rates) -> float:
 def _step_s(way: Way, rates: Rates) -> float:
     n = way.config.gradient_accumulation_steps
     sums_s = busy_s(accumulation(way), rates) * (n - 1)
-    optimizer_s = busy_s(optimizer(way), rates) + OPTIMIZER_LAUNCHES * rates.launch_s(compiled=False)
+    launching_s = optimizer_launches(way) * rates.launch_s(compiled=False)
+    if way.cuda and optimizer_launches(way) > FUSED_LAUNCHES:  # many small kernels: the longer of running and launching
+        optimizer_s = max(busy_s(optimizer(way), rates), launching_s)
+    else:
+        optimizer_s = busy_s(optimizer(way), rates) + launching_s
     return n * _micro_batch_s(way, rates) + sums_s + optimizer_s
 
 
@@ -72,9 +77,17 @@ def _range(expected_s: float, gpu: Gpu, rates: Rates) -> Range:
 
 
 def bound_s(way: Way, gpu: Gpu) -> float:
-    """No step is faster: its FLOPs, the causal half of attention, at the card's dense peak. 0 where that is unknown."""
-    peak = gpu.peak_flop_per_s(way.dtype)
-    return flops(step_operations(way), causal=True) / peak if peak else 0.0
+    """No step is faster: its FLOPs, the causal half of attention, at the dense peaks of their arithmetic.
+
+    0 where one of these is unknown.
+    """
+    modes: dict[MatmulMode, list[Operation]] = {}
+    for op in step_operations(way):
+        modes.setdefault(op.arithmetic, []).append(op)
+    peaks = {mode: gpu.matmul_peak_flop_per_s(mode, way.dtype) for mode in modes}
+    if None in peaks.values():
+        return 0.0
+    return sum(flops(operations, causal=True) / (peaks[mode] or math.inf) for mode, operations in modes.items())
 
 
 def _correction(way: Way, gpu: Gpu, rates: Rates) -> float:
@@ -95,17 +108,17 @@ def _way(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bo
     return Way(config, dtype, step, compiled, train, cuda=gpu.kind != "cpu")
 
 
-def is_calibrated(gpu: Gpu, dtype: Dtype) -> bool:
-    """Are times on this device and in this dtype measured ones?"""
-    return isinstance(rates_of(gpu, dtype), MeasuredRates)
+def is_calibrated(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName) -> bool:
+    """Are times of this step on this device measured ones?"""
+    return isinstance(rates_of(gpu, dtype, _way(config, gpu, dtype, step, False, True).matmul), MeasuredRates)
 
 
 def step_time(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> Range | None:
     """Seconds of one steady optimizer step, all micro-batches; None where nothing is known of the device's speed."""
-    rates = rates_of(gpu, dtype)
+    way = _way(config, gpu, dtype, step, compiled, True)
+    rates = rates_of(gpu, dtype, way.matmul)
     if rates is None:
         return None
-    way = _way(config, gpu, dtype, step, compiled, True)
     found = _range(_step_s(way, rates) * _correction(way, gpu, rates), gpu, rates)
     if gpu.kind == "cpu":  # its peak is a guess at the clock
         return found
@@ -115,10 +128,10 @@ def step_time(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, comp
 
 def evaluation_time(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> Range | None:
     """Seconds of one evaluation: eval_iters micro-batches of each of two splits."""
-    rates = rates_of(gpu, dtype)
+    way = _way(config, gpu, dtype, step, compiled, False)
+    rates = rates_of(gpu, dtype, way.matmul)
     if rates is None:
         return None
-    way = _way(config, gpu, dtype, step, compiled, False)
     expected_s = 2 * config.eval_iters * _micro_batch_s(way, rates) * _correction(way, gpu, rates)
     return _range(expected_s, gpu, rates)
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,8 @@ def save(folder: Path, state: TrainState, progress: Progress) -> Path:
 
 def _disk_error(error: OSError, folder: Path, state: TrainState) -> UserError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        needs = sum(3 * p.numel() * p.element_size() for p in state.trained.parameters())
+        tensors = (tensor for file in _tensors(state).values() for tensor in file.values())
+        needs = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         try:
             free = shutil.disk_usage(folder).free
         except OSError:
@@ -239,19 +240,27 @@ def newest_valid(folder: Path) -> tuple[Path | None, tuple[tuple[str, str], ...]
 
 
 def load_model(path: Path, model: torch.nn.Module) -> None:
-    """Weights of a checkpoint into a model of the same shape."""
-    tensors = load_file(path / "model.safetensors")
+    """Weights of a checkpoint into a model of the same shape. Raises UserError where it is another model's."""
+    put_weights(load_file(path / "model.safetensors").items(), model, str(path))
+
+
+def put_weights(tensors: Iterable[tuple[str, torch.Tensor]], model: torch.nn.Module, source: str) -> None:
+    """Named weights into a model that has exactly these, one after the other. Raises UserError where it has others."""
     own = dict(model.named_parameters())
-    wrong = [name for name in own.keys() | tensors.keys() if _shape(own, name) != _shape(tensors, name)]
-    if wrong:
-        name = sorted(wrong)[0]
-        raise UserError(
-            "checkpoint.other_model", path=str(path), tensor=name,
-            has=str(_shape(tensors, name)), needs=str(_shape(own, name)),
-        )  # fmt: skip
+    lacking = set(own)
     with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(tensors[name])
+        for name, tensor in tensors:
+            if _shape(own, name) != tuple(tensor.shape):
+                raise _other_model(source, name, tuple(tensor.shape), _shape(own, name))
+            own[name].copy_(tensor)
+            lacking.discard(name)
+    if lacking:
+        name = sorted(lacking)[0]
+        raise _other_model(source, name, None, _shape(own, name))
+
+
+def _other_model(source: str, name: str, has: tuple[int, ...] | None, needs: tuple[int, ...] | None) -> UserError:
+    return UserError("checkpoint.other_model", path=source, tensor=name, has=str(has), needs=str(needs))
 
 
 def _shape(tensors: dict[str, Any], name: str) -> tuple[int, ...] | None:
@@ -285,11 +294,15 @@ def load(
 def _load_rest(path: Path, state: TrainState) -> None:
     """Moments, scaler and RNG."""
     moments = load_file(path / "optimizer.safetensors")
+    shapes_of = getattr(
+        state.optimizer, "state_shapes", None
+    )  # of optimizers whose states differ from their parameters
     state.optimizer.state.clear()
     for key, value in moments.items():
         kind, name = key.split("/", 1)
         parameter = state.trained.get_parameter(name)
-        if value.dim() and value.shape != parameter.shape:
+        expected = shapes_of(parameter).get(kind) if shapes_of else tuple(parameter.shape)
+        if value.dim() and tuple(value.shape) != expected:
             raise ValueError(f"{key} is {tuple(value.shape)}, its parameter {tuple(parameter.shape)}")
         # The fused kernel wants its step count on the device, the plain one on the CPU: as it was saved.
         state.optimizer.state[parameter][kind] = value.to(state.device)

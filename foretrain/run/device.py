@@ -12,6 +12,7 @@ from foretrain.config import RunConfig
 from foretrain.cpu import cpu_device
 from foretrain.errors import UserError
 from foretrain.hardware import Dtype, Gpu, detect
+from foretrain.precision import check_matmul
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -32,6 +33,7 @@ def place(config: RunConfig) -> Placement:
     device = _device(config.device)
     gpu = _gpu(device)
     dtype = _dtype(config, device)
+    check_matmul(config, gpu, dtype)
     notes: list[tuple[str, dict[str, Any]]] = []
     compiled = config.compile
     if compiled and (obstacle := obstacle_to_compile(device)):

@@ -19,10 +19,11 @@ from foretrain.configfile import to_toml
 from foretrain.errors import UserError
 from foretrain.lm.batches import TokenFile, evaluation_batches, train_batches
 from foretrain.lm.dataset import DatasetInfo
+from foretrain.lm.low_precision import fp16_accumulation
 from foretrain.lm.optimizer import learning_rate
 from foretrain.lm.shape import ModelShape
 from foretrain.lm.step import StepResult, TrainState, build, evaluation_loss, train_step
-from foretrain.run import checkpoint
+from foretrain.run import checkpoint, initial, matmul_check
 from foretrain.run.checkpoint import Progress
 from foretrain.run.device import TORCH_DTYPES, Placement
 from foretrain.run.meter import Meter
@@ -33,7 +34,7 @@ from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, Step
 FREE_KEYS = {
     "out_dir", "log_interval", "keep_checkpoints", "always_save_checkpoint", "memory_limit", "price_per_kwh",
     "price_per_hour", "co2_per_kwh", "currency", "dataset_tokens", "wandb_log", "wandb_project", "wandb_run_name",
-    "backend", "init_from", "max_iters",
+    "backend", "init_from", "init_optimizer", "max_iters",
     "eval_interval", "eval_iters", "eval_batch_size", "eval_block_size", "eval_only", "compile", "device",
     "attention", "cpu_threads", "compile_mode", "compile_blocks",
 }  # fmt: skip
@@ -91,30 +92,36 @@ class Trainer:
     # -- the run -------------------------------------------------------------------------------------------
 
     def run(self, *, resume: bool = False) -> RunRecord:
-        """Train to the end or to a signal; the record is written in every case."""
+        """Train to the end or to a signal; the record is written in every case but a resume that was refused."""
         self._started = self.clock()
+        self._entered = not resume
         try:
             if not resume:
                 self._write_record("running")
-            with self.flag:
+            with self.flag, fp16_accumulation(self.config.matmul == "fp16_accumulation"):
                 self._begin(resume)
                 finished = self._loop()
         except UserError as error:
             with contextlib.suppress(OSError):  # a full disk takes the record too; the error is what counts
-                self._write_record("diverged" if error.id.startswith("diverged") else "failed", error.id)
+                self._write_fault("diverged" if error.id.startswith("diverged") else "failed", error.id)
             raise
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                self._write_record("failed", type(error).__name__)
+                self._write_fault("failed", type(error).__name__)
                 raise
             raise UserError("disk.full_run", path=str(self.directory.path)) from None
         except torch.OutOfMemoryError:
-            self._write_record("failed", "memory.out_of_memory")
+            self._write_fault("failed", "memory.out_of_memory")
             raise self._out_of_memory() from None
         except BaseException as error:
-            self._write_record("failed", type(error).__name__)
+            self._write_fault("failed", type(error).__name__)
             raise
         return self._write_record("finished" if finished else "interrupted", self.flag.signal_name)
+
+    def _write_fault(self, status: Any, reason: str) -> None:
+        """Unless the run was not gone on with: its record is of the config that it has, not of the one refused."""
+        if self._entered:
+            self._write_record(status, reason)
 
     def _out_of_memory(self) -> UserError:
         return UserError(
@@ -127,11 +134,27 @@ class Trainer:
             self._note(id, **values)
         if self.placement.device.type == "cuda" and self.config.memory_limit_bytes:
             self._cap_memory(self.config.memory_limit_bytes)
+        if resume:
+            self._keep_origin(self.directory.read_record().config)
         dtype = TORCH_DTYPES[self.placement.dtype]
         self.state = build(self.config, self.placement.device, dtype, compile=self.placement.compiled)
         checkpoint.sweep(self.directory.checkpoints)
         if resume:
             self._resume()
+        else:
+            self._start()
+        if self.config.matmul != "dtype":
+            matmul_check.run(self.state, self.train_tokens, self.placement.dtype, self._note)
+
+    def _start(self, sha256: str | None = None) -> None:
+        """From the weights that init_from names, if any; `sha256`: what they were when the run began before."""
+        if (weights := initial.find(self.config.init_from)) is None:
+            return
+        start = initial.put(weights, self.state, self.directory.path)
+        if sha256 not in (None, start.sha256):
+            raise UserError("data.weights_changed", path=start.path)
+        self.progress = self.progress.model_copy(update={"step": start.step})
+        self._note("started_from", path=start.path, step=start.step, sha256=start.sha256)
 
     def _cap_memory(self, limit_bytes: int) -> None:
         """CUDA's allocator refuses what would go beyond the limit; the context is outside of what it counts."""
@@ -147,17 +170,37 @@ class Trainer:
             digest, fingerprint = config_digest(previous.config), previous.dataset.fingerprint
             start = Progress(step=0, config_digest=digest, dataset_fingerprint=fingerprint)
             self._check_compatible(start)
+            known = [
+                e["values"].get("sha256") for e in self.directory.read_lines("events") if e["id"] == "started_from"
+            ]
+            self._start(*known[-1:])
+            step = self.progress.step
         else:
             for name, problem in loaded.skipped:
                 self._note("checkpoint_skipped", name=name, problem=problem)
             self.progress = loaded.progress
             step = loaded.progress.step
+        self._entered = True
         self._elapsed_before_s = self.progress.elapsed_s
         self.resumed_from += (step,)
         self.directory.drop_metrics_from(step, keep_evaluation=self.progress.evaluated)
         replace_text(self.directory.path / "config.toml", to_toml(self.config))
         self._note("resumed", step=step)
         self._write_record("running")
+
+    def _keep_origin(self, before: RunConfig) -> None:
+        """A run goes on from where it once started, which init_from = resume does not say. Raises UserError."""
+        keys = ("init_from", "init_optimizer")
+        if self.config.init_from == "resume":
+            self.config = self.config.model_copy(update={key: getattr(before, key) for key in keys})
+        elif (self.config.init_from, before.init_from) != ("scratch", "resume"):  # which are the same
+            changed = [
+                f"{key}: {getattr(before, key)} → {getattr(self.config, key)}"
+                for key in keys
+                if getattr(self.config, key) != getattr(before, key)
+            ]
+            if changed:
+                raise UserError("usage.resume_changed", path=str(self.directory.path), changed=changed)
 
     def _check_compatible(self, progress: Progress) -> None:
         if progress.config_digest != config_digest(self.config):

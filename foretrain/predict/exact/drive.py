@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from foretrain.config import RunConfig
 from foretrain.hardware import Dtype
+from foretrain.lm.master import Masters
 from foretrain.lm.model import GPT, Attention, Block
 from foretrain.lm.optimizer import make_optimizer
 from foretrain.lm.step import TrainState, build, evaluation_loss, train_step
@@ -72,6 +73,7 @@ def foretrain_run(job: Job) -> bool:
     job.names.learn(state.model)
     if state.masters:
         job.names.learn(state.masters.model)
+        _name_gradients(job, state, state.masters)
 
     def evaluate(phase: str) -> None:
         job.tracer.enter(phase)
@@ -89,6 +91,19 @@ def foretrain_run(job: Job) -> bool:
             evaluate("evaluate_later")
             _save(job, state)
     return state.scaler.is_enabled()
+
+
+def _name_gradients(job: Job, state: TrainState, masters: Masters) -> None:
+    """The gradients that go to an optimizer elsewhere; its hooks see them only there."""
+    take = masters.take_gradients
+
+    def tagged() -> None:
+        for name, parameter in state.model.named_parameters():
+            if parameter.grad is not None:
+                job.tracer.tag(parameter.grad, "gradients", name)
+        take()
+
+    masters.take_gradients = tagged
 
 
 def _save(job: Job, state: TrainState) -> None:

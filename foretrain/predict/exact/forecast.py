@@ -29,7 +29,7 @@ def traced(plan: Plan, settings: Settings | None = None, listen: Listener = lamb
     except TraceUnavailable as error:
         note = Note(id="trace_unavailable", values={"reason": str(error)})
         return plan.model_copy(update={"notes": (*plan.notes, note)})
-    notes = tuple(note for note in plan.notes if note.id != "vocab_unaligned")
+    notes = tuple(note for note in plan.notes if note.id not in ("vocab_unaligned", "matmul_in_ledger"))
     if any(each.pads_unknown for each in answers):
         notes += (Note(id="pads_unknown", values={"vocab_size": plan.config.vocab_size}),)
     memory = tuple(each.memory for each in answers)

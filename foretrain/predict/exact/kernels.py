@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from foretrain.predict.exact.fake_card import Card
-from foretrain.predict.exact.tracer import MATMULS, InKernel, Tracer
+from foretrain.predict.exact.tracer import EIGHT_BIT_MATMULS, MATMULS, InKernel, Tracer
 from foretrain.units import MIB
 
 Rule = Callable[[Card, tuple[Any, ...]], list[int]]
@@ -95,7 +95,7 @@ def in_kernels(card: Card) -> InKernel:
     threads: set[bool] = set()
 
     def inside(tracer: Tracer, op: str, args: tuple[Any, ...]) -> list[int]:
-        if op in MATMULS:
+        if op in MATMULS or op in EIGHT_BIT_MATMULS:
             if not cached:
                 return [workspace]
             backward = torch._C._current_autograd_node() is not None

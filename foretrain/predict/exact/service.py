@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import foretrain
 from foretrain.config import OWN_WAYS, RunConfig
 from foretrain.hardware import Dtype, Gpu
+from foretrain.precision import EIGHT_BITS
 from foretrain.predict.exact.record import Trace
 from foretrain.predict.memory import StepName
 from foretrain.records import Record
@@ -60,6 +61,8 @@ class Request:
         """The config with everything at its default that does not change a trace, so that more of them are shared."""
         c = self.config if self.step == "foretrain" else self.config.as_nanogpt()
         values = {knob: getattr(c, knob) for knob in SHAPING_KNOBS}
+        if c.matmul not in EIGHT_BITS:  # sums in fp16 take no other memory
+            values["matmul"] = "dtype"
         return RunConfig(
             **values,
             eval_batch_size=c.eval_batch,

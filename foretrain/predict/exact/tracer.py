@@ -25,6 +25,7 @@ aten = torch.ops.aten
 InKernel = Callable[["Tracer", str, tuple[Any, ...]], list[int]]
 
 MATMULS = {"mm", "addmm", "bmm", "baddbmm"}
+EIGHT_BIT_MATMULS = {"_scaled_mm", "_int_mm"}
 
 
 @dataclass
@@ -164,7 +165,8 @@ class Tracer(TorchDispatchMode):
             (self.matmul_dtypes if here else self.elsewhere)[str(args[0].dtype)[6:]] += 1
         inside = self.in_kernel(self, op, args) if self.in_kernel is not None and here else []
         ids = [self.record.alloc(nbytes, f"{op} (inside)", self.module(), (), "uint8") for nbytes in inside]
-        out = func(*args, **kwargs)
+        # torch has no fake kernel for this one; its result's storage is there already.
+        out = kwargs["out"] if func is aten._scaled_mm.out else func(*args, **kwargs)
         if isinstance(out, Tensor):
             self.track(out, op)
             if "out" in kwargs:  # a compiled wrapper's product into a buffer of its own

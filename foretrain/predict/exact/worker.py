@@ -65,7 +65,8 @@ def trace(job: dict[str, Any]) -> Trace:
     record.facts = {
         "torch": torch.__version__, "gpu": gpu.name, "dtype": job["dtype"], "compiled": job["compiled"],
         "pads": job["pads"], "step": job["step"], "attention": sorted(there.attention), "scaler": scaler_on,
-        "matmul_dtypes": dict(tracer.matmul_dtypes), "sums_in_place": tracer.in_place_sums,
+        "matmul_dtypes": dict(tracer.matmul_dtypes),
+        "eight_bits": [op for op in ("_scaled_mm", "_int_mm") if tracer.ops[op]], "sums_in_place": tracer.in_place_sums,
     }  # fmt: skip
     _assert_not_degraded(record, config, gpu)
     return record
@@ -86,6 +87,9 @@ def _assert_not_degraded(record: Trace, config: RunConfig, gpu: Gpu) -> None:
     allowed = {dtype, "float32"} if "math" in kinds else {dtype}
     if dtype not in facts["matmul_dtypes"] or not set(facts["matmul_dtypes"]) <= allowed:
         raise TraceError(f"matrix products ran in {facts['matmul_dtypes']}, not in {dtype}")
+    wanted = {"fp8": ["_scaled_mm"], "int8": ["_int_mm"]}.get(config.matmul, []) if facts["step"] == "foretrain" else []
+    if facts["eight_bits"] != wanted:
+        raise TraceError(f"products in 8 bits were {facts['eight_bits']}, not {wanted}")
 
 
 def main() -> int:

@@ -226,8 +226,8 @@ class RunConfig(Record):
         pattern=r"^(auto|cpu|mps|cuda(:\d{1,3})?)$",
     )  # fmt: skip
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob(
-        "auto", "arithmetic of the matrix products; auto: bfloat16 where the card has it, else float16; CPU: float32",
-        group="system",
+        "auto", "arithmetic of the matrix products; auto: bfloat16 where the card has it, else float16; on a CPU what "
+        "a measurement finds faster, float32 in short runs", group="system",
     )  # fmt: skip
     auto_chunker: bool = knob(
         False,
@@ -248,6 +248,23 @@ class RunConfig(Record):
         ours=True,
     )
     compile: bool = knob(True, "torch.compile the model", group="system")
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"] = knob(
+        "default", "torch.compile's mode; what others than default take is not forecast", group="system", ours=True
+    )
+    compile_blocks: bool = knob(
+        False,
+        "torch.compile one block, which all share, instead of the whole model: a shorter start, memory not forecast",
+        group="system",
+        ours=True,
+    )
+    attention: Literal["auto", "sdpa", "bmm"] = knob(
+        "auto", "kernels of attention: sdpa, PyTorch's own; bmm, batched matrix products, for CPUs without dropout; "
+        "auto: sdpa on cards, what a measurement finds faster on CPUs", group="system", ours=True,
+    )  # fmt: skip
+    cpu_threads: int = knob(
+        0, "threads of a run on a CPU; 0: PyTorch's number, or fewer where a measurement finds them faster",
+        group="system", least=0, most=4096, ours=True,
+    )  # fmt: skip
     allocator_settings: str = knob(
         "", "settings of CUDA's allocator such as expandable_segments:True; those of PYTORCH_ALLOC_CONF win",
         group="system", pattern=r"^[A-Za-z0-9_:,. \[\]>-]*$", ours=True,
@@ -433,6 +450,8 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunConfig], bool], str], ...] = (
         "budget_without_compile",
     ),
     (("auto_chunker", "compile"), lambda c: c.auto_chunker and not c.compile, "auto_chunker_without_compile"),
+    (("compile_mode", "compile"), lambda c: c.compile_mode != "default" and not c.compile, "mode_without_compile"),
+    (("compile_blocks", "compile"), lambda c: c.compile_blocks and not c.compile, "blocks_without_compile"),
     (("auto_chunker", "loss_chunk_size"), lambda c: c.auto_chunker and c.loss_chunk_size > 0, "two_chunkers"),
 )
 

@@ -44,6 +44,12 @@ def usable_cores() -> int:
         return os.cpu_count() or 1
 
 
+def physical_cores() -> int:
+    """Usable cores, two threads of one core counted once; all of them where the system does not tell them apart."""
+    places = re.findall(r"^physical id\s*:\s*(\d+)$.*?^core id\s*:\s*(\d+)$", _cpuinfo(), re.MULTILINE | re.DOTALL)
+    return min(usable_cores(), len(set(places)) or usable_cores())
+
+
 def total_memory_bytes() -> int | None:
     """Physical memory, or None where the system does not say."""
     try:

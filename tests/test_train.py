@@ -16,7 +16,8 @@ from foretrain.config import RunConfig
 from foretrain.configfile import from_values, resolve
 from foretrain.errors import ExitCode, UserError
 from foretrain.lm.dataset import read_info
-from foretrain.run import checkpoint, store
+from foretrain.lm.step import train_step
+from foretrain.run import checkpoint, store, trainer
 from foretrain.run.device import place
 from foretrain.run.store import RunDirectory, RunRecord
 from foretrain.run.trainer import FREE_KEYS, Trainer
@@ -257,6 +258,58 @@ def test_numbers_of_run_directories_are_never_shared(own_directory: Path) -> Non
     assert [d.id for d in taken] == ["x", "x-2", "x-3", "x-4", "x-5"]
     for directory in taken:
         directory.release()
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_losses_read_late_are_the_same_losses(
+    interval: int, own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a card a loss is read when the next step is under way; here a CPU's trainer is told to do so."""
+    order = []
+    monkeypatch.setattr(trainer, "train_step", lambda *words: order.append("step") or train_step(*words))
+
+    def run(out: str, late: bool) -> list[tuple[Any, ...]]:
+        info = read_info(write_dataset(Path("data/toy")))
+        config = tiny(out_dir=out, log_interval=interval)
+        directory = store.create(out)
+        own = Trainer(
+            config,
+            info,
+            directory,
+            place(config),
+            lambda e: order.append("logged" if getattr(e, "kind", "") == "step" else "note"),
+        )
+        own.reads_late = late
+        record = own.run()
+        directory.release()
+        assert record.status == "finished"
+        lines = [json.loads(line) for line in (directory.path / "metrics.jsonl").read_text().splitlines()]
+        return [(m["step"], m.get("loss"), m.get("grad_norm"), m.get("val_loss")) for m in lines]
+
+    plain = run("plain", late=False)
+    steps_before_first_line = order.index("logged")
+    order.clear()
+    assert run("late", late=True) == plain
+    assert order.index("logged") == steps_before_first_line + 1
+
+
+def test_a_loss_read_late_saves_nothing_bad(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step before an evaluation gives no number: that is said, and nothing is saved any more."""
+
+    def step(state: Any, *words: Any) -> Any:
+        result = train_step(state, *words)
+        bad = own.progress.step == 4
+        return type(result)(result.loss * float("nan"), result.grad_norm) if bad else result
+
+    monkeypatch.setattr(trainer, "train_step", step)
+    config, directory = tiny(), store.create("out")
+    own = Trainer(config, read_info(write_dataset(Path("data/toy"))), directory, place(config))
+    own.reads_late = True
+    with pytest.raises(UserError, match="diverged"):
+        own.run()
+    assert checkpoint.steps_in(directory.checkpoints) == []
+    assert directory.read_record().status == "diverged"
+    directory.release()
 
 
 def test_divergence_stops_with_its_exit_code_and_saves_nothing_bad(own_directory: Path) -> None:

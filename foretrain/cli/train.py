@@ -79,6 +79,7 @@ def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False
     resolved, info = prepare_data(resolved)
     directory, resuming = _directory(resolved, resume, quiet)
     try:
+        resolved, placement = _choose(resolved, placement, directory, resuming)
         config = resolved.config
         if not resuming:
             _write_inputs(directory, resolved, environment(placement), placement)
@@ -91,6 +92,22 @@ def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False
         return record
     finally:
         directory.release()
+
+
+def _choose(
+    resolved: ResolvedConfig, placement: Placement, directory: RunDirectory, resuming: bool
+) -> tuple[ResolvedConfig, Placement]:
+    """What the config leaves open: as the run has it already, else measured."""
+    from dataclasses import replace
+
+    from foretrain.run import choices
+
+    given = set(resolved.sources)
+    if resuming:
+        chosen = choices.recall(resolved.config, placement, directory.read_record().config, given)
+    else:
+        chosen = choices.decide(resolved.config, placement, given)
+    return replace(resolved, config=chosen.config), chosen.placement
 
 
 def _set_allocator(own: str) -> None:

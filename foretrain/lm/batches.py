@@ -40,19 +40,22 @@ class TokenFile:
         if hasattr(self, "_file"):
             self._file.close()
 
-    def window(self, start: int, length: int) -> np.ndarray:
-        """`length` ids from `start`, int64. Raises UserError when the file is shorter than it was."""
-        size = length * self._item
-        data = self._read(size, start * self._item)
-        if len(data) != size:
-            raise UserError("data.shrunk", path=str(self.path), tokens=self.tokens)
-        return np.frombuffer(data, dtype=self._dtype).astype(np.int64)
+    def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """`length` ids from each start, as they lie in the file: len(starts) x length. Read straight into place.
 
-    def _read(self, size: int, offset: int) -> bytes:
-        if hasattr(os, "pread"):
-            return os.pread(self._file.fileno(), size, offset)
+        Raises UserError when the file is shorter than it was.
+        """
+        rows = np.empty((len(starts), length), dtype=self._dtype)
+        for row, offset in zip(rows, (starts * self._item).tolist(), strict=True):
+            if self._read_into(row, offset) != row.nbytes:
+                raise UserError("data.shrunk", path=str(self.path), tokens=self.tokens)
+        return rows
+
+    def _read_into(self, row: np.ndarray, offset: int) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(self._file.fileno(), [row.data], offset)
         self._file.seek(offset)
-        return self._file.read(size)
+        return self._file.readinto(row.data) or 0
 
     def _check(self, ids: np.ndarray) -> None:
         """An id without a row in the embedding would kill a CUDA process; here it is a sentence."""
@@ -61,12 +64,13 @@ class TokenFile:
 
     def batch(self, starts: np.ndarray, block: int, device: torch.device) -> Batch:
         """Rows of block + 1 tokens from each start, as (inputs, targets): len(starts) x block, int64."""
-        rows = np.stack([self.window(int(start), block + 1) for start in starts])
+        rows = self.rows(starts, block + 1)
         self._check(rows)
-        data = torch.from_numpy(rows)
         if device.type == "cuda":  # one pinned copy, asynchronous
-            data = data.pin_memory().to(device, non_blocking=True)
-        return data[:, :-1].contiguous(), data[:, 1:].contiguous()
+            data = torch.from_numpy(rows.astype(np.int64)).pin_memory().to(device, non_blocking=True)
+            return data[:, :-1].contiguous(), data[:, 1:].contiguous()
+        inputs, targets = (torch.from_numpy(part.astype(np.int64)) for part in (rows[:, :-1], rows[:, 1:]))
+        return inputs.to(device), targets.to(device)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

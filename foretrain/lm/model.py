@@ -15,21 +15,26 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from foretrain.config import RunConfig
+from foretrain.lm.attention import causal_attention
 from foretrain.lm.checkpointing import remake_input
 from foretrain.lm.embedding import TokenEmbedding
 from foretrain.lm.loss import ChunkedLoss
 
 
 class Attention(nn.Module):
-    """Causal self-attention through PyTorch's scaled_dot_product_attention (flash where the device has it)."""
+    """Causal self-attention through PyTorch's scaled_dot_product_attention (flash where the device has it).
 
-    def __init__(self, n_embd: int, n_head: int, bias: bool, dropout: float) -> None:
+    `products`: as batched matrix products instead (attention.py), which has no dropout and is for CPUs.
+    """
+
+    def __init__(self, n_embd: int, n_head: int, bias: bool, dropout: float, *, products: bool = False) -> None:
         super().__init__()
         self.c_attn = nn.Linear(n_embd, 3 * n_embd, bias=bias)
         self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
         self.resid_dropout = nn.Dropout(dropout)
         self.n_head = n_head
         self.dropout = dropout
+        self.products = products
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mix(self.c_attn(x))
@@ -37,6 +42,8 @@ class Attention(nn.Module):
     def mix(self, qkv: Tensor) -> Tensor:
         """B x T x 3C, the output of c_attn, to B x T x C."""
         B, T, C = *qkv.shape[:2], qkv.shape[2] // 3
+        if self.products and qkv.is_cpu and not (self.dropout and self.training):
+            return self.resid_dropout(self.c_proj(causal_attention(qkv, self.n_head)))
         heads = (B, T, self.n_head, C // self.n_head)
         q, k, v = (part.view(heads).transpose(1, 2) for part in qkv.split(C, dim=2))  # B, H, T, C/H
         dropout = self.dropout if self.training else 0.0
@@ -69,7 +76,7 @@ class Block(nn.Module):
         super().__init__()
         c = config
         self.ln_1 = nn.LayerNorm(c.n_embd, bias=c.bias)
-        self.attn = Attention(c.n_embd, c.n_head, c.bias, c.dropout)
+        self.attn = Attention(c.n_embd, c.n_head, c.bias, c.dropout, products=c.attention == "bmm")
         self.ln_2 = nn.LayerNorm(c.n_embd, bias=c.bias)
         self.mlp = MLP(c.n_embd, c.bias, c.dropout)
         self.cheap = cheap
@@ -135,18 +142,32 @@ class GPT(nn.Module):
         device = idx.device.type
         return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
 
-    def compile_parts(self) -> None:
+    def compile_parts(self, options: dict[str, Any]) -> None:
         """torch.compile for a model whose loss is chunked: the loop over chunks stays plain Python."""
         assert self.chunked_loss is not None
-        self.head_input = torch.compile(self.head_input)
+        self.head_input = torch.compile(self.head_input, **options)
         self.chunked_loss.compile_step()
+
+    def compile_blocks(self, options: dict[str, Any]) -> None:
+        """torch.compile for one block, which all of them share as they differ by their weights alone, and the loss."""
+        parts: Any = self.transformer
+        for block in parts["h"]:
+            block.compile(**options)
+        if self.chunked_loss is not None:
+            self.chunked_loss.compile_step()
+        else:
+            self.whole_loss = torch.compile(self.whole_loss, **options)
 
     def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats of predicting targets (B x T, -1 is ignored) from idx (B x T); a scalar."""
         if self.chunked_loss is not None:
             return self.chunked_loss(self.head_input(idx), self.lm_head.weight, targets.reshape(-1))
-        logits = self.lm_head(self.hidden(idx))
-        if not torch.is_autocast_enabled(idx.device.type):  # which would take the loss in fp32 by itself
+        return self.whole_loss(self.hidden(idx), targets)
+
+    def whole_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The loss of all logits at once, from the last hidden states, B x T x C."""
+        logits = self.lm_head(hidden)
+        if not torch.is_autocast_enabled(hidden.device.type):  # which would take the loss in fp32 by itself
             logits = logits.float()
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=-1)
 

@@ -6,6 +6,7 @@ traced on fake ones. The optimizer step is fixed by its tokens; micro-batches ar
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,9 +94,13 @@ def _compiled(model: GPT, config: RunConfig) -> Callable[[Tensor, Tensor], Tenso
     functorch_config.activation_memory_budget = config.activation_memory_budget
     inductor_config.auto_chunker.enable = config.auto_chunker
     inductor_config.auto_chunker.amplify_ratio_threshold = 2  # of logits to hidden states and weight; 8 spares few runs
-    if model.chunked_loss is None:
-        return torch.compile(model, dynamic=False if config.auto_chunker else None)
-    model.compile_parts()
+    options: dict[str, Any] = {} if config.compile_mode == "default" else {"mode": config.compile_mode}
+    if config.compile_blocks:
+        model.compile_blocks(options)
+    elif model.chunked_loss is None:
+        return torch.compile(model, dynamic=False if config.auto_chunker else None, **options)
+    else:
+        model.compile_parts(options)
     return model
 
 

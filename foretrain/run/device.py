@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shutil
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ class Placement:
     gpu: Gpu
     dtype: Dtype
     compiled: bool
-    notes: tuple[tuple[str, dict[str, str]], ...]
+    notes: tuple[tuple[str, dict[str, Any]], ...]
 
 
 def place(config: RunConfig) -> Placement:
@@ -33,11 +34,14 @@ def place(config: RunConfig) -> Placement:
     gpu = _gpu(device)
     dtype = _dtype(config, device)
     check_matmul(config, gpu, dtype)
-    notes: list[tuple[str, dict[str, str]]] = []
+    notes: list[tuple[str, dict[str, Any]]] = []
     compiled = config.compile
     if compiled and (obstacle := obstacle_to_compile(device)):
         compiled = False
         notes.append(("no_compile", {"reason": obstacle}))
+    if config.attention == "bmm" and (device.type != "cpu" or config.dropout):
+        reason = "it has no dropout" if device.type == "cpu" else "it is for CPUs"
+        notes.append(("no_bmm", {"reason": reason}))
     return Placement(device, gpu, dtype, compiled, tuple(notes))
 
 

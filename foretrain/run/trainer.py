@@ -36,6 +36,7 @@ FREE_KEYS = {
     "price_per_hour", "co2_per_kwh", "currency", "dataset_tokens", "wandb_log", "wandb_project", "wandb_run_name",
     "backend", "init_from", "init_optimizer", "max_iters",
     "eval_interval", "eval_iters", "eval_batch_size", "eval_block_size", "eval_only", "compile", "device",
+    "attention", "cpu_threads", "compile_mode", "compile_blocks",
 }  # fmt: skip
 
 
@@ -85,6 +86,8 @@ class Trainer:
         self.state: TrainState
         self.progress = Progress(step=0, config_digest=config_digest(config), dataset_fingerprint=info.fingerprint)
         self._elapsed_before_s = 0.0
+        self.reads_late = placement.device.type == "cuda"
+        self._open: tuple[int, StepResult] | None = None  # a step whose loss is to be logged and is not read yet
 
     # -- the run -------------------------------------------------------------------------------------------
 
@@ -212,30 +215,47 @@ class Trainer:
             raise UserError("data.changed", path=self.info.path)
 
     def _loop(self) -> bool:
-        """Steps until max_iters (true) or until a signal asked for a stop (false)."""
+        """Steps until max_iters (true) or until a signal asked for a stop (false).
+
+        On a card a step's loss is read when the next step is under way, so that it never waits for the host; before
+        anything is evaluated or saved, what is open is read.
+        """
         c = self.config
-        last_log_s, last_log_step, paused_s = self.clock(), self.progress.step, 0.0
+        self._last_log, self._paused_s = (self.clock(), self.progress.step), 0.0
         while not self.flag.stopping:
             step = self.progress.step
             done = c.eval_only or step >= c.max_iters
             if (step % c.eval_interval == 0 or done) and not self.progress.evaluated:
+                self._settle()
                 before = self.clock()
                 self._evaluate_and_save(step, force=done)
-                paused_s += self.clock() - before
+                self._paused_s += self.clock() - before
                 if self.flag.stopping:
                     break
             if done:
+                self._settle()
                 return True
             result = self._train_one(step)
+            self._settle()
             self.progress = self.progress.model_copy(update={"step": step + 1, "evaluated": False})
             if step % c.log_interval == 0 or step + 1 == c.max_iters:
-                loss = self._finite(result, step)
-                at = self.clock()
-                step_s = (at - last_log_s - paused_s) / (step + 1 - last_log_step)
-                last_log_s, last_log_step, paused_s = at, step + 1, 0.0
-                self._log(step, loss, float(result.grad_norm), step_s)
+                self._open = step, result
+                if not self.reads_late:
+                    self._settle()
+        self._settle()
         self._save()
         return False
+
+    def _settle(self) -> None:
+        """Read and log the step that is open, if one is. Raises UserError 'diverged.loss'."""
+        if self._open is None:
+            return
+        (step, result), self._open = self._open, None
+        loss = self._finite(result, step)  # waits for the device
+        at, (last_s, last_step) = self.clock(), self._last_log
+        step_s = (at - last_s - self._paused_s) / (step + 1 - last_step)
+        self._last_log, self._paused_s = (at, step + 1), 0.0
+        self._log(step, loss, float(result.grad_norm), step_s)
 
     def _train_one(self, step: int) -> StepResult:
         c = self.config

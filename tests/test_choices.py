@@ -1,0 +1,152 @@
+"""What is chosen on a CPU: the quickest way of those that a config leaves open, once, and again on resume."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foretrain.config import RunConfig
+from foretrain.hardware import Gpu
+from foretrain.run import choices
+from foretrain.run.choices import Way
+from foretrain.run.device import Placement, place
+from tests.helpers import TINY, foretrain, tiny, write_dataset
+
+LONG = {"max_iters": 10**9, "warmup_iters": 0, "decay_lr": False}
+
+
+@pytest.fixture(autouse=True)
+def own_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path / "cache"))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def on_cpu(config: RunConfig) -> Placement:
+    """The same peak on every machine, so that the same runs are short."""
+    return replace(place(config), gpu=Gpu(name="a CPU", kind="cpu", fp32_tflops=0.1, source="test"))
+
+
+def steps_take(monkeypatch: pytest.MonkeyPatch, seconds: dict[tuple[str, str, bool], float]) -> list[str]:
+    """Steps that take these seconds and train nothing; the dtype of each that was built."""
+    built = []
+
+    def make(self: Any, config: RunConfig, way: Way) -> None:
+        built.append(way.dtype)
+        self.way, self.best_s, self.clock = way, float("inf"), None
+
+    def step(self: Any) -> float:
+        return seconds[self.way.dtype, self.way.attention, self.way.master_weights]
+
+    monkeypatch.setattr(choices._Candidate, "__init__", make)
+    monkeypatch.setattr(choices._Candidate, "step", step)
+    monkeypatch.setattr(choices, "BUDGET_S", 0.0)
+    return built
+
+
+QUICK_HALF = {
+    ("float32", "sdpa", False): 1.0, ("float32", "bmm", False): 0.97, ("bfloat16", "sdpa", False): 1.2,
+    ("bfloat16", "bmm", False): 0.6, ("bfloat16", "sdpa", True): 1.1, ("bfloat16", "bmm", True): 0.59,
+}  # fmt: skip
+
+
+def test_the_quickest_way_is_taken_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps_take(monkeypatch, QUICK_HALF)
+    config = tiny(**LONG)
+    found = choices.decide(config, on_cpu(config), set())
+    # Master weights are quicker by 2 % alone, so the way that changes less is taken.
+    assert (found.config.dtype, found.config.attention, found.config.master_weights) == ("bfloat16", "bmm", False)
+    assert found.placement.dtype == "bfloat16"
+    id, values = found.placement.notes[-1]
+    assert id == "chosen"
+    assert (values["step"], values["plain_step"]) == (0.6, 1.0)
+
+
+def test_what_is_hardly_faster_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps_take(monkeypatch, {way: seconds if way[0] == "float32" else 2.0 for way, seconds in QUICK_HALF.items()})
+    config = tiny(**LONG)
+    found = choices.decide(config, on_cpu(config), set())
+    assert (found.config.dtype, found.config.attention, found.placement.dtype) == ("float32", "sdpa", "float32")
+    assert found.placement.notes[-1][0] == "chosen_plain"
+
+
+def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = steps_take(monkeypatch, QUICK_HALF)
+    config = tiny(**LONG)
+    first = choices.decide(config, on_cpu(config), set())
+    count = len(built)
+    again = choices.decide(config, on_cpu(config), set())
+    assert len(built) == count
+    assert again.config == first.config
+    assert again.placement.notes[-1][0] == "chosen_known"
+    choices.decide(tiny(**{**LONG, "n_layer": 3}), on_cpu(config), set())  # another model
+    assert len(built) == 2 * count
+    for path in (Path("cache/choices")).iterdir():  # a damaged file is measured anew
+        path.write_text("{")
+    assert choices.decide(config, on_cpu(config), set()).config == first.config
+    assert len(built) == 3 * count
+
+
+def test_what_the_user_gives_is_not_chosen() -> None:
+    open_ways = choices.candidates(tiny(), set())
+    assert {(w.dtype, w.attention, w.master_weights) for w in open_ways} == set(QUICK_HALF)
+    given = {"dtype": "bfloat16", "attention": "sdpa", "master_weights": False}
+    assert len(choices.candidates(tiny(**given), set(given))) == 1
+    assert {w.dtype for w in choices.candidates(tiny(dtype="float32"), {"dtype"})} == {"float32"}
+    assert {w.attention for w in choices.candidates(tiny(dropout=0.1), set())} == {"sdpa"}
+    assert {w.threads for w in choices.candidates(tiny(cpu_threads=3), {"cpu_threads"})} == {3}
+
+
+def test_short_runs_and_cards_measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = steps_take(monkeypatch, QUICK_HALF)
+    config = tiny()
+    short = choices.decide(config, on_cpu(config), set())
+    assert (short.config.dtype, short.config.attention, short.config.master_weights) == ("float32", "sdpa", False)
+    card = replace(on_cpu(config), device=torch.device("cuda"), dtype="bfloat16")
+    assert choices.decide(tiny(**LONG), card, set()).config == tiny(**LONG)
+    assert not built
+
+
+def test_a_resumed_run_goes_on_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = steps_take(monkeypatch, QUICK_HALF)
+    config = tiny(**LONG)
+    recorded = config.model_copy(update={"dtype": "bfloat16", "attention": "bmm", "master_weights": True})
+    found = choices.recall(config, on_cpu(config), recorded, set())
+    assert (found.config, found.placement.dtype) == (recorded, "bfloat16")
+    asked = choices.recall(tiny(**LONG, dtype="float32"), on_cpu(config), recorded, {"dtype"})
+    assert asked.placement.dtype == "float32"  # which the trainer then refuses, as it changes what is learned
+    assert not built
+
+
+def test_the_real_measurement_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "BUDGET_S", 0.0)
+    config = tiny(**LONG)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    found = choices.measure(config, choices.candidates(config, set()))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+    assert len({(w.dtype, w.attention, w.master_weights) for w in found.ways}) == 6
+    assert all(way.step_s > 0 for way in found.ways)
+    assert found.ways[0].step_s <= min(w.step_s for w in found.ways) / (1 - choices.LEAST_GAIN) ** 6
+
+
+def test_a_slice_has_the_shape_of_the_whole() -> None:
+    for knobs in ({}, {"block_size": 64, "n_embd": 128, "n_head": 4, "n_layer": 4, "vocab_size": 256}, {"n_layer": 48}):
+        whole = RunConfig.model_validate(knobs)
+        part = choices.slice_of(whole)
+        assert (part.n_embd, part.n_head, part.block_size) == (whole.n_embd, whole.n_head, whole.block_size)
+        assert 1 <= part.n_layer <= whole.n_layer
+        assert part.vocab_size / whole.vocab_size == pytest.approx(part.n_layer / whole.n_layer, rel=0.02)
+
+
+def test_the_command_records_what_it_chose(own_directory: Path) -> None:
+    write_dataset(Path("data/toy"))
+    result = foretrain("train", *[f"--{k}={v}" for k, v in {**TINY, "max_iters": 6}.items()])
+    assert result.returncode == 0, result.stderr
+    config = Path("out/config.toml").read_text()
+    assert 'dtype = "float32"' in config
+    assert 'attention = "sdpa"' in config

@@ -114,7 +114,7 @@ class GPT(nn.Module):
     def compile_parts(self) -> None:
         """torch.compile for a model whose loss is chunked: the loop over chunks stays plain Python."""
         assert self.chunked_loss is not None
-        self.head_input = torch.compile(self.head_input)
+        self.head_input = torch.compile(self.head_input, dynamic=False)
         self.chunked_loss.compile_step()
 
     def forward(self, idx: Tensor, targets: Tensor) -> Tensor:

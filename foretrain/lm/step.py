@@ -60,9 +60,10 @@ def build(config: RunConfig, device: torch.device, dtype: torch.dtype, *, compil
 
 
 def _compiled(model: GPT) -> Callable[[Tensor, Tensor], Tensor]:
-    """Whole where it can be, else in parts."""
+    """Whole where it can be, else in parts. Each size is compiled for itself: after an evaluation at another one,
+    training would else get slower kernels of a symbolic size."""
     if model.chunked_loss is None:
-        return torch.compile(model)
+        return torch.compile(model, dynamic=False)
     model.compile_parts()
     return model
 

@@ -117,6 +117,15 @@ class RunConfig(Record):
         least=1,
         most=10_000_000,
     )
+    total_batch_size: int = knob(
+        0, "tokens in one optimizer step; gradient_accumulation_steps follows from them. "
+        "0: batch_size x gradient_accumulation_steps x block_size",
+        group="batch", unit="tokens", least=0, most=10**13, ours=True,
+    )  # fmt: skip
+    auto_batch_size: bool = knob(
+        False, "pick the micro-batch for the memory at hand, the tokens of a step kept; batch_size = auto says the same",
+        group="batch", ours=True,
+    )  # fmt: skip
     activation_checkpointing: bool = knob(
         False,
         "keep only the input of each block and compute it again in the backward pass",
@@ -187,13 +196,13 @@ class RunConfig(Record):
         most=10**10,
     )
     eval_iters: int = knob(
-        200,
-        "micro-batches per split in one evaluation",
-        group="evaluation",
-        unit="micro-batches",
-        least=1,
-        most=10**8,
-    )
+        200, "micro-batches per split in one evaluation, each of batch_size sequences",
+        group="evaluation", unit="micro-batches", least=1, most=10**8,
+    )  # fmt: skip
+    eval_sequences: int = knob(
+        0, "sequences per split in one evaluation; 0: eval_iters x batch_size", group="evaluation",
+        unit="sequences", least=0, most=10**14, ours=True,
+    )  # fmt: skip
     eval_batch_size: int = knob(
         0, "micro-batch of evaluation; 0: as batch_size", group="evaluation",
         unit="sequences", least=0, most=1_000_000, ours=True,
@@ -310,6 +319,11 @@ class RunConfig(Record):
     @property
     def eval_batch(self) -> int:
         return self.eval_batch_size or self.batch_size
+
+    @property
+    def eval_rows(self) -> int:
+        """Sequences of one split in one evaluation; eval_batch_size only cuts them."""
+        return self.eval_sequences or self.eval_iters * self.batch_size
 
     @property
     def eval_block(self) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain import init_from, nanogpt_file
+from foretrain.batchsplit import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
 from foretrain.config import GROUPS, RunConfig, Setting, check, knobs
 from foretrain.errors import ConfigError, UserError
 from foretrain.presets import PRESETS
@@ -27,8 +28,8 @@ ALIASES = {
 # nanochat's dials describe another architecture (untied head, value embeddings, rotary positions): its plan would
 # be wrong here, so they are explained instead of mapped.
 NANOCHAT = {
-    "depth", "aspect_ratio", "head_dim", "max_seq_len", "device_batch_size", "total_batch_size",
-    "target_param_data_ratio", "window_pattern",
+    "depth", "aspect_ratio", "head_dim", "max_seq_len", "device_batch_size", "target_param_data_ratio",
+    "window_pattern",
 }  # fmt: skip
 
 
@@ -196,9 +197,16 @@ def _toml_source(text: str, path: str, key: str) -> str:
 def _finish(found: _Collected) -> ResolvedConfig:
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
+    layers: dict[str, int] = {}
+    number, layer, auto = 0, "", False
     for setting in found.settings:
         key = ALIASES.get(setting.key, setting.key)
-        if key not in KNOBS:
+        if layer_of(setting.source) != layer:
+            number, layer = number + 1, layer_of(setting.source)
+        if says_auto(key, setting.value):
+            auto = values[SWITCH] = True
+            sources[SWITCH], layers[SWITCH] = setting.source, number
+        elif key not in KNOBS:
             found.problems.append(_unknown(key, setting.source))
         elif isinstance(setting.value, bool) and KNOBS[key].type in ("int", "float", "str", "choice"):
             expects = KNOBS[key].limits or KNOBS[key].type
@@ -207,18 +215,34 @@ def _finish(found: _Collected) -> ResolvedConfig:
                 UserError("config.bad_value", key=key, value=shown, expects=expects, source=setting.source)
             )
         else:
-            values[key] = setting.value
-            sources[key] = setting.source
+            values[key], sources[key], layers[key] = setting.value, setting.source, number
+            if key == BATCH and auto:  # the same knob, said again
+                auto = values[SWITCH] = False
             if KNOBS[key].inert and key != "backend" and setting.value is True:
                 found.notes.append(UserError("config.no_effect", key=key, source=setting.source))
     notes, problems = init_from.apply(values, sources)
     found.notes += notes
     found.problems += problems
+    last_word(values, sources, layers)
     config, problems = check(values, sources)
+    if config is not None and not found.problems:
+        config, problems = _apply_total(config, values, sources, layers)
     if config is None or found.problems:
         raise ConfigError(found.problems + problems)
     name = found.names[-1] if found.names else "run"
     return ResolvedConfig(config, sources, tuple(found.notes), name, tuple(found.files))
+
+
+def _apply_total(
+    config: RunConfig, values: dict[str, Any], sources: dict[str, str], layers: dict[str, int]
+) -> tuple[RunConfig | None, list[UserError]]:
+    """The config with the accumulation that its total_batch_size asks for, or what is wrong with that."""
+    update, problem = accumulation_for_total(config, sources, layers)
+    if problem is not None:
+        return None, [problem]
+    changed = {key: value for key, value in update.items() if getattr(config, key) != value}
+    sources.update({key: f"{TOTAL} ({sources.get(TOTAL, 'default')})" for key in changed})
+    return check({**values, **changed}, sources) if changed else (config, [])
 
 
 def _unknown(key: str, source: str) -> UserError:

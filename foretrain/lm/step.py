@@ -87,18 +87,24 @@ def _optimizer_device(config: RunConfig, device: torch.device) -> str:
 
 
 def _compiled(model: GPT, config: RunConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """Whole where it can be, else in parts. Compilation comes with the first call, so the compiler's settings stay."""
+    """Whole where it can be, else in parts. Compilation comes with the first call, so the compiler's settings stay.
+
+    Each size is compiled for itself: after an evaluation at another one, training would else get slower kernels of a
+    symbolic size.
+    """
     import torch._functorch.config as functorch_config
     import torch._inductor.config as inductor_config
 
     functorch_config.activation_memory_budget = config.activation_memory_budget
     inductor_config.auto_chunker.enable = config.auto_chunker
     inductor_config.auto_chunker.amplify_ratio_threshold = 2  # of logits to hidden states and weight; 8 spares few runs
-    options: dict[str, Any] = {} if config.compile_mode == "default" else {"mode": config.compile_mode}
+    options: dict[str, Any] = {"dynamic": False}
+    if config.compile_mode != "default":
+        options["mode"] = config.compile_mode
     if config.compile_blocks:
         model.compile_blocks(options)
     elif model.chunked_loss is None:
-        return torch.compile(model, dynamic=False if config.auto_chunker else None, **options)
+        return torch.compile(model, **options)
     else:
         model.compile_parts(options)
     return model

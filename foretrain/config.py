@@ -54,6 +54,10 @@ def knob(
 class RunConfig(Record):
     """What is trained, on what, how. All knobs; see `knobs()` for their metadata."""
 
+    recipe: Literal["nanogpt", "modern"] = knob(
+        "nanogpt", "nanogpt: exactly its maths; modern: RoPE, QK-norm, ReLU², RMSNorm, Muon (docs/recipes.md)",
+        group="model", ours=True,
+    )  # fmt: skip
     n_layer: int = knob(12, "transformer blocks", group="model", unit="blocks", least=1, most=1000)
     n_head: int = knob(12, "attention heads; must divide n_embd", group="model", least=1, most=1024)
     n_embd: int = knob(768, "width of the residual stream", group="model", least=1, most=131_072)
@@ -117,13 +121,30 @@ class RunConfig(Record):
         ours=True,
     )
 
+    optimizer: Literal["adamw", "adamw8bit", "muon"] = knob(
+        "adamw", "adamw; adamw8bit: its moments in 8 bits (torchao); muon: Muon for matrices, AdamW for the rest",
+        group="optimizer", ours=True,
+    )  # fmt: skip
     learning_rate: float = knob(6e-4, "highest learning rate", group="optimizer", above=0, most=100)
+    muon_learning_rate: float = knob(
+        0.02, "highest learning rate of Muon's matrices; learning_rate is for the rest then",
+        group="optimizer", above=0, most=100, ours=True,
+    )  # fmt: skip
+    muon_momentum: float = knob(0.95, "Muon's momentum", group="optimizer", least=0, below=1, ours=True)
     max_iters: int = knob(600_000, "optimizer steps", group="optimizer", unit="steps", least=1, most=10**10)
     weight_decay: float = knob(0.1, "decay of matrices and embeddings", group="optimizer", least=0, most=100)
     beta1: float = knob(0.9, "AdamW's first-moment decay", group="optimizer", least=0, below=1)
     beta2: float = knob(0.95, "AdamW's second-moment decay", group="optimizer", least=0, below=1)
     grad_clip: float = knob(1.0, "largest gradient norm; 0: do not clip", group="optimizer", least=0, most=1e9)
-    decay_lr: bool = knob(True, "warm up, then cosine decay to min_lr", group="optimizer")
+    decay_lr: bool = knob(True, "warm up, then decay to min_lr", group="optimizer")
+    lr_schedule: Literal["cosine", "linear"] = knob(
+        "cosine", "shape of the decay; linear: the full rate until the last cooldown share of lr_decay_iters",
+        group="optimizer", ours=True,
+    )  # fmt: skip
+    cooldown: float = knob(
+        0.4, "share of lr_decay_iters over which a linear schedule goes down", group="optimizer", above=0, most=1,
+        ours=True,
+    )  # fmt: skip
     warmup_iters: int = knob(2000, "steps of linear warm-up", group="optimizer", unit="steps", least=0, most=10**10)
     lr_decay_iters: int = knob(
         600_000, "step at which min_lr is reached; set it with max_iters", group="optimizer",
@@ -132,20 +153,10 @@ class RunConfig(Record):
     min_lr: float = knob(6e-5, "learning rate at the end of the decay", group="optimizer", least=0, most=100)
 
     eval_interval: int = knob(
-        2000,
-        "steps between evaluations; each one also saves",
-        group="evaluation",
-        unit="steps",
-        least=1,
-        most=10**10,
+        2000, "steps between evaluations; each one also saves", group="evaluation", unit="steps", least=1, most=10**10
     )
     eval_iters: int = knob(
-        200,
-        "micro-batches per split in one evaluation",
-        group="evaluation",
-        unit="micro-batches",
-        least=1,
-        most=10**8,
+        200, "micro-batches per split in one evaluation", group="evaluation", unit="micro-batches", least=1, most=10**8
     )
     eval_batch_size: int = knob(
         0, "micro-batch of evaluation; 0: as batch_size", group="evaluation",
@@ -166,12 +177,7 @@ class RunConfig(Record):
         True, "save at every evaluation, not only when the validation loss improves", group="run"
     )
     keep_checkpoints: int = knob(
-        2,
-        "newest checkpoints to keep; the best one is kept besides",
-        group="run",
-        least=1,
-        most=10_000,
-        ours=True,
+        2, "newest checkpoints to keep; the best one is kept besides", group="run", least=1, most=10_000, ours=True
     )
 
     device: str = knob(
@@ -218,6 +224,11 @@ class RunConfig(Record):
     @property
     def eval_block(self) -> int:
         return self.eval_block_size or self.block_size
+
+    @property
+    def as_nanogpt(self) -> "RunConfig":
+        """This shape as nanoGPT itself trains it, which has one recipe and one optimizer."""
+        return self.model_copy(update={"recipe": "nanogpt", "optimizer": "adamw"})
 
     @property
     def memory_limit_bytes(self) -> int | None:
@@ -333,6 +344,18 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunConfig], bool], str], ...] = (
         "min_lr_above",
     ),
     (("eval_block_size", "block_size"), lambda c: c.eval_block > c.block_size, "eval_block_beyond"),
+    (("dropout", "recipe"), lambda c: c.recipe == "modern" and c.dropout > 0, "recipe_without_dropout"),
+    (("bias", "recipe"), lambda c: c.recipe == "modern" and c.bias, "recipe_without_bias"),
+    (
+        ("n_embd", "n_head", "recipe"),
+        lambda c: c.recipe == "modern" and c.n_embd % c.n_head == 0 and c.n_embd // c.n_head % 2 == 1,
+        "recipe_odd_heads",
+    ),
+    (
+        ("init_from", "recipe"),
+        lambda c: c.recipe == "modern" and c.init_from.startswith("gpt2"),
+        "recipe_not_gpt2",
+    ),
 )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from foretrain import nanogpt_file
 from foretrain.config import GROUPS, RunConfig, Setting, check, knobs
 from foretrain.errors import ConfigError, UserError
-from foretrain.presets import GPT2_SHAPES, PRESETS
+from foretrain.presets import GPT2_SHAPES, MODERN, MODERN_RATES, PRESETS
 
 KNOBS = {knob.name: knob for knob in knobs()}
 INERT = {name for name, knob in KNOBS.items() if knob.inert}
@@ -211,12 +211,43 @@ def _finish(found: _Collected) -> ResolvedConfig:
             sources[key] = setting.source
             if KNOBS[key].inert and key != "backend" and setting.value is True:
                 found.notes.append(UserError("config.no_effect", key=key, source=setting.source))
-    found.notes += _apply_init_from(values, sources)
+    _apply_recipe(values, sources)
+    found.notes += [*_apply_init_from(values, sources), *_unused(values, sources)]
     config, problems = check(values, sources)
     if config is None or found.problems:
         raise ConfigError(found.problems + problems)
     name = found.names[-1] if found.names else "run"
     return ResolvedConfig(config, sources, tuple(found.notes), name, tuple(found.files))
+
+
+def _apply_recipe(values: dict[str, Any], sources: dict[str, str]) -> None:
+    """What the recipe sets, beneath what the user wrote. A preset is tuned for nanoGPT's recipe, so its rates give way."""
+    if values.get("recipe") != "modern":
+        return
+    layer = {**MODERN, **MODERN_RATES}
+    written = {key for key in values if not sources[key].startswith("preset ")}
+    if "optimizer" in written and values["optimizer"] != MODERN["optimizer"]:
+        layer = dict(MODERN)
+    for key, value in layer.items():
+        if key not in written:
+            values[key], sources[key] = value, "recipe modern"
+
+
+# Knobs that only one value of another one reads.
+_READ_BY = {
+    "muon_learning_rate": ("optimizer", "muon"), "muon_momentum": ("optimizer", "muon"),
+    "cooldown": ("lr_schedule", "linear"),
+}  # fmt: skip
+
+
+def _unused(values: dict[str, Any], sources: dict[str, str]) -> list[UserError]:
+    """A note for each value that nothing reads. Defaults written out, as `to_toml` does, need none."""
+    notes = []
+    for key, (other, value) in _READ_BY.items():
+        now = values.get(other, KNOBS[other].default)
+        if now != value and values.get(key, KNOBS[key].default) != KNOBS[key].default:
+            notes.append(UserError("config.unused", key=key, other=other, value=now, source=sources[key]))
+    return notes
 
 
 def _apply_init_from(values: dict[str, Any], sources: dict[str, str]) -> list[UserError]:

@@ -18,6 +18,45 @@ from foretrain.config import RunConfig
 from foretrain.lm.loss import ChunkedLoss
 
 
+class LanguageModel(nn.Module):
+    """What every recipe's model does with its hidden states: the loss, whole or in chunks, and logits to sample from."""
+
+    lm_head: nn.Linear
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__()
+        self.block_size = config.block_size
+        self.checkpointing = config.activation_checkpointing
+        self.chunked_loss = ChunkedLoss(config.loss_chunk_size) if config.loss_chunk_size else None
+
+    def hidden(self, idx: Tensor) -> Tensor:
+        """The normed last hidden states, B x T x C, of token ids idx, B x T."""
+        raise NotImplementedError
+
+    def head_input(self, idx: Tensor) -> Tensor:
+        """The hidden states, B x T x C, in the dtype that autocast gives to matrix products."""
+        hidden = self.hidden(idx)
+        device = idx.device.type
+        return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
+
+    def compile_parts(self) -> None:
+        """torch.compile for a model whose loss is chunked: the loop over chunks stays plain Python."""
+        assert self.chunked_loss is not None
+        self.head_input = torch.compile(self.head_input)
+        self.chunked_loss.compile_step()
+
+    def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in nats of predicting targets (B x T, -1 is ignored) from idx (B x T); a scalar."""
+        if self.chunked_loss is not None:
+            return self.chunked_loss(self.head_input(idx), self.lm_head.weight, targets.reshape(-1))
+        logits = self.lm_head(self.hidden(idx))
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=-1)
+
+    def next_logits(self, idx: Tensor) -> Tensor:
+        """Logits of the token after idx: B x V. For sampling."""
+        return self.lm_head(self.hidden(idx)[:, -1])
+
+
 class Attention(nn.Module):
     """Causal self-attention through PyTorch's scaled_dot_product_attention (flash where the device has it)."""
 
@@ -67,14 +106,12 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
-class GPT(nn.Module):
+class GPT(LanguageModel):
     """The model. The modules are made in nanoGPT's order, because making them draws random numbers."""
 
     def __init__(self, config: RunConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         c = config
-        self.block_size = c.block_size
-        self.checkpointing = c.activation_checkpointing
         self.transformer = nn.ModuleDict(
             {
                 "wte": nn.Embedding(c.vocab_size, c.n_embd),
@@ -87,7 +124,6 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(c.n_embd, c.vocab_size, bias=False)
         wte: Any = self.transformer["wte"]
         wte.weight = self.lm_head.weight  # tied, https://arxiv.org/abs/1608.05859
-        self.chunked_loss = ChunkedLoss(c.loss_chunk_size) if c.loss_chunk_size else None
         self.apply(_init)
         for name, parameter in self.named_parameters():
             if name.endswith("c_proj.weight"):  # GPT-2 scales what adds to the residual stream by its depth
@@ -105,29 +141,6 @@ class GPT(nn.Module):
             x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
         return parts["ln_f"](x)
 
-    def head_input(self, idx: Tensor) -> Tensor:
-        """The hidden states, B x T x C, in the dtype that autocast gives to matrix products."""
-        hidden = self.hidden(idx)
-        device = idx.device.type
-        return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
-
-    def compile_parts(self) -> None:
-        """torch.compile for a model whose loss is chunked: the loop over chunks stays plain Python."""
-        assert self.chunked_loss is not None
-        self.head_input = torch.compile(self.head_input)
-        self.chunked_loss.compile_step()
-
-    def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats of predicting targets (B x T, -1 is ignored) from idx (B x T); a scalar."""
-        if self.chunked_loss is not None:
-            return self.chunked_loss(self.head_input(idx), self.lm_head.weight, targets.reshape(-1))
-        logits = self.lm_head(self.hidden(idx))
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=-1)
-
-    def next_logits(self, idx: Tensor) -> Tensor:
-        """Logits of the token after idx: B x V. For sampling."""
-        return self.lm_head(self.hidden(idx)[:, -1])
-
 
 def _init(module: nn.Module) -> None:
     """GPT-2's initialisation: normal with standard deviation 0.02, biases zero (karpathy/nanoGPT model.py)."""
@@ -135,3 +148,12 @@ def _init(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
+
+
+def make_model(config: RunConfig) -> LanguageModel:
+    """The model of the config's recipe, with weights drawn from the global generator."""
+    if config.recipe == "modern":
+        from foretrain.lm.modern import ModernGPT
+
+        return ModernGPT(config)
+    return GPT(config)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foretrain.config import RunConfig
-from foretrain.lm.model import GPT
+from foretrain.lm.model import LanguageModel, make_model
 from foretrain.lm.optimizer import make_optimizer
 
 Batch = tuple[Tensor, Tensor]  # token ids and the ids that follow them, each B x T, int64
@@ -22,8 +22,8 @@ class TrainState:
     """Everything that a step changes, and how it is run."""
 
     config: RunConfig
-    model: GPT
-    optimizer: torch.optim.AdamW
+    model: LanguageModel
+    optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     device: torch.device
     dtype: torch.dtype
@@ -45,7 +45,7 @@ class StepResult:
 def build(config: RunConfig, device: torch.device, dtype: torch.dtype, *, compile: bool) -> TrainState:
     """Model, optimizer and scaler for a device. Weights are drawn on the CPU, so every device starts alike."""
     torch.manual_seed(config.seed)
-    model = GPT(config).to(device)
+    model = make_model(config).to(device)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for what stays fp32, as nanoGPT sets it
     return TrainState(
@@ -59,7 +59,7 @@ def build(config: RunConfig, device: torch.device, dtype: torch.dtype, *, compil
     )
 
 
-def _compiled(model: GPT) -> Callable[[Tensor, Tensor], Tensor]:
+def _compiled(model: LanguageModel) -> Callable[[Tensor, Tensor], Tensor]:
     """Whole where it can be, else in parts."""
     if model.chunked_loss is None:
         return torch.compile(model)
@@ -74,7 +74,7 @@ def train_step(state: TrainState, batches: Iterable[Batch], learning_rate: float
     """
     count = state.config.gradient_accumulation_steps
     for group in state.optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group.get("lr_multiple", 1.0)
     total = torch.zeros((), device=state.device)
     state.model.train()
     for idx, targets in batches:

@@ -221,7 +221,7 @@ def _finish(found: _Collected) -> ResolvedConfig:
 
 
 def _apply_recipe(values: dict[str, Any], sources: dict[str, str]) -> None:
-    """What the recipe sets, beneath what the user wrote. A preset is tuned for nanoGPT's recipe, so its rates give way."""
+    """What the recipe sets, beneath what the user wrote. Presets are tuned for nanoGPT's recipe, so theirs give way."""
     if values.get("recipe") != "modern":
         return
     layer = {**MODERN, **MODERN_RATES}

@@ -40,7 +40,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 # What `recipe = modern` sets unless a file or an option says otherwise; its evidence is in docs/recipes.md. It has
 # neither dropout nor biases. The rates are those of Muon and of AdamW beside it; with AdamW alone they would not hold.
-MODERN: dict[str, Any] = {"optimizer": "muon", "lr_schedule": "linear", "warmup_iters": 0, "dropout": 0.0, "bias": False}
+MODERN: dict[str, Any] = {
+    "optimizer": "muon", "lr_schedule": "linear", "warmup_iters": 0, "dropout": 0.0, "bias": False,
+}  # fmt: skip
 MODERN_RATES: dict[str, Any] = {
     "learning_rate": 0.01, "min_lr": 0.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95,
 }  # fmt: skip

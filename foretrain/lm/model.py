@@ -19,7 +19,7 @@ from foretrain.lm.loss import ChunkedLoss
 
 
 class LanguageModel(nn.Module):
-    """What every recipe's model does with its hidden states: the loss, whole or in chunks, and logits to sample from."""
+    """What every recipe's model does with its hidden states: the loss, whole or in chunks; logits to sample from."""
 
     lm_head: nn.Linear
 

@@ -4,18 +4,17 @@ The forward pass, op by op (eager; N tokens a micro-batch, `low` the dtype that 
 
     x = x0 = norm(embedding(idx))                       N x C, fp32: the residual stream stays fp32
     each block: x = x + skip·x0                         addcmul, `skip` a learned scalar
-                h = norm(x) -> low
-                qkv = h·Wqkvᵀ; q, k = rotate(q, k)      one mul, one roll, one addcmul for q and k together
-                q, k = norm(q, k); v = v + value·v₁     v₁: the first block's values; `value` a learned scalar
+                h = norm(x)                             low
+                qk = norm(rotate(h·Wqkᵀ)), v = h·Wvᵀ    low; one mul, one roll, one addcmul rotate q and k together
                 x = x + attention(q, k, v)·Woutᵀ        flash attention, causal
-                h = norm(x) -> low
+                h = norm(x)                             low
                 x = x + max(0, h·Wupᵀ)²·Wdownᵀ
     logits = norm(x)·Wheadᵀ                             a head of its own
 
-Backward keeps, per block and in `low`: h (N·C), q and k (2·N·C), v (N·C), attention's output (N·C), h (N·C), the
-squared ReLU (4·N·C), and fp32 numbers a row for the norms (1 + 2·H + 1) and attention (H); once, x0 in fp32 and the
-first block's qkv. The norms keep their results, which the next product keeps anyway, and the residual stream is kept
-nowhere.
+What is kept for backward, each once. Per block in `low`: h (N·C), q and k (2·N·C), v (N·C), attention's output (N·C),
+h (N·C), the squared ReLU (4·N·C), and the copies of the five weights; in fp32: attention's logsumexp (N·H) and a
+number a row of each norm (N + 2·N·H + N). Once: x0 (N·C, fp32), the last norm's result (N·C, low), their numbers (2·N),
+the token ids. The residual stream and the inputs of norms are kept nowhere.
 
 Shapes: B micro-batch, T context, C width, H heads, D = C / H, V vocabulary.
 """
@@ -30,11 +29,12 @@ from torch.utils.checkpoint import checkpoint
 
 from foretrain.config import RunConfig
 from foretrain.lm.model import LanguageModel
-from foretrain.lm.shape import MIX
 
 NORM_EPS = 1e-6
 ROPE_BASE = 10_000.0  # Su et al. 2021, arXiv:2104.09864
 EMBEDDING_STD = 0.02
+# Queries and keys of length sqrt(D) have products of at most D; 1/sqrt(D) of that is too little for a sharp softmax.
+QK_SCALE = 1.5
 
 
 class _Norm(torch.autograd.Function):
@@ -102,29 +102,26 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions, normed queries and keys, and the first block's values mixed in."""
+    """Causal self-attention with rotary positions and normed queries and keys.
+
+    Values have a layer of their own: as a part of one product they would keep queries and keys alive with them.
+    """
 
     def __init__(self, n_embd: int, n_head: int) -> None:
         super().__init__()
         self.n_head = n_head
-        self.qkv = nn.Linear(n_embd, 3 * n_embd, bias=False)
+        self.scale = QK_SCALE / math.sqrt(n_embd // n_head)
+        self.qk = nn.Linear(n_embd, 2 * n_embd, bias=False)
+        self.v = nn.Linear(n_embd, n_embd, bias=False)
         self.out = nn.Linear(n_embd, n_embd, bias=False)
 
-    def forward(
-        self, x: Tensor, first: Tensor | None, value: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """x: B x T x C, normed. `first`: the first block's values (B x T x H x D), None there. Also returns these."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         B, T, C = x.shape
-        qk, v = self.qkv(x).split((2 * C, C), dim=2)
-        v = v.view(B, T, self.n_head, -1)
-        if first is None:
-            first = v
-        else:
-            v = torch.addcmul(v, first, value.to(v.dtype))
-        qk = norm(rotate(qk.view(B, T, 2 * self.n_head, -1), cos, sin), qk.dtype)  # turning changes no length
-        q, k = qk.split(self.n_head, dim=2)
-        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
-        return self.out(y.transpose(1, 2).reshape(B, T, C)), first
+        qk = rotate(self.qk(x).view(B, T, 2 * self.n_head, -1), cos, sin)
+        q, k = norm(qk, qk.dtype).transpose(1, 2).split(self.n_head, dim=1)  # turning before changes no length
+        v = self.v(x).view(B, T, self.n_head, -1).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        return self.out(y.transpose(1, 2).reshape(B, T, C))
 
 
 class MLP(nn.Module):
@@ -144,19 +141,15 @@ class Block(nn.Module):
 
     def __init__(self, n_embd: int, n_head: int) -> None:
         super().__init__()
-        self.mix = nn.Parameter(torch.zeros(MIX))  # skip and value
+        self.skip = nn.Parameter(torch.zeros(1))
         self.attention = Attention(n_embd, n_head)
         self.mlp = MLP(n_embd)
 
-    def forward(
-        self, x: Tensor, x0: Tensor, first: Tensor | None, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, x0: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x, x0: B x T x C, fp32; the dtype of `cos` is that of the matrix products."""
-        skip, value = self.mix.unbind()
-        x = torch.addcmul(x, x0, skip)
-        y, first = self.attention(norm(x, cos.dtype), first, value, cos, sin)
-        x = x + y
-        return x + self.mlp(norm(x, cos.dtype)), first
+        x = torch.addcmul(x, x0, self.skip)
+        x = x + self.attention(norm(x, cos.dtype), cos, sin)
+        return x + self.mlp(norm(x, cos.dtype))
 
 
 class ModernGPT(LanguageModel):
@@ -183,12 +176,9 @@ class ModernGPT(LanguageModel):
         tables: Any = self.cos, self.sin
         cos, sin = (table[:T].to(low) for table in tables)
         x = x0 = norm(embedded, embedded.dtype)
-        first = None
         for block in self.blocks:
-            if self.checkpointing and self.training:
-                x, first = checkpoint(block, x, x0, first, cos, sin, use_reentrant=False)
-            else:
-                x, first = block(x, x0, first, cos, sin)
+            recompute = self.checkpointing and self.training
+            x = checkpoint(block, x, x0, cos, sin, use_reentrant=False) if recompute else block(x, x0, cos, sin)
         return norm(x, low)
 
 
@@ -196,8 +186,15 @@ def _init(module: nn.Module) -> None:
     """Uniform with variance 1 / inputs for what reads the residual stream, zero for what writes to it."""
     if isinstance(module, nn.Embedding):
         nn.init.normal_(module.weight, std=EMBEDDING_STD)
-    elif isinstance(module, Attention | MLP):
-        reads, writes = (module.qkv, module.out) if isinstance(module, Attention) else (module.up, module.down)
-        bound = math.sqrt(3 / reads.in_features)
-        nn.init.uniform_(reads.weight, -bound, bound)
-        nn.init.zeros_(writes.weight)
+    elif isinstance(module, Attention):
+        _read(module.qk)
+        _read(module.v)
+        nn.init.zeros_(module.out.weight)
+    elif isinstance(module, MLP):
+        _read(module.up)
+        nn.init.zeros_(module.down.weight)
+
+
+def _read(layer: nn.Linear) -> None:
+    bound = math.sqrt(3 / layer.in_features)
+    nn.init.uniform_(layer.weight, -bound, bound)

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from foretrain.cpu import cpu_has_bf16
+from foretrain.lm.shape import NS_STEPS
+
 # p(s) = a·s + b·s³ + c·s⁵ moves every singular value s of (0, 1] to 0.7 … 1.2 in five iterations: the coefficients of
 # Keller Jordan's Muon (MIT), those of torch.optim.Muon too. A steep start at 0 counts for more than exactly 1.
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-NS_STEPS = 5
 EPS = 1e-7
 # Elements that are iterated at one time: enough to fill a large GPU, and bounds what the optimizer takes for a moment.
 BATCH_ELEMENTS = 2**24
@@ -40,11 +42,8 @@ def newton_schulz(x: Tensor) -> Tensor:
 
 
 def iteration_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the device multiplies it faster than fp32: the iteration corrects its own rounding."""
-    if device.type == "cuda":
-        return torch.bfloat16
-    fast = torch.ops.mkldnn._is_mkldnn_bf16_supported() if torch.backends.mkldnn.is_available() else False
-    return torch.bfloat16 if fast else torch.float32
+    """bfloat16 where the device multiplies it faster than fp32: the result is about orthogonal in either."""
+    return torch.bfloat16 if device.type == "cuda" or cpu_has_bf16() else torch.float32
 
 
 def update_scale(rows: int, columns: int) -> float:
@@ -56,12 +55,20 @@ def update_scale(rows: int, columns: int) -> float:
 class MuonAdamW(torch.optim.Optimizer):
     """Two kinds of parameter groups: those with `muon` true take Muon's step, the others AdamW's, fused.
 
-    A Muon group has `params` (matrices), `lr`, `momentum`, `weight_decay`; the others have `betas` for `momentum`. Decay
-    is decoupled, and at the group's rate, for both. State: `momentum_buffer`, or AdamW's own three.
+    A Muon group has `params` (matrices), `lr`, `momentum`, `weight_decay`, and `parts`: so many matrices stand above
+    one another in each of them, as queries and keys do. The others have `betas`, `eps`, `lr`, `weight_decay`. Decay is decoupled, and at the group's rate, for both. State: `momentum_buffer`, or AdamW's own three.
     """
 
     def __init__(self, groups: list[dict[str, Any]], *, betas: tuple[float, float], momentum: float) -> None:
-        defaults = {"muon": False, "lr": 1e-3, "betas": betas, "eps": 1e-8, "momentum": momentum, "weight_decay": 0.0}
+        defaults = {
+            "muon": False,
+            "parts": 1,
+            "lr": 1e-3,
+            "betas": betas,
+            "eps": 1e-8,
+            "momentum": momentum,
+            "weight_decay": 0.0,
+        }
         super().__init__(groups, defaults)
 
     @torch.no_grad()
@@ -93,7 +100,7 @@ class MuonAdamW(torch.optim.Optimizer):
         )  # fmt: skip
 
     def _muon(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        rate, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
+        rate, momentum, decay, parts = (group[key] for key in ("lr", "momentum", "weight_decay", "parts"))
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
@@ -104,9 +111,10 @@ class MuonAdamW(torch.optim.Optimizer):
         if decay:
             torch._foreach_mul_(parameters, 1 - rate * decay)
         for batch in _batches(parameters):
-            dtype = iteration_dtype(batch[0].device)
-            updates = newton_schulz(torch.stack([p.grad for p in batch]).to(dtype)).to(batch[0].dtype)
-            torch._foreach_add_(batch, list(updates.unbind()), alpha=-rate * update_scale(*batch[0].shape))
+            dtype, (rows, columns) = iteration_dtype(batch[0].device), batch[0].shape
+            stacked = torch.stack([p.grad for p in batch]).to(dtype).view(-1, rows // parts, columns)
+            updates = newton_schulz(stacked).to(batch[0].dtype).view(-1, rows, columns)
+            torch._foreach_add_(batch, list(updates.unbind()), alpha=-rate * update_scale(rows // parts, columns))
 
 
 def _batches(parameters: list[Tensor]) -> Iterator[list[Tensor]]:

@@ -8,7 +8,7 @@ from torch import nn
 from foretrain.config import RunConfig
 from foretrain.errors import UserError
 from foretrain.lm.muon import MuonAdamW
-from foretrain.lm.shape import is_block_matrix
+from foretrain.lm.shape import is_block_matrix, matrices_in
 
 
 def make_optimizer(model: nn.Module, config: RunConfig, device_type: str) -> torch.optim.Optimizer:
@@ -22,16 +22,21 @@ def make_optimizer(model: nn.Module, config: RunConfig, device_type: str) -> tor
         raise UserError("usage.no_adamw8bit")
     betas = (config.beta1, config.beta2)
     is_hidden = {name for name, p in named if config.optimizer == "muon" and is_block_matrix(name, tuple(p.shape))}
-    hidden = [p for name, p in named if name in is_hidden]
     rest = [p for name, p in named if name not in is_hidden]
     groups = [
         {"params": [p for p in rest if p.dim() >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
     ]
-    if not hidden:
+    if not is_hidden:
         return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=device_type in ("cuda", "cpu"))
-    multiple = config.muon_learning_rate / config.learning_rate
-    groups.insert(0, {"params": hidden, "weight_decay": config.weight_decay, "muon": True, "lr_multiple": multiple})
+    muon = {
+        "muon": True, "weight_decay": config.weight_decay,
+        "lr_multiple": config.muon_learning_rate / config.learning_rate,
+    }  # fmt: skip
+    for parts in (1, 2, 3):
+        matrices = [p for name, p in named if name in is_hidden and matrices_in(name) == parts]
+        if matrices:
+            groups.append({"params": matrices, "parts": parts, **muon})
     return MuonAdamW(groups, betas=betas, momentum=config.muon_momentum)
 
 

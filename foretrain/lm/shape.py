@@ -12,16 +12,22 @@ from functools import cached_property
 
 from foretrain.config import RunConfig
 
-
-# The modern block (lm/modern.py): scalars that mix in earlier tensors, and its layers as multiples of the width.
-MIX = 2
-MODERN_LAYERS = (("attention.qkv", 3, 1), ("attention.out", 1, 1), ("mlp.up", 4, 1), ("mlp.down", 1, 4))
+NS_STEPS = 5  # Newton-Schulz iterations of Muon (lm/muon.py), here because they are FLOPs to predict
+# The layers of the modern block (lm/modern.py): rows and columns as multiples of the width.
+MODERN_LAYERS = (
+    ("attention.qk", 2, 1), ("attention.v", 1, 1), ("attention.out", 1, 1), ("mlp.up", 4, 1), ("mlp.down", 1, 4),
+)  # fmt: skip
 
 
 def is_block_matrix(name: str, shape: tuple[int, ...]) -> bool:
     """Is it a matrix of a transformer block? Muon is for these; embeddings and the head are looked up, not multiplied
     by dense inputs on both sides."""
     return len(shape) == 2 and (".h." in name or name.startswith("blocks."))
+
+
+def matrices_in(name: str) -> int:
+    """How many matrices stand above one another in one of a block: queries, keys and values are made in one product."""
+    return {"c_attn": 3, "qk": 2}.get(name.rsplit(".", 2)[-2], 1)
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ class ModelShape:
         """The tensors of one transformer block, in the order of the model's state dict."""
         C = self.n_embd
         if self.modern:
-            yield Parameter(f"{prefix}mix", (MIX,))
+            yield Parameter(f"{prefix}skip", (1,))
             for name, rows, columns in MODERN_LAYERS:
                 yield Parameter(f"{prefix}{name}.weight", (rows * C, columns * C))
             return
@@ -128,8 +134,13 @@ class ModelShape:
         return self.vocab_size * self.n_embd + 12 * self.n_layer * self.n_embd**2
 
     def block_matrices(self) -> Counter[tuple[int, ...]]:
-        """{shape: how many} of the matrices in the blocks, which are Muon's where that is the optimizer."""
-        return Counter(p.shape for p in self.parameters() if is_block_matrix(p.name, p.shape))
+        """{shape: how many} of the matrices in the blocks as Muon, where that is the optimizer, takes them."""
+        counts: Counter[tuple[int, ...]] = Counter()
+        for p in self.parameters():
+            if is_block_matrix(p.name, p.shape):
+                parts = matrices_in(p.name)
+                counts[p.shape[0] // parts, p.shape[1]] += parts
+        return counts
 
     def optimizer_groups(self) -> dict[bool, tuple[int, int]]:
         """{decayed: (tensors, parameters)}, what nanoGPT prints when it makes the optimizer."""

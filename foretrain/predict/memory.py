@@ -137,8 +137,10 @@ class _Run:
     """One simulated run: the phases in their real order, with what stays alive between them."""
 
     def __init__(self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool) -> None:
-        self.config = config
         self.keeps = step == "nanogpt"
+        if self.keeps:
+            config = config.as_nanogpt
+        self.config = config
         # nanoGPT has no evaluation sizes of its own and no checkpointing.
         own = config if not self.keeps else config.model_copy(
             update={

@@ -142,7 +142,7 @@ class RunConfig(Record):
         group="optimizer", ours=True,
     )  # fmt: skip
     cooldown: float = knob(
-        0.4, "share of lr_decay_iters over which a linear schedule goes down", group="optimizer", above=0, most=1,
+        0.5, "share of lr_decay_iters over which a linear schedule goes down", group="optimizer", above=0, most=1,
         ours=True,
     )  # fmt: skip
     warmup_iters: int = knob(2000, "steps of linear warm-up", group="optimizer", unit="steps", least=0, most=10**10)

@@ -21,6 +21,7 @@ NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-7
 # Elements that are iterated at one time: enough to fill a large GPU, and bounds what the optimizer takes for a moment.
 BATCH_ELEMENTS = 2**24
+kernels: Any = torch  # those over lists of tensors have private names, in torch.optim too
 
 
 def newton_schulz(x: Tensor) -> Tensor:
@@ -55,20 +56,12 @@ def update_scale(rows: int, columns: int) -> float:
 class MuonAdamW(torch.optim.Optimizer):
     """Two kinds of parameter groups: those with `muon` true take Muon's step, the others AdamW's, fused.
 
-    A Muon group has `params` (matrices), `lr`, `momentum`, `weight_decay`, and `parts`: so many matrices stand above
-    one another in each of them, as queries and keys do. The others have `betas`, `eps`, `lr`, `weight_decay`. Decay is decoupled, and at the group's rate, for both. State: `momentum_buffer`, or AdamW's own three.
+    A Muon group has `params` (matrices), `lr`, `momentum`, `weight_decay`; the others have `betas` and `eps` instead of
+    `momentum`. Decay is decoupled, and at the group's rate, for both. State: `momentum_buffer`, or AdamW's own three.
     """
 
     def __init__(self, groups: list[dict[str, Any]], *, betas: tuple[float, float], momentum: float) -> None:
-        defaults = {
-            "muon": False,
-            "parts": 1,
-            "lr": 1e-3,
-            "betas": betas,
-            "eps": 1e-8,
-            "momentum": momentum,
-            "weight_decay": 0.0,
-        }
+        defaults = {"muon": False, "lr": 1e-3, "betas": betas, "eps": 1e-8, "momentum": momentum, "weight_decay": 0.0}
         super().__init__(groups, defaults)
 
     @torch.no_grad()
@@ -94,27 +87,30 @@ class MuonAdamW(torch.optim.Optimizer):
         moments, squares, steps = ([s[key] for s in state] for key in ("exp_avg", "exp_avg_sq", "step"))
         beta1, beta2 = group["betas"]
         adamw(
-            parameters, [p.grad for p in parameters], moments, squares, [], steps, fused=True, amsgrad=False,
+            parameters, _gradients(parameters), moments, squares, [], steps, fused=True, amsgrad=False,
             beta1=beta1, beta2=beta2, lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"],
             maximize=False,
         )  # fmt: skip
 
     def _muon(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        rate, momentum, decay, parts = (group[key] for key in ("lr", "momentum", "weight_decay", "parts"))
+        rate, momentum, decay = (group[key] for key in ("lr", "momentum", "weight_decay"))
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
-        gradients = [parameter.grad for parameter in parameters]
+        gradients = _gradients(parameters)
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
-        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
-        torch._foreach_lerp_(gradients, buffers, momentum)
+        kernels._foreach_lerp_(buffers, gradients, 1 - momentum)
+        kernels._foreach_lerp_(gradients, buffers, momentum)
         if decay:
-            torch._foreach_mul_(parameters, 1 - rate * decay)
+            kernels._foreach_mul_(parameters, 1 - rate * decay)
         for batch in _batches(parameters):
-            dtype, (rows, columns) = iteration_dtype(batch[0].device), batch[0].shape
-            stacked = torch.stack([p.grad for p in batch]).to(dtype).view(-1, rows // parts, columns)
-            updates = newton_schulz(stacked).to(batch[0].dtype).view(-1, rows, columns)
-            torch._foreach_add_(batch, list(updates.unbind()), alpha=-rate * update_scale(rows // parts, columns))
+            dtype = iteration_dtype(batch[0].device)
+            updates = newton_schulz(torch.stack(_gradients(batch)).to(dtype)).to(batch[0].dtype)
+            kernels._foreach_add_(batch, list(updates.unbind()), alpha=-rate * update_scale(*batch[0].shape))
+
+
+def _gradients(parameters: list[Tensor]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def _batches(parameters: list[Tensor]) -> Iterator[list[Tensor]]:

@@ -8,7 +8,7 @@ from torch import nn
 from foretrain.config import RunConfig
 from foretrain.errors import UserError
 from foretrain.lm.muon import MuonAdamW
-from foretrain.lm.shape import is_block_matrix, matrices_in
+from foretrain.lm.shape import is_block_matrix
 
 
 def make_optimizer(model: nn.Module, config: RunConfig, device_type: str) -> torch.optim.Optimizer:
@@ -29,14 +29,9 @@ def make_optimizer(model: nn.Module, config: RunConfig, device_type: str) -> tor
     ]
     if not is_hidden:
         return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=device_type in ("cuda", "cpu"))
-    muon = {
-        "muon": True, "weight_decay": config.weight_decay,
-        "lr_multiple": config.muon_learning_rate / config.learning_rate,
-    }  # fmt: skip
-    for parts in (1, 2, 3):
-        matrices = [p for name, p in named if name in is_hidden and matrices_in(name) == parts]
-        if matrices:
-            groups.append({"params": matrices, "parts": parts, **muon})
+    matrices = [p for name, p in named if name in is_hidden]
+    multiple = config.muon_learning_rate / config.learning_rate
+    groups.append({"params": matrices, "weight_decay": config.weight_decay, "muon": True, "lr_multiple": multiple})
     return MuonAdamW(groups, betas=betas, momentum=config.muon_momentum)
 
 
@@ -53,7 +48,8 @@ def learning_rate(config: RunConfig, step: int) -> float:
     if step > c.lr_decay_iters:
         return c.min_lr
     if c.lr_schedule == "linear":
-        left = min(1.0, (c.lr_decay_iters - step) / max(1.0, c.cooldown * c.lr_decay_iters))
+        down = max(1.0, min(c.cooldown * c.lr_decay_iters, c.lr_decay_iters - c.warmup_iters))
+        left = min(1.0, (c.lr_decay_iters - step) / down)
         return c.min_lr + left * (c.learning_rate - c.min_lr)
     share = (step - c.warmup_iters) / (c.lr_decay_iters - c.warmup_iters)
     return c.min_lr + 0.5 * (1 + math.cos(math.pi * share)) * (c.learning_rate - c.min_lr)

@@ -25,11 +25,6 @@ def is_block_matrix(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 and (".h." in name or name.startswith("blocks."))
 
 
-def matrices_in(name: str) -> int:
-    """How many matrices stand above one another in one of a block: queries, keys and values are made in one product."""
-    return {"c_attn": 3, "qk": 2}.get(name.rsplit(".", 2)[-2], 1)
-
-
 @dataclass(frozen=True)
 class Parameter:
     """One tensor of the model: its name (in nanoGPT's recipe as there), its shape, and whether AdamW decays it."""
@@ -134,13 +129,8 @@ class ModelShape:
         return self.vocab_size * self.n_embd + 12 * self.n_layer * self.n_embd**2
 
     def block_matrices(self) -> Counter[tuple[int, ...]]:
-        """{shape: how many} of the matrices in the blocks as Muon, where that is the optimizer, takes them."""
-        counts: Counter[tuple[int, ...]] = Counter()
-        for p in self.parameters():
-            if is_block_matrix(p.name, p.shape):
-                parts = matrices_in(p.name)
-                counts[p.shape[0] // parts, p.shape[1]] += parts
-        return counts
+        """{shape: how many} of the matrices in the blocks, which are Muon's where that is the optimizer."""
+        return Counter(p.shape for p in self.parameters() if is_block_matrix(p.name, p.shape))
 
     def optimizer_groups(self) -> dict[bool, tuple[int, int]]:
         """{decayed: (tensors, parameters)}, what nanoGPT prints when it makes the optimizer."""

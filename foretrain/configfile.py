@@ -15,7 +15,7 @@ from foretrain import init_from, nanogpt_file
 from foretrain.batchsplit import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
 from foretrain.config import GROUPS, RunConfig, Setting, check, knobs
 from foretrain.errors import ConfigError, UserError
-from foretrain.presets import PRESETS
+from foretrain.presets import MODERN, MODERN_RATES, PRESETS
 
 KNOBS = {knob.name: knob for knob in knobs()}
 INERT = {name for name, knob in KNOBS.items() if knob.inert}
@@ -220,8 +220,9 @@ def _finish(found: _Collected) -> ResolvedConfig:
                 auto = values[SWITCH] = False
             if KNOBS[key].inert and key != "backend" and setting.value is True:
                 found.notes.append(UserError("config.no_effect", key=key, source=setting.source))
+    _apply_recipe(values, sources)
     notes, problems = init_from.apply(values, sources)
-    found.notes += notes
+    found.notes += [*notes, *_unused(values, sources)]
     found.problems += problems
     last_word(values, sources, layers)
     config, problems = check(values, sources)
@@ -243,6 +244,36 @@ def _apply_total(
     changed = {key: value for key, value in update.items() if getattr(config, key) != value}
     sources.update({key: f"{TOTAL} ({sources.get(TOTAL, 'default')})" for key in changed})
     return check({**values, **changed}, sources) if changed else (config, [])
+
+
+def _apply_recipe(values: dict[str, Any], sources: dict[str, str]) -> None:
+    """What the recipe sets, beneath what the user wrote. Presets are tuned for nanoGPT's recipe, so theirs give way."""
+    if values.get("recipe") != "modern":
+        return
+    layer = {**MODERN, **MODERN_RATES}
+    written = {key for key in values if not sources[key].startswith("preset ")}
+    if "optimizer" in written and values["optimizer"] != MODERN["optimizer"]:
+        layer = dict(MODERN)
+    for key, value in layer.items():
+        if key not in written:
+            values[key], sources[key] = value, "recipe modern"
+
+
+# Knobs that only one value of another one reads.
+_READ_BY = {
+    "muon_learning_rate": ("optimizer", "muon"), "muon_momentum": ("optimizer", "muon"),
+    "cooldown": ("lr_schedule", "linear"),
+}  # fmt: skip
+
+
+def _unused(values: dict[str, Any], sources: dict[str, str]) -> list[UserError]:
+    """A note for each value that nothing reads. Defaults written out, as `to_toml` does, need none."""
+    notes = []
+    for key, (other, value) in _READ_BY.items():
+        now = values.get(other, KNOBS[other].default)
+        if now != value and values.get(key, KNOBS[key].default) != KNOBS[key].default:
+            notes.append(UserError("config.unused", key=key, other=other, value=now, source=sources[key]))
+    return notes
 
 
 def _unknown(key: str, source: str) -> UserError:

@@ -105,6 +105,8 @@ def _correction(way: Way, gpu: Gpu, rates: Rates) -> float:
 
 
 def _way(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool, train: bool) -> Way:
+    if step == "nanogpt":
+        config = config.as_nanogpt()
     return Way(config, dtype, step, compiled, train, cuda=gpu.kind != "cpu")
 
 

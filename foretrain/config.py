@@ -106,7 +106,7 @@ class RunConfig(Record):
         group="batch", unit="tokens", least=0, most=10**13, ours=True,
     )  # fmt: skip
     auto_batch_size: bool = knob(
-        False, "pick the micro-batch for the memory at hand, the tokens of a step kept; batch_size = auto says the same",
+        False, "pick the micro-batch for the memory at hand, the tokens of a step kept; as batch_size = auto",
         group="batch", ours=True,
     )  # fmt: skip
     activation_checkpointing: bool = knob(

@@ -337,7 +337,7 @@ def test_out_of_memory_is_a_sentence(own_directory: Path, monkeypatch: pytest.Mo
     with pytest.raises(UserError) as caught:
         train(tiny())
     assert caught.value.exit_code == ExitCode.OUT_OF_MEMORY
-    assert "batch_size = 4" in str(caught.value)
+    assert "one sequence at a time" in str(caught.value)
     assert RunDirectory(Path("out")).read_record().status == "failed"
 
 

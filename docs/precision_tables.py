@@ -75,7 +75,5 @@ def moments() -> str:
             timing = plan(config, gpu).timing
             times.append(timing.step_s.expected_s if timing else 0.0)
         params = ModelShape.of(RunConfig.model_validate(knobs)).n_params
-        lines.append(
-            f"| {params / 1e6:,.0f}M | {rows[0]} | {rows[1]} | {(times[1] - times[0]) * 1e3:,.0f} ms |"
-        )
+        lines.append(f"| {params / 1e6:,.0f}M | {rows[0]} | {rows[1]} | {(times[1] - times[0]) * 1e3:,.0f} ms |")
     return "\n".join(lines)

@@ -56,7 +56,7 @@ def fail_in_step(monkeypatch: pytest.MonkeyPatch, step: int, micro: int, where: 
                 call(idx[:1], targets[:1])  # draws from dropout's generator before it fails
                 raise NO_MEMORY
             loss = call(idx, targets)
-            return FailsOnce.apply(loss) if where == "backward" and at == micro else loss  # type: ignore[return-value]
+            return FailsOnce.apply(loss) if where == "backward" and at == micro else loss
 
         def no_memory(*_: object) -> None:
             raise NO_MEMORY
@@ -298,7 +298,7 @@ def test_a_limit_on_a_cpu_is_watched_and_recorded(own_directory: Path) -> None:
     told = [note for note in notes if getattr(note, "id", "") == "memory_exceeded"]
     assert len(told) == 1
     assert told[0].values["peak"] > told[0].values["limit"] == record.memory.limit_bytes == 50 * 2**20
-    assert record.memory.process_peak_bytes > 50 * 2**20
+    assert (record.memory.process_peak_bytes or 0) > 50 * 2**20
     notes.clear()
     train(tiny(memory_limit="500GiB", out_dir="b"), listen=notes.append)
     assert "memory_exceeded" not in [getattr(note, "id", "") for note in notes]

@@ -24,8 +24,9 @@ Reason = Literal["auto_largest", "auto_whole", "auto_quick", "auto_smallest", "a
 class Choice(Record):
     """The micro-batch that was chosen, and why.
 
-    `auto_largest`: the next divisor does not fit; `auto_whole`: the whole step fits at once; `auto_quick`: as quick as larger ones
-    (CPU); `auto_smallest`: not even one sequence fits with its margin; `auto_unknown`: nobody knows what fits, so it is as given.
+    `auto_largest`: the next divisor does not fit; `auto_whole`: the whole step fits at once; `auto_quick`: as quick as
+    larger ones (CPU); `auto_smallest`: not even one sequence fits with its margin; `auto_unknown`: nobody knows what
+    fits, so it is as given.
     """
 
     config: RunConfig

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from foretrain.advise.micro_batch import NEAR, choose
 from foretrain.batchsplit import cut, divisors, sequences_of
 from foretrain.cli import auto_batch
+from foretrain.cli import train as command_line
 from foretrain.config import RunConfig
 from foretrain.configfile import resolve, to_toml
 from foretrain.cpu import nominal_cpu
@@ -97,7 +98,7 @@ def test_written_configs_read_back(words: list[str], own_directory: Path) -> Non
     st.sampled_from([3, 4, 6, 8]), st.sampled_from([1, 2, 12, 30, 64, 480]), st.sampled_from([1, 5, 8]),
     st.integers(1, 24), st.booleans(),
 )  # fmt: skip
-@hypothesis_settings(max_examples=30)
+@hypothesis_settings(max_examples=15)
 def test_the_largest_that_fits_a_card(layers: int, batch: int, acc: int, room_gib: int, compile: bool) -> None:
     config = RunConfig(
         n_layer=layers, n_head=6, n_embd=384, batch_size=batch, gradient_accumulation_steps=acc, compile=compile,
@@ -155,23 +156,26 @@ def test_plan_shows_the_choice_and_its_reason() -> None:
 # -- the trial ---------------------------------------------------------------------------------------------
 
 
-def test_train_tries_what_it_chose_once(own_directory: Path) -> None:
+def shown_by_train(capsys: pytest.CaptureFixture[str], *words: str, resume: bool = False, trial: bool = True) -> str:
+    """What `foretrain train` says on stderr."""
+    command_line.train(resolve(list(words)), resume=resume, trial=trial)
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_train_tries_what_it_chose_once(own_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_dataset(Path("data/toy"))
     words = [f"--{k}={v}" for k, v in TINY.items()] + ["--max_iters=2", "--lr_decay_iters=3", "--batch_size=auto"]
-    first = foretrain("train", *words)
-    assert first.returncode == 0, first.stderr
-    assert "trying micro-batch" in first.stderr
-    assert "lived" in first.stderr
-    record = RunDirectory(Path("out")).read_record()
-    c = record.config
+    first = shown_by_train(capsys, *words)
+    assert "trying micro-batch" in first
+    assert "lived" in first
+    c = RunDirectory(Path("out")).read_record().config
     assert (sequences_of(c), c.eval_rows, c.auto_batch_size) == (8, 8, False)
     assert resolve(["out/config.toml"]).config.batch_size == c.batch_size
     assert RunDirectory(Path("out")).read_lines("events")[0]["values"]["batch_size"] == c.batch_size
-    second = foretrain("train", *words)
-    assert "was tried here before" in second.stderr
-    assert "trying" not in second.stderr
-    resumed = foretrain("train", *words, "--max_iters=4", "--lr_decay_iters=3", "--resume", "auto")
-    assert resumed.returncode == 0, resumed.stderr
+    second = shown_by_train(capsys, *words)
+    assert "was tried here before" in second
+    assert "trying" not in second
+    shown_by_train(capsys, *words, "--max_iters=4", resume=True)
     assert RunDirectory(Path("out-2")).read_record().steps_done == 4
 
 
@@ -223,13 +227,10 @@ def test_a_trial_is_ended_at_its_cap_and_with_ctrl_c(monkeypatch: pytest.MonkeyP
     assert children[0].poll() is not None
 
 
-def test_no_trial_and_a_limit_that_is_too_small(own_directory: Path) -> None:
+def test_no_trial_and_a_limit_that_is_too_small(own_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_dataset(Path("data/toy"))
     words = [f"--{k}={v}" for k, v in TINY.items()] + ["--eval_only"]
-    result = foretrain("train", *words, "--batch_size=auto", "--no-trial")
-    assert result.returncode == 0, result.stderr
-    assert "trying" not in result.stderr
-    assert "batch_size = auto: micro-batch" in result.stderr
-    limited = foretrain("train", *words, "--memory_limit=100MiB")
-    assert limited.returncode == 0, limited.stderr
-    assert "the forecast needs at least" in limited.stderr
+    shown = shown_by_train(capsys, *words, "--batch_size=auto", trial=False)
+    assert "trying" not in shown
+    assert "batch_size = auto: micro-batch" in shown
+    assert "the forecast needs at least" in shown_by_train(capsys, *words, "--memory_limit=100MiB")

@@ -337,3 +337,28 @@ def test_a_failure_outside_of_steps_is_a_sentence(own_directory: Path, monkeypat
     finally:
         directory.release()
     assert (caught.value.id, caught.value.exit_code) == ("memory.out_of_memory", ExitCode.OUT_OF_MEMORY)
+
+
+def test_an_own_evaluation_batch_does_not_make_training_symbolic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo would compile for any size what it has seen in two, and kernels for any size are slower."""
+    from foretrain.lm.step import evaluation_loss
+
+    original, symbolic = torch.compile, []
+
+    def record(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        symbolic.append(any(isinstance(value, torch.SymInt) for value in inputs))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda model, **options: original(model, backend=record, **options))
+    torch.compiler.reset()
+    config = tiny(n_layer=1)
+    state = build(config, CPU, torch.float32, compile=True)
+
+    def batch(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(rows, 16, dtype=torch.int64), torch.zeros(rows, 16, dtype=torch.int64)
+
+    for rows in (7, 3):
+        evaluation_loss(state, batch(rows))
+    train_step(state, [batch(4), batch(4)], 1e-3)
+    torch.compiler.reset()
+    assert symbolic == [False] * 3

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import precision_tables
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
@@ -341,6 +342,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "startup": startup_sentence,
     "knobs": knob_tables,
     "exit-codes": exit_codes,
+    "precision-losses": precision_tables.losses,
+    "precision-speeds": precision_tables.speeds,
+    "precision-moments": precision_tables.moments,
 }
 _PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->).*?(<!-- end -->)", re.DOTALL)
 

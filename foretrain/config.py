@@ -21,6 +21,7 @@ from foretrain.units import parse_bytes
 OWN_WAYS = (
     "activation_checkpointing", "checkpointed_blocks", "recompute_norm_gelu", "activation_memory_budget",
     "loss_chunk_size", "auto_chunker", "master_weights", "optimizer_offload", "optimizer", "matmul",
+    "recipe",
 )  # fmt: skip
 GROUPS = ("model", "data", "batch", "optimizer", "evaluation", "run", "system", "cost")
 
@@ -65,6 +66,10 @@ def knob(
 class RunConfig(Record):
     """What is trained, on what, how. All knobs; see `knobs()` for their metadata."""
 
+    recipe: Literal["nanogpt", "modern"] = knob(
+        "nanogpt", "nanogpt: exactly its maths; modern: RoPE, QK-norm, ReLU², RMSNorm, Muon (docs/recipes.md)",
+        group="model", ours=True,
+    )  # fmt: skip
     n_layer: int = knob(12, "transformer blocks", group="model", unit="blocks", least=1, most=1000)
     n_head: int = knob(12, "attention heads; must divide n_embd", group="model", least=1, most=1024)
     n_embd: int = knob(768, "width of the residual stream", group="model", least=1, most=131_072)
@@ -117,6 +122,15 @@ class RunConfig(Record):
         least=1,
         most=10_000_000,
     )
+    total_batch_size: int = knob(
+        0, "tokens in one optimizer step; gradient_accumulation_steps follows from them. "
+        "0: batch_size x gradient_accumulation_steps x block_size",
+        group="batch", unit="tokens", least=0, most=10**13, ours=True,
+    )  # fmt: skip
+    auto_batch_size: bool = knob(
+        False, "pick the micro-batch for the memory at hand, the tokens of a step kept; as batch_size = auto",
+        group="batch", ours=True,
+    )  # fmt: skip
     activation_checkpointing: bool = knob(
         False,
         "keep only the input of each block and compute it again in the backward pass",
@@ -158,12 +172,25 @@ class RunConfig(Record):
         ours=True,
     )
     learning_rate: float = knob(6e-4, "highest learning rate", group="optimizer", above=0, most=100)
+    muon_learning_rate: float = knob(
+        0.02, "highest learning rate of Muon's matrices; learning_rate is for the rest then",
+        group="optimizer", above=0, most=100, ours=True,
+    )  # fmt: skip
+    muon_momentum: float = knob(0.95, "Muon's momentum", group="optimizer", least=0, below=1, ours=True)
     max_iters: int = knob(600_000, "optimizer steps", group="optimizer", unit="steps", least=1, most=10**10)
     weight_decay: float = knob(0.1, "decay of matrices and embeddings", group="optimizer", least=0, most=100)
     beta1: float = knob(0.9, "AdamW's first-moment decay", group="optimizer", least=0, below=1)
     beta2: float = knob(0.95, "AdamW's second-moment decay", group="optimizer", least=0, below=1)
     grad_clip: float = knob(1.0, "largest gradient norm; 0: do not clip", group="optimizer", least=0, most=1e9)
-    decay_lr: bool = knob(True, "warm up, then cosine decay to min_lr", group="optimizer")
+    decay_lr: bool = knob(True, "warm up, then decay to min_lr", group="optimizer")
+    lr_schedule: Literal["cosine", "linear"] = knob(
+        "cosine", "shape of the decay; linear: the full rate until the last cooldown share of lr_decay_iters",
+        group="optimizer", ours=True,
+    )  # fmt: skip
+    cooldown: float = knob(
+        0.5, "share of lr_decay_iters over which a linear schedule goes down", group="optimizer", above=0, most=1,
+        ours=True,
+    )  # fmt: skip
     warmup_iters: int = knob(2000, "steps of linear warm-up", group="optimizer", unit="steps", least=0, most=10**10)
     lr_decay_iters: int = knob(
         600_000, "step at which min_lr is reached; set it with max_iters", group="optimizer",
@@ -179,21 +206,16 @@ class RunConfig(Record):
     )
 
     eval_interval: int = knob(
-        2000,
-        "steps between evaluations; each one also saves",
-        group="evaluation",
-        unit="steps",
-        least=1,
-        most=10**10,
+        2000, "steps between evaluations; each one also saves", group="evaluation", unit="steps", least=1, most=10**10
     )
     eval_iters: int = knob(
-        200,
-        "micro-batches per split in one evaluation",
-        group="evaluation",
-        unit="micro-batches",
-        least=1,
-        most=10**8,
-    )
+        200, "micro-batches per split in one evaluation, each of batch_size sequences",
+        group="evaluation", unit="micro-batches", least=1, most=10**8,
+    )  # fmt: skip
+    eval_sequences: int = knob(
+        0, "sequences per split in one evaluation; 0: eval_iters x batch_size", group="evaluation",
+        unit="sequences", least=0, most=10**14, ours=True,
+    )  # fmt: skip
     eval_batch_size: int = knob(
         0, "micro-batch of evaluation; 0: as batch_size", group="evaluation",
         unit="sequences", least=0, most=1_000_000, ours=True,
@@ -213,12 +235,7 @@ class RunConfig(Record):
         True, "save at every evaluation, not only when the validation loss improves", group="run"
     )
     keep_checkpoints: int = knob(
-        2,
-        "newest checkpoints to keep; the best one is kept besides",
-        group="run",
-        least=1,
-        most=10_000,
-        ours=True,
+        2, "newest checkpoints to keep; the best one is kept besides", group="run", least=1, most=10_000, ours=True
     )
 
     device: str = knob(
@@ -310,6 +327,11 @@ class RunConfig(Record):
     @property
     def eval_batch(self) -> int:
         return self.eval_batch_size or self.batch_size
+
+    @property
+    def eval_rows(self) -> int:
+        """Sequences of one split in one evaluation; eval_batch_size only cuts them."""
+        return self.eval_sequences or self.eval_iters * self.batch_size
 
     @property
     def eval_block(self) -> int:
@@ -453,6 +475,28 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunConfig], bool], str], ...] = (
     (("compile_mode", "compile"), lambda c: c.compile_mode != "default" and not c.compile, "mode_without_compile"),
     (("compile_blocks", "compile"), lambda c: c.compile_blocks and not c.compile, "blocks_without_compile"),
     (("auto_chunker", "loss_chunk_size"), lambda c: c.auto_chunker and c.loss_chunk_size > 0, "two_chunkers"),
+    (
+        ("auto_chunker", "master_weights"),
+        lambda c: c.auto_chunker and c.master_weights,
+        "auto_chunker_with_masters",
+    ),
+    (
+        ("recompute_norm_gelu", "recipe"),
+        lambda c: c.recipe == "modern" and c.recompute_norm_gelu,
+        "recipe_recomputes",
+    ),
+    (("dropout", "recipe"), lambda c: c.recipe == "modern" and c.dropout > 0, "recipe_without_dropout"),
+    (("bias", "recipe"), lambda c: c.recipe == "modern" and c.bias, "recipe_without_bias"),
+    (
+        ("n_embd", "n_head", "recipe"),
+        lambda c: c.recipe == "modern" and c.n_embd % c.n_head == 0 and c.n_embd // c.n_head % 2 == 1,
+        "recipe_odd_heads",
+    ),
+    (
+        ("init_from", "recipe"),
+        lambda c: c.recipe == "modern" and c.init_from in GPT2_SHAPES,
+        "recipe_not_gpt2",
+    ),
 )
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from foretrain import init_from, nanogpt_file
+from foretrain.batchsplit import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
 from foretrain.config import GROUPS, RunConfig, Setting, check, knobs
 from foretrain.errors import ConfigError, UserError
-from foretrain.presets import PRESETS
+from foretrain.presets import MODERN, MODERN_RATES, PRESETS
 
 KNOBS = {knob.name: knob for knob in knobs()}
 INERT = {name for name, knob in KNOBS.items() if knob.inert}
@@ -27,8 +28,8 @@ ALIASES = {
 # nanochat's dials describe another architecture (untied head, value embeddings, rotary positions): its plan would
 # be wrong here, so they are explained instead of mapped.
 NANOCHAT = {
-    "depth", "aspect_ratio", "head_dim", "max_seq_len", "device_batch_size", "total_batch_size",
-    "target_param_data_ratio", "window_pattern",
+    "depth", "aspect_ratio", "head_dim", "max_seq_len", "device_batch_size", "target_param_data_ratio",
+    "window_pattern",
 }  # fmt: skip
 
 
@@ -196,9 +197,16 @@ def _toml_source(text: str, path: str, key: str) -> str:
 def _finish(found: _Collected) -> ResolvedConfig:
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
+    layers: dict[str, int] = {}
+    number, layer, auto = 0, "", False
     for setting in found.settings:
         key = ALIASES.get(setting.key, setting.key)
-        if key not in KNOBS:
+        if layer_of(setting.source) != layer:
+            number, layer = number + 1, layer_of(setting.source)
+        if says_auto(key, setting.value):
+            auto = values[SWITCH] = True
+            sources[SWITCH], layers[SWITCH] = setting.source, number
+        elif key not in KNOBS:
             found.problems.append(_unknown(key, setting.source))
         elif isinstance(setting.value, bool) and KNOBS[key].type in ("int", "float", "str", "choice"):
             expects = KNOBS[key].limits or KNOBS[key].type
@@ -207,18 +215,65 @@ def _finish(found: _Collected) -> ResolvedConfig:
                 UserError("config.bad_value", key=key, value=shown, expects=expects, source=setting.source)
             )
         else:
-            values[key] = setting.value
-            sources[key] = setting.source
+            values[key], sources[key], layers[key] = setting.value, setting.source, number
+            if key == BATCH and auto:  # the same knob, said again
+                auto = values[SWITCH] = False
             if KNOBS[key].inert and key != "backend" and setting.value is True:
                 found.notes.append(UserError("config.no_effect", key=key, source=setting.source))
+    _apply_recipe(values, sources)
     notes, problems = init_from.apply(values, sources)
-    found.notes += notes
+    found.notes += [*notes, *_unused(values, sources)]
     found.problems += problems
+    last_word(values, sources, layers)
     config, problems = check(values, sources)
+    if config is not None and not found.problems:
+        config, problems = _apply_total(config, values, sources, layers)
     if config is None or found.problems:
         raise ConfigError(found.problems + problems)
     name = found.names[-1] if found.names else "run"
     return ResolvedConfig(config, sources, tuple(found.notes), name, tuple(found.files))
+
+
+def _apply_total(
+    config: RunConfig, values: dict[str, Any], sources: dict[str, str], layers: dict[str, int]
+) -> tuple[RunConfig | None, list[UserError]]:
+    """The config with the accumulation that its total_batch_size asks for, or what is wrong with that."""
+    update, problem = accumulation_for_total(config, sources, layers)
+    if problem is not None:
+        return None, [problem]
+    changed = {key: value for key, value in update.items() if getattr(config, key) != value}
+    sources.update({key: f"{TOTAL} ({sources.get(TOTAL, 'default')})" for key in changed})
+    return check({**values, **changed}, sources) if changed else (config, [])
+
+
+def _apply_recipe(values: dict[str, Any], sources: dict[str, str]) -> None:
+    """What the recipe sets, beneath what the user wrote. Presets are tuned for nanoGPT's recipe, so theirs give way."""
+    if values.get("recipe") != "modern":
+        return
+    layer = {**MODERN, **MODERN_RATES}
+    written = {key for key in values if not sources[key].startswith("preset ")}
+    if "optimizer" in written and values["optimizer"] != MODERN["optimizer"]:
+        layer = dict(MODERN)
+    for key, value in layer.items():
+        if key not in written:
+            values[key], sources[key] = value, "recipe modern"
+
+
+# Knobs that only one value of another one reads.
+_READ_BY = {
+    "muon_learning_rate": ("optimizer", "muon"), "muon_momentum": ("optimizer", "muon"),
+    "cooldown": ("lr_schedule", "linear"),
+}  # fmt: skip
+
+
+def _unused(values: dict[str, Any], sources: dict[str, str]) -> list[UserError]:
+    """A note for each value that nothing reads. Defaults written out, as `to_toml` does, need none."""
+    notes = []
+    for key, (other, value) in _READ_BY.items():
+        now = values.get(other, KNOBS[other].default)
+        if now != value and values.get(key, KNOBS[key].default) != KNOBS[key].default:
+            notes.append(UserError("config.unused", key=key, other=other, value=now, source=sources[key]))
+    return notes
 
 
 def _unknown(key: str, source: str) -> UserError:

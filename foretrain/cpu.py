@@ -4,6 +4,7 @@ Known limits: the clock is what the system reports now (virtual machines report 
 may exceed this peak); two FMA units per core are assumed; bandwidth is a flat guess until it is measured.
 """
 
+import functools
 import os
 import platform
 import re
@@ -34,6 +35,12 @@ def _first(pattern: str, text: str) -> str | None:
 def cpu_flags() -> set[str]:
     """The instruction sets that the system names."""
     return set((_first(r"^flags\s*:\s*(.*)$", _cpuinfo()) or "").split())
+
+
+@functools.cache
+def cpu_has_bf16() -> bool:
+    """Has this machine's CPU instructions for bfloat16 products?"""
+    return bool({"avx512_bf16", "amx_bf16"} & cpu_flags())
 
 
 def usable_cores() -> int:

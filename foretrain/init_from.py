@@ -60,7 +60,7 @@ def _published(model: str, values: dict[str, Any], sources: dict[str, str]) -> l
         sources[key] = f"init_from={model}"
     if "vocab_size" not in shape:
         notes.append(UserError("config.init_from_pads", path=model, rows=PUBLISHED_VOCABULARY, vocab_size=vocabulary))
-    return [*notes, UserError("config.init_from_gelu", path=model, activation=TANH_GELUS[0])]
+    return notes
 
 
 def _from_file(

@@ -37,3 +37,12 @@ PRESETS: dict[str, dict[str, Any]] = {
              "lr_decay_iters": 1200, "eval_interval": 300, "eval_iters": 10, "log_interval": 10,
              "compile": False, "out_dir": "out-baby"},
 }  # fmt: skip
+
+# What `recipe = modern` sets unless a file or an option says otherwise; its evidence is in docs/recipes.md. It has
+# neither dropout nor biases. The rates are those of Muon and of AdamW beside it; with AdamW alone they would not hold.
+MODERN: dict[str, Any] = {
+    "optimizer": "muon", "lr_schedule": "linear", "warmup_iters": 0, "dropout": 0.0, "bias": False,
+}  # fmt: skip
+MODERN_RATES: dict[str, Any] = {
+    "learning_rate": 0.01, "min_lr": 0.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95,
+}  # fmt: skip

@@ -42,21 +42,27 @@ class WeightsFile(Record):
 
 def look(word: str) -> WeightsFile:
     """The weights that a path names. Raises UserError 'config.init_from_…' where it cannot be started from."""
-    path = Path(word).expanduser()
     try:
+        path = Path(word).expanduser()
         if not path.exists():
             raise UserError("config.init_from_missing", path=word)
         if path.is_dir():
             return _folder(path)
         if path.suffix == ".safetensors":
             return _safetensors(path, (path,))
-        if path.is_file():
-            return _nanogpt(path)
-        raise Refused("it is neither a file nor a folder")
+        return _nanogpt(path)
     except Refused as error:
         raise UserError("config.init_from_unusable", path=word, reason=str(error)) from None
     except OSError as error:
         raise UserError("config.init_from_unusable", path=word, reason=error.strerror or str(error)) from None
+    except RuntimeError as error:  # ~ of nobody
+        raise UserError("config.init_from_unusable", path=word, reason=str(error)) from None
+
+
+def _need_file(path: Path) -> None:
+    """A pipe or a device would never end."""
+    if path.exists() and not path.is_file():
+        raise Refused(f"{path.name} is not a file")
 
 
 def read_nanogpt(path: Path, folder: Path | None = None, *, moments: bool = False) -> dict[str, Any]:
@@ -79,6 +85,7 @@ def read_nanogpt(path: Path, folder: Path | None = None, *, moments: bool = Fals
 
 
 def _nanogpt(path: Path) -> WeightsFile:
+    _need_file(path)
     held = read_nanogpt(path)
     return WeightsFile(
         kind="nanogpt", path=str(path), files=(str(path),), shape=held["shape"], step=held["iter_num"],
@@ -172,6 +179,7 @@ def _check_hf(config: dict[str, Any]) -> None:
 
 
 def _table(path: Path) -> dict[str, Any]:
+    _need_file(path)
     try:
         if path.stat().st_size > _MAX_HEADER_BYTES:
             raise Refused(f"its {path.name} is larger than any that is needed")
@@ -185,6 +193,7 @@ def _table(path: Path) -> dict[str, Any]:
 
 def _header(path: Path) -> dict[str, tuple[int, ...]]:
     """{name: shape} of a safetensors file: a length, then JSON (github.com/huggingface/safetensors, format)."""
+    _need_file(path)
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(_MAX_HEADER_BYTES, path.stat().st_size):

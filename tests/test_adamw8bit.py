@@ -19,9 +19,10 @@ from foretrain.lm.step import build, train_step
 from foretrain.predict.memory import predict
 from foretrain.predict.ops import Way
 from foretrain.predict.plan import plan, save_time
-from foretrain.predict.step_ops import optimizer, optimizer_launches
+from foretrain.predict.step_ops import EIGHT_BIT_LAUNCHES, optimizer, optimizer_launches
 from foretrain.run import checkpoint
 from foretrain.run.checkpoint import Progress
+from foretrain.run.meter import allocator_peak
 from tests.helpers import tiny
 from tests.test_low_precision import Kernels, batches
 from tests.test_train import assert_same, final_tensors, train
@@ -112,7 +113,7 @@ def test_rare_rows_do_not_run_away() -> None:
         ours.grad, theirs.grad = gradient, gradient.clone()
         low.step()
         reference.step()
-        assert (ours[1] - theirs[1]).abs().max() < 0.02
+        assert (ours[1] - theirs[1]).abs().max() < 0.1  # ten steps of the rate; over eps it were a hundred a step
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -122,11 +123,11 @@ def test_a_model_learns_as_with_adamw(dtype: torch.dtype) -> None:
     for name in ("adamw", "adamw8bit"):
         run = build(tiny(optimizer=name, n_embd=64), CPU, dtype, compile=False)
         if dtype == torch.float16:
-            run.scaler.update(2.0**40)  # beyond float16: the first steps are skipped
-        losses[name] = [float(train_step(run, batches(), 3e-3).loss) for _ in range(50)]
+            run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)  # beyond float16: the first steps are skipped
+        losses[name] = [float(train_step(run, batches(), 3e-3).loss) for _ in range(30)]
         assert run.scaler.get_scale() < 2.0**40
     assert losses["adamw8bit"][-1] == pytest.approx(losses["adamw"][-1], rel=0.1)
-    assert losses["adamw8bit"][-1] < 0.5 * losses["adamw8bit"][0]
+    assert losses["adamw8bit"][-1] < 0.7 * losses["adamw8bit"][0]
 
 
 def test_unknown_here() -> None:
@@ -200,12 +201,8 @@ def test_bytes_launches_and_temporaries_are_those_of_a_real_step() -> None:
     low = AdamW8bit([{"params": [parameter], "weight_decay": 0.1}], 1e-3, (0.9, 0.95))
     parameter.grad = torch.randn(numel)
     low.step()
-    before = parameter.grad.numel()
     with torch.profiler.profile(profile_memory=True) as profile:
         low.step()
-    from foretrain.run.meter import allocator_peak
-
-    assert before == numel
     assert allocator_peak(profile) == pytest.approx(TEMPORARY_BYTES, rel=0.25)
     with Kernels() as seen:
         low.step()
@@ -213,7 +210,8 @@ def test_bytes_launches_and_temporaries_are_those_of_a_real_step() -> None:
     way = Way(config, "bfloat16", "foretrain", compiled=False, train=True, cuda=True)
     update = next(op for op in optimizer(way) if op.kind == "adamw" and op.shape == (numel,))
     assert seen.nbytes == pytest.approx(update.nbytes, rel=0.05)
-    assert optimizer_launches(way) > 40
+    assert seen.count == pytest.approx(2 * EIGHT_BIT_LAUNCHES, abs=4)
+    assert optimizer_launches(way) == 40 + 36 * (2 + len(list(ModelShape.of(config).parameters())) - 1)
 
 
 def test_a_plan_says_what_the_smaller_states_cost_in_time() -> None:

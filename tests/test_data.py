@@ -190,7 +190,7 @@ def test_batches_are_a_function_of_seed_and_step() -> None:
 
 def test_targets_are_the_next_tokens() -> None:
     file = TokenFile(dataset.read_info(write_dataset(Path("data/toy"))), "val", 96)
-    (idx, targets), *_ = evaluation_batches(file, 3, "val", batch_size=4, iterations=2, block=8, device=CPU)
+    (idx, targets), *_ = evaluation_batches(file, 3, "val", rows=8, batch_size=4, block=8, device=CPU)
     assert idx.shape == targets.shape == (4, 8)
     assert idx.dtype == targets.dtype == torch.int64
     assert torch.equal(idx[:, 1:], targets[:, :-1])

@@ -100,12 +100,12 @@ class _Search:
         batch = min(batch, self.sequences)
         update: dict[str, Any] = {
             **shape, "init_from": "scratch", "batch_size": batch, "activation_checkpointing": checkpointing,
-            "gradient_accumulation_steps": self.sequences // batch,
+            "gradient_accumulation_steps": self.sequences // batch, "total_batch_size": 0, "auto_batch_size": False,
         }  # fmt: skip
         # An evaluation sees as many sequences as the user asked for; where nobody asked, as many as a step does.
-        asked = c.eval_iters * c.batch_size if "eval_iters" in self.given else self.sequences
-        if not c.eval_batch_size or "eval_iters" not in self.given:
-            update["eval_iters"] = max(1, asked // (c.eval_batch_size or batch))
+        if "eval_sequences" not in self.given:
+            asked = c.eval_rows if "eval_iters" in self.given else self.sequences
+            update["eval_iters"] = max(1, asked // batch)
         return c.model_copy(update=update)
 
     def timing(self, config: RunConfig) -> Timing:

@@ -49,7 +49,7 @@ def sample(
 
     from foretrain.lm import tokenizer
     from foretrain.lm.generate import generate
-    from foretrain.lm.model import GPT
+    from foretrain.lm.model import make_model
     from foretrain.run import checkpoint
     from foretrain.run.store import RunDirectory
 
@@ -61,7 +61,7 @@ def sample(
     words = tokenizer.load(Path(record.dataset.path), record.dataset.tokenizer)
     if words is None:
         raise UserError("data.no_tokenizer", path=record.dataset.path)
-    model = GPT(record.config)
+    model = make_model(record.config)
     checkpoint.load_model(path, model)
     if torch.cuda.is_available():
         model.cuda()

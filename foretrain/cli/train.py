@@ -30,6 +30,8 @@ foretrain train baby
 
 foretrain train config/train_shakespeare_char.py --device=cpu --compile=false
 
+foretrain train config.py --init_from=nanoGPT/out/ckpt.pt --init_optimizer        (go on where nanoGPT stopped)
+
 foretrain train my.toml --resume auto        (after Ctrl-C, a crash or a power cut)"""
 
 

@@ -113,13 +113,13 @@ def evaluation_batches(
     seed: int,
     split: str,
     *,
+    rows: int,
     batch_size: int,
-    iterations: int,
     block: int,
     device: torch.device,
 ) -> Iterator[Batch]:
-    """The same batches at every evaluation, so that two evaluations differ by the model alone."""
+    """The same rows at every evaluation, so that two differ by the model alone; the last batch may be a smaller one."""
     stream = EVAL_TRAIN if split == "train" else EVAL_VAL
-    first = starts(seed, stream, 0, batch_size * iterations, tokens.tokens - block)
-    for i in range(iterations):
-        yield tokens.batch(first[i * batch_size : (i + 1) * batch_size], block, device)
+    first = starts(seed, stream, 0, rows, tokens.tokens - block)
+    for start in range(0, rows, batch_size):
+        yield tokens.batch(first[start : start + batch_size], block, device)

@@ -45,7 +45,7 @@ def fit(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
     New rows of the embedding, which is the head too, are the mean row. Their logits are the mean logit, and a mean of
     exponentials is no less than the exponential of the mean, so that V rows grown to W raise the loss by ln(W/V) at
-    most: 0.0009 nats from 50,257 to 50,304. Rows of zeros would have the logit 0, where GPT-2's are far below.
+    most: 0.0009 nats from 50,257 to 50,304. Rows of zeros would have the logit 0, which may be far above all others.
     """
     if name == POSITIONS and shape[0] < len(tensor):
         return tensor[: shape[0]]

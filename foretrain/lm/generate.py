@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import torch
 
-from foretrain.lm.model import GPT
+from foretrain.lm.model import LanguageModel
 
 
 @torch.no_grad()
 def generate(
-    model: GPT, ids: list[int], count: int, *, temperature: float, top_k: int, seed: int, vocab_size: int
+    model: LanguageModel, ids: list[int], count: int, *, temperature: float, top_k: int, seed: int, vocab_size: int
 ) -> Iterator[int]:
     """`count` ids that follow `ids`, one by one. Temperature 0 takes the likeliest; ids >= vocab_size never come."""
     model.eval()

@@ -21,6 +21,71 @@ from foretrain.lm.embedding import TokenEmbedding
 from foretrain.lm.loss import ChunkedLoss
 
 
+class LanguageModel(nn.Module):
+    """What every recipe's model does with its hidden states: the loss, whole or in chunks; logits to sample from."""
+
+    lm_head: nn.Linear
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__()
+        self.block_size = config.block_size
+        self.checkpointed_blocks = config.checkpointed
+        self.chunked_loss = ChunkedLoss(config.loss_chunk_size) if config.loss_chunk_size else None
+
+    def layers(self) -> nn.ModuleList:
+        """The transformer blocks."""
+        raise NotImplementedError
+
+    def hidden(self, idx: Tensor) -> Tensor:
+        """The normed last hidden states, B x T x C, of token ids idx, B x T."""
+        raise NotImplementedError
+
+    def through_blocks(self, x: Tensor, *others: Tensor) -> Tensor:
+        """x through all blocks, the first of which may be checkpointed; `others` go to each."""
+        for i, block in enumerate(self.layers()):
+            recompute = self.training and i < self.checkpointed_blocks
+            x = checkpoint(block, x, *others, use_reentrant=False) if recompute else block(x, *others)
+        return x
+
+    def head_input(self, idx: Tensor) -> Tensor:
+        """The hidden states, B x T x C, in the dtype that autocast gives to matrix products."""
+        hidden = self.hidden(idx)
+        device = idx.device.type
+        return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
+
+    def compile_parts(self, options: dict[str, Any]) -> None:
+        """torch.compile for a model whose loss is chunked: the loop over chunks stays plain Python."""
+        assert self.chunked_loss is not None
+        self.head_input = torch.compile(self.head_input, **options)
+        self.chunked_loss.compile_step()
+
+    def compile_blocks(self, options: dict[str, Any]) -> None:
+        """torch.compile for one block, which all of them share as they differ by their weights alone, and the loss."""
+        for block in self.layers():
+            block.compile(**options)
+        if self.chunked_loss is not None:
+            self.chunked_loss.compile_step()
+        else:
+            self.whole_loss = torch.compile(self.whole_loss, **options)
+
+    def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in nats of predicting targets (B x T, -1 is ignored) from idx (B x T); a scalar."""
+        if self.chunked_loss is not None:
+            return self.chunked_loss(self.head_input(idx), self.lm_head.weight, targets.reshape(-1))
+        return self.whole_loss(self.hidden(idx), targets)
+
+    def whole_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The loss of all logits at once, from the last hidden states, B x T x C."""
+        logits = self.lm_head(hidden)
+        if not torch.is_autocast_enabled(hidden.device.type):  # which would take the loss in fp32 by itself
+            logits = logits.float()
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=-1)
+
+    def next_logits(self, idx: Tensor) -> Tensor:
+        """Logits of the token after idx: B x V. For sampling."""
+        return self.lm_head(self.hidden(idx)[:, -1])
+
+
 class Attention(nn.Module):
     """Causal self-attention through PyTorch's scaled_dot_product_attention (flash where the device has it).
 
@@ -96,14 +161,12 @@ class Block(nn.Module):
         return x + mlp.dropout(remake_input(mlp.out, wide))
 
 
-class GPT(nn.Module):
+class GPT(LanguageModel):
     """The model. The modules are made in nanoGPT's order, because making them draws random numbers."""
 
     def __init__(self, config: RunConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         c = config
-        self.block_size = c.block_size
-        self.checkpointed_blocks = c.checkpointed
         self.transformer = nn.ModuleDict(
             {
                 "wte": TokenEmbedding(c.vocab_size, c.n_embd),
@@ -118,11 +181,14 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(c.n_embd, c.vocab_size, bias=False)
         wte: Any = self.transformer["wte"]
         wte.weight = self.lm_head.weight  # tied, https://arxiv.org/abs/1608.05859
-        self.chunked_loss = ChunkedLoss(c.loss_chunk_size) if c.loss_chunk_size else None
         self.apply(_init)
         for name, parameter in self.named_parameters():
             if name.endswith("c_proj.weight"):  # GPT-2 scales what adds to the residual stream by its depth
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * c.n_layer))
+
+    def layers(self) -> nn.ModuleList:
+        blocks: Any = self.transformer["h"]
+        return blocks
 
     def hidden(self, idx: Tensor) -> Tensor:
         """The normed last hidden states, B x T x C, of token ids idx, B x T."""
@@ -131,49 +197,7 @@ class GPT(nn.Module):
         parts: Any = self.transformer
         position = torch.arange(T, device=idx.device)
         x = parts["drop"](parts["wte"](idx) + parts["wpe"](position))
-        for i, block in enumerate(parts["h"]):
-            recompute = self.training and i < self.checkpointed_blocks
-            x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
-        return parts["ln_f"](x)
-
-    def head_input(self, idx: Tensor) -> Tensor:
-        """The hidden states, B x T x C, in the dtype that autocast gives to matrix products."""
-        hidden = self.hidden(idx)
-        device = idx.device.type
-        return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
-
-    def compile_parts(self, options: dict[str, Any]) -> None:
-        """torch.compile for a model whose loss is chunked: the loop over chunks stays plain Python."""
-        assert self.chunked_loss is not None
-        self.head_input = torch.compile(self.head_input, **options)
-        self.chunked_loss.compile_step()
-
-    def compile_blocks(self, options: dict[str, Any]) -> None:
-        """torch.compile for one block, which all of them share as they differ by their weights alone, and the loss."""
-        parts: Any = self.transformer
-        for block in parts["h"]:
-            block.compile(**options)
-        if self.chunked_loss is not None:
-            self.chunked_loss.compile_step()
-        else:
-            self.whole_loss = torch.compile(self.whole_loss, **options)
-
-    def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats of predicting targets (B x T, -1 is ignored) from idx (B x T); a scalar."""
-        if self.chunked_loss is not None:
-            return self.chunked_loss(self.head_input(idx), self.lm_head.weight, targets.reshape(-1))
-        return self.whole_loss(self.hidden(idx), targets)
-
-    def whole_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """The loss of all logits at once, from the last hidden states, B x T x C."""
-        logits = self.lm_head(hidden)
-        if not torch.is_autocast_enabled(hidden.device.type):  # which would take the loss in fp32 by itself
-            logits = logits.float()
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=-1)
-
-    def next_logits(self, idx: Tensor) -> Tensor:
-        """Logits of the token after idx: B x V. For sampling."""
-        return self.lm_head(self.hidden(idx)[:, -1])
+        return parts["ln_f"](self.through_blocks(x))
 
 
 def _init(module: nn.Module) -> None:
@@ -182,3 +206,12 @@ def _init(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
+
+
+def make_model(config: RunConfig) -> LanguageModel:
+    """The model of the config's recipe, with weights drawn from the global generator."""
+    if config.recipe == "modern":
+        from foretrain.lm.modern import ModernGPT
+
+        return ModernGPT(config)
+    return GPT(config)

@@ -1,4 +1,4 @@
-"""AdamW with nanoGPT's two parameter groups, and its learning-rate schedule."""
+"""AdamW with nanoGPT's two parameter groups, Muon beside it, and the learning-rate schedules."""
 
 import math
 
@@ -6,35 +6,50 @@ import torch
 from torch import nn
 
 from foretrain.config import RunConfig
-from foretrain.errors import UserError
 from foretrain.lm.adamw8bit import AdamW8bit
+from foretrain.lm.muon import MuonAdamW
+from foretrain.lm.shape import is_block_matrix
 
 
 def make_optimizer(model: nn.Module, config: RunConfig, device_type: str) -> torch.optim.Optimizer:
-    """That of the knob `optimizer`; tensors with two dimensions or more are decayed, the others are not.
+    """The optimizer of the config; every group's rate is `lr_multiple` (1 where there is none) times the schedule's.
 
-    AdamW is fused on CPU and CUDA. The fused kernel needs no temporaries, so the optimizer step is never the memory peak.
+    Tensors with two dimensions or more are decayed, the others are not. AdamW is fused on CPU and CUDA: that kernel
+    needs no temporaries, so the optimizer step is never the memory peak. Muon: see lm/muon.py.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     betas = (config.beta1, config.beta2)
-    if config.optimizer == "muon":
-        raise UserError("usage.no_muon")
+    is_hidden = {name for name, p in named if config.optimizer == "muon" and is_block_matrix(name, tuple(p.shape))}
+    rest = [p for name, p in named if name not in is_hidden]
+    groups = [
+        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
+    ]
     if config.optimizer == "adamw8bit":
         return AdamW8bit(groups, config.learning_rate, betas)
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=device_type in ("cuda", "cpu"))
+    if not is_hidden:
+        return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=device_type in ("cuda", "cpu"))
+    matrices = [p for name, p in named if name in is_hidden]
+    multiple = config.muon_learning_rate / config.learning_rate
+    groups.append({"params": matrices, "weight_decay": config.weight_decay, "muon": True, "lr_multiple": multiple})
+    return MuonAdamW(groups, betas=betas, momentum=config.muon_momentum)
 
 
 def learning_rate(config: RunConfig, step: int) -> float:
-    """The rate of a step: linear warm-up, cosine decay to min_lr, constant after (karpathy/nanoGPT train.py)."""
-    if not config.decay_lr:
-        return config.learning_rate
-    if step < config.warmup_iters:
-        return config.learning_rate * (step + 1) / (config.warmup_iters + 1)
-    if step > config.lr_decay_iters:
-        return config.min_lr
-    share = (step - config.warmup_iters) / (config.lr_decay_iters - config.warmup_iters)
-    return config.min_lr + 0.5 * (1 + math.cos(math.pi * share)) * (config.learning_rate - config.min_lr)
+    """The rate of a step: linear warm-up, then cosine or linear decay to min_lr, constant after.
+
+    cosine: karpathy/nanoGPT train.py. linear: the full rate until the last `cooldown` share of lr_decay_iters.
+    """
+    c = config
+    if not c.decay_lr:
+        return c.learning_rate
+    if step < c.warmup_iters:
+        return c.learning_rate * (step + 1) / (c.warmup_iters + 1)
+    if step > c.lr_decay_iters:
+        return c.min_lr
+    if c.lr_schedule == "linear":
+        down = max(1.0, min(c.cooldown * c.lr_decay_iters, c.lr_decay_iters - c.warmup_iters))
+        left = min(1.0, (c.lr_decay_iters - step) / down)
+        return c.min_lr + left * (c.learning_rate - c.min_lr)
+    share = (step - c.warmup_iters) / (c.lr_decay_iters - c.warmup_iters)
+    return c.min_lr + 0.5 * (1 + math.cos(math.pi * share)) * (c.learning_rate - c.min_lr)

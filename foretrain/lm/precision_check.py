@@ -18,8 +18,8 @@ from foretrain.lm.model import Block
 from foretrain.lm.step import Batch, TrainState
 from foretrain.precision import MULTIPLE
 
-# Far off, on purpose: FP8 and INT8 in order give 0.98 to 0.9999 at the start of a run and differ in the fourth digit of
-# the loss (benchmarks/results/precision_modes.json). What falls below does not compute the gradient any more.
+# Far off, on purpose: FP8 and INT8 give cosines of 0.996 to 0.9999 and losses that differ in the fourth digit
+# (benchmarks/results/precision_modes.json). What falls below these limits does not compute the gradient any more.
 LEAST_COSINE = 0.9
 MOST_LOSS_DIFFERENCE = 0.02  # of the plain loss
 BATCHES, TOKENS = 4, 512  # few enough to take less memory than a step
@@ -105,7 +105,8 @@ def compare(state: TrainState, batches: Iterable[Batch], dtype: str) -> Agreemen
         state.model.train(training)
     products = torch.tensor([_products(a.cpu(), b) for a, b in zip(ours, plain, strict=True)], dtype=torch.float64)
     none = (products[:, 1:] == 0).all(1)  # a layer that nothing reaches, in both ways
-    each = torch.where(none, 1.0, products[:, 0] / (products[:, 1] * products[:, 2]).sqrt())
+    lengths = (products[:, 1] * products[:, 2]).sqrt().clamp(min=1e-300)
+    each = torch.where(none, 1.0, products[:, 0] / lengths)
     whole = products.sum(0)
     worst = int(each.nan_to_num(nan=-2.0).argmin())
     return Agreement(

@@ -5,16 +5,29 @@ N = B·T tokens of a micro-batch, P parameters with the tied embedding counted o
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from foretrain.config import RunConfig
 
+NS_STEPS = 5  # Newton-Schulz iterations of Muon (lm/muon.py), here because they are FLOPs to predict
+# The layers of the modern block (lm/modern.py): rows and columns as multiples of the width.
+MODERN_LAYERS = (
+    ("attention.qk", 2, 1), ("attention.v", 1, 1), ("attention.out", 1, 1), ("mlp.up", 4, 1), ("mlp.down", 1, 4),
+)  # fmt: skip
+
+
+def is_block_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Is it a matrix of a transformer block? Muon is for these; embeddings and the head are looked up, not multiplied
+    by dense inputs on both sides."""
+    return len(shape) == 2 and (".h." in name or name.startswith("blocks."))
+
 
 @dataclass(frozen=True)
 class Parameter:
-    """One tensor of the model: its name as in nanoGPT, its shape, and whether AdamW decays it."""
+    """One tensor of the model: its name (in nanoGPT's recipe as there), its shape, and whether AdamW decays it."""
 
     name: str
     shape: tuple[int, ...]
@@ -31,7 +44,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A GPT-2 as nanoGPT has it; `lm_head.weight` is `transformer.wte.weight` and is listed once."""
+    """The tensors of a recipe's model. nanoGPT's `lm_head.weight` is `transformer.wte.weight` and is listed once."""
 
     n_layer: int
     n_head: int
@@ -39,18 +52,29 @@ class ModelShape:
     block_size: int
     vocab_size: int
     bias: bool
+    recipe: str = "nanogpt"
 
     @classmethod
     def of(cls, config: RunConfig) -> "ModelShape":
-        return cls(config.n_layer, config.n_head, config.n_embd, config.block_size, config.vocab_size, config.bias)
+        c = config
+        return cls(c.n_layer, c.n_head, c.n_embd, c.block_size, c.vocab_size, c.bias, c.recipe)
+
+    @property
+    def modern(self) -> bool:
+        return self.recipe == "modern"
 
     @property
     def head_dim(self) -> int:
         return self.n_embd // self.n_head
 
     def block_parameters(self, prefix: str) -> Iterator[Parameter]:
-        """The tensors of one transformer block, in the order of nanoGPT's state dict."""
+        """The tensors of one transformer block, in the order of the model's state dict."""
         C = self.n_embd
+        if self.modern:
+            yield Parameter(f"{prefix}skip", (1,))
+            for name, rows, columns in MODERN_LAYERS:
+                yield Parameter(f"{prefix}{name}.weight", (rows * C, columns * C))
+            return
         layers: tuple[tuple[str, tuple[int, ...]], ...] = (
             ("ln_1", (C,)),
             ("attn.c_attn", (3 * C, C)),
@@ -67,6 +91,12 @@ class ModelShape:
     def parameters(self) -> Iterator[Parameter]:
         """Every tensor of the model."""
         C = self.n_embd
+        if self.modern:
+            yield Parameter("embedding.weight", (self.vocab_size, C))
+            for layer in range(self.n_layer):
+                yield from self.block_parameters(f"blocks.{layer}.")
+            yield Parameter("lm_head.weight", (self.vocab_size, C))
+            return
         yield Parameter("transformer.wte.weight", (self.vocab_size, C))
         yield Parameter("transformer.wpe.weight", (self.block_size, C))
         for layer in range(self.n_layer):
@@ -81,19 +111,26 @@ class ModelShape:
 
     @cached_property
     def n_params(self) -> int:
-        """All parameters, the tied embedding once."""
+        """All parameters, a tied embedding once."""
+        if self.modern:
+            return 2 * self.vocab_size * self.n_embd + self.n_layer * sum(self.block_numels)
         outside = (self.vocab_size + self.block_size + 1 + self.bias) * self.n_embd
         return outside + self.n_layer * sum(self.block_numels)
 
     @property
     def n_params_nanogpt(self) -> int:
-        """nanoGPT's count (get_num_params): without the position embeddings."""
-        return self.n_params - self.block_size * self.n_embd
+        """nanoGPT's count (get_num_params): without the position embeddings, which only look up; in the modern recipe
+        that is the token embedding, as its head is a matrix of its own."""
+        return self.n_params - (self.vocab_size if self.modern else self.block_size) * self.n_embd
 
     @property
     def n_matmul_params(self) -> int:
-        """Weights that take part in matrix products, the tied head included: V·C + 12·L·C²."""
+        """Weights that take part in matrix products, the head included: V·C + 12·L·C²."""
         return self.vocab_size * self.n_embd + 12 * self.n_layer * self.n_embd**2
+
+    def block_matrices(self) -> Counter[tuple[int, ...]]:
+        """{shape: how many} of the matrices in the blocks, which are Muon's where that is the optimizer."""
+        return Counter(p.shape for p in self.parameters() if is_block_matrix(p.name, p.shape))
 
     def optimizer_groups(self) -> dict[bool, tuple[int, int]]:
         """{decayed: (tensors, parameters)}, what nanoGPT prints when it makes the optimizer."""

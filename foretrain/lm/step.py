@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from foretrain.config import RunConfig
 from foretrain.lm.low_precision import convert
 from foretrain.lm.master import Masters
-from foretrain.lm.model import GPT
+from foretrain.lm.model import LanguageModel, make_model
 from foretrain.lm.optimizer import make_optimizer
 from foretrain.precision import EIGHT_BITS
 
@@ -26,7 +26,7 @@ class TrainState:
     """Everything that a step changes, and how it is run."""
 
     config: RunConfig
-    model: GPT
+    model: LanguageModel
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     device: torch.device
@@ -57,8 +57,8 @@ class StepResult:
 def build(config: RunConfig, device: torch.device, dtype: torch.dtype, *, compile: bool) -> TrainState:
     """Model, optimizer and scaler for a device. Weights are drawn on the CPU, so every device starts alike."""
     torch.manual_seed(config.seed)
-    model = GPT(config).to(device)
-    unconverted = convert(model.transformer["h"], config.matmul) if config.matmul in EIGHT_BITS else []
+    model = make_model(config).to(device)
+    unconverted = convert(model.layers(), config.matmul) if config.matmul in EIGHT_BITS else []
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for what stays fp32, as nanoGPT sets it
     masters = _masters(model, config, dtype)
@@ -75,7 +75,7 @@ def build(config: RunConfig, device: torch.device, dtype: torch.dtype, *, compil
     )
 
 
-def _masters(model: GPT, config: RunConfig, dtype: torch.dtype) -> Masters | None:
+def _masters(model: LanguageModel, config: RunConfig, dtype: torch.dtype) -> Masters | None:
     half = config.master_weights and dtype != torch.float32
     if not (half or config.optimizer_offload):
         return None
@@ -86,19 +86,25 @@ def _optimizer_device(config: RunConfig, device: torch.device) -> str:
     return "cpu" if config.optimizer_offload else device.type
 
 
-def _compiled(model: GPT, config: RunConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """Whole where it can be, else in parts. Compilation comes with the first call, so the compiler's settings stay."""
+def _compiled(model: LanguageModel, config: RunConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """Whole where it can be, else in parts. Compilation comes with the first call, so the compiler's settings stay.
+
+    Each size is compiled for itself: after an evaluation at another one, training would else get slower kernels of a
+    symbolic size.
+    """
     import torch._functorch.config as functorch_config
     import torch._inductor.config as inductor_config
 
     functorch_config.activation_memory_budget = config.activation_memory_budget
     inductor_config.auto_chunker.enable = config.auto_chunker
     inductor_config.auto_chunker.amplify_ratio_threshold = 2  # of logits to hidden states and weight; 8 spares few runs
-    options: dict[str, Any] = {} if config.compile_mode == "default" else {"mode": config.compile_mode}
+    options: dict[str, Any] = {"dynamic": False}
+    if config.compile_mode != "default":
+        options["mode"] = config.compile_mode
     if config.compile_blocks:
         model.compile_blocks(options)
     elif model.chunked_loss is None:
-        return torch.compile(model, dynamic=False if config.auto_chunker else None, **options)
+        return torch.compile(model, **options)
     else:
         model.compile_parts(options)
     return model
@@ -111,7 +117,7 @@ def train_step(state: TrainState, batches: Iterable[Batch], learning_rate: float
     """
     count = state.config.gradient_accumulation_steps
     for group in state.optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group.get("lr_multiple", 1.0)
     total = torch.zeros((), device=state.device)
     state.model.train()
     for idx, targets in batches:

@@ -156,9 +156,9 @@ class _Run:
     """One simulated run: the phases in their real order, with what stays alive between them."""
 
     def __init__(self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool) -> None:
-        self.config = config
         self.keeps = step == "nanogpt"
         own = config.as_nanogpt() if self.keeps else config
+        self.config = config = own
         self.own = own
         self.symbols = symbols_of(config, gpu, config.batch_size, config.block_size)
         self.n_tensors = sum(1 for _ in ModelShape.of(config).parameters())

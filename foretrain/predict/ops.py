@@ -190,13 +190,15 @@ class OperationList:
     def blocks_matmuls(self, *, backward: bool, count: int) -> None:
         """The four linear layers of a block; forward again, the last one's output is needed by nobody but a mask."""
         C, add = self.shape.n_embd, self.linear_backward if backward else self.linear
-        widths = {"attn": 4, "proj": self.way.low, "fc": 4, "out": self.way.low}
-        layers = [("attn", 3 * C, C), ("proj", C, C), ("fc", 4 * C, C), ("out", C, 4 * C)]
+        first = [("qk", 2 * C, C), ("v", C, C)] if self.shape.modern else [("attn", 3 * C, C)]
+        layers = [*first, ("proj", C, C), ("fc", 4 * C, C), ("out", C, 4 * C)]
         if self.part == "recompute" and not self.way.config.dropout:
             layers.pop()
         for name, wide, narrow in layers:
             if self.way.eight_bits:
-                layer = low_precision_ops.Linear(name, wide, narrow, self.tokens, widths[name], count)
+                layer = low_precision_ops.Linear(
+                    name, wide, narrow, self.tokens, self.way.low if name in ("proj", "out") else self.way.wide, count
+                )
                 (low_precision_ops.backward if backward else low_precision_ops.forward)(self, layer)
                 continue
             add(name, wide, narrow, self.tokens, count)

@@ -171,6 +171,8 @@ def timing(
     config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool, logged_step_s: float | None = None
 ) -> Timing | None:
     """How long a config takes on a device; None where the catalogue lacks the device's rates."""
+    if step == "nanogpt":
+        config = config.as_nanogpt()
     step_s = step_time(config, gpu, dtype, step, compiled=compiled)
     if logged_step_s is not None:
         step_s = Range(low_s=logged_step_s, expected_s=logged_step_s, high_s=logged_step_s)

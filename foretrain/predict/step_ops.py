@@ -2,10 +2,13 @@
 
 from collections import Counter
 
+from foretrain.cpu import cpu_has_bf16
+from foretrain.hardware import Dtype
 from foretrain.lm.adamw8bit_sizes import is_quantised, n_chunks
-from foretrain.lm.shape import ModelShape
+from foretrain.lm.shape import NS_STEPS, ModelShape, is_block_matrix
 from foretrain.predict.compiled_ops import CompiledOps
 from foretrain.predict.eager_ops import EagerOps
+from foretrain.predict.modern_ops import ModernCompiledOps, ModernEagerOps
 from foretrain.predict.ops import Operation, OperationList, Way
 
 FUSED_LAUNCHES = 40
@@ -16,7 +19,11 @@ FP32_MOMENTS_BYTES = (48.0, 32.0)
 
 def micro_batch(way: Way) -> list[Operation]:
     """Forward and, where the step trains, backward pass of one micro-batch."""
-    ops = CompiledOps(way) if way.compiled else EagerOps(way)
+    modern = way.config.recipe == "modern"
+    if way.compiled:
+        ops: CompiledOps | EagerOps = ModernCompiledOps(way) if modern else CompiledOps(way)
+    else:
+        ops = ModernEagerOps(way) if modern else EagerOps(way)
     ops.forward()
     if way.train:
         ops.backward()
@@ -32,15 +39,17 @@ def accumulation(way: Way) -> list[Operation]:
     return ops.found
 
 
-def _tensors(way: Way) -> list[tuple[int, int]]:
-    """(elements, how many parameters have so many)."""
-    return list(Counter(p.numel for p in ModelShape.of(way.config).parameters()).items())
+def _tensors(way: Way, *, matrices: bool = True) -> list[tuple[int, int]]:
+    """(elements, how many parameters have so many); with or without the matrices of the blocks."""
+    found = ModelShape.of(way.config).parameters()
+    return list(Counter(p.numel for p in found if matrices or not is_block_matrix(p.name, p.shape)).items())
 
 
 def optimizer(way: Way) -> list[Operation]:
     """Unscaling (fp16), clipping and AdamW. Fused, it reads weight, gradient and two moments and writes three."""
     ops = OperationList(way)
     ops.part = "optimizer"
+    muon = way.config.optimizer == "muon"
     for numel, count in _tensors(way):
         if way.dtype == "float16":
             ops.traffic("unscale", "clip", numel, 4, 4, count)
@@ -49,12 +58,40 @@ def optimizer(way: Way) -> list[Operation]:
             ops.traffic("offload", "transfer", numel, 4, way.wide, count)  # gradients there, weights back
         ops.traffic("norm of gradients", "host" if off else "gradient_norm", numel, 4, 0, count)
         ops.traffic("clipping", "host" if off else "clip", numel, 4, 4, count)
-        read, written = 16, 12
-        if way.own.optimizer == "adamw8bit":
-            read, written = EIGHT_BIT_BYTES if is_quantised(numel) else FP32_MOMENTS_BYTES
-        ops.traffic(way.own.optimizer, "host" if off else "adamw", numel, read, written, count)
         if way.wide == 2:
             ops.traffic("weights", "host" if off else "cast", numel, 4, 2, count)
+    for numel, count in _tensors(way, matrices=not muon):
+        read, written = 16.0, 12.0
+        if way.own.optimizer == "adamw8bit":
+            read, written = EIGHT_BIT_BYTES if is_quantised(numel) else FP32_MOMENTS_BYTES
+        kind = "host" if way.own.optimizer_offload else "adamw"
+        ops.traffic("adamw8bit" if way.own.optimizer == "adamw8bit" else "adamw", kind, numel, read, written, count)
+    return ops.found + (_muon(way) if muon else [])
+
+
+def _muon(way: Way) -> list[Operation]:
+    """lm/muon.py: momentum in fp32, and Newton-Schulz of a rows x columns matrix, rows <= columns, in bf16 where the
+    device has it: three products an iteration, 5·(4·rows²·columns + 2·rows³) FLOPs."""
+    ops = OperationList(way)
+    ops.part = "optimizer"
+    dtype: Dtype = "bfloat16" if way.cuda or cpu_has_bf16() else "float32"
+    low = 2 if dtype == "bfloat16" else 4
+    for shape, count in ModelShape.of(way.config).block_matrices().items():
+        rows, columns = sorted(shape)
+        numel = rows * columns
+        ops.traffic("momentum", "add", numel, 8, 4, 2 * count)
+        if way.config.weight_decay:
+            ops.traffic("weight decay", "clip", numel, 4, 4, count)
+        ops.traffic("matrices together", "add", numel, 4, 4, count)
+        ops.traffic("matrices together", "add", numel, 4 + 2 * low, 2 * low, count)  # cast, length and division
+        for m, n, k in ((rows, rows, columns), (rows, rows, rows), (rows, columns, rows)):
+            ops.found.append(
+                Operation(
+                    "newton-schulz", "matmul", ops.part, NS_STEPS * count, (m, n, k), dtype, 2 * m * n * k,
+                    low * (k * (m + n) + m * n), low * m * n,
+                )
+            )  # fmt: skip
+        ops.traffic("update", "add", numel, low + 8, 8, count)
     return ops.found
 
 

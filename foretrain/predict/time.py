@@ -105,6 +105,8 @@ def _correction(way: Way, gpu: Gpu, rates: Rates) -> float:
 
 
 def _way(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool, train: bool) -> Way:
+    if step == "nanogpt":
+        config = config.as_nanogpt()
     return Way(config, dtype, step, compiled, train, cuda=gpu.kind != "cpu")
 
 
@@ -127,12 +129,13 @@ def step_time(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, comp
 
 
 def evaluation_time(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> Range | None:
-    """Seconds of one evaluation: eval_iters micro-batches of each of two splits."""
+    """Seconds of one evaluation: the same sequences of each of two splits, whatever they are cut into."""
     way = _way(config, gpu, dtype, step, compiled, False)
     rates = rates_of(gpu, dtype, way.matmul)
     if rates is None:
         return None
-    expected_s = 2 * config.eval_iters * _micro_batch_s(way, rates) * _correction(way, gpu, rates)
+    batches = config.eval_iters if step == "nanogpt" else config.eval_rows / config.eval_batch
+    expected_s = 2 * batches * _micro_batch_s(way, rates) * _correction(way, gpu, rates)
     return _range(expected_s, gpu, rates)
 
 

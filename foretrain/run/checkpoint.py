@@ -294,9 +294,8 @@ def load(
 def _load_rest(path: Path, state: TrainState) -> None:
     """Moments, scaler and RNG."""
     moments = load_file(path / "optimizer.safetensors")
-    shapes_of = getattr(
-        state.optimizer, "state_shapes", None
-    )  # of optimizers whose states differ from their parameters
+    # Where an optimizer's states have other shapes than their parameters, it says which.
+    shapes_of = getattr(state.optimizer, "state_shapes", None)
     state.optimizer.state.clear()
     for key, value in moments.items():
         kind, name = key.split("/", 1)

@@ -127,18 +127,23 @@ def _write_all(out: Path, write: Callable[[Path], None]) -> tuple[str, ...]:
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
         _publish(staging, out, files)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        # torch and safetensors wrap the system's errors in their own
-        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error).lower()
-        if full or shutil.disk_usage(out.parent).free < 1 << 20:
-            raise UserError("disk.full_export", path=str(out)) from None
-        if not isinstance(error, OSError):
+    except OSError as error:
+        raise _disk_error(out, error) from None
+    except (RuntimeError, SafetensorError) as error:  # torch and safetensors wrap the system's errors in their own
+        free = shutil.disk_usage(out.parent).free
+        if "os error 28" not in str(error).lower() and free > 1 << 20:
             raise
-        raise UserError("usage.cannot_write_file", path=str(out), reason=error.strerror or str(error)) from None
+        raise _disk_error(out, OSError(errno.ENOSPC, "no space")) from None
     finally:
         if staging is not None:
             shutil.rmtree(staging, ignore_errors=True)
     return tuple(file.name for file in files)
+
+
+def _disk_error(out: Path, error: OSError) -> UserError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UserError("disk.full_export", path=str(out))
+    return UserError("usage.cannot_write_file", path=str(out), reason=error.strerror or str(error))
 
 
 def _publish(staging: Path, out: Path, files: list[Path]) -> None:

@@ -110,6 +110,8 @@ def _files(weights: WeightsFile, folder: Path, *, wants_moments: bool) -> tuple[
 
 
 def _put_moments(path: Path, state: TrainState) -> None:
+    if type(state.optimizer) is not torch.optim.AdamW:
+        raise Refused("its moments are plain AdamW's, which the optimizer of this config has not")
     with safe_open(path, "pt") as held:
         for name, parameter in state.trained.named_parameters():
             own = state.optimizer.state[parameter]

@@ -20,7 +20,7 @@ def run(state: TrainState, tokens: TokenFile, dtype: Dtype, note: Callable[..., 
         note("matmul_left", mode=config.matmul, layers=list(state.unconverted))
     rows, block = rows_of_check(config.block_size)
     batches = evaluation_batches(
-        tokens, config.seed, "train", batch_size=rows, iterations=BATCHES, block=block, device=state.device
+        tokens, config.seed, "train", rows=rows * BATCHES, batch_size=rows, block=block, device=state.device
     )
     agreement = compare(state, batches, dtype)
     note("matmul_check", **agreement.values())

@@ -68,12 +68,13 @@ def storage_bytes(tensors: Iterator[torch.Tensor]) -> int:
 class Meter:
     """Samples each phase once and remembers the peaks."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
+        self.device, self.limit_bytes = device, limit_bytes
         self.base_bytes = process_bytes()
         self.phases: dict[str, MeasuredPhase] = {}
         self.saved_bytes: int | None = None
         self.gradients_bytes: int | None = None
+        self._hook: Any = None
 
     @property
     def method(self) -> str:
@@ -132,11 +133,16 @@ class Meter:
         state.call = once
 
     def _watch_gradients(self, state: TrainState) -> None:
+        if self._hook is not None:  # of a step that ran out of memory before its optimizer
+            self._hook.remove()
+
         def once(*_: object) -> None:
-            hook.remove()
+            if self._hook is not None:
+                self._hook.remove()
+                self._hook = None
             self.gradients_bytes = storage_bytes(p.grad for p in state.trained.parameters() if p.grad is not None)
 
-        hook = state.optimizer.register_step_pre_hook(once)
+        self._hook = state.optimizer.register_step_pre_hook(once)
 
     def weights(self, state: TrainState) -> int:
         """The model's own, and their fp32 masters where they are not the same."""
@@ -145,6 +151,11 @@ class Meter:
     def optimizer(self, state: TrainState) -> int:
         tensors = (v for s in state.optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor))
         return storage_bytes(tensors)
+
+    def process_peak(self) -> int | None:
+        """The process's highest memory so far: VmHWM starts again with each measured phase, so theirs count too."""
+        seen = [process_bytes("VmHWM"), *(phase.process_bytes for phase in self.phases.values())]
+        return max((size for size in seen if size is not None), default=None)
 
     def device_bytes(self) -> int | None:
         """Memory in use now, for the progress line: reserved on CUDA, the process on a CPU."""
@@ -161,8 +172,10 @@ class Meter:
             optimizer_bytes=self.optimizer(state),
             saved_bytes=self.saved_bytes,
             process_base_bytes=self.base_bytes,
+            process_peak_bytes=self.process_peak(),
+            limit_bytes=self.limit_bytes,
         )
 
     def empty(self) -> MeasuredMemory:
         """The result before there is anything to measure."""
-        return MeasuredMemory(method=self.method, process_base_bytes=self.base_bytes)
+        return MeasuredMemory(method=self.method, process_base_bytes=self.base_bytes, limit_bytes=self.limit_bytes)

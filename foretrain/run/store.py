@@ -36,7 +36,10 @@ class MeasuredPhase(Record):
 
 
 class MeasuredMemory(Record):
-    """Measured memory of a run. `saved_bytes`: what autograd kept for the backward pass of a micro-batch."""
+    """Measured memory of a run. `saved_bytes`: what autograd kept for the backward pass of a micro-batch.
+
+    `process_peak_bytes`: the host process's, to be held against `limit_bytes` (memory_limit) where it trains on a CPU.
+    """
 
     method: str
     phases: tuple[MeasuredPhase, ...] = ()
@@ -45,6 +48,8 @@ class MeasuredMemory(Record):
     optimizer_bytes: int | None = None
     saved_bytes: int | None = None
     process_base_bytes: int | None = None
+    process_peak_bytes: int | None = None
+    limit_bytes: int | None = None
 
     def phase(self, name: str) -> MeasuredPhase | None:
         return next((phase for phase in self.phases if phase.phase == name), None)
@@ -94,6 +99,7 @@ class RunRecord(Record):
     n_params: int
     steps_done: int = 0
     resumed_from: tuple[int, ...] = ()
+    shrunk_from: int | None = None  # the batch_size that it began with, where memory did not hold that
     first_val_loss: float | None = None
     val_loss: float | None = None
     best_val_loss: float | None = None

@@ -8,12 +8,11 @@ import errno
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
 
-import torch
-
+from foretrain.batchsplit import cut, sequences_of, shrunk
 from foretrain.config import RunConfig
 from foretrain.configfile import to_toml
 from foretrain.errors import UserError
@@ -22,11 +21,14 @@ from foretrain.lm.dataset import DatasetInfo
 from foretrain.lm.low_precision import fp16_accumulation
 from foretrain.lm.optimizer import learning_rate
 from foretrain.lm.shape import ModelShape
-from foretrain.lm.step import StepResult, TrainState, build, evaluation_loss, train_step
+from foretrain.lm.step import Batch, StepResult, TrainState, build, evaluation_loss, train_step
 from foretrain.run import checkpoint, initial, matmul_check
 from foretrain.run.checkpoint import Progress
 from foretrain.run.device import TORCH_DTYPES, Placement
+from foretrain.run.evaluate import Mean, mean_loss
+from foretrain.run.memory_limit import Watch, cap
 from foretrain.run.meter import Meter
+from foretrain.run.microbatch import attempt, free_memory, is_out_of_memory, use_split
 from foretrain.run.signals import StopFlag
 from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics, now, replace_text
 
@@ -35,9 +37,11 @@ FREE_KEYS = {
     "out_dir", "log_interval", "keep_checkpoints", "always_save_checkpoint", "memory_limit", "price_per_kwh",
     "price_per_hour", "co2_per_kwh", "currency", "dataset_tokens", "wandb_log", "wandb_project", "wandb_run_name",
     "backend", "init_from", "init_optimizer", "max_iters",
-    "eval_interval", "eval_iters", "eval_batch_size", "eval_block_size", "eval_only", "compile", "device",
+    "eval_interval", "eval_iters", "eval_batch_size", "eval_block_size", "eval_sequences", "eval_only", "compile",
+    "device", "total_batch_size", "auto_batch_size",
     "attention", "cpu_threads", "compile_mode", "compile_blocks",
 }  # fmt: skip
+SPLIT = ("batch_size", "gradient_accumulation_steps")  # only their product decides what is learned
 
 
 class Note:
@@ -53,8 +57,9 @@ Listener = Callable[[Event], None]
 
 
 def config_digest(config: RunConfig) -> str:
-    """A hash of every knob that decides what is learned."""
-    values = {key: value for key, value in config.model_dump().items() if key not in FREE_KEYS}
+    """A hash of every knob that decides what is learned; how a step is cut into micro-batches does not."""
+    values = {key: value for key, value in config.model_dump().items() if key not in FREE_KEYS.union(SPLIT)}
+    values["sequences"] = sequences_of(config)
     return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16]
 
 
@@ -73,7 +78,8 @@ class Trainer:
         self.config, self.info, self.directory, self.placement = config, info, directory, placement
         self.listen, self.name = listen, name
         self.flag = StopFlag()
-        self.meter = Meter(placement.device)
+        self.meter = Meter(placement.device, config.memory_limit_bytes)
+        self.watch = Watch(config.memory_limit_bytes)
         self.shape = ModelShape.of(config)
         self.train_tokens = TokenFile(info, "train", config.vocab_size)
         self.val_tokens = TokenFile(info, "val", config.vocab_size)
@@ -81,6 +87,7 @@ class Trainer:
         self.step_times: list[float] = []
         self.evaluation_times: list[float] = []
         self.resumed_from: tuple[int, ...] = ()
+        self.shrunk_from: int | None = None
         self.started_at = now()
         self.clock = time.monotonic
         self.state: TrainState
@@ -110,9 +117,12 @@ class Trainer:
                 self._write_fault("failed", type(error).__name__)
                 raise
             raise UserError("disk.full_run", path=str(self.directory.path)) from None
-        except torch.OutOfMemoryError:
-            self._write_fault("failed", "memory.out_of_memory")
-            raise self._out_of_memory() from None
+        except (RuntimeError, MemoryError) as error:
+            out_of_memory = is_out_of_memory(error)
+            self._write_fault("failed", "memory.out_of_memory" if out_of_memory else type(error).__name__)
+            if not out_of_memory:
+                raise
+            raise self._out_of_memory("memory.out_of_memory") from None
         except BaseException as error:
             self._write_fault("failed", type(error).__name__)
             raise
@@ -123,17 +133,19 @@ class Trainer:
         if self._entered:
             self._write_record(status, reason)
 
-    def _out_of_memory(self) -> UserError:
+    def _out_of_memory(self, id: str) -> UserError:
+        c = self.config
+        smaller = shrunk(c.batch_size, sequences_of(c)) or 1
         return UserError(
-            "memory.out_of_memory", step=self.progress.step, batch_size=self.config.batch_size,
-            gradient_accumulation_steps=self.config.gradient_accumulation_steps,
+            id, step=self.progress.step, batch_size=c.batch_size, accumulation=c.gradient_accumulation_steps,
+            smaller=smaller, more=sequences_of(c) // smaller,
         )  # fmt: skip
 
     def _begin(self, resume: bool) -> None:
         for id, values in self.placement.notes:
             self._note(id, **values)
         if self.placement.device.type == "cuda" and self.config.memory_limit_bytes:
-            self._cap_memory(self.config.memory_limit_bytes)
+            self._note("memory_capped", **cap(self.placement, self.config.memory_limit_bytes))
         if resume:
             self._keep_origin(self.directory.read_record().config)
         dtype = TORCH_DTYPES[self.placement.dtype]
@@ -155,11 +167,6 @@ class Trainer:
             raise UserError("data.weights_changed", path=start.path)
         self.progress = self.progress.model_copy(update={"step": start.step})
         self._note("started_from", path=start.path, step=start.step, sha256=start.sha256)
-
-    def _cap_memory(self, limit_bytes: int) -> None:
-        """CUDA's allocator refuses what would go beyond the limit; the context is outside of what it counts."""
-        total = torch.cuda.get_device_properties(self.placement.device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), self.placement.device)
 
     def _resume(self) -> None:
         loaded = checkpoint.load(self.directory.checkpoints, self.state, self._check_compatible)
@@ -183,6 +190,7 @@ class Trainer:
         self._entered = True
         self._elapsed_before_s = self.progress.elapsed_s
         self.resumed_from += (step,)
+        self._resume_split(previous)
         self.directory.drop_metrics_from(step, keep_evaluation=self.progress.evaluated)
         replace_text(self.directory.path / "config.toml", to_toml(self.config))
         self._note("resumed", step=step)
@@ -202,14 +210,38 @@ class Trainer:
             if changed:
                 raise UserError("usage.resume_changed", path=str(self.directory.path), changed=changed)
 
+    def _resume_split(self, previous: RunRecord) -> None:
+        """Go on with the micro-batch that memory had forced, unless another one is asked for; say what that means."""
+        old, new = previous.config, self.config
+        self.shrunk_from = previous.shrunk_from
+        if new.batch_size == old.batch_size and not new.auto_batch_size:
+            return
+        if new.auto_batch_size or new.batch_size == previous.shrunk_from:
+            self._use(cut(new, old.batch_size))
+            self._note("split_kept", batch_size=old.batch_size, accumulation=old.gradient_accumulation_steps)
+            return
+        if (old.eval_iters, old.eval_sequences) == (new.eval_iters, new.eval_sequences):
+            self._use(new.model_copy(update={"eval_sequences": old.eval_rows}))  # evaluations stay comparable
+        self._note(
+            "split_changed_dropout" if new.dropout else "split_changed", old=old.batch_size, new=new.batch_size,
+            accumulation=new.gradient_accumulation_steps, rows=old.eval_rows,
+        )  # fmt: skip
+
+    def _use(self, config: RunConfig) -> None:
+        """Another way to carry out the same training."""
+        self.config = config
+        use_split(self.state, config, compiled=self.placement.compiled)
+
     def _check_compatible(self, progress: Progress) -> None:
         if progress.config_digest != config_digest(self.config):
             old = self.directory.read_record().config
             changed = [
                 f"{key}: {getattr(old, key)} → {getattr(self.config, key)}"
                 for key in RunConfig.model_fields
-                if key not in FREE_KEYS and getattr(old, key) != getattr(self.config, key)
+                if key not in FREE_KEYS.union(SPLIT) and getattr(old, key) != getattr(self.config, key)
             ]
+            if sequences_of(old) != sequences_of(self.config):
+                changed.append(f"{' x '.join(SPLIT)}: {sequences_of(old)} → {sequences_of(self.config)}")
             raise UserError("usage.resume_changed", path=str(self.directory.path), changed=changed)
         if progress.dataset_fingerprint != self.info.fingerprint:
             raise UserError("data.changed", path=self.info.path)
@@ -258,17 +290,43 @@ class Trainer:
         self._log(step, loss, float(result.grad_norm), step_s)
 
     def _train_one(self, step: int) -> StepResult:
+        """One optimizer step, in as small micro-batches as memory asks for."""
+        rate, phase = learning_rate(self.config, step), "first_step" if step == 0 else "steady_step"
+
+        def carry_out(batches: Iterable[Batch]) -> StepResult:
+            if step and self.meter.wants("steady_step"):
+                self.meter.watch(self.state, compiled=self.placement.compiled)
+            with self.meter.phase(phase, self.state):
+                return train_step(self.state, batches, rate)
+
+        while True:
+            c = self.config
+            batches = train_batches(
+                self.train_tokens, c.seed, step, batch_size=c.batch_size, accumulation=c.gradient_accumulation_steps,
+                block=c.block_size, device=self.placement.device,
+            )  # fmt: skip
+            result = attempt(self.state, batches, carry_out)
+            if isinstance(result, StepResult):
+                return result
+            if result == "optimizer":
+                raise self._out_of_memory("memory.optimizer_step")
+            self._shrink(step)
+
+    def _shrink(self, step: int) -> None:
+        """A smaller micro-batch for the same rows. Raises UserError where it is one sequence already."""
         c = self.config
-        batches = train_batches(
-            self.train_tokens, c.seed, step, batch_size=c.batch_size, accumulation=c.gradient_accumulation_steps,
-            block=c.block_size, device=self.placement.device,
-        )  # fmt: skip
-        rate = learning_rate(c, step)
-        phase = "first_step" if step == 0 else "steady_step"
-        if step and self.meter.wants("steady_step"):
-            self.meter.watch(self.state, compiled=self.placement.compiled)
-        with self.meter.phase(phase, self.state):
-            return train_step(self.state, batches, rate)
+        smaller = shrunk(c.batch_size, sequences_of(c))
+        if smaller is None:
+            raise self._out_of_memory("memory.one_sequence")
+        self.shrunk_from = self.shrunk_from or c.batch_size
+        self._use(cut(c, smaller))
+        self._keep_config()
+        more = self.config.gradient_accumulation_steps
+        self._note("micro_batch_shrunk", step=step, old=c.batch_size, new=smaller, accumulation=more)
+
+    def _keep_config(self) -> None:
+        replace_text(self.directory.path / "config.toml", to_toml(self.config))
+        self._write_record("running")
 
     def _finite(self, result: StepResult, step: int) -> float:
         loss = float(result.loss)
@@ -294,6 +352,8 @@ class Trainer:
         )
         self.directory.append("metrics", metrics.to_json())
         self.listen(metrics)
+        if (peak := self.watch.exceeded(self.meter)) is not None:
+            self._note("memory_exceeded", peak=peak, limit=self.watch.limit_bytes)
 
     def _eta_s(self, step: int, step_s: float) -> float:
         remaining = self.config.max_iters - step - 1
@@ -310,7 +370,8 @@ class Trainer:
         losses = {}
         phase = "evaluate_first" if step == 0 else "evaluate_later"
         for split, tokens in (("train", self.train_tokens), ("val", self.val_tokens)):
-            loss = self._mean_loss(split, tokens, phase)
+            while (loss := self._mean_loss(split, tokens, phase)) == "out of memory":
+                self._shrink_evaluation(step)
             if loss is None:  # a signal came; the evaluation will be done again after the resume
                 return
             losses[split] = loss
@@ -333,23 +394,27 @@ class Trainer:
         if step and (best or force or self.config.always_save_checkpoint):
             self._save()
 
-    def _mean_loss(self, split: str, tokens: TokenFile, phase: str) -> float | None:
-        """Mean over the evaluation batches; None when a signal asked for a stop in between."""
+    def _shrink_evaluation(self, step: int) -> None:
+        """Smaller batches for the same sequences. Raises UserError where it is one sequence already."""
+        free_memory(self.placement.device)
+        old = self.config.eval_batch
+        if old == 1:
+            raise self._out_of_memory("memory.one_sequence")
+        self._use(self.config.model_copy(update={"eval_batch_size": old // 2}))
+        self._keep_config()
+        self._note("evaluation_shrunk", step=step, old=old, new=old // 2)
+
+    def _mean_loss(self, split: str, tokens: TokenFile, phase: str) -> Mean:
         c = self.config
         batches = evaluation_batches(
-            tokens, c.seed, split, batch_size=c.eval_batch, iterations=c.eval_iters, block=c.eval_block,
+            tokens, c.seed, split, rows=c.eval_rows, batch_size=c.eval_batch, block=c.eval_block,
             device=self.placement.device,
         )  # fmt: skip
-        total = torch.zeros((), device=self.placement.device)
-        if self.meter.wants(phase):  # two batches show the peak
-            with self.meter.phase(phase, self.state):
-                for _, batch in zip(range(2), batches, strict=False):
-                    total += evaluation_loss(self.state, batch)
-        for batch in batches:
-            if self.flag.stopping:
-                return None
-            total += evaluation_loss(self.state, batch)
-        return float(total) / c.eval_iters
+        return mean_loss(
+            batches, lambda batch: evaluation_loss(self.state, batch), batch_size=c.eval_batch,
+            measure=self.meter.phase(phase, self.state) if self.meter.wants(phase) else None,
+            stopping=lambda: self.flag.stopping,
+        )  # fmt: skip
 
     def _save(self) -> None:
         self.progress = self.progress.model_copy(update={"elapsed_s": self._elapsed_s()})
@@ -375,7 +440,7 @@ class Trainer:
             ended_at=None if status == "running" else now(), config=self.config, gpu=self.placement.gpu,
             dtype=self.placement.dtype, compiled=self.placement.compiled, dataset=self.info,
             n_params=self.shape.n_params, steps_done=self.progress.step, resumed_from=self.resumed_from,
-            first_val_loss=self.progress.first_val_loss, val_loss=self.progress.val_loss,
+            shrunk_from=self.shrunk_from, first_val_loss=self.progress.first_val_loss, val_loss=self.progress.val_loss,
             best_val_loss=self.progress.best_val_loss, step_s=step_s, tokens_per_s=tokens_per_s,
             mfu=flop_per_s / self.peak if flop_per_s and self.peak else None,
             evaluation_s=median(self.evaluation_times) if self.evaluation_times else None,

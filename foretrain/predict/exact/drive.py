@@ -159,7 +159,7 @@ class NanoGPT(GPT):
 
 def nanogpt_run(job: Job) -> bool:
     """nanoGPT's train.py: batches fetched ahead, logits kept until the next ones, its estimate_loss."""
-    c = job.config
+    c = job.config.as_nanogpt()
     model = NanoGPT(c).to(job.device)
     job.names.learn(model)
     scaler = torch.amp.GradScaler(job.device.type, enabled=job.dtype == "float16")

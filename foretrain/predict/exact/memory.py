@@ -66,6 +66,8 @@ MODULE_KINDS = {
     "attn": "attention", "c_attn": "attention", "mlp": "mlp", "c_fc": "mlp", "gelu": "mlp", "ln_1": "norm",
     "ln_2": "norm", "ln_f": "norm", "drop": "dropout", "dropout": "dropout", "resid_dropout": "dropout",
     "wte": "residual", "wpe": "residual", "c_proj": "residual",
+    "attention": "attention", "qk": "attention", "v": "attention", "up": "mlp", "out": "residual", "down": "residual",
+    "embedding": "residual",
 }  # fmt: skip
 
 

@@ -1,0 +1,116 @@
+"""The opt-in precision modes side by side on this CPU: same weights, data and steps, only the arithmetic differs.
+
+    python benchmarks/precision_modes.py      (about two minutes)
+
+A small GPT on the Python standard library's source as bytes. Each run's loss is that of the same held-out batches, with
+the arithmetic it trained with. Gradients are compared with bfloat16's on the weights before the first step and
+after the last. Two seeds of bfloat16 show what differs between runs anyway. Speed is not the point: a CPU has no FP8
+units, and this says nothing of a GPU.
+"""
+
+import os
+import tempfile
+import time
+from typing import Any
+
+import torch
+from common import arguments, report
+
+from foretrain.config import RunConfig
+from foretrain.lm.batches import TokenFile, evaluation_batches, train_batches
+from foretrain.lm.low_precision import layers
+from foretrain.lm.optimizer import learning_rate
+from foretrain.lm.precision_check import compare
+from foretrain.lm.prepare import prepare_built_in
+from foretrain.lm.step import TrainState, build, evaluation_loss, train_step
+
+CPU = torch.device("cpu")
+STEPS = 200
+KNOBS: dict[str, Any] = {
+    "n_layer": 3, "n_head": 4, "n_embd": 128, "block_size": 128, "vocab_size": 256, "batch_size": 8,
+    "gradient_accumulation_steps": 1, "learning_rate": 2e-3, "min_lr": 2e-4, "max_iters": STEPS, "lr_decay_iters": STEPS,
+    "warmup_iters": 20, "dataset": "python-stdlib", "tokenizer": "byte", "device": "cpu", "compile": False,
+}  # fmt: skip
+# (name, dtype, knobs, all three products in INT8)
+RUNS: list[tuple[str, torch.dtype, dict[str, Any], bool]] = [
+    ("float32", torch.float32, {}, False),
+    ("bfloat16", torch.bfloat16, {}, False),
+    ("bfloat16, another seed", torch.bfloat16, {"seed": 1338}, False),
+    ("fp8", torch.bfloat16, {"matmul": "fp8"}, False),
+    ("int8 (weight gradient bfloat16)", torch.bfloat16, {"matmul": "int8"}, False),
+    ("int8, all three products", torch.bfloat16, {"matmul": "int8"}, True),
+    ("adamw8bit", torch.bfloat16, {"optimizer": "adamw8bit"}, False),
+]
+
+
+def agreement(state: TrainState, tokens: TokenFile) -> dict[str, float] | None:
+    """Of the run's arithmetic with bfloat16's, on its own weights; None where they are the same."""
+    if not layers(state.model):
+        return None
+    c = state.config
+    batches = evaluation_batches(
+        tokens, 0, "train", batch_size=c.batch_size, iterations=4, block=c.block_size, device=CPU
+    )  # fmt: skip
+    found = compare(state, batches, "bfloat16")
+    return {
+        "loss": found.loss,
+        "plain_loss": found.plain_loss,
+        "cosine": found.cosine,
+        "worst_cosine": found.worst_cosine,
+    }
+
+
+def run(name: str, dtype: torch.dtype, knobs: dict[str, Any], all_three: bool) -> dict[str, Any]:
+    """Train one, and what came of it."""
+    config = RunConfig.model_validate({**KNOBS, **knobs})
+    info = prepare_built_in(config)
+    files = {split: TokenFile(info, split, config.vocab_size) for split in ("train", "val")}
+    state = build(config, CPU, dtype, compile=False)
+    for _, layer in layers(state.model):
+        layer.all_three = all_three
+    before = agreement(state, files["train"])
+    start, losses = time.perf_counter(), []
+    for step in range(STEPS):
+        batches = train_batches(
+            files["train"], config.seed, step, batch_size=config.batch_size, accumulation=1, block=config.block_size, device=CPU
+        )  # fmt: skip
+        losses.append(float(train_step(state, batches, learning_rate(config, step)).loss))
+    took_s = time.perf_counter() - start
+    after = agreement(state, files["train"])
+    held_out = evaluation_batches(
+        files["val"], 0, "val", batch_size=config.batch_size, iterations=24, block=config.block_size, device=CPU
+    )  # fmt: skip
+    val = [float(evaluation_loss(state, batch)) for batch in held_out]
+    return {
+        "run": name, "dtype": str(dtype)[6:], "knobs": knobs, "val_loss": sum(val) / len(val),
+        "train_loss_of_last_20": sum(losses[-20:]) / 20, "first_loss": losses[0], "took_s": round(took_s, 1),
+        "agreement_before": before, "agreement_after": after,
+    }  # fmt: skip
+
+
+def main() -> None:
+    options = arguments("precision_modes", __doc__ or "")
+    options.out = options.out.resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        found = [run(*each) for each in RUNS]
+    plain = next(each for each in found if each["run"] == "bfloat16")
+    rows = []
+    for each in found:
+        cosines = [
+            f"{a['cosine']:.4f}" if (a := each[when]) else "" for when in ("agreement_before", "agreement_after")
+        ]
+        difference = each["val_loss"] - plain["val_loss"]
+        rows.append([each["run"], f"{each['val_loss']:.4f}", f"{difference:+.4f}", *cosines, f"{each['took_s']:.0f} s"])
+    columns = ["run", "val loss", "against bfloat16", "cosine before", "cosine after", "took"]
+    report(
+        options.out,
+        "Precision modes",
+        columns,
+        rows,
+        {"threads": torch.get_num_threads(), "steps": STEPS, "knobs": KNOBS, "runs": found},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""`memory_limit` kept: on CUDA PyTorch's allocator refuses what would go beyond it, on a CPU it is watched.
+
+The limit is for the process as a whole, as nvidia-smi shows it. The allocator's cap therefore is the limit less what
+the process holds beside the allocator: the CUDA context and loaded kernels. That is what `foretrain calibrate` measured
+on this card or what NVML says of this process now, whichever is more, and 64 MiB for kernels that are loaded later;
+where neither is known, 300 MiB, the middle of what was published (docs/memory.md).
+
+A CPU's allocator has no cap, and an address-space limit would also count what is only reserved: so the process's peak
+(VmHWM) is compared with the limit at each logged step, and the user is told once.
+"""
+
+import torch
+
+from foretrain.errors import UserError
+from foretrain.run.device import Placement
+from foretrain.run.meter import Meter
+from foretrain.run.sensors import Load
+from foretrain.units import MIB
+
+ASSUMED_CONTEXT_BYTES = 300 * MIB
+LATER_KERNELS_BYTES = 64 * MIB
+
+
+def context_bytes(placement: Placement) -> tuple[int, str]:
+    """(bytes that the process holds on the card beside PyTorch's allocator, 'measured' or 'assumed')."""
+    calibration = placement.gpu.calibration
+    with Load(placement.device) as load:
+        now = load.context_bytes()
+    known = [size for size in (now, calibration.context_bytes if calibration else None) if size]
+    return (max(known) + LATER_KERNELS_BYTES, "measured") if known else (ASSUMED_CONTEXT_BYTES, "assumed")
+
+
+def cap(placement: Placement, limit_bytes: int) -> dict[str, int | str]:
+    """Cap the allocator of a CUDA device; the values of the note about it. Raises UserError where nothing is left."""
+    held, voice = context_bytes(placement)
+    if limit_bytes <= held:
+        raise UserError("usage.limit_below_context", limit=limit_bytes, context=held, voice=voice)
+    total = torch.cuda.get_device_properties(placement.device).total_memory
+    allowed = min(total, limit_bytes - held)
+    torch.cuda.set_per_process_memory_fraction(allowed / total, placement.device)
+    return {"limit": limit_bytes, "allowed": allowed, "context": held, "voice": voice}
+
+
+class Watch:
+    """The process's peak on a CPU against the limit; says once that it is above."""
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        self.limit_bytes = limit_bytes
+        self.told = False
+
+    def exceeded(self, meter: Meter) -> int | None:
+        """The process's peak, the first time that it is seen above the limit; else None."""
+        if self.told or self.limit_bytes is None:
+            return None
+        peak = meter.process_peak() if meter.device.type == "cpu" else None
+        if peak is None or peak <= self.limit_bytes:
+            return None
+        self.told = True
+        return peak

@@ -1,0 +1,100 @@
+"""Out of memory without changed learning: an optimizer step is tried, and taken back where its micro-steps did not fit.
+
+The rules. Up to the last backward pass nothing has been changed but gradients and the generator of dropout, so the step
+can be taken back and done again with a smaller micro-batch: the same rows in the same order, cut differently. From
+the optimizer on weights may have changed, so a failure there ends the run. What an exception holds (its frames, and
+with them every activation) has to be gone before memory is freed, so nothing is done inside an `except` block.
+"""
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from foretrain.config import RunConfig
+from foretrain.lm.step import Batch, StepResult, TrainState
+
+# What PyTorch, CUDA's libraries and the system say; torch.OutOfMemoryError is known by its type.
+_MESSAGES = (
+    "CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED", "cudaErrorMemoryAllocation", "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+)  # fmt: skip
+
+Failure = Literal["micro_step", "optimizer"]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, on a card or on the host."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
+
+
+@dataclass(frozen=True)
+class Generators:
+    """The state of PyTorch's generators on the host and on the run's card: what dropout draws from."""
+
+    cpu: torch.Tensor
+    cuda: torch.Tensor | None
+
+    @classmethod
+    def now(cls, device: torch.device) -> "Generators":
+        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return cls(torch.get_rng_state(), cuda)
+
+    def restore(self, device: torch.device) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, device)
+
+
+class _Watched:
+    """Batches that remember whether the step has asked for more than there are: then its micro-steps are done."""
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self.batches = batches
+        self.used_up = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield from self.batches
+        self.used_up = True
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back what nothing refers to any more."""
+    gc.collect()  # autograd's graphs may be in reference cycles
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def attempt(
+    state: TrainState, batches: Iterable[Batch], step: Callable[[Iterable[Batch]], StepResult]
+) -> StepResult | Failure:
+    """One optimizer step, or where memory ran out in it. After 'micro_step' everything is as before the step."""
+    generators, watched = Generators.now(state.device), _Watched(batches)
+    try:
+        return step(watched)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    # Here the exception is gone, and with it the frames that held activations.
+    if watched.used_up:
+        return "optimizer"
+    state.optimizer.zero_grad(set_to_none=True)
+    if state.masters:
+        state.masters.drop_gradients()
+    free_memory(state.device)
+    generators.restore(state.device)
+    return "micro_step"
+
+
+def use_split(state: TrainState, config: RunConfig, *, compiled: bool) -> None:
+    """Let a state carry out its steps as `config` says; what was compiled for other sizes is dropped."""
+    state.config = config
+    if compiled:  # each size is compiled for itself, and Dynamo keeps eight of them at most
+        torch.compiler.reset()
+        free_memory(state.device)

@@ -170,7 +170,7 @@ class _Run:
         half = dtype != "float32" and not (self.keeps and not cuda)
         self.half = half
         width = ModelShape.of(config).head_dim
-        self.products = own.attention == "bmm" and not self.keeps
+        self.products = own.attention == "bmm" and own.recipe == "nanogpt" and not self.keeps
         variant = Variant(
             half=half, cuda=cuda, keeps_logits=self.keeps, checkpointed=own.checkpointed,
             dropout=config.dropout > 0, bias=config.bias, chunked=own.loss_chunk_size > 0,

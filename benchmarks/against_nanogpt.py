@@ -186,15 +186,17 @@ def alone(all: list[Entry], model: Model, end: float) -> None:
             entry.error = "no time left"
             continue
         torch._dynamo.reset()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        on_card = torch.cuda.is_available()
+        if on_card:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
         try:
             entry.start(5)
             for _ in range(5):
                 began = time.perf_counter()
                 entry.train(model.block)
                 entry.block_s.append((time.perf_counter() - began) / model.block)
-            entry.peak_bytes = torch.cuda.max_memory_allocated()
+            entry.peak_bytes = torch.cuda.max_memory_allocated() if on_card else None
         except Exception as error:  # one failing contestant must not cost the others their time on the card
             entry.error = f"{type(error).__name__}: {str(error)[:300]}"
         entry.own = None
@@ -268,22 +270,14 @@ def one_model(model: Model, args: argparse.Namespace, end: float) -> dict[str, A
     long = config.model_copy(update={"max_iters": 10**7})  # so that foretrain measures what to choose
     all = entries(long, placement, info, dtypes, patched=model.name != "124M")
     all = [entry for entry in all if not any(words in entry.label for words in args.skip)]
-    if on_card:
+    if on_card or args.alone:
         alone(all, model, end)
     else:
         torch.set_num_threads(args.threads)
         alternate(all, model, args.threads, end)
     rows = results(all, config, placement)
-    columns = [
-        "contestant",
-        "ms a step (range)",
-        "tokens/s",
-        "times nanoGPT (range)",
-        "MFU",
-        "loss differs",
-        "first s",
-        "GiB",
-    ]
+    columns = ["contestant", "ms a step (range)", "tokens/s", "times nanoGPT (range)", "MFU", "loss differs", "first s",
+               "GiB"]  # fmt: skip
     clock = "CPU time of one thread" if not on_card and args.threads == 1 else "wall time"
     show(f"{model.name}: {clock}", columns, lines(rows))
     return {"model": model.name, "knobs": model.knobs, "target": model.target, "threads": args.threads, "clock": clock,
@@ -307,6 +301,7 @@ def main() -> None:
     parser.add_argument(
         "--skip", action="append", default=[], help='contestants to leave out, such as "nanoGPT compiled"'
     )
+    parser.add_argument("--alone", action="store_true", help="one contestant after the other, as on a card")
     parser.add_argument("--eager", action="store_true", help="nothing compiled")
     parser.add_argument(
         "--minutes", type=float, default=30.0, help="start no further round or contestant after this long"

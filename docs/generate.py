@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import precision_tables
+import speed_tables
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
@@ -342,6 +343,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "startup": startup_sentence,
     "knobs": knob_tables,
     "exit-codes": exit_codes,
+    "against-nanogpt": speed_tables.against,
+    "speed-machine": speed_tables.machine,
+    "compile-start": speed_tables.start,
     "precision-losses": precision_tables.losses,
     "precision-speeds": precision_tables.speeds,
     "precision-moments": precision_tables.moments,

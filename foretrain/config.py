@@ -325,6 +325,13 @@ class RunConfig(Record):
         return self.model_copy(update={name: type(self).model_fields[name].default for name in own})
 
     @property
+    def obstacle_to_bmm(self) -> str:
+        """Why attention = bmm cannot serve this model in training; empty where it can."""
+        if self.recipe != "nanogpt":
+            return "its recipe is another one"
+        return "it has no dropout" if self.dropout else ""
+
+    @property
     def eval_batch(self) -> int:
         return self.eval_batch_size or self.batch_size
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foretrain.lm import attention
+from foretrain.lm import attention, attention_sizes
 from foretrain.lm.model import GPT
 from tests.helpers import tiny
 
@@ -50,8 +50,8 @@ def test_result_and_gradient_are_those_of_the_reference(
     qkv = torch.randn(B, T, 3 * H * D, generator=random).to(dtype)
     dy = torch.randn(B, T, H * D, generator=random).to(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "ROWS", rows)
-        patch.setattr(attention, "GROUP_BYTES", group)
+        patch.setattr(attention_sizes, "ROWS", rows)
+        patch.setattr(attention_sizes, "GROUP_BYTES", group)
         (y, gradient), (expected, expected_gradient) = both_ways(qkv, H, dy)
     assert y.dtype == gradient.dtype == dtype
     assert_close(y, expected, TOLERANCE[dtype])

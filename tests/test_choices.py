@@ -98,6 +98,7 @@ def test_what_the_user_gives_is_not_chosen() -> None:
     assert len(choices.candidates(tiny(**given), set(given))) == 1
     assert {w.dtype for w in choices.candidates(tiny(dtype="float32"), {"dtype"})} == {"float32"}
     assert {w.attention for w in choices.candidates(tiny(dropout=0.1), set())} == {"sdpa"}
+    assert {w.attention for w in choices.candidates(tiny(recipe="modern"), set())} == {"sdpa"}
     assert {w.threads for w in choices.candidates(tiny(cpu_threads=3), {"cpu_threads"})} == {3}
 
 

@@ -61,6 +61,22 @@ def test_gpu_suite_runs_on_a_cpu(own_directory: Path) -> None:
     assert rows[0]["time"]["step_s"] > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [["--alone"], ["--threads=1"]])
+def test_the_contest_with_nanogpt_runs(how: list[str], own_directory: Path) -> None:
+    """In turn, as on a CPU, and one after the other, as on a card: the same curves to the rounding of bfloat16."""
+    script = REPO / "benchmarks" / "against_nanogpt.py"
+    words = [sys.executable, str(script), "--only", "tiny", "--eager", "--out", "c.json", *how]
+    subprocess.run(words, check=True, capture_output=True, timeout=600)
+    rows = json.loads(Path("c.json").read_text("utf-8"))["models"][0]["contestants"]
+    assert {row["name"] for row in rows} == {"nanoGPT", "nanoGPT with autocast", "foretrain"}
+    for row in rows:
+        assert not row["error"]
+        assert row["ratio"] > 0
+        assert row["losses"][-1] < row["losses"][0]
+        assert row["loss_difference"]["largest"] < 2**-8
+
+
 def test_gpu_comparison_of_a_card_that_is_the_simulator(own_directory: Path) -> None:
     """A made-up measurement, written from a trace's own replay: every error must be 0, and a lost allocation shown."""
     from foretrain.config import RunConfig

@@ -18,6 +18,8 @@ foretrain demo
 
 foretrain demo --steps 200        (a shorter look)"""
 
+PLAIN = ("--dtype=float32", "--attention=sdpa")  # the same on every machine, and what a quick calibration knows
+
 
 def add_to(app: typer.Typer) -> None:
     app.command("demo", epilog=EPILOG)(demo_command)
@@ -49,8 +51,7 @@ def demo_command(
     quiet = quiet or as_json
     interval = max(10, steps // 5)
     words = ["baby", "--device=cpu", f"--max_iters={steps}", f"--lr_decay_iters={steps}", f"--out_dir={out}",
-             f"--eval_interval={interval}", f"--warmup_iters={min(50, steps // 4)}",
-             "--dtype=float32", "--attention=sdpa"]  # fmt: skip
+             f"--eval_interval={interval}", f"--warmup_iters={min(50, steps // 4)}", *PLAIN]  # fmt: skip
     resolved = resolve(words)
     resolved, _ = prepare_data(resolved)
     _calibrate_once(resolved.config, quiet=quiet)

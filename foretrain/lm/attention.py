@@ -6,7 +6,7 @@ see a block of keys never meet it. One operation for autograd and for the compil
 
 What waits for backward: q, k and v, and the probabilities as long as they take no more than q, k, v and the result
 together (T <= 4 D); longer rows compute them again. The scores of all heads never exist together: heads are taken in
-groups of about GROUP_BYTES of scores.
+groups of about 2 MiB of scores (attention_sizes.py).
 
 Letters: B micro-batch, T context, C width, H heads, D = C / H, N = B x H.
 """
@@ -18,13 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-GROUP_BYTES = 2 << 20  # of scores at one time: about what the second caches of two cores hold
-ROWS = 256  # of queries at one time, against the keys that they can see; shorter contexts are taken whole
-
-
-def keeps_probabilities(T: int, D: int) -> bool:
-    """Whether forward leaves the probabilities for backward."""
-    return 4 * D >= T and T <= ROWS
+from foretrain.lm import attention_sizes as sizes
 
 
 @lru_cache(maxsize=8)
@@ -34,15 +28,13 @@ def _future(rows: int) -> Tensor:
 
 def _blocks(T: int) -> Iterator[slice]:
     """The queries of a context, some rows at a time."""
-    for start in range(0, T, ROWS):
-        yield slice(start, min(start + ROWS, T))
+    for start in range(0, T, sizes.ROWS):
+        yield slice(start, min(start + sizes.ROWS, T))
 
 
 def _groups(N: int, T: int, item_bytes: int) -> Iterator[slice]:
-    """The heads of a micro-batch, so many that their scores take about GROUP_BYTES."""
-    size = max(1, GROUP_BYTES // (min(T, ROWS) * T * item_bytes))
-    count = -(-N // size)  # even groups: a small rest would leave cores idle
-    size = -(-N // count)
+    """The heads of a micro-batch, a group at a time."""
+    size = sizes.group_size(N, T, item_bytes)
     for start in range(0, N, size):
         yield slice(start, min(start + size, N))
 
@@ -67,16 +59,17 @@ def _forward(qkv: Tensor, H: int) -> tuple[Tensor, Tensor, Tensor]:
     heads = _heads(qkv, H)
     q, k, v = heads
     N, _, D = q.shape
-    keep = keeps_probabilities(T, D)
+    keep = sizes.keeps_probabilities(T, D)
     kept = qkv.new_empty((N, T, T) if keep else (0,))
     result = torch.empty_like(q)
     for g in _groups(N, T, qkv.element_size()):
         for r in _blocks(T):
-            p = _probabilities(q[g, r], k[g, : r.stop], D**-0.5, kept[g] if keep else None)
-            if T <= ROWS:
-                torch.bmm(p, v[g], out=result[g])
+            keys, values = k[g, : r.stop], v[g, : r.stop]
+            # Nothing names the probabilities, so that they are gone before the next are made.
+            if T <= sizes.ROWS:
+                torch.bmm(_probabilities(q[g], keys, D**-0.5, kept[g] if keep else None), values, out=result[g])
             else:
-                result[g, r] = torch.bmm(p, v[g, : r.stop])
+                result[g, r] = torch.bmm(_probabilities(q[g, r], keys, D**-0.5), values)
     return result.view(B, H, T, D).transpose(1, 2).reshape(B, T, width // 3), heads, kept
 
 
@@ -88,7 +81,7 @@ def _backward(grad: Tensor, heads: Tensor, kept: Tensor, H: int) -> Tensor:
     dy = grad.view(B, T, H, D).transpose(1, 2).reshape(N, T, D)
     gradient = torch.empty_like(heads)
     for g in _groups(N, T, heads.element_size()):
-        if T <= ROWS:
+        if T <= sizes.ROWS:
             p = kept[g] if kept.numel() else _probabilities(q[g], k[g], D**-0.5)
             _block_backward(dy[g], q[g], k[g], v[g], p, gradient[:, g].unbind(0))
             continue
@@ -129,7 +122,7 @@ _library.impl("attention_backward", _backward, "CPU")
 def _forward_shapes(qkv: Tensor, H: int) -> tuple[Tensor, Tensor, Tensor]:
     B, T, width = qkv.shape
     D = width // 3 // H
-    kept = (B * H, T, T) if keeps_probabilities(T, D) else (0,)
+    kept = (B * H, T, T) if sizes.keeps_probabilities(T, D) else (0,)
     return qkv.new_empty(B, T, width // 3), qkv.new_empty(3, B * H, T, D), qkv.new_empty(kept)
 
 

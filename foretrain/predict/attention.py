@@ -8,11 +8,16 @@ from typing import Literal
 
 from foretrain.hardware import Dtype, Gpu
 
-AttentionKind = Literal["cudnn", "flash", "efficient", "math"]
+AttentionKind = Literal["cudnn", "flash", "efficient", "math", "bmm"]
 
 
-def attention_kind(gpu: Gpu, dtype: Dtype, head_width: int, dropout: float) -> AttentionKind:
-    """The kernel for heads of this width; `dropout` is that of attention, which evaluation does not have."""
+def attention_kind(gpu: Gpu, dtype: Dtype, head_width: int, dropout: float, products: bool = False) -> AttentionKind:
+    """The kernel for heads of this width; `dropout` is that of attention, which evaluation does not have.
+
+    `products`: the knob asks for batched products, which a CPU does without dropout (lm/attention.py).
+    """
+    if gpu.kind == "cpu" and products and not dropout:
+        return "bmm"
     if gpu.kind == "cpu":
         return "math" if dropout else "flash"
     if gpu.kind != "cuda":

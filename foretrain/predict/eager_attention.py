@@ -50,6 +50,8 @@ class EagerAttention:
         t, kind = self.t, self.kind(saving)
         if kind == "math":
             return self._written(qkv, saving)
+        if kind == "bmm":
+            return self._products(qkv, saving)
         inputs, joined, passing = [qkv], None, []
         size = self.e(self.low)
         if self.padded(kind):
@@ -68,6 +70,8 @@ class EagerAttention:
         t, kind = self.t, self.v.attention
         if kind == "math":
             return self._written_backward(grad, saved)
+        if kind == "bmm":
+            return self._products_backward(grad, saved)
         size = self.e(self.low)
         if self.padded(kind):
             size = t.size(self.low, "B", "T", "A")
@@ -78,6 +82,31 @@ class EagerAttention:
         if kind in ("flash", "cudnn"):
             t.free(t.alloc("workspace", t.size(1, "flash")))
         t.free(grad, *saved)
+        return heads
+
+    # -- batched products (lm/attention.py) ----------------------------------------------------------------
+
+    def group(self, count: int) -> Size:
+        """`count` tensors of the scores that exist at one time."""
+        return self.t.size(count * self.low, "halfgroup" if self.low == 2 else "group")
+
+    def _products(self, qkv: Tensor, saving: bool) -> Heads:
+        """q, k and v head by head, the probabilities where they are kept, the result, and it side by side again."""
+        t, keeps = self.t, self.t.symbols["kept"] > 0
+        kept = [t.alloc(HERE, self.e(3 * self.low))]
+        if keeps:
+            kept.append(t.alloc(HERE, t.size(self.low, "kept")))
+        result = t.alloc(HERE, self.e(self.low))
+        t.free(t.alloc("workspace", self.group(1 if keeps else 2)))
+        joined = t.alloc(HERE, self.e(self.low))
+        t.free(result)
+        return Heads(kept, joined, [qkv]) if saving else Heads([], None, [qkv, *kept, joined])
+
+    def _products_backward(self, grad: Tensor, saved: list[Tensor]) -> list[Tensor]:
+        t = self.t
+        dy, heads = t.alloc("temporaries", self.e(self.low)), [t.alloc("temporaries", self.e(self.low)) for _ in "qkv"]
+        t.free(t.alloc("workspace", self.group(2 if t.symbols["kept"] else 3)))
+        t.free(dy, grad, *saved)
         return heads
 
     # -- the math path -------------------------------------------------------------------------------------

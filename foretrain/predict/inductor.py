@@ -88,6 +88,8 @@ class CompiledStep:
     def attention_saved(self) -> list[Tensor]:
         """A log-sum-exp for each row; the math path's softmax, and with dropout its mask and what it lets through."""
         t = self.t
+        if self.v.attention == "bmm":
+            return [t.alloc("activations.attention", t.size(self.low, "kept"))]
         if self.v.attention != "math":
             return [t.alloc("activations.attention", t.size(4, "B", "H", "T"))]
         coefficients = (4, 4, 1) if self.v.dropout else (4,)

@@ -12,6 +12,7 @@ from typing import Literal
 
 from foretrain.config import RunConfig
 from foretrain.hardware import Dtype, Gpu
+from foretrain.lm import attention_sizes
 from foretrain.lm.adamw8bit_sizes import TEMPORARY_BYTES, moments_bytes
 from foretrain.lm.shape import ModelShape
 from foretrain.predict.attention import attention_kind
@@ -126,17 +127,22 @@ def flash_backward_bytes(shape: ModelShape, batch: int, block: int) -> int:
 def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str, int]:
     """The letters of the formulas; A is the width of all heads, each padded to a multiple of 8.
 
+    kept: scores of lm/attention.py that wait for backward; group, halfgroup: those of a group of heads, by width.
     moments: those in 8 bits (lm/adamw8bit_sizes.py); chunk: what is fp32 of them at one time. M: parameters in
     matrices of the blocks, which are Muon's; R: the rest.
     """
     shape = ModelShape.of(config)
     flash = gpu.capability >= (8, 0)
+    heads = batch * shape.n_head
     return {
         "B": batch, "T": block, "C": shape.n_embd, "H": shape.n_head, "L": shape.n_layer, "V": shape.vocab_size,
         "W": shape.block_size, "P": shape.n_params, "n": min(config.loss_chunk_size, batch * block),
         "A": shape.n_head * -(-shape.head_dim // 8) * 8, "D": shape.head_dim,
         "cuBLAS": cublas_workspace_bytes(gpu) if gpu.kind == "cuda" else 0,
         "flash": flash_backward_bytes(shape, batch, block) if flash else 0,
+        "kept": attention_sizes.kept_elements(heads, block, shape.head_dim),
+        "group": attention_sizes.score_elements(heads, block, 4),
+        "halfgroup": attention_sizes.score_elements(heads, block, 2),
         "moments": moments_bytes((p.numel for p in shape.parameters()), CUDA_GRANULE if gpu.kind != "cpu" else 1),
         "chunk": TEMPORARY_BYTES, "M": (matrices := shape.n_block_matrix_params), "R": shape.n_params - matrices,
     }  # fmt: skip
@@ -181,11 +187,12 @@ class _Run:
         half = dtype != "float32" and not (self.keeps and not cuda)
         self.half = half
         width = shape.head_dim
+        self.products = own.attention == "bmm" and own.recipe == "nanogpt" and not self.keeps
         variant = Variant(
             half=half, cuda=cuda, keeps_logits=self.keeps, checkpointed=own.checkpointed,
             dropout=config.dropout > 0, bias=config.bias, chunked=own.loss_chunk_size > 0,
-            attention=attention_kind(gpu, dtype, width, config.dropout),
-            evaluation_attention=attention_kind(gpu, dtype, width, 0.0),
+            attention=attention_kind(gpu, dtype, width, config.dropout, self.products),
+            evaluation_attention=attention_kind(gpu, dtype, width, 0.0, self.products),
             master=own.master_weights, cheap=own.recompute_norm_gelu,
         )  # fmt: skip
         self.writes_scores = "math" in (variant.attention, variant.evaluation_attention)

@@ -36,7 +36,7 @@ SMALL_STEP_S = 0.005  # of a step that one thread may do as fast as several
 _SLICE_FLOPS = 8e9  # of one step: 25 to 100 ms on two cores
 _SHAPE = (
     "n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "dropout", "batch_size",
-    "activation_checkpointing", "loss_chunk_size", "optimizer", "matmul",
+    "activation_checkpointing", "loss_chunk_size", "optimizer", "matmul", "recipe",
 )  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def candidates(config: RunConfig, given: set[str]) -> list[Way]:
         given = {*given, "master_weights"}
     dtypes: list[Dtype] = ["float32", "bfloat16"] if config.dtype == "auto" else [config.dtype]
     dtypes = dtypes[:1] if config.matmul != "dtype" else dtypes
-    kinds = ["sdpa", "bmm"] if config.attention == "auto" and not config.dropout else [config.attention]
+    kinds = ["sdpa", "bmm"] if config.attention == "auto" and not config.obstacle_to_bmm else [config.attention]
     kinds = ["sdpa" if kind == "auto" else kind for kind in kinds]
     masters = [config.master_weights] if "master_weights" in given or config.master_weights else [False, True]
     ways = []

@@ -39,8 +39,8 @@ def place(config: RunConfig) -> Placement:
     if compiled and (obstacle := obstacle_to_compile(device)):
         compiled = False
         notes.append(("no_compile", {"reason": obstacle}))
-    if config.attention == "bmm" and (device.type != "cpu" or config.dropout):
-        reason = "it has no dropout" if device.type == "cpu" else "it is for CPUs"
+    if config.attention == "bmm" and (device.type != "cpu" or config.obstacle_to_bmm):
+        reason = config.obstacle_to_bmm if device.type == "cpu" else "it is for CPUs"
         notes.append(("no_bmm", {"reason": reason}))
     return Placement(device, gpu, dtype, compiled, tuple(notes))
 

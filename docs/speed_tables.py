@@ -1,0 +1,51 @@
+"""Tables of docs/speed.md from the results of benchmarks/against_nanogpt.py and benchmarks/compile_start.py."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+
+
+def _way(row: dict[str, Any]) -> str:
+    chosen = row["chosen"]
+    kernels = f", attention {chosen['attention']}" if chosen else ""
+    masters = ", master weights" if chosen.get("master_weights") else ""
+    return f"{row['name']}, {'compiled' if row['compiled'] else 'eager'}, {row['dtype']}{kernels}{masters}"
+
+
+def against() -> str:
+    """Every contestant of every model."""
+    found = json.loads((RESULTS / "against_nanogpt.json").read_text("utf-8"))
+    lines = [
+        "| model | threads | who | ms a step | tokens/s | times nanoGPT (range) | largest loss difference | rounds |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for model in found["models"]:
+        for row in model["contestants"]:
+            if "ratio" not in row:
+                continue
+            loss = row["loss_difference"]
+            pairs = sum(a is not None for a in row["blocks_s"])
+            lines.append(
+                f"| {model['model']} | {model['threads']} | {_way(row)} | {row['step_s'] * 1e3:,.1f} | "
+                f"{row['tokens_per_s']:,.0f} | {row['ratio']:.2f} ({row['lowest_ratio']:.2f} to "
+                f"{row['highest_ratio']:.2f}) | {loss['largest'] * 100:.2f} % in {loss['steps']} steps | {pairs} |"
+            )
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """What the figures hold for."""
+    model = json.loads((RESULTS / "against_nanogpt.json").read_text("utf-8"))["models"][0]
+    flags = ", ".join(model["machine"]["flags"])
+    return f"{model['machine']['device']} with {flags}; torch {model['versions']['torch']}; {model['date']}"
+
+
+def start() -> str:
+    """Cold starts."""
+    found = json.loads((RESULTS / "compile_start.json").read_text("utf-8"))
+    lines = ["| compiled | first step s | later steps ms |", "| --- | ---: | ---: |"]
+    for row in found["rows"]:
+        lines.append(f"| {row['compiled']} | {row['first_s']:.0f} | {row['step_s'] * 1e3:.1f} |")
+    return "\n".join(lines)

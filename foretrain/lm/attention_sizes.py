@@ -1,0 +1,29 @@
+"""How attention as matrix products (attention.py) is cut, and what it keeps. No torch: the ledger counts with it.
+
+Letters: T context, D width of a head, N = micro-batch x heads.
+"""
+
+GROUP_BYTES = 2 << 20  # of scores at one time: about what the second caches of two cores hold
+ROWS = 256  # of queries at one time, against the keys that they can see; shorter contexts are taken whole
+
+
+def keeps_probabilities(T: int, D: int) -> bool:
+    """Whether forward leaves the probabilities for backward: while they take no more than q, k, v and the result."""
+    return 4 * D >= T and T <= ROWS
+
+
+def group_size(N: int, T: int, item_bytes: int) -> int:
+    """Heads whose scores exist at one time, about GROUP_BYTES of them. Groups are even: a small rest would leave cores
+    idle."""
+    most = max(1, GROUP_BYTES // (min(T, ROWS) * T * item_bytes))
+    return -(-N // -(-N // most))
+
+
+def score_elements(N: int, T: int, item_bytes: int) -> int:
+    """Scores that exist at one time."""
+    return group_size(N, T, item_bytes) * min(T, ROWS) * T
+
+
+def kept_elements(N: int, T: int, D: int) -> int:
+    """Probabilities that wait for backward."""
+    return N * T * T if keeps_probabilities(T, D) else 0

@@ -35,7 +35,7 @@ from foretrain.records import Record
 OLDEST_TORCH = (2, 11)
 SHAPING_KNOBS = (
     "n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "dropout", "batch_size", "eval_only",
-    "activation_checkpointing", "loss_chunk_size",
+    "activation_checkpointing", "loss_chunk_size", "recipe", "optimizer",
 )  # fmt: skip
 Answer = TypeVar("Answer", bound=Record)
 AT_ONCE = 2  # traces side by side; each takes one core and half a GiB
@@ -58,12 +58,10 @@ class Request:
 
     def normal_config(self) -> RunConfig:
         """The config with everything at its default that does not change a trace, so that more of them are shared."""
-        c = self.config
+        own = self.step == "foretrain"
+        c = self.config if own else self.config.as_nanogpt
         values = {knob: getattr(c, knob) for knob in SHAPING_KNOBS}
-        own = (
-            self.step == "foretrain"
-        )  # nanoGPT has neither sizes of its own for evaluation nor checkpointing nor chunks
-        if not own:
+        if not own:  # nanoGPT has neither sizes of its own for evaluation nor checkpointing nor chunks
             values |= {"activation_checkpointing": False, "loss_chunk_size": 0}
         return RunConfig(
             **values,

@@ -228,10 +228,8 @@ class ModernEagerStep(EagerStep):
     def attention_backward(self, grad: Tensor, s: Saved) -> Tensor:
         """The gradient of the norm's result: the sum of those through queries and keys, and through values."""
         t, low = self.t, self.low
-        if self.v.attention in ("flash", "cudnn"):
-            inside = t.alloc("workspace", t.size(1, "flash"))
-        else:
-            inside = None
+        flash = self.v.attention in ("flash", "cudnn")
+        inside = t.alloc("workspace", t.size(1, "flash")) if flash else None
         dq, dk, dv = (t.alloc("temporaries", self.e(low)) for _ in range(3))
         t.free(*s.heads.saved, grad, inside)
         through_value = self.linear_backward("value", dv, 1, None, s.copies, 1)

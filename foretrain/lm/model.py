@@ -77,7 +77,8 @@ class LanguageModel(nn.Module):
     def whole_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """The loss of all logits at once, from the last hidden states, B x T x C."""
         logits = self.lm_head(hidden)
-        if not torch.is_autocast_enabled(hidden.device.type):  # which would take the loss in fp32 by itself
+        del hidden  # an evaluation has no more need of it
+        if not torch.is_autocast_enabled(logits.device.type):  # which would take the loss in fp32 by itself
             logits = logits.float()
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=-1)
 

@@ -13,14 +13,12 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from foretrain.cpu import cpu_has_bf16
-from foretrain.lm.shape import NS_STEPS
+from foretrain.lm.shape import NS_BATCH_ELEMENTS, NS_STEPS
 
 # p(s) = a·s + b·s³ + c·s⁵ moves every singular value s of (0, 1] to 0.7 … 1.2 in five iterations: the coefficients of
 # Keller Jordan's Muon (MIT), those of torch.optim.Muon too. A steep start at 0 counts for more than exactly 1.
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-7
-# Elements that are iterated at one time: enough to fill a large GPU, and bounds what the optimizer takes for a moment.
-BATCH_ELEMENTS = 2**24
 kernels: Any = torch  # those over lists of tensors have private names, in torch.optim too
 
 
@@ -115,6 +113,7 @@ class MuonAdamW(torch.optim.Optimizer):
             dtype = iteration_dtype(batch[0].device)
             updates = newton_schulz(torch.stack(_gradients(batch)).to(dtype)).to(batch[0].dtype)
             kernels._foreach_add_(batch, list(updates.unbind()), alpha=-rate * update_scale(*batch[0].shape))
+            del updates  # before the next ones are made
 
 
 def _gradients(parameters: list[Tensor]) -> list[Tensor]:
@@ -122,11 +121,11 @@ def _gradients(parameters: list[Tensor]) -> list[Tensor]:
 
 
 def _batches(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
-    """The matrices of one shape, as many at a time as BATCH_ELEMENTS allows."""
+    """The matrices of one shape, as many at a time as NS_BATCH_ELEMENTS allows."""
     shapes: dict[torch.Size, list[Tensor]] = {}
     for parameter in parameters:
         shapes.setdefault(parameter.shape, []).append(parameter)
     for shape, matrices in shapes.items():
-        count = max(1, BATCH_ELEMENTS // shape.numel())
+        count = max(1, NS_BATCH_ELEMENTS // shape.numel())
         for start in range(0, len(matrices), count):
             yield matrices[start : start + count]

@@ -13,6 +13,8 @@ from functools import cached_property
 from foretrain.config import RunConfig
 
 NS_STEPS = 5  # Newton-Schulz iterations of Muon (lm/muon.py), here because they are FLOPs to predict
+# Elements that Muon iterates at one time: enough to fill a large GPU, and bounds what its step takes for a moment.
+NS_BATCH_ELEMENTS = 2**24
 # The layers of the modern block (lm/modern.py): rows and columns as multiples of the width.
 MODERN_LAYERS = (
     ("attention.qk", 2, 1), ("attention.v", 1, 1), ("attention.out", 1, 1), ("mlp.up", 4, 1), ("mlp.down", 1, 4),
@@ -136,6 +138,17 @@ class ModelShape:
     def n_block_matrix_params(self) -> int:
         """Parameters in the matrices of the blocks."""
         return sum(math.prod(shape) * count for shape, count in self.block_matrices().items())
+
+    @property
+    def newton_schulz_bytes(self) -> int:
+        """What Muon's step takes for a moment (lm/muon.py): a batch of matrices in fp32 beside its copy in half
+        precision, or two such copies beside two square products."""
+        most = 0
+        for shape, count in self.block_matrices().items():
+            at_once = min(count, max(1, NS_BATCH_ELEMENTS // math.prod(shape)))
+            elements, square = at_once * math.prod(shape), at_once * min(shape) ** 2
+            most = max(most, 6 * elements, 4 * elements + 4 * square)
+        return most
 
     def optimizer_groups(self) -> dict[bool, tuple[int, int]]:
         """{decayed: (tensors, parameters)}, what nanoGPT prints when it makes the optimizer."""

@@ -10,8 +10,9 @@ from foretrain.predict.timeline import Tensor, Timeline, Variant
 def chunked_head(
     t: Timeline, v: Variant, hidden: Tensor | None, *, saving: bool, fused: bool, first: bool
 ) -> list[Tensor]:
-    """Writes the loop; frees `hidden` where nobody keeps it; returns what waits for backward: the gradients of hidden and of the weight.
+    """Writes the loop; frees `hidden` where nobody keeps it.
 
+    Returns what waits for backward: the gradients of hidden and of the weight.
     `first`: no gradients are there yet, so that of the weight becomes `.grad`, to which wte's share is added in place.
     """
     low = 2 if v.half else 4

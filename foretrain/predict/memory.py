@@ -129,7 +129,7 @@ def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str,
 
     kept: scores of lm/attention.py that wait for backward; group, halfgroup: those of a group of heads, by width.
     moments: those in 8 bits (lm/adamw8bit_sizes.py); chunk: what is fp32 of them at one time. M: parameters in
-    matrices of the blocks, which are Muon's; R: the rest.
+    matrices of the blocks, which are Muon's; R: the rest; newton: what its iterations take.
     """
     shape = ModelShape.of(config)
     flash = gpu.capability >= (8, 0)
@@ -145,6 +145,7 @@ def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str,
         "halfgroup": attention_sizes.score_elements(heads, block, 2),
         "moments": moments_bytes((p.numel for p in shape.parameters()), CUDA_GRANULE if gpu.kind != "cpu" else 1),
         "chunk": TEMPORARY_BYTES, "M": (matrices := shape.n_block_matrix_params), "R": shape.n_params - matrices,
+        "newton": shape.newton_schulz_bytes,
     }  # fmt: skip
 
 
@@ -243,6 +244,8 @@ class _Run:
             self.moments()
         if self.own.optimizer == "adamw8bit" and not self.own.optimizer_offload:
             self.t.free(self.t.alloc("temporaries", self.t.size(1, "chunk")))
+        if self.own.optimizer == "muon" and not self.own.optimizer_offload:
+            self.t.free(self.t.alloc("temporaries", self.t.size(1, "newton")))
         self.t.free_component("gradients")
         step.has_grads = False
 

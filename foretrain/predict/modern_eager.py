@@ -49,7 +49,8 @@ class ModernEagerStep(EagerStep):
         if wide == 2:
             t.free(x0)
             x0 = t.alloc("activations.residual", self.e(2))
-        return x0, [embedded, *([] if saving else tables)], [scale, x0, *(tables if saving else [])]
+        kept = [scale, x0, *tables]
+        return (x0, [embedded], kept) if saving else (x0, [embedded, *kept], [])
 
     def forward(self, saving: bool) -> Graph:
         """`graph.inputs` holds what checkpointed blocks keep; x0 is the first one's and lives on besides."""
@@ -72,7 +73,7 @@ class ModernEagerStep(EagerStep):
         for i, saved in enumerate(graph.blocks):
             self.free_copies(saved, saving and i >= self.v.checkpointed)
         if not saving:
-            t.free(*graph.head_copy, *graph.embedding)
+            t.free(*graph.head_copy)
         return graph
 
     def normed(self, saving: bool) -> tuple[Tensor, list[Tensor]]:

@@ -21,7 +21,7 @@ from foretrain.units import parse_bytes
 OWN_WAYS = (
     "activation_checkpointing", "checkpointed_blocks", "recompute_norm_gelu", "activation_memory_budget",
     "loss_chunk_size", "auto_chunker", "master_weights", "optimizer_offload", "optimizer", "matmul",
-    "recipe",
+    "recipe", "attention", "compile_blocks", "compile_mode",
 )  # fmt: skip
 GROUPS = ("model", "data", "batch", "optimizer", "evaluation", "run", "system", "cost")
 

@@ -11,6 +11,9 @@ from foretrain.hardware import Dtype, Gpu, MatmulMode
 
 MULTIPLE = 16  # cuBLAS's FP8 products want every side to be one of 16; INT8 would be content with 8
 LEAST_CAPABILITY: dict[MatmulMode, tuple[int, int]] = {"fp8": (8, 9), "int8": (8, 0), "fp16_accumulation": (7, 0)}
+LACKING: dict[MatmulMode, str] = {
+    "fp8": "gpu.no_fp8", "int8": "gpu.no_int8", "fp16_accumulation": "gpu.no_fp16_accumulation",
+}  # fmt: skip
 EIGHT_BITS = ("fp8", "int8")
 
 
@@ -22,7 +25,7 @@ def check_matmul(config: RunConfig, gpu: Gpu, dtype: Dtype) -> None:
     if gpu.kind == "mps" or (gpu.kind == "cpu" and mode == "fp16_accumulation"):
         raise UserError("gpu.no_matmul_mode", mode=mode, gpu=gpu.name)
     if gpu.kind == "cuda" and gpu.capability < LEAST_CAPABILITY[mode]:
-        raise UserError(f"gpu.no_{mode}", gpu=gpu.name, capability=gpu.compute_capability or "unknown")
+        raise UserError(LACKING[mode], gpu=gpu.name, capability=gpu.compute_capability or "unknown")
     if mode == "fp16_accumulation" and dtype != "float16":
         raise UserError("config.fp16_accumulation_dtype", dtype=dtype)
     if mode in EIGHT_BITS:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import typer
 
+from foretrain.advise.micro_batch import Choice
 from foretrain.cli import plan_exact, plan_limits
 from foretrain.cli import plan_options as o
 from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, Words, print_error, print_json, print_notes
@@ -33,6 +34,8 @@ foretrain plan config/train_gpt2.py --gpu 4070 --exact   (the real step traced, 
 foretrain plan my.py --gpu 4070 --explain --observed 6582MiB --process 4464MiB   (why is it so much?)
 
 foretrain plan my.py --gpu 4070 --others 2GB --largest batch_size
+
+foretrain plan my.py --gpu 3060,4070 --batch_size=auto --total_batch_size=524288   (the micro-batch that fits)
 
 foretrain plan my.py --gpu 4070,4090,A100-SXM4-80GB --price "4090=0.35,A100-SXM4-80GB=1.2"   (which card?)
 
@@ -209,10 +212,21 @@ def make_plan(
     if logged_mfu is not None:
         flops = ModelShape.of(config).flops_per_token * config.tokens_per_step
         step_time = flops / (logged_mfu / 100 * NANOGPT_PEAK_FLOP_PER_S)
-    return plan(
-        config, target.gpu, name=resolved.name, others_bytes=target.others_bytes, dataset_tokens=tokens,
-        dataset_source=source, logged_step_s=step_time,
+    decided = auto_batch(config, target) if config.auto_batch_size else None
+    made = plan(
+        decided.config if decided else config, target.gpu, name=resolved.name, others_bytes=target.others_bytes,
+        dataset_tokens=tokens, dataset_source=source, logged_step_s=step_time,
     )  # fmt: skip
+    return made.model_copy(update={"notes": (decided.note, *made.notes)}) if decided else made
+
+
+def auto_batch(config: RunConfig, target: Target) -> Choice:
+    """The micro-batch that batch_size = auto gives on a target."""
+    from foretrain.advise.micro_batch import choose
+    from foretrain.predict.plan import available, choose_dtype
+
+    room, _ = available(config, target.gpu, target.others_bytes)
+    return choose(config, target.gpu, choose_dtype(config, target.gpu)[0], room)
 
 
 def with_dataset(resolved: ResolvedConfig) -> tuple[RunConfig, int | None, str]:

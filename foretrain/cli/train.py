@@ -17,7 +17,9 @@ from foretrain.messages import printable, say
 from foretrain.units import format_bytes, format_duration, format_percent
 
 if TYPE_CHECKING:
+    from foretrain.config import RunConfig
     from foretrain.lm.dataset import DatasetInfo
+    from foretrain.predict.plan import Plan
     from foretrain.run.device import Placement
     from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics
     from foretrain.run.trainer import Event
@@ -32,6 +34,8 @@ foretrain train config/train_shakespeare_char.py --device=cpu --compile=false
 
 foretrain train config.py --init_from=nanoGPT/out/ckpt.pt --init_optimizer        (go on where nanoGPT stopped)
 
+foretrain train my.toml --batch_size=auto    (the micro-batch that fits here, tried for a moment; tokens a step kept)
+
 foretrain train my.toml --resume auto        (after Ctrl-C, a crash or a power cut)"""
 
 
@@ -45,6 +49,9 @@ def train_command(
         str,
         typer.Option(help="auto: go on with the newest unfinished run under this out_dir; no: begin a new one."),
     ] = "no",
+    no_trial: Annotated[
+        bool, typer.Option("--no-trial", help="With batch_size = auto: take the forecast's word, try nothing.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -53,7 +60,8 @@ def train_command(
         raise typer.BadParameter("must be auto or no", param_hint="--resume")
     resolved = resolve(words or [])
     print_notes(resolved.notes, quiet=quiet)
-    record = train(resolved, resume=resume == "auto" or resolved.config.init_from == "resume", quiet=quiet or as_json)
+    go_on = resume == "auto" or resolved.config.init_from == "resume"
+    record = train(resolved, resume=go_on, quiet=quiet or as_json, trial=not no_trial)
     if as_json:
         from foretrain.run.store import SCHEMA
 
@@ -62,7 +70,7 @@ def train_command(
         raise typer.Exit(int(ExitCode.STOPPED))
 
 
-def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False) -> RunRecord:
+def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False, trial: bool = True) -> RunRecord:
     """Train a resolved config in its run directory; returns the record. Raises UserError."""
     need_torch()
     if (count := os.environ.get("WORLD_SIZE", "1")) not in ("", "0", "1"):
@@ -80,6 +88,12 @@ def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False
     directory, resuming = _directory(resolved, resume, quiet)
     try:
         resolved, placement = _choose(resolved, placement, directory, resuming)
+        if resolved.config.auto_batch_size and not resuming:  # a resumed run goes on as it was
+            from foretrain.cli.auto_batch import chosen
+
+            resolved = chosen(resolved, placement, trial=trial, quiet=quiet)
+            split = (resolved.config.batch_size, resolved.config.gradient_accumulation_steps)
+            directory.event("auto_batch", batch_size=split[0], accumulation=split[1])
         config = resolved.config
         if not resuming:
             _write_inputs(directory, resolved, environment(placement), placement)
@@ -196,9 +210,18 @@ def _write_inputs(
         ResolvedConfig(config, {**resolved.sources, "vocab_size": "run"}, (), resolved.name),
         Target(placement.gpu, 0),
     )
+    _warn_of_limit(forecast, resolved.config)
     replace_text(directory.path / "config.toml", to_toml(resolved.config))
     replace_text(directory.path / "environment.json", json.dumps(environment, indent=1) + "\n")
     replace_text(directory.path / "plan.json", json.dumps(forecast.to_json(schema=SCHEMA)) + "\n")
+
+
+def _warn_of_limit(forecast: Plan, config: RunConfig) -> None:
+    """The run starts all the same: it may shrink its micro-batch, and a CPU's limit is only watched."""
+    if config.memory_limit and forecast.verdict_of("foretrain") == "does_not_fit":
+        needs = max(phase.needed_low_bytes for phase in forecast.memory_of("foretrain").phases)
+        line = say("train.beyond_limit", needs=needs, limit=config.memory_limit_bytes)
+        ERR.print(Text(line, style="yellow"), soft_wrap=True)
 
 
 def _print_start(directory: RunDirectory, resolved: ResolvedConfig, placement: Placement) -> None:

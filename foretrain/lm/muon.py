@@ -43,8 +43,10 @@ def newton_schulz(x: Tensor) -> Tensor:
 
 
 def iteration_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the device multiplies it faster than fp32: the result is about orthogonal in either."""
-    return torch.bfloat16 if device.type == "cuda" or cpu_has_bf16() else torch.float32
+    """Half precision where the device multiplies it faster than fp32: the result is about orthogonal in either."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    return torch.bfloat16 if cpu_has_bf16() else torch.float32
 
 
 def update_scale(rows: int, columns: int) -> float:
@@ -60,6 +62,8 @@ class MuonAdamW(torch.optim.Optimizer):
     `momentum`. Decay is decoupled, and at the group's rate, for both. State: `momentum_buffer`, or AdamW's own three.
     """
 
+    _step_supports_amp_scaling = True  # GradScaler leaves it to step() to do nothing after an overflow
+
     def __init__(self, groups: list[dict[str, Any]], *, betas: tuple[float, float], momentum: float) -> None:
         defaults = {"muon": False, "lr": 1e-3, "betas": betas, "eps": 1e-8, "momentum": momentum, "weight_decay": 0.0}
         super().__init__(groups, defaults)
@@ -68,6 +72,10 @@ class MuonAdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """One step of both. Gradients of matrices are used up: Nesterov's momentum is written over them."""
         assert closure is None, "no step of foretrain evaluates the loss again"
+        assert getattr(self, "grad_scale", None) is None, "gradients are unscaled before, as they are clipped"
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        if found_inf is not None and not bool(found_inf == 0):
+            return
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters and group["muon"]:

@@ -132,6 +132,11 @@ class ModelShape:
         """{shape: how many} of the matrices in the blocks, which are Muon's where that is the optimizer."""
         return Counter(p.shape for p in self.parameters() if is_block_matrix(p.name, p.shape))
 
+    @property
+    def n_block_matrix_params(self) -> int:
+        """Parameters in the matrices of the blocks."""
+        return sum(math.prod(shape) * count for shape, count in self.block_matrices().items())
+
     def optimizer_groups(self) -> dict[bool, tuple[int, int]]:
         """{decayed: (tensors, parameters)}, what nanoGPT prints when it makes the optimizer."""
         counts = {True: (0, 0), False: (0, 0)}

@@ -7,8 +7,10 @@ is done to a chunk's logits is one fused kernel without copies.
 from foretrain.predict.timeline import Tensor, Timeline, Variant
 
 
-def chunked_head(t: Timeline, v: Variant, hidden: Tensor, *, saving: bool, fused: bool, first: bool) -> list[Tensor]:
-    """Writes the loop; frees `hidden`; returns what waits for backward: the gradients of hidden and of the weight.
+def chunked_head(
+    t: Timeline, v: Variant, hidden: Tensor | None, *, saving: bool, fused: bool, first: bool
+) -> list[Tensor]:
+    """Writes the loop; frees `hidden` where nobody keeps it; returns what waits for backward: the gradients of hidden and of the weight.
 
     `first`: no gradients are there yet, so that of the weight becomes `.grad`, to which wte's share is added in place.
     """

@@ -51,6 +51,8 @@ class EagerForward:
     Symbols of the timeline: B, T, C, H, V, L; W = block_size (the rows of wpe); h(L) parameters outside matrices.
     """
 
+    norm_keeps_result = False  # a LayerNorm keeps its input
+
     def __init__(self, timeline: Timeline, variant: Variant, n_layer: int) -> None:
         self.t = timeline
         self.v = variant
@@ -74,7 +76,9 @@ class EagerForward:
     def weight(self, name: str, bytes_per_element: int) -> Size:
         if name == "head":
             return self.t.size(bytes_per_element, "V", "C")
-        return self.t.size({"attn": 3, "proj": 1, "fc": 4, "out": 4}[name] * bytes_per_element, "C", "C")
+        return self.t.size(
+            {"attn": 3, "qk": 2, "value": 1, "proj": 1, "fc": 4, "out": 4}[name] * bytes_per_element, "C", "C"
+        )
 
     def loss_forward(self) -> list[Tensor]:
         """What cross-entropy saves: log-probabilities.
@@ -116,6 +120,10 @@ class EagerForward:
             return out, stats
         self.t.free(*stats)
         return out, []
+
+    def cast_down(self) -> Tensor | None:
+        """Autocast's copy of a norm's output."""
+        return self.t.alloc("activations.norm", self.e(2)) if self.v.casts else None
 
     def drop_out(self, x: Tensor, saving: bool) -> tuple[Tensor, Tensor | None]:
         """Dropout: a new tensor and a mask of 1 B; on a CPU the noise has the tensor's own dtype."""
@@ -165,7 +173,7 @@ class EagerForward:
     def norm_to_product(self, s: Saved, name: str, keeping: bool) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         """A norm, the half-precision copy of what it gives, and of the next product's weight; and the statistics."""
         out, stats = self.normed(keeping)
-        cast = self.t.alloc("activations.norm", self.e(2)) if self.v.casts else None
+        cast = self.cast_down()
         self.copy_weight(name, s)
         return out, cast, stats
 
@@ -256,13 +264,15 @@ class EagerForward:
         ln_f, stats = self.normed(saving)
         if not saving:
             t.free(x)
-        cast = t.alloc("activations.norm", self.e(2)) if self.v.casts else None
+        cast = self.cast_down()
         if self.v.chunked:
             if cast:
                 t.free(ln_f)
             self.cublas("forward")
-            graph.waiting = chunked_head(t, self.v, cast or ln_f, saving=saving, fused=False, first=not self.has_grads)
-            graph.final = stats
+            kept = saving and self.norm_keeps_result
+            hidden = None if kept else cast or ln_f
+            graph.waiting = chunked_head(t, self.v, hidden, saving=saving, fused=False, first=not self.has_grads)
+            graph.final = [*stats, ln_f] if kept else stats
             return
         if self.v.casts:
             graph.head_copy = [t.alloc("weight_copies", self.weight("head", 2))]

@@ -19,6 +19,8 @@ from foretrain.predict.attention import attention_kind
 from foretrain.predict.eager import EagerStep
 from foretrain.predict.eager_forward import Graph, Variant
 from foretrain.predict.inductor import CompiledGraph, CompiledStep
+from foretrain.predict.modern_compiled import ModernCompiledStep
+from foretrain.predict.modern_eager import ModernEagerStep
 from foretrain.predict.timeline import Peak, Tensor, Timeline
 from foretrain.records import Record
 from foretrain.units import MIB
@@ -126,7 +128,8 @@ def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str,
     """The letters of the formulas; A is the width of all heads, each padded to a multiple of 8.
 
     kept: scores of lm/attention.py that wait for backward; group, halfgroup: those of a group of heads, by width.
-    moments: those in 8 bits (lm/adamw8bit_sizes.py); chunk: what is fp32 of them at one time.
+    moments: those in 8 bits (lm/adamw8bit_sizes.py); chunk: what is fp32 of them at one time. M: parameters in
+    matrices of the blocks, which are Muon's; R: the rest.
     """
     shape = ModelShape.of(config)
     flash = gpu.capability >= (8, 0)
@@ -134,14 +137,14 @@ def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str,
     return {
         "B": batch, "T": block, "C": shape.n_embd, "H": shape.n_head, "L": shape.n_layer, "V": shape.vocab_size,
         "W": shape.block_size, "P": shape.n_params, "n": min(config.loss_chunk_size, batch * block),
-        "A": shape.n_head * -(-shape.head_dim // 8) * 8,
+        "A": shape.n_head * -(-shape.head_dim // 8) * 8, "D": shape.head_dim,
         "cuBLAS": cublas_workspace_bytes(gpu) if gpu.kind == "cuda" else 0,
         "flash": flash_backward_bytes(shape, batch, block) if flash else 0,
         "kept": attention_sizes.kept_elements(heads, block, shape.head_dim),
         "group": attention_sizes.score_elements(heads, block, 4),
         "halfgroup": attention_sizes.score_elements(heads, block, 2),
         "moments": moments_bytes((p.numel for p in shape.parameters()), CUDA_GRANULE if gpu.kind != "cpu" else 1),
-        "chunk": TEMPORARY_BYTES,
+        "chunk": TEMPORARY_BYTES, "M": (matrices := shape.n_block_matrix_params), "R": shape.n_params - matrices,
     }  # fmt: skip
 
 
@@ -150,6 +153,18 @@ def weight_widths(config: RunConfig, half: bool) -> tuple[int, ...]:
     if not (config.master_weights and half):
         return (4,)
     return (2,) if config.optimizer_offload else (2, 4)
+
+
+STEPS: dict[tuple[str, bool], type[EagerStep] | type[CompiledStep]] = {
+    ("nanogpt", False): EagerStep, ("nanogpt", True): CompiledStep,
+    ("modern", False): ModernEagerStep, ("modern", True): ModernCompiledStep,
+}  # fmt: skip
+
+
+def moment_sizes(optimizer: str) -> tuple[tuple[int, str], ...]:
+    """(bytes, symbol) of the optimizer's states, each with its parameters: two fp32 moments, or Muon's one."""
+    kinds = {"adamw8bit": ((1, "moments"),), "muon": ((8, "R"), (4, "M"))}
+    return kinds.get(optimizer, ((8, "P"),))
 
 
 class _Run:
@@ -161,15 +176,17 @@ class _Run:
         self.config = config = own
         self.own = own
         self.symbols = symbols_of(config, gpu, config.batch_size, config.block_size)
-        self.n_tensors = sum(1 for _ in ModelShape.of(config).parameters())
-        self.eight_bit_moments = config.optimizer == "adamw8bit" and not self.keeps
+        shape = ModelShape.of(config)
+        in_muon = sum(shape.block_matrices().values()) if config.optimizer == "muon" else 0
+        # Each of AdamW's parameters has a tensor of its own that counts steps; in 8 bits these are on the host.
+        self.n_counts = 0 if config.optimizer == "adamw8bit" else sum(1 for _ in shape.parameters()) - in_muon
         self.eval_symbols = symbols_of(config, gpu, own.eval_batch, own.eval_block)
         cuda = gpu.kind != "cpu"
         self.t = Timeline(dict(self.symbols), CUDA_GRANULE if cuda else 1)
         # nanoGPT's context is null on a CPU, whatever --dtype says (train.py).
         half = dtype != "float32" and not (self.keeps and not cuda)
         self.half = half
-        width = ModelShape.of(config).head_dim
+        width = shape.head_dim
         self.products = own.attention == "bmm" and own.recipe == "nanogpt" and not self.keeps
         variant = Variant(
             half=half, cuda=cuda, keeps_logits=self.keeps, checkpointed=own.checkpointed,
@@ -179,7 +196,7 @@ class _Run:
             master=own.master_weights, cheap=own.recompute_norm_gelu,
         )  # fmt: skip
         self.writes_scores = "math" in (variant.attention, variant.evaluation_attention)
-        self.step = (CompiledStep if compiled else EagerStep)(self.t, variant, config.n_layer)
+        self.step = STEPS[config.recipe, compiled](self.t, variant, config.n_layer)
         self.logits: Tensor | None = None
         self.batch: list[Tensor] = []
         self.saved_bytes = 0
@@ -224,18 +241,16 @@ class _Run:
         self.t.at("optimizer")
         if phase == "first_step" and not self.own.optimizer_offload:
             self.moments()
-        if self.eight_bit_moments and not self.own.optimizer_offload:
+        if self.own.optimizer == "adamw8bit" and not self.own.optimizer_offload:
             self.t.free(self.t.alloc("temporaries", self.t.size(1, "chunk")))
         self.t.free_component("gradients")
         step.has_grads = False
 
     def moments(self) -> None:
         """The optimizer's states, which appear in its first step."""
-        if self.eight_bit_moments:  # their step counts are on the host
-            self.t.alloc("optimizer", self.t.size(1, "moments"))
-            return
-        self.t.alloc("optimizer", self.t.size(8, "P"))
-        for _ in range(self.n_tensors):  # each parameter's step count is a tensor of its own
+        for width, symbol in moment_sizes(self.own.optimizer):
+            self.t.alloc("optimizer", self.t.size(width, symbol))
+        for _ in range(self.n_counts):
             self.t.alloc("optimizer", self.t.size(4))
 
     def peaks(self) -> dict[str, Peak]:
@@ -243,6 +258,9 @@ class _Run:
         self.t.phase("build")
         for width in weight_widths(self.own, self.half):
             self.t.alloc("weights", self.t.size(width, "P"))
+        if self.own.recipe == "modern":  # cosines and sines of the rotary positions
+            for _ in range(2):
+                self.t.alloc("buffers", self.t.size(4, "W", "D"))
         if self.keeps:
             self.batch = self.new_batch()
         self.evaluate("evaluate_first")
@@ -260,7 +278,8 @@ def _resume_peak(run: _Run) -> Peak:
     for width in weight_widths(run.own, run.half):
         t.alloc("weights", t.size(width, "P"))
     if not run.own.optimizer_offload:
-        t.alloc("optimizer", t.size(1, "moments") if run.eight_bit_moments else t.size(8, "P"))
+        for width, symbol in moment_sizes(run.own.optimizer):
+            t.alloc("optimizer", t.size(width, symbol))
     if run.keeps:
         t.alloc("checkpoint", t.size(4, "P"))
     return t.peaks["resume"]

@@ -213,7 +213,7 @@ def whole_run(
     )  # fmt: skip
 
 
-def _available(config: RunConfig, gpu: Gpu, others_bytes: int) -> tuple[int | None, str]:
+def available(config: RunConfig, gpu: Gpu, others_bytes: int) -> tuple[int | None, str]:
     """Bytes that the process may take, context included, and the id of what limits it."""
     limit = config.memory_limit_bytes
     free = gpu.memory_bytes - others_bytes if gpu.memory_bytes is not None else None
@@ -274,20 +274,22 @@ def plan(
     dtype, reason = choose_dtype(config, gpu)
     check_matmul(config, gpu, dtype)
     compiled = config.compile
-    available, limited_by = _available(config, gpu, others_bytes)
+    available_bytes, limited_by = available(config, gpu, others_bytes)
     dataset_tokens = config.dataset_tokens or dataset_tokens
     if config.dataset_tokens:
         dataset_source = "config"
     work = _work(config, shape, dataset_tokens, dataset_source)
     steps: tuple[StepName, StepName] = ("foretrain", "nanogpt")
-    ours, nanos = (predict(config, gpu, dtype, step, compiled=compiled, available_bytes=available) for step in steps)
+    ours, nanos = (
+        predict(config, gpu, dtype, step, compiled=compiled, available_bytes=available_bytes) for step in steps
+    )
     timings = [timing(config, gpu, dtype, step, compiled, logged_step_s) for step in steps]
     notes = _notes(config, gpu, dtype, others_bytes, dataset_tokens)
     if logged_step_s is not None and timings[0] is not None and (timings[0].mfu or 0) > 1:
         notes.append(Note(id="mfu_beyond_peak", values={"mfu": timings[0].mfu, "gpu": gpu.name}))
     return Plan(
         name=name, config=config, gpu=gpu, dtype=dtype, dtype_reason=reason, compiled=compiled,
-        counts=_counts(shape), work=work, available_bytes=available, available_reason=limited_by,
+        counts=_counts(shape), work=work, available_bytes=available_bytes, available_reason=limited_by,
         others_bytes=others_bytes, memory=(ours, nanos), timing=timings[0], nanogpt_timing=timings[1],
         notes=tuple(notes),
     )  # fmt: skip

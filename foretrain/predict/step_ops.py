@@ -70,12 +70,14 @@ def optimizer(way: Way) -> list[Operation]:
 
 
 def _muon(way: Way) -> list[Operation]:
-    """lm/muon.py: momentum in fp32, and Newton-Schulz of a rows x columns matrix, rows <= columns, in bf16 where the
-    device has it: three products an iteration, 5·(4·rows²·columns + 2·rows³) FLOPs."""
+    """lm/muon.py: momentum in fp32, and Newton-Schulz of a rows x columns matrix, rows <= columns, in half precision
+    where the device has it: three products an iteration, 5·(4·rows²·columns + 2·rows³) FLOPs."""
     ops = OperationList(way)
     ops.part = "optimizer"
-    dtype: Dtype = "bfloat16" if way.cuda or cpu_has_bf16() else "float32"
-    low = 2 if dtype == "bfloat16" else 4
+    dtype: Dtype = "bfloat16" if cpu_has_bf16() else "float32"
+    if way.cuda:
+        dtype = way.dtype if way.half else "float16"  # as fast as bf16, and older cards have it too
+    low = 4 if dtype == "float32" else 2
     for shape, count in ModelShape.of(way.config).block_matrices().items():
         rows, columns = sorted(shape)
         numel = rows * columns

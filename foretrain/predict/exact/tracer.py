@@ -161,7 +161,7 @@ class Tracer(TorchDispatchMode):
         self.record.moment(self.moment())
         here = self._is_here(args)
         self.ops[op] += here
-        if op in MATMULS:
+        if op in MATMULS and not self.stepping:  # Muon's products are in a dtype of its own
             (self.matmul_dtypes if here else self.elsewhere)[str(args[0].dtype)[6:]] += 1
         inside = self.in_kernel(self, op, args) if self.in_kernel is not None and here else []
         ids = [self.record.alloc(nbytes, f"{op} (inside)", self.module(), (), "uint8") for nbytes in inside]

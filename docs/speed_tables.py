@@ -18,7 +18,7 @@ def against() -> str:
     """Every contestant of every model."""
     found = json.loads((RESULTS / "against_nanogpt.json").read_text("utf-8"))
     lines = [
-        "| model | threads | who | ms a step | tokens/s | times nanoGPT (range) | largest loss difference | rounds |",
+        "| model | threads | who | ms a step | tokens/s | times nanoGPT (range) | loss differs, mean and most | rounds |",
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for model in found["models"]:
@@ -30,7 +30,7 @@ def against() -> str:
             lines.append(
                 f"| {model['model']} | {model['threads']} | {_way(row)} | {row['step_s'] * 1e3:,.1f} | "
                 f"{row['tokens_per_s']:,.0f} | {row['ratio']:.2f} ({row['lowest_ratio']:.2f} to "
-                f"{row['highest_ratio']:.2f}) | {loss['largest'] * 100:.2f} % in {loss['steps']} steps | {pairs} |"
+                f"{row['highest_ratio']:.2f}) | {loss['mean'] * 100:.3f} %, {loss['largest'] * 100:.2f} % in {loss['steps']} steps | {pairs} |"
             )
     return "\n".join(lines)
 

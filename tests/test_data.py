@@ -166,7 +166,7 @@ def test_a_file_that_shrinks_is_a_sentence_not_a_crash() -> None:
     path = write_dataset(Path("data/toy"))
     file = TokenFile(dataset.read_info(path), "train", 96)
     os.truncate(path / "train.bin", 100)
-    assert problem(file.window, 60, 10).id == "data.shrunk"
+    assert problem(file.rows, np.array([60]), 10).id == "data.shrunk"
 
 
 # -- batches -----------------------------------------------------------------------------------------------

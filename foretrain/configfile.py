@@ -13,7 +13,8 @@ from typing import Any
 
 from foretrain import init_from, nanogpt_file
 from foretrain.batchsplit import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
-from foretrain.config import GROUPS, RunConfig, Setting, check, knobs
+from foretrain.config import GROUPS, RunConfig, knobs
+from foretrain.config_checks import Setting, check
 from foretrain.errors import ConfigError, UserError
 from foretrain.presets import MODERN, MODERN_RATES, PRESETS
 

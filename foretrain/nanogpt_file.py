@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretrain.config import Setting
+from foretrain.config_checks import Setting
 from foretrain.errors import UserError
 
 MAX_BYTES = 64 * 1024

@@ -130,11 +130,6 @@ def test_a_model_learns_as_with_adamw(dtype: torch.dtype) -> None:
     assert losses["adamw8bit"][-1] < 0.7 * losses["adamw8bit"][0]
 
 
-def test_unknown_here() -> None:
-    with pytest.raises(UserError):
-        build(tiny(optimizer="muon"), CPU, torch.float32, compile=False)
-
-
 # -- saving ------------------------------------------------------------------------------------------------
 
 

@@ -20,8 +20,9 @@ from foretrain.lm.step import build, train_step
 from foretrain.run import memory_limit, store, trainer
 from foretrain.run.device import place
 from foretrain.run.microbatch import attempt, is_out_of_memory
+from foretrain.run.resume_from import config_digest
 from foretrain.run.store import RunDirectory
-from foretrain.run.trainer import Trainer, config_digest
+from foretrain.run.trainer import Trainer
 from tests.helpers import tiny, write_dataset
 from tests.test_train import assert_same, final_tensors, train
 

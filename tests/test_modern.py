@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from foretrain.config import RunConfig
 from foretrain.configfile import from_values, resolve, to_toml
-from foretrain.errors import ConfigError, UserError
+from foretrain.errors import ConfigError
 from foretrain.hardware import find
 from foretrain.lm import modern
 from foretrain.lm.generate import generate
 from foretrain.lm.model import make_model
 from foretrain.lm.modern import ModernGPT, norm, squared_relu
-from foretrain.lm.optimizer import learning_rate, make_optimizer
+from foretrain.lm.optimizer import learning_rate
 from foretrain.lm.shape import ModelShape
 from foretrain.lm.step import build, evaluation_loss, train_step
 from foretrain.predict.exact.forecast import traced
@@ -335,6 +335,3 @@ def test_linear_schedule() -> None:
     assert learning_rate(whole, 12) == pytest.approx(0.5)
 
 
-def test_eight_bits_are_not_there_yet() -> None:
-    with pytest.raises(UserError, match="adamw8bit"):
-        make_optimizer(make_model(tiny()), tiny(optimizer="adamw8bit"), "cpu")

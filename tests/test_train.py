@@ -19,8 +19,9 @@ from foretrain.lm.dataset import read_info
 from foretrain.lm.step import train_step
 from foretrain.run import checkpoint, store, trainer
 from foretrain.run.device import place
+from foretrain.run.resume_from import FREE_KEYS
 from foretrain.run.store import RunDirectory, RunRecord
-from foretrain.run.trainer import FREE_KEYS, Trainer
+from foretrain.run.trainer import Trainer
 from tests.helpers import TINY, foretrain, tiny, write_dataset
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from foretrain.lm.dataset import DatasetInfo
     from foretrain.predict.plan import Plan
     from foretrain.run.device import Placement
+    from foretrain.run.notes import Event
     from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics
-    from foretrain.run.trainer import Event
 
 LINE_EVERY_S = 5.0  # a log file wants fewer lines than a terminal; metrics.jsonl has them all
 

@@ -236,9 +236,14 @@ def _notes(config: RunConfig, gpu: Gpu, dtype: Dtype, others_bytes: int, dataset
         note("decay_beyond_end", lr_decay_iters=config.lr_decay_iters, max_iters=config.max_iters)
     if config.vocab_size % 8 and config.compile:
         note("vocab_unaligned", vocab_size=config.vocab_size)
-    if config.compile and (config.compile_mode != "default" or config.compile_blocks):
-        settings = f"compile_mode = {config.compile_mode}" if config.compile_mode != "default" else "compile_blocks"
-        note("compile_not_modelled", settings=settings)
+    unmodelled = {
+        f"compile_mode = {config.compile_mode}": config.compile_mode != "default",
+        "compile_blocks": config.compile_blocks,
+        f"activation_memory_budget = {config.activation_memory_budget}": config.activation_memory_budget < 1,
+        "auto_chunker": config.auto_chunker,
+    }
+    if config.compile and any(unmodelled.values()):
+        note("compile_not_modelled", settings=" and ".join(name for name, used in unmodelled.items() if used))
     if config.max_iters % config.eval_interval == 0 and not config.eval_only:
         note("nanogpt_extra_step", max_iters=config.max_iters)
     if dataset_tokens is None:

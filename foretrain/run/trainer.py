@@ -5,10 +5,9 @@ It knows nothing of forecasts, and it does not print: what happens is told to `l
 
 import contextlib
 import errno
-import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
@@ -22,45 +21,17 @@ from foretrain.lm.low_precision import fp16_accumulation
 from foretrain.lm.optimizer import learning_rate
 from foretrain.lm.shape import ModelShape
 from foretrain.lm.step import Batch, StepResult, TrainState, build, evaluation_loss, train_step
-from foretrain.run import checkpoint, initial, matmul_check
+from foretrain.run import checkpoint, initial, matmul_check, resume_from
 from foretrain.run.checkpoint import Progress
 from foretrain.run.device import TORCH_DTYPES, Placement
 from foretrain.run.evaluate import Mean, mean_loss
 from foretrain.run.memory_limit import Watch, cap
 from foretrain.run.meter import Meter
 from foretrain.run.microbatch import attempt, free_memory, is_out_of_memory, use_split
+from foretrain.run.notes import Listener, Note
+from foretrain.run.resume_from import config_digest
 from foretrain.run.signals import StopFlag
 from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics, now, replace_text
-
-# Keys that may differ between a stopped run and its resumption without changing what is learned.
-FREE_KEYS = {
-    "out_dir", "log_interval", "keep_checkpoints", "always_save_checkpoint", "memory_limit", "price_per_kwh",
-    "price_per_hour", "co2_per_kwh", "currency", "dataset_tokens", "wandb_log", "wandb_project", "wandb_run_name",
-    "backend", "init_from", "init_optimizer", "max_iters",
-    "eval_interval", "eval_iters", "eval_batch_size", "eval_block_size", "eval_sequences", "eval_only", "compile",
-    "device", "total_batch_size", "auto_batch_size",
-    "attention", "cpu_threads", "compile_mode", "compile_blocks",
-}  # fmt: skip
-SPLIT = ("batch_size", "gradient_accumulation_steps")  # only their product decides what is learned
-
-
-class Note:
-    """Something that the user should hear of: an id and its values."""
-
-    def __init__(self, id: str, /, **values: Any) -> None:
-        self.id = id
-        self.values = values
-
-
-Event = StepMetrics | EvaluationMetrics | Note
-Listener = Callable[[Event], None]
-
-
-def config_digest(config: RunConfig) -> str:
-    """A hash of every knob that decides what is learned; how a step is cut into micro-batches does not."""
-    values = {key: value for key, value in config.model_dump().items() if key not in FREE_KEYS.union(SPLIT)}
-    values["sequences"] = sequences_of(config)
-    return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16]
 
 
 class Trainer:
@@ -147,7 +118,7 @@ class Trainer:
         if self.placement.device.type == "cuda" and self.config.memory_limit_bytes:
             self._note("memory_capped", **cap(self.placement, self.config.memory_limit_bytes))
         if resume:
-            self._keep_origin(self.directory.read_record().config)
+            self.config = resume_from.keep_origin(self.config, self.directory)
         dtype = TORCH_DTYPES[self.placement.dtype]
         self.state = build(self.config, self.placement.device, dtype, compile=self.placement.compiled)
         checkpoint.sweep(self.directory.checkpoints)
@@ -196,20 +167,6 @@ class Trainer:
         self._note("resumed", step=step)
         self._write_record("running")
 
-    def _keep_origin(self, before: RunConfig) -> None:
-        """A run goes on from where it once started, which init_from = resume does not say. Raises UserError."""
-        keys = ("init_from", "init_optimizer")
-        if self.config.init_from == "resume":
-            self.config = self.config.model_copy(update={key: getattr(before, key) for key in keys})
-        elif (self.config.init_from, before.init_from) != ("scratch", "resume"):  # which are the same
-            changed = [
-                f"{key}: {getattr(before, key)} → {getattr(self.config, key)}"
-                for key in keys
-                if getattr(self.config, key) != getattr(before, key)
-            ]
-            if changed:
-                raise UserError("usage.resume_changed", path=str(self.directory.path), changed=changed)
-
     def _resume_split(self, previous: RunRecord) -> None:
         """Go on with the micro-batch that memory had forced, unless another one is asked for; say what that means."""
         old, new = previous.config, self.config
@@ -233,18 +190,7 @@ class Trainer:
         use_split(self.state, config, compiled=self.placement.compiled)
 
     def _check_compatible(self, progress: Progress) -> None:
-        if progress.config_digest != config_digest(self.config):
-            old = self.directory.read_record().config
-            changed = [
-                f"{key}: {getattr(old, key)} → {getattr(self.config, key)}"
-                for key in RunConfig.model_fields
-                if key not in FREE_KEYS.union(SPLIT) and getattr(old, key) != getattr(self.config, key)
-            ]
-            if sequences_of(old) != sequences_of(self.config):
-                changed.append(f"{' x '.join(SPLIT)}: {sequences_of(old)} → {sequences_of(self.config)}")
-            raise UserError("usage.resume_changed", path=str(self.directory.path), changed=changed)
-        if progress.dataset_fingerprint != self.info.fingerprint:
-            raise UserError("data.changed", path=self.info.path)
+        resume_from.check_compatible(progress, self.config, self.info, self.directory)
 
     def _loop(self) -> bool:
         """Steps until max_iters (true) or until a signal asked for a stop (false).

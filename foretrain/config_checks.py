@@ -1,0 +1,150 @@
+"""What can be wrong with a config's values: each alone, and several together. Every problem is found, not the first."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from foretrain.config import RunConfig, knobs
+from foretrain.errors import UserError
+from foretrain.presets import GPT2_SHAPES
+from foretrain.units import parse_bytes
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A raw value for a knob and where it came from: 'config/a.py:12', '--batch_size=8', 'preset baby'."""
+
+    key: str
+    value: Any
+    source: str
+
+
+def _field_problems(values: dict[str, Any], source_of: Callable[[str], str]) -> list[UserError]:
+    try:
+        RunConfig.model_validate(values)
+    except ValidationError as error:
+        by_name = {k.name: k for k in knobs()}
+        problems = []
+        for detail in error.errors():
+            key = str(detail["loc"][0])
+            expects = by_name[key].limits or by_name[key].type
+            if by_name[key].type in ("int", "float") and by_name[key].limits:
+                expects = f"{'a whole number' if by_name[key].type == 'int' else 'a number'} {expects}"
+            problems.append(
+                UserError(
+                    "config.bad_value",
+                    key=key,
+                    value=_shown(values[key]),
+                    expects=expects,
+                    source=source_of(key),
+                )
+            )
+        return problems
+    return []
+
+
+def _shown(value: Any) -> str:
+    """The value as the user wrote it, cut where it is too long to read. A huge int would be slow to print."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"a whole number of about {int(value.bit_length() * 0.30103)} digits"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+# Rules over several knobs: (the knobs, does it fail?, the id of its text).
+_RULES: tuple[tuple[tuple[str, ...], Callable[[RunConfig], bool], str], ...] = (
+    (("n_embd", "n_head"), lambda c: c.n_embd % c.n_head != 0, "heads_do_not_divide"),
+    (
+        ("warmup_iters", "max_iters", "decay_lr"),
+        lambda c: c.decay_lr and not c.eval_only and c.warmup_iters > c.max_iters,
+        "warmup_beyond_end",
+    ),
+    (
+        ("lr_decay_iters", "warmup_iters", "decay_lr"),
+        lambda c: c.decay_lr and not c.eval_only and c.lr_decay_iters <= c.warmup_iters,
+        "decay_before_warmup",
+    ),
+    (
+        ("min_lr", "learning_rate", "decay_lr"),
+        lambda c: c.decay_lr and c.min_lr > c.learning_rate,
+        "min_lr_above",
+    ),
+    (
+        ("init_optimizer", "init_from"),
+        lambda c: c.init_optimizer and c.init_from in ("scratch", *GPT2_SHAPES),
+        "init_optimizer_without",
+    ),
+    (("eval_block_size", "block_size"), lambda c: c.eval_block > c.block_size, "eval_block_beyond"),
+    (
+        ("checkpointed_blocks", "activation_checkpointing"),
+        lambda c: c.checkpointed_blocks > 0 and not c.activation_checkpointing,
+        "blocks_without_checkpointing",
+    ),
+    (
+        ("activation_checkpointing", "checkpointed_blocks", "recompute_norm_gelu", "n_layer"),
+        lambda c: c.recompute_norm_gelu and c.checkpointed == c.n_layer,
+        "recomputed_twice",
+    ),
+    (
+        ("activation_memory_budget", "compile"),
+        lambda c: c.activation_memory_budget < 1 and not c.compile,
+        "budget_without_compile",
+    ),
+    (("auto_chunker", "compile"), lambda c: c.auto_chunker and not c.compile, "auto_chunker_without_compile"),
+    (("compile_mode", "compile"), lambda c: c.compile_mode != "default" and not c.compile, "mode_without_compile"),
+    (("compile_blocks", "compile"), lambda c: c.compile_blocks and not c.compile, "blocks_without_compile"),
+    (("auto_chunker", "loss_chunk_size"), lambda c: c.auto_chunker and c.loss_chunk_size > 0, "two_chunkers"),
+    (
+        ("auto_chunker", "master_weights"),
+        lambda c: c.auto_chunker and c.master_weights,
+        "auto_chunker_with_masters",
+    ),
+    (
+        ("recompute_norm_gelu", "recipe"),
+        lambda c: c.recipe == "modern" and c.recompute_norm_gelu,
+        "recipe_recomputes",
+    ),
+    (("dropout", "recipe"), lambda c: c.recipe == "modern" and c.dropout > 0, "recipe_without_dropout"),
+    (("bias", "recipe"), lambda c: c.recipe == "modern" and c.bias, "recipe_without_bias"),
+    (
+        ("n_embd", "n_head", "recipe"),
+        lambda c: c.recipe == "modern" and c.n_embd % c.n_head == 0 and c.n_embd // c.n_head % 2 == 1,
+        "recipe_odd_heads",
+    ),
+    (
+        ("init_from", "recipe"),
+        lambda c: c.recipe == "modern" and c.init_from in GPT2_SHAPES,
+        "recipe_not_gpt2",
+    ),
+)
+
+
+def _rule_problems(values: dict[str, Any], bad: set[str], source_of: Callable[[str], str]) -> list[UserError]:
+    config = RunConfig.model_validate({k: v for k, v in values.items() if k not in bad})
+    problems = []
+    for keys, fails, id in _RULES:
+        if bad.isdisjoint(keys) and fails(config):
+            shown = {key: getattr(config, key) for key in keys}
+            sources = "; ".join(f"{key}: {source_of(key)}" for key in keys if key != "decay_lr")
+            problems.append(UserError(f"config.{id}", **shown, source=sources))
+    if "memory_limit" not in bad and config.memory_limit:
+        try:
+            parse_bytes(config.memory_limit)
+        except ValueError:
+            source = source_of("memory_limit")
+            problems.append(UserError("config.bad_size", key="memory_limit", value=config.memory_limit, source=source))
+    return problems
+
+
+def check(values: dict[str, Any], sources: dict[str, str]) -> tuple[RunConfig | None, list[UserError]]:
+    """The config of these values, or every problem with them; never raises for what a user can write."""
+
+    def source_of(key: str) -> str:
+        return sources.get(key, "default")
+
+    problems = _field_problems(values, source_of)
+    bad = {problem.values["key"] for problem in problems}
+    problems += _rule_problems(values, bad, source_of)
+    return (None, problems) if problems else (RunConfig.model_validate(values), [])

@@ -59,7 +59,7 @@ class Run:
         info = prepare_built_in(config)
         self.tokens = TokenFile(info, "train", config.vocab_size)
         val = TokenFile(info, "val", config.vocab_size)
-        options: dict[str, Any] = {"batch_size": 40, "iterations": 20, "block": config.block_size, "device": CPU}
+        options: dict[str, Any] = {"rows": 800, "batch_size": 40, "block": config.block_size, "device": CPU}
         self.validation = list(evaluation_batches(val, 0, "val", **options))
         self.state = build(config, CPU, torch.float32, compile=False)
         self.step, self.wall_s, self.cpu_s = 0, 0.0, 0.0

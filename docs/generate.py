@@ -16,6 +16,7 @@ from typing import Any
 
 import precision_tables
 import speed_tables
+import technique_tables
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
@@ -346,6 +347,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "against-nanogpt": speed_tables.against,
     "speed-machine": speed_tables.machine,
     "compile-start": speed_tables.start,
+    "techniques": technique_tables.registry,
+    "small-memory": technique_tables.small_memory,
+    "small-memory-cpu": technique_tables.cpu_sentence,
     "precision-losses": precision_tables.losses,
     "precision-speeds": precision_tables.speeds,
     "precision-moments": precision_tables.moments,

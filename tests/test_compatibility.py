@@ -75,7 +75,7 @@ def test_a_run_starts_from_nanogpts_weights(own_directory: Path) -> None:
     val = TokenFile(info, "val", 96)
     from foretrain.lm.batches import evaluation_batches
 
-    batches = evaluation_batches(val, config.seed, "val", batch_size=4, iterations=2, block=16, device=state.device)
+    batches = evaluation_batches(val, config.seed, "val", rows=8, batch_size=4, block=16, device=state.device)
     expected = sum(float(evaluation_loss(state, batch)) for batch in batches) / 2
     assert record.first_val_loss == pytest.approx(expected, abs=1e-6)
     note = next(event for event in events if getattr(event, "id", "") == "started_from")

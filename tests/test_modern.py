@@ -333,5 +333,3 @@ def test_linear_schedule() -> None:
     whole = c.model_copy(update={"cooldown": 1.0})  # what the warm-up leaves
     assert learning_rate(whole, 4) == pytest.approx(1.0)
     assert learning_rate(whole, 12) == pytest.approx(0.5)
-
-

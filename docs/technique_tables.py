@@ -1,0 +1,53 @@
+"""Tables of docs/techniques.md: the registry, and the results of benchmarks/small_memory.py."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from foretrain.lm.techniques import TECHNIQUES
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+GIB = 2**30
+WORDS = {
+    "exact": "same maths, other order of sums at most",
+    "rounding": "same maths, other half-precision rounding",
+    "other optimizer": "other updates",
+}
+
+
+def registry() -> str:
+    """Every technique."""
+    lines = ["| technique | how | saves | costs | learning | source |", "| --- | --- | --- | --- | --- | --- |"]
+    for t in TECHNIQUES:
+        knobs = " ".join(
+            f"`{key} = {str(value).lower() if isinstance(value, bool) else value}`" for key, value in t.knobs.items()
+        )
+        lines.append(f"| {t.id} | {knobs} | {t.saves} | {t.costs} | {WORDS[t.exactness]} | {t.source} |")
+    return "\n".join(lines)
+
+
+def small_memory() -> str:
+    """The documented configs beside nanoGPT's own step."""
+    found: dict[str, Any] = json.loads((RESULTS / "small_memory.json").read_text("utf-8"))
+    lines = [
+        "| config | batch | peak | card needs | nanoGPT eager | nanoGPT compiled | of eager | of compiled | predicted time |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for case in found["cases"]:
+        eager, compiled = (case["nanogpt"][way]["peak_bytes"] for way in ("eager", "compiled"))
+        peak = case["peak_bytes"]
+        lines.append(
+            f"| [{case['config']}](../examples/small-memory/{case['config']}.toml) | {case['batch']} | {peak / GIB:.2f} GiB | "
+            f"{case['needed_bytes'] / GIB:.2f} GiB | {eager / GIB:.2f} GiB | {compiled / GIB:.2f} GiB | {peak / eager:.2f} | "
+            f"{peak / compiled:.2f} | {case['time_ratio']:.2f} × |"
+        )
+    return "\n".join(lines)
+
+
+def cpu_sentence() -> str:
+    """The one that was also run for real."""
+    cpu = json.loads((RESULTS / "small_memory.json").read_text("utf-8"))["cpu"]
+    return (
+        f"Run for real on a CPU (eager, bfloat16), {cpu['config']} took {cpu['real_bytes'] / GIB:.3f} GiB of the allocator's "
+        f"memory; its trace there says {cpu['traced_bytes'] / GIB:.3f} GiB."
+    )

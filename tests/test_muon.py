@@ -88,7 +88,7 @@ def test_batches_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(muon, "iteration_dtype", lambda device: torch.float32)
     together, apart = parameters(0), parameters(0)
     expected = steps(own(together), together, 2)
-    monkeypatch.setattr(muon, "BATCH_ELEMENTS", 1)
+    monkeypatch.setattr(muon, "NS_BATCH_ELEMENTS", 1)
     for a, b in zip(steps(own(apart), apart, 2), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 

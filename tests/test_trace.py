@@ -240,11 +240,13 @@ def by_instant(trace: Trace) -> dict[str, list[Counter[str]]]:
         {"attention": []},
         {"matmul_dtypes": {"float32": 9}},
         {"matmul_dtypes": {"float16": 9, "float32": 1}},
+        {"eight_bits": ["_scaled_mm"]},
     ],
 )
 def test_a_trace_that_degraded_in_silence_is_refused(fact: dict[str, object]) -> None:
     trace = Trace([], [], [], [])
-    good = {"dtype": "float16", "scaler": True, "attention": ["flash"], "matmul_dtypes": {"float16": 9}}
+    good = {"dtype": "float16", "scaler": True, "attention": ["flash"], "matmul_dtypes": {"float16": 9},
+            "step": "foretrain", "eight_bits": []}  # fmt: skip
     trace.facts = dict(good)
     worker._assert_not_degraded(trace, RunConfig(), GPU)
     trace.facts = {**good, **fact}

@@ -197,8 +197,8 @@ class GPT(LanguageModel):
         assert self.block_size >= T, f"context of {T} tokens, the model has {self.block_size} positions"
         parts: Any = self.transformer
         position = torch.arange(T, device=idx.device)
-        x = parts["drop"](parts["wte"](idx) + parts["wpe"](position))
-        return parts["ln_f"](self.through_blocks(x))
+        # Without a name of its own, the embedding dies with the first block where nothing saves it.
+        return parts["ln_f"](self.through_blocks(parts["drop"](parts["wte"](idx) + parts["wpe"](position))))
 
 
 def _init(module: nn.Module) -> None:

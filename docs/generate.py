@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import precision_tables
+import recipe_tables
 import speed_tables
 import technique_tables
 from rich._export_format import CONSOLE_SVG_FORMAT
@@ -347,6 +348,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "against-nanogpt": speed_tables.against,
     "speed-machine": speed_tables.machine,
     "compile-start": speed_tables.start,
+    "time-to-loss": recipe_tables.time_to_loss,
+    "time-to-loss-sentence": recipe_tables.sentence,
     "techniques": technique_tables.registry,
     "small-memory": technique_tables.small_memory,
     "small-memory-cpu": technique_tables.cpu_sentence,

@@ -44,5 +44,5 @@ MODERN: dict[str, Any] = {
     "optimizer": "muon", "lr_schedule": "linear", "warmup_iters": 0, "dropout": 0.0, "bias": False,
 }  # fmt: skip
 MODERN_RATES: dict[str, Any] = {
-    "learning_rate": 0.01, "min_lr": 0.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95,
+    "learning_rate": 0.005, "min_lr": 0.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95,
 }  # fmt: skip

@@ -103,3 +103,23 @@ def test_compiled_ones_say_that_the_ledger_does_not_know_them() -> None:
     for technique in COMPILED:
         made = plan(technique.applied(REFERENCE), GPU)
         assert any(note.id == "compile_not_modelled" for note in made.notes), technique.id
+
+
+@pytest.mark.parametrize(
+    ("knobs", "gpu", "dtype", "idle"),
+    [
+        ({"optimizer_offload": True}, "cpu", "bfloat16", True), ({"optimizer_offload": True}, "RTX 4070", "bfloat16", False),
+        ({"master_weights": True}, "cpu", "float32", True), ({"master_weights": True}, "cpu", "bfloat16", False),
+        ({"allocator_settings": "expandable_segments:True"}, "cpu", "float32", True),
+    ],
+)  # fmt: skip
+def test_what_has_no_effect_is_said(knobs: dict[str, object], gpu: str, dtype: str, idle: bool) -> None:
+    from foretrain.cpu import cpu_device
+    from foretrain.predict.plan import plan
+    from foretrain.run.device import place
+
+    config = tiny(**knobs, dtype=dtype)
+    made = plan(config, cpu_device() if gpu == "cpu" else find(gpu))
+    assert any(note.id == "no_effect_here" for note in made.notes) == idle
+    if gpu == "cpu":
+        assert any(id == "no_effect_here" for id, _ in place(config).notes) == idle

@@ -8,6 +8,7 @@ import math
 from typing import Any, Literal
 
 from foretrain.config import RunConfig
+from foretrain.effects import idle
 from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
 from foretrain.lm.adamw8bit_sizes import moments_bytes
 from foretrain.lm.shape import ModelShape
@@ -252,6 +253,8 @@ def _notes(config: RunConfig, gpu: Gpu, dtype: Dtype, others_bytes: int, dataset
         note("memory_unknown", gpu=gpu.name)
     if gpu.kind == "mps":
         note("mps_as_cuda")
+    for knob, reason in idle(config, gpu, dtype):
+        note("no_effect_here", knob=knob, reason=reason)
     if config.matmul != "dtype":
         note("matmul_unmeasured", mode=config.matmul)
     if config.matmul in EIGHT_BITS:

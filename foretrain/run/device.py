@@ -10,6 +10,7 @@ import torch
 
 from foretrain.config import RunConfig
 from foretrain.cpu import cpu_device
+from foretrain.effects import idle
 from foretrain.errors import UserError
 from foretrain.hardware import Dtype, Gpu, detect
 from foretrain.precision import check_matmul
@@ -42,6 +43,7 @@ def place(config: RunConfig) -> Placement:
     if config.attention == "bmm" and (device.type != "cpu" or config.obstacle_to_bmm):
         reason = config.obstacle_to_bmm if device.type == "cpu" else "it is for CPUs"
         notes.append(("no_bmm", {"reason": reason}))
+    notes += [("no_effect_here", {"knob": knob, "reason": reason}) for knob, reason in idle(config, gpu, dtype)]
     return Placement(device, gpu, dtype, compiled, tuple(notes))
 
 

@@ -19,6 +19,9 @@ C = {"n_layer": 12, "n_head": 12, "n_embd": 576, "batch_size": 16, "gradient_acc
 GPT2 = {"batch_size": 8, "gradient_accumulation_steps": 4}
 CHARACTERS = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 64, "vocab_size": 65}
 
+LOW = {**GPT2, "master_weights": True, "loss_chunk_size": 1024}  # half-precision weights beside a chunked loss
+MODERN = {**GPT2, "recipe": "modern", "optimizer": "muon", "loss_chunk_size": 1024}
+
 CASES = [
     Case("A", A, "float16", "nanogpt", True),
     Case("A", A, "float16", "foretrain", True),
@@ -47,6 +50,20 @@ CASES = [
     Case("124M vocab 50257", {**GPT2, "vocab_size": 50257}, "bfloat16", "foretrain", False),
     Case("124M vocab 50257", {**GPT2, "vocab_size": 50257}, "bfloat16", "nanogpt", True),
     Case("124M own evaluation", {**GPT2, "eval_batch_size": 24}, "bfloat16", "foretrain", False),
+    *(
+        Case(name, knobs, "bfloat16", "foretrain", compiled)
+        for name, knobs in (
+            ("124M master weights", LOW),
+            ("124M norms and GELU again", {**LOW, "recompute_norm_gelu": True}),
+            ("124M half checkpointed", {**LOW, "activation_checkpointing": True, "checkpointed_blocks": 6}),
+            ("124M modern", MODERN),
+        )
+        for compiled in (False, True)
+    ),
+    Case("124M adamw8bit", {**GPT2, "optimizer": "adamw8bit"}, "bfloat16", "foretrain", False),
+    Case("124M offload", {**GPT2, "optimizer_offload": True}, "bfloat16", "foretrain", False),
+    Case("124M auto chunker", {**GPT2, "auto_chunker": True}, "bfloat16", "foretrain", True),
+    Case("124M budget", {**GPT2, "activation_memory_budget": 0.7}, "bfloat16", "foretrain", True),
     Case("characters", CHARACTERS, "bfloat16", "foretrain", False),
     Case("characters dropout", {**CHARACTERS, "dropout": 0.2}, "float16", "nanogpt", True),
     Case("350M", {"n_layer": 24, "n_head": 16, "n_embd": 1024, "batch_size": 2}, "bfloat16", "foretrain", False),

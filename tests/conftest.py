@@ -11,8 +11,11 @@ settings.register_profile("ci", deadline=None, derandomize=True, suppress_health
 settings.load_profile("ci")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["TIKTOKEN_CACHE_DIR"] = "/nonexistent"
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; the runs that tests start inherit it
+# A shell's background job ignores SIGINT and one of nohup SIGHUP; the runs that tests start would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

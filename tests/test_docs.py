@@ -37,14 +37,28 @@ def commands() -> list[str]:
     return sorted({c.strip() for c in found})
 
 
-def test_commands_of_the_readme_work() -> None:
-    listed = commands()
-    assert len(listed) >= 4
+TRACED = ("--exact", "--explain", "--largest", "--snapshot")  # a minute of processor time each
+
+
+def work(listed: list[str]) -> None:
     for command in listed:
         if command.startswith("foretrain demo"):
             continue  # tests/test_demo.py
-        result = foretrain(*shlex.split(command)[1:], cwd=REPO)
+        result = foretrain(*shlex.split(command)[1:], cwd=REPO, timeout=600)
         assert result.returncode == 0, (command, result.stderr)
+
+
+def test_commands_of_the_readme_work() -> None:
+    listed = [command for command in commands() if not any(option in command for option in TRACED)]
+    assert len(listed) >= 4
+    work(listed)
+
+
+@pytest.mark.slow
+def test_traced_commands_of_the_readme_work() -> None:
+    listed = [command for command in commands() if any(option in command for option in TRACED)]
+    assert len(listed) >= 2
+    work(listed)
 
 
 def test_every_command_and_exit_code_is_documented() -> None:

@@ -7,17 +7,16 @@ A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 """
 
 import io
-import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import precision_tables
 import recipe_tables
 import speed_tables
 import technique_tables
+from results import result
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
@@ -37,7 +36,6 @@ from foretrain.units import parse_bytes
 
 ROOT = Path(__file__).parent.parent
 CASES = ROOT / "examples" / "real-cases"
-RESULTS = ROOT / "benchmarks" / "results"
 WIDTH = 108
 
 
@@ -125,7 +123,7 @@ def signed(error: float) -> str:
 
 
 def accuracy() -> str:
-    ledger = json.loads((RESULTS / "ledger_against_allocator.json").read_text("utf-8"))
+    ledger = result("ledger_against_allocator")
     lines = ["| config | measured peak | predicted | error |", "| --- | ---: | ---: | ---: |"]
     for found in ledger["cases"]:
         phase = max(found["measured_bytes"], key=found["measured_bytes"].get)
@@ -141,10 +139,6 @@ def accuracy() -> str:
         "`python benchmarks/ledger_against_allocator.py`)."
     )
     return "\n".join(lines)
-
-
-def result(name: str) -> dict[str, Any]:
-    return json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
 
 
 def explain_case_a() -> str:
@@ -197,7 +191,7 @@ def calculators() -> str:
 
 
 def demo_sentence() -> str:
-    demo = json.loads((RESULTS / "demo.json").read_text("utf-8"))
+    demo = result("demo")
     run = demo["run"]
     step = next(row for row in demo["comparison"]["time"] if row["id"] == "time.step")
     return (
@@ -210,7 +204,7 @@ def demo_sentence() -> str:
 
 
 def time_table() -> str:
-    found = json.loads((RESULTS / "time_against_logs.json").read_text("utf-8"))
+    found = result("time_against_logs")
     lines = [
         "| published runs | runs | median error | largest | inside the stated range |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -280,7 +274,7 @@ def kept_memory() -> str:
 
 
 def startup_sentence() -> str:
-    found = json.loads((RESULTS / "startup.json").read_text("utf-8"))
+    found = result("startup")
     seconds = sorted(found["seconds"]["foretrain plan gpt2-124m --gpu 4070"])
     torch = sorted(found["seconds"]["import torch"])
     middle = len(seconds) // 2

@@ -1,7 +1,6 @@
 """The generated tables of docs/precision.md."""
 
-import json
-from pathlib import Path
+from results import result
 
 from foretrain.config import RunConfig
 from foretrain.hardware import find
@@ -9,7 +8,6 @@ from foretrain.lm.shape import ModelShape
 from foretrain.predict.memory import predict
 from foretrain.predict.plan import plan
 
-RESULT = Path(__file__).parent.parent / "benchmarks" / "results" / "precision_modes.json"
 MODELS = {
     "124M": {},
     "350M": {"n_layer": 24, "n_head": 16, "n_embd": 1024},
@@ -22,7 +20,7 @@ MODES = (("fp8", "bfloat16"), ("int8", "bfloat16"), ("fp16_accumulation", "float
 
 def losses() -> str:
     """What benchmarks/precision_modes.py measured."""
-    runs = json.loads(RESULT.read_text("utf-8"))["runs"]
+    runs = result("precision_modes")["runs"]
     plain = next(run["val_loss"] for run in runs if run["run"] == "bfloat16")
     lines = [
         "| run | validation loss | against bfloat16 | cosine, first step | cosine, last step |",

@@ -1,15 +1,13 @@
 """The table of docs/recipes.md from the results of benchmarks/time_to_loss.py."""
 
-import json
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
-RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+from results import result
 
 
 def _runs() -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
-    found = json.loads((RESULTS / "time_to_loss.json").read_text("utf-8"))
+    found = result("time_to_loss")
     by_name: dict[str, list[dict[str, Any]]] = {}
     for run in found["runs"]:
         by_name.setdefault(run["run"], []).append(run)

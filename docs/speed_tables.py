@@ -1,10 +1,8 @@
 """Tables of docs/speed.md from the results of benchmarks/against_nanogpt.py and benchmarks/compile_start.py."""
 
-import json
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+from results import result
 
 
 def _way(row: dict[str, Any]) -> str:
@@ -16,7 +14,7 @@ def _way(row: dict[str, Any]) -> str:
 
 def against() -> str:
     """Every contestant of every model."""
-    found = json.loads((RESULTS / "against_nanogpt.json").read_text("utf-8"))
+    found = result("against_nanogpt")
     lines = [
         "| model | threads | who | ms a step | tokens/s | times nanoGPT (range) | loss differs, mean and most | rounds |",
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
@@ -37,14 +35,14 @@ def against() -> str:
 
 def machine() -> str:
     """What the figures hold for."""
-    model = json.loads((RESULTS / "against_nanogpt.json").read_text("utf-8"))["models"][0]
+    model = result("against_nanogpt")["models"][0]
     flags = ", ".join(model["machine"]["flags"])
     return f"{model['machine']['device']} with {flags}; torch {model['versions']['torch']}; {model['date']}"
 
 
 def start() -> str:
     """Cold starts."""
-    found = json.loads((RESULTS / "compile_start.json").read_text("utf-8"))
+    found = result("compile_start")
     lines = ["| compiled | first step s | later steps ms |", "| --- | ---: | ---: |"]
     for row in found["rows"]:
         lines.append(f"| {row['compiled']} | {row['first_s']:.0f} | {row['step_s'] * 1e3:.1f} |")

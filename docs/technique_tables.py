@@ -1,12 +1,11 @@
 """Tables of docs/techniques.md: the registry, and the results of benchmarks/small_memory.py."""
 
-import json
-from pathlib import Path
 from typing import Any
+
+from results import result
 
 from foretrain.lm.techniques import TECHNIQUES
 
-RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 GIB = 2**30
 WORDS = {
     "exact": "same maths, other order of sums at most",
@@ -28,7 +27,7 @@ def registry() -> str:
 
 def small_memory() -> str:
     """The documented configs beside nanoGPT's own step."""
-    found: dict[str, Any] = json.loads((RESULTS / "small_memory.json").read_text("utf-8"))
+    found: dict[str, Any] = result("small_memory")
     lines = [
         "| config | batch | peak | card needs | nanoGPT eager | nanoGPT compiled | of eager | of compiled | predicted time |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -46,7 +45,7 @@ def small_memory() -> str:
 
 def cpu_sentence() -> str:
     """The one that was also run for real."""
-    cpu = json.loads((RESULTS / "small_memory.json").read_text("utf-8"))["cpu"]
+    cpu = result("small_memory")["cpu"]
     return (
         f"Run for real on a CPU (eager, bfloat16), {cpu['config']} took {cpu['real_bytes'] / GIB:.3f} GiB of the allocator's "
         f"memory; its trace there says {cpu['traced_bytes'] / GIB:.3f} GiB."

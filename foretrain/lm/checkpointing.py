@@ -25,9 +25,7 @@ def remake_input(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     In eager mode the second pass stops as soon as the last tensor that backward needs is there, which is before the
     product. A compiler looks at the graph as a whole and is told to keep products.
     """
-    if torch.compiler.is_compiling():
-        keep = partial(create_selective_checkpoint_contexts, _policy)
-        out: Tensor = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False, context_fn=keep)
-        return out
-    eager: Tensor = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False)
-    return eager
+    compiling = torch.compiler.is_compiling()
+    keep: dict[str, Any] = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if compiling else {}
+    out: Tensor = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False, **keep)
+    return out

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretrain.errors import UserError
 from foretrain.lm.low_precision import layers, plainly
-from foretrain.lm.model import Block
+from foretrain.lm.model import LanguageModel
+from foretrain.lm.shape import is_block_matrix
 from foretrain.lm.step import Batch, TrainState
 from foretrain.precision import MULTIPLE
 
@@ -69,10 +69,10 @@ def weights_of(model: nn.Module) -> list[tuple[str, Tensor]]:
     if converted:
         return [(name, layer.weight) for name, layer in converted]
     return [
-        (f"{name}.{inner}", part.weight)
-        for name, block in model.named_modules() if isinstance(block, Block)
-        for inner, part in block.named_modules() if isinstance(part, nn.Linear)
-    ]  # fmt: skip
+        (name.removesuffix(".weight"), parameter)
+        for name, parameter in model.named_parameters()
+        if is_block_matrix(name, tuple(parameter.shape))
+    ]
 
 
 def _mean(state: TrainState, batches: list[Batch], weights: list[Tensor]) -> tuple[float, list[Tensor]]:
@@ -81,8 +81,7 @@ def _mean(state: TrainState, batches: list[Batch], weights: list[Tensor]) -> tup
     scale = _FP16_LOSS_SCALE if state.dtype == torch.float16 else 1.0
     for idx, targets in batches:
         with state.autocast():  # not state.call: nothing is to be compiled for these sizes
-            logits = state.model.lm_head(state.model.hidden(idx))
-            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+            loss = LanguageModel.whole_loss(state.model, state.model.hidden(idx), targets)
         for sum_, gradient in zip(sums, torch.autograd.grad(loss * scale, weights), strict=True):
             sum_ += gradient
         total += float(loss.detach())

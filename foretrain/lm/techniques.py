@@ -97,7 +97,6 @@ TECHNIQUES = (
         exactness="exact", source="Ren et al. 2021, arXiv:2101.06840",
     ),
 )  # fmt: skip
-BY_ID = {technique.id: technique for technique in TECHNIQUES}
 
 
 def combinable(a: Technique, b: Technique) -> bool:

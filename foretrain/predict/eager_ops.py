@@ -13,11 +13,15 @@ class EagerOps(OperationList):
 
     # -- forward -------------------------------------------------------------------------------------------
 
-    def forward(self) -> None:
-        E, L, C = self.elements, self.shape.n_layer, self.shape.n_embd
-        self.traffic("embedding", "gather", E, self.wide, self.wide)
-        self.traffic("embedding", "add", E, self.wide, self.wide)
+    def embed(self) -> None:
+        """Up to the first block's input."""
+        self.traffic("embedding", "gather", self.elements, self.wide, self.wide)
+        self.traffic("embedding", "add", self.elements, self.wide, self.wide)
         self.drop(1, self.wide)
+
+    def forward(self) -> None:
+        L, C = self.shape.n_layer, self.shape.n_embd
+        self.embed()
         if not self.way.eight_bits:
             self.autocast("weight copies", 12 * C * C, L, down=True)
         self.block_forward(L)

@@ -173,28 +173,26 @@ class _Run:
 
     def __init__(self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool) -> None:
         self.keeps = step == "nanogpt"
-        own = config.as_nanogpt() if self.keeps else config
-        self.config = config = own
-        self.own = own
+        self.config = config = config.as_nanogpt() if self.keeps else config
         self.symbols = symbols_of(config, gpu, config.batch_size, config.block_size)
         shape = ModelShape.of(config)
         in_muon = sum(shape.block_matrices().values()) if config.optimizer == "muon" else 0
         # Each of AdamW's parameters has a tensor of its own that counts steps; in 8 bits these are on the host.
         self.n_counts = 0 if config.optimizer == "adamw8bit" else sum(1 for _ in shape.parameters()) - in_muon
-        self.eval_symbols = symbols_of(config, gpu, own.eval_batch, own.eval_block)
+        self.eval_symbols = symbols_of(config, gpu, config.eval_batch, config.eval_block)
         cuda = gpu.kind != "cpu"
         self.t = Timeline(dict(self.symbols), CUDA_GRANULE if cuda else 1)
         # nanoGPT's context is null on a CPU, whatever --dtype says (train.py).
         half = dtype != "float32" and not (self.keeps and not cuda)
         self.half = half
         width = shape.head_dim
-        self.products = own.attention == "bmm" and own.recipe == "nanogpt" and not self.keeps
+        self.products = config.attention == "bmm" and config.recipe == "nanogpt" and not self.keeps
         variant = Variant(
-            half=half, cuda=cuda, keeps_logits=self.keeps, checkpointed=own.checkpointed,
-            dropout=config.dropout > 0, bias=config.bias, chunked=own.loss_chunk_size > 0,
+            half=half, cuda=cuda, keeps_logits=self.keeps, checkpointed=config.checkpointed,
+            dropout=config.dropout > 0, bias=config.bias, chunked=config.loss_chunk_size > 0,
             attention=attention_kind(gpu, dtype, width, config.dropout, self.products),
             evaluation_attention=attention_kind(gpu, dtype, width, 0.0, self.products),
-            master=own.master_weights, cheap=own.recompute_norm_gelu,
+            master=config.master_weights, cheap=config.recompute_norm_gelu,
         )  # fmt: skip
         self.writes_scores = "math" in (variant.attention, variant.evaluation_attention)
         self.step = STEPS[config.recipe, compiled](self.t, variant, config.n_layer)
@@ -240,18 +238,21 @@ class _Run:
             self.t.free(*self.batch, *fresh)
             self.batch = following
         self.t.at("optimizer")
-        if phase == "first_step" and not self.own.optimizer_offload:
-            self.moments()
-        if self.own.optimizer == "adamw8bit" and not self.own.optimizer_offload:
-            self.t.free(self.t.alloc("temporaries", self.t.size(1, "chunk")))
-        if self.own.optimizer == "muon" and not self.own.optimizer_offload:
-            self.t.free(self.t.alloc("temporaries", self.t.size(1, "newton")))
+        if not self.config.optimizer_offload:
+            self.optimize(first=phase == "first_step")
         self.t.free_component("gradients")
         step.has_grads = False
 
+    def optimize(self, *, first: bool) -> None:
+        """The optimizer's states, which appear in its first step, and what each step takes for a moment."""
+        if first:
+            self.moments()
+        passing = {"adamw8bit": "chunk", "muon": "newton"}.get(self.config.optimizer)
+        if passing:
+            self.t.free(self.t.alloc("temporaries", self.t.size(1, passing)))
+
     def moments(self) -> None:
-        """The optimizer's states, which appear in its first step."""
-        for width, symbol in moment_sizes(self.own.optimizer):
+        for width, symbol in moment_sizes(self.config.optimizer):
             self.t.alloc("optimizer", self.t.size(width, symbol))
         for _ in range(self.n_counts):
             self.t.alloc("optimizer", self.t.size(4))
@@ -259,9 +260,9 @@ class _Run:
     def peaks(self) -> dict[str, Peak]:
         self.t.at("build")
         self.t.phase("build")
-        for width in weight_widths(self.own, self.half):
+        for width in weight_widths(self.config, self.half):
             self.t.alloc("weights", self.t.size(width, "P"))
-        if self.own.recipe == "modern":  # cosines and sines of the rotary positions
+        if self.config.recipe == "modern":  # cosines and sines of the rotary positions
             for _ in range(2):
                 self.t.alloc("buffers", self.t.size(4, "W", "D"))
         if self.keeps:
@@ -278,10 +279,10 @@ def _resume_peak(run: _Run) -> Peak:
     t = Timeline(run.symbols, run.t.granule)
     t.phase("resume")
     t.at("resume")
-    for width in weight_widths(run.own, run.half):
+    for width in weight_widths(run.config, run.half):
         t.alloc("weights", t.size(width, "P"))
-    if not run.own.optimizer_offload:
-        for width, symbol in moment_sizes(run.own.optimizer):
+    if not run.config.optimizer_offload:
+        for width, symbol in moment_sizes(run.config.optimizer):
             t.alloc("optimizer", t.size(width, symbol))
     if run.keeps:
         t.alloc("checkpoint", t.size(4, "P"))

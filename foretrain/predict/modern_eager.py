@@ -87,7 +87,7 @@ class ModernEagerStep(EagerStep):
 
     def block_forward(self, saving: bool) -> tuple[Tensor, Saved]:
         t, s = self.t, Saved()
-        x1 = self.attention_half(s, saving)
+        self.attention_half(s, saving)
         h = self.mlp_half(s, saving)
         out = t.alloc("activations.residual", self.e(self.low))
         x3 = t.alloc("activations.residual", self.e(self.v.wide))
@@ -95,10 +95,9 @@ class ModernEagerStep(EagerStep):
         s.middle = None
         if not saving:
             t.free(h, s.gelu)
-        assert x1
         return x3, s
 
-    def attention_half(self, s: Saved, saving: bool) -> bool:
+    def attention_half(self, s: Saved, saving: bool) -> None:
         """x + skip·x0, then its attention; `s.middle` is the residual stream after it."""
         t, low = self.t, self.low
         t.at("forward.attention")
@@ -127,7 +126,6 @@ class ModernEagerStep(EagerStep):
             s.norm_1, s.heads = [scale, h], Heads([out, lse, value], None, [qk_scale, qk])
         else:
             t.free(scale, h, out, lse, value, qk_scale, qk)
-        return True
 
     def mlp_half(self, s: Saved, saving: bool) -> Tensor:
         t = self.t

@@ -27,16 +27,9 @@ class ModernEagerOps(EagerOps):
 
     # -- forward -------------------------------------------------------------------------------------------
 
-    def forward(self) -> None:
-        E, L, C = self.elements, self.shape.n_layer, self.shape.n_embd
-        self.traffic("embedding", "gather", E, self.wide, self.wide)
-        self.norm(E, 1, low=self.wide)
-        self.autocast("weight copies", 12 * C * C, L, down=True)
-        self.block_forward(L)
-        if self.way.chunk < self.tokens:
-            self.chunked_head()
-        else:
-            self.head_forward()
+    def embed(self) -> None:
+        self.traffic("embedding", "gather", self.elements, self.wide, self.wide)
+        self.norm(self.elements, 1, low=self.wide)
 
     def block_forward(self, count: int) -> None:
         E, low = self.elements, self.way.low

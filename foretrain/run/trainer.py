@@ -148,10 +148,7 @@ class Trainer:
             digest, fingerprint = config_digest(previous.config), previous.dataset.fingerprint
             start = Progress(step=0, config_digest=digest, dataset_fingerprint=fingerprint)
             self._check_compatible(start)
-            known = [
-                e["values"].get("sha256") for e in self.directory.read_lines("events") if e["id"] == "started_from"
-            ]
-            self._start(*known[-1:])
+            self._start(initial.known_digest(self.directory.read_lines("events")))
             step = self.progress.step
         else:
             for name, problem in loaded.skipped:

@@ -19,11 +19,11 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
 import foretrain
+from foretrain.calibration import cache_folder, installed_torch
 from foretrain.config import OWN_WAYS, RunConfig
 from foretrain.hardware import Dtype, Gpu
 from foretrain.precision import EIGHT_BITS
@@ -86,14 +86,6 @@ class Request:
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def installed_torch() -> str:
-    """The version of torch here, '' without one; read without importing it."""
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 @cache
 def code_digest() -> str:
     """A hash of all code that decides a trace or what is read from it."""
@@ -103,14 +95,6 @@ def code_digest() -> str:
     for path in files:
         digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def cache_folder() -> Path:
-    """FORETRAIN_CACHE, or the user's cache folder by the XDG rules."""
-    if own := os.environ.get("FORETRAIN_CACHE"):
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "foretrain"
 
 
 def why_not() -> str:

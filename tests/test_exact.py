@@ -258,6 +258,7 @@ def reserved(exact: Exact) -> int:
     return max(phase.reserved_bytes or 0 for phase in exact.memory.phases)
 
 
+@pytest.mark.slow
 def test_unaligned_vocabulary_compiled_gives_both_answers() -> None:
     found = traced(small_plan(vocab_size=50257, compile=True, n_layer=1, dtype="float16"))
     assert all(exact.pads_unknown for exact in found.exact)

@@ -26,7 +26,10 @@ MANIFEST = "manifest.json"
 
 
 class Progress(Record):
-    """Where a run stands. `evaluated`: the evaluation of `step` is already in the metrics."""
+    """Where a run stands. `evaluated`: the evaluation of `step` is already in the metrics.
+
+    `skipped`: steps of late that were passed over as not finite; `overflows`: float16's of late, one after the other.
+    """
 
     step: int
     best_val_loss: float | None = None
@@ -37,6 +40,8 @@ class Progress(Record):
     elapsed_s: float = 0.0
     dataset_fingerprint: str | None = None
     config_digest: str = ""
+    skipped: tuple[int, ...] = ()
+    overflows: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ def _tensors(state: TrainState) -> dict[str, dict[str, torch.Tensor]]:
 
 def save(folder: Path, state: TrainState, progress: Progress) -> Path:
     """Commit a checkpoint of this state. Raises UserError 'disk.full' and 'diverged.weights'; never leaves a part."""
-    if not all(bool(torch.isfinite(parameter).all()) for parameter in state.trained.parameters()):
+    if not all(bool(torch.isfinite(t).all()) for f in _tensors(state).values() for t in f.values() if t.is_floating_point()):
         raise UserError("diverged.weights", step=progress.step)
     final = path_of(folder, progress.step)
     staging, old = folder / f".staging-{final.name}", folder / f".old-{final.name}"

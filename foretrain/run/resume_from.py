@@ -18,7 +18,7 @@ FREE_KEYS = {
     "device", "total_batch_size", "auto_batch_size",
     "attention", "cpu_threads", "compile_mode", "compile_blocks", "allocator_settings",
     "activation_checkpointing", "checkpointed_blocks", "recompute_norm_gelu", "activation_memory_budget",
-    "loss_chunk_size", "auto_chunker", "optimizer_offload",
+    "loss_chunk_size", "auto_chunker", "optimizer_offload", "on_nonfinite",
 }  # fmt: skip
 SPLIT = ("batch_size", "gradient_accumulation_steps")  # only their product decides what is learned
 

@@ -70,10 +70,18 @@ def poison(own: Trainer, place: str, step: int, micro: int, module: str, value: 
         target.register_forward_hook(on_output)
 
 
-MODULES = ("transformer.wte", "transformer.h.0.ln_1", "transformer.h.0.attn.c_attn", "transformer.h.0.mlp.c_proj", "transformer.ln_f")
+MODULES = (
+    "transformer.wte",
+    "transformer.h.0.ln_1",
+    "transformer.h.0.attn.c_attn",
+    "transformer.h.0.mlp.c_proj",
+    "transformer.ln_f",
+)
 
 
-def run_poisoned(out: str, place_: str, step: int, micro: int, module: str, value: float, **changes: Any) -> tuple[Any, ...]:
+def run_poisoned(
+    out: str, place_: str, step: int, micro: int, module: str, value: float, **changes: Any
+) -> tuple[Any, ...]:
     """(the error or None, state before the step, state at the end, the run's directory)."""
     path = Path("data/toy")
     info = read_info(path if path.exists() else write_dataset(path))
@@ -182,7 +190,9 @@ def test_a_skipped_step_is_as_if_it_had_not_been(
     assert error is None
     events = [e for e in directory.read_lines("events") if e["id"] == "step_skipped"]
     assert [e["values"]["step"] for e in events] == [step]
-    assert [m["step"] for m in directory.read_lines("metrics") if m["kind"] == "step"] == [s for s in range(6) if s != step]
+    assert [m["step"] for m in directory.read_lines("metrics") if m["kind"] == "step"] == [
+        s for s in range(6) if s != step
+    ]
     config = tiny(**{**SMALL, **changes, "max_iters": 6})
     own = Trainer(config, read_info(Path("data/toy")), store.create("other"), placement := place(config))
     state = build(config, CPU, trainer.TORCH_DTYPES[placement.dtype], compile=False)

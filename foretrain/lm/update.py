@@ -1,4 +1,4 @@
-"""The optimizer's update, which is made only from numbers: where the loss or the gradient's norm is none, nothing changes.
+"""The optimizer's update, made only where the loss and the gradient's norm are finite; elsewhere nothing changes.
 
 The decision is taken on the device, so that the host waits for nothing: the fused AdamW kernels leave weights, moments
 and step counts as they are where their `found_inf` is 1 (aten/src/ATen/native/cuda/fused_adam_utils.cuh; the same on
@@ -24,7 +24,7 @@ def update(
 
     `latch`: 0.0 or 1.0; once such a step has set it, no later step changes anything either, until the host has seen
     it. `overflow_is_normal`: with float16 the scaler meets gradients beyond its range now and then and tries a smaller
-    scale; that holds this update back, but does not set the latch. Returns 1.0 where the update was held back, else 0.0.
+    scale; that holds this update back, but does not set the latch. Returns 1.0 where it was held back, else 0.0.
     """
     loss = loss.to(norm.device)  # the optimizer may live on the host
     fatal = not_finite(loss if overflow_is_normal else loss + norm)

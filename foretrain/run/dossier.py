@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from foretrain.lm.step import Batch, TrainState
 from foretrain.records import Record
-from foretrain.run.microbatch import Generators, free_memory, is_out_of_memory
+from foretrain.run.microbatch import Generators, is_out_of_memory
 
 SCHEMA = "foretrain.nonfinite/1"
 
@@ -112,7 +112,6 @@ def first_not_finite(state: TrainState, batches: Iterable[Batch], generators: Ge
     state.optimizer.zero_grad(set_to_none=True)
     if state.masters:
         state.masters.drop_gradients()
-    free_memory(state.device)
     now.restore(state.device)
     return search.found
 

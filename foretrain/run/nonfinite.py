@@ -21,8 +21,9 @@ from foretrain.messages import say
 from foretrain.run import checkpoint
 from foretrain.run.checkpoint import Progress
 from foretrain.run.dossier import SCHEMA, Dossier, first_not_finite
+from foretrain.run.files import replace_text
 from foretrain.run.microbatch import Generators
-from foretrain.run.store import RunDirectory, replace_text
+from foretrain.run.store import RunDirectory
 
 MOST_SKIPS, SKIP_WINDOW = 10, 1000  # steps passed over, of the last so many
 MOST_OVERFLOWS = 20  # one after the other: each halves the scale, which begins at 65536
@@ -59,13 +60,13 @@ class Guard:
         self.directory, self.info, self.note = directory, info, note
         self._before: dict[int, Generators] = {}
 
-    def arm(self, state: TrainState) -> None:
-        """With on_nonfinite = stop: hold back all updates after a bad one."""
-        if state.config.on_nonfinite == "stop":
-            state.latch = torch.zeros((), device=next(state.trained.parameters()).device)
-
     def before(self, step: int, state: TrainState) -> None:
-        """Remember what dropout draws from in this step and in the one before, which may not be read yet."""
+        """Remember what dropout draws from in this step and in the one before, which may not be read yet.
+
+        With on_nonfinite = stop all updates after a bad one are held back.
+        """
+        if state.config.on_nonfinite == "stop" and state.latch is None:
+            state.latch = torch.zeros((), device=next(state.trained.parameters()).device)
         self._before = {n: g for n, g in self._before.items() if n == step - 1}
         self._before[step] = Generators.now(state.device)
 

@@ -25,14 +25,16 @@ from foretrain.run import checkpoint, initial, matmul_check, resume_from
 from foretrain.run.checkpoint import Progress
 from foretrain.run.device import TORCH_DTYPES, Placement
 from foretrain.run.evaluate import Mean, mean_loss
+from foretrain.run.files import replace_text
 from foretrain.run.memory_limit import Watch, cap
 from foretrain.run.meter import Meter
 from foretrain.run.microbatch import attempt, free_memory, is_out_of_memory, use_split
 from foretrain.run.nonfinite import Guard, Reading
 from foretrain.run.notes import Listener, Note
 from foretrain.run.resume_from import config_digest
+from foretrain.run.saver import Saver
 from foretrain.run.signals import StopFlag
-from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics, now, replace_text
+from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics, now
 
 
 class Trainer:
@@ -68,6 +70,7 @@ class Trainer:
         self.reads_late = placement.device.type == "cuda"
         self._open: tuple[int, Reading] | None = None  # a step whose numbers are not read yet
         self.guard = Guard(directory, info, self._note)
+        self.saver = Saver(directory.checkpoints, config.keep_checkpoints, self._note, config.memory_limit_bytes)
 
     # -- the run -------------------------------------------------------------------------------------------
 
@@ -78,7 +81,7 @@ class Trainer:
         try:
             if not resume:
                 self._write_record("running")
-            with self.flag, fp16_accumulation(self.config.matmul == "fp16_accumulation"):
+            with self.flag, self.saver, fp16_accumulation(self.config.matmul == "fp16_accumulation"):
                 self._begin(resume)
                 finished = self._loop()
         except UserError as error:
@@ -125,7 +128,6 @@ class Trainer:
             self.config = resume_from.keep_origin(self.config, self.directory)
         dtype = TORCH_DTYPES[self.placement.dtype]
         self.state = build(self.config, self.placement.device, dtype, compile=self.placement.compiled)
-        self.guard.arm(self.state)
         checkpoint.sweep(self.directory.checkpoints)
         if resume:
             self._resume()
@@ -216,13 +218,14 @@ class Trainer:
                 self._settle()
                 return True
             result = self._train_one(step)
+            self.saver.poll()
             self._settle()
             self.progress = self.progress.model_copy(update={"step": step + 1, "evaluated": False})
             self._open = step, Reading(result)
             if not self.reads_late:
                 self._settle()
         self._settle()
-        self._save()
+        self._save(wait=True)
         return False
 
     def _settle(self) -> None:
@@ -339,7 +342,7 @@ class Trainer:
         self.progress = self.progress.model_copy(update=update)
         self.listen(metrics)
         if step and (best or force or self.config.always_save_checkpoint):
-            self._save()
+            self._save(wait=force)
 
     def _shrink_evaluation(self, step: int) -> None:
         """Smaller batches for the same sequences. Raises UserError where it is one sequence already."""
@@ -363,11 +366,9 @@ class Trainer:
             stopping=lambda: self.flag.stopping,
         )  # fmt: skip
 
-    def _save(self) -> None:
+    def _save(self, *, wait: bool) -> None:
         self.progress = self.progress.model_copy(update={"elapsed_s": self._elapsed_s()})
-        path = checkpoint.save(self.directory.checkpoints, self.state, self.progress)
-        checkpoint.retain(self.directory.checkpoints, self.config.keep_checkpoints, self.progress.best_step)
-        self._note("saved", name=path.name)
+        self.saver.save(self.state, self.progress, wait=wait)
 
     # -- the record ----------------------------------------------------------------------------------------
 

@@ -286,7 +286,7 @@ def test_a_manifest_cannot_point_outside() -> None:
     path = checkpoint.save(FOLDER, trained(), Progress(step=1))
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"]["../../../../etc/passwd"] = {"size_bytes": 1, "sha256": "0"}
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    (path / "manifest.json").write_text(json.dumps(manifest, indent=1))
     assert "missing" in str(checkpoint.problem_of(path))
 
 
@@ -319,7 +319,7 @@ def rewrite(path: Path, name: str, data: bytes) -> None:
     (path / name).write_bytes(data)
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"][name] = {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    (path / "manifest.json").write_text(json.dumps(manifest, indent=1))
 
 
 @pytest.mark.parametrize(

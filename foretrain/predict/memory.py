@@ -351,17 +351,13 @@ def predict(
     """The ledger of a run on a device. `available_bytes`: what the process may take there, context included."""
     run, context = _Run(config, gpu, dtype, step, compiled), Context.of(gpu)
     peaks = {**run.peaks(), "resume": _resume_peak(run)}
+    saves_beside_steps = gpu.kind == "cpu" and step == "foretrain" and config.max_iters > config.eval_interval
     names = [name for name in PHASES if not (config.eval_only and name != "evaluate_first")]
     phases = []
     for name in names:
         peak = peaks[name]
         low, expected, high = _needed(peak.nbytes, context, gpu.kind == "cpu", compiled and run.writes_scores)
-        if (
-            gpu.kind == "cpu"
-            and step == "foretrain"
-            and name == "steady_step"
-            and config.max_iters > config.eval_interval
-        ):
+        if name == "steady_step" and saves_beside_steps:
             high += (copy := _staged_bytes(run))
             if available_bytes is None or expected + round(STAGING_SPARE * copy) <= available_bytes:
                 expected += copy

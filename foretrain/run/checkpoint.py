@@ -52,6 +52,7 @@ class Loaded:
     progress: Progress
     path: Path
     skipped: tuple[tuple[str, str], ...]
+    torch_version: str
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -169,8 +170,13 @@ def sweep(folder: Path) -> None:
 def problem_of(path: Path) -> str | None:
     """Why a checkpoint cannot be trusted, or None when every digest is right."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text("utf-8"))
+        text = (path / MANIFEST).read_text("utf-8")
+        manifest = json.loads(text)
         listed: dict[str, Any] = manifest["files"]
+        if text != json.dumps(manifest, indent=1) or set(manifest) != {"step", "files"}:
+            return "its manifest is not as it was written"
+        if path_of(path.parent, manifest["step"]) != path:
+            return f"its manifest is of step {manifest['step']}"
         for name, entry in listed.items():
             target = path / Path(name).name
             if not target.is_file():
@@ -264,7 +270,8 @@ def load(
         raise
     except Exception as error:  # digests are right, so somebody wrote it so: safetensors and torch raise what they like
         raise UserError("checkpoint.bad_contents", path=str(path), reason=str(error).splitlines()[0][:200]) from None
-    return Loaded(progress, path, skipped)
+    written_by = json.loads((path / "state.json").read_text("utf-8"))["torch"]
+    return Loaded(progress, path, skipped, str(written_by))
 
 
 def _load_rest(path: Path, state: TrainState) -> None:

@@ -158,8 +158,8 @@ class Trainer:
             self._start(initial.known_digest(self.directory.read_lines("events")))
             step = self.progress.step
         else:
-            for name, problem in loaded.skipped:
-                self._note("checkpoint_skipped", name=name, problem=problem)
+            for id, values in resume_from.differences(loaded, previous, self.config, self.placement.gpu):
+                self._note(id, **values)
             self.progress = loaded.progress
             step = loaded.progress.step
         self._entered = True

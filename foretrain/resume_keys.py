@@ -1,7 +1,7 @@
 """What each knob does when a stopped run is resumed with another value of it: free, warns or refuses. No torch.
 
-What decides what is learned refuses, and so does every knob that is not named here. docs/reliability.md has the table of
-all, made from this.
+What decides what is learned refuses, and so does every knob that is not named here. The table of all
+is in docs/reliability.md, made from this.
 """
 
 from typing import Literal

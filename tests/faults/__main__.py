@@ -13,9 +13,15 @@ from tests.faults import experiments
 
 # How many of each: in the test suite, before a merge (10 minutes of 2 cores), by night.
 TIERS = {
-    "suite": {"kills": 6, "every_call": 6, "sigterm": 2, "full_disk": 12, "bit_flips": 200, "not_finite": 2, "out_of_memory": 4},
-    "pr": {"kills": 100, "every_call": 400, "sigterm": 20, "full_disk": 50, "bit_flips": 500, "not_finite": 50, "out_of_memory": 40},
-    "nightly": {"kills": 1000, "every_call": 400, "sigterm": 200, "full_disk": 10000, "bit_flips": 10000, "not_finite": 1000, "out_of_memory": 400},
+    "suite": {"kills": 8, "every_call": 8, "sigterm": 2, "full_disk": 12, "bit_flips": 500, "not_finite": 4},
+    "pr": {
+        "kills": 100, "every_call": 400, "sigterm": 20, "full_disk": 50, "bit_flips": 500, "not_finite": 50,
+        "out_of_memory": 40,
+    },
+    "nightly": {
+        "kills": 1000, "every_call": 400, "sigterm": 200, "full_disk": 10000, "bit_flips": 10000, "not_finite": 1000,
+        "out_of_memory": 400,
+    },
 }  # fmt: skip
 RESULTS = Path(__file__).parent.parent.parent / "benchmarks" / "results" / "faults.json"
 

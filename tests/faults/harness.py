@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -124,6 +125,8 @@ def run(out: str, shared: Shared, watcher: files.Watcher | None = None, **change
     torch.set_num_threads(1)
     config = tiny(**{**RUN, "out_dir": out, **changes})
     resume = (Path(out) / "run.json").exists()
+    if not resume:  # killed before it had a record: what is there is no run yet, and its name would be taken
+        shutil.rmtree(out, ignore_errors=True)
     directory = RunDirectory(Path(out)) if resume else store.create(out)
     if resume:
         directory.acquire()

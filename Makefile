@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
-.PHONY: help demo test slow check fix docs picture clean
+.PHONY: help demo test faults faults-long slow check fix docs picture clean
 help: ## list the verbs
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,12 @@ demo: $(DEMO_STAMP) ## plan, train a small GPT on the built-in corpus, compare, 
 
 test: $(STAMP) ## the whole test suite on the CPU
 	$(BIN)/python -m pytest
+
+faults: $(STAMP) ## put hundreds of faults into runs: kills, signals, full disks, flipped bits, NaN (ten minutes)
+	$(BIN)/python -m tests.faults --tier pr
+
+faults-long: $(STAMP) ## the same by thousands
+	$(BIN)/python -m tests.faults --tier nightly
 
 slow: $(STAMP) ## the slower proofs
 	$(BIN)/python -m pytest -m slow

@@ -180,6 +180,10 @@ class RunConfig(Record):
     beta1: float = knob(0.9, "AdamW's first-moment decay", group="optimizer", least=0, below=1)
     beta2: float = knob(0.95, "AdamW's second-moment decay", group="optimizer", least=0, below=1)
     grad_clip: float = knob(1.0, "largest gradient norm; 0: do not clip", group="optimizer", least=0, most=1e9)
+    on_nonfinite: Literal["stop", "skip"] = knob(
+        "stop", "a step whose loss or gradient is not finite is never made; stop: end the run with a dossier of it; "
+        "skip: go on with the next step, ten times in a thousand steps", group="optimizer", ours=True,
+    )  # fmt: skip
     decay_lr: bool = knob(True, "warm up, then decay to min_lr", group="optimizer")
     lr_schedule: Literal["cosine", "linear"] = knob(
         "cosine", "shape of the decay; linear: the full rate until the last cooldown share of lr_decay_iters",

@@ -4,6 +4,9 @@ import hashlib
 import json
 import pickle
 import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +14,10 @@ import torch
 
 from foretrain.errors import ExitCode, UserError
 from foretrain.lm.step import TrainState, build, train_step
-from foretrain.run import checkpoint
+from foretrain.run import checkpoint, files
 from foretrain.run.checkpoint import Progress
-from tests.helpers import tiny
+from foretrain.run.snapshot import pieces
+from tests.helpers import REPO, tiny
 
 FOLDER = Path("checkpoints")
 
@@ -128,60 +132,110 @@ def test_no_checkpoint_is_none() -> None:
     assert checkpoint.load(FOLDER, trained(steps=0)) is None
 
 
-def test_a_save_that_fails_leaves_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail at each file-system call of a save in turn; there is always a whole checkpoint."""
-    state = trained()
+@pytest.fixture
+def watch() -> Iterator[Callable[..., None]]:
+    """files.watch, which is taken back after the test."""
+    yield files.watch
+    files.watch(None)
+
+
+class Failing:
+    """Counts the calls on files; the one at `fail_at` meets `error`."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.count, self.fail_at, self.error = 0, 0, error
+
+    def __call__(self, call: str, path: Path, size_bytes: int) -> None:
+        self.count += 1
+        if self.count == self.fail_at:
+            raise self.error
+
+
+@pytest.mark.parametrize(("number", "id"), [(28, "disk.full"), (122, "disk.full"), (5, "environment.cannot_write")])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_save_that_fails_at_any_call_leaves_the_old_one(
+    number: int, id: str, again: bool, watch: Callable[..., None]
+) -> None:
+    """Each call on files in turn; there is always a whole checkpoint. `again`: the same step is saved once more."""
+    state, step = trained(), 1 if again else 2
     checkpoint.save(FOLDER, state, Progress(step=1))
-    calls = {"count": 0, "fail_at": 0}
-    originals = {name: getattr(checkpoint, name) for name in ("save_file", "_sync", "_sync_directory", "_digest")}
-
-    def wrap(original):
-        def call(*args, **kwargs):
-            calls["count"] += 1
-            if calls["count"] == calls["fail_at"]:
-                raise OSError(28, "No space left on device")
-            return original(*args, **kwargs)
-
-        return call
-
-    for name, original in originals.items():
-        monkeypatch.setattr(checkpoint, name, wrap(original))
+    failing = Failing(OSError(number, "no"))
+    watch(failing)
     points = 0
-    for fail_at in range(1, 40):
-        calls.update(count=0, fail_at=fail_at)
+    for failing.fail_at in range(1, 100):
+        failing.count = 0
         try:
-            checkpoint.save(FOLDER, state, Progress(step=2))
+            checkpoint.save(FOLDER, state, Progress(step=step))
         except UserError as error:
             points += 1
-            assert error.id == "disk.full"
-            assert error.exit_code == ExitCode.DISK_FULL
+            assert error.id == id
+            path, skipped = checkpoint.newest_valid(FOLDER)
+            assert path in (checkpoint.path_of(FOLDER, 1), checkpoint.path_of(FOLDER, step))
+            assert skipped == ()
             assert not list(FOLDER.glob(".staging-*"))
-            path, _ = checkpoint.newest_valid(FOLDER)
-            assert path
-            assert checkpoint.problem_of(path) is None
         else:
-            break
-    assert points >= 12
-    assert checkpoint.steps_in(FOLDER) == [1, 2]
+            if failing.count < failing.fail_at:
+                break
+    assert points >= 20
+    watch(None)
+    checkpoint.sweep(FOLDER)
+    assert sorted({1, step}) == checkpoint.steps_in(FOLDER)
 
 
-def test_a_full_disk_is_named() -> None:
-    """A real one: /dev/full stands where the model should be written."""
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full here")
-    state = trained()
+def test_a_real_full_disk_is_named() -> None:
+    """The system refuses to let a file grow beyond a limit, at many places of a save."""
+    code = """
+import resource, signal, sys
+from pathlib import Path
+sys.path.insert(0, {repo!r})
+from tests.test_checkpoint import trained, FOLDER
+from foretrain.errors import UserError
+from foretrain.run import checkpoint
+from foretrain.run.checkpoint import Progress
+state = trained()
+checkpoint.save(FOLDER, state, Progress(step=1))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+largest = max(p.stat().st_size for p in (FOLDER / "step-0000000001").iterdir())
+for limit in range(0, largest, 16384):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        checkpoint.save(FOLDER, state, Progress(step=2))
+    except UserError as error:
+        assert error.id == "disk.full", error.id
+        assert "a checkpoint needs about" in str(error)
+    else:
+        raise AssertionError(limit)
+    assert [p.name for p in FOLDER.iterdir()] == ["step-0000000001"]
+assert checkpoint.problem_of(FOLDER / "step-0000000001") is None
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code.format(repo=str(REPO))], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
 
-    def to_full(tensors: object, path: Path) -> None:
-        with Path("/dev/full").open("wb") as file:
-            file.write(b"x" * 100_000)
-            file.flush()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", to_full)
-        with pytest.raises(UserError) as caught:
-            checkpoint.save(FOLDER, state, Progress(step=1))
-    assert caught.value.id == "disk.full"
-    assert checkpoint.steps_in(FOLDER) == []
+def test_what_we_write_is_safetensors() -> None:
+    """Byte for byte a file that the format's own library reads, with every dtype and odd shapes."""
+    from safetensors.torch import load
+
+    chance = torch.Generator().manual_seed(0)
+    dtypes = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16]
+    tensors = {f"{i}/é": torch.randn(3, 2 * i + 1, generator=chance).to(d) for i, d in enumerate(dtypes)}
+    tensors |= {"u": torch.arange(7, dtype=torch.uint8), "b": torch.tensor([True, False]), "none": torch.zeros(0, 3)}
+    tensors |= {"one": torch.tensor(3.5), "transposed": torch.arange(12.0).reshape(3, 4).T, "i8": torch.ones(5).char()}
+    read = load(b"".join(bytes(piece) for piece in pieces(tensors, 0)))
+    assert same(read, tensors)
+    assert all(read[key].dtype == tensors[key].dtype for key in tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_no_number_that_is_none_passes(dtype: torch.dtype, value: float) -> None:
+    info = torch.finfo(dtype)
+    extremes = torch.tensor([info.max, info.min, info.smallest_normal / 2, -0.0], dtype=dtype)
+    assert b"".join(bytes(piece) for piece in pieces({"a": extremes}, 0))
+    with pytest.raises(UserError, match="no longer finite"):
+        list(pieces({"a": torch.tensor([0.0, value, 1.0]).to(dtype)}, 3))
 
 
 def test_retention_keeps_the_newest_and_the_best() -> None:
@@ -196,6 +250,20 @@ def test_retention_keeps_the_newest_and_the_best() -> None:
     assert sorted(p.name for p in FOLDER.iterdir()) == [f"step-{s:010d}" for s in (2, 4, 5)]
 
 
+def test_retention_counts_what_is_right_alone() -> None:
+    """A damaged checkpoint takes no other one's place, so there is always one to go on from."""
+    state = trained()
+    for step in (1, 2, 3):
+        path = checkpoint.save(FOLDER, state, Progress(step=step))
+        if step > 1:
+            (path / "model.safetensors").write_bytes(b"x")
+        assert checkpoint.retain(FOLDER, 1, best_step=None) == {1}
+    assert checkpoint.steps_in(FOLDER) == [1, 2, 3]
+    checkpoint.save(FOLDER, state, Progress(step=4))
+    assert checkpoint.retain(FOLDER, 1, best_step=None, verified={1}) == {4}
+    assert checkpoint.steps_in(FOLDER) == [4]
+
+
 def test_weights_that_are_not_finite_are_never_saved() -> None:
     state = trained()
     with torch.no_grad():
@@ -203,7 +271,7 @@ def test_weights_that_are_not_finite_are_never_saved() -> None:
     with pytest.raises(UserError) as caught:
         checkpoint.save(FOLDER, state, Progress(step=3))
     assert caught.value.exit_code == ExitCode.DIVERGED
-    assert not FOLDER.exists()
+    assert list(FOLDER.iterdir()) == []
 
 
 def test_another_models_checkpoint_is_refused() -> None:
@@ -218,28 +286,27 @@ def test_a_manifest_cannot_point_outside() -> None:
     path = checkpoint.save(FOLDER, trained(), Progress(step=1))
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"]["../../../../etc/passwd"] = {"size_bytes": 1, "sha256": "0"}
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    (path / "manifest.json").write_text(json.dumps(manifest, indent=1))
     assert "missing" in str(checkpoint.problem_of(path))
 
 
 @pytest.mark.parametrize("at", [1, 2])
-def test_saving_a_step_again_never_leaves_none(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_a_step_again_never_leaves_none(at: int, watch: Callable[..., None]) -> None:
     """A signal during an evaluation saves a step twice; death between the two renames must not cost it."""
     state = trained()
     checkpoint.save(FOLDER, state, Progress(step=2))
-    original, count = Path.rename, 0
+    count = 0
 
-    def rename(self: Path, target: Path) -> Path:
+    def interrupt(call: str, path: Path, size_bytes: int) -> None:
         nonlocal count
-        count += 1
+        count += call == "rename"
         if count == at:
             raise KeyboardInterrupt  # no handler of save's own runs for it, as for a kill
-        return original(self, target)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", rename)
-        with pytest.raises(KeyboardInterrupt):
-            checkpoint.save(FOLDER, state, Progress(step=2))
+    watch(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(FOLDER, state, Progress(step=2))
+    watch(None)
     checkpoint.sweep(FOLDER)
     path, skipped = checkpoint.newest_valid(FOLDER)
     assert path == checkpoint.path_of(FOLDER, 2)
@@ -252,7 +319,7 @@ def rewrite(path: Path, name: str, data: bytes) -> None:
     (path / name).write_bytes(data)
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"][name] = {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    (path / "manifest.json").write_text(json.dumps(manifest, indent=1))
 
 
 @pytest.mark.parametrize(

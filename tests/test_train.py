@@ -17,9 +17,9 @@ from foretrain.configfile import from_values, resolve
 from foretrain.errors import ExitCode, UserError
 from foretrain.lm.dataset import read_info
 from foretrain.lm.step import train_step
+from foretrain.resume_keys import EVALUATION, FREE, ROUNDING, effect_of
 from foretrain.run import checkpoint, store, trainer
 from foretrain.run.device import place
-from foretrain.run.resume_from import FREE_KEYS
 from foretrain.run.store import RunDirectory, RunRecord
 from foretrain.run.trainer import Trainer
 from tests.helpers import TINY, foretrain, tiny, write_dataset
@@ -82,18 +82,17 @@ elif moment == "evaluation":
         return original(*args)
     trainer.evaluation_loss = evaluation
 elif moment == "save":
-    original = checkpoint._digest
+    from foretrain.run import files
     count = 0
-    def digest(path):
+    def watch(call, path, size):
         global count
-        count += 1
+        count += call == "open"
         if count == at: die()
-        return original(path)
-    checkpoint._digest = digest
+    files.watch(watch)
 train(tiny(dropout=0.1, out_dir="killed"), resume=Path("killed/run.json").exists())
 """
 
-# 12 steps, evaluations (of 2 splits x 2 batches) at 0, 5, 10 and 12, saves of 4 files at 5, 10 and 12.
+# 12 steps, evaluations (of 2 splits x 2 batches) at 0, 5, 10 and 12, saves of 5 files at 5, 10 and 12.
 MOMENTS = [
     ("step", 1),
     ("step", 5),
@@ -363,7 +362,46 @@ def test_resume_refuses_what_would_change_the_learning(own_directory: Path) -> N
     assert "learning_rate: 0.01 → 0.02" in str(caught.value)
     record = train(tiny(max_iters=14, eval_interval=7, log_interval=3), resume=True)
     assert record.steps_done == 14
-    assert "batch_size" not in FREE_KEYS
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("seed", 5), ("dropout", 0.2), ("beta2", 0.9), ("optimizer", "adamw8bit"), ("grad_clip", 0.5), ("bias", True),
+     ("cpu_threads", 1), ("loss_chunk_size", 8), ("eval_iters", 3), ("eval_interval", 3), ("keep_checkpoints", 5),
+     ("on_nonfinite", "skip"), ("price_per_kwh", 1.0)],
+)  # fmt: skip
+def test_a_changed_knob_is_free_or_warns_or_refuses(key: str, value: Any, own_directory: Path) -> None:
+    train(tiny(max_iters=3, lr_decay_iters=12))
+    changed = tiny(**{"max_iters": 4, "lr_decay_iters": 12, key: value})
+    effect, notes = effect_of(key), []
+    if effect == "refuses":
+        with pytest.raises(UserError) as caught:
+            train(changed, resume=True)
+        assert caught.value.id == "usage.resume_changed"
+        assert f"{key}: " in str(caught.value)
+        return
+    train(changed, resume=True, listen=notes.append)
+    told = [note for note in notes if getattr(note, "id", "") in ("resumed_otherwise", "evaluation_changed")]
+    assert [key in str(note.values["changed"]) for note in told] == [True] * (effect == "warns")
+
+
+def test_every_effect_is_of_a_knob() -> None:
+    assert set(RunConfig.model_fields) >= FREE | ROUNDING | EVALUATION
+    assert not FREE & (ROUNDING | EVALUATION)
+
+
+def test_another_torch_is_told(own_directory: Path) -> None:
+    train(tiny(max_iters=3, lr_decay_iters=12))
+    path = Path("out/checkpoints/step-0000000003")
+    state = json.loads((path / "state.json").read_text())
+    from tests.test_checkpoint import rewrite
+
+    rewrite(path, "state.json", json.dumps({**state, "torch": "1.0"}).encode())
+    notes: list[Any] = []
+    train(tiny(max_iters=4, lr_decay_iters=12), resume=True, listen=notes.append)
+    assert [n.values["changed"] for n in notes if getattr(n, "id", "") == "resumed_otherwise"] == [
+        [f"torch: 1.0 → {torch.__version__}"]
+    ]
 
 
 def test_resume_refuses_other_data(own_directory: Path) -> None:

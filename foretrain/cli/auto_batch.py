@@ -49,7 +49,7 @@ def _kept(path: Path, cap_bytes: int | None) -> Trial | None:
 
 
 def _keep(path: Path, trial: Trial) -> None:
-    from foretrain.run.store import replace_text
+    from foretrain.run.files import replace_text
 
     with contextlib.suppress(OSError):  # without it the next start tries again
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,8 @@ def demo_command(
     from foretrain.configfile import resolve
     from foretrain.lm.statistics import unigram_entropy
     from foretrain.report import plan_view, run_view, text
-    from foretrain.run.store import RunDirectory, replace_text
+    from foretrain.run.files import replace_text
+    from foretrain.run.store import RunDirectory
 
     if resume not in ("auto", "no"):
         raise typer.BadParameter("must be auto or no", param_hint="--resume")

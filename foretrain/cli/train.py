@@ -203,7 +203,7 @@ def _write_inputs(
 
     from foretrain.cli.plan import Target, make_plan
     from foretrain.predict.plan import SCHEMA
-    from foretrain.run.store import replace_text
+    from foretrain.run.files import replace_text
 
     config = resolved.config.model_copy(update={"compile": placement.compiled, "dtype": placement.dtype})
     forecast = make_plan(

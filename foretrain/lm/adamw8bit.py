@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from foretrain.lm.adamw8bit_sizes import BLOCK, CHUNK, is_quantised, n_blocks
+from foretrain.lm.update import held_back
 
 EPS = 1e-8  # torch.optim.AdamW's
 CODES, SCALES = ("exp_avg", "exp_avg_sq_root"), ("exp_avg_scale", "exp_avg_sq_root_scale")
@@ -111,6 +112,8 @@ class AdamW8bit(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update of every parameter that has a gradient."""
         assert closure is None
+        if held_back(self):
+            return
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

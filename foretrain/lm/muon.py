@@ -14,6 +14,7 @@ from torch.optim.adamw import adamw
 
 from foretrain.cpu import cpu_has_bf16
 from foretrain.lm.shape import NS_BATCH_ELEMENTS, NS_STEPS
+from foretrain.lm.update import held_back
 
 # p(s) = a·s + b·s³ + c·s⁵ moves every singular value s of (0, 1] to 0.7 … 1.2 in five iterations: the coefficients of
 # Keller Jordan's Muon (MIT), those of torch.optim.Muon too. A steep start at 0 counts for more than exactly 1.
@@ -71,8 +72,7 @@ class MuonAdamW(torch.optim.Optimizer):
         """One step of both. Gradients of matrices are used up: Nesterov's momentum is written over them."""
         assert closure is None, "no step of foretrain evaluates the loss again"
         assert getattr(self, "grad_scale", None) is None, "gradients are unscaled before, as they are clipped"
-        found_inf: Tensor | None = getattr(self, "found_inf", None)
-        if found_inf is not None and not bool(found_inf == 0):
+        if held_back(self):
             return
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]

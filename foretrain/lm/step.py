@@ -16,6 +16,7 @@ from foretrain.lm.low_precision import convert
 from foretrain.lm.master import Masters
 from foretrain.lm.model import LanguageModel, make_model
 from foretrain.lm.optimizer import make_optimizer
+from foretrain.lm.update import update
 from foretrain.precision import EIGHT_BITS
 
 Batch = tuple[Tensor, Tensor]  # token ids and the ids that follow them, each B x T, int64
@@ -33,6 +34,7 @@ class TrainState:
     dtype: torch.dtype
     call: Callable[[Tensor, Tensor], Tensor]  # the model, compiled or not
     masters: Masters | None = None  # where the optimizer changes other weights than those that run
+    latch: Tensor | None = None  # 1.0 from a step that was not finite on: no later one changes anything (lm/update.py)
     unconverted: tuple[str, ...] = ()  # linear layers whose sizes the mode of `matmul` does not take
 
     @property
@@ -48,10 +50,14 @@ class TrainState:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Of one optimizer step, on the device: mean loss of its micro-batches, and the gradient's norm before clipping."""
+    """Of one optimizer step, on the device: mean loss of its micro-batches, and the gradient's norm before clipping.
+
+    `held`: 1.0 where the update was not made, because one of the two is not finite.
+    """
 
     loss: Tensor
     grad_norm: Tensor
+    held: Tensor | None = None
 
 
 def build(config: RunConfig, device: torch.device, dtype: torch.dtype, *, compile: bool) -> TrainState:
@@ -113,7 +119,8 @@ def _compiled(model: LanguageModel, config: RunConfig) -> Callable[[Tensor, Tens
 def train_step(state: TrainState, batches: Iterable[Batch], learning_rate: float) -> StepResult:
     """One optimizer step over `gradient_accumulation_steps` micro-batches.
 
-    The loss of each is divided by their number, so the gradient is that of the mean over all tokens.
+    The loss of each is divided by their number, so the gradient is that of the mean over all tokens. Where loss or
+    gradient are not finite nothing is changed; the result tells.
     """
     count = state.config.gradient_accumulation_steps
     for group in state.optimizer.param_groups:
@@ -130,12 +137,12 @@ def train_step(state: TrainState, batches: Iterable[Batch], learning_rate: float
     state.scaler.unscale_(state.optimizer)
     limit = state.config.grad_clip or float("inf")
     norm = torch.nn.utils.clip_grad_norm_(state.trained.parameters(), limit)
-    state.scaler.step(state.optimizer)
+    held = update(state.optimizer, total, norm, state.latch, overflow_is_normal=state.scaler.is_enabled())
     state.scaler.update()
     state.optimizer.zero_grad(set_to_none=True)
     if state.masters:
         state.masters.give_weights()
-    return StepResult(total / count, norm)
+    return StepResult(total / count, norm, held)
 
 
 @torch.no_grad()

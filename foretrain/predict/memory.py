@@ -39,6 +39,7 @@ LATER_KERNELS_BYTES = 64 * MIB  # modules that a run loads and the calibration d
 # On a CPU the same line is the interpreter with torch loaded, and glibc keeps less slack than CUDA's allocator.
 CPU_BASE_LOW_BYTES, CPU_BASE_EXPECTED_BYTES, CPU_BASE_HIGH_BYTES = 150 * MIB, 300 * MIB, 600 * MIB
 CPU_SLACK_EXPECTED, CPU_SLACK_HIGH = 1.05, 1.25
+STAGING_SPARE = 1.25  # of the copy that a save makes has to be free, else it makes none: run/saver.py
 
 SAVED_COMPONENTS = ("activations", "logits", "weight_copies", "batch")
 # A chunked loss makes them in its forward pass; no hook for saved tensors sees them.
@@ -274,6 +275,14 @@ class _Run:
         return self.t.peaks
 
 
+def _staged_bytes(run: _Run) -> int:
+    """Weights and moments, as a checkpoint copies them to the host's memory (run/saver.py): where they are already on a
+    CPU, beside the steps that follow a save. A run without room for that copy saves without one.
+    """
+    sizes = ((4, "P"), *moment_sizes(run.config.optimizer))
+    return sum(run.t.size(width, symbol).nbytes for width, symbol in sizes)
+
+
 def _resume_peak(run: _Run) -> Peak:
     """nanoGPT loads its checkpoint onto the device beside the fresh model; foretrain copies tensor by tensor."""
     t = Timeline(run.symbols, run.t.granule)
@@ -342,11 +351,16 @@ def predict(
     """The ledger of a run on a device. `available_bytes`: what the process may take there, context included."""
     run, context = _Run(config, gpu, dtype, step, compiled), Context.of(gpu)
     peaks = {**run.peaks(), "resume": _resume_peak(run)}
+    saves_beside_steps = gpu.kind == "cpu" and step == "foretrain" and config.max_iters > config.eval_interval
     names = [name for name in PHASES if not (config.eval_only and name != "evaluate_first")]
     phases = []
     for name in names:
         peak = peaks[name]
         low, expected, high = _needed(peak.nbytes, context, gpu.kind == "cpu", compiled and run.writes_scores)
+        if name == "steady_step" and saves_beside_steps:
+            high += (copy := _staged_bytes(run))
+            if available_bytes is None or expected + round(STAGING_SPARE * copy) <= available_bytes:
+                expected += copy
         phase = PhaseMemory(
             phase=name, moment=peak.moment, allocated_bytes=peak.nbytes, needed_low_bytes=low,
             needed_expected_bytes=expected, needed_high_bytes=high, components=components(peak, run.symbols["P"]),

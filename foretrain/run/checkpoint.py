@@ -4,29 +4,33 @@ A checkpoint is staged beside its place, synced, and renamed, so that it is ther
 verifies every digest first and falls back to the one before. Only complete checkpoints count in retention.
 """
 
+import contextlib
 import errno
-import hashlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from foretrain.errors import UserError
 from foretrain.lm.step import TrainState
 from foretrain.records import Record
+from foretrain.run import files
+from foretrain.run.snapshot import Snapshot, live, pieces
 
 SCHEMA = "foretrain.checkpoint/1"
 MANIFEST = "manifest.json"
 
 
 class Progress(Record):
-    """Where a run stands. `evaluated`: the evaluation of `step` is already in the metrics."""
+    """Where a run stands. `evaluated`: the evaluation of `step` is already in the metrics.
+
+    `skipped`: steps of late that were passed over as not finite; `overflows`: float16's of late, one after the other.
+    """
 
     step: int
     best_val_loss: float | None = None
@@ -37,6 +41,8 @@ class Progress(Record):
     elapsed_s: float = 0.0
     dataset_fingerprint: str | None = None
     config_digest: str = ""
+    skipped: tuple[int, ...] = ()
+    overflows: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Loaded:
     progress: Progress
     path: Path
     skipped: tuple[tuple[str, str], ...]
+    torch_version: str
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -62,56 +69,41 @@ def steps_in(folder: Path) -> list[int]:
 # -- saving ------------------------------------------------------------------------------------------------
 
 
-def _tensors(state: TrainState) -> dict[str, dict[str, torch.Tensor]]:
-    """{file name: tensors}. Tied weights appear once; optimizer tensors are named by their parameter."""
-    named = dict(state.trained.named_parameters())
-    optimizer = {
-        f"{key}/{name}": value
-        for name, parameter in named.items()
-        for key, value in state.optimizer.state[parameter].items()
-    }
-    rng = {"cpu": torch.get_rng_state()}
-    if state.device.type == "cuda":
-        rng["cuda"] = torch.cuda.get_rng_state(state.device)
-    return {
-        "model.safetensors": {name: parameter.detach() for name, parameter in named.items()},
-        "optimizer.safetensors": optimizer,
-        "rng.safetensors": rng,
-    }
-
-
 def save(folder: Path, state: TrainState, progress: Progress) -> Path:
-    """Commit a checkpoint of this state. Raises UserError 'disk.full' and 'diverged.weights'; never leaves a part."""
-    if not all(bool(torch.isfinite(parameter).all()) for parameter in state.trained.parameters()):
-        raise UserError("diverged.weights", step=progress.step)
+    """Commit a checkpoint of this state as it is now. Raises as `commit` does."""
+    return commit(folder, live(state), progress)
+
+
+def commit(folder: Path, snapshot: Snapshot, progress: Progress) -> Path:
+    """Write a checkpoint, whole or not at all.
+
+    Raises UserError 'disk.full', 'environment.cannot_write', and 'diverged.weights' where a number is not finite.
+    """
     final = path_of(folder, progress.step)
     staging, old = folder / f".staging-{final.name}", folder / f".old-{final.name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir()
-        _write(staging, state, progress)
+        files.remove_folder(staging)
+        files.make_folder(staging)
+        _write(staging, snapshot, progress)
         if final.exists():  # the same step again: the old one keeps another name until the new one has this one
-            shutil.rmtree(old, ignore_errors=True)
-            final.rename(old)
-        staging.rename(final)
-        _sync_directory(folder)
-        shutil.rmtree(old, ignore_errors=True)
+            files.remove_folder(old)
+            files.rename(final, old)
+        files.rename(staging, final)
+        files.sync_folder(folder)
+        files.remove_folder(old)
     except OSError as error:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise _disk_error(error, folder, state) from None
-    except Exception as error:  # safetensors wraps the system's error in its own
-        shutil.rmtree(staging, ignore_errors=True)
-        if "os error 28" in str(error).lower() or "no space" in str(error).lower():
-            raise _disk_error(OSError(errno.ENOSPC, "no space"), folder, state) from None
+        with contextlib.suppress(OSError):  # gives the old one its name back, where that was taken already
+            sweep(folder)
+        raise _disk_error(error, folder, snapshot.size_bytes) from None
+    except UserError:
+        files.remove_folder(staging)
         raise
     return final
 
 
-def _disk_error(error: OSError, folder: Path, state: TrainState) -> UserError:
+def _disk_error(error: OSError, folder: Path, needs: int) -> UserError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        tensors = (tensor for file in _tensors(state).values() for tensor in file.values())
-        needs = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         try:
             free = shutil.disk_usage(folder).free
         except OSError:
@@ -120,58 +112,43 @@ def _disk_error(error: OSError, folder: Path, state: TrainState) -> UserError:
     return UserError("environment.cannot_write", path=str(folder), reason=error.strerror or str(error))
 
 
-def _write(staging: Path, state: TrainState, progress: Progress) -> None:
-    for name, tensors in _tensors(state).items():
-        save_file({key: value.contiguous() for key, value in tensors.items()}, staging / name)
-    document = {
-        **progress.to_json(schema=SCHEMA),
-        "scaler": state.scaler.state_dict() if state.scaler.is_enabled() else None,
-        "torch": torch.__version__,
-    }
-    (staging / "state.json").write_text(json.dumps(document, indent=1), "utf-8")
+def _write(staging: Path, snapshot: Snapshot, progress: Progress) -> None:
+    """All files, each synced; the manifest last, with the digests of what was meant to be in the others."""
+    document = {**progress.to_json(schema=SCHEMA), "scaler": snapshot.scaler, "torch": torch.__version__}
+    contents = {name: pieces(tensors, progress.step) for name, tensors in snapshot.files.items()}
+    contents["state.json"] = iter([json.dumps(document, indent=1).encode()])
     manifest = {}
-    for path in sorted(staging.iterdir()):
-        _sync(path)
-        manifest[path.name] = {"size_bytes": path.stat().st_size, "sha256": _digest(path)}
-    (staging / MANIFEST).write_text(json.dumps({"step": progress.step, "files": manifest}, indent=1), "utf-8")
-    _sync(staging / MANIFEST)
-    _sync_directory(staging)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    if os.name == "posix":
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    for name, content in sorted(contents.items()):
+        size, digest = files.write(staging / name, content)
+        manifest[name] = {"size_bytes": size, "sha256": digest}
+    text = json.dumps({"step": progress.step, "files": manifest}, indent=1)
+    files.write(staging / MANIFEST, [text.encode()])
+    files.sync_folder(staging)
 
 
 def _remove(path: Path) -> None:
     """Take the name away first, so that a half-removed checkpoint is never mistaken for one."""
     trash = path.with_name(f".trash-{path.name}")
-    shutil.rmtree(trash, ignore_errors=True)
-    path.rename(trash)
-    shutil.rmtree(trash, ignore_errors=True)
+    files.remove_folder(trash)
+    files.rename(path, trash)
+    files.remove_folder(trash)
 
 
-def retain(folder: Path, keep: int, best_step: int | None) -> None:
-    """Keep the newest `keep` checkpoints and the best one; remove the others and what crashed saves left."""
-    steps = steps_in(folder)
-    for step in steps[:-keep]:
-        if step != best_step:
+def retain(folder: Path, keep: int, best_step: int | None, verified: Set[int] = frozenset()) -> set[int]:
+    """Keep the newest `keep` checkpoints whose digests are right, and the best one; remove what is older.
+
+    A damaged one counts for nothing, so the newest that is right always stays. `verified`: steps known to be right;
+    the others are read. Returns the steps that are.
+    """
+    right: set[int] = set()
+    for step in reversed(steps_in(folder)):
+        if len(right) < keep or step == best_step:
+            if step in verified or problem_of(path_of(folder, step)) is None:
+                right.add(step)
+        else:
             _remove(path_of(folder, step))
     sweep(folder)
+    return right
 
 
 def sweep(folder: Path) -> None:
@@ -179,12 +156,12 @@ def sweep(folder: Path) -> None:
     for old in folder.glob(".old-*"):
         final = folder / old.name.removeprefix(".old-")
         if final.exists():
-            shutil.rmtree(old, ignore_errors=True)
+            files.remove_folder(old)
         else:
-            old.rename(final)
+            files.rename(old, final)
     for pattern in (".staging-*", ".trash-*"):
         for path in folder.glob(pattern):
-            shutil.rmtree(path, ignore_errors=True)
+            files.remove_folder(path)
 
 
 # -- loading -----------------------------------------------------------------------------------------------
@@ -193,17 +170,22 @@ def sweep(folder: Path) -> None:
 def problem_of(path: Path) -> str | None:
     """Why a checkpoint cannot be trusted, or None when every digest is right."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text("utf-8"))
-        files: dict[str, Any] = manifest["files"]
-        for name, entry in files.items():
+        text = (path / MANIFEST).read_text("utf-8")
+        manifest = json.loads(text)
+        listed: dict[str, Any] = manifest["files"]
+        if text != json.dumps(manifest, indent=1) or set(manifest) != {"step", "files"}:
+            return "its manifest is not as it was written"
+        if path_of(path.parent, manifest["step"]) != path:
+            return f"its manifest is of step {manifest['step']}"
+        for name, entry in listed.items():
             target = path / Path(name).name
             if not target.is_file():
                 return f"{name} is missing"
             if target.stat().st_size != entry["size_bytes"]:
                 return f"{name} has {target.stat().st_size} bytes instead of {entry['size_bytes']}"
-            if _digest(target) != entry["sha256"]:
+            if files.digest_of(target) != entry["sha256"]:
                 return f"{name} does not match its digest"
-        if not {"model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json"} <= set(files):
+        if not {"model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json"} <= set(listed):
             return "its manifest is incomplete"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"its manifest cannot be read ({type(error).__name__})"
@@ -288,7 +270,8 @@ def load(
         raise
     except Exception as error:  # digests are right, so somebody wrote it so: safetensors and torch raise what they like
         raise UserError("checkpoint.bad_contents", path=str(path), reason=str(error).splitlines()[0][:200]) from None
-    return Loaded(progress, path, skipped)
+    written_by = json.loads((path / "state.json").read_text("utf-8"))["torch"]
+    return Loaded(progress, path, skipped, str(written_by))
 
 
 def _load_rest(path: Path, state: TrainState) -> None:

@@ -25,7 +25,7 @@ from foretrain.lm.shape import ModelShape
 from foretrain.lm.step import TrainState, build, train_step
 from foretrain.records import Record
 from foretrain.run.device import TORCH_DTYPES, Placement
-from foretrain.run.store import replace_text
+from foretrain.run.files import replace_text
 
 SHORT_S = 20.0  # a run of fewer seconds at the CPU's nominal peak is not measured for
 BUDGET_S = 2.0

@@ -1,31 +1,24 @@
 """What a resumed run may change: how it is carried out and watched, never what is learned."""
 
 import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
 
 from foretrain.batchsplit import sequences_of
 from foretrain.config import RunConfig
 from foretrain.errors import UserError
+from foretrain.hardware import Gpu
 from foretrain.lm.dataset import DatasetInfo
-from foretrain.run.checkpoint import Progress
-from foretrain.run.store import RunDirectory
-
-# Keys that may differ between a stopped run and its resumption: what is learned is the same, to the order of sums.
-FREE_KEYS = {
-    "out_dir", "log_interval", "keep_checkpoints", "always_save_checkpoint", "memory_limit", "price_per_kwh",
-    "price_per_hour", "co2_per_kwh", "currency", "dataset_tokens", "wandb_log", "wandb_project", "wandb_run_name",
-    "backend", "init_from", "init_optimizer", "max_iters",
-    "eval_interval", "eval_iters", "eval_batch_size", "eval_block_size", "eval_sequences", "eval_only", "compile",
-    "device", "total_batch_size", "auto_batch_size",
-    "attention", "cpu_threads", "compile_mode", "compile_blocks", "allocator_settings",
-    "activation_checkpointing", "checkpointed_blocks", "recompute_norm_gelu", "activation_memory_budget",
-    "loss_chunk_size", "auto_chunker", "optimizer_offload",
-}  # fmt: skip
-SPLIT = ("batch_size", "gradient_accumulation_steps")  # only their product decides what is learned
+from foretrain.resume_keys import EVALUATION, ROUNDING, SPLIT, decides
+from foretrain.run.checkpoint import Loaded, Progress
+from foretrain.run.store import RunDirectory, RunRecord
 
 
 def config_digest(config: RunConfig) -> str:
     """A hash of every knob that decides what is learned; how a step is cut into micro-batches does not."""
-    values = {key: value for key, value in config.model_dump().items() if key not in FREE_KEYS.union(SPLIT)}
+    values = {key: value for key, value in config.model_dump().items() if decides(key)}
     values["sequences"] = sequences_of(config)
     return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16]
 
@@ -48,12 +41,33 @@ def _change(key: str, old: RunConfig, new: RunConfig) -> str:
     return "" if before == now else f"{before} → {now}"
 
 
+def _changes(keys: Iterable[str], old: RunConfig, new: RunConfig) -> list[str]:
+    return [f"{key}: {change}" for key in sorted(keys) if (change := _change(key, old, new))]
+
+
+def differences(loaded: Loaded, previous: RunRecord, config: RunConfig, gpu: Gpu) -> list[tuple[str, dict[str, Any]]]:
+    """What the user should hear of a resume, as (event id, values): what was passed over, and what is not as it was."""
+    found: list[tuple[str, dict[str, Any]]] = [
+        ("checkpoint_skipped", {"name": name, "problem": problem}) for name, problem in loaded.skipped
+    ]
+    old = previous.config
+    rounding = _changes(ROUNDING.difference(SPLIT), old, config)  # another split has an event of its own
+    if loaded.torch_version != torch.__version__:
+        rounding.append(f"torch: {loaded.torch_version} → {torch.__version__}")
+    if previous.gpu.name != gpu.name:
+        rounding.append(f"device: {previous.gpu.name} → {gpu.name}")
+    if rounding:
+        found.append(("resumed_otherwise", {"changed": rounding}))
+    if (old.eval_rows, old.eval_block) != (config.eval_rows, config.eval_block):
+        found.append(("evaluation_changed", {"changed": _changes(EVALUATION, old, config)}))
+    return found
+
+
 def check_compatible(progress: Progress, config: RunConfig, info: DatasetInfo, directory: RunDirectory) -> None:
     """Raise UserError where a checkpoint belongs to another model, data order or dataset."""
     if progress.config_digest != config_digest(config):
         old = directory.read_record().config
-        keys = [key for key in RunConfig.model_fields if key not in FREE_KEYS.union(SPLIT)]
-        changed = [f"{key}: {change}" for key in keys if (change := _change(key, old, config))]
+        changed = _changes(filter(decides, RunConfig.model_fields), old, config)
         if sequences_of(old) != sequences_of(config):
             changed.append(f"{' x '.join(SPLIT)}: {sequences_of(old)} → {sequences_of(config)}")
         raise UserError("usage.resume_changed", path=str(directory.path), changed=changed)

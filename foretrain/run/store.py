@@ -6,8 +6,6 @@ system when that process dies, so a record that says "running" without its lock 
 
 import glob
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +19,7 @@ from foretrain.errors import UserError
 from foretrain.hardware import Dtype, Gpu
 from foretrain.lm.dataset import DatasetInfo
 from foretrain.records import Record
+from foretrain.run.files import append_line, replace_text
 
 SCHEMA = "foretrain.run/1"
 Status = Literal["running", "finished", "interrupted", "diverged", "failed", "killed"]
@@ -116,20 +115,6 @@ def now() -> str:
     return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file so that a reader or a crash sees the old text or the new, never a part."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)  # noqa: PTH105
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
 class RunDirectory:
     """The files of one run."""
 
@@ -187,8 +172,7 @@ class RunDirectory:
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl or events.jsonl."""
-        with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        append_line(self.path / f"{name}.jsonl", json.dumps(record))
 
     def event(self, id: str, /, **values: Any) -> None:
         self.append("events", {"at": now(), "id": id, "values": values})

@@ -25,13 +25,16 @@ from foretrain.run import checkpoint, initial, matmul_check, resume_from
 from foretrain.run.checkpoint import Progress
 from foretrain.run.device import TORCH_DTYPES, Placement
 from foretrain.run.evaluate import Mean, mean_loss
+from foretrain.run.files import replace_text
 from foretrain.run.memory_limit import Watch, cap
 from foretrain.run.meter import Meter
 from foretrain.run.microbatch import attempt, free_memory, is_out_of_memory, use_split
+from foretrain.run.nonfinite import Guard, Reading
 from foretrain.run.notes import Listener, Note
 from foretrain.run.resume_from import config_digest
+from foretrain.run.saver import Saver
 from foretrain.run.signals import StopFlag
-from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics, now, replace_text
+from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics, now
 
 
 class Trainer:
@@ -65,7 +68,9 @@ class Trainer:
         self.progress = Progress(step=0, config_digest=config_digest(config), dataset_fingerprint=info.fingerprint)
         self._elapsed_before_s = 0.0
         self.reads_late = placement.device.type == "cuda"
-        self._open: tuple[int, StepResult] | None = None  # a step whose loss is to be logged and is not read yet
+        self._open: tuple[int, Reading] | None = None  # a step whose numbers are not read yet
+        self.guard = Guard(directory, info, self._note)
+        self.saver = Saver(directory.checkpoints, config.keep_checkpoints, self._note, config.memory_limit_bytes)
 
     # -- the run -------------------------------------------------------------------------------------------
 
@@ -76,10 +81,12 @@ class Trainer:
         try:
             if not resume:
                 self._write_record("running")
-            with self.flag, fp16_accumulation(self.config.matmul == "fp16_accumulation"):
+            with self.flag, self.saver, fp16_accumulation(self.config.matmul == "fp16_accumulation"):
                 self._begin(resume)
                 finished = self._loop()
         except UserError as error:
+            if error.id.startswith("diverged"):  # later steps may have been begun, but none was made
+                self.progress = self.progress.model_copy(update={"step": error.values.get("step", self.progress.step)})
             with contextlib.suppress(OSError):  # a full disk takes the record too; the error is what counts
                 self._write_fault("diverged" if error.id.startswith("diverged") else "failed", error.id)
             raise
@@ -151,8 +158,8 @@ class Trainer:
             self._start(initial.known_digest(self.directory.read_lines("events")))
             step = self.progress.step
         else:
-            for name, problem in loaded.skipped:
-                self._note("checkpoint_skipped", name=name, problem=problem)
+            for id, values in resume_from.differences(loaded, previous, self.config, self.placement.gpu):
+                self._note(id, **values)
             self.progress = loaded.progress
             step = loaded.progress.step
         self._entered = True
@@ -211,26 +218,29 @@ class Trainer:
                 self._settle()
                 return True
             result = self._train_one(step)
+            self.saver.poll()
             self._settle()
             self.progress = self.progress.model_copy(update={"step": step + 1, "evaluated": False})
-            if step % c.log_interval == 0 or step + 1 == c.max_iters:
-                self._open = step, result
-                if not self.reads_late:
-                    self._settle()
+            self._open = step, Reading(result)
+            if not self.reads_late:
+                self._settle()
         self._settle()
-        self._save()
+        self._save(wait=True)
         return False
 
     def _settle(self) -> None:
-        """Read and log the step that is open, if one is. Raises UserError 'diverged.loss'."""
+        """Read, judge and log the step that is open, if one is. Raises UserError 'diverged.…'."""
         if self._open is None:
             return
-        (step, result), self._open = self._open, None
-        loss = self._finite(result, step)  # waits for the device
+        (step, reading), self._open = self._open, None
+        numbers = reading.read()  # waits for that step
+        counts, self.progress = self.guard.judge(self.state, self.progress, step, numbers, self._batches)
+        if not counts or (step % self.config.log_interval and step + 1 != self.config.max_iters):
+            return
         at, (last_s, last_step) = self.clock(), self._last_log
         step_s = (at - last_s - self._paused_s) / (step + 1 - last_step)
         self._last_log, self._paused_s = (at, step + 1), 0.0
-        self._log(step, loss, float(result.grad_norm), step_s)
+        self._log(step, numbers[0], numbers[1], step_s)
 
     def _train_one(self, step: int) -> StepResult:
         """One optimizer step, in as small micro-batches as memory asks for."""
@@ -242,18 +252,21 @@ class Trainer:
             with self.meter.phase(phase, self.state):
                 return train_step(self.state, batches, rate)
 
+        self.guard.before(step, self.state)
         while True:
-            c = self.config
-            batches = train_batches(
-                self.train_tokens, c.seed, step, batch_size=c.batch_size, accumulation=c.gradient_accumulation_steps,
-                block=c.block_size, device=self.placement.device,
-            )  # fmt: skip
-            result = attempt(self.state, batches, carry_out)
+            result = attempt(self.state, self._batches(step), carry_out)
             if isinstance(result, StepResult):
                 return result
             if result == "optimizer":
                 raise self._out_of_memory("memory.optimizer_step")
             self._shrink(step)
+
+    def _batches(self, step: int) -> Iterable[Batch]:
+        c = self.config
+        return train_batches(
+            self.train_tokens, c.seed, step, batch_size=c.batch_size, accumulation=c.gradient_accumulation_steps,
+            block=c.block_size, device=self.placement.device,
+        )  # fmt: skip
 
     def _shrink(self, step: int) -> None:
         """A smaller micro-batch for the same rows. Raises UserError where it is one sequence already."""
@@ -270,12 +283,6 @@ class Trainer:
     def _keep_config(self) -> None:
         replace_text(self.directory.path / "config.toml", to_toml(self.config))
         self._write_record("running")
-
-    def _finite(self, result: StepResult, step: int) -> float:
-        loss = float(result.loss)
-        if not math.isfinite(loss):
-            raise UserError("diverged.loss", step=step, loss=loss)
-        return loss
 
     def _log(self, step: int, loss: float, grad_norm: float, step_s: float) -> None:
         tokens_per_s = self.config.tokens_per_step / step_s
@@ -335,7 +342,7 @@ class Trainer:
         self.progress = self.progress.model_copy(update=update)
         self.listen(metrics)
         if step and (best or force or self.config.always_save_checkpoint):
-            self._save()
+            self._save(wait=force)
 
     def _shrink_evaluation(self, step: int) -> None:
         """Smaller batches for the same sequences. Raises UserError where it is one sequence already."""
@@ -359,11 +366,9 @@ class Trainer:
             stopping=lambda: self.flag.stopping,
         )  # fmt: skip
 
-    def _save(self) -> None:
+    def _save(self, *, wait: bool) -> None:
         self.progress = self.progress.model_copy(update={"elapsed_s": self._elapsed_s()})
-        path = checkpoint.save(self.directory.checkpoints, self.state, self.progress)
-        checkpoint.retain(self.directory.checkpoints, self.config.keep_checkpoints, self.progress.best_step)
-        self._note("saved", name=path.name)
+        self.saver.save(self.state, self.progress, wait=wait)
 
     # -- the record ----------------------------------------------------------------------------------------
 

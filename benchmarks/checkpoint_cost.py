@@ -1,0 +1,90 @@
+"""How long saving holds up a run at the default interval (2000 steps), and what the copy takes: on this CPU.
+
+    python benchmarks/checkpoint_cost.py
+
+A model is trained for some steps to time them; then it is saved in turn as the loop writes itself and in the background,
+while steps go on. Each save is one at the default interval, so its share is of 2000 steps. `slower` is by how much the
+steps beside a background save take longer: that time counts too.
+"""
+
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from common import arguments, report
+
+from foretrain.config import RunConfig
+from foretrain.lm.step import TrainState, build, train_step
+from foretrain.run.checkpoint import Progress
+from foretrain.run.host_memory import keep_memory
+from foretrain.run.meter import process_bytes
+from foretrain.run.saver import Saver
+from foretrain.run.snapshot import live
+
+INTERVAL = RunConfig().eval_interval
+CASES = {
+    "2 x 128, V 256": {"n_layer": 2, "n_head": 4, "n_embd": 128, "vocab_size": 256, "block_size": 64},
+    "4 x 256, V 4096": {"n_layer": 4, "n_head": 4, "n_embd": 256, "vocab_size": 4096, "block_size": 128},
+    "6 x 384, V 50304": {"n_layer": 6, "n_head": 6, "n_embd": 384, "vocab_size": 50304, "block_size": 128},
+}
+ROUNDS = 5
+
+
+def one_step(state: TrainState) -> float:
+    c = state.config
+    ids = torch.randint(0, c.vocab_size, (c.batch_size, c.block_size + 1))
+    before = time.perf_counter()
+    train_step(state, [(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())], 1e-5)
+    return time.perf_counter() - before
+
+
+def case(name: str, knobs: dict[str, int]) -> dict[str, object]:
+    config = RunConfig(batch_size=8, gradient_accumulation_steps=1, compile=False, device="cpu", **knobs)
+    state = build(config, torch.device("cpu"), torch.float32, compile=False)
+    plain = [one_step(state) for _ in range(8)][2:]
+    found: dict[str, list[float]] = {"loop": [], "background": [], "beside": [], "took": []}
+    before = process_bytes() or 0
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(1, 2 * ROUNDS + 1):
+            waits = number % 2 == 1
+            own = Saver(Path(folder), 2, lambda id, **values: None)
+            start = time.perf_counter()
+            own.save(state, Progress(step=number), wait=waits)
+            found["loop" if waits else "background"].append(own.blocked_s)
+            lost = 0.0
+            while own._thread is not None and own._thread.is_alive():
+                lost += max(0.0, one_step(state) - median(plain))
+            own.finish()
+            if not waits:
+                found["beside"].append(lost)
+                found["took"].append(time.perf_counter() - start)
+    step_s, blocked_s, lost_s = median(plain), median(found["background"]), median(found["beside"])
+    return {
+        "case": name, "step_s": step_s, "checkpoint_bytes": live(state).size_bytes, "loop_s": median(found["loop"]),
+        "background_s": blocked_s, "beside_s": lost_s, "took_s": median(found["took"]),
+        "blocked_share": blocked_s / (INTERVAL * step_s), "loop_share": median(found["loop"]) / (INTERVAL * step_s),
+        "whole_share": (blocked_s + lost_s) / (INTERVAL * step_s), "grown_bytes": (process_bytes() or 0) - before,
+    }  # fmt: skip
+
+
+def main() -> None:
+    options = arguments("checkpoint_cost", __doc__ or "")
+    keep_memory()
+    cases = [case(name, knobs) for name, knobs in CASES.items()]
+    rows = [
+        [c["case"], f"{c['checkpoint_bytes'] / 2**20:,.1f} MiB", f"{c['step_s'] * 1e3:,.1f} ms", f"{c['loop_s'] * 1e3:,.0f} ms",
+         f"{c['background_s'] * 1e3:,.1f} ms", f"{c['beside_s'] * 1e3:,.0f} ms", f"{c['blocked_share'] * 100:.4f} %",
+         f"{c['whole_share'] * 100:.3f} %", f"{c['grown_bytes'] / 2**20:,.0f} MiB"]
+        for c in cases
+    ]  # fmt: skip
+    columns = ["model", "checkpoint", "step", "loop writes", "background blocks", "steps slower by", "blocked", "with that",
+               "process grows"]  # fmt: skip
+    data = {"interval_steps": INTERVAL, "threads": torch.get_num_threads(), "rounds": ROUNDS, "cases": cases,
+            "worst_blocked_share": max(c["blocked_share"] for c in cases)}  # fmt: skip
+    report(options.out, f"One checkpoint every {INTERVAL:,} steps", columns, rows, data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""The optimizer's update, made only where the loss and the gradient's norm are finite; elsewhere nothing changes.
+
+The decision is taken on the device, so that the host waits for nothing: the fused AdamW kernels leave weights, moments
+and step counts as they are where their `found_inf` is 1 (aten/src/ATen/native/cuda/fused_adam_utils.cuh; the same on
+CPUs). A factor of 0 would not do, as 0 x NaN is NaN. Muon and the 8-bit AdamW are made of many kernels; they ask for
+`found_inf` on the host, which waits for the gradients there.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def not_finite(number: Tensor) -> Tensor:
+    """1.0 where a scalar is infinite or no number, else 0.0; on its device."""
+    return (number - number).ne(0).float()  # x - x is 0 for every finite x
+
+
+def update(
+    optimizer: torch.optim.Optimizer, loss: Tensor, norm: Tensor, latch: Tensor | None, *, overflow_is_normal: bool
+) -> Tensor:
+    """One update, unless `loss` or `norm` (scalars) is not finite.
+
+    `latch`: 0.0 or 1.0; once such a step has set it, no later step changes anything either, until the host has seen
+    it. `overflow_is_normal`: with float16 the scaler meets gradients beyond its range now and then and tries a smaller
+    scale; that holds this update back, but does not set the latch. Returns 1.0 where it was held back, else 0.0.
+    """
+    loss = loss.to(norm.device)  # the optimizer may live on the host
+    fatal = not_finite(loss if overflow_is_normal else loss + norm)
+    if latch is not None:
+        fatal = torch.maximum(latch, fatal, out=latch)
+    holder: Any = optimizer
+    held = torch.maximum(fatal, not_finite(norm)) if overflow_is_normal else fatal
+    holder.found_inf = held
+    optimizer.step()
+    del holder.found_inf
+    return held
+
+
+def held_back(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether this update must not be made; waits for the device. For optimizers whose kernels cannot decide that."""
+    found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
+    return found_inf is not None and not bool(found_inf == 0)

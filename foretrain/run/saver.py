@@ -1,0 +1,108 @@
+"""Saving beside the training: the loop copies the state to the host's memory, a thread of its own writes it.
+
+At most one save is under way. The loop hears at its next step what became of it, a failure with its sentence. Where
+the host has no room for a copy, and at the end of a run, the loop writes the state itself and waits.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from foretrain.cpu import available_memory_bytes
+from foretrain.lm.step import TrainState
+from foretrain.run import checkpoint
+from foretrain.run.checkpoint import Progress
+from foretrain.run.meter import process_bytes
+from foretrain.run.microbatch import is_out_of_memory
+from foretrain.run.snapshot import Snapshot, live, staged
+
+SPARE = 1.25  # of what a copy takes has to be there
+
+
+class Saver:
+    """Saves the checkpoints of a run. A context manager: what is under way at its end is waited for.
+
+    `limit_bytes`: what the process may take where it trains on a CPU. `blocked_s`: how long saving held up the loop.
+    """
+
+    def __init__(
+        self, folder: Path, keep: int, note: Callable[..., None], limit_bytes: int | None = None
+    ) -> None:  # fmt: skip
+        self.folder, self.keep, self.note, self.limit_bytes = folder, keep, note, limit_bytes
+        self.blocked_s = 0.0
+        self.verified: set[int] = set()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._saved: Progress | None = None
+
+    def save(self, state: TrainState, progress: Progress, *, wait: bool) -> None:
+        """Save this state, now or in the background. Raises UserError: also that of the save before this one."""
+        before = time.monotonic()
+        self.finish()
+        if self._saved != progress.model_copy(update={"elapsed_s": self._saved.elapsed_s if self._saved else 0.0}):
+            snapshot = None if wait else self._staged(state)
+            self._saved = progress
+            if snapshot is None:
+                self._write(live(state), progress)
+                self._report()
+            else:
+                words = (snapshot, progress)
+                self._thread = threading.Thread(target=self._write, args=words, name="checkpoint", daemon=True)
+                self._thread.start()
+        self.blocked_s += time.monotonic() - before
+
+    def _staged(self, state: TrainState) -> Snapshot | None:
+        """A copy, or None where there is no room for one."""
+        needs = live(state).size_bytes * SPARE
+        free = available_memory_bytes()
+        if state.device.type == "cpu" and self.limit_bytes is not None:
+            free = min(free or self.limit_bytes, self.limit_bytes - (process_bytes() or 0))
+        if free is not None and free < needs:
+            return None
+        try:
+            return staged(state)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        return None
+
+    def _write(self, snapshot: Snapshot, progress: Progress) -> None:
+        try:
+            checkpoint.commit(self.folder, snapshot, progress)
+            self.verified = checkpoint.retain(self.folder, self.keep, progress.best_step, self.verified)
+        except BaseException as error:  # the loop raises it
+            self._error = error
+
+    def poll(self) -> None:
+        """Hear of a save that has ended. Raises UserError where it failed."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the save that is under way. Raises UserError where it failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            self._report()
+
+    def _report(self) -> None:
+        if self._error is not None:
+            error, self._error, self._saved = self._error, None, None
+            raise error
+        assert self._saved is not None
+        self.note("saved", name=checkpoint.path_of(self.folder, self._saved.step).name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish()
+        elif issubclass(kind, Exception) and self._thread is not None:
+            # What ended the run counts, not what its last save met; a second Ctrl-C does not even wait for that.
+            self._thread.join()

@@ -1,0 +1,68 @@
+"""python -m tests.faults [--tier suite|pr|nightly] [--only NAME …] [--seed N] [--out FILE]: a table, and JSON."""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.common import report
+from tests.faults import experiments
+
+# How many of each: in the test suite, before a merge (10 minutes of 2 cores), by night.
+TIERS = {
+    "suite": {"kills": 8, "every_call": 8, "sigterm": 2, "full_disk": 12, "bit_flips": 500, "not_finite": 4},
+    "pr": {
+        "kills": 100, "every_call": 400, "sigterm": 20, "full_disk": 50, "bit_flips": 500, "not_finite": 50,
+        "out_of_memory": 40,
+    },
+    "nightly": {
+        "kills": 1000, "every_call": 400, "sigterm": 200, "full_disk": 10000, "bit_flips": 10000, "not_finite": 1000,
+        "out_of_memory": 400,
+    },
+}  # fmt: skip
+RESULTS = Path(__file__).parent.parent.parent / "benchmarks" / "results" / "faults.json"
+
+
+def main() -> None:
+    """Run a tier; exit code 1 where one experiment did not show what it must."""
+    parser = argparse.ArgumentParser(description="Put faults into runs and count what comes of them.")
+    parser.add_argument("--tier", choices=TIERS, default="pr")
+    parser.add_argument("--only", nargs="*", choices=TIERS["pr"], help="these experiments alone; nothing is written")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--out", type=Path, help="where to write the JSON; faults.json of benchmarks/results for pr and nightly"
+    )
+    words = parser.parse_args()
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        os.chdir(folder)
+        experiments.prepare()
+        for name, count in TIERS[words.tier].items():
+            if words.only and name not in words.only:
+                continue
+            before = time.monotonic()
+            found[name] = getattr(experiments, name)(count, words.seed)
+            for left in ("whole", "whole.chain"):
+                Path(left).rename(f"{left}.{name}") if Path(left).exists() else None
+            found[name] |= {"took_s": round(time.monotonic() - before, 1)}
+            print(f"{name}: {json.dumps(found[name])}", file=sys.stderr, flush=True)
+        os.chdir("/")
+    ok = all(counts["ok"] for counts in found.values())
+    out = words.out or (None if words.only or words.tier == "suite" else RESULTS)
+    rows = [
+        [name, "yes" if c["ok"] else "NO", ", ".join(f"{k} {v}" for k, v in c.items() if k != "ok")]
+        for name, c in found.items()
+    ]
+    if out is None:
+        print(json.dumps(found))
+    else:
+        data = {"tier": words.tier, "seed": words.seed, "experiments": found, "ok": ok}
+        report(out, f"Faults, tier {words.tier}", ["fault", "held", "counts"], rows, data)
+    raise SystemExit(0 if ok else 1)
+
+
+if __name__ == "__main__":
+    main()

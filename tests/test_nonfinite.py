@@ -1,0 +1,259 @@
+"""Numbers that are none, put at many places of a run: nothing is changed, nothing bad is saved, and it is said where."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from foretrain.errors import ExitCode, UserError
+from foretrain.lm.batches import TRAIN, starts
+from foretrain.lm.dataset import read_info
+from foretrain.lm.step import TrainState, build, train_step
+from foretrain.run import checkpoint, nonfinite, store, trainer
+from foretrain.run.device import place
+from foretrain.run.store import RunDirectory
+from foretrain.run.trainer import Trainer
+from tests.helpers import tiny, write_dataset
+
+CPU = torch.device("cpu")
+PLACES = ("activation", "gradient", "loss", "weight gradient", "parameter")
+SMALL = {"n_layer": 1, "n_embd": 16, "n_head": 2, "block_size": 8, "max_iters": 8, "eval_interval": 4, "eval_iters": 1}
+
+
+def snapshot(state: TrainState) -> dict[str, torch.Tensor]:
+    """Weights, moments and step counts."""
+    found = {name: p.detach().clone() for name, p in state.trained.named_parameters()}
+    for name, parameter in state.trained.named_parameters():
+        for key, value in state.optimizer.state.get(parameter, {}).items():
+            found[f"{key}/{name}"] = value.clone()
+    return found
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Before and after a step; moments may have been made meanwhile, as zeros."""
+    made = {k: torch.zeros_like(v) for k, v in b.items() if k not in a}
+    return all(torch.equal({**a, **made}[k].nan_to_num(7.5), b[k].nan_to_num(7.5)) for k in {**a, **made})
+
+
+def poison(own: Trainer, place: str, step: int, micro: int, module: str, value: float) -> None:
+    """Whenever the model sees one micro-batch, also when it is done again, a number in it is `value`."""
+    model = own.state.model
+    batch = list(own._batches(step))[micro][0]
+    seen = [False]
+    rows = random.Random(step * 7 + micro)
+
+    def spoil(tensor: torch.Tensor) -> torch.Tensor:
+        flat = tensor.clone().reshape(-1)
+        flat[rows.randrange(flat.numel())] = value
+        return flat.reshape(tensor.shape)
+
+    def look(_: object, words: Any) -> None:
+        seen[0] = words[0].shape == batch.shape and torch.equal(words[0], batch) and model.training
+
+    def on_output(_: object, __: object, out: torch.Tensor) -> torch.Tensor | None:
+        if not seen[0]:
+            return None
+        if place in ("activation", "loss"):
+            return spoil(out)
+        out.register_hook(spoil)
+        return None
+
+    target = model if place == "loss" else dict(model.named_modules())[module]
+    model.register_forward_pre_hook(look)
+    if place == "weight gradient":
+        next(target.parameters()).register_hook(lambda g: spoil(g) if seen[0] else g)
+    elif place != "parameter":
+        target.register_forward_hook(on_output)
+
+
+MODULES = (
+    "transformer.wte",
+    "transformer.h.0.ln_1",
+    "transformer.h.0.attn.c_attn",
+    "transformer.h.0.mlp.c_proj",
+    "transformer.ln_f",
+)
+
+
+def run_poisoned(
+    out: str, place_: str, step: int, micro: int, module: str, value: float, **changes: Any
+) -> tuple[Any, ...]:
+    """(the error or None, state before the step, state at the end, the run's directory)."""
+    path = Path("data/toy")
+    info = read_info(path if path.exists() else write_dataset(path))
+    config = tiny(**{**SMALL, "out_dir": out, **changes})
+    directory = store.create(out)
+    own = Trainer(config, info, directory, place(config))
+    own.meter.wants = lambda phase: False  # type: ignore[method-assign] - measuring takes longer than training here
+    before: dict[str, torch.Tensor] = {}
+    original, count = trainer.train_step, iter(range(10**6))
+
+    def watched(state: TrainState, batches: Any, rate: float) -> Any:
+        if next(count) != step:
+            return original(state, batches, rate)
+        if place_ == "parameter":
+            with torch.no_grad():
+                next(dict(state.model.named_modules())[module].parameters()).view(-1)[3] = value
+        before.update(snapshot(state))
+        poison(own, place_, step, micro, module, value)
+        return original(state, batches, rate)
+
+    error = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "train_step", watched)
+        try:
+            own.run()
+        except UserError as caught:
+            error = caught
+        finally:
+            directory.release()
+    return error, before, snapshot(own.state), directory
+
+
+def assert_nothing_bad(directory: RunDirectory) -> None:
+    for step in checkpoint.steps_in(directory.checkpoints):
+        path = checkpoint.path_of(directory.checkpoints, step)
+        assert checkpoint.problem_of(path) is None
+        for name in ("model", "optimizer"):
+            assert all(bool(torch.isfinite(t.float()).all()) for t in load_file(path / f"{name}.safetensors").values())
+
+
+def stop_at_random(count: int, seed: int) -> None:
+    chance = random.Random(seed)
+    for i in range(count):
+        where = (chance.choice(PLACES), chance.randrange(8), chance.randrange(2), chance.choice(MODULES))
+        value = chance.choice([float("nan"), float("inf"), float("-inf")])
+        error, before, after, directory = run_poisoned(f"r{i}", *where, value)
+        assert error is not None, where
+        assert error.exit_code == ExitCode.DIVERGED
+        assert same(before, after), where
+        assert_nothing_bad(directory)
+        record = directory.read_record()
+        assert (record.status, record.steps_done) == ("diverged", where[1]), where
+        assert checkpoint.steps_in(directory.checkpoints) == ([4] if where[1] >= 4 else [])
+        dossier = json.loads((directory.path / f"nonfinite-{where[1]}.json").read_text())
+        assert dossier["first"] is not None, where
+        if where[0] in ("activation", "gradient", "loss"):
+            assert dossier["first"]["micro"] == where[2]
+
+
+def test_nothing_changes_wherever_the_number_is_none(own_directory: Path) -> None:
+    stop_at_random(16, seed=1)
+
+
+@pytest.mark.slow
+def test_nothing_changes_at_a_thousand_places(own_directory: Path) -> None:
+    stop_at_random(1000, seed=2)
+
+
+def test_the_dossier_names_the_tensor_and_the_tokens(own_directory: Path) -> None:
+    error, _, _, directory = run_poisoned("r", "activation", 5, 1, "transformer.h.0.mlp.c_proj", float("nan"))
+    assert error.id == "diverged.step"
+    assert "transformer.h.0.mlp.c_proj (micro-step 1)" in str(error)
+    assert "checkpoint of step 4 is intact" in str(error)
+    dossier = json.loads((directory.path / "nonfinite-5.json").read_text())
+    assert dossier["schema"] == "foretrain.nonfinite/1"
+    assert dossier["first"] == {
+        "kind": "activation", "name": "transformer.h.0.mlp.c_proj", "micro": 1, "numbers": 4 * 8 * 16, "not_a_number": 1,
+        "infinite": 0,
+    }  # fmt: skip
+    config = directory.read_record().config
+    assert dossier["rows"] == starts(config.seed, TRAIN, 5, 8, 2000 - 8).tolist()
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    "changes", [{}, {"optimizer": "muon"}, {"optimizer": "adamw8bit", "n_embd": 64}, {"dtype": "bfloat16", "master_weights": True}],
+    ids=["adamw", "muon", "adamw8bit", "masters"],
+)  # fmt: skip
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_skipped_step_is_as_if_it_had_not_been(
+    step: int, changes: dict[str, Any], late: bool, own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit: weights, moments and step counts are those of a run that does all other steps."""
+    if late and changes:
+        pytest.skip("when it is read does not hang on the optimizer")
+    if late:
+        original_init = Trainer.__init__
+
+        def init(self: Trainer, *words: Any, **named: Any) -> None:
+            original_init(self, *words, **named)
+            self.reads_late = True
+
+        monkeypatch.setattr(Trainer, "__init__", init)
+    where = ("activation", step, 1, "transformer.h.0.ln_1", float("nan"))
+    error, _, after, directory = run_poisoned("r", *where, on_nonfinite="skip", max_iters=6, **changes)
+    assert error is None
+    events = [e for e in directory.read_lines("events") if e["id"] == "step_skipped"]
+    assert [e["values"]["step"] for e in events] == [step]
+    assert [m["step"] for m in directory.read_lines("metrics") if m["kind"] == "step"] == [
+        s for s in range(6) if s != step
+    ]
+    config = tiny(**{**SMALL, **changes, "max_iters": 6})
+    own = Trainer(config, read_info(Path("data/toy")), store.create("other"), placement := place(config))
+    state = build(config, CPU, trainer.TORCH_DTYPES[placement.dtype], compile=False)
+    for other in range(6):
+        if other != step:
+            train_step(state, own._batches(other), trainer.learning_rate(config, other))
+    own.directory.release()
+    plain = snapshot(state)
+    for key in after:  # a parameter's state may be there, empty, before its first step
+        assert torch.equal(after[key], plain[key]), key
+
+
+def test_too_many_skipped_steps_stop(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nonfinite, "MOST_SKIPS", 2)
+    original = trainer.train_step
+
+    def bad(state: TrainState, batches: Any, rate: float) -> Any:
+        hook = state.model.register_forward_hook(lambda _, __, out: out * float("inf"))
+        result = original(state, batches, rate)
+        hook.remove()
+        return result
+
+    monkeypatch.setattr(trainer, "train_step", bad)
+    config, directory = tiny(**SMALL, on_nonfinite="skip"), store.create("out")
+    own = Trainer(config, read_info(write_dataset(Path("data/toy"))), directory, place(config))
+    with pytest.raises(UserError) as caught:
+        own.run()
+    directory.release()
+    assert caught.value.id == "diverged.transient"  # the dossier's own go had no such hook
+    assert len(own.progress.skipped) == 2
+    assert directory.read_record().steps_done == 2
+
+
+def test_float16_that_always_overflows_stops_with_advice(own_directory: Path) -> None:
+    """A real scaler on the CPU: gradients that no scale brings into range."""
+    config, directory = tiny(**{**SMALL, "max_iters": 60, "eval_interval": 60}, dtype="float16"), store.create("out")
+    own = Trainer(config, read_info(write_dataset(Path("data/toy"))), directory, place(config))
+    with pytest.MonkeyPatch.context() as patch:
+        original = trainer.train_step
+
+        def huge(state: TrainState, batches: Any, rate: float) -> Any:
+            hook = next(state.model.parameters()).register_hook(lambda g: g * 1e38)
+            result = original(state, batches, rate)
+            hook.remove()
+            return result
+
+        patch.setattr(trainer, "train_step", huge)
+        with pytest.raises(UserError) as caught:
+            own.run()
+    directory.release()
+    assert caught.value.id == "diverged.scaler"
+    assert "--dtype=bfloat16" in str(caught.value)
+    assert own.progress.step == nonfinite.MOST_OVERFLOWS - 1
+
+
+def test_moments_that_are_not_finite_are_never_saved() -> None:
+    state = build(tiny(**SMALL), CPU, torch.float32, compile=False)
+    idx = torch.zeros(4, 8, dtype=torch.int64)
+    train_step(state, [(idx, idx)] * 2, 1e-3)
+    next(iter(state.optimizer.state.values()))["exp_avg_sq"].view(-1)[0] = float("inf")
+    with pytest.raises(UserError) as caught:
+        checkpoint.save(Path("c"), state, checkpoint.Progress(step=1))
+    assert caught.value.exit_code == ExitCode.DIVERGED
+    assert checkpoint.steps_in(Path("c")) == []

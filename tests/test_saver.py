@@ -1,0 +1,217 @@
+"""Saving in the background: what is written is the state of its moment, failures are heard, the end waits."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foretrain.errors import ExitCode, UserError
+from foretrain.lm.step import build, train_step
+from foretrain.run import checkpoint, files, saver
+from foretrain.run.checkpoint import Progress
+from foretrain.run.saver import Saver
+from foretrain.run.store import RunDirectory
+from tests.helpers import tiny
+from tests.test_checkpoint import same, tensors_of, trained
+from tests.test_train import assert_same, final_tensors, train
+
+FOLDER = Path("checkpoints")
+
+
+class Gate:
+    """Holds the writer back at its first file until it is opened; may fail afterwards."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.open, self.reached, self.error = threading.Event(), threading.Event(), error
+
+    def __call__(self, call: str, path: Path, size_bytes: int) -> None:
+        if call == "write" and path.suffix == ".safetensors":
+            self.reached.set()
+            assert self.open.wait(60)
+            if self.error:
+                raise self.error
+
+
+@pytest.fixture(autouse=True)
+def unwatched() -> Iterator[None]:
+    yield
+    files.watch(None)
+
+
+def step_on(state: Any) -> None:
+    idx = torch.arange(16).repeat(4, 1)
+    train_step(state, [(idx, idx), (idx, idx)], 1e-2)
+
+
+def test_what_is_written_is_the_state_of_its_moment() -> None:
+    """Steps go on while the writer is held back; the checkpoint has nothing of them, nor of what is noted later."""
+    state, notes = trained(), []
+    before, gate = tensors_of(state), Gate()
+    files.watch(gate)
+    own = Saver(FOLDER, 2, lambda id, **values: notes.append((id, values)))
+    own.save(state, Progress(step=2, elapsed_s=1.5), wait=False)
+    assert gate.reached.wait(60)
+    for _ in range(3):
+        step_on(state)
+        own.poll()
+    torch.rand(5)
+    assert notes == []
+    gate.open.set()
+    own.finish()
+    assert notes == [("saved", {"name": "step-0000000002"})]
+    other = build(tiny(dropout=0.1, seed=3), torch.device("cpu"), torch.float32, compile=False)
+    loaded = checkpoint.load(FOLDER, other)
+    assert loaded
+    assert loaded.progress == Progress(step=2, elapsed_s=1.5)
+    assert same(before, tensors_of(other))
+
+
+def test_one_at_a_time() -> None:
+    state, gate = trained(), Gate()
+    files.watch(gate)
+    own = Saver(FOLDER, 5, lambda id, **values: None)
+    own.save(state, Progress(step=1), wait=False)
+    threading.Timer(0.2, gate.open.set).start()
+    own.save(state, Progress(step=2), wait=False)  # waits for the first
+    assert 1 in checkpoint.steps_in(FOLDER)
+    assert own.blocked_s >= 0.15
+    own.finish()
+    assert checkpoint.steps_in(FOLDER) == [1, 2]
+
+
+def test_a_failure_is_raised_in_the_loop_with_its_sentence() -> None:
+    state, gate = trained(), Gate(OSError(28, "No space left on device"))
+    checkpoint.save(FOLDER, state, Progress(step=1))
+    files.watch(gate)
+    gate.open.set()
+    own = Saver(FOLDER, 1, lambda id, **values: None)
+    own.save(state, Progress(step=2), wait=False)
+    assert own._thread
+    own._thread.join()
+    with pytest.raises(UserError) as caught:
+        own.poll()
+    assert caught.value.exit_code == ExitCode.DISK_FULL
+    assert checkpoint.steps_in(FOLDER) == [1]
+    gate.error = None
+    own.save(state, Progress(step=2), wait=True)  # and the next one is not spoilt by it
+    assert checkpoint.steps_in(FOLDER) == [2]
+
+
+def test_a_run_meets_a_full_disk_in_the_background(own_directory: Path) -> None:
+    def full(call: str, path: Path, size_bytes: int) -> None:
+        if call == "fsync" and "0000000010" in str(path):
+            raise OSError(28, "No space left on device")
+
+    files.watch(full)
+    with pytest.raises(UserError) as caught:
+        train(tiny(max_iters=40, lr_decay_iters=40))
+    assert caught.value.id == "disk.full"
+    record = RunDirectory(Path("out")).read_record()
+    assert (record.status, record.reason) == ("failed", "disk.full")
+    assert checkpoint.steps_in(Path("out/checkpoints")) == [5]
+    files.watch(None)
+    record = train(tiny(max_iters=40, lr_decay_iters=40), resume=True)
+    assert record.status == "finished"
+    train(tiny(max_iters=40, lr_decay_iters=40, out_dir="whole"))
+    assert_same(final_tensors(Path("whole")), final_tensors(Path("out")))
+
+
+def test_a_signal_waits_for_the_save_under_way(own_directory: Path) -> None:
+    gate = Gate()
+    files.watch(gate)
+
+    def send(event: Any) -> None:
+        if getattr(event, "kind", "") == "step" and event.step == 6:
+            assert gate.reached.wait(60)
+            threading.Timer(0.3, gate.open.set).start()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    record = train(tiny(), listen=send)
+    assert (record.status, record.steps_done) == ("interrupted", 7)
+    assert checkpoint.steps_in(Path("out/checkpoints")) == [5, 7]
+    assert checkpoint.problem_of(Path("out/checkpoints/step-0000000005")) is None
+
+
+def test_an_error_of_the_run_lets_the_save_end(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from foretrain.run import trainer
+
+    gate, count = Gate(), iter(range(10**6))
+    files.watch(gate)
+
+    def failing(*words: Any) -> Any:
+        if next(count) == 6:
+            assert gate.reached.wait(60)
+            threading.Timer(0.2, gate.open.set).start()
+            raise ZeroDivisionError
+        return train_step(*words)
+
+    monkeypatch.setattr(trainer, "train_step", failing)
+    with pytest.raises(ZeroDivisionError):
+        train(tiny())
+    assert checkpoint.newest_valid(Path("out/checkpoints"))[0] == Path("out/checkpoints/step-0000000005")
+
+
+@pytest.mark.parametrize("why", ["no room", "limit", "no memory"])
+def test_without_room_for_a_copy_the_loop_writes_itself(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = trained()
+    if why == "no room":
+        monkeypatch.setattr(saver, "available_memory_bytes", lambda: 1000)
+    elif why == "no memory":
+
+        def none(_: object) -> None:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
+
+        monkeypatch.setattr(saver, "staged", none)
+    own = Saver(FOLDER, 2, lambda id, **values: None, 1000 if why == "limit" else None)
+    own.save(state, Progress(step=2), wait=False)
+    assert checkpoint.steps_in(FOLDER) == [2]
+    assert own._thread is None
+
+
+def test_the_same_state_is_not_saved_twice(own_directory: Path) -> None:
+    state = trained()
+    own = Saver(FOLDER, 2, lambda id, **values: None)
+    own.save(state, Progress(step=2, elapsed_s=1), wait=False)
+    own.finish()
+    files.watch(lambda *_: pytest.fail("a call on files"))
+    own.save(state, Progress(step=2, elapsed_s=2), wait=True)
+    files.watch(None)
+    own.save(state, Progress(step=2, elapsed_s=2, evaluated=True), wait=True)
+    assert checkpoint.read_progress(FOLDER / "step-0000000002").evaluated
+
+
+def test_a_copy_that_the_plan_knows_of() -> None:
+    """On a CPU the copy stands beside the steps after a save: the forecast has its bytes, where there is room."""
+    from foretrain.configfile import resolve
+    from foretrain.cpu import cpu_device
+    from foretrain.predict.memory import STAGING_SPARE, predict
+    from foretrain.run.snapshot import live
+
+    for optimizer in ("adamw", "adamw8bit", "muon"):
+        config = tiny(n_embd=128, optimizer=optimizer)
+        state = build(config, torch.device("cpu"), torch.float32, compile=False)
+        idx = torch.arange(16).repeat(4, 1)
+        train_step(state, [(idx, idx), (idx, idx)], 1e-2)
+        copied = sum(
+            t.numel() * t.element_size() for n, f in live(state).files.items() if n[:3] != "rng" for t in f.values()
+        )
+        long, short = config.model_copy(update={"max_iters": 99}), config.model_copy(update={"max_iters": 1})
+
+        def steady(c: Any, room: int | None) -> tuple[int, int, int]:
+            phase = predict(c, cpu_device(), "float32", "foretrain", compiled=False, available_bytes=room).phase(
+                "steady_step"
+            )
+            return phase.needed_low_bytes, phase.needed_expected_bytes, phase.needed_high_bytes
+
+        low, expected, high = (a - b for a, b in zip(steady(long, None), steady(short, None), strict=True))
+        assert (low, expected) == (0, high)
+        assert high == pytest.approx(copied, rel=0.001)
+        room = steady(short, None)[1]
+        assert steady(long, room)[1] == room
+    assert saver.SPARE == STAGING_SPARE
+    assert resolve([]).config.max_iters > resolve([]).config.eval_interval

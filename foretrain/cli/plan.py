@@ -232,17 +232,17 @@ def auto_batch(config: RunConfig, target: Target) -> Choice:
 def with_dataset(resolved: ResolvedConfig) -> tuple[RunConfig, int | None, str]:
     """(config, training tokens, where they are from). A dataset's own vocabulary is taken where none was set."""
     from foretrain.lm import corpus, dataset
+    from foretrain.lm.locate import locate
 
     config = resolved.config
     if config.dataset == dataset.BUILT_IN:
         return config, corpus.size_bytes("train") if config.tokenizer == "byte" else None, "built-in corpus"
-    path = dataset.find(config.dataset)
-    if path is None:
+    info = locate(config.dataset)
+    if info is None:
         return config, None, "unknown"
-    info = dataset.read_info(path)
     if info.vocab_size and "vocab_size" not in resolved.sources:
         config = config.model_copy(update={"vocab_size": info.vocab_size})
-    return config, info.train_tokens, str(Path(info.path))
+    return config, info.train_tokens, info.remote or str(Path(info.path))
 
 
 def _show_config(resolved: ResolvedConfig, as_json: bool) -> None:

@@ -163,16 +163,17 @@ def prepare_data(resolved: ResolvedConfig) -> tuple[ResolvedConfig, DatasetInfo]
     from dataclasses import replace
 
     from foretrain.lm import dataset
+    from foretrain.lm.locate import locate
     from foretrain.lm.prepare import prepare_built_in
 
     config = resolved.config
     if config.dataset == dataset.BUILT_IN:
         info = prepare_built_in(config)
     else:
-        path = dataset.find(config.dataset)
-        if path is None:
+        found = locate(config.dataset)
+        if found is None:
             raise UserError("data.no_dataset", name=config.dataset)
-        info = dataset.read_info(path)
+        info = found
     if info.vocab_size and "vocab_size" not in resolved.sources:
         config = config.model_copy(update={"vocab_size": info.vocab_size})
         resolved = replace(resolved, config=config, sources={**resolved.sources, "vocab_size": info.path})

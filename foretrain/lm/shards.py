@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -30,6 +31,7 @@ DEFAULT_SHARD_TOKENS = 100_000_000
 HISTOGRAM_BINS = 40  # bin b counts documents of 2^(b-1) to 2^b - 1 tokens, separator included; bin 0 is empty
 _SHA256, _SHARD_NAME = re.compile(r"[0-9a-f]{64}"), re.compile(r"(train|val)-[0-9]{5,}\.bin")
 _MAX_INDEX_BYTES = 2**30
+_NO_DIGEST = "0" * 64
 
 
 def dtype_for(largest_id: int) -> str:
@@ -185,8 +187,20 @@ class DatasetIndex(Record):
 
 
 def index_text(index: DatasetIndex) -> str:
-    """The index as its file has it."""
-    return json.dumps(index.to_json(schema=SCHEMA), indent=1) + "\n"
+    """The index as its file has it: with a digest of itself, so that a flipped bit anywhere in it is found."""
+    text = json.dumps(index.to_json(schema=SCHEMA, index_sha256=_NO_DIGEST), indent=1) + "\n"
+    return text.replace(_NO_DIGEST, hashlib.sha256(text.encode()).hexdigest(), 1)
+
+
+def _without_digest(text: str) -> dict[str, Any]:
+    """The fields of an index whose digest is right. Raises ValueError."""
+    fields = json.loads(text)
+    digest = fields.pop("index_sha256", None)
+    if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+        raise ValueError("it has no digest of itself")
+    if hashlib.sha256(text.replace(digest, _NO_DIGEST, 1).encode()).hexdigest() != digest:
+        raise ValueError("it is not what was written: its own digest is another one")
+    return fields
 
 
 def read_index(folder: Path) -> DatasetIndex:
@@ -199,7 +213,9 @@ def read_index(folder: Path) -> DatasetIndex:
         schema = json.loads(text).get("schema")
         if schema != SCHEMA:
             raise UserError("data.bad_meta", path=str(path), reason=f"its schema is {str(schema)[:60]}, not {SCHEMA}")
-        return DatasetIndex.from_json(text)
+        fields = _without_digest(text)
+        del fields["schema"]
+        return DatasetIndex.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -268,6 +268,7 @@ class Printer:
             f"MFU {format_percent(m.mfu)}" if m.mfu is not None else "",
             format_bytes(m.memory_bytes) if m.memory_bytes else "",
             f"ETA {format_duration(m.eta_s)}",
+            say("train.data_wait", share=m.data_wait_s / m.step_s) if m.data_wait_s > 0.01 * m.step_s else "",
         ]
         line = "  ".join(part for part in parts if part)
         if self.live:

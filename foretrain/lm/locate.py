@@ -85,7 +85,7 @@ def _weight(name: str, value: Any, bad: Any) -> float:
 
 
 def make_mix(name: str, path: str, found: dict[str, tuple[DatasetInfo, float]]) -> DatasetInfo:
-    """A mixture of datasets that were found. Raises UserError 'data.mix_differs' where their tokens mean other things."""
+    """A mixture of datasets that were found. Raises UserError 'data.mix_differs' where they are no match."""
     infos, total = [info for info, _ in found.values()], sum(weight for _, weight in found.values())
     first = infos[0]
     for other in infos[1:]:

@@ -99,7 +99,8 @@ def shares(weights: tuple[float, ...]) -> tuple[int, ...]:
 def dealt(rows: np.ndarray, weights: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
     """(the part that each row comes from, how many rows of that part came before it).
 
-    Rows are dealt evenly: after any number of them a part has its share, to less than one row for each part.
+    Rows are dealt evenly: after any number of them a part has its share, to less than a row for each part and to one
+    in a million, as shares are kept in 1/2^20.
     """
     part = np.full(len(rows), len(weights) - 1, dtype=np.int64)
     counted, left = rows.astype(np.int64), np.ones(len(rows), dtype=bool)

@@ -46,7 +46,7 @@ class TokenReader:
             self.close()
 
     def read_into(self, position: int, view: memoryview) -> None:
-        """Fill `view`, bytes, with ids from a position on. Raises UserError 'data.shrunk', 'data.bad_block' or other."""
+        """Fill `view`, bytes, with ids from a position on. Raises UserError 'data.bad_block' and others."""
         done = 0
         with self._lock:
             while done < len(view):

@@ -15,7 +15,7 @@ FREE_KEYS = {
     "price_per_hour", "co2_per_kwh", "currency", "dataset_tokens", "wandb_log", "wandb_project", "wandb_run_name",
     "backend", "init_from", "init_optimizer", "max_iters",
     "eval_interval", "eval_iters", "eval_batch_size", "eval_block_size", "eval_sequences", "eval_only", "compile",
-    "device", "total_batch_size", "auto_batch_size",
+    "device", "verify_data", "total_batch_size", "auto_batch_size",
     "attention", "cpu_threads", "compile_mode", "compile_blocks", "allocator_settings",
     "activation_checkpointing", "checkpointed_blocks", "recompute_norm_gelu", "activation_memory_budget",
     "loss_chunk_size", "auto_chunker", "optimizer_offload",

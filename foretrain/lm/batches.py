@@ -59,7 +59,7 @@ class TokenFile:
             part = bisect_right(self.ends, start)
             inside = start - self.ends[part] + self.sizes[part]
             if self._dtypes[part] == self._dtype:
-                self.readers[part].read_into(inside, memoryview(row).cast("B"))
+                self.readers[part].read_into(inside, row.view(np.uint8).data)
             else:
                 row[:] = np.frombuffer(self.readers[part].read(inside, length), dtype=self._dtypes[part])
         return rows

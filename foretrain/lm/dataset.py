@@ -72,8 +72,8 @@ def read_info(path: Path, remote: str | None = None) -> DatasetInfo:
 
     `remote`: where its shards are, when the folder is a cache that has the index only.
     """
-    meta = _checked(_read_meta(path), path)
-    layout = read_layout(path, meta.get("dtype", "uint16"), remote=remote is not None)
+    meta = _checked(read_meta(path), path)
+    layout = read_layout(path, meta.get("dtype", "uint16"), present=remote is None)
     if layout.index is not None:
         meta = _of_index(layout)
     elif layout.format == "llmc" and layout.dtype == "uint16":
@@ -145,8 +145,8 @@ def _fingerprint(layout: Layout) -> str:
     return digest.hexdigest()[:32]
 
 
-def _read_meta(path: Path) -> dict[str, Any]:
-    """meta.json, else the parts of nanoGPT's meta.pkl that are plain data, else nothing."""
+def read_meta(path: Path) -> dict[str, Any]:
+    """What meta.json says, else the parts of nanoGPT's meta.pkl that are plain data, else nothing."""
     index = path / "meta.json"
     if index.is_file():
         try:

@@ -73,13 +73,15 @@ def is_dataset(folder: Path) -> bool:
         return False
 
 
-def read_layout(folder: Path, dtype: str = "uint16", *, remote: bool = False) -> Layout:
-    """The layout of a folder. `dtype` is what files without a header hold. With `remote` only the index is here.
+def read_layout(folder: Path, dtype: str = "uint16", *, present: bool = True) -> Layout:
+    """The layout of a folder. `dtype` is what files without a header hold.
+
+    `present`: shards that an index names must be here, as long as it says.
 
     Raises UserError 'data.…' with what is wrong in which file.
     """
     if (folder / INDEX).is_file():
-        return _foretrain(folder, check=not remote)
+        return _foretrain(folder, check=present)
     if (folder / "train.bin").is_file() and not _has_llmc_magic(folder / "train.bin"):
         splits = {split: (_raw(folder / f"{split}.bin", dtype),) for split in SPLITS}
         return Layout("nanogpt", dtype, splits)

@@ -11,11 +11,12 @@ def readers(info: DatasetInfo, split: str, *, verify: bool = True) -> list[Token
     """The readers of a split, in the order of the parts. Raises UserError 'data.…'."""
     if info.parts:
         return [reader for part in info.parts for reader in readers(part.dataset, split, verify=verify)]
-    layout = read_layout(Path(info.path), info.dtype, remote=info.remote is not None)
-    return [TokenReader(layout.splits[split], verify=verify, fetch=_fetch_of(info))]
+    layout = read_layout(Path(info.path), info.dtype, present=info.remote is None)
+    return [TokenReader(layout.splits[split], verify=verify, fetch=fetch_of(info))]
 
 
-def _fetch_of(info: DatasetInfo) -> Fetch | None:
+def fetch_of(info: DatasetInfo) -> Fetch | None:
+    """What brings a shard that is not here; None for a dataset of this machine."""
     if info.remote is None:
         return None
     from foretrain.lm.remote import fetch_shard

@@ -84,19 +84,13 @@ def info_command(
     """Documents, tokens, tokens per byte, ids, document lengths, tokenizer, files."""
     from foretrain.lm.dataset_look import summarize
 
-    summary = summarize(located(name), _separator if count else None)
+    summary = summarize(located(name), count=count)
     if as_json:
         print_json(summary.to_json(schema="foretrain.data-info/1"))
         return
     from foretrain.report import data_view, text
 
     text.render(data_view.info_document(summary), OUT)
-
-
-def _separator(info: Any) -> int | None:
-    """What ends a document, where the tokenizer is known."""
-    words = _tokenizer(info)
-    return None if words is None else words.separator
 
 
 def _tokenizer(info: Any) -> Any:
@@ -157,7 +151,7 @@ def head_command(
         raise typer.BadParameter("must be train or val", param_hint="--split")
     if at is not None and document is not None:
         raise UserError("usage.two_places")
-    from foretrain.lm.dataset_look import document_at, documents_of
+    from foretrain.lm.dataset_look import document_at, documents_of, separator_of
     from foretrain.lm.token_sources import readers
 
     info = located(name)
@@ -165,9 +159,10 @@ def head_command(
         reader, words = readers(part, split)[0], _tokenizer(part)
         position = at or 0
         if document is not None:
-            if words is None:
+            separator = separator_of(part) if words is None else words.separator
+            if separator is None:
                 raise UserError("data.no_tokenizer", path=part.path)
-            position = document_at(reader, words.separator, document, documents_of(part, split))
+            position = document_at(reader, separator, document, documents_of(part, split))
         if position >= reader.tokens:
             raise UserError("data.no_position", path=part.path, position=position, tokens=reader.tokens)
         ids = reader.ids(position, tokens)

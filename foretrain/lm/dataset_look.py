@@ -1,7 +1,6 @@
 """A look into a dataset: documents found by their separator, ids at a place, counts of what has no index. No numpy."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from foretrain.lm.token_reader import TokenReader
 from foretrain.records import Record
 
 _PIECE_TOKENS = 2**19
+_SEPARATORS = {"gpt2": 50256, "byte": 0}
 
 
 class SplitSummary(Record):
@@ -47,18 +47,10 @@ class DatasetSummary(Record):
     parts: "tuple[DatasetSummary, ...]" = ()
 
 
-@dataclass(frozen=True)
-class Place:
-    """A document's first id, and how many separators were looked at on the way."""
-
-    position: int
-    document: int
-
-
-def summarize(info: DatasetInfo, separator_of: Callable[[DatasetInfo], int | None] | None = None) -> DatasetSummary:
-    """What the files say; with `separator_of` the documents of a dataset without an index are counted too."""
+def summarize(info: DatasetInfo, *, count: bool = False) -> DatasetSummary:
+    """What the files say; with `count` the documents of a dataset without an index are counted too."""
     if info.parts:
-        parts = tuple(summarize(part.dataset, separator_of) for part in info.parts)
+        parts = tuple(summarize(part.dataset, count=count) for part in info.parts)
         splits = {
             name: SplitSummary(
                 tokens=sum(p.splits[name].tokens for p in parts), files=sum(p.splits[name].files for p in parts),
@@ -75,7 +67,7 @@ def summarize(info: DatasetInfo, separator_of: Callable[[DatasetInfo], int | Non
         known: dict[str, Any] = {"tokens": layout.tokens(name), "files": len(segments), "size_bytes": size}
         if layout.index is not None:
             known |= _from_index(layout.index, name)
-        elif separator_of is not None:
+        elif count:
             known |= _counted(layout, name, separator_of(info))
         splits[name] = SplitSummary(**known)
     index = layout.index
@@ -113,6 +105,12 @@ def _counted(layout: Layout, name: str, separator: int | None) -> dict[str, Any]
     return {**found, "documents": sum(histogram), "length_histogram": tuple(histogram)}
 
 
+def separator_of(info: DatasetInfo) -> int | None:
+    """The id between documents: the index says it, or the tokenizer's name; None where neither does."""
+    layout = read_layout(Path(info.path), info.dtype, present=False)
+    return layout.index.tokenizer.separator if layout.index else _SEPARATORS.get(info.tokenizer or "")
+
+
 def documents_of(info: DatasetInfo, split: str) -> tuple[int, ...]:
     """How many documents end in each file of a split, where an index says it."""
     layout = read_layout(Path(info.path), info.dtype, present=False)
@@ -137,7 +135,7 @@ def separators(reader: TokenReader, separator: int, start: int = 0) -> Iterator[
             at = data.find(pattern, at + 1)
 
 
-def document_at(reader: TokenReader, separator: int, number: int, index_documents: tuple[int, ...] = ()) -> Place:
+def document_at(reader: TokenReader, separator: int, number: int, index_documents: tuple[int, ...] = ()) -> int:
     """Where document `number`, counted from 0, begins. `index_documents`: how many end in each segment.
 
     Raises UserError 'data.no_document'.
@@ -149,12 +147,10 @@ def document_at(reader: TokenReader, separator: int, number: int, index_document
         before, start = before + count, end
     wanted = number if ends_documents(reader, separator) else number + 1
     if wanted == 0:
-        return Place(0, 0)
+        return 0
     for found, position in enumerate(separators(reader, separator, start), start=before + 1):
-        if found == wanted:
-            if position + 1 >= reader.tokens:
-                break
-            return Place(position + 1, number)
         before = found
+        if found == wanted and position + 1 < reader.tokens:
+            return position + 1
     path = str(reader.segments[0].path.parent)
     raise UserError("data.no_document", path=path, number=number, count=before)

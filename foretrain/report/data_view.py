@@ -49,8 +49,10 @@ def _splits(summary: DatasetSummary) -> tuple[Block, ...]:
     names = ("split", "tokens", "documents", "mean_length", "tokens_per_byte", "files", "size")
     columns = tuple(Message(f"column.{name}") for name in names)
     table = Table(columns, tuple(rows), frozenset(range(1, 7)))
-    known = any(split.documents is not None for split in summary.splits.values())
-    return (table,) if known or summary.parts else (table, Paragraph(Message("data.not_counted")))
+    if summary.parts or any(split.documents is not None for split in summary.splits.values()):
+        return (table,)
+    counted = any(split.max_id is not None for split in summary.splits.values())
+    return table, Paragraph(Message("data.no_separator" if counted else "data.not_counted"))
 
 
 def _about(summary: DatasetSummary) -> Table:

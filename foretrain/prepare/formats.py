@@ -56,6 +56,7 @@ class OpenFile:
     def __init__(self, file: SourceFile) -> None:
         self.file = file
         self.raw: Any = None
+        self.unpacked: _Unpacked | None = None
         try:
             if file.kind == "stdin":
                 self.raw = open(0, "rb", buffering=0, closefd=False)
@@ -73,11 +74,12 @@ class OpenFile:
         if not self.file.compression:
             return io.BufferedReader(self.raw, _BUFFER)
         if self.file.compression == "gzip":
-            unpacked: Any = gzip.GzipFile(fileobj=io.BufferedReader(self.raw, _BUFFER))
+            unpacked: Any = gzip.GzipFile(fileobj=io.BufferedReader(self.raw, 65536))
         else:
             pa = need_pyarrow()
             unpacked = pa.CompressedInputStream(pa.PythonFile(self.raw, mode="r"), "zstd")
-        return io.BufferedReader(_Unpacked(unpacked, self.file), _BUFFER)  # type: ignore[arg-type]
+        self.unpacked = _Unpacked(unpacked, self.file)
+        return io.BufferedReader(self.unpacked, _BUFFER)  # type: ignore[arg-type]
 
     def read_bytes(self) -> int:
         """Bytes of the file itself that were read."""
@@ -214,6 +216,8 @@ def _pieces(stream: BinaryIO, file: SourceFile, format: Format, offset: int) -> 
     """(document, offset after it). What goes beyond the cap is cut there, one byte longer than may be."""
     cap = format.max_document_bytes
     if format.split_documents == "file":
+        if offset:
+            return
         raw = _read_all(stream, cap + 1)
         if len(raw) > cap and format.skip_bad:
             while stream.read(_BUFFER):

@@ -43,14 +43,18 @@ def receive(pipe: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
 class Child:
     """`foretrain.prepare.<module>.main(*words)` in a process of its own."""
 
-    def __init__(self, module: str, *words: str, stdin: int | None = subprocess.PIPE) -> None:
+    def __init__(
+        self, module: str, *words: str, stdin: int | None = subprocess.PIPE, one_thread: bool = True
+    ) -> None:
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
             f"from foretrain.prepare.{module} import main; main(*sys.argv[1:])"
         )
         # Arrow and glibc reserve address space by thread and pool; the limit of `limit_memory` is on that.
-        quiet = {"MALLOC_ARENA_MAX": "2", "ARROW_DEFAULT_MEMORY_POOL": "system", "TOKENIZERS_PARALLELISM": "false",
-                 "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}  # fmt: skip
+        quiet = {"MALLOC_ARENA_MAX": "2", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+        if one_thread:
+            names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+            quiet |= {"TOKENIZERS_PARALLELISM": "false", **dict.fromkeys(names, "1")}
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *words], stdin=stdin, stdout=subprocess.PIPE, env={**os.environ, **quiet}
         )

@@ -65,35 +65,38 @@ class _Walk:
     """All documents from a position on, file by file, with the position after each."""
 
     def __init__(self, job: Job, pipe: BinaryIO) -> None:
-        self.job, self.pipe, self.position = job, pipe, job.position.model_copy(update={"out": 0})
-        self.finished_bytes = sum(file.size_bytes or 0 for file in job.files[: job.position.file])
+        start = job.position
+        self.job, self.pipe = job, pipe
+        self.file, self.place, self.window = start.file, Place(start.records, start.offset), start.window
+        self.empty, self.bad, self.replaced = start.empty, start.bad, start.replaced
+        self.finished_bytes = sum(file.size_bytes or 0 for file in job.files[: start.file])
         self.opened: OpenFile | None = None
 
     def __iter__(self) -> Iterator[bytes]:
-        place = Place(self.position.records, self.position.offset)
-        for number in range(self.position.file, len(self.job.files)):
-            file = self.job.files[number]
+        while self.file < len(self.job.files):
+            file = self.job.files[self.file]
             if file.kind != "text" or file.remote:
                 send(self.pipe, {"type": "file", "path": file.path})  # who is to blame, should this process die
             self.opened = OpenFile(file)
-            for document in documents(self.opened, self.job.format, place):
-                counts = {
-                    "empty": self.position.empty + (document.text is None and not document.bad),
-                    "bad": self.position.bad + document.bad,
-                    "replaced": self.position.replaced + document.replaced,
-                }
-                self._move(number, document.place, counts)
+            for document in documents(self.opened, self.job.format, self.place):
+                self.place = document.place
                 if document.text is not None:
+                    self.replaced += document.replaced
                     yield document.text
+                elif document.bad:
+                    self.bad += 1
+                else:
+                    self.empty += 1
             self.opened.close()
             self.finished_bytes += file.size_bytes or 0
-            self.opened, place = None, Place()
-            self._move(number + 1, place, {})
+            self.opened, self.place, self.file = None, Place(), self.file + 1
 
-    def _move(self, file: int, place: Place, counts: dict[str, int]) -> None:
-        self.position = self.position.model_copy(
-            update={"file": file, "records": place.records, "offset": place.offset, **counts}
-        )
+    def position(self) -> Position:
+        """Where it stands, at the beginning of window `self.window`."""
+        return Position(
+            file=self.file, records=self.place.records, offset=self.place.offset, window=self.window,
+            empty=self.empty, bad=self.bad, replaced=self.replaced,
+        )  # fmt: skip
 
     @property
     def read_bytes(self) -> int:
@@ -105,16 +108,17 @@ def windows(walk: _Walk, shuffle_buffer: int) -> Iterator[tuple[list[bytes], Pos
     most = shuffle_buffer or BATCH_DOCUMENTS
     most_bytes = WINDOW_BYTES if shuffle_buffer else BATCH_BYTES
     held: list[bytes] = []
-    size, number, before = 0, walk.position.window, walk.position
+    size, before = 0, walk.position()
     for text in walk:
         held.append(text)
         size += len(text)
         if len(held) >= most or size >= most_bytes:
-            number += 1
-            after = walk.position.model_copy(update={"window": number})
+            walk.window += 1
+            after = walk.position()
             yield held, before, after
             held, size, before = [], 0, after
-    yield held, before, walk.position.model_copy(update={"window": number + 1})
+    walk.window += 1
+    yield held, before, walk.position()
 
 
 def _batches(job: Job, walk: _Walk) -> Iterator[tuple[list[bytes], Position]]:

@@ -99,7 +99,7 @@ def prepare_command(
         sources=tuple(sources), out=str(out), tokenizer=tokenizer or "gpt2", train_bpe=train_bpe,
         max_tokens=None if tokens is None else _count("--tokens", tokens), val_share=_share(val),
         shuffle_buffer=shuffle_buffer, seed=seed, dedup=dedup, text_column=text_column,
-        split_documents=split_documents.encode().decode("unicode_escape") if "\\" in split_documents else split_documents,
+        split_documents=split_documents,
         max_document_bytes=_size("--max-document", max_document), shard_tokens=_count("--shard-tokens", shard_tokens),
         workers=workers or usable_cores(), skip_bad=skip_bad, restart=restart,
     )  # fmt: skip
@@ -246,4 +246,3 @@ def _share(text: str) -> float:
 def _within(option: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
         raise typer.BadParameter(f"{value:,} is not from {least:,} to {most:,}", param_hint=option)
-

@@ -6,7 +6,14 @@ tokenizer.json is written as text (format of huggingface/tokenizers), so the lib
 import json
 from typing import Any
 
-from foretrain.lm.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, JsonTokenizer, TiktokenTokenizer, Tokenizer
+from foretrain.lm.tokenizer import (
+    BpeTokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    JsonTokenizer,
+    TiktokenTokenizer,
+    Tokenizer,
+)
 
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 

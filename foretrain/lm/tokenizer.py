@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, a BPE trained on the corpus, tokenizer.json, tiktoken's. One registry; a name reads back what it wrote.
+"""Tokenizers: bytes, a BPE trained on the corpus, tokenizer.json, tiktoken's. A name reads back what it wrote.
 
 Every tokenizer has a `separator`: the id that ends a document.
 """

@@ -153,4 +153,4 @@ def main(folder: str, name: str, dtype: str) -> None:
     except MemoryError:
         send(pipe, {"type": "error", "id": "data.worker_memory", "values": {}})
     except BrokenPipeError:
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None

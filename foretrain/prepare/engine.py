@@ -37,7 +37,7 @@ from foretrain.prepare.encode import KEEP_TRAIN, KEEP_VAL
 from foretrain.prepare.estimate import PreparePlan, estimate
 from foretrain.prepare.options import PrepareOptions
 from foretrain.prepare.pool import Batch, Encoded, Reader, Workers
-from foretrain.prepare.reader import HASH_BYTES, Position
+from foretrain.prepare.reader import Position
 from foretrain.prepare.seen import SeenFile, SeenHashes
 from foretrain.prepare.sources import SourceList, expand
 from foretrain.prepare.state import Identity, Snapshot
@@ -46,6 +46,8 @@ from foretrain.prepare.writer import SplitWriter
 SNAPSHOT_S = 5.0
 LOCK = ".prepare.lock"
 _WAIT_S = 0.2
+_MOST_PACKED = 30  # text packs 3 to 10 fold
+_USUAL_BYTES_PER_TOKEN = 4.0
 
 
 @dataclass(frozen=True)
@@ -152,46 +154,29 @@ def _prepare_locked(
     if options.restart and own:
         state.clear(folder)
     if (folder / INDEX).is_file():
-        before = state.read_index(folder).tokenizer
-        if before.request == options.request and options.train_bpe:
-            info = before  # training it anew would only find the same
-        else:
-            with _scratch(folder) as place:
-                info = vocabulary.make(options, sources, place)
+        info = state.read_index(folder).tokenizer
+        _check_request(options, folder, info)
         index = state.finished(folder, _identity(options, sources, info))
         assert index is not None
         return Outcome(index, resumed=False, existed=True, tokens=_total(index))
     (folder / PROGRESS).mkdir(exist_ok=True)
     info = vocabulary.make(options, sources, folder / PROGRESS)
+    _check_request(options, folder, info)
     identity = _identity(options, sources, info)
     snapshot = state.read(folder)
-    if info.request != options.request:
-        raise UserError(
-            "data.other_preparation", path=str(folder),
-            differences=f"tokenizer was {info.request}, is {options.request}",
-        )  # fmt: skip
     if snapshot is not None:
         state.check_same(folder, identity, snapshot.identity)
     saved = folder / PROGRESS / vocabulary.FOLDER
-    run = _Run(
-        options, folder, sources, identity, vocabulary.vocab_size(saved, info.name), should_stop, listen
-    )
+    run = _Run(options, folder, sources, identity, vocabulary.vocab_size(saved, info.name), should_stop, listen)
     _check_room(run, saved, snapshot)
     return _Preparation(run, snapshot).run()
 
 
-class _scratch:
-    """A folder beside the dataset that is gone afterwards."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / PROGRESS
-
-    def __enter__(self) -> Path:
-        self.path.mkdir(exist_ok=True)
-        return self.path
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+def _check_request(options: PrepareOptions, folder: Path, info: TokenizerInfo) -> None:
+    """Raises UserError 'data.other_preparation' where another tokenizer was asked for before."""
+    if info.request != options.request:
+        differences = f"tokenizer was {info.request}, is {options.request}"
+        raise UserError("data.other_preparation", path=str(folder), differences=differences)
 
 
 def _total(index: DatasetIndex) -> int:
@@ -203,12 +188,20 @@ def _identity(options: PrepareOptions, sources: SourceList, info: TokenizerInfo)
 
 
 def _check_room(run: _Run, saved: Path, snapshot: Snapshot | None) -> None:
-    """Raises UserError 'disk.no_room_prepare' where the rest does not fit on the disk."""
+    """Raises UserError 'disk.no_room_prepare' where the rest does not fit on the disk.
+
+    Where even a token for each byte would fit, nothing has to be sampled for that.
+    """
+    free, total = disk.free_bytes(run.folder), run.sources.total_bytes
+    packed = any(file.compression or file.kind == "parquet" for file in run.sources.files)
+    if total is None or total * 4 * (_MOST_PACKED if packed else 1) < free:
+        return
     run.plan = estimate(run.options, run.sources, saved, run.identity.tokenizer.name, run.vocab_size)
     item = ITEM_BYTES[run.plan.dtype]
-    there = sum(s.part.tokens + sum(shard.tokens for shard in s.shards) for s in (snapshot or Snapshot(
-        identity=run.identity)).splits.values()) * item  # fmt: skip
-    if run.plan.output_bytes is not None and run.plan.output_bytes - there > run.plan.free_bytes:
+    splits = snapshot.splits.values() if snapshot else ()
+    there = item * sum(split.part.tokens + sum(shard.tokens for shard in split.shards) for split in splits)
+    assert run.plan.output_bytes is not None
+    if run.plan.output_bytes - there > run.plan.free_bytes:
         raise UserError(
             "disk.no_room_prepare", path=str(run.folder), needs=run.plan.output_bytes - there,
             free=run.plan.free_bytes, tokens=run.plan.tokens,
@@ -399,11 +392,14 @@ class _Preparation:
             pass  # the last snapshot still holds
 
     def _still_needed(self) -> int:
-        """Bytes that are still to be written, as estimated; at least the rest of this shard where nothing is known."""
-        item = ITEM_BYTES[self.dtype]
-        planned = self.run_.plan.output_bytes if self.run_.plan else None
+        """Bytes that are still to be written, as estimated; the rest of this shard where nothing is known."""
+        item, total = ITEM_BYTES[self.dtype], self.run_.sources.total_bytes
         shard = (self.options.shard_tokens - self.writers["train"].part_tokens) * item
-        return max(planned - self.tokens * item, 2**20) if planned is not None else shard
+        if self.run_.plan is not None and self.run_.plan.output_bytes is not None:
+            return max(self.run_.plan.output_bytes - self.tokens * item, 2**20)
+        if total is not None and self.read_bytes and self.tokens:
+            return round(max(total / self.read_bytes - 1, 0.01) * self.tokens * item)
+        return shard if total is None else round(total / _USUAL_BYTES_PER_TOKEN) * item
 
     def _finish(self) -> Outcome:
         """Last shards, tokenizer, then the index: with it the dataset is there."""
@@ -457,5 +453,3 @@ def _version() -> str:
         return version("foretrain")
     except PackageNotFoundError:
         return ""
-
-

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from foretrain.errors import UserError
 from foretrain.lm.shards import ITEM_BYTES, dtype_for
@@ -53,7 +54,7 @@ class PreparePlan(Record):
     free_bytes: int
     sampled_documents: int
     sampled_bytes: int
-    left_out: dict[str, int] = {}
+    left_out: dict[str, int] = Field(default_factory=dict)
 
     @property
     def fits(self) -> bool:

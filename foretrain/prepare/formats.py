@@ -11,6 +11,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from foretrain.errors import UserError
@@ -56,30 +57,33 @@ class OpenFile:
     def __init__(self, file: SourceFile) -> None:
         self.file = file
         self.raw: Any = None
+        self._stream: Any = None
         self.unpacked: _Unpacked | None = None
         try:
             if file.kind == "stdin":
-                self.raw = open(0, "rb", buffering=0, closefd=False)
+                self.raw = os.fdopen(0, "rb", buffering=0, closefd=False)
             elif file.remote:
                 from foretrain.prepare.remote import RemoteFile
 
                 self.raw = RemoteFile(file.path, file.size_bytes or 0)
             else:
-                self.raw = open(file.path, "rb", buffering=0)
+                self.raw = Path(file.path).open("rb", buffering=0)
         except OSError as error:
             raise UserError("data.source_unreadable", path=file.path, reason=error.strerror or str(error)) from None
 
     def stream(self) -> BinaryIO:
         """The unpacked bytes."""
         if not self.file.compression:
-            return io.BufferedReader(self.raw, _BUFFER)
+            self._stream = io.BufferedReader(self.raw, _BUFFER)
+            return self._stream
         if self.file.compression == "gzip":
             unpacked: Any = gzip.GzipFile(fileobj=io.BufferedReader(self.raw, 65536))
         else:
             pa = need_pyarrow()
             unpacked = pa.CompressedInputStream(pa.PythonFile(self.raw, mode="r"), "zstd")
         self.unpacked = _Unpacked(unpacked, self.file)
-        return io.BufferedReader(self.unpacked, _BUFFER)  # type: ignore[arg-type]
+        self._stream = io.BufferedReader(self.unpacked, _BUFFER)
+        return self._stream
 
     def read_bytes(self) -> int:
         """Bytes of the file itself that were read."""
@@ -88,12 +92,18 @@ class OpenFile:
         except OSError:
             return 0  # a pipe has no place
 
+    def abandon(self) -> None:
+        """Close it."""
+        if self._stream is not None:
+            self._stream.close()
+        self.raw.close()
+
     def close(self) -> None:
         """Close it and check that it is still what was listed. Raises UserError 'data.source_changed'."""
-        self.raw.close()
+        self.abandon()
         if not self.file.remote and self.file.kind != "stdin":
             try:
-                state = os.stat(self.file.path)
+                state = Path(self.file.path).stat()
                 now = (state.st_size, str(state.st_mtime_ns))
             except OSError:
                 now = (None, "")

@@ -4,6 +4,7 @@ Plain subprocesses instead of multiprocessing: nothing is pickled, the user's sc
 endless loop on Windows, issue 153), and a child whose parent was killed sees its pipe end and goes.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -43,12 +44,9 @@ def receive(pipe: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
 class Child:
     """`foretrain.prepare.<module>.main(*words)` in a process of its own."""
 
-    def __init__(
-        self, module: str, *words: str, stdin: int | None = subprocess.PIPE, one_thread: bool = True
-    ) -> None:
+    def __init__(self, module: str, *words: str, stdin: int | None = subprocess.PIPE, one_thread: bool = True) -> None:
         code = (
-            f"import sys; sys.path[:] = {sys.path!r}; "
-            f"from foretrain.prepare.{module} import main; main(*sys.argv[1:])"
+            f"import sys; sys.path[:] = {sys.path!r}; from foretrain.prepare.{module} import main; main(*sys.argv[1:])"
         )
         # Arrow and glibc reserve address space by thread and pool; the limit of `limit_memory` is on that.
         quiet = {"MALLOC_ARENA_MAX": "2", "ARROW_DEFAULT_MEMORY_POOL": "system"}
@@ -83,10 +81,8 @@ class Child:
         """Stop it, if it has not ended by itself; its exit code."""
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
-                try:
+                with contextlib.suppress(OSError):
                     pipe.close()
-                except OSError:
-                    pass
         try:
             return self.process.wait(timeout=0.5)
         except subprocess.TimeoutExpired:

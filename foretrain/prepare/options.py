@@ -1,6 +1,8 @@
 """What `foretrain prepare` was asked for, as one record."""
 
+import hashlib
 import os
+from pathlib import Path
 
 from pydantic import Field
 
@@ -40,8 +42,14 @@ class PrepareOptions(Record):
 
     @property
     def request(self) -> str:
-        """The tokenizer as it was asked for."""
-        return f"train-bpe {self.train_bpe}" if self.train_bpe else os.path.basename(self.tokenizer.rstrip("/"))
+        """The tokenizer as it was asked for; a file also by its contents."""
+        if self.train_bpe:
+            return f"train-bpe {self.train_bpe}"
+        path = Path(self.tokenizer)
+        path = path / "tokenizer.json" if path.is_dir() else path
+        if path.is_file():
+            return f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
+        return self.tokenizer
 
     @property
     def settings(self) -> Settings:

@@ -148,8 +148,7 @@ def _as_binary(column: Any) -> Any:
 
     if pa.types.is_dictionary(column.type):
         value = column.type.value_type
-        column = pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(_binary_of(value)))
-        return column
+        return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(_binary_of(value)))
     return column.cast(_binary_of(column.type))
 
 

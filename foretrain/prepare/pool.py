@@ -1,4 +1,4 @@
-"""Processes at work: the reader with its frames in a queue, and the tokenizing workers, one thread each to talk to it."""
+"""The reader process with its frames in a queue, and the tokenizing workers with a thread each."""
 
 import json
 import queue

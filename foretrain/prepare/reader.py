@@ -6,12 +6,11 @@ the window begins and how many of its documents are out.
 """
 
 import hashlib
-import json
 import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -78,18 +77,25 @@ class _Walk:
             if file.kind != "text" or file.remote:
                 send(self.pipe, {"type": "file", "path": file.path})  # who is to blame, should this process die
             self.opened = OpenFile(file)
-            for document in documents(self.opened, self.job.format, self.place):
-                self.place = document.place
-                if document.text is not None:
-                    self.replaced += document.replaced
-                    yield document.text
-                elif document.bad:
-                    self.bad += 1
-                else:
-                    self.empty += 1
+            try:
+                yield from self._texts(self.opened)
+            except BaseException:
+                self.opened.abandon()
+                raise
             self.opened.close()
             self.finished_bytes += file.size_bytes or 0
             self.opened, self.place, self.file = None, Place(), self.file + 1
+
+    def _texts(self, opened: OpenFile) -> Iterator[bytes]:
+        for document in documents(opened, self.job.format, self.place):
+            self.place = document.place
+            if document.text is not None:
+                self.replaced += document.replaced
+                yield document.text
+            elif document.bad:
+                self.bad += 1
+            else:
+                self.empty += 1
 
     def position(self) -> Position:
         """Where it stands, at the beginning of window `self.window`."""
@@ -177,4 +183,4 @@ def main(job_file: str) -> None:
     except MemoryError:
         send(pipe, {"type": "error", "id": "data.source_memory", "values": {"path": "the sources"}})
     except BrokenPipeError:
-        sys.stdout = None  # type: ignore[assignment]  # the parent is gone or has enough
+        sys.stdout = None  # the parent is gone or has enough

@@ -38,7 +38,7 @@ def parts_of(url: str) -> tuple[str, str | None, str]:
 
 def list_files(url: str, left_out: Counter[str]) -> "list[SourceFile]":
     """The text files of a dataset, or of a folder, file or glob in it. Raises UserError 'data.source_remote'."""
-    from foretrain.prepare.sources import SourceFile, kind_of, others
+    from foretrain.prepare.sources import SourceFile, kind_of, others, suffix_of
 
     repo, revision, inside = parts_of(url)
     api = _hub().HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
@@ -54,17 +54,17 @@ def list_files(url: str, left_out: Counter[str]) -> "list[SourceFile]":
         raise UserError("data.source_remote", path=url, reason=_first_line(error)) from None
     found = []
     for entry in sorted(listed, key=lambda entry: entry.path):
-        if getattr(entry, "size", None) is None or (folder == "" and inside and not fnmatch.fnmatch(entry.path, inside)):
+        if getattr(entry, "size", None) is None or (
+            folder == "" and inside and not fnmatch.fnmatch(entry.path, inside)
+        ):
             continue
         kind = kind_of(entry.path)
         if kind is None:
-            left_out[os.path.splitext(entry.path)[1].lower() or "without a suffix"] += 1
+            left_out[suffix_of(entry.path)] += 1
             continue
         path = f"hf://datasets/{repo}@{sha}/{entry.path}"
         stamp = entry.lfs.sha256 if entry.lfs else entry.blob_id
-        found.append(
-            SourceFile(path=path, kind=kind[0], compression=kind[1], size_bytes=entry.size, stamp=str(stamp))
-        )
+        found.append(SourceFile(path=path, kind=kind[0], compression=kind[1], size_bytes=entry.size, stamp=str(stamp)))
     if not found:
         raise UserError("data.source_nothing", path=url, others=others(left_out))
     return found

@@ -9,8 +9,8 @@ from foretrain.prepare.frames import send
 from foretrain.prepare.reader import BATCH_DOCUMENTS, Job
 from foretrain.records import Record
 
-MOST_FILES = 8
-MOST_BYTES = 2 * 2**20
+MOST_FILES, MOST_REMOTE_FILES = 200, 4
+MOST_BYTES = 4 * 2**20  # of text, from all of them together
 
 
 class FileSample(Record):
@@ -27,14 +27,17 @@ class FileSample(Record):
     whole_read_bytes: float
 
 
-def spread(count: int, most: int = MOST_FILES) -> list[int]:
+def spread(count: int, most: int) -> list[int]:
     """Places of up to `most` files, from the first to the last."""
     return sorted({i * (count - 1) // max(1, min(most, count) - 1) for i in range(min(most, count))})
 
 
 def serve_sample(job: Job, pipe: BinaryIO) -> None:
     """One frame with texts for each sampled file; its header is the FileSample."""
-    for number in spread(len(job.files)):
+    most = MOST_REMOTE_FILES if any(file.remote for file in job.files) else MOST_FILES
+    chosen = spread(len(job.files), most)
+    wanted = (job.sample_bytes or MOST_BYTES) // len(chosen)
+    for number in chosen:
         file = job.files[number]
         send(pipe, {"type": "file", "path": file.path})
         opened = OpenFile(file)
@@ -45,7 +48,7 @@ def serve_sample(job: Job, pipe: BinaryIO) -> None:
             if document.text is not None:
                 texts.append(document.text)
                 size += len(document.text)
-            if size >= (job.sample_bytes or MOST_BYTES) or len(texts) >= BATCH_DOCUMENTS:
+            if size >= wanted or len(texts) >= BATCH_DOCUMENTS:
                 complete = False
                 break
         sample = _scaled(opened, job, size, len(texts), place, complete=complete)
@@ -72,7 +75,7 @@ def _scaled(opened: OpenFile, job: Job, size: int, count: int, place: Place, *, 
         if opened.unpacked is not None:  # what was unpacked and not yet used counts for its share
             part = opened.read_bytes() * place.offset / max(1, opened.unpacked.total)
         factor = max(1.0, file_size / max(1, part))
-    opened.raw.close()
+    opened.abandon()
     return FileSample(
         size_bytes=file_size, text_bytes=size, documents=count, whole_text_bytes=size * factor,
         whole_documents=count * factor, whole_read_bytes=read,

@@ -5,8 +5,10 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Literal
+
+from pydantic import Field
 
 from foretrain.errors import UserError
 from foretrain.records import Record
@@ -39,7 +41,7 @@ class SourceList(Record):
     files: tuple[SourceFile, ...]
     description: str
     fingerprint: str
-    left_out: dict[str, int] = {}  # suffix -> files in folders that are no text
+    left_out: dict[str, int] = Field(default_factory=dict)  # suffix -> files in folders that are no text
 
     @property
     def total_bytes(self) -> int | None:
@@ -56,10 +58,15 @@ class SourceList(Record):
 
 def kind_of(name: str) -> tuple[Kind, str] | None:
     """(kind, compression) by a file's suffixes, None where they say nothing."""
-    stem, suffix = os.path.splitext(name.lower())
-    compression = _COMPRESSIONS.get(suffix, "")
-    kind = _KINDS.get(os.path.splitext(stem)[1] if compression else suffix)
+    suffixes = ["", "", *(suffix.lower() for suffix in PurePath(name).suffixes)]
+    compression = _COMPRESSIONS.get(suffixes[-1], "")
+    kind = _KINDS.get(suffixes[-2] if compression else suffixes[-1])
     return None if kind is None or (compression and kind == "parquet") else (kind, compression)
+
+
+def suffix_of(name: str) -> str:
+    """For counting what is left out."""
+    return PurePath(name).suffix.lower() or "without a suffix"
 
 
 def expand(words: Sequence[str]) -> SourceList:
@@ -77,7 +84,7 @@ def expand(words: Sequence[str]) -> SourceList:
         raise UserError("usage.two_sources_with_stdin")
     digest = hashlib.sha256()
     for file in listed:
-        digest.update(f"{os.path.basename(file.path)}\0{file.size_bytes}\0".encode("utf-8", "surrogateescape"))
+        digest.update(f"{PurePath(file.path).name}\0{file.size_bytes}\0".encode("utf-8", "surrogateescape"))
         digest.update(file.stamp.encode() if file.remote else _sample(file))
     shown = " ".join(words[:5]) + (" …" if len(words) > 5 else "")
     text = shown.encode("utf-8", "replace").decode()
@@ -99,7 +106,8 @@ def _expand_one(word: str, left_out: Counter[str]) -> list[SourceFile]:
     elif path.exists():
         found = [_local(path, kind_of(path.name) or ("text", _COMPRESSIONS.get(path.suffix.lower(), "")))]
     elif glob.has_magic(word):
-        names = sorted(name for name in glob.glob(word, recursive=True) if os.path.isfile(name))
+        # pathlib has no glob of a relative or absolute pattern alike.
+        names = sorted(name for name in glob.glob(word, recursive=True) if Path(name).is_file())  # noqa: PTH207
         found = [_local(Path(name), kind_of(name) or ("text", "")) for name in names]
     else:
         raise UserError("data.source_missing", path=word)
@@ -124,7 +132,7 @@ def _walk(folder: Path, left_out: Counter[str]) -> list[SourceFile]:
             if kind is not None and not name.startswith("."):
                 found.append(_local(Path(place) / name, kind))
             elif not name.startswith("."):
-                left_out[os.path.splitext(name)[1].lower() or "without a suffix"] += 1
+                left_out[suffix_of(name)] += 1
     return found
 
 
@@ -146,7 +154,7 @@ def _sample(file: SourceFile) -> bytes:
         return b"stdin"
     digest = hashlib.sha256()
     try:
-        with open(file.path, "rb") as stream:
+        with Path(file.path).open("rb") as stream:
             for piece in range(_PIECES):
                 stream.seek(file.size_bytes * piece // _PIECES)
                 digest.update(stream.read(_PIECE_BYTES))

@@ -5,13 +5,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from foretrain.errors import UserError
 from foretrain.lm.shards import INDEX, PROGRESS, SPLITS, DatasetIndex, Settings, TokenizerInfo, read_index, shard_name
 from foretrain.prepare.disk import publish
 from foretrain.prepare.reader import Position
-from foretrain.prepare.sources import SourceList
 from foretrain.prepare.writer import SplitState
 from foretrain.records import Record
 
@@ -33,7 +32,7 @@ class Snapshot(Record):
 
     identity: Identity
     position: Position = Position()
-    splits: dict[str, SplitState] = {split: SplitState() for split in SPLITS}
+    splits: dict[str, SplitState] = Field(default_factory=lambda: {split: SplitState() for split in SPLITS})
     duplicates: int = 0
     separators: int = 0
     seen: int = 0

@@ -6,12 +6,20 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from foretrain.errors import UserError
 from foretrain.lm import tokenizer as tokenizers
 from foretrain.lm.shards import PROGRESS, TokenizerInfo
-from foretrain.lm.tokenizer import TIKTOKEN_NAMES, BpeTokenizer, ByteTokenizer, JsonTokenizer, TiktokenTokenizer, Tokenizer
+from foretrain.lm.tokenizer import (
+    TIKTOKEN_NAMES,
+    BpeTokenizer,
+    ByteTokenizer,
+    JsonTokenizer,
+    TiktokenTokenizer,
+    Tokenizer,
+)
 from foretrain.prepare.disk import sync_folder
 from foretrain.prepare.encode import digest_of
 from foretrain.prepare.frames import Child, error_frame, ignore_interrupts, limit_memory, send
@@ -143,7 +151,7 @@ def main(staging: str, size: str) -> None:
         total = job.sample_bytes or SAMPLE_BYTES
         chosen = spread(len(job.files), max(1, total // _LEAST_PIECE))
 
-        def sample():  # type: ignore[no-untyped-def]
+        def sample() -> Iterator[bytes]:
             seen: set[bytes] = set()
             for number in chosen:
                 left = total // len(chosen)
@@ -157,7 +165,7 @@ def main(staging: str, size: str) -> None:
                         left -= len(document.text)
                     if left <= 0:
                         break
-                opened.raw.close()
+                opened.abandon()
 
         BpeTokenizer.train(sample(), int(size)).save(Path(staging))
         send(pipe, {"type": "done"})

@@ -119,7 +119,7 @@ class SplitWriter:
         return done
 
     def _write(self, ids: np.ndarray, documents: int) -> None:
-        data = memoryview(np.ascontiguousarray(ids)).cast("B")
+        data = memoryview(ids.tobytes())
         write_all(self._handle, data)
         self._digest(data)
         self.part_tokens += len(ids)

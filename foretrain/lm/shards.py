@@ -105,11 +105,13 @@ class Split(Record):
 
 
 class TokenizerInfo(Record):
-    """Which tokenizer made the ids. `sha256` is over its vocabulary and rules, so a changed one is noticed."""
+    """Which tokenizer made the ids. `sha256` is over its vocabulary and rules, so a changed one is noticed;
+    `request` is what was asked for, as 'gpt2' or 'train-bpe 50257'."""
 
     name: str
     sha256: str
     separator: int
+    request: str = ""
 
 
 class Source(Record):
@@ -140,6 +142,7 @@ class Counts(Record):
 
     empty: int = 0
     duplicates: int = 0
+    bad: int = 0  # lines that are no JSON, documents beyond the cap: left out on request (--skip-bad)
     replaced_utf8: int = 0  # documents whose invalid UTF-8 became U+FFFD; they are in a split
     separator_bytes: int = 0  # documents of the byte tokenizer that hold its separator; they are in a split
 

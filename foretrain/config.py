@@ -90,7 +90,15 @@ class RunConfig(Record):
     )  # fmt: skip
 
     dataset: str = knob(
-        "openwebtext", "folder under data/ with train.bin and val.bin, or python-stdlib", group="data", pattern=_A_PATH
+        "openwebtext", "folder of prepared tokens, or its name under data/; a mixture (mix.toml); an address such as "
+        "s3://bucket/set; or python-stdlib (docs/data-sets.md)", group="data", pattern=_A_PATH,
+    )  # fmt: skip
+    data_order: Literal["random", "epochs"] = knob(
+        "random", "random: rows drawn with replacement, as in nanoGPT; epochs: each window once before any comes twice",
+        group="data", ours=True,
+    )  # fmt: skip
+    verify_data: bool = knob(
+        True, "hold every block of prepared shards against its digest when it is first read", group="data", ours=True
     )
     dataset_tokens: int = knob(
         0, "tokens in the training split when the data is not on this machine; 0: look",
@@ -105,20 +113,10 @@ class RunConfig(Record):
     seed: int = knob(1337, "seed of weights, data order and dropout", group="data", least=0, most=2**63 - 1, ours=True)
 
     batch_size: int = knob(
-        12,
-        "micro-batch: sequences in one forward pass",
-        group="batch",
-        unit="sequences",
-        least=1,
-        most=1_000_000,
+        12, "micro-batch: sequences in one forward pass", group="batch", unit="sequences", least=1, most=1_000_000
     )
     gradient_accumulation_steps: int = knob(
-        40,
-        "micro-batches in one optimizer step",
-        group="batch",
-        unit="micro-batches",
-        least=1,
-        most=10_000_000,
+        40, "micro-batches in one optimizer step", group="batch", unit="micro-batches", least=1, most=10_000_000
     )
     total_batch_size: int = knob(
         0, "tokens in one optimizer step; gradient_accumulation_steps follows from them. "

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -18,6 +19,9 @@ from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Gpu, catalogue, detect, 
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan
 from foretrain.units import parse_bytes
+
+if TYPE_CHECKING:
+    from foretrain.lm.dataset import DatasetInfo
 
 EPILOG = """Examples:
 
@@ -201,9 +205,10 @@ def make_plan(
 ) -> Plan:
     """The plan of a resolved config on a target, with the dataset of this machine where it is there."""
     from foretrain.lm.shape import ModelShape
+    from foretrain.predict.data_notes import data_notes
     from foretrain.predict.plan import plan
 
-    config, tokens, source = with_dataset(resolved)
+    config, tokens, source, info = _with_info(resolved)
     if step_time is not None and logged_mfu is not None:
         raise UserError("usage.two_speeds")
     for option, value in (("--step-time", step_time), ("--logged-mfu", logged_mfu)):
@@ -217,7 +222,8 @@ def make_plan(
         decided.config if decided else config, target.gpu, name=resolved.name, others_bytes=target.others_bytes,
         dataset_tokens=tokens, dataset_source=source, logged_step_s=step_time,
     )  # fmt: skip
-    return made.model_copy(update={"notes": (decided.note, *made.notes)}) if decided else made
+    notes = (*([decided.note] if decided else []), *made.notes, *data_notes(made.config, info))
+    return made.model_copy(update={"notes": notes})
 
 
 def auto_batch(config: RunConfig, target: Target) -> Choice:
@@ -231,18 +237,23 @@ def auto_batch(config: RunConfig, target: Target) -> Choice:
 
 def with_dataset(resolved: ResolvedConfig) -> tuple[RunConfig, int | None, str]:
     """(config, training tokens, where they are from). A dataset's own vocabulary is taken where none was set."""
+    return _with_info(resolved)[:3]
+
+
+def _with_info(resolved: ResolvedConfig) -> tuple[RunConfig, int | None, str, "DatasetInfo | None"]:
+    """The same, and the dataset where one is here."""
     from foretrain.lm import corpus, dataset
+    from foretrain.lm.locate import locate
 
     config = resolved.config
     if config.dataset == dataset.BUILT_IN:
-        return config, corpus.size_bytes("train") if config.tokenizer == "byte" else None, "built-in corpus"
-    path = dataset.find(config.dataset)
-    if path is None:
-        return config, None, "unknown"
-    info = dataset.read_info(path)
+        return config, corpus.size_bytes("train") if config.tokenizer == "byte" else None, "built-in corpus", None
+    info = locate(config.dataset)
+    if info is None:
+        return config, None, "unknown", None
     if info.vocab_size and "vocab_size" not in resolved.sources:
         config = config.model_copy(update={"vocab_size": info.vocab_size})
-    return config, info.train_tokens, str(Path(info.path))
+    return config, info.train_tokens, info.remote or str(Path(info.path)), info
 
 
 def _show_config(resolved: ResolvedConfig, as_json: bool) -> None:

@@ -58,7 +58,7 @@ def sample(
     path, _ = checkpoint.newest_valid(directory.checkpoints)
     if path is None:
         raise UserError("usage.no_checkpoint", path=str(run))
-    words = tokenizer.load(Path(record.dataset.path), record.dataset.tokenizer)
+    words = tokenizer.load(record.dataset.tokenizer_folder, record.dataset.tokenizer)
     if words is None:
         raise UserError("data.no_tokenizer", path=record.dataset.path)
     model = make_model(record.config)

@@ -84,7 +84,7 @@ def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False
     placement = place(resolved.config)
     if placement.device.type == "cpu":
         keep_memory()
-    resolved, info = prepare_data(resolved)
+    resolved, info = prepare_data(resolved, quiet=quiet)
     directory, resuming = _directory(resolved, resume, quiet)
     try:
         resolved, placement = _choose(resolved, placement, directory, resuming)
@@ -158,21 +158,24 @@ def need_torch() -> None:
         raise UserError("environment.missing_torch")
 
 
-def prepare_data(resolved: ResolvedConfig) -> tuple[ResolvedConfig, DatasetInfo]:
+def prepare_data(resolved: ResolvedConfig, *, quiet: bool = False) -> tuple[ResolvedConfig, DatasetInfo]:
     """The dataset of a config, made if it is the built-in one, checked against the model."""
     from dataclasses import replace
 
+    from foretrain.cli.fetching import fetch
     from foretrain.lm import dataset
+    from foretrain.lm.locate import locate
     from foretrain.lm.prepare import prepare_built_in
 
     config = resolved.config
     if config.dataset == dataset.BUILT_IN:
         info = prepare_built_in(config)
     else:
-        path = dataset.find(config.dataset)
-        if path is None:
+        found = locate(config.dataset)
+        if found is None:
             raise UserError("data.no_dataset", name=config.dataset)
-        info = dataset.read_info(path)
+        info = found
+        fetch(info, quiet=quiet)
     if info.vocab_size and "vocab_size" not in resolved.sources:
         config = config.model_copy(update={"vocab_size": info.vocab_size})
         resolved = replace(resolved, config=config, sources={**resolved.sources, "vocab_size": info.path})
@@ -267,6 +270,7 @@ class Printer:
             f"MFU {format_percent(m.mfu)}" if m.mfu is not None else "",
             format_bytes(m.memory_bytes) if m.memory_bytes else "",
             f"ETA {format_duration(m.eta_s)}",
+            say("train.data_wait", share=m.data_wait_s / m.step_s) if m.data_wait_s > 0.01 * m.step_s else "",
         ]
         line = "  ".join(part for part in parts if part)
         if self.live:

@@ -1,7 +1,7 @@
-"""What a prepared dataset is, read from its files without torch or numpy: nanoGPT's layout, and our index beside it.
+"""What a prepared dataset is, read from its files without torch or numpy: our shards, nanoGPT's layout and others.
 
-nanoGPT: `train.bin` and `val.bin`, raw uint16 token ids, and for small vocabularies `meta.pkl`. foretrain writes
-the same files and `meta.json`, which states what nanoGPT leaves to be guessed.
+lm/token_layout.py says which files hold the tokens. Here is what they are: counts, vocabulary, tokenizer, a
+fingerprint. foretrain's own index states all of it; beside nanoGPT's files `meta.json` or `meta.pkl` may.
 """
 
 import hashlib
@@ -13,18 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.errors import UserError
+from foretrain.lm.shards import ITEM_BYTES, SPLITS
+from foretrain.lm.token_layout import Layout, is_dataset, read_layout
 from foretrain.records import Record
 
 DATA_DIR = Path("data")
 BUILT_IN = "python-stdlib"
-SPLITS = ("train", "val")
-ITEM_BYTES = {"uint16": 2, "uint32": 4}
 _MAX_META_BYTES = 64 * 2**20
 MAX_VOCABULARY = 1 << 32  # ids are uint32 at most
 
 
 class DatasetInfo(Record):
-    """A dataset on disk. `vocab_size` and `tokenizer` are None where its files do not say."""
+    """A dataset on disk. `vocab_size` and `tokenizer` are None where its files do not say.
+
+    `format`: foretrain, nanogpt, npy, llmc, or mix, which has `parts`. `remote`: where the shards are fetched from.
+    """
 
     name: str
     path: str
@@ -33,34 +36,72 @@ class DatasetInfo(Record):
     val_tokens: int
     vocab_size: int | None = None
     tokenizer: str | None = None
+    tokenizer_sha256: str | None = None  # over its vocabulary and rules, where the index has it
     fingerprint: str | None = None
     max_id: int | None = None
+    format: str = "nanogpt"
+    remote: str | None = None
+    parts: "tuple[Part, ...]" = ()
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where the tokenizer's files are; the parts of a mixture have the same one."""
+        return Path(self.parts[0].dataset.path if self.parts else self.path)
+
+    def tokens(self, split: str) -> int:
+        return self.train_tokens if split == "train" else self.val_tokens
+
+
+class Part(Record):
+    """A dataset of a mixture and its share of the rows, the sum of which is one."""
+
+    weight: float
+    dataset: DatasetInfo
 
 
 def find(name: str) -> Path | None:
     """The folder of a dataset: a path, or a name under data/; None where there is none."""
     for path in (Path(name), DATA_DIR / name):
-        if (path / "train.bin").is_file():
+        if is_dataset(path):
             return path
     return None
 
 
-def read_info(path: Path) -> DatasetInfo:
-    """The dataset in a folder. Raises UserError 'data.…' when a file is missing, empty or of an odd size."""
-    meta = _checked(_read_meta(path), path)
-    dtype = meta.get("dtype", "uint16")
-    counts = {split: _token_count(path / f"{split}.bin", ITEM_BYTES[dtype]) for split in SPLITS}
+def read_info(path: Path, remote: str | None = None) -> DatasetInfo:
+    """The dataset in a folder. Raises UserError 'data.…' when a file is missing, empty or not what it should be.
+
+    `remote`: where its shards are, when the folder is a cache that has the index only.
+    """
+    meta = _checked(read_meta(path), path)
+    layout = read_layout(path, meta.get("dtype", "uint16"), present=remote is None)
+    if layout.index is not None:
+        meta = _of_index(layout)
+    elif layout.format == "llmc" and layout.dtype == "uint16":
+        meta = {"tokenizer": "gpt2", **meta}  # what llm.c's magic for uint16 says
     return DatasetInfo(
-        name=path.name,
+        name=path.name if remote is None else remote.rstrip("/").rsplit("/", 1)[-1],
         path=str(path),
-        dtype=dtype,
-        train_tokens=counts["train"],
-        val_tokens=counts["val"],
+        dtype=layout.dtype,
+        train_tokens=layout.tokens("train"),
+        val_tokens=layout.tokens("val"),
         vocab_size=meta.get("vocab_size"),
         tokenizer=meta.get("tokenizer"),
-        fingerprint=meta.get("fingerprint") or _fingerprint(path),
+        tokenizer_sha256=meta.get("tokenizer_sha256"),
+        fingerprint=meta.get("fingerprint") or _fingerprint(layout),
         max_id=meta.get("max_id"),
+        format=layout.format,
+        remote=remote,
     )
+
+
+def _of_index(layout: Layout) -> dict[str, Any]:
+    assert layout.index is not None
+    index = layout.index
+    ids = [split.max_id for split in index.splits.values() if split.max_id is not None]
+    return {
+        "vocab_size": index.vocab_size, "tokenizer": index.tokenizer.name, "fingerprint": index.fingerprint,
+        "max_id": max(ids, default=0), "tokenizer_sha256": index.tokenizer.sha256,
+    }  # fmt: skip
 
 
 def _checked(meta: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -82,41 +123,30 @@ def _checked(meta: dict[str, Any], path: Path) -> dict[str, Any]:
     return meta
 
 
-def _fingerprint(path: Path) -> str:
-    """Of a dataset whose index has none, as nanoGPT's: sizes, and 64 pieces of each file from end to end.
+def _fingerprint(layout: Layout) -> str:
+    """Of a dataset whose index has none, as nanoGPT's: sizes, and pieces of each file from end to end.
 
     Enough to notice a dataset that was prepared anew, without reading gigabytes at each start.
     """
     digest = hashlib.sha256()
     for split in SPLITS:
-        try:
-            with (path / f"{split}.bin").open("rb") as file:
-                size = file.seek(0, 2)
-                digest.update(f"{split}:{size};".encode())
-                for piece in range(64):
-                    file.seek(size * piece // 64)
-                    digest.update(file.read(4096))
-        except OSError as error:
-            raise UserError("data.bad_meta", path=str(path), reason=error.strerror or str(error)) from None
+        segments = layout.splits[split]
+        pieces = max(2, 64 // max(1, len(segments)))
+        for segment in segments:
+            try:
+                with segment.path.open("rb") as file:
+                    size = file.seek(0, 2)
+                    digest.update(f"{split}:{size};".encode())
+                    for piece in range(pieces):
+                        file.seek(size * piece // pieces)
+                        digest.update(file.read(4096))
+            except OSError as error:
+                raise UserError("data.bad_meta", path=str(segment.path), reason=error.strerror or str(error)) from None
     return digest.hexdigest()[:32]
 
 
-def _token_count(path: Path, item_bytes: int) -> int:
-    try:
-        size = path.stat().st_size
-    except OSError:
-        raise UserError("data.missing_file", path=str(path)) from None
-    if not path.is_file():
-        raise UserError("data.missing_file", path=str(path))
-    if size == 0:
-        raise UserError("data.empty", path=str(path))
-    if size % item_bytes:
-        raise UserError("data.odd_size", path=str(path), size=size, item=item_bytes)
-    return size // item_bytes
-
-
-def _read_meta(path: Path) -> dict[str, Any]:
-    """meta.json, else the parts of nanoGPT's meta.pkl that are plain data, else nothing."""
+def read_meta(path: Path) -> dict[str, Any]:
+    """What meta.json says, else the parts of nanoGPT's meta.pkl that are plain data, else nothing."""
     index = path / "meta.json"
     if index.is_file():
         try:
@@ -158,6 +188,8 @@ def read_meta_pickle(path: Path) -> dict[str, Any]:
 
 def check_usable(info: DatasetInfo, vocab_size: int, train_block: int, eval_block: int) -> None:
     """Raise UserError when the dataset cannot feed this model: too few tokens, or ids that it has no rows for."""
+    for part in info.parts:
+        check_usable(part.dataset, vocab_size, train_block, eval_block)
     for split, count, block in (
         ("train", info.train_tokens, train_block),
         ("train", info.train_tokens, eval_block),

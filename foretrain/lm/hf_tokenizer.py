@@ -6,7 +6,14 @@ tokenizer.json is written as text (format of huggingface/tokenizers), so the lib
 import json
 from typing import Any
 
-from foretrain.lm.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Gpt2Tokenizer, Tokenizer
+from foretrain.lm.tokenizer import (
+    BpeTokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    JsonTokenizer,
+    TiktokenTokenizer,
+    Tokenizer,
+)
 
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 
@@ -14,9 +21,9 @@ _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": T
 def files_of(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
     """{file name: text}; empty for a tokenizer that their format cannot hold."""
     made: dict[str, Any] | None = None
-    if isinstance(tokenizer, BpeTokenizer):
+    if isinstance(tokenizer, JsonTokenizer):
         made = json.loads(tokenizer.text)
-    elif isinstance(tokenizer, Gpt2Tokenizer):
+    elif tokenizer.name == "gpt2" and isinstance(tokenizer, TiktokenTokenizer):
         ranks = tokenizer.ranks
         made = _byte_level(ranks, merges_of(ranks), {BpeTokenizer.SEPARATOR: tokenizer.separator})
     elif isinstance(tokenizer, ByteTokenizer):
@@ -25,7 +32,8 @@ def files_of(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
         made = _characters(tokenizer.ids)
     if made is None:
         return {}
-    separators = [t["content"] for t in made["added_tokens"] if t["content"] == BpeTokenizer.SEPARATOR]
+    own = getattr(tokenizer, "separator_text", BpeTokenizer.SEPARATOR)
+    separators = [t["content"] for t in made["added_tokens"] if t["content"] == own]
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": block_size,
         "clean_up_tokenization_spaces": False,

@@ -13,7 +13,8 @@ import numpy as np
 from foretrain.config import RunConfig
 from foretrain.errors import UserError
 from foretrain.lm import corpus
-from foretrain.lm.dataset import BUILT_IN, DATA_DIR, ITEM_BYTES, SPLITS, DatasetInfo, read_info
+from foretrain.lm.dataset import BUILT_IN, DATA_DIR, DatasetInfo, read_info
+from foretrain.lm.shards import ITEM_BYTES, SPLITS
 from foretrain.lm.tokenizer import TOKENIZERS, Tokenizer
 
 

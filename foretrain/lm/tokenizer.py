@@ -1,12 +1,15 @@
-"""Tokenizers: bytes, a BPE trained on the corpus, and GPT-2's. One registry; a name reads back what it wrote.
+"""Tokenizers: bytes, a BPE trained on the corpus, tokenizer.json, tiktoken's. A name reads back what it wrote.
 
 Every tokenizer has a `separator`: the id that ends a document.
 """
 
+import base64
+import importlib
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from foretrain.errors import UserError
 
@@ -40,33 +43,82 @@ class ByteTokenizer:
         pass
 
 
-class BpeTokenizer:
-    """A byte-level BPE of the `tokenizers` library (`pip install 'foretrain[data]'`)."""
+def _need(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise UserError("environment.missing_extra", package=package, extra="data") from None
+
+
+class JsonTokenizer:
+    """Any tokenizer.json of the `tokenizers` library (`pip install 'foretrain[data]'`)."""
+
+    name = "tokenizer.json"
+    FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+    # What ends a text in vocabularies that are in use, where tokenizer_config.json does not say.
+    SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
+
+    def __init__(self, text: str, separator: str | None = None) -> None:
+        tokenizers = _need("tokenizers")
+        self.text = text
+        try:
+            self._fast = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # of Rust, without a type of its own
+            raise UserError("data.bad_tokenizer", reason=(str(error).splitlines() or ["?"])[0][:200]) from None
+        # Text is text: a separator that is spelled out in a document is not one, and nothing is cut or filled up.
+        self._fast.encode_special_tokens = True
+        self._fast.no_truncation()
+        self._fast.no_padding()
+        ids = self._fast.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(ids.values(), default=-1) + 1
+        wanted = self.SEPARATORS if separator is None else (separator,)
+        self.separator_text = next((token for token in wanted if token in ids), "")
+        if not self.separator_text:
+            raise UserError("data.no_separator", wanted=wanted)
+        self.separator: int = ids[self.separator_text]
+
+    @classmethod
+    def load(cls, folder: Path) -> "JsonTokenizer":
+        """From a folder with tokenizer.json; the separator is eos_token of tokenizer_config.json, where it is there."""
+        try:
+            settings = folder / cls.SETTINGS
+            said = json.loads(settings.read_text("utf-8")).get("eos_token") if settings.is_file() else None
+            separator = said.get("content") if isinstance(said, dict) else said
+            return cls((folder / cls.FILE).read_text("utf-8"), separator if isinstance(separator, str) else None)
+        except (OSError, ValueError, AttributeError) as error:
+            raise UserError("data.bad_meta", path=str(folder / cls.FILE), reason=str(error)[:200]) from None
+
+    def encode(self, document: bytes) -> Sequence[int]:
+        return self._fast.encode(document.decode("utf-8", "replace"), add_special_tokens=False).ids
+
+    def encode_many(self, texts: list[str]) -> list[list[int]]:
+        """Ids of several texts, without the places of their tokens."""
+        return [made.ids for made in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._fast.decode(list(ids), skip_special_tokens=False)
+
+    def save(self, folder: Path) -> None:
+        (folder / self.FILE).write_text(self.text, "utf-8")
+        (folder / self.SETTINGS).write_text(json.dumps({"eos_token": self.separator_text}) + "\n", "utf-8")
+
+
+class BpeTokenizer(JsonTokenizer):
+    """A byte-level BPE that was trained here."""
 
     name = "bpe"
-    FILE = "tokenizer.json"
     SEPARATOR = "<|endoftext|>"
 
-    def __init__(self, text: str) -> None:
-        try:
-            from tokenizers import Tokenizer as Fast
-        except ImportError:
-            raise UserError("environment.missing_extra", package="tokenizers", extra="data") from None
-        self.text = text
-        self._fast = Fast.from_str(text)
-        self.vocab_size: int = self._fast.get_vocab_size()
-        separator = self._fast.token_to_id(self.SEPARATOR)
-        assert separator is not None
-        self.separator = separator
+    def __init__(self, text: str, separator: str | None = None) -> None:
+        super().__init__(text, self.SEPARATOR)
 
     @classmethod
     def train(cls, documents: Iterable[bytes], vocab_size: int) -> "BpeTokenizer":
         """Learn merges until there are `vocab_size` tokens, or none left to learn."""
-        try:
-            from tokenizers import Tokenizer as Fast
-            from tokenizers import decoders, models, pre_tokenizers, trainers
-        except ImportError:
-            raise UserError("environment.missing_extra", package="tokenizers", extra="data") from None
+        _need("tokenizers")
+        from tokenizers import Tokenizer as Fast
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+
         if vocab_size < 257:
             raise UserError("data.bpe_vocab", vocab_size=vocab_size)
         fast = Fast(models.BPE())
@@ -82,50 +134,77 @@ class BpeTokenizer:
         fast.train_from_iterator(texts, trainer)
         return cls(fast.to_str())
 
+
+class TiktokenTokenizer:
+    """An encoding of tiktoken's; its vocabulary must be in tiktoken's cache, reachable, or saved in a folder before."""
+
+    SEPARATOR = "<|endoftext|>"
+    RULES, RANKS = "tiktoken.json", "tiktoken.ranks"
+
+    def __init__(self, name: str, encoding: Any = None) -> None:
+        tiktoken = _need("tiktoken")
+        try:
+            self._encoding = encoding or tiktoken.get_encoding(name)
+        except Exception as error:  # requests, TLS and cache errors of many kinds: the cause is the same
+            raise UserError("environment.no_vocabulary", name=name, reason=type(error).__name__) from None
+        self.name = name
+        self.vocab_size: int = self._encoding.max_token_value + 1
+        self.separator: int = self._encoding._special_tokens[self.SEPARATOR]
+
     @classmethod
-    def load(cls, folder: Path) -> "BpeTokenizer":
-        return cls((folder / cls.FILE).read_text("utf-8"))
+    def load(cls, folder: Path, name: str) -> "TiktokenTokenizer":
+        """As saved in the folder, without any network; by name where nothing is saved there."""
+        if not (folder / cls.RULES).is_file():
+            return cls(name)
+        try:
+            rules = json.loads((folder / cls.RULES).read_text("utf-8"))
+            lines = (folder / cls.RANKS).read_bytes().split()
+            ranks = {base64.b64decode(token): int(rank) for token, rank in zip(lines[::2], lines[1::2], strict=True)}
+            encoding = _need("tiktoken").Encoding(
+                rules["name"], pat_str=rules["pattern"], mergeable_ranks=ranks, special_tokens=rules["special"]
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError("data.bad_meta", path=str(folder / cls.RULES), reason=str(error)[:200]) from None
+        return cls(rules["name"], encoding)
 
     def encode(self, document: bytes) -> Sequence[int]:
-        return self._fast.encode(document.decode("utf-8", "replace"), add_special_tokens=False).ids
+        return self._encoding.encode_ordinary(document.decode("utf-8", "replace"))
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._fast.decode(list(ids), skip_special_tokens=False)
+        known = self.known
+        return self._encoding.decode([id for id in ids if id in known])
+
+    @cached_property
+    def known(self) -> frozenset[int]:
+        """Ids that mean something; some vocabularies have gaps."""
+        return frozenset(self.ranks.values()) | frozenset(self._encoding._special_tokens.values())
+
+    @property
+    def ranks(self) -> dict[bytes, int]:
+        """{token: id} of the tokens that text is cut into."""
+        return self._encoding._mergeable_ranks
 
     def save(self, folder: Path) -> None:
-        (folder / self.FILE).write_text(self.text, "utf-8")
+        rules = {
+            "name": self.name, "pattern": self._encoding._pat_str, "special": self._encoding._special_tokens,
+        }  # fmt: skip
+        lines = [
+            base64.b64encode(token) + f" {rank}\n".encode()
+            for token, rank in sorted(self.ranks.items(), key=lambda item: item[1])
+        ]
+        (folder / self.RULES).write_text(json.dumps(rules, indent=1) + "\n", "utf-8")
+        (folder / self.RANKS).write_bytes(b"".join(lines))
 
 
-class Gpt2Tokenizer:
-    """GPT-2's BPE through tiktoken; its vocabulary must be in tiktoken's cache or reachable."""
+class Gpt2Tokenizer(TiktokenTokenizer):
+    """GPT-2's BPE through tiktoken."""
 
     name = "gpt2"
     vocab_size = 50257
     separator = 50256
 
     def __init__(self) -> None:
-        try:
-            import tiktoken
-        except ImportError:
-            raise UserError("environment.missing_extra", package="tiktoken", extra="data") from None
-        try:
-            self._encoding = tiktoken.get_encoding("gpt2")
-        except Exception as error:  # requests, TLS and cache errors of many kinds: the cause is the same
-            raise UserError("environment.no_vocabulary", reason=type(error).__name__) from None
-
-    def encode(self, document: bytes) -> Sequence[int]:
-        return self._encoding.encode_ordinary(document.decode("utf-8", "replace"))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._encoding.decode([id for id in ids if id < self.vocab_size])
-
-    @property
-    def ranks(self) -> dict[bytes, int]:
-        """{token: id} of the 50,256 tokens that text is cut into."""
-        return self._encoding._mergeable_ranks
-
-    def save(self, folder: Path) -> None:
-        pass
+        super().__init__("gpt2")
 
 
 class CharTokenizer:
@@ -153,11 +232,14 @@ class CharTokenizer:
         (folder / "characters.json").write_text(json.dumps(self._characters), "utf-8")
 
 
+TIKTOKEN_NAMES = ("gpt2", "r50k_base", "p50k_base", "cl100k_base", "o200k_base")
+
 # name -> (make it for a corpus and a vocabulary size, read it back from a dataset's folder)
 TOKENIZERS: dict[str, tuple[Callable[[Callable[[], Iterable[bytes]], int], Tokenizer], Callable[[Path], Tokenizer]]] = {
     "byte": (lambda documents, size: ByteTokenizer(), lambda folder: ByteTokenizer()),
     "bpe": (lambda documents, size: BpeTokenizer.train(documents(), size), BpeTokenizer.load),
-    "gpt2": (lambda documents, size: Gpt2Tokenizer(), lambda folder: Gpt2Tokenizer()),
+    "tokenizer.json": (lambda documents, size: JsonTokenizer.load(Path()), JsonTokenizer.load),
+    "gpt2": (lambda documents, size: Gpt2Tokenizer(), lambda folder: TiktokenTokenizer.load(folder, "gpt2")),
 }
 
 
@@ -165,6 +247,8 @@ def load(folder: Path, name: str | None) -> Tokenizer | None:
     """The tokenizer of a dataset's folder, or None where its files do not say which it was."""
     if name in TOKENIZERS:
         return TOKENIZERS[name][1](folder)
+    if name in TIKTOKEN_NAMES or (folder / TiktokenTokenizer.RULES).is_file():
+        return TiktokenTokenizer.load(folder, str(name))
     if (folder / "meta.pkl").is_file():
         from foretrain.lm.dataset import read_meta_pickle
 

@@ -192,7 +192,7 @@ def _tokenizer(source: _Source) -> tokenizer.Tokenizer | None:
     """The dataset's tokenizer, where its files are still there and say it."""
     data = source.record.dataset
     try:
-        return tokenizer.load(Path(data.path), data.tokenizer)
+        return tokenizer.load(data.tokenizer_folder, data.tokenizer)
     except (UserError, OSError, ValueError):
         return None
 

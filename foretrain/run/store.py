@@ -68,6 +68,7 @@ class StepMetrics(Record):
     memory_bytes: int | None
     elapsed_s: float
     eta_s: float
+    data_wait_s: float = 0.0  # of step_s, waited for batches; a mean as step_s is
 
 
 class EvaluationMetrics(Record):
@@ -107,6 +108,7 @@ class RunRecord(Record):
     mfu: float | None = None
     evaluation_s: float | None = None
     wall_s: float = 0.0
+    data_wait_s: float | None = None  # of a step, waited for batches; a mean without the first three steps
     memory: MeasuredMemory = MeasuredMemory(method="none")
 
 

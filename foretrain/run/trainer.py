@@ -15,7 +15,7 @@ from foretrain.batchsplit import cut, sequences_of, shrunk
 from foretrain.config import RunConfig
 from foretrain.configfile import to_toml
 from foretrain.errors import UserError
-from foretrain.lm.batches import TokenFile, evaluation_batches, train_batches
+from foretrain.lm.batches import TokenFile, evaluation_batches
 from foretrain.lm.dataset import DatasetInfo
 from foretrain.lm.low_precision import fp16_accumulation
 from foretrain.lm.optimizer import learning_rate
@@ -25,6 +25,7 @@ from foretrain.run import checkpoint, initial, matmul_check, resume_from
 from foretrain.run.checkpoint import Progress
 from foretrain.run.device import TORCH_DTYPES, Placement
 from foretrain.run.evaluate import Mean, mean_loss
+from foretrain.run.feed import Feed, token_files
 from foretrain.run.files import replace_text
 from foretrain.run.memory_limit import Watch, cap
 from foretrain.run.meter import Meter
@@ -55,8 +56,8 @@ class Trainer:
         self.meter = Meter(placement.device, config.memory_limit_bytes)
         self.watch = Watch(config.memory_limit_bytes)
         self.shape = ModelShape.of(config)
-        self.train_tokens = TokenFile(info, "train", config.vocab_size)
-        self.val_tokens = TokenFile(info, "val", config.vocab_size)
+        self.train_tokens, self.val_tokens = token_files(config, info)
+        self.feed = Feed(self.train_tokens, placement.device)
         self.peak = placement.gpu.peak_flop_per_s(placement.dtype)
         self.step_times: list[float] = []
         self.evaluation_times: list[float] = []
@@ -81,7 +82,7 @@ class Trainer:
         try:
             if not resume:
                 self._write_record("running")
-            with self.flag, self.saver, fp16_accumulation(self.config.matmul == "fp16_accumulation"):
+            with self.feed, self.flag, self.saver, fp16_accumulation(self.config.matmul == "fp16_accumulation"):
                 self._begin(resume)
                 finished = self._loop()
         except UserError as error:
@@ -234,7 +235,7 @@ class Trainer:
             return
         (step, reading), self._open = self._open, None
         numbers = reading.read()  # waits for that step
-        counts, self.progress = self.guard.judge(self.state, self.progress, step, numbers, self._batches)
+        counts, self.progress = self.guard.judge(self.state, self.progress, step, numbers, self._again)
         if not counts or (step % self.config.log_interval and step + 1 != self.config.max_iters):
             return
         at, (last_s, last_step) = self.clock(), self._last_log
@@ -254,19 +255,15 @@ class Trainer:
 
         self.guard.before(step, self.state)
         while True:
-            result = attempt(self.state, self._batches(step), carry_out)
+            result = attempt(self.state, self.feed.batches(self.config, step), carry_out)
             if isinstance(result, StepResult):
                 return result
             if result == "optimizer":
                 raise self._out_of_memory("memory.optimizer_step")
             self._shrink(step)
 
-    def _batches(self, step: int) -> Iterable[Batch]:
-        c = self.config
-        return train_batches(
-            self.train_tokens, c.seed, step, batch_size=c.batch_size, accumulation=c.gradient_accumulation_steps,
-            block=c.block_size, device=self.placement.device,
-        )  # fmt: skip
+    def _again(self, step: int) -> Iterable[Batch]:
+        return self.feed.again(self.config, step)
 
     def _shrink(self, step: int) -> None:
         """A smaller micro-batch for the same rows. Raises UserError where it is one sequence already."""
@@ -299,6 +296,7 @@ class Trainer:
             memory_bytes=self.meter.device_bytes(),
             elapsed_s=self._elapsed_s(),
             eta_s=self._eta_s(step, step_s),
+            data_wait_s=self.feed.take_wait_s(),
         )
         self.directory.append("metrics", metrics.to_json())
         self.listen(metrics)
@@ -392,7 +390,7 @@ class Trainer:
             best_val_loss=self.progress.best_val_loss, step_s=step_s, tokens_per_s=tokens_per_s,
             mfu=flop_per_s / self.peak if flop_per_s and self.peak else None,
             evaluation_s=median(self.evaluation_times) if self.evaluation_times else None,
-            wall_s=self._elapsed_s(),
+            wall_s=self._elapsed_s(), data_wait_s=self.feed.mean_wait_s,
             memory=self.meter.result(self.state) if hasattr(self, "state") else self.meter.empty(),
         )  # fmt: skip
         self.directory.write_record(record)

@@ -1,0 +1,248 @@
+"""`foretrain prepare`: text, JSON lines, Parquet or a dataset at Hugging Face to checked token shards."""
+
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json
+from foretrain.errors import ExitCode
+from foretrain.messages import printable, say
+from foretrain.quantities import parse_count
+from foretrain.units import format_bytes, format_percent, parse_bytes
+
+if TYPE_CHECKING:
+    from foretrain.prepare.engine import Outcome, Status
+
+EPILOG = """Examples:
+
+foretrain prepare books/ --tokenizer gpt2 --out data/books
+
+foretrain prepare 'dump/*.jsonl.zst' --text-column content --train-bpe 32000 --dedup --out data/dump
+
+foretrain prepare hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT --tokens 3.68B --val 0.5% --out data/edu --plan
+
+zcat dump.jsonl.gz | foretrain prepare - --tokenizer byte --out data/dump
+
+The same command again goes on where a stopped or killed one was."""
+
+SCHEMA = "foretrain.prepare/1"
+_LINE_EVERY_S, _LIVE_EVERY_S = 15.0, 0.5
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("prepare", epilog=EPILOG)(prepare_command)
+
+
+def prepare_command(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...",
+            help="Files, folders, globs in quotes, hf://datasets/OWNER/NAME[/PATH], or - for stdin: .txt, .jsonl (also "
+            ".gz, .zst), .parquet.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder of the dataset; an unfinished one is gone on with.")],
+    tokenizer: Annotated[
+        str | None, typer.Option(help="gpt2 (the default), byte, cl100k_base, …, or a path of a tokenizer.json.")
+    ] = None,
+    train_bpe: Annotated[
+        int | None, typer.Option(help="Train a BPE of this many ids on 64 MiB of the source, in place of --tokenizer.")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="Stop at this many tokens, such as 3.68B, at the end of a document.")
+    ] = None,
+    val: Annotated[str, typer.Option(help="Share of documents for validation, chosen by their hash.")] = "0.5%",
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say what it takes in bytes, disk, memory, tokens and time; prepare nothing.")
+    ] = False,
+    shuffle_buffer: Annotated[
+        int, typer.Option(help="Shuffle files, and documents in windows of this many (and 64 MiB). 0: source order.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Of the shuffling.")] = 1337,
+    dedup: Annotated[
+        bool, typer.Option("--dedup", help="Leave out documents that were there word for word; up to 64 bytes each.")
+    ] = False,
+    text_column: Annotated[str, typer.Option(help="The column of .jsonl and .parquet that holds the text.")] = "text",
+    split_documents: Annotated[
+        str, typer.Option(help="What a document of a .txt is: file, lines, blank-lines, or a text between documents.")
+    ] = "file",
+    max_document: Annotated[str, typer.Option(help="Longest document, up to 256MiB.")] = "16MiB",
+    shard_tokens: Annotated[str, typer.Option(help="Tokens of a shard.")] = "100M",
+    workers: Annotated[int | None, typer.Option(help="Tokenizing processes; one for each core without it.")] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out and count bad lines and too long documents; do not stop.")
+    ] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Remove what was prepared in --out, and begin anew.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Turn text into checked token shards, in constant memory, on all cores, and resumable at any moment."""
+    from foretrain.prepare.options import PrepareOptions, usable_cores
+
+    if tokenizer is not None and train_bpe is not None:
+        raise typer.BadParameter("give either --tokenizer or --train-bpe", param_hint="--train-bpe")
+    if not split_documents:
+        raise typer.BadParameter("must not be empty", param_hint="--split-documents")
+    _within("--shuffle-buffer", shuffle_buffer, 0, 10_000_000)
+    _within("--workers", 1 if workers is None else workers, 1, 1024)
+    if train_bpe is not None:
+        _within("--train-bpe", train_bpe, 257, 1 << 24)
+    options = PrepareOptions(
+        sources=tuple(sources), out=str(out), tokenizer=tokenizer or "gpt2", train_bpe=train_bpe,
+        max_tokens=None if tokens is None else _count("--tokens", tokens), val_share=_share(val),
+        shuffle_buffer=shuffle_buffer, seed=seed, dedup=dedup, text_column=text_column,
+        split_documents=split_documents,
+        max_document_bytes=_size("--max-document", max_document), shard_tokens=_count("--shard-tokens", shard_tokens),
+        workers=workers or usable_cores(), skip_bad=skip_bad, restart=restart,
+    )  # fmt: skip
+    if plan:
+        _plan(options, out, as_json=as_json)
+    else:
+        _prepare(options, as_json=as_json, quiet=quiet)
+
+
+def _plan(options: Any, out: Path, *, as_json: bool) -> None:
+    from foretrain.prepare import engine, estimate
+
+    made = engine.plan(options)
+    if as_json:
+        print_json(made.to_json(schema=estimate.SCHEMA, fits=made.fits))
+    else:
+        from foretrain.report import prepare_view, text
+
+        text.render(prepare_view.document(made, printable(str(out))), OUT)
+    if not made.fits:
+        raise typer.Exit(int(ExitCode.DISK_FULL))
+
+
+def _prepare(options: Any, *, as_json: bool, quiet: bool) -> None:
+    from foretrain.prepare import engine
+    from foretrain.run.signals import StopFlag
+
+    line = _Line(quiet=quiet or as_json, most=options.max_tokens)
+    with StopFlag() as flag:
+        try:
+            done = engine.prepare(options, lambda: flag.signal_name, line)
+        finally:
+            line.clear()
+    if as_json:
+        print_json(_result(options, done))
+    if done.index is None:
+        ERR.print(Text(say("prepare.stopped", signal=done.signal, tokens=done.tokens)), soft_wrap=True)
+        raise typer.Exit(int(ExitCode.INTERRUPTED if done.signal == "SIGINT" else ExitCode.STOPPED))
+    if not quiet:
+        for name, count in done.index.counts.to_json().items():
+            if count:
+                ERR.print(Text("note: " + say(f"prepare.counted_{name}", count=count), style="dim"), soft_wrap=True)
+        if not done.index.splits["val"].tokens:
+            ERR.print(Text("note: " + say("prepare.no_val"), style="yellow"), soft_wrap=True)
+    if not quiet and not as_json:
+        splits = done.index.splits
+        values = {
+            "out": options.out, "train": splits["train"].tokens, "val": splits["val"].tokens, "took": done.elapsed_s,
+            "documents": sum(split.documents for split in splits.values()),
+            "shards": sum(len(split.shards) for split in splits.values()),
+        }  # fmt: skip
+        OUT.print(Text(printable(say("prepare.existed" if done.existed else "prepare.done", **values))), soft_wrap=True)
+
+
+def _result(options: Any, done: "Outcome") -> dict[str, Any]:
+    """The index without its shards, and how it went."""
+    result: dict[str, Any] = {
+        "schema": SCHEMA, "out": options.out, "status": "stopped" if done.index is None else "finished",
+        "signal": done.signal, "resumed": done.resumed, "existed": done.existed, "tokens": done.tokens,
+        "elapsed_s": done.elapsed_s,
+    }  # fmt: skip
+    if done.index is not None:
+        index = done.index.to_json()
+        for split in index["splits"].values():
+            split["shards"] = len(split["shards"])
+        result |= {"fingerprint": done.index.fingerprint, **index}
+    return result
+
+
+class _Line:
+    """Progress on stderr: one live line on a terminal, a line now and then otherwise."""
+
+    def __init__(self, *, quiet: bool, most: int | None) -> None:
+        self.quiet, self.most, self.live = quiet, most, sys.stderr.isatty()
+        self.first: Status | None = None
+        self._next_s = time.monotonic() + (0 if self.live else _LINE_EVERY_S)
+        self._shown = False
+
+    def __call__(self, status: "Status") -> None:
+        self.first = self.first or status
+        if self.quiet or time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + (_LIVE_EVERY_S if self.live else _LINE_EVERY_S)
+        seconds = max(status.elapsed_s - self.first.elapsed_s, 1e-3)
+        rate = (status.tokens - self.first.tokens) / seconds
+        share = self._share(status)
+        begun = self._share(self.first)
+        eta = ""
+        if share is not None and begun is not None and share > begun:
+            left_s = (1 - share) / (share - begun) * seconds
+            eta = say("prepare.eta", time=left_s)
+        shown = f"{format_percent(share)}  " if share is not None else f"{format_bytes(status.read_bytes)}  "
+        text = say(
+            "prepare.live", share=shown, tokens=status.tokens, rate=rate, documents=status.documents,
+            shards=status.shards, eta=eta,
+        )  # fmt: skip
+        if self.live:
+            sys.stderr.write("\r\x1b[2K" + text[: max(20, ERR.width - 1)])
+            self._shown = True
+        else:
+            sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+    def _share(self, status: "Status") -> float | None:
+        of_source = min(1.0, status.read_bytes / status.total_bytes) if status.total_bytes else None
+        of_tokens = min(1.0, status.tokens / self.most) if self.most else None
+        shares = [share for share in (of_source, of_tokens) if share is not None]
+        return max(shares, default=None)
+
+    def clear(self) -> None:
+        """Take the live line away."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+
+# -- what people type --------------------------------------------------------------------------------------
+
+
+def _count(option: str, text: str) -> int:
+    try:
+        return parse_count(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _size(option: str, text: str) -> int:
+    try:
+        size = parse_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+    _within(option, size, 1, 256 * 2**20)
+    return size
+
+
+def _share(text: str) -> float:
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
+    share = float(match.group(1)) / (100 if match.group(2) else 1) if match else -1.0
+    if not 0 <= share < 1:
+        raise typer.BadParameter(f"{text!r} is not a share such as 0.5% or 0.005", param_hint="--val")
+    return share
+
+
+def _within(option: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise typer.BadParameter(f"{value:,} is not from {least:,} to {most:,}", param_hint=option)

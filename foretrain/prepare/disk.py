@@ -1,0 +1,64 @@
+"""Every byte that a preparation writes goes through here: whole writes, fsync, and files that appear at once.
+
+A full disk is one sentence with what is needed and what is free (B.4 of the fault table: ENOSPC, EDQUOT, EFBIG).
+"""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from foretrain.errors import UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write_all(handle: int, data: bytes | memoryview) -> None:
+    """All of `data` to an open file; a short write is continued."""
+    view = memoryview(data).cast("B")
+    while len(view):
+        view = view[os.write(handle, view) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """Names in a folder survive a power cut after this."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def publish(path: Path, text: str) -> None:
+    """A file with this text, there as a whole or as it was before."""
+    staging = path.with_name(f".{path.name}.new")
+    handle = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        write_all(handle, text.encode())
+        os.fsync(handle)
+    except OSError:
+        os.close(handle)
+        staging.unlink(missing_ok=True)  # what it took is free again
+        raise
+    os.close(handle)
+    staging.replace(path)
+    sync_folder(path.parent)
+
+
+def free_bytes(folder: Path) -> int:
+    """What can still be written where `folder` is, or will be; 0 where that cannot be asked."""
+    for place in (folder, *folder.absolute().parents):
+        if place.exists():
+            try:
+                return shutil.disk_usage(place).free
+            except OSError:
+                return 0
+    return 0
+
+
+def as_user_error(error: OSError, folder: Path, needs_bytes: int) -> UserError:
+    """What a failed write means to the user; `needs_bytes` is what is still to be written, as far as known."""
+    if error.errno in FULL:
+        return UserError("disk.full_prepare", path=str(folder), needs=needs_bytes, free=free_bytes(folder))
+    return UserError("environment.cannot_write", path=str(folder), reason=error.strerror or str(error))

@@ -1,0 +1,397 @@
+"""`foretrain prepare`: shards against the plain way of making them, whatever the source, order and number of workers."""
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrain.errors import ExitCode, UserError
+from foretrain.lm import tokenizer as tokenizers
+from foretrain.lm.shards import DatasetIndex, dtype_for, histogram_bin, read_index
+from foretrain.lm.tokenizer import BpeTokenizer, ByteTokenizer, JsonTokenizer, TiktokenTokenizer
+from foretrain.prepare import engine
+from foretrain.prepare.encode import KEEP_TRAIN, KEEP_VAL, digest_of, encode_batch, encoder_of, pieces
+from foretrain.prepare.formats import Format, OpenFile, Place, documents
+from foretrain.prepare.reader import Job, Position, serve
+from foretrain.prepare.seen import SeenHashes
+from foretrain.prepare.sources import expand
+from tests import prepare_kit as kit
+from tests.helpers import foretrain
+
+ROWS = kit.texts(300)
+
+
+def problem(call: Any, *args: Any, **values: Any) -> UserError:
+    with pytest.raises(UserError) as caught:
+        call(*args, **values)
+    assert "{" not in str(caught.value)
+    return caught.value
+
+
+# -- shards ------------------------------------------------------------------------------------------------
+
+
+def test_shards_hold_what_the_plain_way_makes(own_directory: Path) -> None:
+    """Small shards, so documents go on in the next one; every figure of the index counted again from the files."""
+    source = kit.write_jsonl(Path("in/a.jsonl"), ROWS)
+    made = kit.run(source, workers=2, shard_tokens=10_000)
+    index = made.index
+    assert index is not None
+    assert read_index(Path("out")) == index
+    expected = kit.expected(ROWS, lambda row: row.encode(), 0)
+    for split, ids in expected.items():
+        assert kit.tokens_of("out", split).tolist() == ids
+        about = index.splits[split]
+        assert (about.tokens, about.documents) == (len(ids), ids.count(0))
+        assert about.source_bytes == len(ids) - ids.count(0)
+        assert [shard.tokens for shard in about.shards[:-1]] == [10_000] * (len(about.shards) - 1)
+        lengths = np.diff(np.flatnonzero(np.array([0, *ids]) == 0))
+        assert about.length_histogram == tuple(np.bincount([histogram_bin(int(n)) for n in lengths], minlength=40))
+        for shard in about.shards:
+            data = Path("out", shard.file).read_bytes()
+            assert shard.sha256 == hashlib.sha256(data).hexdigest()
+            cuts = range(0, len(data), shard.block_bytes)
+            assert list(shard.blocks) == [
+                hashlib.sha256(data[cut : cut + shard.block_bytes]).hexdigest()[:32] for cut in cuts
+            ]
+            own = np.frombuffer(data, "<u2")
+            assert (shard.documents, shard.min_id, shard.max_id) == ((own == 0).sum(), own.min(), own.max())
+    assert not Path("out/.progress").exists()
+    again = kit.run(source, workers=1, shard_tokens=10_000)
+    assert again.existed
+    assert problem(kit.run, source, workers=1, shard_tokens=20_000).id == "data.other_preparation"
+
+
+def test_every_format_and_number_of_workers_gives_the_same_shards(own_directory: Path) -> None:
+    kinds = ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet")
+    made = []
+    for number, name in enumerate(kinds):
+        kit.run(kit.write_kind(Path(name), ROWS), out=f"out{number}", workers=1 + number, shard_tokens=30_000)
+        made.append({k: v for k, v in kit.digests(f"out{number}").items() if k.endswith(".bin")})
+    assert all(other == made[0] for other in made)
+    assert sum(name.startswith("train") for name in made[0]) > 2
+
+
+def frames_of(source: Path, position: Position | None = None, **changes: Any) -> list[tuple[list[bytes], Position]]:
+    """What the reader sends, in this process."""
+    from foretrain.prepare.frames import receive
+    from foretrain.prepare.pool import Batch
+
+    job: Job = kit.options(source, **changes).job(expand([str(source)]), position or Position())
+    pipe = io.BytesIO()
+    serve(job, pipe)
+    pipe.seek(0)
+    found = []
+    while (frame := receive(pipe)) is not None:
+        if frame[0]["type"] == "batch":
+            batch = Batch.of(*frame)
+            ends = np.cumsum(batch.lengths).tolist()
+            texts = [bytes(batch.text[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+            found.append((texts, batch.position))
+    return found
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "texts", "lines.txt"])
+@pytest.mark.parametrize("buffer", [0, 7])
+def test_reading_goes_on_at_every_position(
+    name: str, buffer: int, own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From each position that was sent, the reader gives exactly the rest: nothing lost, nothing twice."""
+    monkeypatch.setattr("foretrain.prepare.reader.BATCH_DOCUMENTS", 5)
+    rows = [row.strip() for row in ROWS[:40]]
+    rows[3:3] = ["", "  "]  # empty documents stand in between
+    path = Path(name)
+    changes: dict[str, Any] = {"shuffle_buffer": buffer}
+    if name == "texts":
+        path.mkdir()
+        for i, row in enumerate(rows):
+            (path / f"{i:03d}.txt").write_text(row, "utf-8")
+    elif name == "lines.txt":
+        path.write_text("".join(" ".join(row.split()) + "\n" for row in rows), "utf-8")
+        changes["split_documents"] = "lines"
+    else:
+        kit.write_kind(path, rows)
+    whole = frames_of(path, **changes)
+    texts = [text for batch, _ in whole for text in batch]
+    assert len(texts) == 40
+    assert sorted(texts) == sorted(
+        " ".join(r.split()).encode() if "lines" in name else r.encode() for r in ROWS[:40] for r in [r.strip()]
+    )
+    assert (texts == sorted(texts, key=lambda t: int(t.split()[0]))) == (buffer == 0)
+    last = whole[-1][1]
+    assert (last.empty, last.bad, last.replaced) == (2, 0, 0)
+    for number, (_, position) in enumerate(whole):
+        rest = frames_of(path, Position.from_json(json.dumps(position.to_json())), **changes)
+        assert [t for batch, _ in rest for t in batch] == [t for batch, _ in whole[number + 1 :] for t in batch]
+        assert rest[-1][1].empty == 2
+
+
+def test_shuffling_depends_on_the_seed_alone(own_directory: Path) -> None:
+    source = kit.write_jsonl(Path("a.jsonl"), ROWS)
+    orders = [[t for b, _ in frames_of(source, shuffle_buffer=64, seed=seed) for t in b] for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == sorted(orders[2]) == sorted(row.encode() for row in ROWS)
+
+
+def test_duplicates_are_left_out_once_and_for_all(own_directory: Path) -> None:
+    rows = ROWS[:50] + ROWS[10:30] + ROWS[:5] * 2
+    made = kit.run(kit.write_jsonl(Path("a.jsonl"), rows), dedup=True, workers=2)
+    assert made.index is not None
+    assert made.index.counts.duplicates == 30
+    expected = kit.expected(ROWS[:50], lambda row: row.encode(), 0)
+    assert kit.tokens_of("out", "train").tolist() == expected["train"]
+    assert kit.tokens_of("out", "val").tolist() == expected["val"]
+
+
+@given(st.lists(st.lists(st.integers(0, 50), max_size=40), max_size=12))
+def test_the_table_of_hashes_is_a_set(batches: list[list[int]]) -> None:
+    """Against Python's own set; colliding slots, and the hash that is all zero, among them."""
+    seen, reference = SeenHashes(), set()
+    for batch in batches:
+        hashes = np.array([[(n % 7) << 12, n // 7] for n in batch], dtype=np.uint64).reshape(-1, 2)
+        new = seen.add(hashes)
+        for n, is_new in zip(batch, new.tolist(), strict=True):
+            assert is_new == (n not in reference)
+            reference.add(n)
+    assert seen.count == len(reference)
+
+
+def test_the_table_of_hashes_grows() -> None:
+    seen = SeenHashes()
+    hashes = np.random.default_rng(0).integers(0, 1 << 63, (50_000, 2), dtype=np.uint64)
+    assert seen.add(hashes).all()
+    assert not seen.add(hashes[::-1]).any()
+    assert seen._table.nbytes / seen.count < 64
+
+
+def test_it_stops_at_the_document_that_reaches_the_wanted_tokens(own_directory: Path) -> None:
+    source = kit.write_jsonl(Path("a.jsonl"), ROWS)
+    made = kit.run(source, max_tokens=20_000)
+    whole = kit.expected(ROWS, lambda row: row.encode(), 0)
+    assert made.index is not None
+    documents = total = 0
+    while total < 20_000:
+        total += len(ROWS[documents].encode()) + 1
+        documents += 1
+    assert made.tokens == total
+    for split in ("train", "val"):
+        found = kit.tokens_of("out", split).tolist()
+        assert found == whole[split][: len(found)]
+    assert sum(split.documents for split in made.index.splits.values()) == documents
+
+
+# -- tokenizers --------------------------------------------------------------------------------------------
+
+
+def test_tiktokens_encodings_without_a_network(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary of ours in tiktoken's registry: prepared, saved beside the shards, read back, no network."""
+    import tiktoken.registry
+
+    encoding = kit.toy_encoding()
+    monkeypatch.setitem(tiktoken.registry.ENCODINGS, "toy", encoding)
+    rows = [*ROWS[:80], "a text that spells <|endoftext|> is still one document"]
+    made = kit.run(kit.write_jsonl(Path("a.jsonl"), rows), tokenizer="toy")
+    assert made.index is not None
+    expected = kit.expected(rows, encoding.encode_ordinary, encoding.eot_token)
+    for split in ("train", "val"):
+        assert kit.tokens_of("out", split).tolist() == expected[split]
+    monkeypatch.undo()
+    saved = tokenizers.load(Path("out"), made.index.tokenizer.name)
+    assert isinstance(saved, TiktokenTokenizer)
+    assert (
+        digest_of(saved)
+        == made.index.tokenizer.sha256
+        != digest_of(TiktokenTokenizer("x", kit.toy_encoding(kit.CL100K_PATTERN)))
+    )
+    assert saved.decode(expected["train"][:30]) == encoding.decode(expected["train"][:30])
+    assert made.index.vocab_size == encoding.max_token_value + 1
+
+
+def test_a_missing_vocabulary_is_one_sentence(own_directory: Path) -> None:
+    source = kit.write_jsonl(Path("a.jsonl"), ROWS[:3])
+    error = problem(kit.run, source, tokenizer="gpt2")
+    assert error.id == "environment.no_vocabulary"
+    assert "TIKTOKEN_CACHE_DIR" in str(error)
+    assert problem(kit.run, source, tokenizer="gtp2").id == "usage.tokenizer"
+    assert problem(kit.run, source, tokenizer="no/tokenizer.json").id == "data.no_tokenizer_file"
+    assert not list(Path("out").glob("*.bin"))
+
+
+def test_any_tokenizer_json_and_a_trained_bpe(own_directory: Path) -> None:
+    """Truncation and padding in a tokenizer.json lose no token; eos_token beside it ends documents."""
+    source = kit.write_jsonl(Path("a.jsonl"), ROWS)
+    trained = kit.run(source, train_bpe=400, out="bpe")
+    assert trained.index is not None
+    assert trained.index.vocab_size == 400
+    text = Path("bpe/tokenizer.json").read_text("utf-8")
+    fast = BpeTokenizer(text)
+    assert (
+        kit.tokens_of("bpe", "train").tolist()
+        == kit.expected(ROWS, lambda r: fast.encode(r.encode()), fast.separator)["train"]
+    )
+
+    changed = json.loads(text)
+    changed["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    changed["added_tokens"][0]["content"] = "<stop>"
+    changed["model"]["vocab"]["<stop>"] = changed["model"]["vocab"].pop("<|endoftext|>")
+    Path("mine").mkdir()
+    Path("mine/tokenizer.json").write_text(json.dumps(changed), "utf-8")
+    assert problem(kit.run, source, tokenizer="mine/tokenizer.json").id == "data.no_separator"
+    Path("mine/tokenizer_config.json").write_text('{"eos_token": {"content": "<stop>"}}', "utf-8")
+    kit.run(source, tokenizer="mine")
+    assert (kit.tokens_of("out", "train") == kit.tokens_of("bpe", "train")).all()
+    assert isinstance(tokenizers.load(Path("out"), "tokenizer.json"), JsonTokenizer)
+    Path("mine/tokenizer.json").write_text("{", "utf-8")
+    assert problem(kit.run, source, tokenizer="mine", out="o2").id == "data.bad_tokenizer"
+
+
+@pytest.mark.parametrize("pattern", [kit.GPT2_PATTERN, kit.CL100K_PATTERN])
+def test_a_long_document_in_pieces_has_the_same_tokens(pattern: str) -> None:
+    encoding = kit.toy_encoding(pattern)
+    text = " ".join([*ROWS, "x" * 500, "12 34", "it's  two", "\n\n \t end"])
+    for size in (1, 7, 50, 4000):
+        parts = pieces(text, size)
+        assert "".join(parts) == text
+        assert [id for part in parts for id in encoding.encode_ordinary(part)] == encoding.encode_ordinary(text)
+    assert len(pieces(text, 50)) > len(text) / 200
+
+
+@given(st.text(st.sampled_from("aé 1'\n\tsZ.日"), max_size=60))
+def test_cuts_are_safe_in_any_text(text: str) -> None:
+    for pattern in (kit.GPT2_PATTERN, kit.CL100K_PATTERN):
+        encoding = ENCODINGS[pattern]
+        assert [i for part in pieces(text, 1) for i in encoding.encode_ordinary(part)] == encoding.encode_ordinary(text)
+
+
+ENCODINGS = {pattern: kit.toy_encoding(pattern) for pattern in (kit.GPT2_PATTERN, kit.CL100K_PATTERN)}
+
+
+@pytest.mark.parametrize(("id", "fits"), [(0, True), (65535, True), (65536, False), (-1, False)])
+def test_no_id_wraps_around(id: int, fits: bool) -> None:
+    assert dtype_for(65535) == "uint16"
+    assert dtype_for(65536) == "uint32"
+
+    def encode(documents: list[bytes]) -> list[np.ndarray]:
+        return [np.array([1, id], dtype=np.int64) for _ in documents]
+
+    keep = np.array([KEEP_VAL, 0, KEEP_TRAIN])
+    if fits:
+        ids, lengths, _ = encode_batch(encode, 5, "<u2", keep, [b"a", b"b", b"c"])
+        assert (ids.tolist(), lengths.tolist()) == ([1, id, 5] * 2, [3, 0, 3])
+    else:
+        assert problem(encode_batch, encode, 5, "<u2", keep, [b"a", b"b", b"c"]).id == "data.id_overflow"
+
+
+def test_a_separator_inside_a_text_is_counted(own_directory: Path) -> None:
+    made = kit.run(kit.write_jsonl(Path("a.jsonl"), ["a\0b", "plain", "more \0"]))
+    assert made.index is not None
+    assert made.index.counts.separator_bytes == 2
+    assert sum(split.documents for split in made.index.splits.values()) == 3
+    assert len(encoder_of(ByteTokenizer())([b"ab"])[0]) == 2
+
+
+# -- sources -----------------------------------------------------------------------------------------------
+
+
+def test_folders_globs_and_files_in_one_order(own_directory: Path) -> None:
+    for name in ("in/b.txt", "in/a.jsonl", "in/sub/c.txt", "in/.hidden.txt", "in/x.csv", "in/y.py"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text('{"text": "hello"}\n', "utf-8")
+    found = expand(["in"])
+    assert [file.path for file in found.files] == ["in/a.jsonl", "in/b.txt", "in/sub/c.txt"]
+    assert found.left_out == {".csv": 1, ".py": 1}
+    assert [file.path for file in expand(["in/**/*.txt", "in/b.txt"]).files] == ["in/b.txt", "in/sub/c.txt"]
+    assert expand(["in/*.py"]).files[0].kind == "text"
+    before = expand(["in"]).fingerprint
+    os.utime("in/b.txt", ns=(1, 1))
+    assert (expand(["in"]).fingerprint, expand(["in"]).stamps) != (before, found.stamps)
+    assert expand(["in"]).fingerprint == before
+    Path("in/b.txt").write_text('{"text": "hellO"}\n', "utf-8")
+    assert expand(["in"]).fingerprint != before
+    Path("empty").mkdir()
+    assert problem(expand, ["empty"]).id == "data.source_nothing"
+    assert problem(expand, ["nowhere.txt"]).id == "data.source_missing"
+    assert problem(expand, ["-", "in"]).exit_code == ExitCode.USAGE
+    os.mkfifo("pipe.txt")
+    assert problem(expand, ["pipe.txt"]).id == "data.source_unreadable"
+
+
+@pytest.mark.parametrize(
+    ("split", "data", "found"),
+    [
+        ("file", "one\n\ntwo\n", ["one\n\ntwo\n"]),
+        ("lines", "one\r\n\ntwo", ["one", "two"]),
+        ("blank-lines", "one\nmore\n\n \n\ntwo\n", ["one\nmore\n\n", "two\n"]),
+        ("<|endoftext|>", "one<|endoftext|>two\n<|endoftext|><|endoftext|>", ["one", "two\n"]),
+    ],
+)
+def test_documents_of_a_text_file(split: str, data: str, found: list[str], own_directory: Path) -> None:
+    Path("a.txt").write_bytes(b"\xef\xbb\xbf" + data.encode())
+    opened = OpenFile(expand(["a.txt"]).files[0])
+    made = [d.text.decode() for d in documents(opened, Format("text", split, 1000, False), Place()) if d.text]
+    assert [text.strip() for text in made] == [text.strip() for text in found]
+
+
+def test_stdin_and_its_resume(own_directory: Path) -> None:
+    rows = ROWS * 2
+    data = "".join(json.dumps({"text": row}) + "\n" for row in rows).encode()
+    words = ["prepare", "-", "--tokenizer", "byte", "--out", "o", "--val", "10%", "--workers", "1", "--json"]
+    command = [sys.executable, "-m", "foretrain", *words]
+    done = subprocess.run(command, input=data, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert (answer["schema"], answer["status"], answer["resumed"]) == ("foretrain.prepare/1", "finished", False)
+    assert kit.tokens_of("o", "train").tolist() == kit.expected(rows, lambda row: row.encode(), 0)["train"]
+
+
+def test_plan_says_what_preparing_then_takes(own_directory: Path) -> None:
+    for number in range(4):
+        kit.write_kind(Path(f"a{number}.jsonl{'.gz' if number % 2 else ''}"), kit.texts(400, seed=number))
+    plan = engine.plan(kit.options("a*", shard_tokens=100_000))
+    made = kit.run("a*", shard_tokens=100_000)
+    assert made.index is not None
+    assert plan.tokens == pytest.approx(made.tokens, rel=0.02)
+    assert plan.documents == pytest.approx(1600, rel=0.02)
+    assert plan.output_bytes == pytest.approx(2 * made.tokens, rel=0.02)
+    assert plan.read_bytes == sum(Path(f"a{n}.jsonl{'.gz' if n % 2 else ''}").stat().st_size for n in range(4))
+    assert plan.fits
+    assert 50 * 2**20 < plan.memory_bytes < 2**30
+    half = plan.model_copy(update={"free_bytes": 1})
+    assert not half.fits
+
+
+def test_no_room_is_said_before_anything_is_written(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretrain.prepare.disk.free_bytes", lambda folder: 5000)
+    monkeypatch.setattr("foretrain.prepare.estimate.free_bytes", lambda folder: 5000)
+    error = problem(kit.run, kit.write_jsonl(Path("a.jsonl"), ROWS))
+    assert (error.id, error.exit_code) == ("disk.no_room_prepare", ExitCode.DISK_FULL)
+    assert "4.88 KiB" in str(error) or "4.9 KiB" in str(error)
+    assert not list(Path("out").glob("*.bin"))
+
+
+# -- the command line --------------------------------------------------------------------------------------
+
+
+def test_the_command_line(own_directory: Path) -> None:
+    kit.write_jsonl(Path("a.jsonl"), ROWS)
+    words = ("prepare", "a.jsonl", "--tokenizer", "byte", "--out", "o", "--val", "5%")
+    plan = foretrain(*words, "--plan")
+    assert plan.returncode == 0
+    for word in ("tokens", "disk", "memory", "byte: 256 ids, uint16"):
+        assert word in plan.stdout
+    assert not Path("o").exists()
+    done = foretrain(*words)
+    assert done.returncode == 0
+    assert "validation tokens of 300 documents" in done.stdout
+    assert DatasetIndex.from_json(json.dumps(kit.index_of("o"))).settings.val_share == 0.05
+    for bad in (("--val", "100%"), ("--tokens", "many"), ("--max-document", "1GiB"), ("--train-bpe", "400")):
+        assert foretrain(*words, *bad).returncode == ExitCode.USAGE

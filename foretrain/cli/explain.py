@@ -1,4 +1,4 @@
-"""`foretrain explain`: what a training log says, and what it hides."""
+"""`foretrain explain`: what a run, a training log or a memory snapshot says, and what it hides."""
 
 import sys
 from pathlib import Path
@@ -17,6 +17,10 @@ from foretrain.training_log import TrainingLog, read_log, read_stream
 
 EPILOG = """Examples:
 
+foretrain explain out-baby              (a run of `foretrain train`, or what `foretrain watch` measured)
+
+foretrain explain snapshot.pickle       (torch.cuda.memory._dump_snapshot of any program; read as data, never run)
+
 foretrain explain train.log
 
 foretrain explain train.log --config config/train_gpt2.py --gpu "RTX 4070"
@@ -32,7 +36,12 @@ def add_to(app: typer.Typer) -> None:
 
 def explain_command(
     log: Annotated[
-        str, typer.Argument(help="A log of nanoGPT, nanochat, build-nanogpt or llm.c; - for stdin.", metavar="LOG")
+        str,
+        typer.Argument(
+            help="A run directory, a PyTorch memory snapshot, or a log of nanoGPT, nanochat, build-nanogpt or llm.c; - "
+            "for a log on stdin.",
+            metavar="RUN|SNAPSHOT|LOG",
+        ),
     ],
     words: Annotated[
         list[str] | None,
@@ -47,7 +56,11 @@ def explain_command(
     ] = "auto",
     as_json: Json = False,
 ) -> None:
-    """What a training log says: steady step, true MFU, what took longer and why, time left; does the config fit it?"""
+    """Where memory and time went, why it ran out of memory, what to change: of a run, a log or a memory snapshot."""
+    from foretrain.cli import explain_run
+
+    if log != "-" and explain_run.explained(Path(log), as_json=as_json, with_config=bool(config or words)):
+        return
     from foretrain.advise.log_analysis import SCHEMA, analyse
     from foretrain.report import log_view, text
 

@@ -103,6 +103,17 @@ class Cards:
             self.problem = self._refused if all(sample.empty for sample in found) else ""
         return found
 
+    def one(self, index: int, pids: Collection[int]) -> CardSample | None:
+        """One card now; None where there is none of this index."""
+        return self._sample(index, self._handles[index], pids) if index < len(self._handles) else None
+
+    def index_of(self, uuid: str, otherwise: int) -> int:
+        """NVML's index of the card with this id, as 'GPU-…'; `otherwise` where none says that it is it."""
+        for i, handle in enumerate(self._handles):
+            if uuid and _text(self._ask("nvmlDeviceGetUUID", handle)) == uuid:
+                return i
+        return otherwise
+
     def _sample(self, index: int, handle: Any, pids: Collection[int]) -> CardSample:
         nvml, ask = self._nvml, self._ask
         memory, shares = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetUtilizationRates", handle)

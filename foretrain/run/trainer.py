@@ -32,6 +32,7 @@ from foretrain.run.notes import Listener, Note
 from foretrain.run.resume_from import config_digest
 from foretrain.run.signals import StopFlag
 from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics, now, replace_text
+from foretrain.run.vitals import Vitals
 
 
 class Trainer:
@@ -51,6 +52,7 @@ class Trainer:
         self.flag = StopFlag()
         self.meter = Meter(placement.device, config.memory_limit_bytes)
         self.watch = Watch(config.memory_limit_bytes)
+        self.vitals = Vitals(directory, placement.device)
         self.shape = ModelShape.of(config)
         self.train_tokens = TokenFile(info, "train", config.vocab_size)
         self.val_tokens = TokenFile(info, "val", config.vocab_size)
@@ -90,6 +92,7 @@ class Trainer:
             raise UserError("disk.full_run", path=str(self.directory.path)) from None
         except (RuntimeError, MemoryError) as error:
             out_of_memory = is_out_of_memory(error)
+            self.vitals.ran_out(error, getattr(self, "state", None), self.progress.step)
             self._write_fault("failed", "memory.out_of_memory" if out_of_memory else type(error).__name__)
             if not out_of_memory:
                 raise
@@ -248,7 +251,7 @@ class Trainer:
                 self.train_tokens, c.seed, step, batch_size=c.batch_size, accumulation=c.gradient_accumulation_steps,
                 block=c.block_size, device=self.placement.device,
             )  # fmt: skip
-            result = attempt(self.state, batches, carry_out)
+            result = attempt(self.state, batches, carry_out, self.vitals.watching(self.state, phase, step))
             if isinstance(result, StepResult):
                 return result
             if result == "optimizer":
@@ -293,7 +296,7 @@ class Trainer:
             elapsed_s=self._elapsed_s(),
             eta_s=self._eta_s(step, step_s),
         )
-        self.directory.append("metrics", metrics.to_json())
+        self.directory.append("metrics", metrics.to_json() | self.vitals.now())
         self.listen(metrics)
         if (peak := self.watch.exceeded(self.meter)) is not None:
             self._note("memory_exceeded", peak=peak, limit=self.watch.limit_bytes)
@@ -357,13 +360,15 @@ class Trainer:
             batches, lambda batch: evaluation_loss(self.state, batch), batch_size=c.eval_batch,
             measure=self.meter.phase(phase, self.state) if self.meter.wants(phase) else None,
             stopping=lambda: self.flag.stopping,
+            failed=self.vitals.watching(self.state, phase, self.progress.step),
         )  # fmt: skip
 
     def _save(self) -> None:
         self.progress = self.progress.model_copy(update={"elapsed_s": self._elapsed_s()})
+        before = self.clock()
         path = checkpoint.save(self.directory.checkpoints, self.state, self.progress)
         checkpoint.retain(self.directory.checkpoints, self.config.keep_checkpoints, self.progress.best_step)
-        self._note("saved", name=path.name)
+        self._note("saved", name=path.name, save_s=self.clock() - before)
 
     # -- the record ----------------------------------------------------------------------------------------
 

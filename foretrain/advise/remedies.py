@@ -10,6 +10,7 @@ from foretrain.batchsplit import cut, sequences_of, shrunk
 from foretrain.config import RunConfig
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu
+from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan, plan
 from foretrain.records import Record
 
@@ -18,7 +19,7 @@ MOST_HALVINGS = 12
 
 
 class Remedy(Record):
-    """A change that fits by the plan. `changes`: knob -> value; `saves_bytes`: of the whole process at its worst moment.
+    """A change that fits by the plan. `changes`: knob -> value; `saves_bytes`: of the process at its worst moment.
 
     `slower`: the predicted step time over that of before, less 1; None where there is no prediction of time.
     """
@@ -31,38 +32,53 @@ class Remedy(Record):
 
 
 def remedies(
-    config: RunConfig, gpu: Gpu, *, others_bytes: int = 0, over_bytes: int = 0, evaluating: bool = False, most: int = 3
-) -> tuple[Remedy, ...]:
+    config: RunConfig, gpu: Gpu, *, others_bytes: int = 0, over_bytes: int = 0, evaluating: bool = False,
+    step: StepName = "foretrain", most: int = 3,
+) -> tuple[Remedy, ...]:  # fmt: skip
     """Exact changes that fit what the card had, kindest first: those that cost least time.
 
     `over_bytes`: how far the request that failed was beyond what was there; a change must save as much at least, so
     that a forecast which was too low does not promise what did not hold. `evaluating`: it failed in an evaluation.
-    Tokens of a step, and the sequences of an evaluation, stay as they are.
+    Tokens of a step, and the sequences of an evaluation, stay as they are. `step`: whose step ran out; nanoGPT has the
+    micro-batch alone, and foretrain's step at the same config may be one change more (a Remedy without changes).
     """
     before = _planned(config, gpu, others_bytes)
     if before is None:
         return ()
-    needed = _needed(before)
+    needed = _needed(before, step)
     found: list[Remedy] = []
-    for id, changed in _candidates(config, evaluating):
+    for id, own, changed in _candidates(config, evaluating, step):
         after = _planned(changed, gpu, others_bytes)
-        if after is None or after.verdict_of("foretrain") == "does_not_fit":
+        if after is None or after.verdict_of(own) == "does_not_fit":
             continue
-        saves = needed - _needed(after)
+        saves = needed - _needed(after, own)
         if saves < max(over_bytes, 1) or any(remedy.id == id for remedy in found):
             continue
         changes = {
             name: value for name, value in changed if value != getattr(config, name) and name != "eval_sequences"
         }
         found.append(
-            Remedy(id=id, changes=changes, saves_bytes=saves, needed_bytes=_needed(after), slower=_slower(before, after))
-        )
+            Remedy(
+                id=id, changes=changes, saves_bytes=saves, needed_bytes=_needed(after, own),
+                slower=_slower(before, step, after, own),
+            )
+        )  # fmt: skip
     found.sort(key=lambda remedy: remedy.slower if remedy.slower is not None else 0.0)
     return tuple(found[:most])
 
 
-def _candidates(config: RunConfig, evaluating: bool) -> Iterator[tuple[str, RunConfig]]:
-    """Each change by itself, the smallest first of its kind; then two together."""
+def _candidates(config: RunConfig, evaluating: bool, step: StepName) -> Iterator[tuple[str, StepName, RunConfig]]:
+    """(id, whose step, config) of each change by itself, the smallest first of its kind; then of two together."""
+    if step == "nanogpt":
+        yield "foretrain", "foretrain", config
+        for smaller in _splits(config):
+            yield "split", "nanogpt", smaller
+        return
+    for id, changed in _changes(config, evaluating):
+        yield id, "foretrain", changed
+
+
+def _changes(config: RunConfig, evaluating: bool) -> Iterator[tuple[str, RunConfig]]:
     splits = list(_splits(config))
     if evaluating:
         size = config.eval_batch
@@ -102,11 +118,11 @@ def _planned(config: RunConfig, gpu: Gpu, others_bytes: int) -> Plan | None:
         return None
 
 
-def _needed(made: Plan) -> int:
-    return max(phase.needed_expected_bytes for phase in made.memory_of("foretrain").phases)
+def _needed(made: Plan, step: StepName) -> int:
+    return max(phase.needed_expected_bytes for phase in made.memory_of(step).phases)
 
 
-def _slower(before: Plan, after: Plan) -> float | None:
-    if before.timing is None or after.timing is None:
-        return None
-    return after.timing.step_s.expected_s / before.timing.step_s.expected_s - 1
+def _slower(before: Plan, step: StepName, after: Plan, own: StepName) -> float | None:
+    old = before.timing if step == "foretrain" else before.nanogpt_timing
+    new = after.timing if own == "foretrain" else after.nanogpt_timing
+    return new.step_s.expected_s / old.step_s.expected_s - 1 if old is not None and new is not None else None

@@ -1,4 +1,4 @@
-"""Why a run took the memory and the time that it took: predicted beside measured, piece by piece, and what went wrong."""
+"""Why a run took the memory and time that it took: predicted beside measured, piece by piece, and what went wrong."""
 
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -204,7 +204,9 @@ def _time(
         pieces.append(TimePiece(id="other", predicted_s=None, measured_s=wall - spent))
     if pace is not None and pace.data_wait_s is not None:
         count = pace.counted_steps
-        pieces.append(TimePiece(id="data_in_steps", predicted_s=None, measured_s=pace.data_wait_s, count=count, inside=True))
+        pieces.append(
+            TimePiece(id="data_in_steps", predicted_s=None, measured_s=pace.data_wait_s, count=count, inside=True)
+        )
     return tuple(pieces)
 
 
@@ -217,18 +219,22 @@ def _failures(record: RunRecord, events: list[dict[str, Any]]) -> tuple[OutOfMem
     for event in events:
         values = event.get("values")
         if event.get("id") == "out_of_memory" and isinstance(values, dict):
-            found.append(_failure(values))
+            found.append(failure_of(values))
     if found and record.status == "failed" and record.reason.startswith("memory."):
         found[-1] = found[-1].model_copy(update={"fatal": True})
     return tuple(found)
 
 
-def _failure(values: dict[str, Any]) -> OutOfMemory:
+def failure_of(values: dict[str, Any]) -> OutOfMemory:
+    """From an event's values, or from what a message says; what is no whole number counts as not known."""
+
     def whole(key: str) -> int | None:
         value = values.get(key)
         return value if type(value) is int and value >= 0 else None
 
-    names = [name for name in OutOfMemory.model_fields if name.endswith("_bytes") or name in ("batch_size", "accumulation")]
+    names = [
+        name for name in OutOfMemory.model_fields if name.endswith("_bytes") or name in ("batch_size", "accumulation")
+    ]
     known = {name: whole(name) for name in names}
     free = known["free_bytes"]
     allowed, reserved = whole("allowed_bytes"), known["reserved_bytes"]
@@ -239,8 +245,12 @@ def _failure(values: dict[str, Any]) -> OutOfMemory:
     parts = (known["weights_bytes"], known["gradients_bytes"], known["optimizer_bytes"])
     rest = _less(known["allocated_bytes"], *parts)
     known["rest_bytes"] = max(0, rest) if rest is not None else None
-    texts = {key: str(values.get(key) or "")[:40] for key in ("phase", "moment")}
-    return OutOfMemory(**texts, step=whole("step") or 0, micro_step=whole("micro_step") or 0, fatal=False, **known)
+    return OutOfMemory.model_validate(
+        {
+            "phase": str(values.get("phase") or "")[:40], "moment": str(values.get("moment") or "")[:40],
+            "step": whole("step") or 0, "micro_step": whole("micro_step") or 0, "fatal": False, **known,
+        }
+    )  # fmt: skip
 
 
 def _remedies(record: RunRecord, failures: tuple[OutOfMemory, ...]) -> tuple[Remedy, ...]:

@@ -9,6 +9,8 @@ from collections import Counter
 from operator import index
 from typing import Any, Literal
 
+from pydantic import Field
+
 from foretrain.advise.stack_frames import KINDS, Place, place_of
 from foretrain.predict.allocator_replay import Event
 from foretrain.predict.allocator_replay import replay as replay_events
@@ -49,7 +51,7 @@ class Moment(Record):
     reserved_bytes: int
     before_bytes: int = 0
     groups: tuple[LiveGroup, ...] = ()
-    by_kind_bytes: dict[str, int] = {}
+    by_kind_bytes: dict[str, int] = Field(default_factory=dict)
 
 
 class Failure(Record):

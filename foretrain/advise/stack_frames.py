@@ -1,7 +1,7 @@
 """What a stack says of an allocation: what made it, where in the user's code, and what kind of memory it probably is.
 
-Frames are those of PyTorch's memory snapshots, innermost first: {"name", "filename", "line"}. The kind is a guess by the
-names of modules, functions and files, and is told as one. Standard library only.
+Frames are those of PyTorch's memory snapshots, innermost first: {"name", "filename", "line"}. The kind is a guess by
+the names of modules, functions and files, and is told as one. Standard library only.
 """
 
 import re
@@ -24,7 +24,10 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"|_init_weights|empty_parameter|from_pretrained",
         ),
         ("attention", r"attention|attn|scaled_dot_product|softmax|flash"),
-        ("activations", r"forward|_call_impl|nn[/\\]functional\.py|torchinductor|output_code|compiled_fn|call_function"),
+        (
+            "activations",
+            r"forward|_call_impl|nn[/\\]functional\.py|torchinductor|output_code|compiled_fn|call_function",
+        ),
     )
 )
 KINDS = (*(kind for kind, _ in _KINDS), "unknown")

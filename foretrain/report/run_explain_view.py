@@ -1,10 +1,12 @@
 """A run's explanation, and memory that ran out, as Documents."""
 
+from foretrain.advise.log_analysis import LogAnalysis
 from foretrain.advise.remedies import Remedy
 from foretrain.advise.run_explain import OutOfMemory, Piece, RunExplanation, TimePiece
 from foretrain.advise.run_pace import RunPace, Slower
+from foretrain.report import log_view, watch_view
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
-from foretrain.report.run_view import STATUS_TONES
+from foretrain.run.watch_record import WatchRecord
 
 Rows = list[tuple[Cell, ...]]
 MATTERS = 0.05  # of the peak: a piece that is farther off than this is named
@@ -17,7 +19,9 @@ def document(found: RunExplanation) -> Document:
         blocks = (Paragraph(Message("run_explain.no_record"), "warn"), *remedy_blocks(found.remedies))
         sections.append(Section(Message("oom.section"), blocks))
     if found.status == "killed":
-        sections.append(Section(Message("run_explain.killed"), (Paragraph(Message("run_explain.killed_text"), "warn"),)))
+        sections.append(
+            Section(Message("run_explain.killed"), (Paragraph(Message("run_explain.killed_text"), "warn"),))
+        )
     sections.append(Section(Message("run_explain.memory"), _memory(found)))
     sections.append(Section(Message("run_explain.time"), _time(found)))
     if found.pace is not None:
@@ -29,6 +33,26 @@ def document(found: RunExplanation) -> Document:
 
 def _mode(found: RunExplanation) -> str:
     return "mode.compiled" if found.compiled else "mode.eager"
+
+
+def of_log(
+    found: LogAnalysis | None, record: WatchRecord | None, failures: tuple[OutOfMemory, ...],
+    remedies: tuple[Remedy, ...],
+) -> Document:  # fmt: skip
+    """A log's analysis with what `foretrain watch` measured around it, and with how memory ran out."""
+    sections = out_of_memory_sections(failures, remedies) if failures else []
+    if failures and not remedies:  # without a config and a card nothing was looked for
+        sections[-1] = Section(Message("oom.saved"), (Paragraph(Message("oom.give_config")),))
+    if record is not None:
+        sections += watch_view.machine_sections(record)
+    log = log_view.document(found) if found is not None else None
+    sections += list(log.sections) if log is not None else []
+    if record is not None:
+        title = Message("watch.title", {"command": watch_view.command_text(record)})
+        return Document(title, watch_view.subtitle(record), sections)
+    if log is None:
+        return Document(Message("oom.log_title"), Message("oom.log_subtitle"), sections)
+    return Document(log.title, log.subtitle, sections)
 
 
 # -- memory ------------------------------------------------------------------------------------------------
@@ -88,14 +112,14 @@ def _farthest(pieces: tuple[Piece, ...]) -> tuple[Paragraph, ...]:
 def _time(found: RunExplanation) -> tuple[Block, ...]:
     if not found.time:
         return (Paragraph(Message("run_explain.no_steps", {"wall": found.wall_s})),)
-    columns = tuple(
-        Message(f"column.{name}") for name in ("component", "count", "predicted", "measured", "error")
-    ) + (Message("snapshot.share"),)
+    names = ("column.component", "column.count", "column.predicted", "column.measured", "column.error")
+    columns = tuple(Message(name) for name in (*names, "snapshot.share"))
     rows: Rows = [_time_row(piece, found.wall_s) for piece in found.time if not piece.inside]
     rows.append((Message("time_piece.wall"), "", "", Quantity(found.wall_s, "duration"), "", Quantity(1.0, "percent")))
     rows += [_time_row(piece, found.wall_s) for piece in found.time if piece.inside]
     blocks: list[Block] = [Table(columns, tuple(rows), frozenset({1, 2, 3, 4, 5}), optional=(4, 1))]
-    largest = max((p for p in found.time if p.id not in ("steps", "other") and not p.inside), default=None, key=_measured)
+    besides = [p for p in found.time if p.id not in ("steps", "other") and not p.inside]
+    largest = max(besides, default=None, key=_measured)
     if largest is not None and _measured(largest) >= MATTERS * found.wall_s:
         values = {"piece": _time_name(largest), "took": _measured(largest), "share": _measured(largest) / found.wall_s}
         blocks.append(Paragraph(Message("run_explain.largest", values)))
@@ -199,8 +223,8 @@ def remedy_blocks(remedies: tuple[Remedy, ...]) -> tuple[Block, ...]:
     columns = tuple(Message(f"remedy_column.{name}") for name in ("change", "saves", "needs", "slower"))
     rows = tuple(
         (
-            " ".join(f"--{name}={_value(value)}" for name, value in r.changes.items()), Quantity(r.saves_bytes, "bytes"),
-            Quantity(r.needed_bytes, "bytes"), Quantity(r.slower, "signed_percent"),
+            " ".join(f"--{name}={_value(value)}" for name, value in r.changes.items()) or Message("oom.foretrain"),
+            Quantity(r.saves_bytes, "bytes"), Quantity(r.needed_bytes, "bytes"), Quantity(r.slower, "signed_percent"),
         )
         for r in remedies
     )  # fmt: skip

@@ -99,7 +99,8 @@ def _levels(found: SnapshotAnalysis) -> tuple[Block, ...]:
     row("largest_split", found.largest_split_bytes)
     row("cached", found.cached_bytes, always=True)
     row("reserved", found.reserved_bytes, always=True)
-    return Table((), tuple(rows), frozenset({1})), Paragraph(Message("snapshot.settings", {"settings": found.settings or "–"}))
+    settings = Message("snapshot.settings", {"settings": found.settings or "–"})
+    return Table((), tuple(rows), frozenset({1})), Paragraph(settings)
 
 
 def _empty(found: SnapshotAnalysis) -> tuple[Block, ...]:

@@ -1,6 +1,7 @@
 """A watched command as a Document: what it took of the machine, and what its cards did."""
 
 import shlex
+from pathlib import Path
 
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.run.card import SLOWING
@@ -40,7 +41,8 @@ def machine_sections(record: WatchRecord) -> list[Section]:
     if record.nvml_problem:
         id = "watch.nvml_broke" if record.cards else "watch.no_nvml"
         values = {"reason": record.nvml_problem}
-        sections.append(Section(Message("watch.nvml"), (Paragraph(Message(id, values), "warn" if record.cards else "plain"),)))
+        said = Paragraph(Message(id, values), "warn" if record.cards else "plain")
+        sections.append(Section(Message("watch.nvml"), (said,)))
     return sections
 
 
@@ -72,7 +74,8 @@ def _card(card: WatchedCard) -> tuple[Block, ...]:
         values = {"ours": card.ours_peak_bytes, "others": card.others_peak_bytes, "total": card.total_bytes or 0}
         rows.append((Message("watch_row.card_memory"), Message(f"watch_value.card_{card.by}", values)))
     elif card.used_peak_bytes:
-        rows.append((Message("watch_row.card_memory"), Message("watch_value.card_used", {"used": card.used_peak_bytes})))
+        used = Message("watch_value.card_used", {"used": card.used_peak_bytes})
+        rows.append((Message("watch_row.card_memory"), used))
     if card.busy is not None:
         rows.append((Message("watch_row.card_busy"), Quantity(card.busy, "percent")))
     if card.clock_ghz is not None:
@@ -95,3 +98,19 @@ def slowed(reasons: dict[str, float]) -> tuple[Paragraph, ...]:
         Paragraph(Message(f"clock_reason.{name}", {"share": share}), "plain" if name == "power_cap" else "warn")
         for name, share in sorted(named, key=lambda pair: -pair[1])
     )
+
+
+def list_section(found: list[tuple[Path, WatchRecord]]) -> Section:
+    """`foretrain runs`: one row a watched command."""
+    names = ("run", "status", "steps", "val_loss", "step", "took", "started")
+    columns = tuple(Message(f"column.{name}") for name in names)
+    rows = tuple(
+        (
+            str(path), Message(f"watch_status.{record.status}", {"code": record.exit_code}), f"{record.steps:,}",
+            f"{record.last_val_loss:.4f}" if record.last_val_loss is not None else "–",
+            Quantity(record.step_s, "duration"), Quantity(record.wall_s, "duration"),
+            record.started_at.replace("T", " ")[:16],
+        )
+        for path, record in found
+    )  # fmt: skip
+    return Section(Message("watch.section"), (Table(columns, rows, frozenset({2, 3, 4, 5}), optional=(6, 3)),))

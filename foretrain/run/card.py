@@ -1,4 +1,4 @@
-"""What NVML says of the cards of this machine at one moment: memory by process, energy, clocks, what slows them. No torch.
+"""What NVML says of this machine's cards at one moment: memory by process, energy, clocks, what slows them. No torch.
 
 Every figure is asked for by itself, so that a card, a driver or a container that keeps one back still gives the
 others, and a driver that breaks in the middle of a run ends nothing but the samples.
@@ -126,7 +126,9 @@ class Cards:
             ours_bytes=self._ours(handle, pids),
             busy=_number(getattr(shares, "gpu", None), lambda v: v / 100),
             memory_busy=_number(getattr(shares, "memory", None), lambda v: v / 100),
-            clock_ghz=_number(ask("nvmlDeviceGetClockInfo", handle, getattr(nvml, "NVML_CLOCK_SM", 1)), lambda v: v / 1e3),
+            clock_ghz=_number(
+                ask("nvmlDeviceGetClockInfo", handle, getattr(nvml, "NVML_CLOCK_SM", 1)), lambda v: v / 1e3
+            ),
             power_w=_number(ask("nvmlDeviceGetPowerUsage", handle), lambda v: v / 1e3),
             energy_j=_number(ask("nvmlDeviceGetTotalEnergyConsumption", handle), lambda v: v / 1e3),
             temperature_c=_number(

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from statistics import median
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from foretrain.config import RunConfig
 from foretrain.errors import UserError
@@ -46,7 +46,7 @@ class _CardSums:
         self.energy: list[float] = []  # the counter, first and last
         self.power_j = 0.0
         self.last_s: float | None = None
-        self.by = "nothing"
+        self.by: Literal["processes", "rise", "nothing"] = "nothing"
 
     def add(self, sample: CardSample, at_s: float) -> None:
         if sample.empty:
@@ -256,7 +256,7 @@ def _result(record: WatchRecord, ended: Ended, wall_s: float, sampler: _Sampler,
     losses = [loss for loss in steps.loss[-1:] if math.isfinite(loss)]
     used = ended.rusage
     cpu_s = max(sampler.cpu_s, used.ru_utime + used.ru_stime if used is not None else 0.0)
-    # macOS has no /proc, but ru_maxrss: of the largest process, in bytes. Linux counts what was there before exec to it.
+    # macOS has no /proc, but ru_maxrss: of the largest process, in bytes. Linux counts what was before exec to it.
     largest = used.ru_maxrss if used is not None and sys.platform == "darwin" else 0
     return record.model_copy(
         update={

@@ -40,7 +40,7 @@ def of_log(
     remedies: tuple[Remedy, ...],
 ) -> Document:  # fmt: skip
     """A log's analysis with what `foretrain watch` measured around it, and with how memory ran out."""
-    sections = out_of_memory_sections(failures, remedies) if failures else []
+    sections = out_of_memory_sections(failures, remedies, exact="oom.same_tokens") if failures else []
     if failures and not remedies:  # without a config and a card nothing was looked for
         sections[-1] = Section(Message("oom.saved"), (Paragraph(Message("oom.give_config")),))
     if record is not None:
@@ -177,8 +177,10 @@ _EXPECTED = ("compilation", "first_steps")
 # -- out of memory -----------------------------------------------------------------------------------------
 
 
-def out_of_memory_sections(failures: tuple[OutOfMemory, ...], remedies: tuple[Remedy, ...]) -> list[Section]:
-    """The last failure in full, how many there were, and what would have saved the run."""
+def out_of_memory_sections(
+    failures: tuple[OutOfMemory, ...], remedies: tuple[Remedy, ...], exact: str = "oom.exact"
+) -> list[Section]:
+    """The last failure in full, how many there were, and what would have saved the run; `exact`: in which sense."""
     last = failures[-1]
     tone = "bad" if last.fatal else "warn"
     blocks: list[Block] = [Paragraph(_where(last), tone)]
@@ -202,7 +204,7 @@ def out_of_memory_sections(failures: tuple[OutOfMemory, ...], remedies: tuple[Re
         blocks.append(Paragraph(Message(id, values), "warn" if last.fragmented else "plain"))
     sections = [Section(Message("oom.section"), tuple(blocks))]
     if last.fatal:
-        sections.append(Section(Message("oom.saved"), remedy_blocks(remedies)))
+        sections.append(Section(Message("oom.saved"), remedy_blocks(remedies, exact)))
     return sections
 
 
@@ -216,7 +218,7 @@ def _where(failure: OutOfMemory) -> Message:
     return Message("oom.in_step", values)
 
 
-def remedy_blocks(remedies: tuple[Remedy, ...]) -> tuple[Block, ...]:
+def remedy_blocks(remedies: tuple[Remedy, ...], exact: str = "oom.exact") -> tuple[Block, ...]:
     """Changes that fit, as a table; or that none does."""
     if not remedies:
         return (Paragraph(Message("oom.no_remedy")),)
@@ -228,7 +230,7 @@ def remedy_blocks(remedies: tuple[Remedy, ...]) -> tuple[Block, ...]:
         )
         for r in remedies
     )  # fmt: skip
-    return Table(columns, rows, frozenset({1, 2, 3})), Paragraph(Message("oom.exact"))
+    return Table(columns, rows, frozenset({1, 2, 3})), Paragraph(Message(exact))
 
 
 def _value(value: object) -> str:

@@ -11,7 +11,7 @@ import re
 from foretrain.records import Record
 
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-_SIZE = r"(\d{1,15}(?:\.\d{1,6})?) ?(bytes|[KMGT]iB)"
+_SIZE = r"(\d{1,20}(?:\.\d{1,6})?) ?(bytes|[KMGT]iB)"
 _SAYS = {
     "asked_bytes": rf"[Tt]ried to allocate {_SIZE}",
     "card_bytes": rf"total capacity (?:of )?{_SIZE}",

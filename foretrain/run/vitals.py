@@ -26,12 +26,12 @@ EVERY_S = 1.0
 MAX_MESSAGE = 400
 # Where in a step memory ran out: the first of these that a frame of the traceback shows, from the innermost out.
 _MOMENTS = (
-    ("batch", ("lm/batches.py",)),
+    ("batch", ("foretrain/lm/batches.py",)),
     ("optimizer", ("torch/optim/", "lm/adamw8bit", "lm/muon.py", "lm/master.py", "clip_grad.py", "grad_scaler.py")),
     ("backward", ("torch/autograd/", "torch/_tensor.py")),
-    ("loss", ("lm/loss.py",)),
+    ("loss", ("foretrain/lm/loss.py",)),
     ("saving", ("run/checkpoint.py",)),
-    ("forward", ("lm/", "torch/nn/", "torch/_dynamo/", "torch/_inductor/")),
+    ("forward", ("foretrain/lm/", "torch/nn/", "torch/_dynamo/", "torch/_inductor/")),
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ MOSTLY_EMPTY = 0.2  # of a segment in use
 MAX_REPLAYED = 400_000  # events that the simulator is asked to repeat
 _CHANGES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 Advice = Literal[
-    "expandable", "expandable_not_enough", "empty_segments", "logits", "activations", "optimizer", "no_history",
+    "expandable", "expandable_untried", "expandable_not_enough", "empty_segments", "logits", "activations", "optimizer", "no_history",
     "no_frames", "backward",
 ]  # fmt: skip
 
@@ -354,7 +354,7 @@ def _advice(a: SnapshotAnalysis) -> tuple[Advice, ...]:
         elif last.fits_expandable is False:
             found.append("expandable_not_enough")
         elif last.unused_bytes + last.free_bytes >= last.asked_bytes and "expandable" not in a.settings:
-            found.append("expandable")
+            found.append("expandable_untried")
     if share.get("logits", 0) > 0.15:
         found.append("logits")
     if share.get("activations", 0) + share.get("attention", 0) > 0.3:

@@ -7,6 +7,7 @@ for any amount of memory; the cap follows from the file's size.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,14 +47,19 @@ def read(path: Path, device: int | None = None) -> SnapshotAnalysis:
         raise UserError("data.snapshot_large", path=str(path), size=size, limit=MAX_FILE_BYTES)
     command = [sys.executable, "-P", "-m", "foretrain.advise.snapshot_file", str(path), path.name]
     command.append(str(-1 if device is None else device))
+    root = str(Path(__file__).parents[2])  # -P keeps the working directory out; this very package is what it shall find
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
     try:
-        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=MOST_S, check=False)
-        answer = json.loads(ended.stdout)
+        ended = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=MOST_S, check=False, env=environment
+        )
     except subprocess.TimeoutExpired:
         raise UserError("data.snapshot", problem=f"{path}: reading it did not end within {MOST_S} s") from None
-    except ValueError:
-        cap = _cap_bytes(size)
-        raise UserError("data.snapshot_memory", path=str(path), cap=cap, size=size) from None
+    if ended.returncode < 0 or b"MemoryError" in ended.stderr:
+        raise UserError("data.snapshot_memory", path=str(path), cap=_cap_bytes(size), size=size)
+    if ended.returncode:
+        raise RuntimeError(ended.stderr.decode("utf-8", "replace"))
+    answer = json.loads(ended.stdout)
     if "problem" in answer:
         raise UserError("data.snapshot", problem=answer["problem"])
     return SnapshotAnalysis.model_validate(answer)

@@ -10,6 +10,9 @@ from foretrain.run.watch_record import WatchedCard, WatchRecord
 Rows = list[tuple[Cell, ...]]
 NAMED_SHARE = 0.05  # reasons for a lower clock that were there less often say nothing
 MAX_COMMAND = 48
+_MEMORY = {
+    "processes": "watch_value.card_processes", "rise": "watch_value.card_rise", "nothing": "watch_value.card_used",
+}  # fmt: skip
 
 
 def summary(record: WatchRecord, path: str) -> Document:
@@ -72,7 +75,7 @@ def _card(card: WatchedCard) -> tuple[Block, ...]:
     rows: Rows = []
     if card.ours_peak_bytes is not None and card.others_peak_bytes is not None:
         values = {"ours": card.ours_peak_bytes, "others": card.others_peak_bytes, "total": card.total_bytes or 0}
-        rows.append((Message("watch_row.card_memory"), Message(f"watch_value.card_{card.by}", values)))
+        rows.append((Message("watch_row.card_memory"), Message(_MEMORY[card.by], values)))
     elif card.used_peak_bytes:
         used = Message("watch_value.card_used", {"used": card.used_peak_bytes})
         rows.append((Message("watch_row.card_memory"), used))

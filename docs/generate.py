@@ -21,8 +21,11 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
+from foretrain.advise import snapshot_file
 from foretrain.advise.best import best
+from foretrain.advise.log_analysis import analyse
 from foretrain.advise.utilization import utilization
+from foretrain.cli.explain_run import failures, ran_out
 from foretrain.config import GROUPS, knobs
 from foretrain.configfile import resolve
 from foretrain.errors import EXIT_CODE_OF, ExitCode
@@ -30,8 +33,9 @@ from foretrain.hardware import find
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.within import within
 from foretrain.quantities import parse_limit
-from foretrain.report import best_view, limits_view, log_view, plan_view, text
+from foretrain.report import best_view, limits_view, log_view, plan_view, run_explain_view, snapshot_view, text
 from foretrain.report.document import Document
+from foretrain.training_log import read_log
 from foretrain.units import parse_bytes
 
 ROOT = Path(__file__).parent.parent
@@ -149,6 +153,38 @@ def explain_case_a() -> str:
 def exact_case_c() -> str:
     command = 'foretrain plan examples/real-cases/c.py --gpu "RTX 4070" --others 2.1GB --exact'
     return block(command, result("real_cases")["consoles"]["verdict_c"])
+
+
+def explain_out_of_memory() -> str:
+    """A log that ends in out of memory; its first sections."""
+    log = ROOT / "examples" / "logs" / "c-out-of-memory.log"
+    resolved = resolve([str(CASES / "c.py")])
+    gpu = find("RTX 4070")
+    ended = failures(ran_out(log), resolved.config, gpu)
+    analysis = analyse(read_log(log), name=log.name, config=resolved.config, gpu=gpu)
+    document = run_explain_view.of_log(analysis, None, *ended)
+    command = 'foretrain explain examples/logs/c-out-of-memory.log --config examples/real-cases/c.py --gpu "RTX 4070"'
+    return block(command, rendered(document, ("oom.section", "oom.saved")))
+
+
+def explain_snapshot() -> str:
+    path = "examples/snapshots/fragmented.pickle"
+    shown = rendered(snapshot_view.document(snapshot_file.read(ROOT / path)))
+    return block(f"foretrain explain {path}", shown)
+
+
+def explain_run() -> str:
+    return f"```console\n{result('watch_and_explain')['console']}\n```"
+
+
+def watch_overhead() -> str:
+    found = result("watch_and_explain")
+    return (
+        f"A script that computes on one core and prints ten steps a second took {found['median_overhead'] * 100:+.1f} % longer "
+        f"watched than alone (median of {len(found['pairs_s'])} pairs; alone it varied by {found['spread_alone'] * 100:.1f} %), "
+        f"and one sample took {found['sample_s'] * 1e3:.2f} ms of processor time without a card, once a second "
+        f"({found['machine']['cpu']}, {found['date']}; `python benchmarks/watch_and_explain.py`)."
+    )
 
 
 def truth() -> str:
@@ -325,6 +361,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "best": best_model,
     "mfu-case-b": mfu_case_b,
     "accuracy": accuracy,
+    "explain-out-of-memory": explain_out_of_memory,
+    "explain-snapshot": explain_snapshot,
+    "explain-run": explain_run,
+    "watch-overhead": watch_overhead,
     "truth": truth,
     "calculators": calculators,
     "published": published,

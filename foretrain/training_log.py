@@ -158,8 +158,8 @@ def _header_value(name: str, text: str) -> float | int | None:
     return value if name in ("n_params_millions", "peak_flop_per_s") else int(value)
 
 
-class _Reader:
-    """Takes lines, one after the other."""
+class Reader:
+    """Takes lines, one after the other; `steps` and `evaluations` are what was found so far."""
 
     def __init__(self) -> None:
         self.format: Format | None = None
@@ -279,7 +279,7 @@ class _Reader:
 
 def parse_log(lines: Iterable[str], name: str = "log") -> TrainingLog:
     """The log of these lines. Raises UserError where there is no step in them."""
-    reader = _Reader()
+    reader = Reader()
     count, binary = 0, False
     for line in lines:
         if count < 200 and not binary:

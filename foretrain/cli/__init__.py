@@ -44,11 +44,11 @@ def _root(
 
 def _add_commands() -> None:
     # Modules that import nothing heavy at their head; torch and numpy are imported inside the commands.
-    from foretrain.cli import calibrate, data, demo, explain, export, gpus, mfu, plan, runs, sample, train
+    from foretrain.cli import calibrate, data, demo, explain, export, gpus, mfu, plan, runs, sample, train, watch
     from foretrain.cli import prepare as preparation
 
     for module in (
-        plan, train, runs, explain, mfu, calibrate, sample, export, gpus, demo,
+        plan, train, runs, explain, watch, mfu, calibrate, sample, export, gpus, demo,
         preparation,
         data,
     ):  # fmt: skip

@@ -1,13 +1,13 @@
-"""`foretrain explain`: what a training log says, and what it hides."""
+"""`foretrain explain`: what a run, a training log or a memory snapshot says, and what it hides."""
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, print_json, print_notes
+from foretrain.cli.common import CONFIG_CONTEXT, ERR, Json, print_notes
 from foretrain.config import RunConfig
 from foretrain.configfile import ResolvedConfig, resolve
 from foretrain.errors import UserError
@@ -15,7 +15,14 @@ from foretrain.hardware import Gpu, detect, find
 from foretrain.messages import printable
 from foretrain.training_log import TrainingLog, read_log, read_stream
 
+if TYPE_CHECKING:
+    from foretrain.run.watch_record import WatchRecord
+
 EPILOG = """Examples:
+
+foretrain explain out-baby              (a run of `foretrain train`, or what `foretrain watch` measured)
+
+foretrain explain snapshot.pickle       (torch.cuda.memory._dump_snapshot of any program; read as data, never run)
 
 foretrain explain train.log
 
@@ -32,7 +39,12 @@ def add_to(app: typer.Typer) -> None:
 
 def explain_command(
     log: Annotated[
-        str, typer.Argument(help="A log of nanoGPT, nanochat, build-nanogpt or llm.c; - for stdin.", metavar="LOG")
+        str,
+        typer.Argument(
+            help="A run directory, a PyTorch memory snapshot, or a log of nanoGPT, nanochat, build-nanogpt or llm.c; - "
+            "for a log on stdin.",
+            metavar="RUN|SNAPSHOT|LOG",
+        ),
     ],
     words: Annotated[
         list[str] | None,
@@ -47,46 +59,57 @@ def explain_command(
     ] = "auto",
     as_json: Json = False,
 ) -> None:
-    """What a training log says: steady step, true MFU, what took longer and why, time left; does the config fit it?"""
-    from foretrain.advise.log_analysis import SCHEMA, analyse
-    from foretrain.report import log_view, text
+    """Where memory and time went, why it ran out of memory, what to change: of a run, a log or a memory snapshot."""
+    from foretrain.cli import explain_run
+
+    if log != "-" and explain_run.explained(Path(log), as_json=as_json, with_config=bool(config or words)):
+        return
+    from foretrain.advise.log_analysis import analyse
 
     sources = [*(config or []), *(words or [])]
     resolved = resolve(sources) if sources else None
     if resolved:
         print_notes(resolved.notes, quiet=as_json)
-    read = read_stream(sys.stdin.buffer, "stdin") if log == "-" else read_log(Path(log))
-    name = "stdin" if log == "-" else Path(log).name
-    found = analyse(read, name=name, config=_config(resolved, read), gpu=_card(gpu, read))
-    if as_json:
-        print_json(found.to_json(schema=SCHEMA))
-    else:
-        text.render(log_view.document(found), OUT)
+    watched, path = explain_run.watched(Path(log)) if log != "-" else (None, Path(log))
+    ran_out = explain_run.ran_out(path) if log != "-" else None
+    read, found = None, None
+    try:
+        read = read_stream(sys.stdin.buffer, "stdin") if log == "-" else read_log(path)
+    except UserError as error:  # a program that printed no steps still took memory and time
+        if watched is None and (ran_out is None or error.id == "data.log_unreadable"):
+            raise
+    used = _config(resolved, read) or (watched.config if watched else None)
+    card = _card(gpu, read, watched)
+    if read is not None:
+        name = "stdin" if log == "-" else watched.id if watched else path.name
+        found = analyse(read, name=name, config=used, gpu=card)
+    explain_run.show(found, watched, explain_run.failures(ran_out, used, card), as_json=as_json)
 
 
-def _config(resolved: ResolvedConfig | None, log: TrainingLog) -> RunConfig | None:
+def _config(resolved: ResolvedConfig | None, log: TrainingLog | None) -> RunConfig | None:
     """The config; a vocabulary that it does not set is the dataset's, which the log may name."""
     if resolved is None:
         return None
     from foretrain.cli.plan import with_dataset
 
-    vocabulary = log.header.vocab_size
+    vocabulary = log.header.vocab_size if log else None
     if vocabulary and "vocab_size" not in resolved.sources:
         return resolved.config.model_copy(update={"vocab_size": vocabulary})
     return with_dataset(resolved)[0]
 
 
-def _card(name: str, log: TrainingLog) -> Gpu | None:
-    """The card that was named, here or in the log, or is in this machine. A log can be read without one."""
+def _card(name: str, log: TrainingLog | None, watched: "WatchRecord | None") -> Gpu | None:
+    """The card that was named, here, by NVML or in the log, or is in this machine. A log can be read without one."""
     if name.lower() == "cpu":
         from foretrain.cpu import cpu_device
 
         return cpu_device()
     if name.lower() != "auto":
         return find(name)
+    worked = [card.name for card in watched.cards if card.ours_peak_bytes] if watched else []
     try:
-        if log.header.gpu_name:
-            return find(log.header.gpu_name)
+        if worked or (log and log.header.gpu_name):
+            return find(worked[0] if worked else str(log and log.header.gpu_name))
         here = detect()
     except UserError as error:  # a card that the catalogue lacks
         ERR.print(Text(printable(f"note: {error}"), style="dim"), soft_wrap=True)

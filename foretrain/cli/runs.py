@@ -39,8 +39,9 @@ def runs_command(
     folders: Annotated[list[Path] | None, typer.Argument(help="Where to look; two levels deep.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List runs: status, steps, loss, speed."""
-    from foretrain.run import store
+    """List runs, watched ones too: status, steps, loss, speed."""
+    from foretrain.report.document import Document
+    from foretrain.run import store, watch_record
 
     for folder in folders or []:
         if not folder.is_dir():
@@ -51,15 +52,30 @@ def runs_command(
             found.append((directory, directory.read_record()))
         except UserError as error:
             unreadable.append(error)
+    seen = []
+    for path in watch_record.find(folders or [Path()]):
+        try:
+            seen.append((path, watch_record.read(path)))
+        except UserError as error:
+            unreadable.append(error)
     for error in unreadable:
         ERR.print(Text(f"note: {error}", style="dim"), soft_wrap=True)
     if as_json:
         runs = [{"path": str(d.path), **r.to_json(schema=store.SCHEMA)} for d, r in found]
-        print_json({"schema": "foretrain.runs/1", "runs": runs})
+        print_json(
+            {
+                "schema": "foretrain.runs/1", "runs": runs,
+                "watched": [{"path": str(p), **r.to_json(schema=watch_record.SCHEMA)} for p, r in seen],
+            }
+        )  # fmt: skip
         return
-    from foretrain.report import run_view, text
+    from foretrain.report import run_view, text, watch_view
 
-    text.render(run_view.runs_document(found), OUT)
+    document = run_view.runs_document(found)
+    if seen:
+        watched = [watch_view.list_section(seen)]
+        document = Document(document.title, document.subtitle, [*(document.sections if found else []), *watched])
+    text.render(document, OUT)
 
 
 def compare_command(run: RunPath, as_json: Json = False) -> None:

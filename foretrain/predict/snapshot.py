@@ -26,7 +26,7 @@ from foretrain.predict.snapshot_write import Label, Writer, export
 
 __all__ = [
     "Comparison", "Entry", "EventList", "Label", "Recording", "SegmentEvent", "Writer", "compare_with_recorded",
-    "events_of", "export", "loads", "of_snapshot", "read",
+    "events_of", "export", "loads", "of_snapshot", "read", "unpickled",
 ]  # fmt: skip
 
 # Actions of the history that take memory from the driver or give it back -> their kind in Allocator.segments.
@@ -151,14 +151,18 @@ def read(path: Path, device: int = 0) -> Recording:
 
 def loads(data: bytes, name: str = "snapshot", device: int = 0) -> Recording:
     """As `read`, from the pickle's bytes; `name` begins the sentence of a ValueError."""
+    return of_snapshot(unpickled(data, name), name, device)
+
+
+def unpickled(data: bytes, name: str) -> Any:
+    """The plain values of a pickle, whatever they are; nothing in it can run. Raises ValueError with a sentence."""
     try:
         check_memo(data)
-        snapshot = _PlainUnpickler(io.BytesIO(data)).load()
+        return _PlainUnpickler(io.BytesIO(data)).load()
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     except Exception as error:  # a damaged pickle can end in almost any of them
         raise ValueError(f"{name}: is no pickle of a memory snapshot ({type(error).__name__})") from None
-    return of_snapshot(snapshot, name, device)
 
 
 def of_snapshot(snapshot: Any, name: str = "snapshot", device: int = 0) -> Recording:

@@ -25,16 +25,18 @@ def mean_loss(
     batch_size: int,
     measure: AbstractContextManager[None] | None,
     stopping: Callable[[], bool],
+    failed: Callable[[BaseException, int], None] = lambda error, begun: None,
 ) -> Mean:
     """The mean loss in nats a token; None where a stop was asked for in between; 'out of memory'.
 
-    `measure` is entered around the first two batches, which a stop does not interrupt.
+    `measure` is entered around the first two batches, which a stop does not interrupt. `failed` is as in `attempt`.
     """
     try:
         return _mean(batches, loss_of, batch_size, measure, stopping)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
+        failed(error, 0)
     return "out of memory"
 
 

@@ -57,10 +57,13 @@ class _Watched:
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         self.batches = batches
+        self.begun = 0
         self.used_up = False
 
     def __iter__(self) -> Iterator[Batch]:
-        yield from self.batches
+        for batch in self.batches:
+            self.begun += 1
+            yield batch
         self.used_up = True
 
 
@@ -72,15 +75,20 @@ def free_memory(device: torch.device) -> None:
 
 
 def attempt(
-    state: TrainState, batches: Iterable[Batch], step: Callable[[Iterable[Batch]], StepResult]
-) -> StepResult | Failure:
-    """One optimizer step, or where memory ran out in it. After 'micro_step' everything is as before the step."""
+    state: TrainState, batches: Iterable[Batch], step: Callable[[Iterable[Batch]], StepResult],
+    failed: Callable[[BaseException, int], None] = lambda error, begun: None,
+) -> StepResult | Failure:  # fmt: skip
+    """One optimizer step, or where memory ran out in it. After 'micro_step' everything is as before the step.
+
+    `failed` is told of the exception, which it must not keep, and how many micro-steps had begun.
+    """
     generators, watched = Generators.now(state.device), _Watched(batches)
     try:
         return step(watched)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
+        failed(error, watched.begun)
     # Here the exception is gone, and with it the frames that held activations.
     if watched.used_up:
         return "optimizer"

@@ -33,6 +33,7 @@ class Saver:
     ) -> None:  # fmt: skip
         self.folder, self.keep, self.note, self.limit_bytes = folder, keep, note, limit_bytes
         self.blocked_s = 0.0
+        self._held_s = 0.0  # by the last save alone
         self.verified: set[int] = set()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -42,16 +43,19 @@ class Saver:
         """Save this state, now or in the background. Raises UserError: also that of the save before this one."""
         before = time.monotonic()
         self.finish()
+        started = time.monotonic()
         if self._saved != progress.model_copy(update={"elapsed_s": self._saved.elapsed_s if self._saved else 0.0}):
             snapshot = None if wait else self._staged(state)
             self._saved = progress
             if snapshot is None:
                 self._write(live(state), progress)
+                self._held_s = time.monotonic() - started
                 self._report()
             else:
                 words = (snapshot, progress)
                 self._thread = threading.Thread(target=self._write, args=words, name="checkpoint", daemon=True)
                 self._thread.start()
+                self._held_s = time.monotonic() - started
         self.blocked_s += time.monotonic() - before
 
     def _staged(self, state: TrainState) -> Snapshot | None:
@@ -93,7 +97,7 @@ class Saver:
             error, self._error, self._saved = self._error, None, None
             raise error
         assert self._saved is not None
-        self.note("saved", name=checkpoint.path_of(self.folder, self._saved.step).name)
+        self.note("saved", name=checkpoint.path_of(self.folder, self._saved.step).name, save_s=self._held_s)
 
     def __enter__(self) -> Self:
         return self

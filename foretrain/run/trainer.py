@@ -36,6 +36,7 @@ from foretrain.run.resume_from import config_digest
 from foretrain.run.saver import Saver
 from foretrain.run.signals import StopFlag
 from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics, now
+from foretrain.run.vitals import Vitals
 
 
 class Trainer:
@@ -55,6 +56,7 @@ class Trainer:
         self.flag = StopFlag()
         self.meter = Meter(placement.device, config.memory_limit_bytes)
         self.watch = Watch(config.memory_limit_bytes)
+        self.vitals = Vitals(directory, placement.device)
         self.shape = ModelShape.of(config)
         self.train_tokens, self.val_tokens = token_files(config, info)
         self.feed = Feed(self.train_tokens, placement.device)
@@ -98,6 +100,7 @@ class Trainer:
             raise UserError("disk.full_run", path=str(self.directory.path)) from None
         except (RuntimeError, MemoryError) as error:
             out_of_memory = is_out_of_memory(error)
+            self.vitals.ran_out(error, getattr(self, "state", None), self.progress.step)
             self._write_fault("failed", "memory.out_of_memory" if out_of_memory else type(error).__name__)
             if not out_of_memory:
                 raise
@@ -255,7 +258,8 @@ class Trainer:
 
         self.guard.before(step, self.state)
         while True:
-            result = attempt(self.state, self.feed.batches(self.config, step), carry_out)
+            batches = self.feed.batches(self.config, step)
+            result = attempt(self.state, batches, carry_out, self.vitals.watching(self.state, phase, step))
             if isinstance(result, StepResult):
                 return result
             if result == "optimizer":
@@ -298,7 +302,7 @@ class Trainer:
             eta_s=self._eta_s(step, step_s),
             data_wait_s=self.feed.take_wait_s(),
         )
-        self.directory.append("metrics", metrics.to_json())
+        self.directory.append("metrics", metrics.to_json() | self.vitals.now())
         self.listen(metrics)
         if (peak := self.watch.exceeded(self.meter)) is not None:
             self._note("memory_exceeded", peak=peak, limit=self.watch.limit_bytes)
@@ -362,6 +366,7 @@ class Trainer:
             batches, lambda batch: evaluation_loss(self.state, batch), batch_size=c.eval_batch,
             measure=self.meter.phase(phase, self.state) if self.meter.wants(phase) else None,
             stopping=lambda: self.flag.stopping,
+            failed=self.vitals.watching(self.state, phase, self.progress.step),
         )  # fmt: skip
 
     def _save(self, *, wait: bool) -> None:

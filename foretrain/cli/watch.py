@@ -1,0 +1,85 @@
+"""`foretrain watch`: somebody else's training, measured from outside and not changed."""
+
+import contextlib
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretrain.cli.common import ERR, Json, Quiet, print_json
+from foretrain.errors import UserError
+
+if TYPE_CHECKING:
+    from foretrain.config import RunConfig
+
+EPILOG = """Examples:
+
+foretrain watch -- python train.py config/train_gpt2.py
+
+foretrain watch --out runs/a --interval 5 -- torchrun --nproc_per_node=2 train.py
+
+foretrain watch --json -- ./train_gpt2cu > watch.json        (the command's output goes to stderr)
+
+foretrain explain watch                                      (what the run's memory and time went into)"""
+# What stands behind the first word of the command is the command's.
+CONTEXT = {"allow_interspersed_args": False}
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("watch", context_settings=CONTEXT, epilog=EPILOG)(watch_command)
+
+
+def watch_command(
+    command: Annotated[list[str], typer.Argument(help="The command and its words, after --.", metavar="-- COMMAND")],
+    out: Annotated[str, typer.Option(help="The directory to make; NAME-2, … where that is taken.")] = "watch",
+    interval: Annotated[float, typer.Option(help="Seconds between two looks at cards and processes.")] = 1.0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a training command without changing it: memory, energy, clocks, log; its exit code passes through."""
+    from foretrain.run import store
+    from foretrain.run.watch import watch
+    from foretrain.run.watch_record import SCHEMA
+
+    if not 0.05 <= interval <= 3600:
+        raise UserError("usage.watch_interval", value=interval)
+    if not command[0].strip():
+        raise UserError("environment.cannot_start", command=command[0], reason="it is empty")
+    directory = store.create(out)
+    try:
+        record = watch(
+            command, directory, interval_s=interval, config=config_of(command), out=2 if as_json else 1, err=2
+        )
+    except UserError:
+        _remove(directory.path)
+        raise
+    finally:
+        directory.release()
+    if as_json:
+        print_json({**record.to_json(schema=SCHEMA), "path": str(directory.path)})
+    elif not quiet:
+        from foretrain.report import text, watch_view
+
+        with contextlib.suppress(BrokenPipeError):
+            text.render(watch_view.summary(record, str(directory.path)), ERR)
+    raise typer.Exit(record.exit_code or 0)
+
+
+def _remove(path: Path) -> None:
+    """What was made for a command that did not start; nothing else is in there."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def config_of(command: list[str]) -> "RunConfig | None":
+    """The config that a nanoGPT command names, read as data: its script has configurator.py beside it."""
+    from foretrain.configfile import resolve
+
+    script = next((i for i, word in enumerate(command) if word.endswith(".py")), None)
+    if script is None or not (Path(command[script]).parent / "configurator.py").is_file():
+        return None
+    words = [word for word in command[script + 1 :] if word.startswith("--") or word.endswith(".py")]
+    try:
+        return resolve(words).config
+    except (UserError, OSError, ValueError):  # another fork's knobs; the log says what it says
+        return None

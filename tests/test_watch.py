@@ -1,0 +1,388 @@
+"""`foretrain watch`: the command is not changed, what it takes is measured, and what is left can be explained."""
+
+import contextlib
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from foretrain.cli.watch import config_of
+from foretrain.errors import UserError
+from foretrain.run import process_tree, store, watch_record
+from foretrain.run.card import REASONS, Cards
+from foretrain.run.watch import watch
+from foretrain.run.watch_record import WatchRecord
+from foretrain.training_log import read_log
+from tests.helpers import REPO, foretrain
+from tests.test_hardware import FakeNvml
+
+GIB = 1 << 30
+LOG = """print("tokens per iteration will be: 8,192")
+for i in range(12):
+    print(f"iter {i}: loss {4 - i / 50:.4f}, time {20.0 + i % 3:.2f}ms, mfu 12.90%")
+print("step 12: train loss 3.1000, val loss 3.2000")
+"""
+
+
+class Nvml(FakeNvml):
+    """A card with a desktop on it and one process of ours; it gets hot, and from `breaks_at` on nothing answers."""
+
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+
+    def __init__(self, breaks_at: int = 10**9, processes: bool = True) -> None:
+        super().__init__("NVIDIA GeForce RTX 4070", 12, 5888)
+        self.breaks_at, self.processes, self.looks, self.pid = breaks_at, processes, 0, 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        self.looks += 1
+        if self.looks > self.breaks_at:
+            raise self.NVMLError("GPU is lost")
+        return SimpleNamespace(total=12 * GIB, used=(2 if self.looks <= 2 else 6) * GIB)
+
+    def _alive(self) -> None:
+        if self.looks > self.breaks_at:
+            raise self.NVMLError("GPU is lost")
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        self._alive()
+        return SimpleNamespace(gpu=80, memory=40)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
+        self._alive()
+        if not self.processes:
+            raise self.NVMLError("Not Supported")
+        ours = [SimpleNamespace(pid=pid, usedGpuMemory=4 * GIB) for pid in [self.pid] if pid]
+        return [SimpleNamespace(pid=1, usedGpuMemory=2 * GIB), *ours]
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:
+        self._alive()
+        return 0x4 | 0x20
+
+    def nvmlDeviceGetClockInfo(self, handle: int, which: int) -> int:
+        self._alive()
+        return 2475
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        self._alive()
+        return 200_000
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
+        self._alive()
+        return 1_000_000 + 5_000 * self.looks
+
+    def nvmlDeviceGetTemperature(self, handle: int, which: int) -> int:
+        self._alive()
+        return 84
+
+
+def watched(code: str, nvml: Any = None, interval_s: float = 0.05) -> tuple[WatchRecord, Path]:
+    """Watch a piece of Python in this process, its output thrown away."""
+    directory = store.create("w")
+    sink = os.open(os.devnull, os.O_WRONLY)
+    try:
+        command = [sys.executable, "-c", code]
+        return watch(command, directory, interval_s=interval_s, nvml=nvml, out=sink, err=sink), directory.path
+    finally:
+        os.close(sink)
+        directory.release()
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What a command prints, run in this process."""
+    from foretrain.cli import app
+
+    capsys.readouterr()
+    with contextlib.suppress(SystemExit):
+        app(list(words))
+    return capsys.readouterr().out
+
+
+# -- the command is not changed ----------------------------------------------------------------------------
+
+
+def test_output_and_exit_code_pass_through_unchanged() -> None:
+    code = (
+        "import sys, os; os.write(1, b'a\\xff\\r50%\\x1b[31mred\\x1b[0m\\n' + b'x' * 300000);"
+        "sys.stderr.write('bar\\r'); sys.stdout.write(sys.stdin.read()); sys.exit(7)"
+    )
+    words = [sys.executable, "-c", "from foretrain.cli import main; main()"]
+    ended = subprocess.run(
+        [*words, "watch", "--quiet", "--", sys.executable, "-c", code],
+        input=b"typed", capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 7
+    assert ended.stdout == b"a\xff\r50%\x1b[31mred\x1b[0m\n" + b"x" * 300000 + b"typed"
+    assert ended.stderr == b"bar\r"
+    assert len(Path("watch/output.log").read_bytes()) == len(ended.stdout) + len(ended.stderr)
+    assert watch_record.read(Path("watch")).exit_code == 7
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, 137), (signal.SIGTERM, 143)])
+def test_a_signal_that_ends_the_command_is_128_and_its_number(number: int, code: int) -> None:
+    record, _ = watched(f"import os; os.kill(os.getpid(), {int(number)})")
+    assert (record.exit_code, record.status, record.signal) == (code, "stopped", number.name)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_reaches_the_command_once(number: int) -> None:
+    code = (
+        "import signal, sys, time\nseen = []\n"
+        f"signal.signal({int(number)}, lambda *_: seen.append(1))\nprint('ready', flush=True)\n"
+        "end = time.time() + 20\nwhile not seen and time.time() < end: time.sleep(0.01)\n"
+        "time.sleep(0.3)\nsys.exit(40 + len(seen))"
+    )
+    words = [sys.executable, "-c", "from foretrain.cli import main; main()", "watch", "--quiet", "--"]
+    child = subprocess.Popen([*words, sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    child.send_signal(number)
+    assert child.wait(30) == 41
+    child.stdout.close()
+
+
+def test_in_a_terminal_the_command_has_a_terminal_and_ctrl_c_reaches_it_once() -> None:
+    code = (
+        "import os, signal, sys, time\nseen = []\nsignal.signal(signal.SIGINT, lambda *_: seen.append(1))\n"
+        "print('ready', os.isatty(0), os.isatty(1), os.isatty(2), flush=True)\n"
+        "while not seen: time.sleep(0.01)\ntime.sleep(0.2)\n"
+        "print('typed', sys.stdin.readline().strip(), flush=True)\nsys.exit(40 + len(seen))"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        run = "from foretrain.cli import main; main()"
+        os.execv(sys.executable, [sys.executable, "-c", run, "watch", "--quiet", "--", sys.executable, "-c", code])
+    shown, sent, end_s = b"", 0, time.monotonic() + 40
+    while time.monotonic() < end_s:
+        if not select.select([terminal], [], [], 0.1)[0]:
+            continue
+        try:
+            piece = os.read(terminal, 4096)
+        except OSError:
+            break
+        shown += piece
+        if b"ready True True True" in shown and sent == 0:
+            sent = os.write(terminal, b"\x03")
+            os.write(terminal, b"hello\n")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 41, shown
+    assert b"typed hello" in shown
+    os.close(terminal)
+
+
+def test_a_reader_that_goes_away_ends_the_command_as_it_would_without() -> None:
+    words = f"{sys.executable} -c 'from foretrain.cli import main; main()' watch --quiet -- yes"
+    ended = subprocess.run(
+        ["bash", "-c", f"{words} | head -1; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (ended.stdout, ended.returncode) == (b"y\n", 128 + signal.SIGPIPE)
+
+
+@pytest.mark.parametrize("command", ["/nonexistent/python", ".", "a\x00b"])
+def test_a_command_that_cannot_start_is_one_sentence_and_leaves_nothing(command: str) -> None:
+    directory = store.create("w")
+    with pytest.raises(UserError) as caught:
+        watch([command], directory)
+    assert caught.value.id == "environment.cannot_start"
+    assert "\n" not in str(caught.value)
+    assert int(caught.value.exit_code) == 4
+    directory.release()
+
+
+def test_the_command_line_says_what_is_wrong() -> None:
+    told = foretrain("watch", "--", "/nonexistent/x", "--flag")
+    assert (told.returncode, told.stdout) == (4, "")
+    assert told.stderr.count("\n") == 1
+    assert not Path("watch").exists()
+    assert foretrain("watch", "--interval", "0", "--", "true").returncode == 2
+    assert foretrain("watch").returncode == 2
+    made = foretrain("watch", "--json", "--out", "a", "--", "sh", "-c", "echo out; exit 3")
+    found = json.loads(made.stdout)
+    assert (made.returncode, found["schema"], found["exit_code"]) == (3, "foretrain.watch/1", 3)
+    assert made.stderr == "out\n"
+
+
+# -- what is measured --------------------------------------------------------------------------------------
+
+
+def test_without_a_card_the_processes_are_measured() -> None:
+    code = (
+        "import subprocess, sys, time\nheld = bytearray(80 << 20)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'x = bytearray(60 << 20); import time; time.sleep(0.6)'])\n"
+        "end = time.process_time() + 0.3\nwhile time.process_time() < end: pass\nchild.wait()"
+    )
+    record, _ = watched(code)
+    assert record.status == "finished"
+    assert record.cards == ()
+    assert record.nvml_problem
+    assert record.processes == 2
+    assert 140 << 20 < (record.rss_peak_bytes or 0) < 400 << 20
+    assert 0.3 <= (record.cpu_s or 0) < 3
+    assert record.samples >= 5
+    assert WatchRecord.from_json(json.dumps(record.to_json(schema=watch_record.SCHEMA))) == record
+
+
+def test_the_tree_agrees_with_the_system_about_this_process() -> None:
+    own_s = sum(os.times()[:4])
+    found = process_tree.sample(os.getpid())
+    assert found is not None
+    assert os.getpid() in found.pids
+    assert own_s - 0.05 <= found.cpu_s
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert child.pid in (process_tree.sample(os.getpid()) or found).pids
+    child.communicate(b"\n")
+    assert process_tree.sample(2**22 + 1) is None
+
+
+def test_a_card_is_shared_out_between_the_command_and_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nvml = Nvml()
+    real = process_tree.sample
+
+    def sample(pid: int) -> process_tree.TreeSample | None:
+        nvml.pid = pid
+        return real(pid)
+
+    monkeypatch.setattr(process_tree, "sample", sample)
+    record, path = watched("import time; time.sleep(0.4)", nvml)
+    (card,) = record.cards
+    assert (card.by, card.ours_peak_bytes, card.others_peak_bytes) == ("processes", 4 * GIB, 2 * GIB)
+    assert (card.before_bytes, card.used_peak_bytes, card.total_bytes) == (2 * GIB, 6 * GIB, 12 * GIB)
+    assert card.reasons == {"power_cap": 1.0, "thermal": 1.0}
+    assert (card.clock_ghz, card.power_w, card.temperature_max_c) == (pytest.approx(2.475), pytest.approx(200), 84)
+    assert card.energy_by == "counter"
+    assert card.energy_j == pytest.approx(5 * (record.samples - 1))
+    lines = [json.loads(line) for line in (path / "samples.jsonl").read_text().splitlines()]
+    assert len(lines) == record.samples
+    assert lines[-1]["cards"][0]["ours_bytes"] == 4 * GIB
+    shown = said(capsys, "explain", "w")
+    assert "4.00 GiB by the command, 2.00 GiB by others" in shown
+    assert "too hot in 100.0 %" in shown
+
+
+def test_where_nvml_names_no_processes_the_rise_counts() -> None:
+    record, _ = watched("import time; time.sleep(0.3)", Nvml(processes=False))
+    (card,) = record.cards
+    assert (card.by, card.ours_peak_bytes, card.others_peak_bytes) == ("rise", 4 * GIB, 2 * GIB)
+
+
+def test_a_driver_that_breaks_in_the_middle_ends_samples_not_the_command() -> None:
+    record, _ = watched("import time; time.sleep(0.5); raise SystemExit(3)", Nvml(breaks_at=5))
+    assert record.exit_code == 3
+    assert record.cards[0].used_peak_bytes == 6 * GIB
+    assert record.nvml_problem == "GPU is lost"
+    assert record.samples > 5
+
+
+def test_a_driver_that_hangs_does_not_hold_the_command() -> None:
+    class Hanging(Nvml):
+        def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+            if self.looks > 3:
+                time.sleep(60)
+            return 0
+
+    began_s = time.monotonic()
+    record, _ = watched("import time; time.sleep(0.3)", Hanging())
+    assert time.monotonic() - began_s < 10
+    assert "did not answer" in record.nvml_problem
+
+
+def test_reasons_are_those_of_the_binding() -> None:
+    import pynvml
+
+    names = {
+        "idle": "GpuIdle", "applications_clocks": "ApplicationsClocksSetting", "power_cap": "SwPowerCap",
+        "hardware_slowdown": "HwSlowdown", "sync_boost": "SyncBoost", "thermal": "SwThermalSlowdown",
+        "hardware_thermal": "HwThermalSlowdown", "power_brake": "HwPowerBrakeSlowdown",
+        "display_clocks": "DisplayClockSetting",
+    }  # fmt: skip
+    assert {getattr(pynvml, f"nvmlClocksEventReason{names[id]}"): id for id in REASONS.values()} == REASONS
+
+
+def test_cards_without_a_driver_are_none() -> None:
+    class Broken(FakeNvml):
+        def nvmlInit(self) -> None:
+            raise OSError("no library")
+
+    cards = Cards(Broken("x", 1, 1))
+    assert (cards.facts, cards.sample(()), cards.problem) == ((), (), "no library")
+
+
+def test_sampling_costs_little() -> None:
+    """At the default interval: a sample's processor time against a second."""
+    record, _ = watched("import time; time.sleep(1)", Nvml(), interval_s=0.05)
+    assert record.samples >= 10
+    assert record.sampling_s / record.samples < 0.01
+
+
+# -- what is left can be read ------------------------------------------------------------------------------
+
+
+def test_the_log_is_read_as_it_comes_and_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
+    record, path = watched(LOG)
+    assert (record.steps, record.last_step, record.log_format) == (12, 11, "nanogpt")
+    assert record.step_s == pytest.approx(0.021)
+    assert (record.last_loss, record.last_val_loss) == (pytest.approx(3.78), 3.2)
+    metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert [m["step"] for m in metrics if m["kind"] == "step"] == list(range(12))
+    assert metrics[-1] == {"kind": "evaluation", "step": 12, "val_loss": 3.2, "elapsed_s": metrics[-1]["elapsed_s"]}
+    assert len(read_log(path / "output.log").steps) == 12
+    assert "steady step" in said(capsys, "explain", "w")
+    found = json.loads(said(capsys, "explain", "w", "--json"))
+    assert (found["steps"], found["watch"]["exit_code"]) == (12, 0)
+    assert "Watched runs" in said(capsys, "runs")
+    assert json.loads(said(capsys, "runs", "--json"))["watched"][0]["steps"] == 12
+
+
+def test_a_command_without_a_log_is_explained_too(capsys: pytest.CaptureFixture[str]) -> None:
+    watched("print('nothing of interest')")
+    assert "no line that is a step" in said(capsys, "explain", "w")
+
+
+def test_progress_bars_and_lines_in_pieces_are_read() -> None:
+    code = (
+        "import os, time\nfor i in range(5):\n    line = f'iter {i}: loss 3.5, time 10.00ms, mfu 1.00%\\r'.encode()\n"
+        "    os.write(1, line[:9]); time.sleep(0.01); os.write(1, line[9:])"
+    )
+    assert watched(code)[0].steps == 5
+
+
+def test_a_killed_watch_is_told_by_its_lock(capsys: pytest.CaptureFixture[str]) -> None:
+    record, path = watched("pass")
+    directory = store.RunDirectory(path)
+    watch_record.write(directory, record.model_copy(update={"status": "running", "exit_code": None}))
+    assert watch_record.read(path).status == "killed"
+    assert "killed" in said(capsys, "explain", "w")
+    for damage in ("", "{", '{"schema": 1}', "[]", "null", '{"a": ' * 100_000):
+        (path / "watch.json").write_text(damage)
+        with pytest.raises(UserError) as caught:
+            said(capsys, "explain", "w")
+        assert int(caught.value.exit_code) == 7
+        assert "\n" not in str(caught.value)
+
+
+def test_secrets_of_the_command_line_are_not_kept() -> None:
+    words = ["python", "train.py", "--wandb-key=abc", "--api_key", "def", "--tokenizer=gpt2", "HF_TOKEN=ghi"]
+    kept = watch_record.redacted(words)
+    assert not {"abc", "def", "ghi"} & set("=".join(kept).split("="))
+    assert kept[5] == "--tokenizer=gpt2"
+
+
+def test_the_config_of_a_nanogpt_command_is_read_never_run() -> None:
+    Path("configurator.py").write_text("raise SystemExit(1)")
+    Path("my.py").write_text("n_layer = 3\nn_head = 2\nn_embd = 64\n")
+    found = config_of(["python", "train.py", "my.py", "--batch_size=5"])
+    assert found is not None
+    assert (found.n_layer, found.batch_size) == (3, 5)
+    assert config_of(["python", "train.py", "--unheard_of=5"]) is None
+    assert config_of(["python", str(REPO / "docs" / "generate.py")]) is None
+    assert config_of(["./train_gpt2cu"]) is None

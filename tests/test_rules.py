@@ -158,7 +158,7 @@ def test_every_knob_is_obeyed_by_something() -> None:
 def test_numbers_in_records_carry_their_unit() -> None:
     from foretrain import calibration
     from foretrain.advise import log_analysis, log_steady, utilization
-    from foretrain.advise.compare import Row
+    from foretrain.advise.forecast_check import Row
     from foretrain.predict import energy, memory, plan, time
     from foretrain.run import store
 

@@ -124,7 +124,7 @@ def _one_change(
     """From the first subject towards each other one; the same run is named once."""
     runs: list[OneChange] = []
     pairs: tuple[Pair, ...] = next(verdict.others for verdict in verdicts if verdict.question == "tokens")
-    compared = {pair.other: pair.at for pair in pairs}
+    compared = {pair.one: pair.at for pair in pairs if pair.axis == "tokens"}
     for place, other in enumerate(subjects[1:], 1):
         own = settings.differing(differing, 0, place)
         for run in one_change_runs(subjects[0], other, own, place, compared.get(other.label)):

@@ -14,23 +14,24 @@ from typing import Literal
 from foretrain.advise.noise import SEED_TO_SEED, Interval, of_differences
 from foretrain.advise.subject import Curve, Subject
 
-Axis = Literal["tokens", "flops", "hours", "money"]
-AXES: tuple[Axis, ...] = ("tokens", "flops", "hours", "money")
+Axis = Literal["tokens", "steps", "flops", "hours", "money"]
 TAIL = 0.2  # share of the common stretch, at its end, over which training losses are averaged
 PIECES = 40
 FEWEST_PIECES = 5
-LAST = 0.5  # validation is what is compared unless its last common point is before this share of what training shares
-# An evaluation on n tokens is off by this share of the loss over the root of n: 4.0 by the published log of case B1
-# (benchmarks/compare_power.py); tokens of one text resemble each other, so it is more than for independent ones.
+# Validation is what is compared, unless its last common point is before this share of what training shares, or nobody
+# says how many tokens an evaluation has.
+LAST = 0.5
+# An evaluation on n tokens is off by this share of the loss over the root of n. Those of case B1's published log, of
+# 3.3 M tokens each, stray from their neighbours by 3.7 (benchmarks/compare_power.py).
 EVALUATION_NOISE = 4.0
-EVALUATED_TOKENS = 100_000  # where it is not known how many tokens an evaluation has
+EVALUATED_TOKENS = 100_000  # assumed where there are only evaluations, and nobody says how large
 
 Points = tuple[list[float], list[float]]
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Two losses at the same place. `at`: tokens, FLOPs, hours or money. `interval`: of other minus one, as a share."""
+    """Two losses at the same place. `at`: tokens, steps, FLOPs, hours or money. `interval`: of other - one, a share."""
 
     axis: Axis
     split: Literal["validation", "training"]
@@ -48,6 +49,8 @@ def positions(subject: Subject, curve: Curve, axis: Axis) -> Points | None:
     match axis:
         case "tokens":
             factor, base = subject.tokens_per_step, [float(step) for step in curve.steps]
+        case "steps":
+            factor, base = 1, [float(step) for step in curve.steps]
         case "flops":
             flops, tokens = subject.flops_per_token, subject.tokens_per_step
             factor, base = flops * tokens if flops and tokens else None, [float(step) for step in curve.steps]
@@ -70,14 +73,20 @@ def _seconds(subject: Subject, curve: Curve) -> list[float] | None:
 
 
 def meet(one: Subject, other: Subject, axis: Axis) -> Meeting | None:
-    """Where the two can be compared on this axis; None where nothing is common."""
+    """Where the two can be compared on this axis; None where nothing is common.
+
+    Tokens are steps where nobody says how many tokens a step has.
+    """
+    if axis == "tokens" and one.tokens_per_step is None and other.tokens_per_step is None:
+        axis = "steps"
     training = [positions(subject, subject.train, axis) for subject in (one, other)]
     validation = [positions(subject, subject.val, axis) for subject in (one, other)]
     same_train = one.train_unit == other.train_unit
     by_training = _by_training(axis, training[0], training[1]) if training[0] and training[1] and same_train else None
     if validation[0] and validation[1] and one.val_unit == other.val_unit:
         found = _by_validation(axis, validation[0], validation[1], _floor(one, other))
-        if found and (by_training is None or found.at >= LAST * by_training.at):
+        said = all(subject.config is not None for subject in (one, other))
+        if found and (by_training is None or (said and found.at >= LAST * by_training.at)):
             return found
     return by_training
 

@@ -24,7 +24,7 @@ RUN_TO_RUN = 0.004  # of a card's step time: clocks, temperature, memory layout 
 RUN_TO_RUN_CPU = 0.02  # a CPU shares its cores, caches and memory with everything else
 SEED_TO_SEED = 0.004  # of a loss: weights, order of the data
 POINTS = 240  # a longer series is first reduced to as many medians or means of neighbours
-RESAMPLES = 400
+RESAMPLES = 200
 FEWEST = 5  # values below which a series says nothing of its own noise
 _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 

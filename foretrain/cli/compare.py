@@ -33,8 +33,8 @@ Sources = Annotated[
     typer.Argument(
         metavar="[NAME=]SOURCE...",
         help="A run directory, a plan (JSON), a config or preset, a log of nanoGPT, nanochat, build-nanogpt or "
-        "llm.c, or an export of wandb, TensorBoard, MLflow or trackio (CSV, JSON). After a +: the config of the run, knobs as "
-        "batch_size=8, and gpu=, others=, tokens_per_step=, bytes_per_token=, run=.",
+        "llm.c, or an export of wandb, TensorBoard, MLflow or trackio (CSV, JSON). After a +: the config of the run, "
+        "knobs as batch_size=8, and gpu=, others=, tokens_per_step=, bytes_per_token=, run=.",
         show_default=False,
     ),
 ]

@@ -10,6 +10,7 @@ from foretrain.report.document import Block, Cell, Document, Message, Paragraph,
 
 WIDE = 4  # subjects that stand side by side; more of them stand one below the other
 _LABEL = 18
+_LEARNING = ("tokens", "flops", "hours", "money")
 _TONES = {"difference": "good", "forecast": "plain", "within_noise": "plain", "within_forecast": "plain"}
 Rows = list[tuple[Cell, ...]]
 
@@ -24,7 +25,10 @@ def document(found: Comparison) -> Document:
     ]
     if found.one_change:
         sections.append(Section(Message("side.settle"), _settle(found.one_change)))
-    return Document(Message("side.title", {"labels": labels}), Message("side.subtitle"), sections)
+    title = Message("side.title_many", {"count": len(labels)})
+    if len(labels) <= WIDE - 1:
+        title = Message("side.title", {"labels": [_short(label, 13) for label in labels]})
+    return Document(title, Message("side.subtitle"), sections)
 
 
 def _short(text: str, most: int = _LABEL) -> str:
@@ -116,6 +120,8 @@ def _lists_of(able: list[Setting], labels: list[str]) -> Table:
 def _figures(sides: tuple[Side, ...]) -> tuple[Block, ...]:
     rows = [(name, [cell(side) for side in sides]) for name, cell in _CELLS.items()]
     rows = [(name, cells) for name, cells in rows if any(_text(cell) != "–" for cell in cells)]
+    if len(sides) > 2:  # what is between the lines goes first, and every word that can be done without
+        rows = [(name, [_brief(cell) for cell in cells]) for name, cells in rows if name not in _FINE]
     if len(sides) <= WIDE:
         table = Table(
             ("", *(_short(side.label) for side in sides)),
@@ -138,14 +144,24 @@ def _text(cell: Cell) -> str:
     return cell if isinstance(cell, str) else cell.text()
 
 
+def _brief(cell: Cell) -> str:
+    return _text(cell).partition(" (")[0]
+
+
+def _ms(seconds: float) -> str:
+    """Five digits at most."""
+    ms = seconds * 1e3
+    return f"{ms:,.{0 if ms >= 1000 else 1 if ms >= 10 else 3}f}"
+
+
 def _milliseconds(seconds: float | None) -> Cell:
-    return "–" if seconds is None else Message("value.milliseconds", {"ms": seconds * 1e3})
+    return "–" if seconds is None else _ms(seconds)
 
 
 def _spread(side: Side) -> Cell:
     if side.step_low_s is None or side.step_high_s is None:
         return "–"
-    return Message("value.milliseconds_range", {"low": side.step_low_s * 1e3, "high": side.step_high_s * 1e3})
+    return f"{_ms(side.step_low_s)} – {_ms(side.step_high_s)}"
 
 
 def _memory_range(side: Side) -> Cell:
@@ -189,6 +205,7 @@ _CELLS = {
     "val_loss": lambda s: _loss(s.val_loss),
     "cost_per_hour": _money,
 }  # fmt: skip
+_FINE = ("source", "spread", "micro_batch", "memory_range", "memory_from", "nanogpt_mfu", "cost_per_hour")
 _COMPACT = ("tokens_per_s", "iteration", "mfu", "memory", "val_loss", "tokens", "speed_from", "memory_from")
 
 
@@ -198,8 +215,13 @@ _COMPACT = ("tokens_per_s", "iteration", "mfu", "memory", "val_loss", "tokens", 
 def _verdicts(found: Comparison) -> list[Block]:
     rows: Rows = []
     tones: list[str] = []
+    learning = [verdict for verdict in found.verdicts if verdict.question in _LEARNING]
+    silent = len({(verdict.reason, str(verdict.reason_values)) for verdict in learning}) == 1 and not learning[0].pair
     for verdict in found.verdicts:
-        rows.append((Message(f"side_question.{verdict.question}"), _answer(verdict)))
+        if silent and verdict in learning[1:]:
+            continue
+        question = "learning" if silent and verdict is learning[0] else verdict.question
+        rows.append((Message(f"side_question.{question}"), _answer(verdict)))
         tones.append(_TONES.get(verdict.outcome, "plain"))
     blocks: list[Block] = [Table((), tuple(rows), tones=tuple(tones))]
     if len(found.sides) > 2:
@@ -241,9 +263,9 @@ def _where(verdict: Verdict, pair: Pair) -> Cell:
         return ""
     values = {
         "split": Message(f"side_split.{pair.split}"), "at": pair.at, "unit": pair.unit,
-        "seconds": pair.at * 3600 if verdict.question == "hours" else 0.0,
+        "seconds": pair.at * 3600 if pair.axis == "hours" else 0.0,
     }  # fmt: skip
-    return Message(f"side_at.{verdict.question}", values)
+    return Message(f"side_at.{pair.axis}", values)
 
 
 def _times(pair: Pair) -> str:
@@ -259,20 +281,17 @@ def _because(verdict: Verdict) -> Cell:
 
 
 def _against_first(verdict: Verdict) -> Table:
-    rows = tuple(
-        (
-            pair.other, _text(_value(verdict, pair.other_value)), Quantity(-pair.share, "signed_percent"),
-            Message("value.share_range", {"low": -pair.high, "high": -pair.low})
-            if pair.low is not None and pair.high is not None else "–",
-            Message(f"side_outcome.{pair.outcome}"),
-        )
-        for pair in verdict.others
-    )  # fmt: skip
-    head = Message(
-        "side.against", {"question": Message(f"side_short.{verdict.question}"), "one": verdict.others[0].one}
-    )
+    rows: Rows = []
+    for pair in verdict.others:
+        known = pair.low is not None and pair.high is not None and pair.low != pair.high
+        spread = Message("value.share_range", {"low": pair.low, "high": pair.high}) if known else "–"
+        value = _text(_value(verdict, pair.one_value))
+        outcome = Message(f"side_outcome.{pair.outcome}")
+        rows.append((_short(pair.one), value, Quantity(pair.share, "signed_percent"), spread, outcome))
+    question = Message(f"side_short.{verdict.question}")
+    head = Message("side.against", {"question": question, "one": _short(verdict.others[0].other)})
     columns = (head, "", Message("column.better"), Message("column.range"), "")
-    return Table(columns, rows, frozenset({1, 2, 3}), optional=(3,))
+    return Table(columns, tuple(rows), frozenset({1, 2, 3}), optional=(3,))
 
 
 # -- runs that would settle it -----------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretrain import messages
 from foretrain.advise import noise, settings
 from foretrain.advise.compare import Comparison, compare
 from foretrain.advise.equal import meet
@@ -661,3 +662,15 @@ def test_a_table_keeps_no_more_than_it_must() -> None:
     Path("wide.csv").write_text(",".join(f"c{i}" for i in range(3000)) + "\n")
     with pytest.raises(UserError, match="3,000 columns"):
         read_table(Path("wide.csv"))
+
+
+def test_every_reason_has_a_text_and_names_who_lacks_what() -> None:
+    bare = Subject(label="bare", path="bare", kind="table", train=curve([(0, 3.0, None)]))
+    found = compare([timed([1.0] * 9, settings={"seed": 1}), replace(bare, settings={"seed": 2})])
+    assert {v.reason for v in found.verdicts} >= {"no_speed", "no_mfu", "no_memory", "no_loss"}
+    assert "bare" in shown(found)
+    both = compare([replace(bare, label="a", settings={"seed": 1}), replace(bare, path="b", settings={"seed": 2})])
+    assert both.verdict("tokens").reason == "nothing_common"  # nothing but step 0
+    assert shown(both)
+    for reason in ("no_tokens", "no_flops", "no_hours", "no_money"):
+        assert messages.has(f"side_reason.{reason}")

@@ -23,7 +23,7 @@ EFFECTS: dict[Question, tuple[Effect, ...]] = {
 }  # fmt: skip
 # Measured memory that is not the same to the byte: reserved by segments, or a process with all its libraries.
 MEMORY_NOISE = {"reserved": 0.01, "process": 0.05, "needed": 0.0}
-# Two predictions of one program on one card are off in the same way: of the 15 pairs in
+# Two predictions of one program on one card are off alike: of the 15 pairs in
 # benchmarks/published_logs.json with one source, card and program, 14 differ by the predicted ratio to 8 %, one to 14 %.
 SAME_CARD_RATIO = 0.10
 Outcome = Literal["difference", "within_noise", "forecast", "within_forecast", "few_steps", "not_comparable"]
@@ -198,10 +198,9 @@ def _lacks(one: Subject, other: Subject, axis: equal.Axis) -> str:
         axis = "steps"
     for subject in (one, other):
         curves = [curve for curve in (subject.train, subject.val) if len(curve)]
-        if not curves:
-            return "no_loss"
-        if all(equal.positions(subject, curve, axis) is None for curve in curves):
-            return f"no_{axis}"
+        reason = f"no_{axis}" if curves else "no_loss"
+        if all(equal.positions(subject, curve, axis) is None for curve in curves) and _lacking(reason, (one, other)):
+            return reason
     return ""
 
 
@@ -267,14 +266,19 @@ def _reason_values(reason: str, subjects: Sequence[Subject]) -> dict[str, Any]:
         _, _, _, different = brought_together(subjects[0], subjects[1])
         lacks = [s.label for s in subjects[:2] if s.bytes_per_token is None and s.val_unit != "bits a byte"]
         return {"different": list(different), "lacks": lacks}
-    lacking = {
-        "no_loss": [s.label for s in subjects if not len(s.train) and not len(s.val)],
-        "no_speed": [s.label for s in subjects if s.tokens_per_s is None],
-        "no_mfu": [s.label for s in subjects if s.used is None or s.used.mfu is None],
-        "no_memory": [s.label for s in subjects if s.memory is None],
-        "no_tokens": [s.label for s in subjects if s.tokens_per_step is None],
-        "no_flops": [s.label for s in subjects if s.flops_per_token is None or s.tokens_per_step is None],
-        "no_hours": [s.label for s in subjects if s.step_s is None and not s.train.seconds_s and not s.val.seconds_s],
-        "no_money": [s.label for s in subjects if s.cost_per_hour() is None],
-    }  # fmt: skip
-    return {"lacks": lacking.get(reason, [])}
+    return {"lacks": _lacking(reason, subjects)}
+
+
+def _lacking(reason: str, subjects: Sequence[Subject]) -> list[str]:
+    """The labels of those who do not tell what a reason is about."""
+    lacks: dict[str, Callable[[Subject], bool]] = {
+        "no_loss": lambda s: not len(s.train) and not len(s.val),
+        "no_speed": lambda s: s.tokens_per_s is None,
+        "no_mfu": lambda s: s.used is None or s.used.mfu is None,
+        "no_memory": lambda s: s.memory is None,
+        "no_tokens": lambda s: s.tokens_per_step is None,
+        "no_flops": lambda s: s.flops_per_token is None or s.tokens_per_step is None,
+        "no_hours": lambda s: s.step_s is None and not s.train.seconds_s and not s.val.seconds_s,
+        "no_money": lambda s: s.cost_per_hour() is None,
+    }
+    return [s.label for s in subjects if reason in lacks and lacks[reason](s)]

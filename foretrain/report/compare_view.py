@@ -12,6 +12,7 @@ WIDE = 4  # subjects that stand side by side; more of them stand one below the o
 _LABEL = 18
 _LEARNING = ("tokens", "flops", "hours", "money")
 _TONES = {"difference": "good", "forecast": "plain", "within_noise": "plain", "within_forecast": "plain"}
+_EQUAL = {"within_noise": "within_noise_same", "within_forecast": "within_forecast_same"}
 Rows = list[tuple[Cell, ...]]
 
 
@@ -242,8 +243,8 @@ def _answer(verdict: Verdict) -> Message:
         "where": _where(verdict, pair),
         "because": _times(pair) + _text(_because(verdict)),
     }  # fmt: skip
-    same = "_same" if pair.share == 0 and verdict.outcome != "difference" else ""
-    return Message(f"side_answer.{verdict.outcome}{same}", values)
+    id = _EQUAL.get(verdict.outcome, verdict.outcome) if pair.share == 0 else verdict.outcome
+    return Message(f"side_answer.{id}", values)
 
 
 def _value(verdict: Verdict, value: float) -> Cell:

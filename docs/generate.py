@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import compare_tables
 import precision_tables
 import recipe_tables
 import speed_tables
@@ -33,7 +34,7 @@ from foretrain.hardware import find
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.within import within
 from foretrain.quantities import parse_limit
-from foretrain.report import best_view, limits_view, log_view, plan_view, run_explain_view, snapshot_view, text
+from foretrain.report import best_view, compare_view, limits_view, log_view, plan_view, run_explain_view, snapshot_view, text
 from foretrain.report.document import Document
 from foretrain.training_log import read_log
 from foretrain.units import parse_bytes
@@ -104,6 +105,10 @@ def mfu_case_b() -> str:
     used = utilization(resolved.config, find("RTX 4070"), resolved.config.tokens_per_step / 134_000)
     command = 'foretrain mfu examples/real-cases/b1.py --tokens-per-s 134k --gpu "RTX 4070"'
     return block(command, rendered(log_view.utilization_document(resolved.name, used)))
+
+
+def compare_case_b() -> str:
+    return block(compare_tables.COMMAND, rendered(compare_view.document(compare_tables.case_b())))
 
 
 def picture_of_plan() -> str:
@@ -360,6 +365,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "within-case-d": within_case_d,
     "best": best_model,
     "mfu-case-b": mfu_case_b,
+    "compare-case-b": compare_case_b,
+    "compare-power": compare_tables.power,
     "accuracy": accuracy,
     "explain-out-of-memory": explain_out_of_memory,
     "explain-snapshot": explain_snapshot,

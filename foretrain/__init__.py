@@ -14,8 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretrain.advise.compare import Comparison as Comparison
-    from foretrain.advise.compare import compare as compare
+    from foretrain.advise.forecast_check import Comparison as Comparison
+    from foretrain.advise.forecast_check import compare as compare
     from foretrain.config import RunConfig as RunConfig
     from foretrain.configfile import from_values as from_values
     from foretrain.configfile import resolve as resolve
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from foretrain.run.store import RunRecord as RunRecord
 
 _HOMES = {
-    "Comparison": ("foretrain.advise.compare", "Comparison"),
+    "Comparison": ("foretrain.advise.forecast_check", "Comparison"),
     "ConfigError": ("foretrain.errors", "ConfigError"),
     "Gpu": ("foretrain.hardware", "Gpu"),
     "Plan": ("foretrain.predict.plan", "Plan"),
@@ -38,7 +38,7 @@ _HOMES = {
     "RunRecord": ("foretrain.run.store", "RunRecord"),
     "Traced": ("foretrain.predict.exact.library", "Traced"),
     "UserError": ("foretrain.errors", "UserError"),
-    "compare": ("foretrain.advise.compare", "compare"),
+    "compare": ("foretrain.advise.forecast_check", "compare"),
     "find_gpu": ("foretrain.hardware", "find"),
     "from_values": ("foretrain.configfile", "from_values"),
     "plan": ("foretrain.predict.plan", "plan"),

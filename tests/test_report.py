@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from foretrain import messages, units
-from foretrain.advise.compare import Comparison, Row, compare
+from foretrain.advise.forecast_check import Comparison, Row, compare
 from foretrain.config import RunConfig
 from foretrain.configfile import resolve
 from foretrain.cpu import cpu_device

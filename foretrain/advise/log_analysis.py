@@ -85,11 +85,11 @@ def analyse(
 ) -> LogAnalysis:
     """What the log says; with a config also MFU, the checks, the forecast; with a card also shares of its peak."""
     steps = log.steps
-    interval = _log_interval(log)
+    interval = log_interval(log)
     own = config if log.format != "nanochat" else None  # nanochat's model is none that a config here describes
     pace = steady(log, own)
     slower = disturbances(log, pace, own, interval)
-    tokens, source = _tokens_per_step(log, own)
+    tokens, source = tokens_of_step(log, own)
     made = plan(own, gpu, name=name, logged_step_s=pace.median_s) if own and gpu else None
     used = utilization(own, gpu, pace.median_s, tokens_per_step=tokens) if own and gpu else None
     mfu = next((m for m in reversed(steps.logged_mfu) if math.isfinite(m)), None)
@@ -107,7 +107,7 @@ def analyse(
     )  # fmt: skip
 
 
-def _log_interval(log: TrainingLog) -> int:
+def log_interval(log: TrainingLog) -> int:
     """The usual distance of two printed steps."""
     counts: dict[int, int] = {}
     for segment in log.steps.segments():
@@ -117,7 +117,7 @@ def _log_interval(log: TrainingLog) -> int:
     return max(counts, key=lambda distance: counts[distance]) if counts else 1
 
 
-def _tokens_per_step(log: TrainingLog, config: RunConfig | None) -> tuple[int | None, TokensSource]:
+def tokens_of_step(log: TrainingLog, config: RunConfig | None) -> tuple[int | None, TokensSource]:
     """The log's own figure first: it is what ran. A printed rate is rounded, or a running mean; the config is not."""
     if log.header.tokens_per_step:
         return log.header.tokens_per_step, "log"

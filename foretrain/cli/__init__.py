@@ -44,13 +44,26 @@ def _root(
 
 def _add_commands() -> None:
     # Modules that import nothing heavy at their head; torch and numpy are imported inside the commands.
-    from foretrain.cli import calibrate, data, demo, explain, export, gpus, mfu, plan, runs, sample, train, watch
-    from foretrain.cli import prepare as preparation
+    from foretrain.cli import (
+        calibrate,
+        compare,
+        data,
+        demo,
+        explain,
+        export,
+        gpus,
+        mfu,
+        plan,
+        prepare,
+        runs,
+        sample,
+        train,
+        watch,
+    )
 
     for module in (
-        plan, train, runs, explain, watch, mfu, calibrate, sample, export, gpus, demo,
-        preparation,
-        data,
+        plan, train, runs, compare, explain, watch, mfu, calibrate, sample,
+        export, prepare, data, gpus, demo,
     ):  # fmt: skip
         module.add_to(app)
 

@@ -1,4 +1,4 @@
-"""`foretrain runs`, `compare` and `report`: what was trained, and how it went against the forecast."""
+"""`foretrain runs` and `report`: what was trained, and how it went against the forecast."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,11 +15,6 @@ RUNS_EPILOG = """Examples:
 foretrain runs
 
 foretrain runs ~/experiments --json"""
-COMPARE_EPILOG = """Examples:
-
-foretrain compare out-baby
-
-foretrain compare out-baby --json"""
 REPORT_EPILOG = """Examples:
 
 foretrain report out-baby
@@ -31,7 +26,6 @@ RunPath = Annotated[Path, typer.Argument(help="A run directory; `foretrain runs`
 
 def add_to(app: typer.Typer) -> None:
     app.command("runs", epilog=RUNS_EPILOG)(runs_command)
-    app.command("compare", epilog=COMPARE_EPILOG)(compare_command)
     app.command("report", epilog=REPORT_EPILOG)(report_command)
 
 
@@ -78,20 +72,6 @@ def runs_command(
     text.render(document, OUT)
 
 
-def compare_command(run: RunPath, as_json: Json = False) -> None:
-    """Predicted against measured for a run: memory by component and phase, time, with signed errors."""
-    from foretrain.advise.compare import SCHEMA
-
-    _, comparison = load(run)
-    if as_json:
-        errors = {row.id: row.error for row in comparison.rows}
-        print_json({**comparison.to_json(schema=SCHEMA), "errors": errors})
-        return
-    from foretrain.report import run_view, text
-
-    text.render(run_view.comparison_document(comparison), OUT)
-
-
 def report_command(
     run: RunPath,
     out: Annotated[Path | None, typer.Option(help="The file to write; RUN/report.html without it.")] = None,
@@ -111,7 +91,7 @@ def report_command(
 
 def load(run: Path) -> tuple[Any, Any]:
     """(plan, comparison) of a run; the plan that was made before it, or the same plan made now."""
-    from foretrain.advise.compare import compare
+    from foretrain.advise.forecast_check import compare
     from foretrain.run.store import RunDirectory
 
     record = RunDirectory(run).read_record()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from foretrain.advise.compare import Comparison, Row
+from foretrain.advise.forecast_check import Comparison, Row
 from foretrain.predict.plan import Plan
 from foretrain.report.document import (
     Bar,

@@ -1,0 +1,196 @@
+"""How often does `foretrain compare` cry wolf, and how often does it miss? Synthetic pairs of nanoGPT logs, and the
+real logs and runs that its floors come from.
+
+    python benchmarks/compare_power.py             the synthetic pairs, and the noise of case B1's published log
+    python benchmarks/compare_power.py --train     trains six seeds of a tiny model on this CPU as well (5 minutes)
+
+A synthetic log has: a power-law loss with the noise of batches, correlated from step to step; an offset that its seed
+gives it; step times with AR(1) noise, slow drift, outliers, compilation, evaluations, and an offset that its start
+gives it. `card` is a quiet GPU, `desktop` one that draws a screen as well, `busy` one that others use.
+"""
+
+import json
+import math
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+from common import arguments, report
+
+from foretrain.advise.compare import compare
+from foretrain.advise.sources import load
+from foretrain.advise.sources.given import Given, take_apart
+from foretrain.advise.subject import Subject
+from foretrain.training_log import read_log
+
+ROOT = Path(__file__).parent.parent
+PAIRS = 100
+TRAIN = ["--dataset=python-stdlib", "--n_layer=3", "--n_head=4", "--n_embd=96", "--block_size=64", "--vocab_size=256", "--batch_size=16", "--gradient_accumulation_steps=1", "--max_iters=400", "--lr_decay_iters=400", "--warmup_iters=20", "--eval_interval=100", "--eval_iters=50", "--learning_rate=2e-3", "--min_lr=2e-4", "--device=cpu", "--compile=false", "--dtype=float32", "--attention=sdpa", "--cpu_threads=1", "--log_interval=1"]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Deviations as shares: of a step from the one before, of its slow drift, of starts, of seeds, of a batch's loss."""
+
+    step: float
+    memory: float
+    drift: float
+    outliers: float
+    start: float
+    seed: float
+    batch: float
+
+
+NOISES = {
+    "card": Noise(step=0.003, memory=0.5, drift=0.002, outliers=0.01, start=0.003, seed=0.002, batch=0.02),
+    "desktop": Noise(step=0.01, memory=0.6, drift=0.004, outliers=0.03, start=0.003, seed=0.003, batch=0.03),
+    "busy": Noise(step=0.02, memory=0.6, drift=0.005, outliers=0.06, start=0.003, seed=0.003, batch=0.04),
+}
+
+
+def synthetic(seed: int, noise: Noise, *, steps: int, step_s: float = 0.5, learns: float = 1.0) -> str:
+    """A log of nanoGPT's shape. `learns`: factor on what is left of the loss above its floor."""
+    rng = random.Random(seed)
+    start, offset = rng.gauss(0, noise.start), rng.gauss(0, noise.seed)
+    phase, period = rng.uniform(0, 2 * math.pi), rng.uniform(0.5, 2) * steps
+    slow = wander = 0.0
+    lines = ["tokens per iteration will be: 32,768", "number of parameters: 10.65M"]
+    for i in range(steps):
+        clean = 2.0 + learns * 8.0 * (i + 10) ** -0.35
+        wander = 0.3 * wander + rng.gauss(0, noise.batch)
+        if i % 100 == 0:
+            measured = clean * (1 + offset) * (1 + rng.gauss(0, 0.001))
+            lines.append(f"step {i}: train loss {measured:.4f}, val loss {measured * 1.01:.4f}")
+        slow = noise.memory * slow + rng.gauss(0, noise.step * math.sqrt(1 - noise.memory**2))
+        drift = noise.drift * math.sin(phase + 2 * math.pi * i / period)
+        time_s = step_s * (1 + start) * (1 + drift) * math.exp(slow)
+        if rng.random() < noise.outliers:
+            time_s *= rng.uniform(1.05, 2.5)
+        time_s += 30 if i == 0 else 4 * step_s if i % 100 == 0 else 0
+        lines.append(f"iter {i}: loss {clean * (1 + offset) * (1 + wander):.4f}, time {time_s * 1e3:.2f}ms, mfu 30.00%")
+    return "\n".join(lines) + "\n"
+
+
+def outcomes(folder: Path, first: str, second: str) -> dict[str, tuple[str, str]]:
+    """{question: (outcome, winner)} of two logs."""
+    subjects: list[Subject] = []
+    for name, text in (("one", first), ("other", second)):
+        path = folder / f"{name}.log"
+        path.write_text(text, "utf-8")
+        subjects.append(load(Given(path=str(path))))
+    found = compare(subjects)
+    return {v.question: (v.outcome, v.pair.one if v.pair else "") for v in found.verdicts}
+
+
+def same_pairs(folder: Path, noise: Noise, steps: int, pairs: int = PAIRS) -> dict[str, int]:
+    """Of pairs that differ in nothing but seed and start: how many are called different, by question and at all."""
+    counts = {"speed": 0, "tokens": 0, "hours": 0, "any": 0}
+    for pair in range(pairs):
+        logs = (synthetic(2 * pair + k, noise, steps=steps) for k in (0, 1))
+        found = outcomes(folder, *logs)
+        wrong = {question for question, (outcome, _) in found.items() if outcome == "difference"}
+        for question in wrong & set(counts):
+            counts[question] += 1
+        counts["any"] += bool(wrong)
+    return counts
+
+
+def planted(folder: Path, noise: Noise, share: float, steps: int, pairs: int = PAIRS) -> int:
+    """How often a step that is `share` shorter is found, and the right one named."""
+    found = 0
+    for pair in range(pairs):
+        first = synthetic(2 * pair + 1000, noise, steps=steps)
+        second = synthetic(2 * pair + 1001, noise, steps=steps, step_s=0.5 / (1 + share))
+        found += outcomes(folder, first, second)["speed"] == ("difference", "other")
+    return found
+
+
+def learned(folder: Path, noise: Noise, share: float, steps: int, pairs: int = PAIRS) -> int:
+    """How often a run is found whose loss above its floor is `share` less."""
+    found = 0
+    for pair in range(pairs):
+        first = synthetic(2 * pair + 3000, noise, steps=steps)
+        second = synthetic(2 * pair + 3001, noise, steps=steps, learns=1 - share)
+        found += outcomes(folder, first, second)["tokens"] == ("difference", "other")
+    return found
+
+
+def of_b1() -> dict[str, float]:
+    """Of the published log of case B1: how far validation strays from its neighbours, and steps from their median."""
+    log = read_log(ROOT / "examples" / "real-cases" / "b1.log")
+    times = [t for t in log.steps.time_s if 3 < t < 5]
+    losses = [e.val_loss for e in log.evaluations if e.val_loss and e.step >= 4000]
+    bends = [a - 2 * b + c for a, b, c in zip(losses, losses[1:], losses[2:], strict=False)]
+    stray = math.sqrt(fmean(bend**2 for bend in bends) / 6) / fmean(losses)  # 1 + 4 + 1 variances in each bend
+    tokens = 200 * 16 * 1024
+    return {
+        "step_deviation": stdev(times) / median(times), "steps": len(times), "evaluations": len(losses),
+        "evaluation_deviation": stray, "times_root_of_tokens": stray * math.sqrt(tokens),
+    }  # fmt: skip
+
+
+def train(folder: Path, seeds: int = 6) -> list[Path]:
+    """Tiny runs that differ in their seed alone."""
+    paths = []
+    for seed in range(1, seeds + 1):
+        out = folder / f"s{seed}"
+        words = [sys.executable, "-m", "foretrain", "train", *TRAIN, f"--seed={seed}", f"--out_dir={out}", "--quiet"]
+        subprocess.run(words, check=True, cwd=folder, stdout=subprocess.DEVNULL)
+        paths.append(out)
+    return paths
+
+
+def of_runs(paths: list[Path]) -> dict[str, Any]:
+    """Every pair of the runs compared, and how far they lie apart."""
+    subjects = [load(take_apart(str(path))) for path in paths]
+    wrong = {"speed": 0, "tokens": 0, "any": 0}
+    count = 0
+    for one, other in combinations(subjects, 2):
+        found = {v.question for v in compare([one, other]).verdicts if v.outcome == "difference"}
+        count += 1
+        wrong["any"] += bool(found)
+        for question in ("speed", "tokens"):
+            wrong[question] += question in found
+    finals = [s.val.losses[-1] for s in subjects]
+    tails = [fmean(s.train.losses[-80:]) for s in subjects]
+    steps = [s.step_s.expected_s for s in subjects if s.step_s]
+    return {
+        "runs": len(subjects), "pairs": count, "called_different": wrong,
+        "val_loss_deviation": stdev(finals) / fmean(finals), "train_loss_deviation": stdev(tails) / fmean(tails),
+        "step_deviation": stdev(steps) / fmean(steps),
+    }  # fmt: skip
+
+
+def rows_of(folder: Path) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    for name, noise in NOISES.items():
+        for steps in (200, 1000):
+            same = same_pairs(folder, noise, steps)
+            fast = {f"{share:.0%}": planted(folder, noise, share, steps) for share in (0.02, 0.03, 0.05)}
+            learns = {f"{share:.0%}": learned(folder, noise, share, steps) for share in (0.02, 0.05, 0.1)}
+            row = [name, f"{steps:,}", f"{PAIRS - same['any']}", *(str(n) for n in (*fast.values(), *learns.values()))]
+            yield row, {"noise": name, "steps": steps, "same": same, "speed_found": fast, "loss_found": learns}
+
+
+def main() -> None:
+    args = arguments("compare_power", __doc__ or "", train="train six seeds on this CPU too")
+    previous = json.loads(args.out.read_text("utf-8")) if args.out.is_file() else {}
+    data: dict[str, Any] = {"pairs": PAIRS, "b1": of_b1()}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rows, data["synthetic"] = map(list, zip(*rows_of(folder), strict=True))
+        data["trained"] = of_runs(train(folder)) if args.train else previous.get("trained")
+    columns = ["noise", "steps", "same: right", "2 % faster", "3 %", "5 %", "loss 2 % of rest", "5 %", "10 %"]
+    report(args.out, f"Of {PAIRS} pairs each", columns, rows, data)
+    if data["trained"]:
+        print(json.dumps(data["trained"], indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Predicted against measured: a plan made before a run beside what the run's own meters say.
+
+Errors are signed: +2 % means that the prediction was 2 % too high. Where one side has no figure there is no row.
+"""
+
+from typing import Literal
+
+from foretrain.predict.plan import Plan
+from foretrain.records import Record
+from foretrain.run.store import RunRecord
+
+SCHEMA = "foretrain.comparison/1"
+
+
+class Row(Record):
+    """One quantity. `low` and `high` bound the prediction where it came as a range."""
+
+    id: str
+    kind: Literal["bytes", "seconds"]
+    predicted: float
+    measured: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def in_range(self) -> bool | None:
+        """Whether the measured figure is inside the stated range; None where none was stated."""
+        return None if self.low is None or self.high is None else self.low <= self.measured <= self.high
+
+
+class Comparison(Record):
+    """Of one run. `predicted_source` and `measured_source` say where the figures are from."""
+
+    run_id: str
+    predicted_source: str
+    measured_source: str
+    memory: tuple[Row, ...]
+    time: tuple[Row, ...]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.memory + self.time
+
+
+def _row(
+    id: str, kind: Literal["bytes", "seconds"], predicted: float | None, measured: float | None,
+    low: float | None = None, high: float | None = None,
+) -> list[Row]:  # fmt: skip
+    if not predicted or not measured:
+        return []
+    return [Row(id=id, kind=kind, predicted=predicted, measured=measured, low=low, high=high)]
+
+
+def _memory(plan: Plan, run: RunRecord) -> list[Row]:
+    predicted, measured = plan.memory_of("foretrain"), run.memory
+    at_peak = {c.id: c.size_bytes for c in predicted.phase("steady_step").components} if predicted.phases else {}
+    n_params_bytes = 4 * plan.counts.n_params
+    rows = [
+        *_row("component.weights", "bytes", at_peak.get("weights"), measured.weights_bytes),
+        *_row("component.gradients", "bytes", n_params_bytes, measured.gradients_bytes),
+        *_row("component.optimizer", "bytes", at_peak.get("optimizer"), measured.optimizer_bytes),
+        *_row("component.saved", "bytes", predicted.saved_bytes, measured.saved_bytes),
+    ]
+    highest = 0
+    for phase in predicted.phases:
+        sample = measured.phase(phase.phase)
+        if sample is None:
+            continue
+        rows += _row(f"phase.{phase.phase}", "bytes", phase.allocated_bytes, sample.allocated_bytes)
+        highest = max(highest, sample.reserved_bytes or sample.process_bytes or 0)
+    worst = predicted.worst
+    id = "process.reserved" if plan.gpu.kind == "cuda" else "process.resident"
+    rows += _row(id, "bytes", worst.needed_expected_bytes, highest, worst.needed_low_bytes, worst.needed_high_bytes)
+    return rows
+
+
+def _time(plan: Plan, run: RunRecord) -> list[Row]:
+    timing = plan.timing
+    if timing is None:
+        return []
+    step, total, evaluation = timing.step_s, timing.total_s, timing.evaluation_s
+    rows = _row("time.step", "seconds", step.expected_s, run.step_s, step.low_s, step.high_s)
+    if evaluation is not None:
+        rows += _row(
+            "time.evaluation",
+            "seconds",
+            evaluation.expected_s,
+            run.evaluation_s,
+            evaluation.low_s,
+            evaluation.high_s,
+        )
+    if run.status == "finished" and not run.resumed_from:
+        rows += _row("time.run", "seconds", total.expected_s, run.wall_s, total.low_s, total.high_s)
+    return rows
+
+
+def compare(plan: Plan, run: RunRecord) -> Comparison:
+    """A plan beside the run that it was made for."""
+    voice = plan.memory_of("foretrain").source
+    return Comparison(
+        run_id=run.id,
+        predicted_source=voice,
+        measured_source=run.memory.method,
+        memory=tuple(_memory(plan, run)),
+        time=tuple(_time(plan, run)),
+    )

@@ -1,0 +1,128 @@
+"""The runs that would settle which setting did it: the first subject with one setting changed each, and their price.
+
+A run that tells about learning goes as far as the two were compared; one that tells about speed and memory alone needs
+SHORT_STEPS. Times are the planner's, times what the first subject measured against its own plan, where it did.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from foretrain.advise import settings
+from foretrain.advise.settings import Effect, Setting
+from foretrain.advise.subject import Subject
+from foretrain.config import RunConfig
+from foretrain.config_checks import check
+from foretrain.errors import UserError
+from foretrain.hardware import Gpu, find
+from foretrain.precision import check_matmul
+from foretrain.predict.memory import Verdict, predict, worst_verdict
+from foretrain.predict.plan import available, choose_dtype, timing
+from foretrain.predict.time import step_time
+from foretrain.records import Record
+
+SHORT_STEPS = 200  # at which benchmarks/compare_power.py finds 3 %
+MOST_RUNS = 8
+
+
+class OneChange(Record):
+    """One run to make. `changes`: knobs of the config of `base`; empty where no knob does it. None: not known.
+
+    `impossible`: why this cannot be changed alone; "" where it can. `scaled`: the time stands on a measured step.
+    """
+
+    base: str
+    other: str
+    setting: str
+    value: Any
+    changes: dict[str, Any]
+    settles: tuple[Effect, ...]
+    steps: int = 0
+    time_s: float | None = None
+    energy_j: float | None = None
+    cost: float | None = None
+    currency: str = ""
+    verdict: Verdict | None = None
+    scaled: bool = False
+    impossible: str = ""
+
+
+def one_change_runs(
+    base: Subject, other: Subject, differing: Sequence[Setting], place: int, compared_tokens: float | None
+) -> tuple[OneChange, ...]:
+    """A run for each setting that differs and can change anything. `place`: the position of `other` in the values.
+
+    None where one setting differs: the two runs are that comparison already.
+    """
+    can = [setting for setting in differing if setting.affects]
+    if len(can) < 2 or base.config is None:
+        return ()
+    return tuple(_run(base, other, setting, setting.values[place], compared_tokens) for setting in can[:MOST_RUNS])
+
+
+def _run(base: Subject, other: Subject, setting: Setting, value: Any, compared_tokens: float | None) -> OneChange:
+    assert base.config is not None
+    common = {
+        "base": base.label, "other": other.label, "setting": setting.name, "value": value, "settles": setting.affects,
+    }  # fmt: skip
+    gpu, changed = base.gpu, base.config
+    if setting.name == "gpu":
+        gpu, knobs = other.gpu or find(value), {}
+    else:
+        found = settings.changes(setting, base.config, value)
+        if found is None:
+            reason = "program" if setting.name == "program" else "tokens" if setting.name != "parameters" else "shape"
+            return OneChange(**common, changes={}, impossible=reason)
+        knobs = found
+        try:
+            changed = _checked(base.config, knobs)
+        except UserError as error:
+            return OneChange(**common, changes=knobs, impossible=str(error).splitlines()[-1].strip())
+    steps = SHORT_STEPS
+    if "learning" in setting.affects:
+        steps = max(1, round(compared_tokens / changed.tokens_per_step)) if compared_tokens else changed.max_iters
+    if gpu is None:
+        return OneChange(**common, changes=knobs, steps=steps)
+    try:
+        return _priced(base, changed, gpu, steps, {**common, "changes": knobs})
+    except UserError as error:  # the card cannot do what the setting asks for
+        return OneChange(**common, changes=knobs, impossible=str(error))
+
+
+def _checked(config: RunConfig, knobs: dict[str, Any]) -> RunConfig:
+    """The config with these knobs. Raises UserError where they do not go together."""
+    defaults = RunConfig().model_dump()
+    values = {k: v for k, v in config.model_dump().items() if v != defaults[k] and k != "total_batch_size"}
+    changed, problems = check(values | knobs, dict.fromkeys(knobs, "compare"))
+    if changed is None:
+        raise problems[0]
+    return changed
+
+
+def _priced(base: Subject, changed: RunConfig, gpu: Gpu, steps: int, common: dict[str, Any]) -> OneChange:
+    dtype, _ = choose_dtype(changed, gpu)
+    check_matmul(changed, gpu, dtype)
+    rent = {} if base.rent_per_hour is None else {"price_per_hour": base.rent_per_hour}
+    run = changed.model_copy(update={"max_iters": steps, **rent})
+    factor = _measured_factor(base)
+    own = run.as_nanogpt() if base.step == "nanogpt" else run
+    predicted = step_time(own, gpu, dtype, base.step, compiled=run.compile)
+    logged_s = predicted.expected_s * factor if predicted and factor else None
+    timed = timing(run, gpu, dtype, base.step, run.compile, logged_s)
+    room, _ = available(changed, gpu, base.others_bytes)
+    memory = predict(changed, gpu, dtype, base.step, compiled=changed.compile, available_bytes=room)
+    money = timed.money() if timed else None
+    return OneChange(
+        **common, steps=steps, time_s=timed.total_s.expected_s if timed else None,
+        energy_j=timed.energy_expected_j if timed else None, cost=money[1] if money else None,
+        currency=run.currency, verdict=worst_verdict(memory), scaled=factor is not None,
+    )  # fmt: skip
+
+
+def _measured_factor(base: Subject) -> float | None:
+    """What the base measured over what is predicted of it."""
+    if not base.measured or base.step_s is None or base.config is None or base.gpu is None:
+        return None
+    config = base.config.as_nanogpt() if base.step == "nanogpt" else base.config
+    dtype, _ = choose_dtype(config, base.gpu)
+    predicted = step_time(config, base.gpu, dtype, base.step, compiled=config.compile)
+    return base.step_s.expected_s / predicted.expected_s if predicted else None

@@ -1,0 +1,30 @@
+"""A config or a preset as a subject: planned, nothing measured."""
+
+from pathlib import Path
+
+from foretrain.advise.sources.given import Given
+from foretrain.advise.sources.predicted import bytes_per_token, own_step, with_forecast, with_vocabulary
+from foretrain.advise.subject import Subject
+from foretrain.configfile import resolve
+from foretrain.errors import UserError
+from foretrain.hardware import catalogue
+from foretrain.presets import PRESETS
+
+
+def claims(path: Path, head: bytes) -> bool:
+    """A TOML file, a nanoGPT file, or the name of a preset."""
+    return path.suffix in (".toml", ".py") or str(path).lower() in PRESETS
+
+
+def load(given: Given) -> Subject:
+    """The plan of the config on the card. Raises ConfigError, and UserError without a card."""
+    resolved = resolve([given.path, *given.words])
+    gpu = given.card
+    if gpu is None:
+        raise UserError("gpu.none_here", count=len(catalogue()))
+    config = with_vocabulary(resolved, None)
+    subject = Subject(
+        label=given.name, path=given.path, kind="config", others_bytes=given.held_bytes,
+        bytes_per_token=bytes_per_token(given, config),
+    )  # fmt: skip
+    return with_forecast(subject, config, gpu, own_step(resolved))

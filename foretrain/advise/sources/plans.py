@@ -1,0 +1,52 @@
+"""A plan as a subject: the file that `foretrain plan --json` wrote, or a run's plan.json."""
+
+import json
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from foretrain.advise import settings
+from foretrain.advise.sources.given import Given
+from foretrain.advise.sources.predicted import bytes_per_token
+from foretrain.advise.subject import Memory, Subject, Voice
+from foretrain.errors import UserError
+from foretrain.predict.plan import Plan
+
+
+def claims(path: Path, head: bytes) -> bool:
+    """JSON that says it is foretrain's."""
+    return b'"schema": "foretrain.' in head[:200] or (path.name == "plan.json" and head.lstrip()[:1] == b"{")
+
+
+def load(given: Given) -> Subject:
+    """The plan: foretrain's own step, as that is what it is a plan of. Raises UserError for other records."""
+    if given.words:
+        raise UserError("usage.source_has_config", path=given.path)
+    made = _read(Path(given.path))
+    worst, timing = made.memory_of("foretrain").worst, made.timing
+    memory = Memory(
+        low_bytes=worst.needed_low_bytes, expected_bytes=worst.needed_expected_bytes,
+        high_bytes=worst.needed_high_bytes, voice="predicted", what="needed",
+    )  # fmt: skip
+    subject = Subject(
+        label=given.label or (made.name if given.name in ("plan", "-") else given.name), path=given.path, kind="plan",
+        settings=settings.of_config(made.config, made.gpu, "foretrain"), config=made.config, gpu=made.gpu,
+        step="foretrain", tokens_per_step=made.config.tokens_per_step, others_bytes=made.others_bytes, memory=memory,
+        bytes_per_token=bytes_per_token(given, made.config),
+    )  # fmt: skip
+    if timing is None:
+        return subject
+    voice: Voice = timing.source
+    return subject.with_speed(timing.step_s, voice)
+
+
+def _read(path: Path) -> Plan:
+    try:
+        text = path.read_text("utf-8")
+        data = json.loads(text)
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if schema not in (None, "foretrain.plan/1"):
+            raise UserError("data.not_a_plan", path=str(path), schema=str(schema)[:60])
+        return Plan.from_json(text)
+    except (OSError, ValidationError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise UserError("data.plan_unreadable", path=str(path), reason=str(error).splitlines()[0][:200]) from None

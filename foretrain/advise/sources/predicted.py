@@ -1,0 +1,77 @@
+"""What a config alone says of a subject: its settings, and by the planner its speed and memory."""
+
+from dataclasses import replace
+
+from foretrain.advise import settings
+from foretrain.advise.sources.given import Given
+from foretrain.advise.subject import Memory, Subject
+from foretrain.config import RunConfig
+from foretrain.configfile import ResolvedConfig
+from foretrain.hardware import Gpu
+from foretrain.lm import dataset
+from foretrain.precision import check_matmul
+from foretrain.predict.memory import StepName, predict
+from foretrain.predict.plan import available, choose_dtype
+from foretrain.predict.time import is_calibrated, step_time
+
+
+def own_step(resolved: ResolvedConfig) -> StepName:
+    """nanoGPT's step for a config that is a nanoGPT file and asks for nothing of foretrain's own, else foretrain's."""
+    nanogpt = bool(resolved.files) and all(path.suffix == ".py" for path in resolved.files)
+    return "nanogpt" if nanogpt and resolved.config.as_nanogpt() == resolved.config else "foretrain"
+
+
+def with_vocabulary(resolved: ResolvedConfig, vocab_size: int | None) -> RunConfig:
+    """The config; a vocabulary that it does not set is the log's, else that of the dataset on this machine."""
+    config = resolved.config
+    if "vocab_size" in resolved.sources:
+        return config
+    if vocab_size is None and config.dataset != dataset.BUILT_IN:
+        path = dataset.find(config.dataset)
+        vocab_size = dataset.read_info(path).vocab_size if path else None
+    return config.model_copy(update={"vocab_size": vocab_size}) if vocab_size else config
+
+
+def bytes_per_token(given: Given, config: RunConfig | None) -> float | None:
+    """As given; a token of the byte tokenizer is a byte."""
+    stated = given.number("bytes_per_token", 0.1, 1000)
+    byte = config is not None and config.dataset == dataset.BUILT_IN and config.tokenizer == "byte"
+    return stated if stated is not None else 1.0 if byte else None
+
+
+def with_forecast(subject: Subject, config: RunConfig, gpu: Gpu | None, step: StepName) -> Subject:
+    """The subject with what its config settles; speed and memory predicted where they were not measured.
+
+    Raises UserError where the card cannot do what the config asks for.
+    """
+    known = settings.of_config(config, gpu, step)
+    subject = replace(
+        subject, config=config, gpu=gpu, step=step, settings=known | subject.settings,
+        tokens_per_step=subject.tokens_per_step or config.tokens_per_step,
+    )  # fmt: skip
+    if gpu is None:
+        return subject
+    dtype, _ = choose_dtype(config, gpu)
+    check_matmul(config, gpu, dtype)
+    own = config.as_nanogpt() if step == "nanogpt" else config
+    if subject.step_s is not None and subject.step_voice is not None:
+        subject = subject.with_speed(subject.step_s, subject.step_voice)
+    else:
+        step_s = step_time(own, gpu, dtype, step, compiled=config.compile)
+        if step_s is not None:
+            calibrated = is_calibrated(own, gpu, dtype, step)
+            subject = subject.with_speed(step_s, "predicted (calibrated)" if calibrated else "predicted (catalogue)")
+    if subject.memory is None:
+        subject = replace(subject, memory=needed(config, gpu, step, subject.others_bytes))
+    return subject
+
+
+def needed(config: RunConfig, gpu: Gpu, step: StepName, others_bytes: int = 0) -> Memory:
+    """The ledger's highest moment."""
+    room, _ = available(config, gpu, others_bytes)
+    dtype, _ = choose_dtype(config, gpu)
+    worst = predict(config, gpu, dtype, step, compiled=config.compile, available_bytes=room).worst
+    return Memory(
+        low_bytes=worst.needed_low_bytes, expected_bytes=worst.needed_expected_bytes,
+        high_bytes=worst.needed_high_bytes, voice="predicted", what="needed",
+    )  # fmt: skip

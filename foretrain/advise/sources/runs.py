@@ -1,0 +1,106 @@
+"""A run directory of foretrain's as a subject: everything in it was measured."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from foretrain.advise import settings
+from foretrain.advise.log_steady import steady
+from foretrain.advise.sources.given import Given
+from foretrain.advise.sources.predicted import bytes_per_token
+from foretrain.advise.subject import Memory, Subject, curve, exact
+from foretrain.errors import UserError
+from foretrain.predict.plan import Note
+from foretrain.run.store import RunDirectory, RunRecord
+from foretrain.training_log import LogHeader, Steps, TrainingLog
+
+
+def claims(path: Path, head: bytes) -> bool:
+    """A directory, or the record in it."""
+    return path.is_dir() or (path.name == "run.json" and b"foretrain.run/" in head)
+
+
+def load(given: Given) -> Subject:
+    """The run. Raises UserError where there is none, or its record is damaged."""
+    path = Path(given.path)
+    directory = RunDirectory(path if path.is_dir() else path.parent)
+    record = directory.read_record()
+    if given.words:
+        raise UserError("usage.source_has_config", path=given.path)
+    lines = directory.read_lines("metrics")
+    times = steady_times(*_columns([line for line in lines if line["kind"] == "step"]))
+    config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
+    known = settings.of_config(config, record.gpu, "foretrain") | _data(record)
+    if not times and record.step_s:
+        times = (record.step_s,)
+    middle = _median(times)
+    subject = Subject(
+        label=given.name, path=given.path, kind="run", settings=known, config=config, gpu=record.gpu, step="foretrain",
+        tokens_per_step=config.tokens_per_step, bytes_per_token=bytes_per_token(given, config), step_times_s=times,
+        others_bytes=given.held_bytes, memory=_memory(record), wall_s=record.wall_s or None, notes=_notes(record),
+        train=_curve(lines, "step", "loss"), val=_curve(lines, "evaluation", "val_loss"),
+    )  # fmt: skip
+    return subject.with_speed(exact(middle), "measured") if middle else replace(subject, mfu=record.mfu)
+
+
+def steady_times(numbers: list[int], times_s: list[float]) -> tuple[float, ...]:
+    """The steady ones of these step times: without warm-up, slow-downs and spikes, as `explain` counts them."""
+    steps, last = Steps(), None
+    for number, time_s in zip(numbers, times_s, strict=True):
+        if last is None or number <= last:
+            steps.starts.append(len(steps))
+        last = number
+        steps.number.append(number)
+        steps.time_s.append(time_s if 0 < time_s < 1e9 else math.nan)
+        steps.happened.append(0)
+    if not any(math.isfinite(time_s) for time_s in steps.time_s):
+        return ()
+    pace = steady(TrainingLog("nanochat", LogHeader(), steps, (), last or 0), None)
+    return tuple(steps.time_s[i] for i in pace.indices)
+
+
+def _columns(lines: list[dict[str, Any]]) -> tuple[list[int], list[float]]:
+    return [line["step"] for line in lines], [float(line["step_s"]) for line in lines]
+
+
+def _median(times: tuple[float, ...]) -> float | None:
+    ordered = sorted(times)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2 if ordered else None
+
+
+def _curve(lines: list[dict[str, Any]], kind: str, key: str) -> Any:
+    """Losses of one kind of line; an evaluation has no time of its own and takes that of the step before it."""
+    points: list[tuple[int, float, float | None]] = []
+    elapsed_s = 0.0
+    for line in lines:
+        elapsed_s = float(line.get("elapsed_s", elapsed_s))
+        if line["kind"] == kind:
+            points.append((line["step"], float(line[key]), elapsed_s))
+    return curve(points)
+
+
+def _data(record: RunRecord) -> dict[str, Any]:
+    """What was trained on; the fingerprint stands for the dataset where it is known."""
+    info = record.dataset
+    found = {"dataset": f"{info.name} ({info.fingerprint[:8]})" if info.fingerprint else info.name}
+    return found | ({"tokenizer": info.tokenizer} if info.tokenizer else {})
+
+
+def _memory(record: RunRecord) -> Memory | None:
+    """The highest moment: what the allocator reserved on a card, the process on a CPU."""
+    reserved = [phase.reserved_bytes for phase in record.memory.phases if phase.reserved_bytes]
+    process = [phase.process_bytes for phase in record.memory.phases if phase.process_bytes]
+    if record.memory.process_peak_bytes:
+        process.append(record.memory.process_peak_bytes)
+    highest = max(reserved or process, default=0)
+    if not highest:
+        return None
+    what = "reserved" if reserved else "process"
+    return Memory(low_bytes=highest, expected_bytes=highest, high_bytes=highest, voice="measured", what=what)
+
+
+def _notes(record: RunRecord) -> tuple[Note, ...]:
+    if record.status == "finished":
+        return ()
+    return (Note(id="unfinished", values={"status": record.status, "steps": record.steps_done}),)

@@ -1,0 +1,160 @@
+"""`foretrain compare`: runs, plans, logs and trackers' exports side by side; one run: its forecast too."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretrain.cli.common import OUT, Json, print_json, print_notes
+from foretrain.errors import UserError
+from foretrain.hardware import Gpu, detect
+from foretrain.units import parse_bytes
+
+if TYPE_CHECKING:
+    from foretrain.advise.subject import Subject
+
+EPILOG = """Examples:
+
+foretrain compare out-baby   (one run: its forecast against what it measured)
+
+foretrain compare out-a out-b
+
+foretrain compare b1.log+b1.py b2.log+b2.py --gpu "RTX 4070"   (logs, each with the config of its run)
+
+foretrain compare before=out-a after=plan.json faster=my.toml+batch_size=8 --gpu 4070
+
+foretrain compare a.csv+my.toml b.csv+my.toml+learning_rate=1e-3 --column train_loss=my/loss --json
+
+foretrain compare home=my.toml+gpu=4070 cloud=my.toml+gpu=A100-SXM4-80GB --price "A100-SXM4-80GB=1.2" """
+
+Sources = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[NAME=]SOURCE...",
+        help="A run directory, a plan (JSON), a config or preset, a log of nanoGPT, nanochat, build-nanogpt or "
+        "llm.c, or an export of wandb, TensorBoard, MLflow or trackio (CSV, JSON). After a +: the config of the run, "
+        "knobs as batch_size=8, and gpu=, others=, tokens_per_step=, bytes_per_token=, run=.",
+        show_default=False,
+    ),
+]
+GpuOption = Annotated[
+    str, typer.Option("--gpu", help="The card of logs, exports and configs; auto: as the log says, or this machine's.")
+]
+OthersOption = Annotated[str, typer.Option("--others", help="Memory that other programs hold on the card, as 2GB.")]
+PriceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--price", help="What an hour costs to rent, as 0.35/h, or by card: '4090=0.35,A100=1.2'.", metavar="PRICE"
+    ),
+]
+ColumnOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        help="Where an export has other names: train_loss=my/loss; also step, val_loss, val_bpb, step_s, step_ms, "
+        "tokens, tokens_per_s, seconds, timestamp.",
+        metavar="ROLE=NAME",
+    ),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("compare", epilog=EPILOG)(compare_command)
+
+
+def compare_command(
+    sources: Sources,
+    gpu: GpuOption = "auto",
+    others: OthersOption = "",
+    price: PriceOption = None,
+    column: ColumnOption = None,
+    as_json: Json = False,
+) -> None:
+    """What differs between runs, which was better, by how much beyond noise, and whether one setting did it."""
+    if len(sources) == 1 and Path(sources[0]).is_dir():
+        _forecast_check(Path(sources[0]), as_json)
+        return
+    from foretrain.advise.compare import SCHEMA, compare
+    from foretrain.advise.sources import load
+    from foretrain.advise.sources.given import take_apart
+
+    card, held, columns = _card(gpu), _held(others), _columns(column or [])
+    given = [replace(take_apart(word), gpu=card, others_bytes=held, columns=columns) for word in sources]
+    if len(given) == 1:
+        raise UserError("usage.compare_one", path=given[0].path)
+    subjects = []
+    for one in given:
+        subjects.append(load(one))
+        if one.words and one.resolved:
+            print_notes(one.resolved.notes, quiet=as_json)
+    found = compare(_priced(subjects, price))
+    if as_json:
+        print_json(found.to_json(schema=SCHEMA))
+        return
+    from foretrain.report import compare_view, text
+
+    text.render(compare_view.document(found), OUT)
+
+
+def _forecast_check(run: Path, as_json: bool) -> None:
+    """Predicted against measured for one run."""
+    from foretrain.advise.forecast_check import SCHEMA
+    from foretrain.cli.runs import load
+
+    _, comparison = load(run)
+    if as_json:
+        errors = {row.id: row.error for row in comparison.rows}
+        print_json({**comparison.to_json(schema=SCHEMA), "errors": errors})
+        return
+    from foretrain.report import run_view, text
+
+    text.render(run_view.comparison_document(comparison), OUT)
+
+
+def _card(name: str) -> Gpu | None:
+    """The card of --gpu; auto is this machine's, where it has one that the catalogue knows."""
+    from foretrain.advise.sources.given import card
+
+    if name.lower() != "auto":
+        return card(name)
+    try:
+        here = detect()
+    except UserError:
+        return None
+    return here.gpu if here else None
+
+
+def _held(others: str) -> int:
+    try:
+        return parse_bytes(others) if others else 0
+    except ValueError:
+        raise UserError("gpu.bad_memory", option="--others", value=others) from None
+
+
+def _columns(words: list[str]) -> dict[str, str]:
+    """{role: column} of --column. Raises UserError for a role that there is not."""
+    from foretrain.advise.sources.tables import NAMES
+
+    found = {}
+    for word in words:
+        role, equals, name = word.partition("=")
+        if not equals or role not in NAMES or not name:
+            raise UserError("usage.bad_column", value=word[:80], roles=list(NAMES))
+        found[role] = name
+    return found
+
+
+def _priced(subjects: "list[Subject]", price: str | None) -> "list[Subject]":
+    """The subjects with the rent of their cards, so that money can be compared."""
+    if price is None:
+        return subjects
+    from foretrain.cli.plan_limits import Limits, priced, prices_of
+    from foretrain.config import RunConfig
+    from foretrain.configfile import ResolvedConfig
+
+    cards = {subject.gpu.name: subject.gpu for subject in subjects if subject.gpu is not None}
+    limits = Limits(price=price)
+    base = priced(ResolvedConfig(RunConfig(), {}), limits).config
+    rents = dict(zip(cards, prices_of(limits, base, list(cards.values())), strict=True))
+    return [replace(s, rent_per_hour=rents[s.gpu.name]) if s.gpu and rents[s.gpu.name] else s for s in subjects]

@@ -1,0 +1,676 @@
+"""Side by side: what differs, noise, attribution, every source, case B, and whatever else can be given to it."""
+
+import csv
+import io
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean, median, stdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrain import messages
+from foretrain.advise import noise, settings
+from foretrain.advise.compare import Comparison, compare
+from foretrain.advise.equal import meet
+from foretrain.advise.questions import SAME_CARD_RATIO
+from foretrain.advise.sources import LOADERS, load
+from foretrain.advise.sources.given import Given, take_apart
+from foretrain.advise.sources.table_file import number, read_table
+from foretrain.advise.subject import Curve, Subject, curve, exact
+from foretrain.errors import UserError
+from foretrain.hardware import find
+from foretrain.lm.dataset import DatasetInfo
+from foretrain.report import compare_view, html
+from foretrain.report import text as text_view
+from foretrain.run.store import SCHEMA, MeasuredMemory, MeasuredPhase, RunRecord
+from tests.helpers import REPO, foretrain, tiny
+
+CASES = REPO / "examples" / "real-cases"
+GPU = find("RTX 4070")
+sys.path.insert(0, str(REPO / "benchmarks"))
+from compare_power import NOISES, planted, same_pairs, synthetic  # noqa: E402
+
+
+def of(word: str, **more: object) -> Subject:
+    return load(replace(take_apart(word), gpu=GPU, **more))
+
+
+def shown(found: Comparison, width: int = 80) -> str:
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+    text_view.render(compare_view.document(found), console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def failed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str, code: int) -> str:
+    """The one sentence of a command that must end with this code."""
+    from foretrain import cli
+
+    monkeypatch.setattr(sys, "argv", ["foretrain", "compare", *words])
+    assert cli._run() == code
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("error: ")
+    return err
+
+
+def write_run(
+    path: Path, *, seed: int = 1, step_s: float = 0.1, steps: int = 60, learns: float = 1.0, **knobs: object
+) -> Path:
+    """A run directory as the trainer leaves it, with made-up measurements."""
+    rng = random.Random(seed)
+    config = tiny(max_iters=steps, lr_decay_iters=steps, seed=seed, **knobs)
+    path.mkdir()
+    gpu = GPU
+    info = DatasetInfo(name="toy", path="toy", train_tokens=2000, val_tokens=500, fingerprint="0123456789abcdef")
+    memory = MeasuredMemory(
+        method="max_memory_allocated",
+        phases=(MeasuredPhase(phase="steady_step", allocated_bytes=2**28, reserved_bytes=2**29),),
+    )
+    record = RunRecord(
+        id=path.name, name="tiny", status="finished", started_at="2026-01-01T00:00:00+00:00", config=config, gpu=gpu,
+        dtype="float32", compiled=False, dataset=info, n_params=1000, steps_done=steps, wall_s=steps * step_s,
+        memory=memory,
+    )  # fmt: skip
+    path.joinpath("run.json").write_text(json.dumps(record.to_json(schema=SCHEMA)))
+    lines = []
+    for i in range(steps):
+        loss = 2 + learns * 3 * (i + 3) ** -0.4 * (1 + rng.gauss(0, 0.01))
+        time_s = step_s * (1 + rng.gauss(0, 0.005))
+        lines.append(
+            {"kind": "step", "step": i, "loss": loss, "grad_norm": 1.0, "learning_rate": 1e-3, "step_s": time_s,
+             "tokens_per_s": 128 / time_s, "mfu": None, "memory_bytes": None, "elapsed_s": (i + 1) * step_s, "eta_s": 0.0}
+        )  # fmt: skip
+        if i % 10 == 0:
+            lines.append({"kind": "evaluation", "step": i, "train_loss": loss, "val_loss": loss + 0.01, "evaluation_s": 0.1, "best": True})  # fmt: skip
+    path.joinpath("metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+# -- case B ------------------------------------------------------------------------------------------------
+
+
+def case_b() -> Comparison:
+    return compare([of(f"B1={CASES}/b1.log+{CASES}/b1.py"), of(f"B2={CASES}/b2.csv+{CASES}/b2.py")])
+
+
+def test_case_b_is_not_attributed_and_its_settings_are_named() -> None:
+    found = case_b()
+    named = [setting.name for setting in found.differing if setting.matters]
+    assert named == ["n_embd", "learning_rate", "batch_size x accumulation"]
+    for question in ("speed", "flops", "hours", "memory"):
+        assert found.verdict(question).attribution == "confounded"
+    assert set(found.verdict("speed").settings) == {"n_embd", "batch_size x accumulation"}  # no rate changes a speed
+    assert set(found.verdict("flops").settings) == {"n_embd", "learning_rate"}  # no split changes what a token teaches
+    text = " ".join(shown(found).split())
+    assert "3 settings differ, in the groups model, optimizer and execution" in text
+    assert "No difference below can be put down to one of them alone" in text
+    # 0.0134 nats apart at iteration 500, in two runs with one seed each.
+    tokens = found.verdict("tokens")
+    assert tokens.outcome == "within_noise"
+    assert tokens.pair
+    assert (tokens.pair.one_value, tokens.pair.other_value) == (5.5194, 5.5328)
+    assert tokens.pair.at == 500 * 524_288
+
+
+def test_case_b1_does_69_percent_of_its_card_and_not_12_9() -> None:
+    side = case_b().sides[0]
+    flops = 6 * 40_560_000 + 12 * 12 * 384 * 1024  # nanoGPT's estimate_mfu
+    assert side.step_s == pytest.approx(3.9095, rel=1e-3)
+    assert side.mfu == pytest.approx(524_288 * flops / side.step_s / 58.3e12, rel=2e-3)
+    assert side.mfu is not None
+    assert round(side.mfu, 2) == 0.69
+    assert side.nanogpt_mfu == pytest.approx(0.129, abs=1e-3)
+    assert side.micro_batch_s == pytest.approx(side.step_s / 32)
+
+
+def test_runs_that_would_settle_case_b_change_one_setting_each() -> None:
+    runs = {run.setting: run for run in case_b().one_change}
+    assert runs["n_embd"].changes == {"n_embd": 768}
+    assert runs["learning_rate"].changes == {"learning_rate": 3e-4, "min_lr": 3e-5}
+    assert runs["batch_size x accumulation"].changes == {"batch_size": 8, "gradient_accumulation_steps": 64}
+    assert runs["learning_rate"].steps == 500  # as far as the two were compared
+    # The other rate costs no time: 500 steps as logged, compilation, evaluations and saving on top.
+    assert runs["learning_rate"].time_s == pytest.approx(500 * 3.9095, rel=0.08)
+    assert runs["learning_rate"].scaled
+    for run in runs.values():
+        assert run.energy_j
+        assert run.cost == pytest.approx(run.energy_j / 3.6e6 * 0.30)
+    assert runs["n_embd"].verdict == "does_not_fit"  # 124M at a micro-batch of 16 on 12 GB
+
+
+def test_one_difference_takes_the_credit() -> None:
+    found = compare([of(f"a={CASES}/b1.py"), of(f"b={CASES}/b1.py+batch_size=8+gradient_accumulation_steps=64")])
+    assert [s.name for s in found.differing if s.matters] == ["batch_size x accumulation"]
+    verdict = found.verdict("memory")
+    assert (verdict.outcome, verdict.attribution, verdict.settings) == (
+        "forecast",
+        "one",
+        ("batch_size x accumulation",),
+    )
+    assert not found.one_change
+    assert "may be put down to it" in shown(found)
+
+
+# -- noise -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("p", "df", "table"),
+    [
+        (0.975, 3, 3.182),
+        (0.995, 3, 5.841),
+        (0.995, 5, 4.032),
+        (0.995, 10, 3.169),
+        (0.975, 30, 2.042),
+        (0.995, 1e9, 2.576),
+    ],
+)
+def test_quantiles_of_students_t_are_those_of_the_tables(p: float, df: float, table: float) -> None:
+    assert noise.t_quantile(p, df) == pytest.approx(table, rel=0.01)
+
+
+def test_bootstrap_of_independent_values_is_the_classical_error() -> None:
+    rng = random.Random(1)
+    values = [rng.gauss(10, 1) for _ in range(200)]
+    mean, error, _ = noise.bootstrap(values, fmean)
+    assert mean == pytest.approx(fmean(values))
+    assert error == pytest.approx(stdev(values) / math.sqrt(200), rel=0.3)
+
+
+def test_bootstrap_sees_that_neighbours_resemble_each_other() -> None:
+    """The mean of an AR(1) series with rho 0.8 has three times the error of an independent one: sqrt(1.8 / 0.2)."""
+    rng = random.Random(2)
+    values, value = [], 0.0
+    for _ in range(2000):
+        value = 0.8 * value + rng.gauss(0, 1)
+        values.append(value)
+    _, error, _ = noise.bootstrap(values, fmean)
+    naive = stdev(values) / math.sqrt(len(values))
+    assert 2 < error / naive < 4.5
+
+
+def test_the_same_input_gives_the_same_answer() -> None:
+    assert case_b() == case_b()
+
+
+def test_pairs_that_differ_in_their_seed_alone_are_not_called_different(tmp_path: Path) -> None:
+    for name in ("card", "busy"):
+        assert same_pairs(tmp_path, NOISES[name], 200, pairs=12)["any"] == 0
+
+
+def test_three_percent_over_200_steps_is_found(tmp_path: Path) -> None:
+    assert planted(tmp_path, NOISES["desktop"], 0.03, 200, pairs=12) >= 11
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(NOISES))
+def test_of_a_hundred_pairs_95_are_right(tmp_path: Path, name: str) -> None:
+    assert same_pairs(tmp_path, NOISES[name], 200)["any"] <= 5
+    assert planted(tmp_path, NOISES[name], 0.03, 200) >= 95
+
+
+def test_committed_result_holds_the_promise() -> None:
+    result = json.loads((REPO / "benchmarks" / "results" / "compare_power.json").read_text("utf-8"))
+    for row in result["synthetic"]:
+        assert row["same"]["any"] <= 5
+        assert row["speed_found"]["3%"] >= 95
+    assert result["trained"]["called_different"]["tokens"] <= 0.05 * result["trained"]["pairs"]
+
+
+def timed(times: list[float], **more: object) -> Subject:
+    middle = median(times)
+    known = {"label": "x", "path": "x", "kind": "log", "tokens_per_step": 1000, "step_times_s": tuple(times)}
+    return Subject(**{**known, "step_s": exact(middle), "step_voice": "measured (log)", **more})  # type: ignore[arg-type]
+
+
+@given(st.integers(0, 10**6), st.floats(0.0001, 0.03), st.floats(-0.5, 1.0))
+def test_intervals_hold_the_planted_difference_and_are_symmetric(seed: int, deviation: float, share: float) -> None:
+    rng = random.Random(seed)
+    one = [1 + rng.gauss(0, deviation) for _ in range(40)]
+    other = [(1 + share) * (1 + rng.gauss(0, deviation)) for _ in range(40)]
+    forth, back = noise.of_times(one, other), noise.of_times(other, one)
+    assert forth
+    assert back
+    assert forth.low <= (1 + share) * (1 + 4 * deviation / math.sqrt(10)) - 1
+    assert forth.high >= (1 + share) * (1 - 4 * deviation / math.sqrt(10)) - 1
+    assert (1 + forth.share) * (1 + back.share) == pytest.approx(1)
+    assert forth.low <= forth.share <= forth.high
+
+
+def test_too_few_steps_are_said_to_be_too_few() -> None:
+    found = compare([timed([1.0, 1.01, 1.02]), timed([0.5, 0.51, 0.52], label="y", path="y")])
+    assert found.verdict("speed").outcome == "few_steps"
+    assert "too few steps" in " ".join(shown(found).split())
+
+
+def test_predicted_ratios_on_one_card_are_as_good_as_stated() -> None:
+    """Published runs of one source, card and program: ratios of their steps against the predicted ratios."""
+    from time_against_logs import case_of
+
+    logs = json.loads((REPO / "benchmarks" / "published_logs.json").read_text("utf-8"))["logs"]
+    cases = [case_of(log) for log in logs if not log["doubtful"]]
+    off = [
+        abs(math.log((1 + a["error"]) / (1 + b["error"])))
+        for a, b in combinations(cases, 2)
+        if all(a[key] == b[key] for key in ("gpu", "kind", "compiled"))
+        and a["source"].partition("#")[0].partition(":")[0] == b["source"].partition("#")[0].partition(":")[0]
+    ]
+    assert len(off) >= 15
+    assert sum(error <= SAME_CARD_RATIO for error in off) / len(off) >= 0.9
+
+
+# -- losses at equal places --------------------------------------------------------------------------------
+
+
+def learned(losses: Callable[[int], float], steps: int, **more: object) -> Subject:
+    points = [(i, losses(i), float(i)) for i in range(steps)]
+    return timed([1.0] * 20, train=curve(points), **more)
+
+
+def test_equal_tokens_and_equal_hours_are_where_they_ought_to_be() -> None:
+    """The second takes half the time a step and has half the tokens a step: closed forms on straight lines."""
+    one = learned(lambda i: 10 - i / 100, 100)
+    points = [(i, 10 - i / 200, i / 2) for i in range(400)]
+    other = timed([0.5] * 20, train=curve(points), tokens_per_step=500, label="y")
+    tokens, hours = meet(one, other, "tokens"), meet(one, other, "hours")
+    assert tokens
+    assert hours
+    assert tokens.at == 99_000
+    assert tokens.one == pytest.approx(10 - 0.9 * 99 / 100, abs=0.01)  # the middle of the last fifth
+    assert tokens.other == pytest.approx(tokens.one, abs=0.01)
+    assert hours.at == pytest.approx(99 / 3600)
+    assert hours.other == pytest.approx(hours.one, abs=0.01)
+
+
+def test_validation_of_unlike_steps_is_interpolated_in_the_logarithm() -> None:
+    config = tiny()
+
+    def law(x: float) -> float:
+        return 8 - math.log(x)
+
+    one = timed([1.0] * 9, val=curve([(i, law(i), None) for i in (100, 200, 400)]), config=config)
+    other = timed([1.0] * 9, val=curve([(i, law(i), None) for i in (50, 150, 300, 350)]), config=config, label="y")
+    found = meet(one, other, "tokens")
+    assert found
+    assert found.at == 200_000
+    assert found.one == pytest.approx(found.other)
+
+
+def test_curves_without_a_common_stretch_are_told_apart() -> None:
+    early = timed([1.0] * 9, train=curve([(i, 5.0, None) for i in range(1, 50)]))
+    late = timed([1.0] * 9, train=curve([(i, 3.0, None) for i in range(1000, 1100)]), label="late", path="y")
+    verdict = compare([early, late]).verdict("tokens")
+    assert (verdict.outcome, verdict.reason) == ("not_comparable", "nothing_common")
+
+
+def test_losses_that_are_not_finite_are_left_out_and_said(tmp_path: Path) -> None:
+    lines = synthetic(1, NOISES["card"], steps=200).splitlines()
+    lines = ["iter 150: loss nan, time 500.00ms" if line.startswith("iter 150:") else line for line in lines]
+    Path("nan.log").write_text("\n".join(lines))
+    Path("ok.log").write_text(synthetic(2, NOISES["card"], steps=200))
+    found = compare([of("nan.log"), of("ok.log")])
+    assert found.sides[0].notes[0].values == {"count": 1, "first": 150}
+    assert "not finite" in shown(found)
+    assert found.verdict("tokens").outcome == "within_noise"
+
+
+def test_curve_of_a_resumed_run_has_each_step_once() -> None:
+    found = curve([(0, 5.0, 0.0), (1, 4.0, 1.0), (2, 3.9, 2.0), (1, 4.1, 5.0), (2, math.nan, 6.0), (3, 3.5, 7.0)])
+    assert found == Curve(steps=(0, 1, 3), losses=(5.0, 4.1, 3.5), seconds_s=(0.0, 5.0, 7.0))
+
+
+# -- other tokens ------------------------------------------------------------------------------------------
+
+
+def text_run(per_token: float | None, loss: float, **more: object) -> Subject:
+    known = {"label": "a", "path": "a", "kind": "table", "tokens_per_step": 1000, "bytes_per_token": per_token}
+    points = [(i, loss, None) for i in range(1, 40)]
+    return Subject(**{**known, "train": curve(points), **more})  # type: ignore[arg-type]
+
+
+def test_other_vocabularies_are_compared_in_bits_per_byte() -> None:
+    """3.0 nats over 4 bytes are 1.082 bits a byte, 1.0 nat over 1 byte is 1.443."""
+    one = text_run(4.0, 3.0, settings={"vocab_size": 50257})
+    other = text_run(1.0, 1.0, settings={"vocab_size": 256}, label="b")
+    pair = compare([one, other]).verdict("tokens").pair
+    assert pair
+    assert pair.one == "a"
+    assert pair.one_value == pytest.approx(3 / math.log(2) / 4)
+    assert pair.other_value == pytest.approx(1 / math.log(2))
+    assert pair.unit == "bits a byte"
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ({"vocab_size": 50257}, {"vocab_size": 256}), ({"dataset": "owt"}, {"dataset": "shakespeare"}),
+        ({"dataset": "toy (01234567)"}, {"dataset": "toy (76543210)"}),
+    ],
+)  # fmt: skip
+def test_other_tokens_without_their_bytes_are_not_compared(pair: tuple[dict[str, object], dict[str, object]]) -> None:
+    one, other = (text_run(None, 3.0 + i, settings=known, label=f"r{i}") for i, known in enumerate(pair))
+    found = compare([one, other])
+    assert found.verdict("tokens").reason == "other_tokens"
+    assert found.losses_apart == (next(iter(pair[0])),)
+    assert "bytes_per_token" in shown(found)
+
+
+def test_padding_of_a_vocabulary_and_a_name_with_a_fingerprint_change_no_loss() -> None:
+    one = text_run(None, 3.0, settings={"vocab_size": 50257, "dataset": "owt"})
+    other = text_run(None, 2.0, settings={"vocab_size": 50304, "dataset": "owt (0123)"}, label="b")
+    verdict = compare([one, other]).verdict("tokens")
+    assert verdict.pair
+    assert verdict.pair.unit == "nats a token"
+
+
+# -- sources -----------------------------------------------------------------------------------------------
+
+
+def test_runs_are_compared_as_measured() -> None:
+    write_run(Path("a"))
+    write_run(Path("b"), seed=2, step_s=0.08, batch_size=8, gradient_accumulation_steps=1)
+    found = compare([of("a"), of("b")])
+    assert [side.speed_voice for side in found.sides] == ["measured", "measured"]
+    assert [side.memory_bytes for side in found.sides] == [2**29, 2**29]
+    verdict = found.verdict("speed")
+    assert (verdict.outcome, verdict.attribution) == ("difference", "one")
+    assert verdict.pair
+    assert verdict.pair.one == "b"
+    assert verdict.pair.share == pytest.approx(0.25, abs=0.01)
+    assert verdict.pair.low
+    assert verdict.pair.low > 0.2
+    assert found.verdict("memory").outcome == "within_noise"
+    assert found.verdict("tokens").outcome == "within_noise"
+    assert [s.name for s in found.differing if not s.matters] == ["seed", "eval_sequences"]
+
+
+def test_a_difference_that_no_setting_explains_is_given_to_none() -> None:
+    write_run(Path("a"))
+    write_run(Path("b"), seed=2, step_s=0.15)
+    verdict = compare([of("a"), of("b")]).verdict("speed")
+    assert (verdict.outcome, verdict.attribution) == ("difference", "none")
+
+
+def test_a_plan_of_the_command_line_is_a_source() -> None:
+    Path("p.json").write_text(foretrain("plan", "gpt2-124m", "--gpu", "4070", "--json").stdout)
+    split = json.loads(Path("p.json").read_text())["config"]
+    half, double = split["batch_size"] // 2, split["gradient_accumulation_steps"] * 2
+    found = compare([of("p.json"), of(f"gpt2-124m+batch_size={half}+gradient_accumulation_steps={double}")])
+    assert found.sides[0].kind == "plan"
+    assert found.sides[0].label == "p"
+    assert [s.name for s in found.differing if s.matters] == ["batch_size x accumulation"]
+    assert found.sides[0].memory_voice == "predicted"
+
+
+def test_a_log_alone_leaves_unknown_what_it_does_not_say() -> None:
+    Path("x.log").write_text("Overriding: learning_rate = 1e-3\n" + synthetic(1, NOISES["card"], steps=100))
+    Path("y.log").write_text("Overriding: learning_rate = 3e-4\n" + synthetic(2, NOISES["card"], steps=100, step_s=0.4))
+    found = compare([of("x.log"), of("y.log")])
+    assert [s.name for s in found.differing] == ["learning_rate"]
+    assert not found.unknown  # neither says the rest, so nothing is known of one alone
+    found = compare([of("x.log"), of(f"y.log+{CASES}/b1.py")])
+    assert "n_embd" in [s.name for s in found.unknown]
+    assert found.verdict("speed").attribution == "unknown"
+
+
+def csv_text(names: list[str], rows: list[list[object]]) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file)
+    writer.writerows([names, *rows])
+    return file.getvalue()
+
+
+STEPS = range(0, 400, 10)
+EXPORTS: dict[str, Callable[[], str]] = {
+    "wandb_chart.csv": lambda: csv_text(
+        ["Step", "brisk-1 - train/loss", "brisk-1 - train/loss__MIN", "brisk-1 - train/loss__MAX"],
+        [[i, 5 - i / 200, 5 - i / 200, 5 - i / 200] for i in STEPS],
+    ),
+    "wandb_history.jsonl": lambda: "\n".join(
+        json.dumps({"_step": i, "_runtime": i * 0.5, "_timestamp": 1.7e9 + i, "train/loss": 5 - i / 200}) for i in STEPS
+    ),
+    "wandb_history.json": lambda: json.dumps([{"_step": i, "_runtime": i * 0.5, "train/loss": 5 - i / 200} for i in STEPS]),
+    "run-a-tag-train_loss.csv": lambda: csv_text(
+        ["Wall time", "Step", "Value"], [[1.7e9 + i * 0.5, i, 5 - i / 200] for i in STEPS]
+    ),
+    "run-a-tag-loss.json": lambda: json.dumps([[1.7e9 + i * 0.5, i, 5 - i / 200] for i in STEPS]),
+    "mlflow.csv": lambda: csv_text(
+        ["run_id", "key", "value", "step", "timestamp"],
+        [["abc", "train/loss", 5 - i / 200, i, int((1.7e9 + i * 0.5) * 1000)] for i in STEPS],
+    ),
+    "mlflow.json": lambda: json.dumps(
+        {"metrics": [{"key": "loss", "value": 5 - i / 200, "step": i, "timestamp": int((1.7e9 + i * 0.5) * 1000)} for i in STEPS]}
+    ),
+    "trackio.csv": lambda: csv_text(
+        ["step", "timestamp", "loss"],
+        [[i, f"2026-01-01T00:{i // 120:02d}:{i / 2 % 60:06.3f}+00:00", 5 - i / 200] for i in STEPS],
+    ),
+    "own.tsv": lambda: "step\ttrain_loss\tstep_ms\n" + "\n".join(f"{i}\t{5 - i / 200}\t500" for i in STEPS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(EXPORTS))
+def test_exports_of_trackers_are_read(name: str) -> None:
+    Path(name).write_text(EXPORTS[name](), "utf-8")
+    subject = of(f"{name}+tokens_per_step=1000")
+    assert subject.kind == "table"
+    assert subject.train.steps == tuple(STEPS)
+    assert subject.train.losses[-1] == pytest.approx(5 - 390 / 200)
+    if name != "wandb_chart.csv":  # which has no times
+        assert subject.step_s
+        assert subject.step_s.expected_s == pytest.approx(0.5)
+        assert subject.tokens_per_s == pytest.approx(2000)
+
+
+def test_tensorboards_curves_are_put_together_and_columns_can_be_named() -> None:
+    for tag, shift in (("train_loss", 0.0), ("val_loss", 0.1)):
+        rows = [[1.7e9 + i * 0.5, i, 5 + shift - i / 200] for i in STEPS]
+        Path(f"run-a-tag-{tag}.csv").write_text(csv_text(["Wall time", "Step", "Value"], rows))
+    subject = of("a=run-a-tag-train_loss.csv+run-a-tag-val_loss.csv")
+    assert len(subject.train) == len(subject.val) == len(STEPS)
+    Path("odd.csv").write_text(csv_text(["n", "my/loss"], [[i, 4.0] for i in STEPS]))
+    assert len(of("odd.csv", columns={"step": "n", "train_loss": "my/loss"}).train) == len(STEPS)
+
+
+def test_of_a_chart_with_several_runs_one_must_be_chosen() -> None:
+    rows = [[i, 4.0, 3.0] for i in STEPS]
+    Path("two.csv").write_text(csv_text(["Step", "a - train/loss", "b - train/loss"], rows))
+    with pytest.raises(UserError, match="holds several runs"):
+        of("two.csv")
+    found = compare([of("one=two.csv+run=a"), of("other=two.csv+run=b")])
+    assert found.sides[1].train_loss == 3.0
+    assert found.verdict("tokens").outcome == "difference"
+    assert "at step 390" in " ".join(shown(found).split())
+
+
+@given(st.text(max_size=400))
+def test_no_text_breaks_the_reader_of_tables(content: str) -> None:
+    path = Path("t.csv")
+    path.write_text(content, "utf-8")
+    for name in ("t.csv", "t.jsonl"):
+        path = path.rename(name)
+        try:
+            of(name)
+        except UserError as error:
+            assert str(error)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["step", "_step", "loss", "key", "value", "metrics", "x"]), inner, max_size=4), max_leaves=12))  # fmt: skip
+def test_no_json_breaks_the_reader_of_tables(value: object) -> None:
+    Path("t.json").write_text(json.dumps(value), "utf-8")
+    try:
+        assert load(Given(path="t.json"))
+    except UserError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [
+        ("1.5", 1.5),
+        (2, 2.0),
+        (True, None),
+        ("", None),
+        (None, None),
+        ("x", None),
+        ("2026-01-01T00:00:00+00:00", 1767225600.0),
+    ],
+)
+def test_cells_become_numbers(cell: object, value: float | None) -> None:
+    assert number(cell) == value
+
+
+def test_every_loader_is_reached() -> None:
+    assert [loader.id for loader in LOADERS] == ["run", "config", "plan", "table", "log"]
+
+
+@pytest.mark.parametrize(
+    ("word", "path", "label", "words"),
+    [
+        ("b1.log+b1.py", "b1.log", "", ("b1.py",)), ("wide=b1.log+batch_size=8", "b1.log", "wide", ("--batch_size=8",)),
+        ("a+b.log+b1.py", "a+b.log", "", ("b1.py",)), ("lr=3.log", "lr=3.log", "", ()),
+        ("x=gpt2-124m+--n_layer=6", "gpt2-124m", "x", ("--n_layer=6",)),
+    ],
+)  # fmt: skip
+def test_a_source_is_taken_apart(word: str, path: str, label: str, words: tuple[str, ...]) -> None:
+    for name in ("b1.log", "a+b.log", "lr=3.log"):
+        Path(name).touch()
+    found = take_apart(word)
+    assert (found.path, found.label, found.words) == (path, label, words)
+
+
+# -- settings ----------------------------------------------------------------------------------------------
+
+
+def test_every_knob_has_a_group_and_effects() -> None:
+    from foretrain.configfile import KNOBS
+
+    for knob in KNOBS.values():
+        if knob.group in settings._GROUP_OF_KNOBS and not knob.inert:
+            group, affects = settings._kind(knob.name)
+            assert group in settings.GROUPS
+            assert set(affects) <= {"speed", "memory", "learning"}
+
+
+def test_idle_knobs_are_no_difference() -> None:
+    one, other = (
+        timed(
+            [1.0] * 9, settings=settings.of_config(tiny(muon_momentum=m), GPU, "foretrain"), label=f"m{m}", path=f"m{m}"
+        )
+        for m in (0.9, 0.95)
+    )
+    assert not settings.between([one, other])
+
+
+# -- the command line --------------------------------------------------------------------------------------
+
+
+def test_command_line_shows_case_b_and_its_json_reads_back() -> None:
+    words = [f"B1={CASES}/b1.log+{CASES}/b1.py", f"B2={CASES}/b2.csv+{CASES}/b2.py", "--gpu", "RTX 4070"]
+    result = foretrain("compare", *words)
+    assert result.returncode == 0, result.stderr
+    assert "69.0 %" in result.stdout
+    data = json.loads(foretrain("compare", *words, "--json").stdout)
+    assert data["schema"] == "foretrain.compare/1"
+    assert Comparison.from_json(json.dumps(data)).verdict("speed").attribution == "confounded"
+
+
+def test_many_subjects_fit_80_columns_and_html() -> None:
+    subjects = [
+        of(f"m{n}=gpt2-124m+batch_size={n}+gradient_accumulation_steps={480 // n}") for n in (12, 10, 8, 6, 5, 4)
+    ]
+    for count in (2, 3, 4, 6):
+        found = compare(subjects[:count])
+        text = shown(found)
+        assert max(len(line) for line in text.splitlines()) <= 80
+        assert "against m12" in text or count == 2
+    assert "<table" in html.render(compare_view.document(found))
+
+
+def test_rent_decides_what_is_learned_for_the_money() -> None:
+    words = ["a=gpt2-124m+gpu=4070", "b=gpt2-124m+gpu=4090", "--price", "RTX 4070=0.1,RTX 4090=0.4", "--json"]
+    data = json.loads(foretrain("compare", *words).stdout)
+    cheap, dear = (side["cost_per_hour"] for side in data["sides"])
+    assert 0.1 < cheap < 0.2
+    assert 0.4 < dear < 0.7
+
+
+def test_comparing_starts_without_torch_or_numpy() -> None:
+    words = ["compare", f"{CASES}/b1.log+{CASES}/b1.py", f"{CASES}/b2.csv+{CASES}/b2.py", "--gpu", "4070"]
+    code = (
+        "import sys\nfrom foretrain.cli import app\n"
+        f"try: app({words!r})\nexcept SystemExit as e: assert e.code in (0, None), e.code\n"
+        "heavy = {'torch', 'numpy', 'safetensors', 'tokenizers'} & set(sys.modules)\nassert not heavy, heavy"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_bad_sources_are_one_sentence_and_a_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("x.log").write_text(synthetic(1, NOISES["card"], steps=60))
+    Path("copy.log").write_text(synthetic(1, NOISES["card"], steps=60))
+    Path("empty.log").touch()
+    Path("binary.csv").write_bytes(b"\x00\x01" * 50)
+    Path("binary.log").write_bytes(b"\x00\x01" * 50)
+    Path("other.log").write_text("Epoch 1: 100%|####| loss=3.2\n")
+    Path("columns.csv").write_text("a,b\n1,2\n")
+    Path("words.csv").write_text("step,loss\nx,y\n")
+    Path("error.json").write_text('{"schema": "foretrain.error/1", "id": "x"}')
+    Path("half.json").write_text('{"schema": "foretrain.plan/1", "name"')
+    Path("nothing").mkdir()
+    half = write_run(Path("half"))
+    (half / "run.json").write_text((half / "run.json").read_text()[:200])
+    for source in ("empty.log", "binary.csv", "binary.log", "other.log", "columns.csv", "words.csv", "error.json",
+                   "half.json", "nothing", "half", "missing.log"):  # fmt: skip
+        with pytest.raises(UserError) as caught:
+            of(source)
+        assert int(caught.value.exit_code) == 7, source
+        assert "\n" not in str(caught.value)
+    for words, says, code in (
+        (["x.log", "copy.log"], "same", 2), (["x.log"], "alone", 2), (["x.log", "missing.log"], "missing.log", 7),
+        (["x.log", "columns.csv", "--column", "nothing=a"], "--column", 2), (["x.log", "x.log"], "same", 2),
+    ):  # fmt: skip
+        assert says in failed(monkeypatch, capsys, *words, code=code)
+
+
+def test_half_written_runs_are_compared_by_what_they_have() -> None:
+    write_run(Path("a"))
+    b = write_run(Path("b"), seed=2)
+    record = json.loads((b / "run.json").read_text())
+    (b / "run.json").write_text(json.dumps({**record, "status": "running", "steps_done": 30}))
+    lines = (b / "metrics.jsonl").read_text().splitlines()
+    (b / "metrics.jsonl").write_text("\n".join(lines[:30]) + "\n" + lines[30][:20])
+    found = compare([of("a"), of("b")])
+    assert found.sides[1].notes[0].values["status"] == "killed"
+    assert found.verdict("tokens").outcome == "within_noise"
+
+
+def test_a_table_keeps_no_more_than_it_must() -> None:
+    Path("wide.csv").write_text(",".join(f"c{i}" for i in range(3000)) + "\n")
+    with pytest.raises(UserError, match="3,000 columns"):
+        read_table(Path("wide.csv"))
+
+
+def test_every_reason_has_a_text_and_names_who_lacks_what() -> None:
+    bare = Subject(label="bare", path="bare", kind="table", train=curve([(0, 3.0, None)]))
+    found = compare([timed([1.0] * 9, settings={"seed": 1}), replace(bare, settings={"seed": 2})])
+    assert {v.reason for v in found.verdicts} >= {"no_speed", "no_mfu", "no_memory", "no_loss"}
+    assert "bare" in shown(found)
+    both = compare([replace(bare, label="a", settings={"seed": 1}), replace(bare, path="b", settings={"seed": 2})])
+    assert both.verdict("tokens").reason == "nothing_common"  # nothing but step 0
+    assert shown(both)
+    for reason in ("no_tokens", "no_flops", "no_hours", "no_money"):
+        assert messages.has(f"side_reason.{reason}")

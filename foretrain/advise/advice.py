@@ -55,6 +55,7 @@ class Estimate(Record):
     loss_now: float
     loss_then: float
     law: str
+    steps_then: int
     tokens_now: int
     tokens_then: int
 
@@ -121,7 +122,7 @@ class Advices(Record):
     partial: tuple[Advice, ...]
     useless: tuple[Idle, ...]
     planned: int
-    traced: bool = False
+    now_confirmation: Confirmation | None = None
     nothing_fits: bool = False
 
     def top(self, count: int) -> "Advices":

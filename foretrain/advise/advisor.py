@@ -51,21 +51,30 @@ def advise(
     Raises UserError where the goal needs what is not known: how much memory there is, or how fast the device is.
     """
     wanted = goal or default_goal(plan, step)
-    planner = Planner()
-    base = planner.outcome(start_of(plan, step))
-    assert base is not None
-    search = Search(planner, base, wanted, rents or {})
-    if wanted == "fit" and base.available_bytes is None:
-        raise UserError("usage.advise_memory", gpu=plan.gpu.name)
-    if wanted != "fit" and base.timing is None:
-        raise UserError("usage.no_time", text=f"--goal {wanted}", gpu=plan.gpu.name)
-    if wanted == "cost" and not base.money:
-        raise UserError("usage.no_price", text="--goal cost")
+    search = search_of(plan, step, wanted, rents)
+    if wanted == "quality":
+        from foretrain.advise.quality import lower_losses
+
+        return lower_losses(plan, search, given=goal is not None)
     singles, idle = _singles(search, quick)
     found = [*singles, *_sets(search, singles, quick)]
     if not quick or not any(c.outcome.fits for c in found):
         found += _cards(search, found)
     return _answer(plan, search, goal is not None, found, idle)
+
+
+def search_of(plan: Plan, step: StepName, goal: Goal, rents: dict[str, float] | None = None) -> Search:
+    """What advice is looked for from. Raises UserError as `advise` does."""
+    planner = Planner()
+    base = planner.outcome(start_of(plan, step))
+    assert base is not None
+    if goal == "fit" and base.available_bytes is None:
+        raise UserError("usage.advise_memory", gpu=plan.gpu.name)
+    if goal != "fit" and base.timing is None:
+        raise UserError("usage.no_time", text=f"--goal {goal}", gpu=plan.gpu.name)
+    if goal == "cost" and not base.money:
+        raise UserError("usage.no_price", text="--goal cost")
+    return Search(planner, base, goal, rents or {})
 
 
 def _answer(plan: Plan, search: Search, given: bool, found: list[Candidate], idle: list[Idle]) -> Advices:
@@ -138,6 +147,9 @@ def _nothing(search: Search, candidate: Candidate) -> Idle:
             return Idle(rule=rule, reason="not_the_peak", values=values)
         if rule in ("eval_iters", "accumulation"):
             return Idle(rule=rule, reason="no_peak", values=values)
+        if rule == "free_others":
+            values |= {"needed": before.needed_bytes, "available": candidate.outcome.available_bytes or 0}
+            return Idle(rule=rule, reason="enough_already" if before.fits else "not_enough", values=values)
         return Idle(rule=rule, reason="needs_more" if saved < 0 else "no_gain", values=values)
     if not candidate.outcome.fits:
         return Idle(rule=rule, reason="beyond", values={**values, "needed": candidate.outcome.needed_bytes})
@@ -167,7 +179,7 @@ def _singles(search: Search, quick: bool) -> tuple[list[Candidate], list[Idle]]:
         if not _looks_at(search, rule, quick):
             continue
         for prefix, start in starts:
-            if (prefix and not rule.ours) or not combine.allowed(rule.id, start):
+            if (prefix and not rule.ours and rule.kind != "both") or not combine.allowed(rule.id, start):
                 continue
             options = rule.options(start)
             if not options:

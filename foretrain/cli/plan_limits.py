@@ -70,12 +70,13 @@ def check_limits(limits: Limits, targets: int, traces: bool) -> None:
     if limits.write is not None:
         if not limits.asks:
             raise UserError("usage.write_nothing")
-        _check_writable(limits.write)
+        check_writable(limits.write)
     if limits.asks:
         limits.limit()
 
 
-def _check_writable(path: Path) -> None:
+def check_writable(path: Path) -> None:
+    """Whether a config can be written there. Raises UserError."""
     if path.suffix != ".toml":
         raise UserError("usage.cannot_write_file", path=str(path), reason="its name must end in .toml")
     if not path.parent.is_dir():

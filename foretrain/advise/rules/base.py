@@ -19,7 +19,7 @@ from foretrain.predict.plan import choose_dtype
 Exactness = Literal["exact", "rounding", "other optimizer", "other model"]
 EXACTNESS: tuple[Exactness, ...] = ("exact", "rounding", "other optimizer", "other model")
 Goal = Literal["fit", "speed", "cost", "quality"]
-Kind = Literal["memory", "speed", "both", "model", "card", "folklore"]
+Kind = Literal["memory", "speed", "both", "model", "card", "folklore", "quality"]
 
 
 @dataclass(frozen=True)

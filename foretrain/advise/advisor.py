@@ -21,6 +21,7 @@ from foretrain.errors import UserError
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan
 
+SHORT, LARGE_GAIN = 3, 0.1  # changes on a plan's screen, and how much of the run's time they have to save
 ENOUGH = 3  # exact single changes that fit: then no sets are searched
 USUAL = {"checkpointing": -1, "free_others": -1, "expandable_segments": -1}  # which option shows what a rule can do
 # What plan's short list looks at.
@@ -61,6 +62,21 @@ def advise(
     if not quick or not any(c.outcome.fits for c in found):
         found += _cards(search, found)
     return _answer(plan, search, goal is not None, found, idle)
+
+
+def short_list(plan: Plan, step: StepName) -> Advices | None:
+    """The three best changes for the screen of a plan; None where there is nothing that pays.
+
+    A traced plan has none, as its figures are others than the ledger's (`foretrain advise --exact`).
+    """
+    timing = plan.timing if step == "foretrain" else plan.nanogpt_timing
+    if plan.exact or plan.config.eval_only or (plan.available_bytes is None and timing is None):
+        return None
+    found = advise(plan, step, quick=True)
+    gains = [a for a in found.advised if found.goal == "fit" or (a.effect.longer or 0.0) <= -LARGE_GAIN]
+    if not gains:
+        return None
+    return found.model_copy(update={"advised": tuple(gains[:SHORT]), "partial": (), "useless": ()})
 
 
 def search_of(plan: Plan, step: StepName, goal: Goal, rents: dict[str, float] | None = None) -> Search:
@@ -136,7 +152,8 @@ def _nothing(search: Search, candidate: Candidate) -> Idle:
     rule, before = candidate.rules[-1], _before(search, candidate)
     saved = before.needed_bytes - candidate.outcome.needed_bytes
     effect = search.effect(candidate.outcome)
-    values = {"saved": max(0, saved), "more": max(0, -saved), "slower": effect.slower, "longer": effect.longer}
+    values: dict[str, float | None] = {"saved": max(0, saved), "slower": effect.slower}
+    values["shorter"] = None if effect.longer is None else max(0.0, -effect.longer)
     if search.goal == "fit":
         if before.fits and saved >= WORTH * before.needed_bytes:
             return Idle(rule=rule, reason="not_needed", values={**values, "needed": before.needed_bytes})

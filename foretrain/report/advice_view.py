@@ -41,9 +41,8 @@ def document(plan: Plan, found: Advices, hidden: int = 0) -> Document:
 
 def section(plan: Plan, found: Advices) -> Section:
     """The short list in a plan."""
-    return Section(
-        Message("advice.plan_section"), (_table(plan, found, found.advised), Paragraph(Message("advice.plan_more")))
-    )
+    title = Message("advice.plan_section", {"step": Message(f"step.{found.step}"), "goal": Message(f"goal.{found.goal}")})
+    return Section(title, (_table(plan, found, found.advised), Paragraph(Message("advice.plan_more"))))
 
 
 def _now(plan: Plan, found: Advices) -> tuple[Block, ...]:
@@ -118,7 +117,7 @@ def _useless(plan: Plan, idle: tuple[Idle, ...]) -> list[Block]:
         if each.reason in ONE_BY_ONE:
             own = f"idle.{each.reason}.{each.rule}"
             id = own if has(own) else f"idle.{each.reason}"
-            blocks.append(Paragraph(Message(id, {"longer": 0.0, **_known(each), "rules": name})))
+            blocks.append(Paragraph(Message(id, {"shorter": 0.0, **_known(each), "rules": name})))
         else:
             together.setdefault(each.reason, []).append(each.rule)
     for reason, rules in together.items():

@@ -7,7 +7,7 @@ is one, in a few dozen plans, and the cheapest on the way is advised. What needs
 beforehand: masters cost 2 bytes a parameter, and a chunked loss keeps gradients; so each is tried with and without.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from foretrain.advise.candidates import Candidate, Search
 from foretrain.advise.planner import Outcome
@@ -21,8 +21,9 @@ OPTIMIZER = ("muon", "adamw8bit")
 TIERS = (EXACT, EXACT + ROUNDING, ("optimizer_offload", *OPTIMIZER, *EXACT[1:], *ROUNDING))
 EXCLUDES = {"checkpointing": {"recompute_norm_gelu"}, "muon": {"adamw8bit"}}
 DOUBTFUL = ("chunked_loss", "master_weights")
+LAST_RESORT = "optimizer_offload"
 CHUNK = 1024
-KEPT = 3
+KEPT = 4
 
 
 def pick(rule: str, state: State) -> Change | None:
@@ -122,19 +123,33 @@ def reduced(search: Search, prefix: tuple[str, ...], start: State, members: tupl
     return found
 
 
-def fitting(search: Search) -> list[Candidate]:
-    """Sets that fit, of the most exact tier that has any, the cheapest first; then models and cards with such a set."""
+def fitting(search: Search, alternatives: bool = True) -> list[Candidate]:
+    """Sets that fit, of the most exact tier that has any, the cheapest first; or a smaller model with such a set.
+
+    `alternatives`: where nothing fits without the last resort, other optimizers without it are looked at too.
+    """
     found: list[Candidate] = []
     for prefix, start in starts(search):
-        for tier in TIERS:
-            best = strongest(search, start, tier)
-            if best is not None and best[1].fits:
-                found += reduced(search, prefix, start, best[0])
-                break
+        own = _of_tiers(search, prefix, start, TIERS)
+        if alternatives and own and all(LAST_RESORT in candidate.rules for candidate in own):
+            without = [tuple(rule for rule in tier if rule != LAST_RESORT) for tier in TIERS[1:]]
+            own += _of_tiers(search, prefix, start, without)
+        found += own
     if not found:
         found = [made for prefix, start in starts(search) for made in _smaller_models(search, prefix, start)]
     distinct = {candidate.rules: candidate for candidate in sorted(found, key=search.order, reverse=True)}
     return sorted(distinct.values(), key=search.order)[:KEPT]
+
+
+def _of_tiers(
+    search: Search, prefix: tuple[str, ...], start: State, tiers: Sequence[tuple[str, ...]]
+) -> list[Candidate]:
+    """The sets of the first tier whose strongest one fits."""
+    for tier in tiers:
+        best = strongest(search, start, tier)
+        if best is not None and best[1].fits:
+            return reduced(search, prefix, start, best[0])
+    return []
 
 
 def _smaller_models(search: Search, prefix: tuple[str, ...], start: State) -> Iterator[Candidate]:

@@ -25,7 +25,7 @@ from foretrain.advise.advisor import advise, start_of
 from foretrain.advise.confirm import state_of
 from foretrain.advise.planner import Planner
 from foretrain.advise.rules import BY_ID
-from foretrain.advise.rules.base import EXACTNESS, State
+from foretrain.advise.rules.base import EXACTNESS, Exactness, State, loosest
 from foretrain.config import RunConfig
 from foretrain.config_checks import check
 from foretrain.hardware import catalogue
@@ -44,6 +44,7 @@ def pairs(count: int) -> Iterator[Pair]:
     """Random runs on random cards: GPT-2 shapes and smaller, all of the techniques, desktops of 0 to 2.5 GB."""
     draw = random.Random(SEED)
     cards = [gpu for gpu in catalogue().values() if gpu.kind == "cuda" and gpu.memory_bytes]
+    home = [gpu for gpu in cards if (gpu.memory_gib or 0) <= 24]
     made = 0
     while made < count:
         head = draw.choice((32, 64, 64, 64, 80, 128))
@@ -58,7 +59,8 @@ def pairs(count: int) -> Iterator[Pair]:
             "activation_checkpointing": draw.random() < 0.15, "optimizer": draw.choice(("adamw", "adamw", "adamw", "muon", "adamw8bit")),
             "master_weights": draw.random() < 0.15,
         }  # fmt: skip
-        gpu, others = draw.choice(cards), draw.choice((0, 0, draw.randint(0, 2_500_000_000)))
+        gpu = draw.choice(home if draw.random() < 0.7 else cards)
+        others = draw.choice((0, 0, draw.randint(0, 2_500_000_000)))
         step: StepName = draw.choice(("foretrain", "foretrain", "nanogpt"))
         config, _ = check(values, {})
         if config is None or others > (gpu.memory_bytes or 0):
@@ -67,13 +69,14 @@ def pairs(count: int) -> Iterator[Pair]:
         yield plan(config, gpu, name=f"pair {made}", others_bytes=others), step
 
 
-def some_set_fits(planner: Planner, base: State) -> str | None:
-    """By going through every set of changes at the smallest micro-batch: the most exact kind of set that fits, if any.
+def some_set_fits(planner: Planner, base: State) -> Exactness | None:
+    """By going through every set of changes, with the micro-batch as it is and the smallest: the most exact kind of set
+    that fits, if any.
 
     The space: whose step, what others hold, a chunked loss, what is computed again, masters, compilation, half
     precision, the optimizer and where its states are; each as it is or changed.
     """
-    best: str | None = None
+    best: Exactness | None = None
     starts = [base, *(change.applied(base) for change in BY_ID["foretrain_step"].options(base))]
     dimensions = (
         ("", "free_others"), ("", "chunked_loss"), ("", "recompute_norm_gelu", "checkpointing"), ("", "optimizer_offload"),
@@ -81,18 +84,19 @@ def some_set_fits(planner: Planner, base: State) -> str | None:
     )  # fmt: skip
     for start, chosen in product(starts, product(*dimensions)):
         members = tuple(rule for rule in chosen if rule)
-        if not all(combine.allowed(rule, start) for rule in members):
+        if not all(combine.allowed(rule, start) for rule in members) or (state := combine.build(members, start)) is None:
             continue
-        kind = max((BY_ID[rule].exactness for rule in members), key=EXACTNESS.index, default="exact")
-        if best is not None and EXACTNESS.index(kind) >= EXACTNESS.index(best):
-            continue
-        state = combine.build(members, start)
-        options = BY_ID["micro_batch"].options(state) if state else ()
-        outcome = planner.outcome(options[-1].applied(state) if options else state) if state else None
-        if outcome is not None and outcome.fits:
-            best = kind
-            if best == "exact":
-                return best
+        moved = ("foretrain_step",) if start is not base else ()
+        smaller = BY_ID["micro_batch"].options(state)
+        for rules, after in ((members, state), ((*members, "micro_batch"), smaller[-1].applied(state) if smaller else None)):
+            kind = loosest([BY_ID[rule].exactness_on(base) for rule in (*moved, *rules)] or ["exact"])
+            if after is None or (best is not None and EXACTNESS.index(kind) >= EXACTNESS.index(best)):
+                continue
+            outcome = planner.outcome(after)
+            if outcome is not None and outcome.fits:
+                best = kind
+        if best == "exact":
+            break
     return best
 
 

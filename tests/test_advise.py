@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 import time
 from itertools import product
 from pathlib import Path
@@ -15,6 +16,7 @@ from foretrain.advise.confirm import confirm, state_of
 from foretrain.advise.planner import Planner
 from foretrain.advise.rules import BY_ID, ORDER, RULES
 from foretrain.advise.rules.base import EXACTNESS, Change, Rule, State
+from foretrain.cli import main
 from foretrain.config import RunConfig, knobs
 from foretrain.configfile import resolve
 from foretrain.cpu import cpu_device
@@ -29,6 +31,9 @@ from foretrain.predict.memory import worst_verdict
 from foretrain.predict.plan import Plan, plan
 from foretrain.units import parse_bytes
 from tests.helpers import REPO, foretrain
+
+sys.path.insert(0, str(REPO / "benchmarks"))
+from advice import some_set_fits  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 CASE_C = str(REPO / "examples" / "real-cases" / "c.py")
 GPU = find("RTX 4070")
@@ -104,9 +109,13 @@ STATES = {
 
 
 @pytest.mark.parametrize("name", STATES)
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_options_are_valid_go_from_mild_to_strong_and_keep_the_tokens_of_a_step(rule: Rule, name: str) -> None:
-    state, planner = STATES[name], Planner()
+def test_options_are_valid_go_from_mild_to_strong_and_keep_the_tokens_of_a_step(name: str) -> None:
+    planner = Planner()
+    for rule in RULES:
+        _options_are_sound(rule, STATES[name], planner)
+
+
+def _options_are_sound(rule: Rule, state: State, planner: Planner) -> None:
     options = rule.options(state) if combine.allowed(rule.id, state) else ()
     for change in (*options[:1], *options[-1:]):
         after = change.applied(state)
@@ -148,10 +157,14 @@ def claims(rule: Rule, state: State) -> list[Change]:
 
 
 TRACED = [rule for rule in RULES if rule.kind in ("memory", "both") and rule.id not in ("free_others", "compile", "right_half")]
+# tests/test_techniques.py traces every technique in each run of the suite; these are no techniques.
+QUICKLY = ("foretrain_step", "micro_batch", "eval_batch", "half_precision", "checkpointing")
 _peaks: dict[State, int] = {}
 
 
-@pytest.mark.parametrize("rule", TRACED, ids=lambda rule: rule.id)
+@pytest.mark.parametrize(
+    "rule", [pytest.param(r, id=r.id, marks=() if r.id in QUICKLY else pytest.mark.slow) for r in TRACED]
+)
 def test_the_trace_confirms_what_a_rule_claims(rule: Rule) -> None:
     state = REFERENCE
     if rule.id == "foretrain_step":
@@ -293,47 +306,27 @@ def test_a_model_that_no_exact_change_fits_gets_a_smaller_one_or_a_larger_card()
         holds(base, advice)
 
 
+SEEDS = 40
+
+
 def random_base(draw: random.Random) -> Plan:
-    """A run of a few blocks with a memory_limit that it may or may not fit in."""
+    """A run of a few blocks with a memory_limit of a quarter of what it needs to somewhat more than that."""
     heads = draw.choice((2, 4, 8))
     config = SMALL.model_copy(
         update={
             "n_layer": draw.choice((1, 2, 3)), "n_head": heads, "n_embd": 64 * heads, "dropout": draw.choice((0.0, 0.1)),
             "block_size": draw.choice((128, 512, 1024)), "batch_size": draw.choice((1, 2, 6, 16)),
             "gradient_accumulation_steps": draw.choice((1, 4, 10)), "vocab_size": draw.choice((256, 8192, 50304)),
-            "compile": draw.random() < 0.5, "memory_limit": f"{draw.randint(900, 4000)}MiB",
-            "eval_batch_size": draw.choice((0, 0, 32)),
+            "compile": draw.random() < 0.5, "eval_batch_size": draw.choice((0, 0, 32)),
         }
     )  # fmt: skip
-    return plan(config, draw.choice([find("RTX 3060"), GPU, find("Tesla T4"), find("H200")]))
+    gpu = draw.choice([find("RTX 3060"), GPU, find("Tesla T4"), find("H200")])
+    needed = max(p.needed_expected_bytes for p in plan(config, gpu).memory_of("foretrain").phases)
+    limit = config.model_copy(update={"memory_limit": f"{round(needed * draw.uniform(0.25, 1.3) / 2**20)}MiB"})
+    return plan(limit, gpu)
 
 
-def exhaustive(base: State) -> str | None:
-    """The most exact set that fits at the smallest micro-batch, by looking at all of them."""
-    planner, best = Planner(), None
-    starts = [base, *(change.applied(base) for change in BY_ID["foretrain_step"].options(base))]
-    space = (
-        ("", "chunked_loss"), ("", "recompute_norm_gelu", "checkpointing"), ("", "optimizer_offload"),
-        ("", "master_weights"), ("", "compile"), ("", "adamw8bit", "muon"),
-    )  # fmt: skip
-    for start, chosen in product(starts, product(*space)):
-        members = tuple(rule for rule in chosen if rule)
-        kind = max((BY_ID[rule].exactness for rule in members), key=EXACTNESS.index, default="exact")
-        if not all(combine.allowed(rule, start) for rule in members):
-            continue
-        if best is not None and EXACTNESS.index(kind) >= EXACTNESS.index(best):
-            continue
-        state = combine.build(members, start)
-        if state is None:
-            continue
-        options = BY_ID["micro_batch"].options(state)
-        outcome = planner.outcome(options[-1].applied(state) if options else state)
-        if outcome is not None and outcome.fits:
-            best = kind
-    return best
-
-
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 8 else pytest.mark.slow) for n in range(SEEDS)])
 def test_what_can_be_made_to_fit_is_and_as_exactly_as_it_can_be(seed: int) -> None:
     draw = random.Random(seed)
     base = random_base(draw)
@@ -342,7 +335,7 @@ def test_what_can_be_made_to_fit_is_and_as_exactly_as_it_can_be(seed: int) -> No
     for advice in found.advised:
         holds(base, advice)
     if found.now.verdict != "fits":
-        possible = exhaustive(start_of(base, step))  # type: ignore[arg-type]
+        possible = some_set_fits(Planner(), start_of(base, step))  # type: ignore[arg-type]
         here = [a.exactness for a in found.advised if a.gpu == base.gpu.name]
         if possible is not None:
             assert here, "a fit was there to be found"
@@ -352,7 +345,7 @@ def test_what_can_be_made_to_fit_is_and_as_exactly_as_it_can_be(seed: int) -> No
 def test_random_pairs_reach_all_kinds_of_runs() -> None:
     """The seeds above are no easy ones: some fit, most do not, and some cannot be helped by exact changes."""
     verdicts = []
-    for seed in range(24):
+    for seed in range(SEEDS):
         draw = random.Random(seed)
         base = random_base(draw)
         verdicts.append(base.verdict_of(draw.choice(("foretrain", "nanogpt"))))  # type: ignore[arg-type]
@@ -391,7 +384,7 @@ def test_for_cost_a_rented_card_is_compared_by_the_whole_run() -> None:
 
 
 def test_for_quality_the_estimate_is_of_the_same_hours() -> None:
-    words = ["gpt2-40m", "--max_iters=2000", "--lr_decay_iters=9000", "--compile=false", "--dataset_tokens=10_000_000_000"]
+    words = ["gpt2-40m", "--max_iters=2000", "--lr_decay_iters=9000", "--compile=false", "--batch_size=4"]
     base = plan(resolve(words).config, GPU, dataset_tokens=10**10)
     found = advise(base, "foretrain", "quality")
     ids = [a.rules[-1] for a in found.advised]
@@ -426,17 +419,19 @@ def traced_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_exact_confirms_or_denies(traced_here: None) -> None:
-    base = plan(SMALL.model_copy(update={"memory_limit": "620MiB", "vocab_size": 8192}), GPU)
+    small = {"memory_limit": "1500MiB", "vocab_size": 50304, "n_layer": 1, "gradient_accumulation_steps": 2}
+    base = plan(SMALL.model_copy(update=small), GPU)
     assert base.verdict_of("foretrain") != "fits"
-    found = advise(base, "foretrain")
-    made = confirm(found, base, lambda changed: Settings(), 2)
+    every = advise(base, "foretrain")
+    found = every.model_copy(update={"advised": (by_rules(every)["micro_batch"],)})
+    made = confirm(found, base, lambda changed: Settings(), 1)
     assert made.now_confirmation is not None
     told = [a for a in made.advised if a.confirmation]
     assert told
     for advice in told:
         assert advice.confirmation
         assert advice.confirmation.holds
-        assert advice.confirmation.needed_bytes == pytest.approx(advice.effect.needed_bytes, rel=0.25)
+        assert advice.confirmation.needed_bytes == pytest.approx(advice.effect.needed_bytes, rel=0.4)
     why = {each.rule: each.reason for each in made.useless}
     assert why.get("expandable_segments") != "needs_trace"
     denied = found.model_copy(
@@ -493,12 +488,17 @@ def test_a_plan_shows_the_three_best() -> None:
         (("--batchsize=3",), 2, "batch_size"), (("--price", "4090=x"), 2, "4090"), (("--others", "9TB"), 2, "more than"),
     ],
 )  # fmt: skip
-def test_bad_input_gets_a_sentence(words: tuple[str, ...], code: int, says: str) -> None:
+def test_bad_input_gets_a_sentence(
+    words: tuple[str, ...], code: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     gpu = () if "--gpu" in words else ("--gpu", "4070")
-    result = foretrain("advise", CASE_C, *gpu, *words)
-    assert result.returncode == code, result.stdout
-    assert says in result.stderr
-    assert "Traceback" not in result.stderr
+    monkeypatch.setattr(sys, "argv", ["foretrain", "advise", CASE_C, *gpu, *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == code
+    told = capsys.readouterr().err
+    assert says in told
+    assert "Traceback" not in told
 
 
 def test_it_answers_quickly_and_without_torch() -> None:
@@ -513,7 +513,6 @@ def test_it_answers_quickly_and_without_torch() -> None:
     code += f"try: app(['advise', {CASE_C!r}, '--gpu', '4070'])\nexcept SystemExit: pass\n"
     code += "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     import subprocess
-    import sys
 
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 

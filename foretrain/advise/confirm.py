@@ -60,7 +60,8 @@ def confirm(
             kept.append(advice.model_copy(update={"confirmation": confirmation}))
         else:
             values = {"needed": confirmation.needed_bytes, "available": advice.effect.available_bytes or 0}
-            denied.append(Idle(rule=advice.rules[-1], reason="trace_denies", values=values))
+            reason = "trace_tight" if confirmation.verdict == "tight" else "trace_denies"
+            denied.append(Idle(rule="+".join(advice.rules), reason=reason, values=values))
     traced, idle = _only_traced(made, search, now, tracer)
     told = {each.rule for each in idle} | {each.rules[-1] for each in traced}
     useless = [each for each in made.useless if each.rule not in told]
@@ -113,7 +114,8 @@ def _only_traced(made: Advices, search: Search, now: Exact, tracer: Tracer) -> t
             found.append(search.advice(candidate).model_copy(update={"confirmation": confirmation}))
         else:
             room = search.base.available_bytes or 0
-            values = {"saved": max(0, saved), "needed": outcome.needed_bytes, "available": room}
+            lives = exact.smallest_limit_bytes + exact.memory.context.expected_bytes
+            values = {"saved": max(0, saved), "needed": lives, "available": room}
             reason = "traced_short" if search.must_fit else "traced_little"
             idle.append(Idle(rule=rule.id, reason=reason, values=values))
     return found, idle

@@ -14,7 +14,7 @@ EXACTNESS_ID = {"exact": "exact", "rounding": "rounding", "other optimizer": "op
 NOW = {"fits": "advice.fits_already", "tight": "advice.tight_now", "does_not_fit": "advice.not_now", None: "advice.unknown_now"}
 HOW = {"fit": "advice.how_fit", "quality": "advice.how_quality"}
 # Reasons of which each rule has its own sentence, with its own numbers; the others are told of all rules together.
-ONE_BY_ONE = ("not_the_peak", "not_enough", "trace_denies", "traced_short", "no_peak")
+ONE_BY_ONE = ("not_the_peak", "not_enough", "trace_denies", "trace_tight", "traced_short", "no_peak")
 
 
 def document(plan: Plan, found: Advices, hidden: int = 0) -> Document:
@@ -113,11 +113,10 @@ def _useless(plan: Plan, idle: tuple[Idle, ...]) -> list[Block]:
     blocks: list[Block] = []
     together: dict[str, list[str]] = {}
     for each in idle:
-        name = Message(f"rule.{each.rule}.what").text() if each.reason == "trace_denies" else each.rule
         if each.reason in ONE_BY_ONE:
             own = f"idle.{each.reason}.{each.rule}"
             id = own if has(own) else f"idle.{each.reason}"
-            blocks.append(Paragraph(Message(id, {"shorter": 0.0, **_known(each), "rules": name})))
+            blocks.append(Paragraph(Message(id, {"shorter": 0.0, **_known(each), "rules": each.rule})))
         else:
             together.setdefault(each.reason, []).append(each.rule)
     for reason, rules in together.items():

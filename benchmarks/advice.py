@@ -29,13 +29,15 @@ from foretrain.advise.rules.base import EXACTNESS, Exactness, State, loosest
 from foretrain.config import RunConfig
 from foretrain.config_checks import check
 from foretrain.hardware import catalogue
-from foretrain.predict.exact.forecast import answers_for
+from foretrain.predict.exact import worker
+from foretrain.predict.exact.forecast import requests_for
+from foretrain.predict.exact.memory import exact
 from foretrain.predict.memory import StepName, worst_verdict
 from foretrain.predict.plan import Plan, plan
 
 SEED = 20261121
 PROMISE = 0.01
-TRACED_BLOCKS, TRACED_BATCH_TOKENS = 12, 32_768
+TRACED_BLOCKS, TRACED_BATCH_TOKENS = 12, 16_384
 TRACED_EACH = 2  # of the advices of one run
 Pair = tuple[Plan, StepName]
 
@@ -84,11 +86,17 @@ def some_set_fits(planner: Planner, base: State) -> Exactness | None:
     )  # fmt: skip
     for start, chosen in product(starts, product(*dimensions)):
         members = tuple(rule for rule in chosen if rule)
-        if not all(combine.allowed(rule, start) for rule in members) or (state := combine.build(members, start)) is None:
+        if (
+            not all(combine.allowed(rule, start) for rule in members)
+            or (state := combine.build(members, start)) is None
+        ):
             continue
         moved = ("foretrain_step",) if start is not base else ()
         smaller = BY_ID["micro_batch"].options(state)
-        for rules, after in ((members, state), ((*members, "micro_batch"), smaller[-1].applied(state) if smaller else None)):
+        for rules, after in (
+            (members, state),
+            ((*members, "micro_batch"), smaller[-1].applied(state) if smaller else None),
+        ):
             kind = loosest([BY_ID[rule].exactness_on(base) for rule in (*moved, *rules)] or ["exact"])
             if after is None or (best is not None and EXACTNESS.index(kind) >= EXACTNESS.index(best)):
                 continue
@@ -115,9 +123,9 @@ def held(base: Plan, advice: Advice) -> dict[str, Any]:
 
 def one(base: Plan, step: StepName) -> tuple[dict[str, Any], Advices]:
     """What is recorded of a pair."""
-    started = time.perf_counter()
+    started = time.process_time()
     found = advise(base, step)
-    took_s = time.perf_counter() - started
+    took_s = time.process_time() - started
     checks = [held(base, advice) for advice in found.advised]
     fitting = found.now.verdict == "fits"
     exhaustive = None if fitting else some_set_fits(Planner(), start_of(base, step))
@@ -142,11 +150,16 @@ def traced(base: Plan, found: Advices) -> list[dict[str, Any]]:
     for advice in [a for a in found.advised if not state_of(a, base).config.compile][:TRACED_EACH]:
         state = state_of(advice, base)
         changed = plan(state.config, state.gpu, others_bytes=state.others_bytes)
-        (exact,) = answers_for(changed, [advice.step], None)
-        needed = max(phase.needed_expected_bytes for phase in exact.memory.phases)
+        requests = requests_for(state.config, state.gpu, changed.dtype, advice.step, compiled=False)
+        made = exact(
+            [worker.trace(request.job()) for request in requests], changed.memory_of(advice.step),
+            available_bytes=changed.available_bytes, device_bytes=state.gpu.memory_bytes,
+        )  # fmt: skip
+        needed = max(phase.needed_expected_bytes for phase in made.memory.phases)
         rows.append({
-            "rules": advice.rules, "verdict": worst_verdict(exact.memory), "needed_bytes": needed,
-            "promised_bytes": advice.effect.needed_bytes, "allocated_bytes": exact.memory.worst.allocated_bytes,
+            "rules": advice.rules, "verdict": worst_verdict(made.memory), "needed_bytes": needed,
+            "lives_from_bytes": made.smallest_limit_bytes + made.memory.context.expected_bytes,
+            "promised_bytes": advice.effect.needed_bytes, "allocated_bytes": made.memory.worst.allocated_bytes,
             "promised_allocated_bytes": advice.effect.allocated_bytes, "available_bytes": changed.available_bytes,
         })  # fmt: skip
     return rows
@@ -193,8 +206,12 @@ def main() -> None:
             asked.out.write_text(json.dumps({"seed": SEED, "rows": {**known, **rows}}) + "\n", "utf-8")
             print(len(rows), asked.exact - left, flush=True)
     found_summary = summary(list(rows.values()))
-    table = [[name, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"] for name, value in found_summary.items()]
-    report(asked.out, "advice on random runs", ["", "count"], table, {"seed": SEED, "summary": found_summary, "rows": rows})
+    table = [
+        [name, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"] for name, value in found_summary.items()
+    ]
+    report(
+        asked.out, "advice on random runs", ["", "count"], table, {"seed": SEED, "summary": found_summary, "rows": rows}
+    )
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from foretrain.units import parse_bytes
 from tests.helpers import REPO, foretrain
 
 sys.path.insert(0, str(REPO / "benchmarks"))
-from advice import some_set_fits  # noqa: E402  # pyright: ignore[reportMissingImports]
+from advice import some_set_fits  # pyright: ignore[reportMissingImports]
 
 CASE_C = str(REPO / "examples" / "real-cases" / "c.py")
 GPU = find("RTX 4070")
@@ -127,7 +127,8 @@ def _options_are_sound(rule: Rule, state: State, planner: Planner) -> None:
             assert not change.knobs.keys() & OURS - {"vocab_size"}, "nanoGPT has no such knob"
     if rule.kind in ("memory", "model") and len(options) > 1:
         first, last = (planner.outcome(options[i].applied(state)) for i in (0, -1))
-        assert first and last
+        assert first
+        assert last
         assert (last.needed_bytes, -(last.available_bytes or 0)) <= (first.needed_bytes, -(first.available_bytes or 0))
     if not options and (reason := rule.idle(state)):
         assert has(f"idle.{reason}"), reason
@@ -156,7 +157,11 @@ def claims(rule: Rule, state: State) -> list[Change]:
     return [options[-1]] if options and rule.kind not in ("card", "quality") and not rule.traced else []
 
 
-TRACED = [rule for rule in RULES if rule.kind in ("memory", "both") and rule.id not in ("free_others", "compile", "right_half")]
+TRACED = [
+    rule
+    for rule in RULES
+    if rule.kind in ("memory", "both") and rule.id not in ("free_others", "compile", "right_half")
+]
 # tests/test_techniques.py traces every technique in each run of the suite; these are no techniques.
 QUICKLY = ("foretrain_step", "micro_batch", "eval_batch", "half_precision", "checkpointing")
 _peaks: dict[State, int] = {}
@@ -180,7 +185,8 @@ def test_the_trace_confirms_what_a_rule_claims(rule: Rule) -> None:
 def _confirmed_by_trace(rule: Rule, state: State, change: Change) -> None:
     planner, after = Planner(), change.applied(state)
     now, then = planner.outcome(state), planner.outcome(after)
-    assert now and then
+    assert now
+    assert then
     peaks = [max(p.allocated_bytes for p in o.memory.phases if p.phase != "resume") for o in (now, then)]
     for each, claimed in zip((state, after), peaks, strict=True):
         if each not in _peaks:
@@ -190,7 +196,9 @@ def _confirmed_by_trace(rule: Rule, state: State, change: Change) -> None:
         assert _peaks[state] > _peaks[after], f"{rule.id} claims a saving that the trace denies"
 
 
-COMPILED = [rule for rule in RULES if rule.kind in ("memory", "both", "model") and rule.id not in ("free_others", "right_half")]
+COMPILED = [
+    rule for rule in RULES if rule.kind in ("memory", "both", "model") and rule.id not in ("free_others", "right_half")
+]
 
 
 @pytest.mark.slow
@@ -201,7 +209,8 @@ def test_the_trace_confirms_what_a_rule_claims_compiled(rule: Rule) -> None:
     state = State(config, GPU, "nanogpt" if rule.id == "foretrain_step" else "foretrain", 0)
     for change in claims(rule, state):
         now, then = (Planner().outcome(each) for each in (state, change.applied(state)))
-        assert now and then
+        assert now
+        assert then
         before, after = traced_peak(state), traced_peak(change.applied(state))
         assert then.memory.worst.allocated_bytes == pytest.approx(after, rel=0.04)
         if now.memory.worst.allocated_bytes > 1.04 * then.memory.worst.allocated_bytes:
@@ -463,7 +472,9 @@ def test_apply_writes_a_config_of_which_a_plan_says_what_was_promised(tmp_path: 
     made = json.loads(foretrain("plan", "new.toml", "--gpu", "4070", "--others", "2.1GB", "--json").stdout)
     promised = listed["advised"][number - 1]["effect"]
     memory = next(m for m in made["memory"] if m["step"] == "nanogpt")
-    assert max(p["needed_expected_bytes"] for p in memory["phases"]) == pytest.approx(promised["needed_bytes"], rel=0.01)
+    assert max(p["needed_expected_bytes"] for p in memory["phases"]) == pytest.approx(
+        promised["needed_bytes"], rel=0.01
+    )
     assert made["nanogpt_timing"]["step_s"]["expected_s"] == pytest.approx(promised["step_s"], rel=0.01)
     assert made["work"]["tokens_per_step"] == 524_288
 

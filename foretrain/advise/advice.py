@@ -5,6 +5,8 @@ Texts are ids: a rule's are rule.ID.*, a reason's are idle.ID. Bytes, seconds, s
 
 from typing import Any
 
+from pydantic import Field
+
 from foretrain.advise.rules.base import Exactness, Goal
 from foretrain.predict.memory import StepName, Verdict
 from foretrain.records import Record
@@ -100,7 +102,7 @@ class Idle(Record):
 
     rule: str
     reason: str
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = Field(default_factory=dict)
 
 
 class Advices(Record):

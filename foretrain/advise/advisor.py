@@ -26,8 +26,8 @@ ENOUGH = 3  # exact single changes that fit: then no sets are searched
 USUAL = {"checkpointing": -1, "free_others": -1, "expandable_segments": -1}  # which option shows what a rule can do
 # What plan's short list looks at.
 QUICK = {
-    "foretrain_step", "free_others", "micro_batch", "eval_batch", "chunked_loss", "recompute_norm_gelu", "checkpointing",
-    "compile", "half_precision", "right_half", "larger_micro_batch", "unneeded",
+    "foretrain_step", "free_others", "micro_batch", "eval_batch", "chunked_loss", "recompute_norm_gelu",
+    "checkpointing", "compile", "half_precision", "right_half", "larger_micro_batch", "unneeded",
 }  # fmt: skip
 
 
@@ -220,10 +220,7 @@ def _pick(search: Search, rule: Rule, start: State, options: Sequence[Change]) -
     if there is None or not there.fits:
         best = search.planner.mildest(start, options)
         return best[1] if best else None
-    if rule.id == "chunked_loss":
-        change = combine.pick(rule.id, start) or options[0]
-    else:
-        change = options[USUAL.get(rule.id, 0)]
+    change = combine.pick(rule.id, start) or options[0] if rule.id == "chunked_loss" else options[USUAL.get(rule.id, 0)]
     return search.planner.outcome(change.applied(start))
 
 

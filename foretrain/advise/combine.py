@@ -4,7 +4,8 @@ For fitting: the strongest set of a tier (all exact changes; those that round ot
 planned with the smallest micro-batch. If that fits, members are left out, the dearest first, as long as it still does,
 and each set on the way is planned with the largest micro-batch that fits. So a fit is found whenever the strongest set
 is one, in a few dozen plans, and the cheapest on the way is advised. What needs the least memory is not always known
-beforehand: masters cost 2 bytes a parameter, and a chunked loss keeps gradients; so each is tried with and without.
+beforehand: masters cost 2 bytes a parameter, a chunked loss keeps gradients, compiled optimizers and half-precision
+copies take their own; so each of these is tried with and without.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,8 +20,10 @@ EXACT = ("optimizer_offload", "checkpointing", "free_others", "recompute_norm_ge
 ROUNDING = ("master_weights", "half_precision", "compile")
 OPTIMIZER = ("muon", "adamw8bit")
 TIERS = (EXACT, EXACT + ROUNDING, ("optimizer_offload", *OPTIMIZER, *EXACT[1:], *ROUNDING))
-EXCLUDES = {"checkpointing": {"recompute_norm_gelu"}, "muon": {"adamw8bit"}}
-DOUBTFUL = ("chunked_loss", "master_weights")
+# The first keeps the second out of a strongest set: all of a block takes less than its norms, 8 bits less than 32.
+EXCLUDES = {"checkpointing": ("recompute_norm_gelu",), "adamw8bit": ("muon",)}
+# What can need more memory than it saves.
+DOUBTFUL = ("compile", "chunked_loss", "master_weights", "half_precision", "recompute_norm_gelu", "muon")
 LAST_RESORT = "optimizer_offload"
 CHUNK = 1024
 KEPT = 4
@@ -77,25 +80,35 @@ def grown(search: Search, prefix: tuple[str, ...], members: tuple[str, ...], sta
 
 
 def strongest(search: Search, start: State, tier: tuple[str, ...]) -> tuple[tuple[str, ...], Outcome] | None:
-    """The set of a tier that needs least at the smallest micro-batch."""
-    usable = [rule for rule in tier if allowed(rule, start) and pick(rule, start)]
-    for rule, other in EXCLUDES.items():
-        if rule in usable:
-            usable = [member for member in usable if member not in other]
-    if "muon" in usable or "adamw8bit" in usable:  # 8 bits take less than one momentum in 32
-        usable = [member for member in usable if member != "muon"]
-    doubts = [rule for rule in DOUBTFUL if rule in usable]
-    best: tuple[tuple[str, ...], Outcome] | None = None
-    for bits in range(2 ** len(doubts)):
-        out = {rule for i, rule in enumerate(doubts) if bits >> i & 1}
-        members = tuple(rule for rule in usable if rule not in out)
-        state = build(members, start)
-        found = smallest(search, state) if state else None
-        if found and (best is None or found.needed_bytes < best[1].needed_bytes):
-            best = members, found
-        if best and best[1].fits:
-            break
+    """The set of a tier that needs least at the smallest micro-batch: all of it, then each doubtful member left out or
+    changed for its opposite, as long as that needs less."""
+    usable = tuple(rule for rule in tier if allowed(rule, start) and pick(rule, start))
+    members = tuple(rule for rule in usable if not any(rule in EXCLUDES.get(other, ()) for other in usable))
+    best = _least(search, start, members)
+    improved = True
+    while improved and not (best is not None and best[1].fits):
+        improved = False
+        for rule in (rule for rule in DOUBTFUL if rule in usable):
+            held = best[0] if best else members
+            opposite = tuple(other for other in usable if rule in EXCLUDES.get(other, ()))
+            if rule in held:
+                tried = tuple(member for member in held if member != rule)
+            else:
+                tried = tuple(
+                    member for member in usable if (member in held and member not in opposite) or member == rule
+                )
+            found = _least(search, start, tried)
+            if found is not None and (best is None or found[1].needed_bytes < best[1].needed_bytes):
+                best, improved = found, True
+            if best is not None and best[1].fits:
+                break
     return best
+
+
+def _least(search: Search, start: State, members: tuple[str, ...]) -> tuple[tuple[str, ...], Outcome] | None:
+    state = build(members, start)
+    found = smallest(search, state) if state else None
+    return (members, found) if found else None
 
 
 def reduced(search: Search, prefix: tuple[str, ...], start: State, members: tuple[str, ...]) -> list[Candidate]:

@@ -89,8 +89,8 @@ class Planner:
     def _ledger(self, state: State) -> StepMemory:
         c, gpu = state.effective, state.gpu
         key = (
-            *(getattr(c, knob) for knob in _BY), min(2, c.gradient_accumulation_steps), c.compile, state.step, state.dtype,
-            gpu.kind, gpu.capability, Context.of(gpu),
+            *(getattr(c, knob) for knob in _BY), min(2, c.gradient_accumulation_steps), c.compile, state.step,
+            state.dtype, gpu.kind, gpu.capability, Context.of(gpu),
         )  # fmt: skip
         if key not in self._ledgers:
             self.planned += 1

@@ -9,7 +9,7 @@ from foretrain.advise.advisor import advise
 from foretrain.advise.best import best
 from foretrain.advise.candidates import Candidate, Search, settings, with_settings
 from foretrain.advise.rules import BY_ID
-from foretrain.advise.rules.base import EXACTNESS, State
+from foretrain.advise.rules.base import State, loosest
 from foretrain.config import RunConfig
 from foretrain.errors import UserError
 from foretrain.lm.shape import ModelShape
@@ -76,7 +76,7 @@ def _with(search: Search, plan: Plan, rules: tuple[str, ...], config: RunConfig,
     outcome = search.planner.outcome(State(config, step.gpu, step.step, step.others_bytes))
     if estimate is None or outcome is None or not outcome.fits:
         return None
-    exactness = max((BY_ID[rule].exactness_on(search.state) for rule in rules), key=EXACTNESS.index)
+    exactness = loosest([BY_ID[rule].exactness_on(search.state) for rule in rules])
     advice = search.advice(Candidate(rules, outcome, exactness))
     return advice.model_copy(
         update={

@@ -1,5 +1,6 @@
 """`foretrain advise`: what to change, each change planned for the user's own run and card."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
@@ -54,7 +55,9 @@ GoalOption = Annotated[
     ),
 ]
 Top = Annotated[int, typer.Option(help="How many to list, and to trace with --exact.", min=1, max=100, metavar="N")]
-ApplyOption = Annotated[int, typer.Option("--apply", help="Show advice N in full, with the config's diff.", min=0, metavar="N")]
+ApplyOption = Annotated[
+    int, typer.Option("--apply", help="Show advice N in full, with the config's diff.", min=0, metavar="N")
+]
 WriteOption = Annotated[Path | None, typer.Option(help="With --apply: write the changed config.", metavar="FILE.toml")]
 ExactOption = Annotated[
     bool, typer.Option("--exact", help="Confirm what is listed by traces of the real step: seconds to minutes, torch.")
@@ -148,9 +151,8 @@ def _ask(base: Plan, step: StepName, goal: str, price: str | None, resolved: Res
     return advise(base, step, chosen, rents=rents(price, resolved))
 
 
-def _progress(quiet: bool):  # type: ignore[no-untyped-def]
-    from contextlib import nullcontext
-
+def _progress(quiet: bool) -> AbstractContextManager[object]:
+    """A line on stderr while shapes are searched; nothing where nobody watches."""
     return nullcontext() if quiet or not ERR.is_terminal else ERR.status(say("advice.searching"))
 
 
@@ -184,4 +186,3 @@ def _apply(base: Plan, found: Advices, number: int, write: Path | None, *, as_js
     from foretrain.report import advice_view, text
 
     text.render(advice_view.one(base, found, number), OUT)
-

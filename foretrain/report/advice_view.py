@@ -11,7 +11,12 @@ from foretrain.report.document import Block, Cell, Document, Message, Paragraph,
 from foretrain.report.plan_view import TONES
 
 EXACTNESS_ID = {"exact": "exact", "rounding": "rounding", "other optimizer": "optimizer", "other model": "model"}
-NOW = {"fits": "advice.fits_already", "tight": "advice.tight_now", "does_not_fit": "advice.not_now", None: "advice.unknown_now"}
+NOW = {
+    "fits": "advice.fits_already",
+    "tight": "advice.tight_now",
+    "does_not_fit": "advice.not_now",
+    None: "advice.unknown_now",
+}
 HOW = {"fit": "advice.how_fit", "quality": "advice.how_quality"}
 # Reasons of which each rule has its own sentence, with its own numbers; the others are told of all rules together.
 ONE_BY_ONE = ("not_the_peak", "not_enough", "trace_denies", "trace_tight", "traced_short", "no_peak")
@@ -41,14 +46,16 @@ def document(plan: Plan, found: Advices, hidden: int = 0) -> Document:
 
 def section(plan: Plan, found: Advices) -> Section:
     """The short list in a plan."""
-    title = Message("advice.plan_section", {"step": Message(f"step.{found.step}"), "goal": Message(f"goal.{found.goal}")})
+    title = Message(
+        "advice.plan_section", {"step": Message(f"step.{found.step}"), "goal": Message(f"goal.{found.goal}")}
+    )
     return Section(title, (_table(plan, found, found.advised), Paragraph(Message("advice.plan_more"))))
 
 
 def _now(plan: Plan, found: Advices) -> tuple[Block, ...]:
-    now = found.now
+    now, mode = found.now, "compiled" if plan.compiled else "eager"
     values = {
-        "step": Message(f"step.{found.step}"), "mode": Message(f"mode.{'compiled' if plan.compiled else 'eager'}").text(),
+        "step": Message(f"step.{found.step}"), "mode": Message(f"mode.{mode}"),
         "needed": now.needed_bytes, "available": now.available_bytes or 0,
     }  # fmt: skip
     blocks: list[Block] = [Paragraph(Message(NOW[now.verdict], values), TONES[now.verdict])]
@@ -200,8 +207,10 @@ def _effects(found: Advices, advice: Advice) -> tuple[tuple[Cell, ...], ...]:
 
 def _phases(advice: Advice) -> Table:
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (Message(f"phase.{p.phase}"), Quantity(p.needed_bytes + p.saved_bytes, "bytes"), Quantity(p.needed_bytes, "bytes"),
-         Quantity(p.saved_bytes, "bytes"))
+        (
+            Message(f"phase.{p.phase}"), Quantity(p.needed_bytes + p.saved_bytes, "bytes"),
+            Quantity(p.needed_bytes, "bytes"), Quantity(p.saved_bytes, "bytes"),
+        )
         for p in advice.effect.phases
     )  # fmt: skip
     heads = tuple(Message(f"column.{name}") for name in ("phase", "now", "then", "saves"))

@@ -4,7 +4,8 @@ from foretrain.advise.rules import batch, learning, memory, others
 from foretrain.advise.rules.base import Rule
 
 RULES: tuple[Rule, ...] = (
-    *batch.RULES, batch.LARGER, *memory.RULES, others.UNNEEDED, *others.MODEL, others.CARD, *others.FOLKLORE, *learning.RULES,
+    *batch.RULES, batch.LARGER, *memory.RULES, others.UNNEEDED, *others.MODEL, others.CARD, *others.FOLKLORE,
+    *learning.RULES,
 )  # fmt: skip
 BY_ID = {rule.id: rule for rule in RULES}
 ORDER = {rule.id: number for number, rule in enumerate(RULES)}

@@ -79,10 +79,13 @@ RULES = (
     ),
     Rule("free_others", "memory", "exact", "nvidia-smi; docs/memory.md", free_others),
     Rule(
-        "micro_batch", "memory", "exact", "docs/budget.md; karpathy/nanoGPT train.py, gradient accumulation", micro_batch,
-        micro_batch_idle, redraws=True,
+        "micro_batch", "memory", "exact", "docs/budget.md; karpathy/nanoGPT train.py, gradient accumulation",
+        micro_batch, micro_batch_idle, redraws=True,
     ),
-    Rule("eval_batch", "memory", "exact", "docs/budget.md; karpathy/nanochat#237", eval_batch, eval_batch_idle, ours=True),
+    Rule(
+        "eval_batch", "memory", "exact", "docs/budget.md; karpathy/nanochat#237", eval_batch, eval_batch_idle,
+        ours=True,
+    ),
 )  # fmt: skip
 LARGER = Rule(
     "larger_micro_batch", "speed", "exact", "docs/time.md: fewer launches and fewer sums of gradients",

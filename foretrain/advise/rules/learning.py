@@ -47,10 +47,19 @@ def step_tokens(state: State) -> Sequence[Change]:
 
 
 RULES = (
-    Rule("decay_to_end", "quality", "other optimizer", "Hoffmann et al. 2022, arXiv:2203.15556, appendix B", decay_to_end),
-    Rule("modern_recipe", "quality", "other model", "docs/recipes.md; benchmarks/results/time_to_loss.json", modern_recipe),
+    Rule(
+        "decay_to_end", "quality", "other optimizer", "Hoffmann et al. 2022, arXiv:2203.15556, appendix B",
+        decay_to_end,
+    ),
+    Rule(
+        "modern_recipe", "quality", "other model", "docs/recipes.md; benchmarks/results/time_to_loss.json",
+        modern_recipe,
+    ),
     # These two are made in quality.py: one follows from advice for speed, the other is a search of its own.
     Rule("more_steps", "quality", "other optimizer", "Besiroglu et al. 2024, arXiv:2404.10102", lambda state: ()),
-    Rule("best_shape", "quality", "other model", "Besiroglu et al. 2024, arXiv:2404.10102; foretrain/advise/best.py", lambda state: ()),
+    Rule(
+        "best_shape", "quality", "other model", "Besiroglu et al. 2024, arXiv:2404.10102; foretrain/advise/best.py",
+        lambda state: (),
+    ),
     Rule("step_tokens", "quality", "other optimizer", "DeepSeek 2024, arXiv:2401.02954, section 3.1", step_tokens),
 )  # fmt: skip

@@ -18,6 +18,7 @@ def chunked_loss(state: State) -> Sequence[Change]:
 
 
 def chunked_loss_idle(state: State) -> str:
+    """Why there is nothing to cut."""
     c = state.effective
     return "already_on" if c.loss_chunk_size or c.auto_chunker else "too_small"
 
@@ -32,6 +33,7 @@ def expandable(state: State) -> Sequence[Change]:
 
 
 def recompute_norm_gelu(state: State) -> Sequence[Change]:
+    """Where the blocks keep them."""
     c = state.effective
     if c.recompute_norm_gelu or c.recipe == "modern" or c.checkpointed == c.n_layer:
         return []
@@ -39,6 +41,7 @@ def recompute_norm_gelu(state: State) -> Sequence[Change]:
 
 
 def recompute_idle(state: State) -> str:
+    """Why there is nothing to compute again."""
     c = state.effective
     return "recipe" if c.recipe == "modern" else "already_on"
 
@@ -61,12 +64,14 @@ def compile_on(state: State) -> Sequence[Change]:
 
 
 def compile_idle(state: State) -> str:
+    """Why it is not compiled."""
     if state.config.compile:
         return "already_on"
     return "old_card" if state.gpu.kind == "cuda" else ""
 
 
 def master_weights(state: State) -> Sequence[Change]:
+    """In half precision only."""
     c = state.effective
     if c.master_weights or not state.half or (c.auto_chunker and c.compile):
         return []
@@ -74,6 +79,7 @@ def master_weights(state: State) -> Sequence[Change]:
 
 
 def master_idle(state: State) -> str:
+    """Why there are no masters to have."""
     return "already_on" if state.effective.master_weights else "" if state.half else "float32"
 
 
@@ -85,6 +91,7 @@ def half_precision(state: State) -> Sequence[Change]:
 
 
 def half_idle(state: State) -> str:
+    """Why it is half precision already, or cannot be."""
     return "already_on" if state.dtype != "float32" else "old_card" if state.gpu.kind == "cuda" else ""
 
 
@@ -95,29 +102,35 @@ def right_half(state: State) -> Sequence[Change]:
 
 
 def adamw8bit(state: State) -> Sequence[Change]:
+    """Unless it is the optimizer."""
     return [] if state.effective.optimizer == "adamw8bit" else [Change(dict(technique("adamw8bit").knobs))]
 
 
 def muon(state: State) -> Sequence[Change]:
+    """Instead of AdamW; whoever chose 8 bits has fewer."""
     return [] if state.effective.optimizer != "adamw" else [Change(dict(technique("muon").knobs))]
 
 
 def offload(state: State) -> Sequence[Change]:
+    """On a card."""
     if state.effective.optimizer_offload or state.gpu.kind == "cpu":
         return []
     return [Change(dict(technique("optimizer_offload").knobs))]
 
 
 def offload_idle(state: State) -> str:
+    """Why the states stay."""
     return "on_cpu" if state.gpu.kind == "cpu" else "already_on"
 
 
 def inductor_budget(state: State) -> Sequence[Change]:
+    """For compiled runs."""
     c = state.effective
     return [Change({"activation_memory_budget": 0.7})] if c.compile and c.activation_memory_budget == 1 else []
 
 
 def auto_chunker(state: State) -> Sequence[Change]:
+    """For compiled runs whose loss is not cut."""
     c = state.effective
     if not c.compile or c.auto_chunker or c.loss_chunk_size or c.master_weights:
         return []
@@ -166,7 +179,10 @@ RULES = (
         "activation_memory_budget", "memory", "exact", technique("activation_memory_budget").source, inductor_budget,
         techniques=("activation_memory_budget",), ours=True, traced=True,
     ),
-    Rule("adamw8bit", "memory", "other optimizer", technique("adamw8bit").source, adamw8bit, already_on, ("adamw8bit",), ours=True),
+    Rule(
+        "adamw8bit", "memory", "other optimizer", technique("adamw8bit").source, adamw8bit, already_on, ("adamw8bit",),
+        ours=True,
+    ),
     Rule("muon", "memory", "other optimizer", technique("muon").source, muon, techniques=("muon",), ours=True),
     Rule(
         "optimizer_offload", "memory", "exact", technique("optimizer_offload").source, offload, offload_idle,

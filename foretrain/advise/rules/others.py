@@ -48,6 +48,7 @@ def shorter_context(state: State) -> Sequence[Change]:
 
 
 def fewer_layers(state: State) -> Sequence[Change]:
+    """One after another."""
     c = state.config
     if not free_to_reshape(state):
         return []
@@ -80,6 +81,7 @@ def padded_vocabulary(state: State) -> Sequence[Change]:
 
 
 def fewer_eval_iters(state: State) -> Sequence[Change]:
+    """A quarter of them."""
     c = state.config
     knobs = {"eval_iters": max(1, c.eval_iters // 4)}
     if c.eval_sequences:
@@ -88,19 +90,25 @@ def fewer_eval_iters(state: State) -> Sequence[Change]:
 
 
 def shorter_evaluation(state: State) -> Sequence[Change]:
+    """Half of the context."""
     c = state.config
     able = state.step == "foretrain" and c.eval_block > 64
     return [Change({"eval_block_size": c.eval_block // 2})] if able else []
 
 
 def less_accumulation(state: State) -> Sequence[Change]:
+    """Half of it, with nothing in exchange."""
     c = state.config
-    return [Change({"gradient_accumulation_steps": c.gradient_accumulation_steps // 2})] if sequences_of(c) > 2 * c.batch_size else []  # fmt: skip
+    if sequences_of(c) <= 2 * c.batch_size:
+        return []
+    return [Change({"gradient_accumulation_steps": c.gradient_accumulation_steps // 2})]
 
 
 UNNEEDED = Rule("unneeded", "speed", "exact", "docs/techniques.md", unneeded, redraws=True, ours=True)
 MODEL = (
-    Rule("block_size", "model", "other model", "Vaswani et al. 2017, arXiv:1706.03762; docs/memory.md", shorter_context),
+    Rule(
+        "block_size", "model", "other model", "Vaswani et al. 2017, arXiv:1706.03762; docs/memory.md", shorter_context,
+    ),
     Rule("n_layer", "model", "other model", "Kaplan et al. 2020, arXiv:2001.08361; docs/memory.md", fewer_layers),
     Rule("n_embd", "model", "other model", "Kaplan et al. 2020, arXiv:2001.08361; docs/memory.md", narrower),
     Rule(

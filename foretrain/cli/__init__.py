@@ -44,6 +44,7 @@ def _root(
 
 def _add_commands() -> None:
     # Modules that import nothing heavy at their head; torch and numpy are imported inside the commands.
+<<<<<<< HEAD
     from foretrain.cli import (
         calibrate,
         compare,
@@ -64,6 +65,13 @@ def _add_commands() -> None:
     for module in (
         plan, train, runs, compare, explain, watch, mfu, calibrate, sample,
         export, prepare, data, gpus, demo,
+=======
+    from foretrain.cli import advise, calibrate, demo, explain, export, gpus, mfu, plan, runs, sample, train
+
+    for module in (
+        plan, train, runs, explain, mfu, calibrate, sample, export, gpus, demo,
+        advise,
+>>>>>>> f298a1c61112ae72e8fc958dbc0c52a2d2589078
     ):  # fmt: skip
         module.add_to(app)
 

@@ -18,7 +18,7 @@ def answer(tuner: Tuner) -> dict[str, Any]:
         raise _nothing(tuner)
     winner = tuner.winner
     if winner is None or not tuner.tried[winner].lives:
-        winner = min(living, key=lambda trial: statistics.fmean(trial.ratios)).number
+        winner = min(living, key=lambda trial: trial.middle).number
     trials = [_record(tuner, trial, winner) for trial in tuner.tried.values()]
     trials.sort(key=lambda t: (t.verdict != "best", t.step_s is None, t.step_s or 0.0))
     given = tuner.tried.get(tuner.given) if tuner.given is not None else None

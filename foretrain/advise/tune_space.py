@@ -17,6 +17,7 @@ from foretrain.config_checks import check
 from foretrain.hardware import Dtype, Gpu
 from foretrain.predict.memory import StepMemory, predict, worst_verdict
 from foretrain.predict.time import step_time
+from foretrain.tuned_steps import tuned_like
 
 Level = bool | int | str
 Learning = Literal["exact", "rounding", "draws"]
@@ -165,7 +166,9 @@ def forecast_s(config: RunConfig, gpu: Gpu, dtype: Dtype) -> float | None:
     if found is None:
         return None
     share = 1.0
-    if gpu.kind == "cpu" and config.cpu_threads and gpu.sm_count:
+    dtype = dtype_of(config, dtype)
+    known = gpu.calibration and tuned_like(gpu.calibration, config, dtype, compiled=config.compile)
+    if gpu.kind == "cpu" and config.cpu_threads and gpu.sm_count and not known:
         share = max(1.0, gpu.sm_count / config.cpu_threads) ** FEWER_THREADS
     return found.expected_s * share
 

@@ -30,7 +30,8 @@ from foretrain.hardware import Dtype, Gpu
 from foretrain.run.trial_pool import Burst, Death
 
 EXPLORE_S, RACE_S = 0.25, 0.4  # of one burst
-PAIRS = 2  # bursts of a trial, each beside one of the reference
+# Bursts of a trial, each beside one of the reference: more where they do not agree, as something else was running.
+PAIRS, MOST_PAIRS, AGREE = 3, 7, 0.04
 EXPLORING = 0.65  # share of the budget, at most, before the race
 ENOUGH = 0.0015  # no trial promises more than this share of a step's time: stop looking
 START_S, COMPILE_S = 5.0, 30.0  # what starting a child costs, until it was seen
@@ -96,6 +97,18 @@ class Tried:
     death: Death | None = None
     changed: bool = False
     paired: bool = True
+
+    @property
+    def middle(self) -> float:
+        """The median of its ratios."""
+        return statistics.median(self.ratios)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether its middle ratios are near each other."""
+        ordered = sorted(self.ratios)
+        cut = (len(ordered) - 1) // 3
+        return len(ordered) >= PAIRS and ordered[len(ordered) - 1 - cut] - ordered[cut] <= AGREE
 
     @property
     def lives(self) -> bool:
@@ -190,16 +203,17 @@ class Tuner:
         self.tried[number] = trial
         self.closed.add(number)
         self.listen("trying", {"number": len(self.tried), "most": self.most, "setting": setting})
-        for _ in range(PAIRS if self.reference is not None else 1):
+        for _ in range(MOST_PAIRS if self.reference is not None else 1):
             burst = self._burst(number, EXPLORE_S)
             if burst is None:
                 break
             self._compare(trial, burst)
+            if trial.agrees or not trial.lives:
+                break
         if trial.lives and self.reference is None:
             self.reference = number
         if trial.lives:
-            mean = statistics.fmean(trial.ratios)
-            self.model.observe(number, mean, self.noise(trial))
+            self.model.observe(number, trial.middle, self.noise(trial))
         else:
             self.bench.drop(setting.config)
             self._learn_from_death(trial)
@@ -245,13 +259,13 @@ class Tuner:
         return abs(losses[0] - known[0]) > tolerance * abs(known[0])
 
     def noise(self, trial: Tried) -> float:
-        """Of the mean of a trial's ratios, from how much the pairs of all trials differ."""
+        """Of the mean of a trial's ratios, from how much they differ."""
         if trial.number == self.reference:
             return FINEST_NOISE
         if not trial.paired or len(trial.ratios) < 2:
             return UNPAIRED_NOISE
-        variances = [statistics.variance(t.ratios) for t in self.tried.values() if t.lives and len(t.ratios) > 1]
-        return max(FINEST_NOISE, math.sqrt(statistics.median(variances) / PAIRS))
+        spread = statistics.median(abs(ratio - trial.middle) for ratio in trial.ratios)
+        return max(FINEST_NOISE, spread)
 
     def _learn_from_death(self, trial: Tried) -> None:
         """What dies of memory dies with a larger micro-batch, too; a level that failed twice and never lived is out."""
@@ -268,7 +282,7 @@ class Tuner:
                 self.closed |= {n for n, s in enumerate(self.settings) if s.levels[at] == levels[at]}
 
     def _told(self, trial: Tried) -> dict[str, Any]:
-        ratio = statistics.fmean(trial.ratios) - self.origin if trial.lives else None
+        ratio = trial.middle - self.origin if trial.lives else None
         return {
             "setting": self.settings[trial.number], "death": trial.death, "changed": trial.changed,
             "step_s": trial.bursts[-1].step_s if trial.bursts else None, "peak_bytes": trial.peak_bytes,
@@ -343,7 +357,7 @@ class Tuner:
             return found
         mine, its = self.tried[number], self.tried[other]
         noise = math.hypot(self.noise(mine), self.noise(its))
-        return Estimate(statistics.fmean(mine.ratios) - statistics.fmean(its.ratios), 2 * noise)
+        return Estimate(mine.middle - its.middle, 2 * noise)
 
     def _evaluates(self, number: int) -> bool:
         """Whether it holds an evaluation beside its training state; not asked where compiling that would take longer

@@ -69,11 +69,12 @@ class Tuning(Record):
     `gain`: by what share it does more tokens a second than the config as given, with its bounds; None where that did
     not run. `clock`: what was counted, wall time or the process's CPU time. `elsewhere`: share of the machine that
     other programs used, in the middle. `first_choice`: by what share the forecast's own first choice is slower than
-    the pick, where it was tried.
+    the pick, where it was tried. `fed`: how many of the trials now correct this device's plans.
     """
 
     name: str
     config: RunConfig
+    given_knobs: dict[str, bool | int | str]
     device: str
     torch_version: str
     date: str
@@ -92,9 +93,12 @@ class Tuning(Record):
     stop: Stop
     rounds: int
     took_s: float
+    budget_s: float
+    most_trials: int
     clock: Literal["wall", "cpu"]
     elsewhere: float
     cap_bytes: int | None
+    fed: int = 0
     known: bool = False  # from the cache
 
     @property

@@ -53,7 +53,7 @@ def _nothing(tuner: Tuner) -> UserError:
 
 def _record(tuner: Tuner, trial: Tried, winner: int) -> TuneTrial:
     setting = tuner.settings[trial.number]
-    times: dict[str, float] = {}
+    times: dict[str, Any] = {}
     if trial.lives:
         logs = [math.log(burst.step_s) for burst in tuner.tried[winner].bursts]
         slower, own = tuner.slower(trial.number, winner), estimate(logs)

@@ -140,6 +140,7 @@ class Tuner:
         self.race = Race([])
         self.winner: int | None = None
         self.stop: Stop = "decided"
+        self.cut_short = False  # there was no time to look around
         self.random = random.Random(self.base.seed)
 
     def run(self) -> None:
@@ -156,6 +157,8 @@ class Tuner:
         try:
             self._explore()
             self._compete()
+            if self.cut_short:
+                self.stop = "budget"
         except KeyboardInterrupt:
             self.stop = "interrupted"
             self.listen("interrupted", {})
@@ -181,7 +184,7 @@ class Tuner:
         costs = {n: self._cost_s(n) for n in map(int, (gains >= ENOUGH).nonzero()[0])}
         within = [n for n, cost_s in costs.items() if cost_s <= left_s]
         if not within:
-            self.stop = "budget"
+            self.cut_short = True
             return None
         return max(within, key=lambda n: float(gains[n]) / costs[n])
 
@@ -313,7 +316,7 @@ class Tuner:
         best = living[0]
         margin = max(WITHIN, 3 * float(deviation[best]))
         chosen = [n for n in living if mean[n] <= mean[best] + margin][:FINALISTS]
-        if self.reference in living and self.reference not in chosen and self.reference == self.given:
+        if self.given is not None and self.given in living and self.given not in chosen:
             chosen.append(self.given)  # for its own sake: the gain is told against it
         return chosen
 

@@ -287,7 +287,7 @@ class Progress:
         from foretrain.report.tune_view import difference
 
         setting: Setting = values["setting"]
-        given = dict(zip(TUNABLE, levels_of(self.base), strict=True))
+        given: dict[str, object] = dict(zip(TUNABLE, levels_of(self.base), strict=True))
         return difference(setting.named, setting.config.gradient_accumulation_steps, given)
 
     def _tried(self, values: dict[str, Any]) -> str:

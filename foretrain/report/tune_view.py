@@ -101,9 +101,8 @@ def _frontier(found: Tuning) -> tuple[Block, ...]:
             "what": _named(least, found), "peak": least.peak_bytes, "rate": least.tokens_per_s, "count": len(front)
         }  # fmt: skip
         blocks.append(Paragraph(Message("tune.frontier", values)))
-    for trial in found.trials:
-        if trial.problem:
-            blocks.append(Paragraph(Message("tune.problem", {"what": _named(trial, found), "problem": trial.problem})))
+    failed = [trial for trial in found.trials if trial.problem]
+    blocks += [Paragraph(Message("tune.problem", {"what": _named(t, found), "problem": t.problem})) for t in failed]
     return tuple(blocks)
 
 

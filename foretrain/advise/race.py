@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 NEAR = 0.01  # settings that differ by less are as good as each other
-CONFIDENCE = 0.98  # of each bound, shared among the settings of a race
+CONFIDENCE = 0.95  # of all bounds of a race together: its settings, and its looks
+LOOKS = (3, 4, 6, 8, 12, 16, 24)  # rounds after which something is decided; each look more would be a chance to err
 TRIM = 0.2  # of the rounds, at each end
 FINEST = 0.002  # no two rounds agree better than by chance
-FEWEST_ROUNDS = 3
 
 
 def t_quantile(p: float, dof: int) -> float:
@@ -72,7 +72,8 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
     if dof < 1:
         return Estimate(mean, math.inf)
     winsorized = [min(max(v, kept[0]), kept[-1]) for v in ordered]
-    deviation = max(statistics.stdev(winsorized), FINEST)
+    middle = statistics.fmean(winsorized)
+    deviation = max(math.sqrt(sum((v - middle) ** 2 for v in winsorized) / (n - 1)), FINEST)
     error = deviation / ((1 - 2 * cut / n) * math.sqrt(n))
     return Estimate(mean, t_quantile((1 + confidence) / 2, dof) * error)
 
@@ -89,7 +90,7 @@ class Race:
         """One round's times; who is not in it has died and is out."""
         self.rounds.append({number: math.log(s) for number, s in seconds.items()})
         self.alive = [number for number in self.alive if number in seconds]
-        if len(self.rounds) >= FEWEST_ROUNDS and self.alive:
+        if self.looks and self.alive:
             best, level = self.best, self.level
             for number in [n for n in self.alive if n != best]:
                 if self.against(number, best, level).low > 0:
@@ -97,9 +98,15 @@ class Race:
                     self.dropped[number] = len(self.rounds)
 
     @property
+    def looks(self) -> bool:
+        """Whether this is a round after which something is decided."""
+        return len(self.rounds) in LOOKS
+
+    @property
     def level(self) -> float:
-        """The confidence of one bound, so that all of them hold together (Bonferroni)."""
-        return 1 - (1 - CONFIDENCE) / max(1, len(self.alive) - 1)
+        """The confidence of one bound, so that those of all pairs hold together at all looks (Bonferroni)."""
+        pairs = len(self.alive) * (len(self.alive) - 1) / 2
+        return 1 - (1 - CONFIDENCE) / (max(1.0, pairs) * len(LOOKS))
 
     @property
     def best(self) -> int:
@@ -121,7 +128,7 @@ class Race:
         """Nobody who is left can be faster than the best by more than `near`."""
         if len(self.alive) < 2:
             return True
-        if len(self.rounds) < FEWEST_ROUNDS:
+        if not self.looks:
             return False
         best, level = self.best, self.level
         return all(self.against(n, best, level).low >= -self.near for n in self.alive if n != best)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from foretrain.advise.race import NEAR, Estimate, Race
+from foretrain.advise.race import LOOKS, NEAR, Estimate, Race
 from foretrain.advise.tune_model import Model
 from foretrain.advise.tune_space import (
     Setting,
@@ -36,7 +36,6 @@ EXPLORING = 0.65  # share of the budget, at most, before the race
 ENOUGH = 0.0015  # no trial promises more than this share of a step's time: stop looking
 START_S, COMPILE_S = 5.0, 30.0  # what starting a child costs, until it was seen
 FINALISTS, WITHIN = 6, 0.06
-MOST_ROUNDS = 24  # those not told apart by then are alike
 UNPAIRED_NOISE, FINEST_NOISE = 0.08, 0.01
 LOSS_TOLERANCE = {"float32": 1e-3}  # relative; half precision rounds more
 HALF_TOLERANCE = 1e-2
@@ -325,7 +324,7 @@ class Tuner:
             if self.clock() >= self.end:
                 self.stop = "budget"
                 return
-            if len(self.race.rounds) >= MOST_ROUNDS:
+            if len(self.race.rounds) >= LOOKS[-1]:  # those not told apart by then are alike
                 self.stop = "alike"
                 return
             order, seconds = list(self.race.alive), dict[int, float]()

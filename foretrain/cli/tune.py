@@ -204,7 +204,7 @@ def prepare(resolved: ResolvedConfig, knobs: str) -> Job:
         }
     )  # fmt: skip
     cuda = placement.device.type == "cuda"
-    machine = Machine(cuda, obstacle_to_compile(placement.device) is None, () if cuda else _threads(base))
+    machine = Machine(cuda, obstacle_to_compile(placement.device) is None, () if cuda else _threads(asked, base))
     wanted = _wanted(knobs) or default_knobs(asked, given, machine)
     found = options(asked, base, given, wanted, machine)
     return Job(resolved.name, base, found, machine, placement, room)
@@ -220,13 +220,13 @@ def _wanted(text: str) -> tuple[str, ...]:
     return names
 
 
-def _threads(base: RunConfig) -> tuple[int, ...]:
-    """Numbers worth trying besides PyTorch's own, unless somebody decided: the real cores, half of them, one."""
+def _threads(asked: RunConfig, base: RunConfig) -> tuple[int, ...]:
+    """Numbers worth trying besides the base's own, unless the environment decides: the cores, half of them, one."""
     import torch
 
     from foretrain.cpu import physical_cores
 
-    if "OMP_NUM_THREADS" in os.environ and not base.cpu_threads:
+    if "OMP_NUM_THREADS" in os.environ and not asked.cpu_threads:
         return ()
     own = base.cpu_threads or torch.get_num_threads()
     return tuple(n for n in sorted({physical_cores(), max(1, physical_cores() // 2), 1}, reverse=True) if n != own)

@@ -6,6 +6,7 @@ calibrate` makes it (run/calibrate.py), predict/rates.py reads it.
 
 import contextlib
 import hashlib
+import json
 import os
 import tempfile
 from importlib import metadata
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 from foretrain.records import Record
 
 SCHEMA = "foretrain.calibration/1"
+MOST_TUNED = 200
 
 
 class KernelTime(Record):
@@ -31,7 +33,7 @@ class KernelTime(Record):
 class StepTime(Record):
     """A whole small step of foretrain's trainer, measured; against the sum of its kernels it corrects other steps."""
 
-    knobs: dict[str, int | float | bool]
+    knobs: dict[str, int | float | bool | str]
     dtype: str
     compiled: bool
     time_s: float
@@ -56,6 +58,7 @@ class Calibration(Record):
     context_bytes: int | None = None
     clock_ghz: float | None = None
     power_w: float | None = None
+    tuned: tuple[StepTime, ...] = ()  # steps that `foretrain tune` timed here (tuned_steps.py)
 
     @property
     def disturbed(self) -> bool:
@@ -94,20 +97,50 @@ def load(device: str, driver: str = "") -> Calibration | None:
         found = Calibration.from_json(path_of(device, driver).read_text("utf-8"))
     except (OSError, ValidationError, ValueError, RecursionError):
         return None
-    return found if (found.device, found.driver, found.torch_version) == (device, driver, installed_torch()) else None
+    if (found.device, found.driver, found.torch_version) != (device, driver, installed_torch()):
+        return None
+    return found.model_copy(update={"tuned": tuned_steps(device, driver)})
+
+
+def tuned_path(device: str, driver: str) -> Path:
+    """Where the steps that `foretrain tune` timed on a device lie: beside its calibration, which may come later."""
+    return path_of(device, driver).with_suffix(".steps.json")
+
+
+def tuned_steps(device: str, driver: str = "") -> tuple[StepTime, ...]:
+    """The steps that were timed on this device; none where the file is damaged."""
+    try:
+        listed = json.loads(tuned_path(device, driver).read_text("utf-8"))["steps"]
+        return tuple(StepTime.model_validate(step) for step in listed)
+    except (OSError, ValidationError, ValueError, RecursionError, KeyError, TypeError):
+        return ()
+
+
+def save_tuned(device: str, driver: str, steps: tuple[StepTime, ...]) -> None:
+    """Keep these steps, and the newest of those before: a step of the same knobs gives way. Raises OSError."""
+    new = {
+        json.dumps([s.knobs, s.dtype, s.compiled], sort_keys=True): s for s in (*tuned_steps(device, driver), *steps)
+    }
+    kept = list(new.values())[-MOST_TUNED:]
+    text = json.dumps({"schema": SCHEMA, "steps": [step.to_json() for step in kept]}, indent=1)
+    _write(tuned_path(device, driver), text)
 
 
 def save(found: Calibration) -> Path:
     """Kept under its name only when whole. Raises OSError."""
     path = path_of(found.device, found.driver)
+    _write(path, found.model_dump_json(indent=1, exclude={"tuned"}))
+    return path
+
+
+def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
         try:
-            file.write(found.model_dump_json(indent=1))
+            file.write(text)
             file.close()
             Path(file.name).replace(path)
         except BaseException:
             with contextlib.suppress(OSError):
                 Path(file.name).unlink()
             raise
-    return path

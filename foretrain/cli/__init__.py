@@ -45,6 +45,7 @@ def _root(
 def _add_commands() -> None:
     # Modules that import nothing heavy at their head; torch and numpy are imported inside the commands.
 <<<<<<< HEAD
+<<<<<<< HEAD
     from foretrain.cli import (
         calibrate,
         compare,
@@ -73,6 +74,11 @@ def _add_commands() -> None:
         advise,
 >>>>>>> f298a1c61112ae72e8fc958dbc0c52a2d2589078
     ):  # fmt: skip
+=======
+    from foretrain.cli import calibrate, demo, explain, export, gpus, mfu, plan, runs, sample, train, tune
+
+    for module in (plan, train, tune, runs, explain, mfu, calibrate, sample, export, gpus, demo):
+>>>>>>> 2a497a59de2ca337917c10fc7f89c91eaea8eea3
         module.add_to(app)
 
 

@@ -13,26 +13,25 @@ from rich.text import Text
 
 from foretrain.calibration import cache_folder, installed_torch
 from foretrain.cli.common import ERR
-from foretrain.configfile import KNOBS, ResolvedConfig
+from foretrain.configfile import ResolvedConfig
 from foretrain.messages import printable, say
+from foretrain.step_knobs import step_knobs
 
 if TYPE_CHECKING:
     from foretrain.config import RunConfig
     from foretrain.run.device import Placement
     from foretrain.run.trial import Trial
 
-# Groups and knobs that no trial's memory hangs on; all others are in a trial's name.
-_ELSE_GROUPS = {"run", "cost", "data"}
-_ELSE = {
-    "learning_rate", "max_iters", "weight_decay", "beta1", "beta2", "decay_lr", "warmup_iters", "lr_decay_iters",
-    "min_lr", "eval_interval", "eval_iters", "eval_sequences", "eval_only", "total_batch_size", "auto_batch_size",
-}  # fmt: skip
-
 
 def _kept_at(config: RunConfig, placement: Placement) -> Path:
-    values = {k: getattr(config, k) for k, knob in KNOBS.items() if knob.group not in _ELSE_GROUPS and k not in _ELSE}
     calibration = placement.gpu.calibration
-    key = [values, placement.gpu.name, placement.dtype, calibration.driver if calibration else "", installed_torch()]
+    key = [
+        step_knobs(config),
+        placement.gpu.name,
+        placement.dtype,
+        calibration.driver if calibration else "",
+        installed_torch(),
+    ]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:20]
     return cache_folder() / "trials" / f"{digest}.json"
 
@@ -61,7 +60,7 @@ def _tell(id: str, quiet: bool, **values: Any) -> None:
         ERR.print(Text(printable(say(id, **values)), style="dim"), soft_wrap=True)
 
 
-def _others_bytes(placement: Placement) -> int:
+def others_bytes(placement: Placement) -> int:
     """What other programs hold on the run's device now; 0 where the system does not say."""
     from foretrain.cpu import available_memory_bytes
     from foretrain.errors import UserError
@@ -83,7 +82,7 @@ def chosen(resolved: ResolvedConfig, placement: Placement, *, trial: bool, quiet
 
     device = placement.device.type if placement.device.index is None else str(placement.device)
     config = resolved.config.model_copy(update={"device": device})
-    room, _ = available(config, placement.gpu, _others_bytes(placement))
+    room, _ = available(config, placement.gpu, others_bytes(placement))
     planned = config.model_copy(update={"compile": placement.compiled})
     choice = choose(planned, placement.gpu, placement.dtype, room)
     _tell(f"note.{choice.note.id}", quiet, **choice.note.values)

@@ -75,7 +75,7 @@ def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False
     need_torch()
     if (count := os.environ.get("WORLD_SIZE", "1")) not in ("", "0", "1"):
         raise UserError("environment.one_process", count=count[:20])
-    _set_allocator(resolved.config.allocator_settings)
+    set_allocator(resolved.config.allocator_settings)
     from foretrain.run.device import environment, place
     from foretrain.run.host_memory import keep_memory
     from foretrain.run.trainer import Trainer
@@ -124,7 +124,7 @@ def _choose(
     return replace(resolved, config=chosen.config), chosen.placement
 
 
-def _set_allocator(own: str) -> None:
+def set_allocator(own: str) -> None:
     """Before torch is imported, which reads the variable then. Raises UserError."""
     from foretrain.predict.allocator_settings import Settings, merged
 

@@ -16,6 +16,7 @@ from foretrain.predict.rates import MeasuredRates, Rates, rates_of
 from foretrain.predict.step_ops import FUSED_LAUNCHES, accumulation, micro_batch, optimizer, optimizer_launches
 from foretrain.predict.step_ops import step as step_operations
 from foretrain.records import Record
+from foretrain.tuned_steps import tuned_like
 
 # Of the expected time; what the published runs of benchmarks/published_logs.json lie within, but for a few.
 LOW, HIGH = 0.75, 1.55
@@ -93,11 +94,13 @@ def bound_s(way: Way, gpu: Gpu) -> float:
 def _correction(way: Way, gpu: Gpu, rates: Rates) -> float:
     """What a whole step took on this device over the sum of its kernels: caches, and what the kernels' list leaves out.
 
-    The reference is a small step of the same dtype and mode; without one the sum stands as it is.
+    The reference is a step like this one that `foretrain tune` timed here, else the calibration's small step of the
+    same dtype and mode; without one the sum stands as it is.
     """
     if not isinstance(rates, MeasuredRates):
         return 1.0
-    reference = rates.calibration.step_of(way.dtype, compiled=way.compiled)
+    reference = tuned_like(rates.calibration, way.config, way.dtype, compiled=way.compiled)
+    reference = reference or rates.calibration.step_of(way.dtype, compiled=way.compiled)
     if reference is None:
         return 1.0
     measured_way = Way(RunConfig.model_validate(reference.knobs), way.dtype, "foretrain", way.compiled, True, way.cuda)

@@ -23,11 +23,18 @@ Listen = Callable[[str, float], None]  # what is being measured, and the share t
 SIZES = (16_384, 262_144, 4_194_304)  # elements
 LARGE_SIZES = (262_144, 4_194_304, 67_108_864)
 ENOUGH_S, FEWEST, MOST = 0.02, 3, 100
-REFERENCE: dict[str, int | float | bool] = {
+REFERENCE: dict[str, int | float | bool | str] = {
     "n_layer": 2, "n_head": 6, "n_embd": 384, "block_size": 256, "vocab_size": 8192, "batch_size": 8,
     "gradient_accumulation_steps": 2, "dropout": 0.0,
 }  # fmt: skip
-LARGE_REFERENCE = {**REFERENCE, "n_layer": 6, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50304}
+LARGE_REFERENCE: dict[str, int | float | bool | str] = {
+    **REFERENCE,
+    "n_layer": 6,
+    "n_head": 12,
+    "n_embd": 768,
+    "block_size": 1024,
+    "vocab_size": 50304,
+}
 REFERENCE_STEPS, ROUNDS = 3, 2
 
 

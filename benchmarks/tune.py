@@ -1,0 +1,178 @@
+"""`foretrain tune` against an exhaustive search of the same settings, on this CPU.
+
+    python benchmarks/tune.py            (about ten minutes; leave the machine idle. OMP_NUM_THREADS=1 counts CPU time)
+    python benchmarks/tune.py --again    (measure what is in the results already, too)
+
+For each config: tune with a quarter of the settings as its limit, then every setting, all models in one process, timed
+in turns for many rounds. tune's pick and the best of the exhaustive search then meet alone for as many rounds again,
+as the best of many noisy figures looks better than it is. A config that is done is kept, so that a run that was stopped
+goes on where it was.
+"""
+
+import json
+import math
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import arguments, report
+
+from foretrain.advise.race import estimate
+from foretrain.advise.tune_space import TUNABLE, Setting, levels_of
+from foretrain.advise.tuning import Tuning
+from foretrain.cli.tune import Job, prepare
+from foretrain.configfile import from_values
+from foretrain.cpu import cpu_device
+from foretrain.report.tune_view import difference
+from foretrain.run.host_memory import keep_memory
+from foretrain.run.tune_trial import TimedStep
+
+USUAL = {"device": "cpu", "vocab_size": 256, "dropout": 0.0, "max_iters": 2000, "lr_decay_iters": 2000,
+         "warmup_iters": 100, "compile": False, "memory_limit": "4GiB"}  # fmt: skip
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "4 x 128, T 64, 12 sequences": (
+        {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12,
+         "gradient_accumulation_steps": 1},
+        "batch_size,attention,dtype,cpu_threads",
+    ),
+    "6 x 192, T 128, 16 sequences": (
+        {"n_layer": 6, "n_head": 6, "n_embd": 192, "block_size": 128, "batch_size": 4,
+         "gradient_accumulation_steps": 4},
+        "batch_size,loss_chunk_size,attention,dtype",
+    ),
+    "4 x 256, T 256, 4 sequences, V 2048": (
+        {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 256, "batch_size": 1,
+         "gradient_accumulation_steps": 4, "vocab_size": 2048, "master_weights": False},
+        "batch_size,compile,attention,dtype",
+    ),
+}  # fmt: skip
+ROUNDS, BURST_S, BUDGET_S = 12, 0.15, 300.0
+
+
+def log(text: str) -> None:
+    """A line of progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def tuned(job: Job, trials: int) -> Tuning:
+    """What tune says, cold."""
+
+    def listen(id: str, values: dict[str, Any]) -> None:
+        if id == "tried":
+            log(f"  tune: {values['setting'].levels} {values['speed'] or values['death']}")
+
+    return job.search(BUDGET_S, trials, listen)
+
+
+class Everything:
+    """All settings of a job as models in this process, timed in turns."""
+
+    def __init__(self, settings: list[Setting], *, cpu_clock: bool) -> None:
+        self.threads = torch.get_num_threads()
+        self.settings, self.steps = settings, list[TimedStep]()
+        for number, setting in enumerate(settings, 1):
+            self._use(setting)
+            step = TimedStep(setting.config, cpu_clock=cpu_clock)
+            step.warm_up()
+            self.steps.append(step)
+            log(f"  exhaustive: {number}/{len(settings)} ready")
+        self.random = random.Random(0)
+
+    def _use(self, setting: Setting) -> None:
+        torch.set_num_threads(setting.config.cpu_threads or self.threads)
+
+    def rounds(self, numbers: list[int], count: int, seconds: float) -> list[list[float]]:
+        """For each of these settings, the logarithm of its quick steps in each round, less the round's mean."""
+        logs: list[list[float]] = [[] for _ in numbers]
+        for _ in range(count):
+            found = {}
+            for at in self.random.sample(range(len(numbers)), len(numbers)):
+                self._use(self.settings[numbers[at]])
+                times = sorted(self.steps[numbers[at]].burst(seconds))
+                found[at] = math.log(times[len(times) // 4])
+            middle = sum(found.values()) / len(found)
+            for at, value in found.items():
+                logs[at].append(value - middle)
+        torch.set_num_threads(self.threads)
+        return logs
+
+
+def measure(name: str, knobs: dict[str, Any], wanted: str) -> dict[str, Any]:
+    """One config: tune, then everything, then the two winners."""
+    job = prepare(from_values({**USUAL, **knobs}), wanted)
+    settings = job.settings()
+    log(f"{name}: {len(settings)} settings")
+    found = tuned(job, len(settings) // 4)
+    pick = next(n for n, s in enumerate(settings) if s.config == found.config)
+    started = time.monotonic()
+    everything = Everything(settings, cpu_clock=job.cpu_clock)
+    ready_s = time.monotonic() - started
+    table = [estimate(row) for row in everything.rounds(list(range(len(settings))), ROUNDS, BURST_S)]
+    best = min(range(len(settings)), key=lambda n: table[n].mean)
+    gap, half = 0.0, 0.0
+    if best != pick:
+        mine, its = everything.rounds([pick, best], 2 * ROUNDS, 2 * BURST_S)
+        duel = estimate([a - b for a, b in zip(mine, its, strict=True)])
+        gap, half = math.expm1(duel.mean), duel.half
+    base = dict(zip(TUNABLE, levels_of(job.base), strict=True))
+    shown = [difference(s.named, s.config.gradient_accumulation_steps, base) for s in settings]
+    return {
+        "name": name, "knobs": wanted, "settings": len(settings), "trials": len(found.trials), "pick": shown[pick],
+        "best": shown[best], "gap": gap, "gap_half": half, "gap_in_table": math.expm1(table[pick].mean - table[best].mean),
+        "given_in_table": math.expm1(table[0].mean - table[best].mean),
+        "worst_in_table": math.expm1(max(row.mean for row in table) - table[best].mean),
+        "tune_s": found.took_s, "stop": found.stop, "rounds": found.rounds, "clock": found.clock,
+        "elsewhere": found.elsewhere, "calibrated": found.calibrated,
+        "time_error": found.time_error.to_json() if found.time_error else None,
+        "memory_error": found.memory_error.to_json() if found.memory_error else None,
+        "exhaustive_s": time.monotonic() - started, "compile_s": ready_s, "threads": torch.get_num_threads(),
+        "table": {text: math.exp(row.mean - table[best].mean) for text, row in zip(shown, table, strict=True)},
+    }  # fmt: skip
+
+
+def done_before(path: Path, again: bool) -> list[dict[str, Any]]:
+    """Results of this machine that need not be measured again."""
+    if again or not path.exists():
+        return []
+    data = json.loads(path.read_text("utf-8"))
+    threads = torch.get_num_threads()
+    same = data["machine"]["cpu"] == cpu_device().name
+    return [case for case in data["cases"] if same and case["name"] in CASES and case["threads"] == threads]
+
+
+def show(out: Path, cases: list[dict[str, Any]]) -> None:
+    """The table, and the results so far."""
+    rows = [
+        [c["name"], str(c["settings"]), str(c["trials"]), c["pick"], c["best"], f"{c['gap'] * 100:+.1f} % ± {c['gap_half'] * 100:.1f}",
+         f"{c['given_in_table'] * 100:+.0f} %", f"{c['tune_s']:.0f} s", f"{c['exhaustive_s']:.0f} s"]
+        for c in cases
+    ]  # fmt: skip
+    heads = ["config", "settings", "tried", "tune's pick", "best of all", "pick slower by", "as given", "tune", "all"]
+    held = all(c["gap"] <= 0.03 and 4 * c["trials"] <= c["settings"] for c in cases)
+    data = {"cases": cases, "within_3_percent_in_a_quarter_of_the_trials": held}
+    report(out, "tune against an exhaustive search", heads, rows, data)
+
+
+def main() -> None:
+    """Measure what is not there yet."""
+    args = arguments("tune", __doc__ or "", again="measure what is in the results already, too")
+    torch._dynamo.config.recompile_limit = 10_000  # every setting is a compilation of the same code
+    torch._dynamo.config.accumulated_recompile_limit = 100_000
+    keep_memory()
+    cases = done_before(args.out, args.again)
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["FORETRAIN_CACHE"] = cache  # tune starts without knowing anything of this machine
+        for name, (knobs, wanted) in CASES.items():
+            if name not in {case["name"] for case in cases}:
+                cases.append(measure(name, knobs, wanted))
+                show(args.out, cases)
+    show(args.out, cases)
+
+
+if __name__ == "__main__":
+    main()

@@ -32,7 +32,29 @@ from foretrain.training_log import read_log
 
 ROOT = Path(__file__).parent.parent
 PAIRS = 100
-TRAIN = ["--dataset=python-stdlib", "--n_layer=3", "--n_head=4", "--n_embd=96", "--block_size=64", "--vocab_size=256", "--batch_size=16", "--gradient_accumulation_steps=1", "--max_iters=400", "--lr_decay_iters=400", "--warmup_iters=20", "--eval_interval=100", "--eval_iters=50", "--learning_rate=2e-3", "--min_lr=2e-4", "--device=cpu", "--compile=false", "--dtype=float32", "--attention=sdpa", "--cpu_threads=1", "--log_interval=1"]
+TRAIN = [
+    "--dataset=python-stdlib",
+    "--n_layer=3",
+    "--n_head=4",
+    "--n_embd=96",
+    "--block_size=64",
+    "--vocab_size=256",
+    "--batch_size=16",
+    "--gradient_accumulation_steps=1",
+    "--max_iters=400",
+    "--lr_decay_iters=400",
+    "--warmup_iters=20",
+    "--eval_interval=100",
+    "--eval_iters=50",
+    "--learning_rate=2e-3",
+    "--min_lr=2e-4",
+    "--device=cpu",
+    "--compile=false",
+    "--dtype=float32",
+    "--attention=sdpa",
+    "--cpu_threads=1",
+    "--log_interval=1",
+]
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,16 @@ from foretrain.hardware import find
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.within import within
 from foretrain.quantities import parse_limit
-from foretrain.report import best_view, compare_view, limits_view, log_view, plan_view, run_explain_view, snapshot_view, text
+from foretrain.report import (
+    best_view,
+    compare_view,
+    limits_view,
+    log_view,
+    plan_view,
+    run_explain_view,
+    snapshot_view,
+    text,
+)
 from foretrain.report.document import Document
 from foretrain.training_log import read_log
 from foretrain.units import parse_bytes

@@ -219,11 +219,7 @@ def test_command_line_surface_is_bounded() -> None:
 
     command = typer.main.get_command(app)
     options = [p for c in command.commands.values() for p in c.params if p.param_type_name == "option"]  # type: ignore[attr-defined]
-<<<<<<< HEAD
-    assert len(options) <= 90
-=======
-    assert len(options) <= 77
->>>>>>> f298a1c61112ae72e8fc958dbc0c52a2d2589078
+    assert len(options) <= 101
 
 
 def test_help_of_every_command_has_examples() -> None:

@@ -44,9 +44,8 @@ def _root(
 
 def _add_commands() -> None:
     # Modules that import nothing heavy at their head; torch and numpy are imported inside the commands.
-<<<<<<< HEAD
-<<<<<<< HEAD
     from foretrain.cli import (
+        advise,
         calibrate,
         compare,
         data,
@@ -60,25 +59,14 @@ def _add_commands() -> None:
         runs,
         sample,
         train,
+        tune,
         watch,
     )
 
     for module in (
-        plan, train, runs, compare, explain, watch, mfu, calibrate, sample,
-        export, prepare, data, gpus, demo,
-=======
-    from foretrain.cli import advise, calibrate, demo, explain, export, gpus, mfu, plan, runs, sample, train
-
-    for module in (
-        plan, train, runs, explain, mfu, calibrate, sample, export, gpus, demo,
-        advise,
->>>>>>> f298a1c61112ae72e8fc958dbc0c52a2d2589078
+        plan, advise, train, tune, runs, compare, explain, watch, mfu,
+        calibrate, sample, export, prepare, data, gpus, demo,
     ):  # fmt: skip
-=======
-    from foretrain.cli import calibrate, demo, explain, export, gpus, mfu, plan, runs, sample, train, tune
-
-    for module in (plan, train, tune, runs, explain, mfu, calibrate, sample, export, gpus, demo):
->>>>>>> 2a497a59de2ca337917c10fc7f89c91eaea8eea3
         module.add_to(app)
 
 

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -43,7 +43,6 @@ def demo_command(
     from foretrain.lm.statistics import unigram_entropy
     from foretrain.report import plan_view, run_view, text
     from foretrain.run.files import replace_text
-    from foretrain.run.store import RunDirectory
 
     if resume not in ("auto", "no"):
         raise typer.BadParameter("must be auto or no", param_hint="--resume")
@@ -69,12 +68,7 @@ def demo_command(
     _, comparison = load(run)
     report = write_report(run, run / "report.html", printable("def " + written))
     if as_json:
-        from foretrain.run.store import SCHEMA
-
-        final = RunDirectory(run).read_record()
-        print_json({"schema": "foretrain.demo/1", "run": final.to_json(schema=SCHEMA),
-                    "comparison": comparison.to_json(), "unigram_entropy": unigram_entropy(record.dataset),
-                    "report": str(report)})  # fmt: skip
+        _print_json(run, comparison.to_json(), unigram_entropy(record.dataset), report)
         return
     if not quiet:
         _show_sample(written)
@@ -86,6 +80,14 @@ def demo_command(
     )  # fmt: skip
     OUT.print()
     OUT.print(Text(ending, style="bold"), soft_wrap=True)
+
+
+def _print_json(run: Path, comparison: dict[str, Any], unigram: float, report: Path) -> None:
+    from foretrain.run.store import SCHEMA, RunDirectory
+
+    final = RunDirectory(run).read_record().to_json(schema=SCHEMA)
+    print_json({"schema": "foretrain.demo/1", "run": final, "comparison": comparison, "unigram_entropy": unigram,
+                "report": str(report)})  # fmt: skip
 
 
 def _show_sample(written: str) -> None:

@@ -8,6 +8,7 @@ import errno
 import math
 import time
 from collections.abc import Iterable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -238,7 +239,8 @@ class Trainer:
             return
         (step, reading), self._open = self._open, None
         numbers = reading.read()  # waits for that step
-        counts, self.progress = self.guard.judge(self.state, self.progress, step, numbers, self._again)
+        again = partial(self.feed.again, self.config)
+        counts, self.progress = self.guard.judge(self.state, self.progress, step, numbers, again)
         if not counts or (step % self.config.log_interval and step + 1 != self.config.max_iters):
             return
         at, (last_s, last_step) = self.clock(), self._last_log
@@ -265,9 +267,6 @@ class Trainer:
             if result == "optimizer":
                 raise self._out_of_memory("memory.optimizer_step")
             self._shrink(step)
-
-    def _again(self, step: int) -> Iterable[Batch]:
-        return self.feed.again(self.config, step)
 
     def _shrink(self, step: int) -> None:
         """A smaller micro-batch for the same rows. Raises UserError where it is one sequence already."""

@@ -42,7 +42,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 def poison(own: Trainer, place: str, step: int, micro: int, module: str, value: float) -> None:
     """Whenever the model sees one micro-batch, also when it is done again, a number in it is `value`."""
     model = own.state.model
-    batch = list(own._batches(step))[micro][0]
+    batch = list(own.feed.again(own.config, step))[micro][0]
     seen = [False]
     rows = random.Random(step * 7 + micro)
 
@@ -198,7 +198,7 @@ def test_a_skipped_step_is_as_if_it_had_not_been(
     state = build(config, CPU, trainer.TORCH_DTYPES[placement.dtype], compile=False)
     for other in range(6):
         if other != step:
-            train_step(state, own._batches(other), trainer.learning_rate(config, other))
+            train_step(state, own.feed.again(config, other), trainer.learning_rate(config, other))
     own.directory.release()
     plain = snapshot(state)
     for key in after:  # a parameter's state may be there, empty, before its first step

@@ -82,7 +82,7 @@ def demo_command(
     OUT.print(Text(ending, style="bold"), soft_wrap=True)
 
 
-def _print_json(run: Path, comparison: dict[str, Any], unigram: float, report: Path) -> None:
+def _print_json(run: Path, comparison: dict[str, Any], unigram: float | None, report: Path) -> None:
     from foretrain.run.store import SCHEMA, RunDirectory
 
     final = RunDirectory(run).read_record().to_json(schema=SCHEMA)

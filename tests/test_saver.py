@@ -64,7 +64,7 @@ def test_what_is_written_is_the_state_of_its_moment() -> None:
     gate.open.set()
     own.finish()
     assert [(id, values["name"]) for id, values in notes] == [("saved", "step-0000000002")]
-    assert 0 <= notes[0][1]["save_s"] <= saver.blocked_s
+    assert 0 <= notes[0][1]["save_s"] <= own.blocked_s
     other = build(tiny(dropout=0.1, seed=3), torch.device("cpu"), torch.float32, compile=False)
     loaded = checkpoint.load(FOLDER, other)
     assert loaded

@@ -103,7 +103,8 @@ def child_of(parent: subprocess.Popen[str], until: Callable[[], bool]) -> int:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks /proc for children")
 def test_a_killed_child_a_stop_and_a_killed_supervisor(own_directory: Path) -> None:
     write_dataset(Path("data/toy"))
-    own = {**TINY, "max_iters": 3000, "lr_decay_iters": 3000, "eval_interval": 100, "dropout": 0.1}
+    own = {**TINY, "max_iters": 3000, "lr_decay_iters": 3000, "eval_interval": 100, "dropout": 0.1, "dtype": "float32",
+           "attention": "sdpa"}  # fmt: skip
     words = [f"--{k}={v}" for k, v in own.items()]
     folder = Path("out/checkpoints")
     parent = started(*words)

@@ -211,7 +211,7 @@ def out_of_memory(count: int, seed: int) -> Counts:
     points = [(where, s, m) for s in range(steps) for m in range(accumulation) for where in ("forward", "backward")]
     points += [("optimizer", s, 0) for s in range(steps)]
     points += [("evaluation", 0, m) for m in range(2 * 4 * 2)]
-    points = points[:: max(1, len(points) // count)][:count]
+    points = [points[i * len(points) // count] for i in range(min(count, len(points)))]
     expected: dict[int, Any] = {}
     found = {"points": 0, "as_the_smaller": 0, "clean_stop": 0}
 

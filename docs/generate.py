@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import compare_tables
+import fault_tables
 import precision_tables
 import recipe_tables
 import speed_tables
@@ -395,6 +396,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "startup": startup_sentence,
     "knobs": knob_tables,
     "exit-codes": exit_codes,
+    "faults": fault_tables.faults,
+    "checkpoint-cost": fault_tables.cost,
+    "resume-keys": fault_tables.resume,
     "against-nanogpt": speed_tables.against,
     "speed-machine": speed_tables.machine,
     "compile-start": speed_tables.start,

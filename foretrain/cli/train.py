@@ -36,7 +36,9 @@ foretrain train config.py --init_from=nanoGPT/out/ckpt.pt --init_optimizer      
 
 foretrain train my.toml --batch_size=auto    (the micro-batch that fits here, tried for a moment; tokens a step kept)
 
-foretrain train my.toml --resume auto        (after Ctrl-C, a crash or a power cut)"""
+foretrain train my.toml --resume auto        (after Ctrl-C, a crash or a power cut)
+
+foretrain train my.toml --keep-going         (a crash is gone on from by itself)"""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -52,6 +54,9 @@ def train_command(
     no_trial: Annotated[
         bool, typer.Option("--no-trial", help="With batch_size = auto: take the forecast's word, try nothing.")
     ] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Begin again from the last checkpoint when the process crashes.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -59,6 +64,14 @@ def train_command(
     if resume not in ("auto", "no"):
         raise typer.BadParameter("must be auto or no", param_hint="--resume")
     resolved = resolve(words or [])
+    if keep_going:
+        from foretrain.cli import keep_going as supervisor
+
+        need_torch()
+        raise typer.Exit(supervisor.keep_going(resolved.config))
+    from foretrain.cli.keep_going import end_with_parent
+
+    end_with_parent()
     print_notes(resolved.notes, quiet=quiet)
     go_on = resume == "auto" or resolved.config.init_from == "resume"
     record = train(resolved, resume=go_on, quiet=quiet or as_json, trial=not no_trial)

@@ -18,7 +18,9 @@ SCHEMA = "foretrain.nonfinite/1"
 
 
 class Culprit(Record):
-    """The first tensor that is not finite. `kind`: weight, moment, activation, its_loss, gradient, sum, no_memory.
+    """The first tensor that is not finite. `kind`: weight, moment, activation, its_loss, gradient, sum.
+
+    Where the step could not be done again: no_memory, failed.
 
     `not_a_number`, `infinite`: how many of its `numbers` are; `micro`: the micro-step, where it is of one.
     """
@@ -102,10 +104,8 @@ def first_not_finite(state: TrainState, batches: Iterable[Batch], generators: Ge
         norms = [p.grad.float().norm() for p in state.model.parameters() if p.grad is not None]
         if search.found is None and norms and not bool(torch.isfinite(torch.stack(norms).norm())):
             search.found = Culprit(kind="sum")
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        search.found = Culprit(kind="no_memory")
+    except Exception as error:  # what ended the run must be said, even where it cannot be looked into
+        search.found = Culprit(kind="no_memory" if is_out_of_memory(error) else "failed", name=type(error).__name__)
     finally:
         for hook in hooks:
             hook.remove()

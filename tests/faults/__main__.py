@@ -30,12 +30,15 @@ def main() -> None:
     """Run a tier; exit code 1 where one experiment did not show what it must."""
     parser = argparse.ArgumentParser(description="Put faults into runs and count what comes of them.")
     parser.add_argument("--tier", choices=TIERS, default="pr")
-    parser.add_argument("--only", nargs="*", choices=TIERS["pr"], help="these experiments alone; nothing is written")
+    parser.add_argument(
+        "--only", nargs="*", choices=TIERS["pr"], help="these experiments alone; --out FILE: anew in it"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--out", type=Path, help="where to write the JSON; faults.json of benchmarks/results for pr and nightly"
     )
     words = parser.parse_args()
+    words.out = words.out and words.out.absolute()
     found = {}
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         os.chdir(folder)
@@ -50,6 +53,8 @@ def main() -> None:
             found[name] |= {"took_s": round(time.monotonic() - before, 1)}
             print(f"{name}: {json.dumps(found[name])}", file=sys.stderr, flush=True)
         os.chdir("/")
+    if words.only and words.out and words.out.exists():
+        found = json.loads(words.out.read_text("utf-8"))["experiments"] | found
     ok = all(counts["ok"] for counts in found.values())
     out = words.out or (None if words.only or words.tier == "suite" else RESULTS)
     rows = [

@@ -1,0 +1,109 @@
+"""`foretrain train --keep-going`: the run in a child process, begun again from its last checkpoint when that crashes.
+
+A crash is a death by a signal (a segmentation fault, the kernel's killer) or a bug's traceback. What the user can mend
+(every other exit code) is passed on. Signals go to the child, which saves and stops; and if this process is killed, the
+child sees its pipe close and stops in the same way.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from rich.text import Text
+
+from foretrain.cli.common import ERR
+from foretrain.config import RunConfig
+from foretrain.errors import ExitCode, UserError
+from foretrain.messages import say
+from foretrain.run import store
+
+PIPE = "FORETRAIN_KEEP_GOING_PIPE"
+MOST_CRASHES = 4  # one after the other, without a newer checkpoint in between
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 300.0
+
+
+def end_with_parent() -> None:
+    """In the child: stop as SIGTERM does when the process that keeps us going is gone."""
+    if (number := os.environ.pop(PIPE, "")).isdigit():
+        handle = int(number)
+
+        def wait() -> None:
+            os.read(handle, 1)  # nothing is ever written: it ends with the other side
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=wait, daemon=True, name="parent").start()
+
+
+def child_words(words: list[str], *, resume: bool) -> list[str]:
+    """The child's command line: ours without --keep-going; with `resume`, --resume auto whatever was asked for."""
+    own = [word for word in words if word != "--keep-going"]
+    if not resume:
+        return own
+    kept, skip = [], False
+    for word in own:
+        if not skip and word != "--resume" and not word.startswith("--resume="):
+            kept.append(word)
+        skip = word == "--resume" and not skip
+    return [*kept, "--resume=auto"]
+
+
+def keep_going(config: RunConfig, *, wait: Callable[[float], object] = time.sleep) -> int:
+    """Run this process's own command in children until one ends by itself; its exit code.
+
+    Raises UserError 'environment.crashes' after four crashes without a newer checkpoint.
+    """
+    before = _standing(config)
+    crashes, wait_s = 0, FIRST_WAIT_S
+    while True:
+        now = _standing(config)
+        code, stopped = _one(child_words(sys.argv[1:], resume=now != before))
+        if code >= 0 and code != ExitCode.INTERNAL:
+            return code
+        if stopped:  # it was told to stop and died of it
+            return int(ExitCode.INTERRUPTED)
+        crashes, wait_s = (1, FIRST_WAIT_S) if _standing(config) != now else (crashes + 1, wait_s * 2)
+        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        if crashes >= MOST_CRASHES:
+            raise UserError("environment.crashes", count=crashes, how=name)
+        again = min(wait_s, LONGEST_WAIT_S)
+        ERR.print(Text(say("train.crashed", how=name, again=again), style="yellow"), soft_wrap=True)
+        wait(again)
+
+
+def _standing(config: RunConfig) -> tuple[str, str]:
+    """(the run that --resume auto means, its newest checkpoint), '' where there is none."""
+    found = store.newest_unfinished(config.out_dir, config.max_iters)
+    if found is None:
+        return "", ""
+    return found.id, max((path.name for path in Path(found.checkpoints).glob("step-*")), default="")
+
+
+def _one(words: list[str]) -> tuple[int, bool]:
+    """(the child's exit code, whether a signal was passed on to it)."""
+    reader, writer = os.pipe()
+    passed: list[int] = []
+    child = subprocess.Popen(
+        [sys.executable, "-m", "foretrain", *words], pass_fds=(reader,), env={**os.environ, PIPE: str(reader)},
+        start_new_session=True,  # so that a Ctrl-C comes once, through us
+    )  # fmt: skip
+    os.close(reader)
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        passed.append(number)
+        child.send_signal(signal.SIGTERM if number == getattr(signal, "SIGHUP", 0) else number)
+
+    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [n for n in (getattr(signal, name) for name in names) if signal.getsignal(n) is not signal.SIG_IGN]
+    old = {number: signal.signal(number, hand_on) for number in numbers}
+    try:
+        return child.wait(), bool(passed)
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+        os.close(writer)

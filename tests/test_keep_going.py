@@ -1,0 +1,132 @@
+"""`train --keep-going`: crashes are gone on from, everything else is passed on, nobody is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretrain.cli import keep_going as supervisor
+from foretrain.cli.keep_going import child_words, keep_going
+from foretrain.errors import ExitCode, UserError
+from foretrain.run import checkpoint
+from foretrain.run.store import RunDirectory
+from tests.helpers import TINY, tiny, write_dataset
+from tests.test_train import assert_same, final_tensors, train
+
+
+@pytest.mark.parametrize(
+    ("words", "resumed"),
+    [
+        (["train", "a.toml", "--keep-going"], ["train", "a.toml", "--resume=auto"]),
+        (["train", "--resume", "no", "a.toml"], ["train", "a.toml", "--resume=auto"]),
+        (["train", "--resume=no", "--keep-going", "--x=1"], ["train", "--x=1", "--resume=auto"]),
+        (["train", "--resume", "auto"], ["train", "--resume=auto"]),
+    ],
+)
+def test_the_childs_command_line(words: list[str], resumed: list[str]) -> None:
+    assert child_words(words, resume=True) == resumed
+    assert child_words(words, resume=False) == [word for word in words if word != "--keep-going"]
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any]], list[list[str]]]:
+    """Let the children end as listed: (exit code, the checkpoint that it leaves or None); returns their command lines."""
+
+    def plan(ends: list[Any]) -> list[list[str]]:
+        seen: list[list[str]] = []
+        steps = [""]
+
+        def one(words: list[str]) -> tuple[int, bool]:
+            code, step, *passed = ends[len(seen)]
+            seen.append(words)
+            steps[0] = step or steps[0]
+            return code, bool(passed)
+
+        monkeypatch.setattr(supervisor, "_one", one)
+        monkeypatch.setattr(supervisor, "_standing", lambda config: ("out" if steps[0] else "", steps[0]))
+        monkeypatch.setattr(sys, "argv", ["foretrain", "train", "--keep-going"])
+        return seen
+
+    return plan
+
+
+def test_crashes_are_gone_on_from_with_growing_waits(children: Any) -> None:
+    waits: list[float] = []
+    seen = children([(-9, "a"), (-11, None), (1, None), (-6, "b"), (-9, None), (0, "c")])
+    assert keep_going(tiny(), wait=waits.append) == 0
+    assert waits == [1, 2, 4, 1, 2]
+    assert seen == [["train"], *[["train", "--resume=auto"]] * 5]
+
+
+@pytest.mark.parametrize("code", [0, 2, 4, 5, 6, 7, 8, 75, 130])
+def test_what_the_user_can_mend_is_passed_on(code: int, children: Any) -> None:
+    assert len(seen := children([(code, "a")])) == 0
+    assert keep_going(tiny(), wait=lambda s: pytest.fail("waited")) == code
+    assert len(seen) == 1
+
+
+def test_it_gives_up_without_progress(children: Any) -> None:
+    children([(-9, None)] * 4)
+    with pytest.raises(UserError) as caught:
+        keep_going(tiny(), wait=lambda s: None)
+    assert caught.value.exit_code == ExitCode.ENVIRONMENT
+    assert "4 times" in str(caught.value)
+    assert "SIGKILL" in str(caught.value)
+
+
+def test_a_stop_is_a_stop(children: Any) -> None:
+    children([(-9, "a", "signal")])
+    assert keep_going(tiny(), wait=lambda s: pytest.fail("waited")) == ExitCode.INTERRUPTED
+
+
+def started(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from foretrain.cli import main; main()", "train", "--keep-going", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def child_of(parent: subprocess.Popen[str], until: Callable[[], bool]) -> int:
+    """The process id of a supervisor's child, when something has happened."""
+    for _ in range(1200):
+        time.sleep(0.05)
+        if until():
+            return int(Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()[0])
+    raise AssertionError("it never happened")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks /proc for children")
+def test_a_killed_child_a_stop_and_a_killed_supervisor(own_directory: Path) -> None:
+    write_dataset(Path("data/toy"))
+    own = {**TINY, "max_iters": 3000, "lr_decay_iters": 3000, "eval_interval": 100, "dropout": 0.1, "dtype": "float32",
+           "attention": "sdpa"}  # fmt: skip
+    words = [f"--{k}={v}" for k, v in own.items()]
+    folder = Path("out/checkpoints")
+    parent = started(*words)
+    os.kill(child_of(parent, lambda: bool(checkpoint.steps_in(folder))), signal.SIGKILL)
+    child_of(parent, lambda: Path("out/events.jsonl").read_text().count('"resumed"') == 1)
+    parent.send_signal(signal.SIGTERM)
+    _, err = parent.communicate(timeout=60)
+    assert parent.returncode == ExitCode.STOPPED, err
+    assert "crashed (SIGKILL)" in err
+    parent = started(*words, "--resume=auto")
+    child = child_of(parent, lambda: Path("out/events.jsonl").read_text().count('"resumed"') == 2)
+    parent.kill()
+    parent.wait()
+    for _ in range(600):
+        time.sleep(0.05)
+        if not Path(f"/proc/{child}").exists() or RunDirectory(Path("out")).read_record().status == "interrupted":
+            break
+    record = RunDirectory(Path("out")).read_record()
+    assert (record.status, record.reason) == ("interrupted", "SIGTERM")
+    parent.stdout.close()
+    parent.stderr.close()
+    config = tiny(**{**own, "out_dir": "out"})
+    train(config, resume=True)
+    train(tiny(**{**own, "out_dir": "whole"}))
+    assert_same(final_tensors(Path("whole")), final_tensors(Path("out")))

@@ -66,7 +66,8 @@ def prepare_command(
     ] = 0,
     seed: Annotated[int, typer.Option(help="Of the shuffling.")] = 1337,
     dedup: Annotated[
-        bool, typer.Option("--dedup", help="Leave out documents that were there word for word; up to 64 bytes each.")
+        bool,
+        typer.Option("--dedup", help="Leave out documents that were there word for word (92 bytes of memory each)."),
     ] = False,
     text_column: Annotated[str, typer.Option(help="The column of .jsonl and .parquet that holds the text.")] = "text",
     split_documents: Annotated[

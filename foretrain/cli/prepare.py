@@ -67,7 +67,7 @@ def prepare_command(
     seed: Annotated[int, typer.Option(help="Of the shuffling.")] = 1337,
     dedup: Annotated[
         bool,
-        typer.Option("--dedup", help="Leave out documents that were there word for word (92 bytes of memory each)."),
+        typer.Option("--dedup", help="Leave out documents that came before, word for word (92 bytes of memory each)."),
     ] = False,
     text_column: Annotated[str, typer.Option(help="The column of .jsonl and .parquet that holds the text.")] = "text",
     split_documents: Annotated[

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -124,7 +125,7 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The four requests of the hub that reading a dataset makes, over local files; `faults` are used up one by one."""
+    """The requests of the hub that reading a dataset makes, over local files; `faults` are used up one by one."""
 
     files: dict[str, bytes] = {}  # noqa: RUF012
     faults: list[str] = []  # noqa: RUF012
@@ -142,17 +143,21 @@ class Hub(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    def _entry(self, name: str) -> dict[str, Any]:
+        return {"type": "file", "path": name, "size": len(self.files[name]), "oid": "0" * 40}
+
+    def do_POST(self) -> None:
+        body = unquote(self.rfile.read(int(self.headers["content-length"])).decode())
+        if self.path.startswith("/api/datasets/me/texts/paths-info/"):
+            self._json([self._entry(name) for name in self.files if name in body])
+        else:
+            self.send_error(404)
+
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path.startswith("/api/datasets/me/texts/tree/"):
             folder = path.partition(SHA)[2].strip("/")
-            self._json(
-                [
-                    {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
-                    for name, data in self.files.items()
-                    if name.startswith(folder)
-                ]
-            )
+            self._json([self._entry(name) for name in self.files if name.startswith(folder)])
         elif path.startswith("/api/datasets/me/texts"):
             self._json({"id": "me/texts", "sha": SHA, "private": False, "downloads": 0, "tags": [], "likes": 0})
         elif path.startswith(f"/datasets/me/texts/resolve/{SHA}/"):

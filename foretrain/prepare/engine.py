@@ -131,11 +131,11 @@ def prepare(
     except Timeout:
         raise UserError("data.being_prepared", path=str(folder)) from None
     except OSError as error:
-        raise disk.as_user_error(error, folder, 0) from None
+        raise disk.as_user_error(error, folder, 2**20) from None
     try:
         return _prepare_locked(options, folder, sources, should_stop, listen)
     except OSError as error:
-        raise disk.as_user_error(error, folder, 0) from None
+        raise disk.as_user_error(error, folder, 2**20) from None
     finally:
         lock.release()
         (folder / LOCK).unlink(missing_ok=True)
@@ -160,6 +160,7 @@ def _prepare_locked(
         assert index is not None
         return Outcome(index, resumed=False, existed=True, tokens=_total(index))
     (folder / PROGRESS).mkdir(exist_ok=True)
+    disk.sync_folder(folder)
     info = vocabulary.make(options, sources, folder / PROGRESS)
     _check_request(options, folder, info)
     identity = _identity(options, sources, info)

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pytest
 
 from foretrain.errors import ExitCode, UserError
-from foretrain.prepare import engine
+from foretrain.prepare import preparation
 from foretrain.prepare.estimate import peak_bytes
 from foretrain.prepare.formats import Format, OpenFile, Place, documents
 from foretrain.prepare.pool import Reader
@@ -213,8 +213,8 @@ def test_a_dataset_at_hugging_face(hub: type[Hub], monkeypatch: pytest.MonkeyPat
     ]  # fmt: skip
     assert len(expand(["hf://datasets/me/texts"]).files) == 3
     assert [f.path[-7:] for f in expand(["hf://datasets/me/texts/*/*.jsonl"]).files] == ["c.jsonl"]
-    monkeypatch.setattr(engine, "Reader", kit.InlineReader)
-    monkeypatch.setattr(engine, "Workers", kit.InlineWorkers)
+    monkeypatch.setattr(preparation, "Reader", kit.InlineReader)
+    monkeypatch.setattr(preparation, "Workers", kit.InlineWorkers)
     hub.faults = ["cut", "500", "size", "", "cut", "cut"]
     made = kit.run(url)
     assert made.index is not None

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from foretrain.errors import ExitCode, UserError
-from foretrain.prepare import engine
+from foretrain.prepare import engine, preparation
 from tests import prepare_kit as kit
 from tests.prepare_kit import Disk, InlineReader, InlineWorkers, Killed
 
@@ -26,8 +26,8 @@ SETTINGS: dict[str, Any] = {"shard_tokens": 9_000, "dedup": True, "shuffle_buffe
 @pytest.fixture
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine as it is, with reader and workers in this process, in small batches, a snapshot after each second."""
-    monkeypatch.setattr(engine, "Reader", InlineReader)
-    monkeypatch.setattr(engine, "Workers", InlineWorkers)
+    monkeypatch.setattr(preparation, "Reader", InlineReader)
+    monkeypatch.setattr(preparation, "Workers", InlineWorkers)
     monkeypatch.setattr("foretrain.prepare.reader.BATCH_DOCUMENTS", 9)
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # counted where that matters; waiting for disks is not
 
@@ -44,7 +44,7 @@ def reference(own_directory: Path, inline: None) -> dict[str, str]:
 def test_killed_at_any_operation_on_the_disk(reference: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every write (left half done), fsync and rename of a whole preparation in turn, and a second kill later on."""
     for every_batch in (True, False):
-        monkeypatch.setattr(engine, "SNAPSHOT_S", -1.0 if every_batch else 1e9)
+        monkeypatch.setattr(preparation, "SNAPSHOT_S", -1.0 if every_batch else 1e9)
         at, finished = 1, False
         while not finished:
             shutil.rmtree("out", ignore_errors=True)

@@ -28,7 +28,8 @@ def open_parquet(opened: "OpenFile", column: str) -> tuple[Any, int]:
     try:
         parquet = pq.ParquetFile(
             pa.PythonFile(opened.raw, mode="r"), buffer_size=_BUFFER, pre_buffer=False,
-            thrift_string_size_limit=_MOST_FOOTER, page_checksum_verification=True, thrift_container_size_limit=10_000_000,
+            thrift_string_size_limit=_MOST_FOOTER, thrift_container_size_limit=10_000_000,
+            page_checksum_verification=True,
         )  # fmt: skip
         schema = parquet.schema_arrow
     except Exception as error:

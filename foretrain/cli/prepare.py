@@ -32,6 +32,10 @@ zcat dump.jsonl.gz | foretrain prepare - --tokenizer byte --out data/dump
 The same command again goes on where a stopped or killed one was."""
 
 SCHEMA = "foretrain.prepare/1"
+_COUNTED = {
+    "empty": "prepare.counted_empty", "bad": "prepare.counted_bad", "duplicates": "prepare.counted_duplicates",
+    "replaced_utf8": "prepare.counted_replaced_utf8", "separator_bytes": "prepare.counted_separator_bytes",
+}  # fmt: skip
 _LINE_EVERY_S, _LIVE_EVERY_S = 15.0, 0.5
 
 
@@ -149,7 +153,7 @@ def _prepare(options: "PrepareOptions", *, as_json: bool, quiet: bool) -> None:
     if not quiet:
         for name, count in done.index.counts.to_json().items():
             if count:
-                ERR.print(Text("note: " + say(f"prepare.counted_{name}", count=count), style="dim"), soft_wrap=True)
+                ERR.print(Text("note: " + say(_COUNTED[name], count=count), style="dim"), soft_wrap=True)
         if not done.index.splits["val"].tokens:
             ERR.print(Text("note: " + say("prepare.no_val"), style="yellow"), soft_wrap=True)
     if not quiet and not as_json:

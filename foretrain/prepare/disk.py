@@ -10,6 +10,7 @@ from pathlib import Path
 
 from foretrain.errors import UserError
 
+_write = os.write  # what tests stand in for
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -17,7 +18,7 @@ def write_all(handle: int, data: bytes | memoryview) -> None:
     """All of `data` to an open file; a short write is continued."""
     view = memoryview(data).cast("B")
     while len(view):
-        view = view[os.write(handle, view) :]
+        view = view[_write(handle, view) :]
 
 
 def sync_folder(folder: Path) -> None:

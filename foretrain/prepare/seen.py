@@ -1,4 +1,5 @@
-"""Which documents were seen: an open-addressing table of 16-byte hashes in numpy, 23 to 64 bytes a document.
+"""Which documents were seen: an open-addressing table of 16-byte hashes in numpy, 23 to 46 bytes a document
+(twice that for a moment when it grows).
 
 A Python set takes about 110 bytes for each. The hashes themselves are also appended to a file, so that a killed
 preparation has them again without reading the source anew.

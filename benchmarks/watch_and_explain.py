@@ -45,9 +45,7 @@ def seconds(words: list[str], folder: Path) -> float:
 def console(words: list[str], folder: Path) -> str:
     """What a command shows on a terminal of 100 columns."""
     environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
-    done = subprocess.run(
-        [*FORETRAIN, *words], cwd=folder, capture_output=True, text=True, check=True, env=environment
-    )
+    done = subprocess.run([*FORETRAIN, *words], cwd=folder, capture_output=True, text=True, check=True, env=environment)
     return "\n".join(line.rstrip() for line in done.stdout.rstrip().splitlines())
 
 

@@ -24,8 +24,8 @@ MOSTLY_EMPTY = 0.2  # of a segment in use
 MAX_REPLAYED = 400_000  # events that the simulator is asked to repeat
 _CHANGES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 Advice = Literal[
-    "expandable", "expandable_untried", "expandable_not_enough", "empty_segments", "logits", "activations", "optimizer", "no_history",
-    "no_frames", "backward",
+    "expandable", "expandable_untried", "expandable_not_enough", "empty_segments", "logits", "activations", "optimizer",
+    "no_history", "no_frames", "backward",
 ]  # fmt: skip
 
 

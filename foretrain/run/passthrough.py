@@ -78,6 +78,8 @@ class Passthrough:
 
     def __init__(self, command: Sequence[str], *, out: int = 1, err: int = 2) -> None:
         self._terminal: int | None = None
+        self._early: list[int] = []  # signals that came before the command was there
+        self._pid = 0
         self._masters: dict[int, int] = {}  # our terminal -> the pseudo-terminal that stands for it
         environment = dict(os.environ)
         targets = self._targets(out, err)
@@ -86,22 +88,28 @@ class Passthrough:
         self.streams = [_Stream(read, target) for target, (read, _) in targets]
         ends = [write for _, (_, write) in targets]
         options: dict[str, Any] = {"process_group": 0} if POSIX else {}
+        self._signals = contextlib.ExitStack()
+        self._signals.enter_context(self._forwarding())
         try:
             self.child = subprocess.Popen(
                 list(command), stdout=ends[0], stderr=ends[-1], env=environment, close_fds=True, **options
             )
         except (OSError, ValueError) as error:
+            self._signals.close()
             for stream in self.streams:
                 os.close(stream.source)
             raise CommandStart(getattr(error, "strerror", None) or str(error)) from None
         finally:
             for end in ends:
                 os.close(end)
+        self._pid = self.child.pid
         self._give_terminal()
+        for number in self._early:
+            self._send(number)
 
     @property
     def pid(self) -> int:
-        return self.child.pid
+        return self._pid
 
     # -- the terminal ------------------------------------------------------------------------------------------
 
@@ -155,11 +163,14 @@ class Passthrough:
         old: dict[int, Any] = {}
 
         def forward(number: int, frame: Any) -> None:
-            with contextlib.suppress(OSError):
-                if POSIX:
-                    os.killpg(self.pid, number)
-                # Windows gives Ctrl-C to every process of the console by itself.
+            if self._pid:
+                self._send(number)
+            else:
+                self._early.append(number)
 
+        if threading.current_thread() is not threading.main_thread():  # only that one can have handlers
+            yield
+            return
         for name in FORWARDED:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
@@ -172,6 +183,11 @@ class Passthrough:
             for number, handler in old.items():
                 signal.signal(number, handler)
 
+    def _send(self, number: int) -> None:
+        if POSIX:  # Windows gives Ctrl-C to every process of the console by itself
+            with contextlib.suppress(OSError):
+                os.killpg(self._pid, number)
+
     # -- running -----------------------------------------------------------------------------------------------
 
     def run(self, sink: Sink, tick: Callable[[], None] = lambda: None) -> Ended:
@@ -180,7 +196,7 @@ class Passthrough:
         told: queue.Queue[tuple[int, bytes]] = queue.Queue(_WAITING)
         ended: Ended | None = None
         open_streams, quiet_since_s = len(self.streams), 0.0
-        with self._forwarding():
+        with self._signals:
             for stream in self.streams:
                 stream.begin(told)
             while ended is None or (open_streams and time.monotonic() - quiet_since_s < DRAIN_S):

@@ -132,7 +132,11 @@ class _Sampler(threading.Thread):
     def run(self) -> None:
         while True:
             before = time.thread_time()
-            self._sample()
+            try:
+                self._sample()
+            except Exception as error:  # no figure is worth a traceback in somebody else's output
+                self.problem = f"{type(error).__name__}: {error}"
+                return
             self.spent_s += time.thread_time() - before
             if self._ending.wait(self.interval_s):
                 return
@@ -183,6 +187,12 @@ class _Output:
                 self.kept_bytes += len(data)
             except OSError as error:  # a full disk is no reason to end somebody's training
                 self.problem = error.strerror or str(error)
+        try:
+            self._read(stream, data)
+        except Exception as error:  # whatever this makes of the output, the command goes on
+            self.problem = f"{type(error).__name__}: {error}"
+
+    def _read(self, stream: int, data: bytes) -> None:
         decoder = self._decoders.setdefault(stream, codecs.getincrementaldecoder("utf-8")("replace"))
         text = self._parts.get(stream, "") + decoder.decode(data)
         *lines, rest = text.replace("\r", "\n").split("\n")

@@ -1,9 +1,11 @@
 """Whether two losses mean the same: vocabulary, tokenizer, text, unit. Where they do not, bits per byte may."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
+from foretrain.advise.settings import CONTENTS
 from foretrain.advise.subject import Curve, Subject
 
 Basis = Literal["nats a token", "bits a byte", "not"]
@@ -18,23 +20,22 @@ def reasons(one: Subject, other: Subject) -> tuple[str, ...]:
     sizes = {a.get("vocab_size"), b.get("vocab_size")} - {None}
     if len(sizes) > 1 and not sizes <= _GPT2:
         found.append("vocab_size")
-    built_in = all(s.get("dataset", "").startswith("python-stdlib") for s in (a, b))
     tokenizers = {a.get("tokenizer"), b.get("tokenizer")} - {None}
-    if built_in and len(tokenizers) > 1:
+    if len(tokenizers) > 1:
         found.append("tokenizer")
-    if _other_text(a.get("dataset"), b.get("dataset")):
+    if _other_text(a, b):
         found.append("dataset")
     if one.val_unit != other.val_unit and len(one.val) and len(other.val):
         found.append("unit")
     return tuple(found)
 
 
-def _other_text(one: str | None, other: str | None) -> bool:
-    """By fingerprints where both have one, else by names; a config has a name alone."""
-    if one is None or other is None:
-        return False
-    (name, _, mark), (other_name, _, other_mark) = one.partition(" ("), other.partition(" (")
-    return mark != other_mark if mark and other_mark else name != other_name
+def _other_text(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """By the contents where both know them, else by names."""
+    for name in (CONTENTS, "dataset"):
+        if one.get(name) is not None and other.get(name) is not None:
+            return one[name] != other[name]
+    return False
 
 
 def brought_together(one: Subject, other: Subject) -> tuple[Subject, Subject, Basis, tuple[str, ...]]:

@@ -93,8 +93,17 @@ def meet(one: Subject, other: Subject, axis: Axis) -> Meeting | None:
 
 def _floor(one: Subject, other: Subject) -> float:
     """What no curve shows: another seed, and another sample of the validation text."""
-    sampled = sum(EVALUATION_NOISE**2 / evaluated_tokens(subject) for subject in (one, other))
-    return math.sqrt(2 * SEED_TO_SEED**2 + sampled)
+    seeds = 2 * SEED_TO_SEED**2
+    if _same_evaluation(one, other):
+        return math.sqrt(seeds)
+    return math.sqrt(seeds + sum(EVALUATION_NOISE**2 / evaluated_tokens(subject) for subject in (one, other)))
+
+
+def _same_evaluation(one: Subject, other: Subject) -> bool:
+    """foretrain draws its evaluation from the seed alone, so that runs of one seed are evaluated on the same text."""
+    names = ("seed", "dataset contents", "eval_sequences", "eval_block_size", "block_size")
+    mine, theirs = ([s.settings.get(name) for name in names] for s in (one, other))
+    return one.kind == other.kind == "run" and None not in mine and mine == theirs
 
 
 def evaluated_tokens(subject: Subject) -> float:

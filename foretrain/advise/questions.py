@@ -24,10 +24,10 @@ EFFECTS: dict[Question, tuple[Effect, ...]] = {
 # Measured memory that is not the same to the byte: reserved by segments, or a process with all its libraries.
 MEMORY_NOISE = {"reserved": 0.01, "process": 0.05, "needed": 0.0}
 # Two predictions of one program on one card are off alike: of the 15 pairs in
-# benchmarks/published_logs.json with one source, card and program, 14 differ by the predicted ratio to 8 %, one to 14 %.
+# benchmarks/published_logs.json with one source, card and program 14 differ from it by up to 8 %, one by 14 %.
 SAME_CARD_RATIO = 0.10
 Outcome = Literal["difference", "within_noise", "forecast", "within_forecast", "few_steps", "not_comparable"]
-Attribution = Literal["", "one", "confounded", "none", "unknown"]
+Attribution = Literal["", "one", "confounded", "none", "forecast", "unknown"]
 
 
 class Pair(Record):
@@ -196,9 +196,11 @@ def _lacks(one: Subject, other: Subject, axis: equal.Axis) -> str:
     """What keeps them from meeting on an axis; empty where they may."""
     if axis == "tokens" and one.tokens_per_step is None and other.tokens_per_step is None:
         axis = "steps"
+    if _lacking("no_loss", (one, other)):
+        return "no_loss"
+    reason = f"no_{axis}"
     for subject in (one, other):
         curves = [curve for curve in (subject.train, subject.val) if len(curve)]
-        reason = f"no_{axis}" if curves else "no_loss"
         if all(equal.positions(subject, curve, axis) is None for curve in curves) and _lacking(reason, (one, other)):
             return reason
     return ""
@@ -240,7 +242,7 @@ def _attribution(pair: Pair, count: int, unknown: int) -> Attribution:
         return "confounded"
     if unknown:
         return "unknown"
-    return "one" if count else "none"
+    return "one" if count else "none" if pair.outcome == "difference" else "forecast"
 
 
 def _best(compare: Compare, subjects: Sequence[Subject]) -> tuple[Pair, Subject, Subject]:

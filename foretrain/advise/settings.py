@@ -11,6 +11,7 @@ from foretrain.advise.subject import Subject
 from foretrain.config import RunConfig
 from foretrain.configfile import KNOBS
 from foretrain.hardware import Gpu
+from foretrain.lm.dataset import BUILT_IN
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import choose_dtype
 from foretrain.records import Record
@@ -38,13 +39,14 @@ _EFFECTS: dict[str, tuple[Effect, ...]] = {
 _OTHERS: dict[str, tuple[Group, tuple[Effect, ...]]] = {
     "parameters": ("model", ALL), "tokens_per_step": ("optimizer", ("speed", "learning")),
     "batch_size x accumulation": ("execution", COST), "gpu": ("execution", COST), "program": ("execution", COST),
+    "dataset contents": ("data", ("learning",)),
 }  # fmt: skip
 # Stand for others, name files, or say nothing about training.
 _LEFT_OUT = {
     "device", "dataset_tokens", "total_batch_size", "auto_batch_size", "batch_size", "gradient_accumulation_steps",
     "eval_only",
 }  # fmt: skip
-BATCH, RATE = "batch_size x accumulation", "learning_rate"
+BATCH, RATE, CONTENTS = "batch_size x accumulation", "learning_rate", "dataset contents"
 # A knob that another one makes idle is no difference.
 _IDLE: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "muon_learning_rate": lambda s: s.get("optimizer") != "muon",
@@ -57,7 +59,6 @@ _IDLE: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "compile_mode": lambda s: s.get("compile") is False,
     "compile_blocks": lambda s: s.get("compile") is False,
     "auto_chunker": lambda s: s.get("compile") is False,
-    "tokenizer": lambda s: s.get("dataset") != "python-stdlib",  # the built-in corpus alone is cut by it
     "cpu_threads": lambda s: bool(s.get("gpu")) and s.get("gpu_kind") != "cpu",
 }
 
@@ -100,6 +101,10 @@ def of_config(config: RunConfig, gpu: Gpu | None, step: StepName) -> dict[str, A
     }  # fmt: skip
     if config.dtype == "auto":
         known["dtype"] = choose_dtype(config, gpu)[0] if gpu else None
+    if config.attention == "auto":  # on a CPU a measurement decides
+        known["attention"] = "sdpa" if gpu and gpu.kind == "cuda" else None
+    if config.dataset != BUILT_IN:  # its own files say how it was cut, not this knob
+        known["tokenizer"] = None
     known["batch_size"] = config.batch_size
     known["gradient_accumulation_steps"] = config.gradient_accumulation_steps
     known["tokens_per_step"] = config.tokens_per_step
@@ -118,7 +123,10 @@ def between(subjects: Sequence[Subject]) -> tuple[Setting, ...]:
     """Every setting that differs, or that some of the subjects say and others do not; groups in their order."""
     sides = [_decisions(subject.settings) for subject in subjects]
     _join_rates(sides)
-    names = dict.fromkeys(name for side in sides for name in side)
+    idle = {name for name, is_idle in _IDLE.items() for subject in subjects if is_idle(subject.settings)}
+    if any(side.get(CONTENTS) is None for side in sides):  # most sources cannot tell, and their name is compared
+        idle.add(CONTENTS)
+    names = dict.fromkeys(name for side in sides for name in side if name not in idle)
     found = []
     for name in names:
         values = tuple(side.get(name) for side in sides)
@@ -137,11 +145,8 @@ def _kind(name: str) -> tuple[Group, tuple[Effect, ...]]:
 
 
 def _decisions(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Knobs that another makes idle taken out; the split of a step as one decision."""
-    found = {
-        name: value for name, value in settings.items()
-        if name in KNOBS and name not in _LEFT_OUT and not (name in _IDLE and _IDLE[name](settings))
-    }  # fmt: skip
+    """What is compared of the settings; the split of a step as one decision."""
+    found = {name: value for name, value in settings.items() if name in KNOBS and name not in _LEFT_OUT}
     found |= {name: settings[name] for name in _OTHERS if settings.get(name) is not None}
     micro, accumulation = settings.get("batch_size"), settings.get("gradient_accumulation_steps")
     if micro is not None:

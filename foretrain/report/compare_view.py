@@ -25,7 +25,7 @@ def document(found: Comparison) -> Document:
         Section(Message("side.verdicts"), tuple(_verdicts(found))),
     ]
     if found.one_change:
-        sections.append(Section(Message("side.settle"), _settle(found.one_change)))
+        sections.append(Section(Message("side.settle"), _settle(found)))
     title = Message("side.title_many", {"count": len(labels)})
     if len(labels) <= WIDE - 1:
         title = Message("side.title", {"labels": [_short(label, 13) for label in labels]})
@@ -298,7 +298,8 @@ def _against_first(verdict: Verdict) -> Table:
 # -- runs that would settle it -----------------------------------------------------------------------------
 
 
-def _settle(runs: tuple[OneChange, ...]) -> tuple[Block, ...]:
+def _settle(found: Comparison) -> tuple[Block, ...]:
+    runs: tuple[OneChange, ...] = found.one_change
     rows: Rows = []
     notes: list[Block] = []
     for run in runs:
@@ -316,6 +317,10 @@ def _settle(runs: tuple[OneChange, ...]) -> tuple[Block, ...]:
                 Message(f"word.{run.verdict}") if run.verdict else "–",
             )
         )  # fmt: skip
+    able = sum(setting.matters for setting in found.differing)
+    if len(found.sides) == 2 and able > len(runs):
+        values = {"count": able - len(runs), "base": runs[0].base, "other": runs[0].other}
+        notes.append(Paragraph(Message("side.settle_more", values)))
     columns = tuple(
         Message(f"column.{name}")
         for name in ("one_change", "settles", "steps", "hours", "energy", "sum_cost", "memory")

@@ -35,7 +35,7 @@ def load(given: Given) -> Subject:
     tokens, _ = tokens_of_step(log, config)
     gpu = given.card or _named(log)
     train, val = _curves(log, pace.median_s)
-    stated = given.number("tokens_per_step", 1, 1e13)
+    stated = given.number("tokens_per_step", 1, 10**13)
     subject = Subject(
         label=given.name, path=given.path, kind="log", settings=_settings(log, gpu), gpu=gpu,
         tokens_per_step=int(stated) if stated else tokens, bytes_per_token=bytes_per_token(given, config),

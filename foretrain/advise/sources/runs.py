@@ -11,6 +11,7 @@ from foretrain.advise.sources.given import Given
 from foretrain.advise.sources.predicted import bytes_per_token
 from foretrain.advise.subject import Memory, Subject, curve, exact
 from foretrain.errors import UserError
+from foretrain.lm.dataset import BUILT_IN
 from foretrain.predict.plan import Note
 from foretrain.run.store import RunDirectory, RunRecord
 from foretrain.training_log import LogHeader, Steps, TrainingLog
@@ -81,10 +82,10 @@ def _curve(lines: list[dict[str, Any]], kind: str, key: str) -> Any:
 
 
 def _data(record: RunRecord) -> dict[str, Any]:
-    """What was trained on; the fingerprint stands for the dataset where it is known."""
+    """What was trained on."""
     info = record.dataset
-    found = {"dataset": f"{info.name} ({info.fingerprint[:8]})" if info.fingerprint else info.name}
-    return found | ({"tokenizer": info.tokenizer} if info.tokenizer else {})
+    found = {settings.CONTENTS: info.fingerprint[:8]} if info.fingerprint else {}
+    return found | ({"tokenizer": info.tokenizer} if info.tokenizer and record.config.dataset != BUILT_IN else {})
 
 
 def _memory(record: RunRecord) -> Memory | None:

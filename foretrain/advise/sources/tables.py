@@ -91,7 +91,7 @@ def _values(steps: list[Value], values: list[Value]) -> dict[int, float]:
 
 def _subject(given: Given, roles: dict[str, dict[int, float]]) -> Subject:
     seconds = _seconds(roles)
-    tokens, stated = _tokens_per_step(roles), given.number("tokens_per_step", 1, 1e13)
+    tokens, stated = _tokens_per_step(roles), given.number("tokens_per_step", 1, 10**13)
     times = _times(roles, seconds)
     bpb = not roles.get("val_loss") and bool(roles.get("val_bpb"))
     resolved = given.resolved

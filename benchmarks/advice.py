@@ -52,7 +52,7 @@ def pairs(count: int) -> Iterator[Pair]:
         head = draw.choice((32, 64, 64, 64, 80, 128))
         heads = draw.choice((2, 4, 6, 8, 12, 16, 20, 25))
         values: dict[str, Any] = {
-            "n_layer": draw.choice((2, 3, 4, 6, 8, 12, 12, 16, 24, 36, 48)), "n_head": heads, "n_embd": heads * head,
+            "n_layer": draw.choice((1, 2, 2, 3, 3, 4, 4, 6, 6, 8, 12, 12, 24, 36)), "n_head": heads, "n_embd": heads * head,
             "block_size": draw.choice((128, 256, 512, 1024, 1024, 2048)), "batch_size": draw.choice((1, 2, 4, 8, 12, 16, 32, 64)),
             "gradient_accumulation_steps": draw.choice((1, 2, 5, 8, 40, 64)), "compile": draw.random() < 0.5,
             "vocab_size": draw.choice((256, 4096, 32000, 50257, 50304, 50304, 65536)), "dropout": draw.choice((0.0, 0.0, 0.1)),

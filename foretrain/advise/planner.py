@@ -12,9 +12,13 @@ from foretrain.config_checks import check
 from foretrain.errors import UserError
 from foretrain.precision import check_matmul
 from foretrain.predict.exact.service import SHAPING_KNOBS
+from foretrain.predict.exact.memory import MARGIN_BYTES
 from foretrain.predict.memory import Context, StepMemory, Verdict, judge, predict, worst_verdict
 from foretrain.predict.plan import Timing, available, timing
 
+LEDGER = StepMemory.model_fields["source"].default
+# Of what tensors take: eager runs were traced to need up to 1.20 (13 GiB) and 1.35 (0.8 GiB) to live, compiled 1.11.
+EAGER_RESERVED = 1.25
 _BY = (*SHAPING_KNOBS, "eval_batch", "eval_block")
 
 
@@ -32,8 +36,23 @@ class Outcome:
 
     @property
     def fits(self) -> bool:
-        """With its margin; where nobody knows how much memory there is, nothing is refused."""
+        """By the plan, and with room for an eager run's fragments; where nobody knows how much memory there is, nothing
+        is refused."""
+        return self.fits_by_plan and self.roomy
+
+    @property
+    def fits_by_plan(self) -> bool:
+        """With the plan's margin."""
         return self.verdict in ("fits", None)
+
+    @property
+    def roomy(self) -> bool:
+        """Whether it would fit too where an eager run reserves as much more as some traced ones did."""
+        memory, room = self.memory, self.available_bytes
+        if room is None or memory.compiled or self.state.gpu.kind != "cuda" or memory.source != LEDGER:
+            return True
+        reserved = memory.worst.allocated_bytes * EAGER_RESERVED
+        return reserved + memory.context.expected_bytes + MARGIN_BYTES <= room
 
     @property
     def needed_bytes(self) -> int:

@@ -106,7 +106,7 @@ def _cells(plan: Plan, advice: Advice, number: int) -> dict[str, Cell]:
         "saves": Quantity(effect.saved_bytes, "bytes"), "step_change": Quantity(effect.slower, "signed_percent"),
         "run_change": Quantity(effect.longer, "signed_percent"),
         "learning": Message(f"exactness.{EXACTNESS_ID[advice.exactness]}"),
-        "verdict": Message(f"word.{effect.verdict}") if effect.verdict else "",
+        "verdict": Message("word.barely" if effect.verdict == "fits" else f"word.{effect.verdict}"),
         "traced": Quantity(advice.confirmation.needed_bytes if advice.confirmation else None, "bytes"),
         "estimate": Message("advice.unestimated"),
     }  # fmt: skip

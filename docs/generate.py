@@ -22,7 +22,8 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from foretrain.advise.advisor import advise
+from foretrain.advise.advice import Advices
+from foretrain.advise.advisor import advise, short_list
 from foretrain.advise.best import best
 from foretrain.advise.utilization import utilization
 from foretrain.config import GROUPS, knobs
@@ -47,9 +48,9 @@ def case(name: str, *, others: str = "", step_s: float | None = None) -> Plan:
     return plan(resolved.config, find("RTX 4070"), name=resolved.name, others_bytes=others_bytes, logged_step_s=step_s)
 
 
-def terminal(made: Plan, sections: tuple[str, ...] = ()) -> str:
+def terminal(made: Plan, sections: tuple[str, ...] = (), advice: Advices | None = None) -> str:
     """The plan as a terminal shows it, cut to some of its sections."""
-    return rendered(plan_view.document(made), sections)
+    return rendered(plan_view.document(made, advice=advice), sections)
 
 
 def rendered(document: Document, sections: tuple[str, ...] = ()) -> str:
@@ -72,7 +73,8 @@ def block(command: str, output: str) -> str:
 def plan_case_c() -> str:
     made = case("c", others="2.1GB")
     command = 'foretrain plan examples/real-cases/c.py --gpu "RTX 4070" --others 2.1GB'
-    return block(command, terminal(made, ("plan.verdict", "plan.memory", "plan.bytes")))
+    sections = ("plan.verdict", "advice.plan_section", "plan.memory", "plan.bytes")
+    return block(command, terminal(made, sections, short_list(made, "nanogpt")))
 
 
 def plan_case_d() -> str:

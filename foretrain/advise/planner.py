@@ -11,8 +11,8 @@ from foretrain.advise.rules.base import Change, State
 from foretrain.config_checks import check
 from foretrain.errors import UserError
 from foretrain.precision import check_matmul
-from foretrain.predict.exact.service import SHAPING_KNOBS
 from foretrain.predict.exact.memory import MARGIN_BYTES
+from foretrain.predict.exact.service import SHAPING_KNOBS
 from foretrain.predict.memory import Context, StepMemory, Verdict, judge, predict, worst_verdict
 from foretrain.predict.plan import Timing, available, timing
 

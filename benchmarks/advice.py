@@ -9,6 +9,7 @@ the trace denies. Resumable: finished pairs and traced ones are kept in --out an
 """
 
 import argparse
+import hashlib
 import json
 import random
 import time
@@ -52,7 +53,7 @@ def pairs(count: int) -> Iterator[Pair]:
         head = draw.choice((32, 64, 64, 64, 80, 128))
         heads = draw.choice((2, 4, 6, 8, 12, 16, 20, 25))
         values: dict[str, Any] = {
-            "n_layer": draw.choice((2, 3, 4, 6, 8, 12, 12, 16, 24, 36, 48)), "n_head": heads, "n_embd": heads * head,
+            "n_layer": draw.choice((1, 2, 2, 3, 3, 4, 4, 6, 6, 8, 12, 12, 24, 36)), "n_head": heads, "n_embd": heads * head,
             "block_size": draw.choice((128, 256, 512, 1024, 1024, 2048)), "batch_size": draw.choice((1, 2, 4, 8, 12, 16, 32, 64)),
             "gradient_accumulation_steps": draw.choice((1, 2, 5, 8, 40, 64)), "compile": draw.random() < 0.5,
             "vocab_size": draw.choice((256, 4096, 32000, 50257, 50304, 50304, 65536)), "dropout": draw.choice((0.0, 0.0, 0.1)),
@@ -139,6 +140,12 @@ def one(base: Plan, step: StepName) -> tuple[dict[str, Any], Advices]:
     return row, found
 
 
+def digest(base: Plan, step: StepName) -> str:
+    """What a pair is: rows of other runs are not taken up again."""
+    what = [base.config.model_dump(mode="json"), base.gpu.name, base.others_bytes, step]
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def small_and_eager(config: RunConfig) -> bool:
     tokens = max(config.batch_size * config.block_size, config.eval_batch * config.eval_block)
     return not config.compile and config.n_layer <= TRACED_BLOCKS and tokens <= TRACED_BATCH_TOKENS
@@ -194,10 +201,13 @@ def main() -> None:
     rows: dict[str, dict[str, Any]] = {}
     left = asked.exact
     for base, step in pairs(asked.pairs):
+        asked_of = digest(base, step)
         row = known.get(base.name)
+        row = row if row is not None and row["asked_of"] == asked_of else None
         wants_trace = small_and_eager(base.config) and left > 0
         if row is None or (wants_trace and "traced" not in row):
             row, found = one(base, step)
+            row["asked_of"] = asked_of
             if wants_trace and found.advised:
                 row["traced"] = traced(base, found)
         left -= "traced" in row

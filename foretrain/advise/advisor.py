@@ -59,7 +59,7 @@ def advise(
         return lower_losses(plan, search, given=goal is not None)
     singles, idle = _singles(search, quick)
     found = [*singles, *_sets(search, singles, quick)]
-    if not quick or not any(c.outcome.fits for c in found):
+    if not quick or not any(search.accepts(c.outcome) for c in found):
         found += _cards(search, found)
     return _answer(plan, search, goal is not None, found, idle)
 
@@ -99,7 +99,7 @@ def _answer(plan: Plan, search: Search, given: bool, found: list[Candidate], idl
     for candidate in sorted(found, key=lambda c: (len(c.rules), search.order(c))):
         distinct.setdefault(candidate.state, candidate)
     advised = _worthwhile(search, [c for c in distinct.values() if _is_advice(search, c)])
-    partial = [c for c in distinct.values() if not c.outcome.fits and search.must_fit and _saves(search, c)]
+    partial = [c for c in distinct.values() if not search.accepts(c.outcome) and search.must_fit and _saves(search, c)]
     partial.sort(key=lambda c: c.outcome.needed_bytes)
     buys = {c.rules[-1] for c in (*advised, *partial)}
     alone = [c for c in distinct.values() if c.rules[-1] not in buys and c.rules[:-1] in ((), ("foretrain_step",))]
@@ -139,7 +139,7 @@ def _worthwhile(search: Search, fitting: list[Candidate]) -> list[Candidate]:
 def _is_advice(search: Search, candidate: Candidate) -> bool:
     """It fits, and it buys what the goal wants. What trains on fewer tokens a step is never advised."""
     kept = candidate.state.config.tokens_per_step == search.state.config.tokens_per_step
-    if not candidate.outcome.fits or not kept:
+    if not search.accepts(candidate.outcome) or not kept:
         return False
     if search.goal == "fit":
         return search.must_fit or search.saves(candidate.outcome)
@@ -155,7 +155,7 @@ def _nothing(search: Search, candidate: Candidate) -> Idle:
     values: dict[str, float | None] = {"saved": max(0, saved), "slower": effect.slower}
     values["shorter"] = None if effect.longer is None else max(0.0, -effect.longer)
     if search.goal == "fit":
-        if before.fits and saved >= WORTH * before.needed_bytes:
+        if (before.fits or not search.must_fit) and saved >= WORTH * before.needed_bytes:
             return Idle(rule=rule, reason="not_needed", values={**values, "needed": before.needed_bytes})
         if rule in ("eval_batch", "eval_block_size"):
             phases = {phase.phase: phase.needed_expected_bytes for phase in before.memory.phases}
@@ -166,9 +166,9 @@ def _nothing(search: Search, candidate: Candidate) -> Idle:
             return Idle(rule=rule, reason="no_peak", values=values)
         if rule == "free_others":
             values |= {"needed": before.needed_bytes, "available": candidate.outcome.available_bytes or 0}
-            return Idle(rule=rule, reason="enough_already" if before.fits else "not_enough", values=values)
+            return Idle(rule=rule, reason="enough_already" if not search.must_fit else "not_enough", values=values)
         return Idle(rule=rule, reason="needs_more" if saved < 0 else "no_gain", values=values)
-    if not candidate.outcome.fits:
+    if not search.accepts(candidate.outcome):
         return Idle(rule=rule, reason="beyond", values={**values, "needed": candidate.outcome.needed_bytes})
     if rule == "accumulation":
         return Idle(rule=rule, reason="fewer_tokens", values=values)
@@ -217,7 +217,7 @@ def _pick(search: Search, rule: Rule, start: State, options: Sequence[Change]) -
         best = search.planner.quickest(start, options)
         return best[1] if best else search.planner.outcome(options[0].applied(start))
     there = search.planner.outcome(start)
-    if there is None or not there.fits:
+    if there is None or (search.must_fit and not there.fits):
         best = search.planner.mildest(start, options)
         return best[1] if best else None
     change = combine.pick(rule.id, start) or options[0] if rule.id == "chunked_loss" else options[USUAL.get(rule.id, 0)]

@@ -4,7 +4,8 @@ Price: what a change costs, as a share of the run's time. The step's slowdown (o
 goal asks), and on top what each exactness and rule is taken to be worth: a change that rounds otherwise counts as 5 %
 of the time, another optimizer as 50 %, another model as the whole time and as the share of its parameters and context
 that is given up, another card as one and a half, each change after the first as 1 %. That a smaller model or a larger
-card is faster is not counted for it. These are a choice, not a measurement; docs/advice.md says so.
+card is faster is not counted for it; but where cost is the goal, a rented card costs its rent alone. These are a
+choice, not a measurement; docs/advice.md says so.
 """
 
 from dataclasses import dataclass
@@ -54,11 +55,16 @@ class Search:
     @property
     def must_fit(self) -> bool:
         """Whether the run as it is does not fit with its margin."""
-        return not self.base.fits
+        return not self.base.fits_by_plan
 
     def metric(self, outcome: Outcome) -> float | None:
         """What the goal wants little of."""
         return {"fit": outcome.step_s, "cost": outcome.money}.get(self.goal, outcome.total_s)
+
+    def accepts(self, outcome: Outcome) -> bool:
+        """Whether it may be advised: it fits, or takes no more than a run that fits by its plan already."""
+        unchanged = outcome.fits_by_plan and outcome.needed_bytes <= self.base.needed_bytes
+        return outcome.fits or (unchanged and not self.must_fit and outcome.state.gpu == self.state.gpu)
 
     def ratio(self, outcome: Outcome) -> float | None:
         """The metric over that of now, minus 1."""
@@ -75,7 +81,10 @@ class Search:
         """See the head of the module; where all fits already and memory is the goal, what is saved counts for it."""
         ratio = self.ratio(candidate.outcome)
         price = (UNTIMED if ratio is None else ratio) + TOLLS[candidate.exactness]
-        if candidate.exactness == "other model" or candidate.state.gpu.name != self.state.gpu.name:
+        gpu = candidate.state.gpu.name
+        if self.goal == "cost" and gpu in self.rents and gpu != self.state.gpu.name:
+            return price + EACH_MORE * (len(candidate.rules) - 1)  # its money is all that it costs
+        if candidate.exactness == "other model" or gpu != self.state.gpu.name:
             price = max(0.0, price - TOLLS[candidate.exactness]) + TOLLS[candidate.exactness]
             price += given_up(self.state.config, candidate.state.config)
         price += sum(BY_ID[rule].toll for rule in candidate.rules) + EACH_MORE * (len(candidate.rules) - 1)

@@ -183,7 +183,7 @@ def faster(search: Search, gaining: list[str], rounds: int = 3) -> list[Candidat
     found: list[Candidate] = []
     rules: tuple[str, ...] = ()
     state = search.state
-    best = search.ratio(search.base) if search.base.fits else None
+    best = search.ratio(search.base) if not search.must_fit else None
     for _ in range(rounds):
         options: list[Candidate] = []
         for id in gaining:

@@ -59,6 +59,8 @@ def _now(plan: Plan, found: Advices) -> tuple[Block, ...]:
         "needed": now.needed_bytes, "available": now.available_bytes or 0,
     }  # fmt: skip
     blocks: list[Block] = [Paragraph(Message(NOW[now.verdict], values), TONES[now.verdict])]
+    if found.goal == "cost" and now.money is not None:
+        blocks.append(Paragraph(Message("advice.cost_now", {"sum": now.money, "currency": plan.config.currency})))
     traced = found.now_confirmation
     if traced is not None:
         verdict = Message(f"word.{traced.verdict}") if traced.verdict else "–"
@@ -88,6 +90,7 @@ def _table(plan: Plan, found: Advices, listed: tuple[Advice, ...], *, partial: b
     names += ["needed", *(["traced"] if traced else []), "saves"] if by_memory else ["needed"]
     names += ["estimate"] if found.goal == "quality" else ["step_change"]
     names += [] if by_memory or found.goal == "quality" else ["run_change"]
+    names += ["sum"] if found.goal == "cost" and not partial else []
     names += ["verdict" if partial else "learning"]
     rows: list[tuple[Cell, ...]] = []
     for number, advice in enumerate(listed, 1):
@@ -106,9 +109,9 @@ def _cells(plan: Plan, advice: Advice, number: int) -> dict[str, Cell]:
         "saves": Quantity(effect.saved_bytes, "bytes"), "step_change": Quantity(effect.slower, "signed_percent"),
         "run_change": Quantity(effect.longer, "signed_percent"),
         "learning": Message(f"exactness.{EXACTNESS_ID[advice.exactness]}"),
-        "verdict": Message(f"word.{effect.verdict}") if effect.verdict else "",
+        "verdict": Message("word.barely" if effect.verdict == "fits" else f"word.{effect.verdict}"),
         "traced": Quantity(advice.confirmation.needed_bytes if advice.confirmation else None, "bytes"),
-        "estimate": Message("advice.unestimated"),
+        "estimate": Message("advice.unestimated"), "sum": Quantity(effect.money, "money"),
     }  # fmt: skip
     if estimate is not None:
         cells["estimate"] = Message("advice.estimated", {"then": estimate.loss_then, "now": estimate.loss_now})

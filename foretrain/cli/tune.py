@@ -63,11 +63,11 @@ def tune_command(
     from foretrain.cli.train import need_torch
 
     need_torch()
-    budget_s = _budget_s(budget)
+    budget_s, wanted = _budget_s(budget), _wanted(knobs)
     _check_write(write)
     resolved = resolve(words or [])
     print_notes(resolved.notes, quiet=quiet)
-    job = prepare(resolved, knobs)
+    job = prepare(resolved, wanted)
     found = None if no_cache else job.recalled(budget_s, trials)
     if found is None:
         found = job.search(budget_s, trials, Progress(job.base, quiet=quiet or as_json))
@@ -172,7 +172,7 @@ class Job:
         return found
 
 
-def prepare(resolved: ResolvedConfig, knobs: str) -> Job:
+def prepare(resolved: ResolvedConfig, knobs: tuple[str, ...] = ()) -> Job:
     """Decide what the config leaves open as `train` would, and what may be changed. Raises UserError."""
     from foretrain.advise.micro_batch import choose
     from foretrain.advise.tune_space import Machine, default_knobs, options
@@ -205,8 +205,7 @@ def prepare(resolved: ResolvedConfig, knobs: str) -> Job:
     )  # fmt: skip
     cuda = placement.device.type == "cuda"
     machine = Machine(cuda, obstacle_to_compile(placement.device) is None, () if cuda else _threads(asked, base))
-    wanted = _wanted(knobs) or default_knobs(asked, given, machine)
-    found = options(asked, base, given, wanted, machine)
+    found = options(asked, base, given, knobs or default_knobs(asked, given, machine), machine)
     return Job(resolved.name, base, found, machine, placement, room)
 
 
@@ -293,7 +292,7 @@ class Progress:
     def _tried(self, values: dict[str, Any]) -> str:
         what = self._what(values)
         if (death := values["death"]) is not None:
-            return say(f"tune.died_{death.reason}", what=what, peak=death.peak_bytes, problem=death.problem)
+            return say(f"tune.died.{death.reason}", what=what, peak=death.peak_bytes, problem=death.problem)
         if values["changed"]:
             return say("tune.changed", what=what)
         rate = values["setting"].config.tokens_per_step / values["step_s"]

@@ -28,7 +28,7 @@ def against_everything() -> str:
 
 
 def console() -> str:
-    """What the command printed for the first config of the benchmark."""
+    """What the search of the benchmark's first config printed."""
     case = result("tune")["cases"][0]
     shown = "\n".join(line.rstrip() for line in case["console"].rstrip().splitlines())
-    return f"```console\n$ foretrain tune config.toml --knobs {case['knobs']}\n{shown}\n```"
+    return f"```\n{shown}\n```"

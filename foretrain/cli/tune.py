@@ -49,7 +49,8 @@ def tune_command(
         typer.Option(help="Settings to try at most; by default a quarter of them, 4 to 24.", min=1, max=1000),
     ] = None,
     knobs: Annotated[
-        str, typer.Option(help="What may be changed, such as batch_size,compile; by default all that is exact.")
+        str,
+        typer.Option(help="What may be changed, such as batch_size,compile; by default whatever keeps the learning."),
     ] = "",
     write: Annotated[
         Path | None,
@@ -70,7 +71,11 @@ def tune_command(
     job = prepare(resolved, wanted)
     found = None if no_cache else job.recalled(budget_s, trials)
     if found is None:
-        found = job.search(budget_s, trials, Progress(job.base, quiet=quiet or as_json))
+        progress = Progress(job.base, quiet=quiet or as_json)
+        try:
+            found = job.search(budget_s, trials, progress)
+        finally:
+            progress.close()
     if write is not None and found.stop != "interrupted":
         _write(found, write, quiet=quiet or as_json)
     _print(found, as_json=as_json)
@@ -269,9 +274,7 @@ class Progress:
     def __call__(self, id: str, values: dict[str, Any]) -> None:
         if self.quiet:
             return
-        if self.status is not None:
-            self.status.stop()
-            self.status = None
+        self.close()
         if id == "trying":
             self._live(say("tune.trying", number=values["number"], most=values["most"], what=self._what(values)))
         elif id == "tried":
@@ -280,6 +283,12 @@ class Progress:
             self._live(say("tune.round", **values))
         else:
             self._tell(say(f"tune.{id}", **values))
+
+    def close(self) -> None:
+        """Take away the line that changes."""
+        if self.status is not None:
+            self.status.stop()
+            self.status = None
 
     def _what(self, values: dict[str, Any]) -> str:
         from foretrain.advise.tune_space import TUNABLE, levels_of

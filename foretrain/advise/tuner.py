@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from foretrain.advise.race import LOOKS, NEAR, Estimate, Race
+from foretrain.advise.race import LOOKS, NEAR, Estimate, Race, estimate
 from foretrain.advise.tune_model import Model
 from foretrain.advise.tune_space import (
     Setting,
@@ -363,13 +363,21 @@ class Tuner:
         return best
 
     def slower(self, number: int, other: int) -> Estimate:
-        """By how much a setting is slower than another: from the race where that is sure enough, else their trials."""
+        """By how much a setting is slower than another: from the race where they met often enough, else trials."""
         if number == other:
             return Estimate(0.0, 0.0)
+        shared = sum(number in row and other in row for row in self.race.rounds)
+        if shared >= LOOKS[0]:
+            return self.race.against(number, other)
         mine, its = self.tried[number], self.tried[other]
-        noise = math.hypot(self.noise(mine), self.noise(its))
-        told = (self.race.against(number, other), Estimate(mine.middle - its.middle, 2 * noise))
-        return min(told, key=lambda found: found.half)
+        return Estimate(mine.middle - its.middle, math.hypot(self._half(mine), self._half(its)))
+
+    def _half(self, trial: Tried) -> float:
+        """Half width of the bounds of a trial's ratios."""
+        if trial.number == self.reference:
+            return 0.0
+        half = estimate(trial.ratios).half if trial.paired else math.inf
+        return half if math.isfinite(half) else 3 * UNPAIRED_NOISE
 
     def _evaluates(self, number: int) -> bool:
         """Whether it holds an evaluation beside its training state; not asked where compiling that would take longer

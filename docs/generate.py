@@ -19,6 +19,7 @@ import precision_tables
 import recipe_tables
 import speed_tables
 import technique_tables
+import tune_tables
 from results import result
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
@@ -426,6 +427,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "precision-losses": precision_tables.losses,
     "precision-speeds": precision_tables.speeds,
     "precision-moments": precision_tables.moments,
+    "tune-benchmark": tune_tables.against_everything,
+    "tune-console": tune_tables.console,
 }
 _PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->).*?(<!-- end -->)", re.DOTALL)
 

@@ -49,11 +49,18 @@ def _distance(step: StepTime, config: RunConfig, threads: int) -> float | None:
             own = own or threads
         if its != own:
             return None
+    apart = []
+    for name in SIZES:
+        size = step.knobs.get(name)
+        if not isinstance(size, int) or size < 1:
+            return None
+        apart.append(abs(math.log2(getattr(config, name) / size)))
+    if max(apart) > REACH:
+        return None
     try:
         timed = RunConfig.model_validate(step.knobs)
     except ValidationError:  # of another version, or damaged
         return None
     alike = [timed.checkpointed * config.n_layer == config.checkpointed * timed.n_layer]
     alike += [bool(timed.loss_chunk_size) == bool(config.loss_chunk_size), bool(timed.dropout) == bool(config.dropout)]
-    apart = [abs(math.log2(getattr(config, name) / getattr(timed, name))) for name in SIZES]
-    return sum(x * x for x in apart) if all(alike) and max(apart) <= REACH else None
+    return sum(x * x for x in apart) if all(alike) else None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from foretrain.advise.race import LOOKS, NEAR, Estimate, Race
+from foretrain.advise.race import LOOKS, NEAR, Estimate, Race, estimate
 from foretrain.advise.tune_model import Model
 from foretrain.advise.tune_space import (
     Setting,
@@ -37,6 +37,7 @@ ENOUGH = 0.0015  # no trial promises more than this share of a step's time: stop
 START_S, COMPILE_S = 5.0, 30.0  # what starting a child costs, until it was seen
 FINALISTS, WITHIN = 6, 0.06
 UNPAIRED_NOISE, FINEST_NOISE = 0.08, 0.01
+ALIKE = 0.02  # forecasts of memory that differ by less are the same
 LOSS_TOLERANCE = {"float32": 1e-3}  # relative; half precision rounds more
 HALF_TOLERANCE = 1e-2
 
@@ -139,6 +140,7 @@ class Tuner:
         self.race = Race([])
         self.winner: int | None = None
         self.stop: Stop = "decided"
+        self.edge_bytes = math.inf  # what is forecast to take as much is not tried
         self.cut_short = False  # there was no time to look around
         self.random = random.Random(self.base.seed)
 
@@ -172,20 +174,27 @@ class Tuner:
             number = self._next()
 
     def _next(self) -> int | None:
-        if not any(trial.lives for trial in self.tried.values()):  # where the first ones die, the next best by forecast
-            left = [n for n in range(len(self.settings)) if n not in self.closed]
-            return min(left, key=lambda n: float(self.model.prior[n])) if left and self._left() > 0 else None
-        gains = self.model.improvement()
-        gains[list(self.closed)] = 0.0
+        """The setting to try next; None where it is time to race."""
         left_s = self._left()
-        if gains.max() < ENOUGH:
-            return None
-        costs = {n: self._cost_s(n) for n in map(int, (gains >= ENOUGH).nonzero()[0])}
-        within = [n for n, cost_s in costs.items() if cost_s <= left_s]
-        if not within:
-            self.cut_short = True
-            return None
-        return max(within, key=lambda n: float(gains[n]) / costs[n])
+        if any(trial.lives for trial in self.tried.values()):
+            gains = self.model.improvement()
+            gains[list(self.closed)] = 0.0
+            costs = {n: self._cost_s(n) for n in map(int, (gains >= ENOUGH).nonzero()[0])}
+            order = [n for n, cost_s in costs.items() if cost_s <= left_s]
+            order.sort(key=lambda n: -float(gains[n]) / costs[n])
+            self.cut_short = bool(costs) and not order
+        else:  # where the first ones die, the next best by forecast
+            order = [n for n in range(len(self.settings)) if n not in self.closed] if left_s > 0 else []
+            order.sort(key=lambda n: float(self.model.prior[n]))
+        for number in order:
+            if self._needed(number) < self.edge_bytes:
+                return number
+            self.closed.add(number)
+        return self._next() if order else None
+
+    def _needed(self, number: int) -> int:
+        o = self.outlook
+        return needed_bytes(forecast_memory(self.settings[number].config, o.gpu, o.dtype, o.room_bytes))
 
     def _left(self) -> float:
         return self.explore_end - self.clock()
@@ -198,10 +207,8 @@ class Tuner:
         return start_s + 2 * PAIRS * EXPLORE_S
 
     def _try(self, number: int) -> None:
-        setting = self.settings[number]
-        o = self.outlook
-        memory = forecast_memory(setting.config, o.gpu, o.dtype, o.room_bytes)
-        trial = Tried(number, forecast_s(setting.config, o.gpu, o.dtype), needed_bytes(memory))
+        setting, o = self.settings[number], self.outlook
+        trial = Tried(number, forecast_s(setting.config, o.gpu, o.dtype), self._needed(number))
         self.tried[number] = trial
         self.closed.add(number)
         self.listen("trying", {"number": len(self.tried), "most": self.most, "setting": setting})
@@ -237,7 +244,10 @@ class Tuner:
     def _burst(self, number: int, seconds: float) -> Burst | None:
         """A burst of a setting; None where it died, which its trial then knows."""
         trial = self.tried[number]
-        limit_s = max(10.0, self.end - self.clock())
+        limit_s = self.end - self.clock()
+        if self.reference is not None and not self.race.alive:  # one trial must not take all the time
+            limit_s = min(limit_s, self._left() + START_S)
+        limit_s = max(10.0, limit_s)
         found = self.bench.burst(self.settings[number].config, seconds, limit_s, trial.predicted_bytes)
         trial.peak_bytes = max(trial.peak_bytes, found.peak_bytes)
         if isinstance(found, Death):
@@ -270,12 +280,14 @@ class Tuner:
         return max(FINEST_NOISE, spread)
 
     def _learn_from_death(self, trial: Tried) -> None:
-        """What dies of memory dies with a larger micro-batch, too; a level that failed twice and never lived is out."""
+        """What dies of memory dies with a larger micro-batch, too, and so does what is forecast to take as much; a
+        level that failed twice and never lived is out."""
         levels = self.settings[trial.number].levels
         if trial.death is not None and trial.death.reason == "memory":
             for n, other in enumerate(self.settings):
                 if other.levels[1:-1] == levels[1:-1] and int(other.levels[0]) >= int(levels[0]):
                     self.closed.add(n)
+            self.edge_bytes = min(self.edge_bytes, (1 - ALIKE) * trial.predicted_bytes)
             return
         for at in range(1, len(levels)):
             alike = [t for t in self.tried.values() if self.settings[t.number].levels[at] == levels[at]]
@@ -351,15 +363,21 @@ class Tuner:
         return best
 
     def slower(self, number: int, other: int) -> Estimate:
-        """By how much a setting is slower than another: from the race where both ran in it, else from their trials."""
+        """By how much a setting is slower than another: from the race where they met often enough, else trials."""
         if number == other:
             return Estimate(0.0, 0.0)
-        found = self.race.against(number, other)
-        if math.isfinite(found.half):
-            return found
+        shared = sum(number in row and other in row for row in self.race.rounds)
+        if shared >= LOOKS[0]:
+            return self.race.against(number, other)
         mine, its = self.tried[number], self.tried[other]
-        noise = math.hypot(self.noise(mine), self.noise(its))
-        return Estimate(mine.middle - its.middle, 2 * noise)
+        return Estimate(mine.middle - its.middle, math.hypot(self._half(mine), self._half(its)))
+
+    def _half(self, trial: Tried) -> float:
+        """Half width of the bounds of a trial's ratios."""
+        if trial.number == self.reference:
+            return 0.0
+        half = estimate(trial.ratios).half if trial.paired else math.inf
+        return half if math.isfinite(half) else 3 * UNPAIRED_NOISE
 
     def _evaluates(self, number: int) -> bool:
         """Whether it holds an evaluation beside its training state; not asked where compiling that would take longer

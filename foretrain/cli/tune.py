@@ -49,7 +49,8 @@ def tune_command(
         typer.Option(help="Settings to try at most; by default a quarter of them, 4 to 24.", min=1, max=1000),
     ] = None,
     knobs: Annotated[
-        str, typer.Option(help="What may be changed, such as batch_size,compile; by default all that is exact.")
+        str,
+        typer.Option(help="What may be changed, such as batch_size,compile; by default whatever keeps the learning."),
     ] = "",
     write: Annotated[
         Path | None,
@@ -63,14 +64,18 @@ def tune_command(
     from foretrain.cli.train import need_torch
 
     need_torch()
-    budget_s = _budget_s(budget)
+    budget_s, wanted = _budget_s(budget), _wanted(knobs)
     _check_write(write)
     resolved = resolve(words or [])
     print_notes(resolved.notes, quiet=quiet)
-    job = prepare(resolved, knobs)
+    job = prepare(resolved, wanted)
     found = None if no_cache else job.recalled(budget_s, trials)
     if found is None:
-        found = job.search(budget_s, trials, Progress(job.base, quiet=quiet or as_json))
+        progress = Progress(job.base, quiet=quiet or as_json)
+        try:
+            found = job.search(budget_s, trials, progress)
+        finally:
+            progress.close()
     if write is not None and found.stop != "interrupted":
         _write(found, write, quiet=quiet or as_json)
     _print(found, as_json=as_json)
@@ -172,7 +177,7 @@ class Job:
         return found
 
 
-def prepare(resolved: ResolvedConfig, knobs: str) -> Job:
+def prepare(resolved: ResolvedConfig, knobs: tuple[str, ...] = ()) -> Job:
     """Decide what the config leaves open as `train` would, and what may be changed. Raises UserError."""
     from foretrain.advise.micro_batch import choose
     from foretrain.advise.tune_space import Machine, default_knobs, options
@@ -205,8 +210,7 @@ def prepare(resolved: ResolvedConfig, knobs: str) -> Job:
     )  # fmt: skip
     cuda = placement.device.type == "cuda"
     machine = Machine(cuda, obstacle_to_compile(placement.device) is None, () if cuda else _threads(asked, base))
-    wanted = _wanted(knobs) or default_knobs(asked, given, machine)
-    found = options(asked, base, given, wanted, machine)
+    found = options(asked, base, given, knobs or default_knobs(asked, given, machine), machine)
     return Job(resolved.name, base, found, machine, placement, room)
 
 
@@ -270,9 +274,7 @@ class Progress:
     def __call__(self, id: str, values: dict[str, Any]) -> None:
         if self.quiet:
             return
-        if self.status is not None:
-            self.status.stop()
-            self.status = None
+        self.close()
         if id == "trying":
             self._live(say("tune.trying", number=values["number"], most=values["most"], what=self._what(values)))
         elif id == "tried":
@@ -281,6 +283,12 @@ class Progress:
             self._live(say("tune.round", **values))
         else:
             self._tell(say(f"tune.{id}", **values))
+
+    def close(self) -> None:
+        """Take away the line that changes."""
+        if self.status is not None:
+            self.status.stop()
+            self.status = None
 
     def _what(self, values: dict[str, Any]) -> str:
         from foretrain.advise.tune_space import TUNABLE, levels_of
@@ -293,7 +301,7 @@ class Progress:
     def _tried(self, values: dict[str, Any]) -> str:
         what = self._what(values)
         if (death := values["death"]) is not None:
-            return say(f"tune.died_{death.reason}", what=what, peak=death.peak_bytes, problem=death.problem)
+            return say(f"tune.died.{death.reason}", what=what, peak=death.peak_bytes, problem=death.problem)
         if values["changed"]:
             return say("tune.changed", what=what)
         rate = values["setting"].config.tokens_per_step / values["step_s"]

@@ -58,11 +58,11 @@ def _answer(found: Tuning) -> tuple[Block, ...]:
         id = "tune.faster"
     blocks: list[Block] = [Paragraph(Message(id, values), "good")]
     if not best.given:
-        blocks.append(Paragraph(Message(f"tune.learning_{best.learning}")))
+        blocks.append(Paragraph(Message(f"tune.learning.{best.learning}")))
     if found.stop != "decided":
         values = {"took": found.took_s, "near": NEAR}
         blocks.append(
-            Paragraph(Message(f"tune.stop_{found.stop}", values), "plain" if found.stop == "alike" else "warn")
+            Paragraph(Message(f"tune.stop.{found.stop}", values), "plain" if found.stop == "alike" else "warn")
         )
     return tuple(blocks)
 
@@ -71,7 +71,7 @@ def _trials(found: Tuning) -> Table:
     rows, tones = [], []
     for trial in found.trials:
         half = math.sqrt(trial.high_s / trial.low_s) - 1 if trial.high_s and trial.low_s else None
-        verdict: Cell = Message(f"tune.is_{trial.verdict}")
+        verdict: Cell = Message(f"tune.is.{trial.verdict}")
         rows.append(
             (
                 _named(trial, found) + (" " + say("tune.given") if trial.given else ""),
@@ -124,7 +124,7 @@ def _off(id: str, error: ForecastError | None) -> Message:
     if error is None:
         return Message("tune.no_forecast")
     values = {"trials": error.trials, "middle": error.middle, "spread": error.spread, "worst": error.worst}
-    return Message(f"tune.off_{id}", values)
+    return Message(f"tune.off.{id}", values)
 
 
 def _how(found: Tuning) -> tuple[Block, ...]:
@@ -135,7 +135,7 @@ def _how(found: Tuning) -> tuple[Block, ...]:
     blocks: list[Block] = [Paragraph(Message("tune.tried_so_many", values))]
     if found.known:
         blocks.append(Paragraph(Message("tune.known", values)))
-    blocks.append(Paragraph(Message(f"tune.clock_{found.clock}")))
+    blocks.append(Paragraph(Message(f"tune.clock.{found.clock}")))
     if found.elsewhere > BUSY:
         blocks.append(Paragraph(Message("tune.busy", {"share": found.elsewhere}), "warn"))
     return tuple(blocks)

@@ -28,13 +28,8 @@ REFERENCE: dict[str, int | float | bool | str] = {
     "gradient_accumulation_steps": 2, "dropout": 0.0,
 }  # fmt: skip
 LARGE_REFERENCE: dict[str, int | float | bool | str] = {
-    **REFERENCE,
-    "n_layer": 6,
-    "n_head": 12,
-    "n_embd": 768,
-    "block_size": 1024,
-    "vocab_size": 50304,
-}
+    **REFERENCE, "n_layer": 6, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50304,
+}  # fmt: skip
 REFERENCE_STEPS, ROUNDS = 3, 2
 
 

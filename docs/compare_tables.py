@@ -30,7 +30,10 @@ def power() -> str:
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in found["synthetic"]:
-        cells = [f"{found['pairs'] - row['same']['any']}", *map(str, (*row["speed_found"].values(), *row["loss_found"].values()))]
+        cells = [
+            f"{found['pairs'] - row['same']['any']}",
+            *map(str, (*row["speed_found"].values(), *row["loss_found"].values())),
+        ]
         lines.append(f"| {row['noise']} | {row['steps']:,} | {' | '.join(cells)} |")
     b1, trained = found["b1"], found["trained"]
     lines += [

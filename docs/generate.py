@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import advice_tables
 import compare_tables
 import fault_tables
-import advice_tables
 import precision_tables
 import recipe_tables
 import speed_tables
@@ -40,6 +40,7 @@ from foretrain.predict.plan import Plan, plan
 from foretrain.predict.within import within
 from foretrain.quantities import parse_limit
 from foretrain.report import (
+    advice_view,
     best_view,
     compare_view,
     limits_view,
@@ -49,7 +50,6 @@ from foretrain.report import (
     snapshot_view,
     text,
 )
-from foretrain.report import advice_view, best_view, limits_view, log_view, plan_view, text
 from foretrain.report.document import Document
 from foretrain.training_log import read_log
 from foretrain.units import parse_bytes

@@ -155,18 +155,16 @@ class Trainer:
         loaded = checkpoint.load(self.directory.checkpoints, self.state, self._check_compatible)
         previous = self.directory.read_record()
         self.started_at, self.resumed_from = previous.started_at, previous.resumed_from
-        step = 0
         if loaded is None:  # nothing was saved yet, but what was logged belongs to its config all the same
             digest, fingerprint = config_digest(previous.config), previous.dataset.fingerprint
             start = Progress(step=0, config_digest=digest, dataset_fingerprint=fingerprint)
             self._check_compatible(start)
             self._start(initial.known_digest(self.directory.read_lines("events")))
-            step = self.progress.step
         else:
             for id, values in resume_from.differences(loaded, previous, self.config, self.placement.gpu):
                 self._note(id, **values)
             self.progress = loaded.progress
-            step = loaded.progress.step
+        step = self.progress.step
         self._entered = True
         self._elapsed_before_s = self.progress.elapsed_s
         self.resumed_from += (step,)

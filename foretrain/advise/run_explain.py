@@ -202,6 +202,9 @@ def _time(
     spent = sum(piece.measured_s or 0.0 for piece in pieces)
     if pieces and wall > spent:
         pieces.append(TimePiece(id="other", predicted_s=None, measured_s=wall - spent))
+    elif pace is not None:  # most steps were a little quicker than their median
+        steps_s = pieces[0].measured_s or 0.0
+        pieces[0] = pieces[0].model_copy(update={"measured_s": max(0.0, steps_s - (spent - wall))})
     if pace is not None and pace.data_wait_s is not None:
         count = pace.counted_steps
         pieces.append(

@@ -31,6 +31,9 @@ class State:
     step: StepName
     others_bytes: int
 
+    def __hash__(self) -> int:  # a calibrated card holds tables, which have no hash
+        return hash((self.config, self.gpu.name, self.step, self.others_bytes))
+
     @property
     def dtype(self) -> Dtype:
         return choose_dtype(self.config, self.gpu)[0]

@@ -42,8 +42,7 @@ def demo_command(
     from foretrain.configfile import resolve
     from foretrain.lm.statistics import unigram_entropy
     from foretrain.report import plan_view, run_view, text
-    from foretrain.run.files import replace_text
-    from foretrain.run.store import RunDirectory
+    from foretrain.run import files, store
 
     if resume not in ("auto", "no"):
         raise typer.BadParameter("must be auto or no", param_hint="--resume")
@@ -65,13 +64,13 @@ def demo_command(
     if record.status != "finished":
         raise typer.Exit(75)
     written, _ = sample(run, "def ", 300)
-    replace_text(run / "sample.txt", printable("def " + written))
+    files.replace_text(run / "sample.txt", printable("def " + written))
     _, comparison = load(run)
     report = write_report(run, run / "report.html", printable("def " + written))
     if as_json:
         from foretrain.run.store import SCHEMA
 
-        final = RunDirectory(run).read_record()
+        final = store.RunDirectory(run).read_record()
         print_json({"schema": "foretrain.demo/1", "run": final.to_json(schema=SCHEMA),
                     "comparison": comparison.to_json(), "unigram_entropy": unigram_entropy(record.dataset),
                     "report": str(report)})  # fmt: skip

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datatrove.pipeline.base import PipelineStep  # pyright: ignore[reportMissingImports]
+from datatrove.pipeline.base import PipelineStep
 
 from foretrain.errors import UserError
 from foretrain.lm import tokenizer as tokenizers

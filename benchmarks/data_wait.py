@@ -42,7 +42,7 @@ from foretrain.run.trainer import Trainer
 CPU = torch.device("cpu")
 TOKENS, SHARD_TOKENS, VOCABULARY = {"train": 120_000_000, "val": 1_000_000}, 30_000_000, 50_257
 CARDS = (("H100", 0.027), ("RTX 4090", 0.076))  # seconds of a micro-batch of 12 x 1024
-STEPS = 5
+STEPS, STAND_IN_STEPS = 5, 3
 GPT2 = {"n_layer": 12, "n_head": 12, "n_embd": 768}
 NARROW = {"n_layer": 1, "n_head": 1, "n_embd": 64, "loss_chunk_size": 1024}
 
@@ -102,7 +102,7 @@ def stand_in(info: DatasetInfo, micro_s: float, *, ahead: bool) -> dict[str, Any
     file, config = TokenFile(info, "train", 50_304), config_of()
     waits, steps = [], []
     with Feed(file, CPU) as feed:
-        for step in range(STEPS):
+        for step in range(STAND_IN_STEPS):
             began, waited = time.perf_counter(), 0.0
             found: Iterator[Batch] = (
                 feed.batches(config, step) if ahead else train_batches(
@@ -120,7 +120,7 @@ def stand_in(info: DatasetInfo, micro_s: float, *, ahead: bool) -> dict[str, Any
             steps.append(time.perf_counter() - began)
     return {
         "micro_batch_s": micro_s, "reads_ahead": ahead, "first_step_wait_s": waits[0], "first_step_s": steps[0],
-        "step_s": sum(steps[1:]) / (STEPS - 1), "wait_s": sum(waits[1:]) / (STEPS - 1),
+        "step_s": sum(steps[1:]) / (STAND_IN_STEPS - 1), "wait_s": sum(waits[1:]) / (STAND_IN_STEPS - 1),
         "wait_share": sum(waits[1:]) / sum(steps[1:]), "wait_share_with_first": sum(waits) / sum(steps),
     }  # fmt: skip
 
@@ -154,9 +154,9 @@ def main() -> None:
         stands = [{"card": card, **stand_in(info, s, ahead=ahead)} for card, s in CARDS for ahead in (True, False)]
         runs = [
             trained(
-                info, folder / "narrow", "1 layer, width 64", batch_size=12, gradient_accumulation_steps=2, **NARROW
+                info, folder / "narrow", "1 layer, width 64", batch_size=12, gradient_accumulation_steps=1, **NARROW
             ),
-            trained(info, folder / "gpt2", "GPT-2 124M", batch_size=1, gradient_accumulation_steps=2, **GPT2),
+            trained(info, folder / "gpt2", "GPT-2 124M", batch_size=1, gradient_accumulation_steps=1, **GPT2),
         ]
     rows = [
         *[[f"stand-in, {s['card']}, {'read ahead' if s['reads_ahead'] else 'read in between'}",

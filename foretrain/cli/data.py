@@ -129,9 +129,15 @@ def verify_command(name: Name, as_json: Json = False, quiet: Quiet = False) -> N
     else:
         for problem in found.problems:
             OUT.print(Text(printable(str(problem)), style="red"), soft_wrap=True)
-        id = "bad" if found.problems else "good" if found.checked_bytes else "unknown"
+        known = "data.verify_good" if found.checked_bytes else "data.verify_unknown"
         rate = found.size_bytes / max(found.took_s, 1e-9)
-        line = say(f"data.verify_{id}", name=str(name), count=len(found.problems), rate=rate, **values)
+        line = say(
+            "data.verify_bad" if found.problems else known,
+            name=str(name),
+            count=len(found.problems),
+            rate=rate,
+            **values,
+        )
         if not quiet or found.problems:
             OUT.print(Text(printable(line), style="red" if found.problems else ""), soft_wrap=True)
     if found.problems:

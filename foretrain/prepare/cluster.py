@@ -1,4 +1,4 @@
-"""The same shards from a `datatrove` pipeline, so from as many machines as there are (`pip install 'foretrain[cluster]'`).
+"""The same shards from a `datatrove` pipeline, so from many machines (`pip install 'foretrain[cluster]'`).
 
 Two steps (github.com/huggingface/datatrove), for its local, Slurm and Ray executors alike:
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datatrove.pipeline.base import PipelineStep  # pyright: ignore[reportMissingImports]
+from datatrove.pipeline.base import PipelineStep
 
 from foretrain.errors import UserError
 from foretrain.lm import tokenizer as tokenizers
@@ -268,5 +268,4 @@ def _counts(lengths: Any, digest: Any) -> Iterator[np.ndarray]:
         digest.update(data)
         counts = np.frombuffer(data, "<u4")
         pieces = np.cumsum(counts, dtype=np.int64) // _PIECE_TOKENS
-        for cut in np.split(counts, np.flatnonzero(np.diff(pieces)) + 1):
-            yield cut
+        yield from np.split(counts, np.flatnonzero(np.diff(pieces)) + 1)

@@ -72,7 +72,9 @@ def _about(summary: DatasetSummary) -> Table:
         rows.append((Message("data.shards"), Quantity(summary.shard_tokens, "count")))
     if summary.duplicates is not None:
         rows.append((Message("data.duplicates"), f"{summary.duplicates:,}"))
-    rows.append((Message("data.digests"), Message(f"data.{'with' if summary.has_digests else 'without'}_digests")))
+    rows.append(
+        (Message("data.digests"), Message("data.with_digests" if summary.has_digests else "data.without_digests"))
+    )
     rows.append((Message("data.fingerprint"), info.fingerprint or Message("data.unknown")))
     return Table((), tuple(rows))
 

@@ -412,3 +412,19 @@ def test_what_people_type() -> None:
                  lambda: cli._size("--max-document", "1GiB")):  # fmt: skip
         with pytest.raises(typer.BadParameter):
             call()
+
+
+def test_a_dataset_below_its_source_is_no_source(own_directory: Path) -> None:
+    kit.write_jsonl(Path("in/a.jsonl"), ROWS[:30])
+    kit.run("in", out="in/prepared")
+    assert [file.path for file in expand(["in"]).files] == ["in/a.jsonl"]
+    assert kit.run("in", out="in/prepared").existed
+    assert problem(kit.run, "in", out="in/../in").id == "usage.out_is_source"
+
+
+def test_after_an_error_at_the_very_beginning_anything_may_change(own_directory: Path) -> None:
+    Path("a.jsonl").write_text("no json", "utf-8")
+    assert problem(kit.run, "a.jsonl", shard_tokens=10).id == "data.source_line"
+    kit.write_jsonl(Path("a.jsonl"), ROWS[:30])
+    assert problem(kit.run, "a.jsonl", tokenizer="gpt2").id == "environment.no_vocabulary"
+    assert kit.run("a.jsonl").index is not None

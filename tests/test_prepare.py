@@ -406,6 +406,16 @@ def test_the_command_line(own_directory: Path) -> None:
     assert foretrain(*words, "--val", "100%").returncode == ExitCode.USAGE
 
 
+def test_help_is_readable() -> None:
+    from typer.testing import CliRunner
+
+    from foretrain.cli import app
+
+    shown = CliRunner().invoke(app, ["prepare", "--help"])
+    assert shown.exit_code == 0, shown.exception
+    assert "hf://datasets/OWNER/NAME" in shown.output
+
+
 def test_what_people_type() -> None:
     assert [cli._share(text) for text in ("0.5%", "0.005", "0", "10 %")] == [0.005, 0.005, 0, 0.1]
     for call in (lambda: cli._share("100%"), lambda: cli._share("-1"), lambda: cli._count("--tokens", "many"),

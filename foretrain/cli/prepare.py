@@ -48,7 +48,7 @@ def prepare_command(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="Files, folders, globs in quotes, hf://datasets/OWNER/NAME[/PATH], or - for stdin: .txt, .jsonl (also "
+            help="Files, folders, globs in quotes, hf://datasets/OWNER/NAME (and a path in it), or - for stdin: .txt, .jsonl (also "
             ".gz, .zst), .parquet.",
         ),
     ],

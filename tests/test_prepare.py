@@ -150,7 +150,8 @@ def test_shuffling_depends_on_the_seed_alone(own_directory: Path) -> None:
     assert sorted(orders[0]) == sorted(orders[2]) == sorted(row.encode() for row in ROWS)
 
 
-def test_duplicates_are_left_out_once_and_for_all(own_directory: Path) -> None:
+def test_duplicates_are_left_out_once_and_for_all(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.in_one_process(monkeypatch)
     rows = ROWS[:50] + ROWS[10:30] + ROWS[:5] * 2
     made = kit.run(kit.write_jsonl(Path("a.jsonl"), rows), dedup=True, workers=2)
     assert made.index is not None
@@ -182,7 +183,10 @@ def test_the_table_of_hashes_grows() -> None:
     assert not any(seen.add(batch[::-1]).any() for batch in hashes)
 
 
-def test_it_stops_at_the_document_that_reaches_the_wanted_tokens(own_directory: Path) -> None:
+def test_it_stops_at_the_document_that_reaches_the_wanted_tokens(
+    own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.in_one_process(monkeypatch)
     source = kit.write_jsonl(Path("a.jsonl"), ROWS)
     made = kit.run(source, max_tokens=20_000)
     whole = kit.expected(ROWS, lambda row: row.encode(), 0)
@@ -300,7 +304,8 @@ def test_no_id_wraps_around(id: int, fits: bool) -> None:
         assert problem(encode_batch, encode, 5, "<u2", keep, [b"a", b"b", b"c"]).id == "data.id_overflow"
 
 
-def test_a_separator_inside_a_text_is_counted(own_directory: Path) -> None:
+def test_a_separator_inside_a_text_is_counted(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.in_one_process(monkeypatch)
     made = kit.run(kit.write_jsonl(Path("a.jsonl"), ["a\0b", "plain", "more \0"]))
     assert made.index is not None
     assert made.index.counts.separator_bytes == 2
@@ -424,7 +429,8 @@ def test_what_people_type() -> None:
             call()
 
 
-def test_a_dataset_below_its_source_is_no_source(own_directory: Path) -> None:
+def test_a_dataset_below_its_source_is_no_source(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.in_one_process(monkeypatch)
     kit.write_jsonl(Path("in/a.jsonl"), ROWS[:30])
     kit.run("in", out="in/prepared")
     assert [file.path for file in expand(["in"]).files] == ["in/a.jsonl"]
@@ -432,7 +438,10 @@ def test_a_dataset_below_its_source_is_no_source(own_directory: Path) -> None:
     assert problem(kit.run, "in", out="in/../in").id == "usage.out_is_source"
 
 
-def test_after_an_error_at_the_very_beginning_anything_may_change(own_directory: Path) -> None:
+def test_after_an_error_at_the_very_beginning_anything_may_change(
+    own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.in_one_process(monkeypatch)
     Path("a.jsonl").write_text("no json", "utf-8")
     assert problem(kit.run, "a.jsonl", shard_tokens=10).id == "data.source_line"
     kit.write_jsonl(Path("a.jsonl"), ROWS[:30])

@@ -40,26 +40,32 @@ def reference(own_directory: Path, inline: None) -> dict[str, str]:
     return found
 
 
-def test_killed_at_any_operation_on_the_disk(reference: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every write (left half done), fsync and rename of a whole preparation in turn, and a second kill later on."""
-    for every_batch in (True, False):
-        monkeypatch.setattr(preparation, "SNAPSHOT_S", -1.0 if every_batch else 1e9)
-        at, finished = 1, False
-        while not finished:
-            shutil.rmtree("out", ignore_errors=True)
-            for kill_at in (at, at // 2 + 3, None):
-                with monkeypatch.context() as patch:
-                    Disk(patch, kill_at=kill_at)
-                    try:
-                        kit.run("a.jsonl", **SETTINGS)
-                        finished = kill_at == at
-                        break
-                    except Killed:
-                        continue
-            assert kit.digests("out") == reference, at
-            assert not Path("out/.progress").exists()
-            at += 7 if every_batch else 1
-        assert at > 30
+@pytest.mark.parametrize(("every_batch", "step"), [(True, 11), (False, 3), pytest.param(True, 1, marks=pytest.mark.slow),
+                                                   pytest.param(False, 1, marks=pytest.mark.slow)])  # fmt: skip
+def test_killed_at_any_operation_on_the_disk(
+    every_batch: bool, step: int, reference: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every write (left half done), fsync and rename of a whole preparation in turn, and a second kill later on.
+
+    Snapshots after each batch, and only with each shard; among the fast tests every 11th and every 3rd operation.
+    """
+    monkeypatch.setattr(preparation, "SNAPSHOT_S", -1.0 if every_batch else 1e9)
+    at, finished = 1, False
+    while not finished:
+        shutil.rmtree("out", ignore_errors=True)
+        for kill_at in (at, at // 2 + 3, None):
+            with monkeypatch.context() as patch:
+                Disk(patch, kill_at=kill_at)
+                try:
+                    kit.run("a.jsonl", **SETTINGS)
+                    finished = kill_at == at
+                    break
+                except Killed:
+                    continue
+        assert kit.digests("out") == reference, at
+        assert not Path("out/.progress").exists()
+        at += step
+    assert at > 30
 
 
 def test_a_full_disk_at_any_offset(reference: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from foretrain.errors import ExitCode, UserError
 from foretrain.lm import tokenizer as tokenizers
 from foretrain.lm.shards import DatasetIndex, dtype_for, histogram_bin, read_index
 from foretrain.lm.tokenizer import BpeTokenizer, ByteTokenizer, JsonTokenizer, TiktokenTokenizer
-from foretrain.prepare import engine
+from foretrain.prepare import engine, formats
 from foretrain.prepare.encode import KEEP_TRAIN, KEEP_VAL, digest_of, encode_batch, encoder_of, pieces
 from foretrain.prepare.formats import Format, OpenFile, Place, documents
 from foretrain.prepare.reader import Job, Position, serve
@@ -447,3 +448,31 @@ def test_after_an_error_at_the_very_beginning_anything_may_change(
     kit.write_jsonl(Path("a.jsonl"), ROWS[:30])
     assert problem(kit.run, "a.jsonl", tokenizer="gpt2").id == "environment.no_vocabulary"
     assert kit.run("a.jsonl").index is not None
+
+
+@given(st.lists(st.sampled_from(["a", "bb", "|", "|", "\n", "c" * 30, "é"]), max_size=30), st.integers(1, 9))
+def test_documents_between_markers(parts: list[str], buffer: int) -> None:
+    """Against str.split, in reads of a few bytes; what is too long comes one byte longer than may be, and is told so."""
+    text, cap = "".join(parts), 20
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(formats, "_BUFFER", buffer)
+        found = list(formats._by_marker(io.BytesIO(text.encode()), cap, 0, b"||"))
+    wanted = [piece.encode() for piece in text.split("||")]
+    if not wanted[-1].strip():
+        wanted.pop()
+    assert [len(raw) > cap for raw, _ in found] == [len(piece) > cap for piece in wanted]
+    assert [raw for raw, _ in found if len(raw) <= cap] == [piece for piece in wanted if len(piece) <= cap]
+    for number, (_, offset) in enumerate(found[:-1]):
+        assert offset == len(b"||".join(wanted[: number + 1])) + 2
+
+
+@given(st.lists(st.sampled_from(["a", "bb ", "\n", "\n", " ", "c" * 30, "\r\n"]), max_size=30))
+def test_documents_between_blank_lines(parts: list[str]) -> None:
+    text = "".join(parts)
+    found = [raw for raw, _ in formats._by_lines(io.BytesIO(text.encode()), 1000, 0, blank=True)]
+    wanted = [piece for piece in re.split(r"(?m)^[^\S\n]*\n", text) if piece.strip()]
+    assert [raw.decode().split() for raw in found] == [piece.split() for piece in wanted]
+    lines = [raw for raw, _ in formats._by_lines(io.BytesIO(text.encode()), 10, 0, blank=False)]
+    assert [len(raw) > 10 for raw in lines] == [
+        len(line.rstrip("\r\n")) > 10 for line in re.findall(r"[^\n]*\n|[^\n]+$", text)
+    ]

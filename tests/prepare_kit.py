@@ -174,6 +174,14 @@ class InlineWorkers:
         pass
 
 
+def in_one_process(monkeypatch: Any) -> None:
+    """The engine as it is, without processes around it."""
+    from foretrain.prepare import preparation
+
+    monkeypatch.setattr(preparation, "Reader", InlineReader)
+    monkeypatch.setattr(preparation, "Workers", InlineWorkers)
+
+
 class Killed(BaseException):
     """Stands for kill -9: nothing after it is done but closing files."""
 

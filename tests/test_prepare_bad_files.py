@@ -12,7 +12,6 @@ from urllib.parse import unquote
 import pytest
 
 from foretrain.errors import ExitCode, UserError
-from foretrain.prepare import preparation
 from foretrain.prepare.estimate import peak_bytes
 from foretrain.prepare.formats import Format, OpenFile, Place, documents
 from foretrain.prepare.pool import Reader
@@ -97,7 +96,8 @@ def test_memory_stays_bounded_on_every_bad_file(own_directory: Path) -> None:
         assert peak - base < 2**30, path
 
 
-def test_bad_records_are_left_out_and_counted_on_request(own_directory: Path) -> None:
+def test_bad_records_are_left_out_and_counted_on_request(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.in_one_process(monkeypatch)
     lines = ['{"text": "one"}', "{torn", '{"text": null}', '{"text": "' + "x" * 2000 + '"}', '{"text": "\\ud800 two"}']
     Path("a.jsonl").write_bytes(
         "\n".join(lines).encode() + b'\n{"text": "thr\xffee"}\n' + b"z" * 90_000_000 + b'\n{"text": "4"}'
@@ -112,7 +112,8 @@ def test_bad_records_are_left_out_and_counted_on_request(own_directory: Path) ->
         kit.run("a.jsonl", out="o2")
 
 
-def test_a_source_without_text(own_directory: Path) -> None:
+def test_a_source_without_text(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.in_one_process(monkeypatch)
     kit.write_jsonl(Path("a.jsonl"), ["", "  ", None])
     with pytest.raises(UserError, match="no text"):
         kit.run("a.jsonl")
@@ -213,8 +214,7 @@ def test_a_dataset_at_hugging_face(hub: type[Hub], monkeypatch: pytest.MonkeyPat
     ]  # fmt: skip
     assert len(expand(["hf://datasets/me/texts"]).files) == 3
     assert [f.path[-7:] for f in expand(["hf://datasets/me/texts/*/*.jsonl"]).files] == ["c.jsonl"]
-    monkeypatch.setattr(preparation, "Reader", kit.InlineReader)
-    monkeypatch.setattr(preparation, "Workers", kit.InlineWorkers)
+    kit.in_one_process(monkeypatch)
     hub.faults = ["cut", "500", "size", "", "cut", "cut"]
     made = kit.run(url)
     assert made.index is not None

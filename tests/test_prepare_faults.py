@@ -17,17 +17,16 @@ import pytest
 from foretrain.errors import ExitCode, UserError
 from foretrain.prepare import engine, preparation
 from tests import prepare_kit as kit
-from tests.prepare_kit import Disk, InlineReader, InlineWorkers, Killed
+from tests.prepare_kit import Disk, Killed
 
-ROWS = kit.texts(120) + kit.texts(40)  # the last are duplicates
-SETTINGS: dict[str, Any] = {"shard_tokens": 9_000, "dedup": True, "shuffle_buffer": 50}
+ROWS = kit.texts(80) + kit.texts(20)  # the last are duplicates
+SETTINGS: dict[str, Any] = {"shard_tokens": 6_000, "dedup": True, "shuffle_buffer": 50}
 
 
 @pytest.fixture
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine as it is, with reader and workers in this process, in small batches, a snapshot after each second."""
-    monkeypatch.setattr(preparation, "Reader", InlineReader)
-    monkeypatch.setattr(preparation, "Workers", InlineWorkers)
+    kit.in_one_process(monkeypatch)
     monkeypatch.setattr("foretrain.prepare.reader.BATCH_DOCUMENTS", 9)
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # counted where that matters; waiting for disks is not
 
@@ -41,32 +40,38 @@ def reference(own_directory: Path, inline: None) -> dict[str, str]:
     return found
 
 
-def test_killed_at_any_operation_on_the_disk(reference: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every write (left half done), fsync and rename of a whole preparation in turn, and a second kill later on."""
-    for every_batch in (True, False):
-        monkeypatch.setattr(preparation, "SNAPSHOT_S", -1.0 if every_batch else 1e9)
-        at, finished = 1, False
-        while not finished:
-            shutil.rmtree("out", ignore_errors=True)
-            for kill_at in (at, at // 2 + 3, None):
-                with monkeypatch.context() as patch:
-                    Disk(patch, kill_at=kill_at)
-                    try:
-                        kit.run("a.jsonl", **SETTINGS)
-                        finished = kill_at == at
-                        break
-                    except Killed:
-                        continue
-            assert kit.digests("out") == reference, at
-            assert not Path("out/.progress").exists()
-            at += 5 if every_batch else 1
-        assert at > 30
+@pytest.mark.parametrize(("every_batch", "step"), [(True, 11), (False, 3), pytest.param(True, 1, marks=pytest.mark.slow),
+                                                   pytest.param(False, 1, marks=pytest.mark.slow)])  # fmt: skip
+def test_killed_at_any_operation_on_the_disk(
+    every_batch: bool, step: int, reference: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every write (left half done), fsync and rename of a whole preparation in turn, and a second kill later on.
+
+    Snapshots after each batch, and only with each shard; among the fast tests every 11th and every 3rd operation.
+    """
+    monkeypatch.setattr(preparation, "SNAPSHOT_S", -1.0 if every_batch else 1e9)
+    at, finished = 1, False
+    while not finished:
+        shutil.rmtree("out", ignore_errors=True)
+        for kill_at in (at, at // 2 + 3, None):
+            with monkeypatch.context() as patch:
+                Disk(patch, kill_at=kill_at)
+                try:
+                    kit.run("a.jsonl", **SETTINGS)
+                    finished = kill_at == at
+                    break
+                except Killed:
+                    continue
+        assert kit.digests("out") == reference, at
+        assert not Path("out/.progress").exists()
+        at += step
+    assert at > 30
 
 
 def test_a_full_disk_at_any_offset(reference: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is needed and free is said, what was committed stays, and with room the rest is made as if nothing was."""
     sizes = [p.stat().st_size for p in Path("reference").glob("*.bin")]
-    for room in random.Random(0).sample(range(2 * sum(sizes)), 40):
+    for room in random.Random(0).sample(range(2 * sum(sizes)), 25):
         shutil.rmtree("out", ignore_errors=True)
         with monkeypatch.context() as patch:
             Disk(patch, room_bytes=room)
@@ -127,7 +132,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch, out: str = "out") -> engine.Outcome
     calls = iter(range(1000))
     done = engine.prepare(kit.options("a.jsonl", out=out, **SETTINGS), lambda: "SIGTERM" if next(calls) > 10 else "")
     assert done.index is None
-    assert (done.signal, done.tokens > 9000) == ("SIGTERM", True)
+    assert (done.signal, done.tokens > 6000) == ("SIGTERM", True)
     return done
 
 
@@ -240,7 +245,7 @@ def prepared_by_kills(kills: int, rows: int, longest_s: float) -> int:
 
 
 def test_kill_9(own_directory: Path) -> None:
-    assert prepared_by_kills(2, 3000, 1.2) == 2
+    assert prepared_by_kills(1, 3000, 1.2) == 1
 
 
 @pytest.mark.slow
@@ -248,7 +253,9 @@ def test_50_times_kill_9(own_directory: Path) -> None:
     assert prepared_by_kills(50, 60_000, 3.0) >= 25
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 75, marks=pytest.mark.slow)]
+)
 def test_signals_stop_it_with_nothing_lost(number: signal.Signals, code: int, own_directory: Path) -> None:
     kit.write_jsonl(Path("a.jsonl"), kit.texts(40_000))
     words = ["a.jsonl", "--tokenizer", "byte", "--workers", "1", "--shard-tokens", "500k", "--out", "out"]

@@ -48,8 +48,8 @@ def prepare_command(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="Files, folders, globs in quotes, hf://datasets/OWNER/NAME[/PATH], or - for stdin: .txt, .jsonl (also "
-            ".gz, .zst), .parquet.",
+            help="Files, folders, globs in quotes, hf://datasets/OWNER/NAME (and a path in it), or - for stdin: .txt, "
+            ".jsonl (also .gz, .zst), .parquet.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="The folder of the dataset; an unfinished one is gone on with.")],

@@ -16,6 +16,7 @@ from foretrain.prepare import disk, state, vocabulary
 from foretrain.prepare.estimate import PreparePlan, estimate
 from foretrain.prepare.options import PrepareOptions
 from foretrain.prepare.preparation import Outcome, Preparation, Run, Status
+from foretrain.prepare.reader import Position
 from foretrain.prepare.sources import SourceList, expand
 from foretrain.prepare.state import Identity, Snapshot
 
@@ -43,6 +44,8 @@ def prepare(
     'disk.no_room_prepare', 'environment.…'; what was committed before stays, and the same command goes on.
     """
     folder = Path(options.out)
+    if any(Path(source).is_dir() and Path(source).resolve() == folder.resolve() for source in options.sources):
+        raise UserError("usage.out_is_source", path=options.out)
     sources = expand(options.sources)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,10 +84,13 @@ def _prepare_locked(
         return Outcome(index, resumed=False, existed=True, tokens=index.tokens)
     (folder / PROGRESS).mkdir(exist_ok=True)
     disk.sync_folder(folder)
+    snapshot = state.read(folder)
+    if snapshot is None or snapshot.position == Position():
+        snapshot = None  # nothing was written yet, so nothing has to be as it was
+        vocabulary.forget_other(options.request, folder / PROGRESS)
     info = vocabulary.make(options, sources, folder / PROGRESS)
     _check_request(options, folder, info)
     identity = _identity(options, sources, info)
-    snapshot = state.read(folder)
     if snapshot is not None:
         state.check_same(folder, identity, snapshot.identity)
     saved = folder / PROGRESS / vocabulary.FOLDER

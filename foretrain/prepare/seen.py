@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from foretrain.prepare.disk import write_all
+from foretrain.prepare.disk import open_file, write_all
 
 _FULL = 0.7
 _SMALLEST = 1 << 12
@@ -71,7 +71,7 @@ class SeenFile:
 
     def __init__(self, path: Path, seen: SeenHashes, count: int) -> None:
         self.path = path
-        self.handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self.handle = open_file(path)
         os.ftruncate(self.handle, 16 * count)
         os.lseek(self.handle, 0, os.SEEK_SET)
         while piece := os.read(self.handle, 1 << 20):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.cuda import _memory_viz
@@ -151,6 +152,29 @@ def test_pytorchs_own_reader_agrees_with_the_sums() -> None:
         assert found.reserved_bytes == sum(s["total_size"] for s in snapshot["segments"])
         told = _memory_viz.segsum(snapshot)
         assert _memory_viz.Bytes(found.reserved_bytes).__repr__() in told
+
+
+def test_a_snapshot_that_pytorch_made_itself() -> None:
+    """Of a profile on the CPU, by PyTorch's own code: stacks and categories as it writes them."""
+    from torch.profiler import ProfilerActivity, profile
+
+    model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256))
+    weights = sum(p.numel() for p in model.parameters())
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=True, record_shapes=True) as run:
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            model(torch.randn(512, 256)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    made = _memory_viz._profile_to_snapshot(run)
+    found = snapshot_file.read(written(made))
+    assert found.from_profile
+    assert (found.reserved_bytes, found.empty_segments) == (found.allocated_bytes, ())
+    assert found.peak is not None
+    kinds = found.peak.by_kind_bytes
+    assert kinds["optimizer"] == pytest.approx(2 * 4 * weights, rel=0.01)
+    assert kinds["activations"] >= 512 * 1024 * 4 * 2
+    assert found.peak.allocated_bytes < 6 * 4 * weights + 10 * 512 * 1024 * 4
 
 
 @settings(max_examples=25)

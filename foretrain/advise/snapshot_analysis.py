@@ -84,11 +84,13 @@ class EmptySegment(Record):
 
 class SnapshotAnalysis(Record):
     """One device of one snapshot. `split_bytes`: free parts of segments in use, which only tensors that fit can take;
-    `cached_bytes`: segments that are wholly free, which empty_cache gives back."""
+    `cached_bytes`: segments that are wholly free, which empty_cache gives back. `from_profile`: made of a profile by
+    torch/cuda/_memory_viz.py; it knows no segments, so nothing of what was reserved."""
 
     name: str
     device: int
     devices: int
+    from_profile: bool
     entries: int
     segments: int
     allocated_bytes: int
@@ -166,6 +168,7 @@ class _Segments:
         self.alive: list[tuple[Place, int]] = []
         self.empty: list[EmptySegment] = []
         self.n_empty = self.empty_bytes = 0
+        self.from_profile = bool(segments) and not any("segment_type" in segment for segment in segments)
         for segment in segments:
             if segment.get("device", 0) == device:
                 self._add(segment, places)
@@ -186,12 +189,16 @@ class _Segments:
                 alive.append((places.of(block), size))
             else:
                 self.pending += size
+        if self.from_profile:  # its one segment is all addresses from the lowest to the highest
+            total, free = used, 0
         self.count += 1
         self.reserved += total
         self.allocated += sum(size for _, size in alive)
         self.alive += alive
         if not used:
             self.cached += total
+            return
+        if not free:
             return
         self.split, self.largest_split = self.split + free, max(self.largest_split, largest_free)
         if used < MOSTLY_EMPTY * total and total > 2 << 20:  # small tensors share segments of 2 MiB
@@ -218,7 +225,7 @@ class _History:
         self.frees = ("free", "free_completed" if completed else "free_requested")
         change = sum(self._change(i) for i in range(len(self.entries)))
         self.before_allocated = max(0, end.requested + end.pending - change)
-        self.before_reserved = max(0, recording.reserved_before_bytes)
+        self.before_reserved = 0 if end.from_profile else max(0, recording.reserved_before_bytes)
 
     def _change(self, i: int) -> int:
         entry = self.entries[i]
@@ -301,7 +308,8 @@ def analyse(snapshot: Any, name: str, device: int | None = None) -> SnapshotAnal
         failures = tuple(_failure(recording, trace, one, places) for one in found[-FAILURES:])
         at_failure = history.moment(found[-1][0], places) if found else None
     analysis = SnapshotAnalysis(
-        name=name, device=device, devices=len(snapshot["device_traces"]), entries=len(trace), segments=end.count,
+        name=name, device=device, devices=len(snapshot["device_traces"]), from_profile=end.from_profile,
+        entries=len(trace), segments=end.count,
         allocated_bytes=end.allocated, requested_bytes=end.requested, reserved_bytes=end.reserved,
         pending_bytes=end.pending, split_bytes=end.split, largest_split_bytes=end.largest_split,
         cached_bytes=end.cached, settings=recording.settings.text(),

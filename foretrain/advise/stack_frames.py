@@ -31,15 +31,17 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 KINDS = (*(kind for kind, _ in _KINDS), "unknown")
+_PROFILED = re.compile(r"(.{1,80}?)\((\d{1,7})\): (.{1,80})", re.ASCII)
 _LIBRARY = re.compile(
     r"site-packages|dist-packages|[/\\]torch[/\\]|^torch|\.(?:cpp|h|cu|cc)$|^\?\?|^<frozen|libc|^$", re.IGNORECASE
 )
-# foretrain's own snapshots say the kind themselves, by the ledger's ids.
+# foretrain's own snapshots say the kind themselves, by the ledger's ids, and those that PyTorch makes of a profile
+# (torch/cuda/_memory_viz.py, _profile_to_snapshot) by torch.profiler's categories.
 _CATEGORIES = {
     "weights": "weights", "gradients": "gradients", "optimizer": "optimizer", "batch": "batch", "logits": "logits",
     "activations": "activations", "weight_copies": "weights", "workspace": "workspace",
-    "PARAMETER": "weights", "GRADIENT": "gradients", "OPTIMIZER_STATE": "optimizer", "INPUT": "batch",
-    "ACTIVATION": "activations", "AUTOGRAD_DETAIL": "backward", "TEMPORARY": "activations",
+    "parameter": "weights", "gradient": "gradients", "optimizer_state": "optimizer", "input": "batch",
+    "activation": "activations", "autograd_detail": "backward",
 }  # fmt: skip
 
 
@@ -57,7 +59,7 @@ def place_of(frames: Any, category: str = "") -> Place:
     for frame in frames[:MAX_FRAMES] if isinstance(frames, list) else ():
         if isinstance(frame, dict):
             name, file, line = frame.get("name"), frame.get("filename"), frame.get("line")
-            found.append((_text(name), _text(file), line if isinstance(line, int) else 0))
+            found.append(_of_profile(_text(name), _text(file), line if isinstance(line, int) else 0))
     kind = _CATEGORIES.get(category) or _CATEGORIES.get(category.partition(".")[0]) or _guess(found)
     if not found:
         return Place(kind, "", "")
@@ -67,6 +69,14 @@ def place_of(frames: Any, category: str = "") -> Place:
     own = next(((n, f, line) for n, f, line in found if f and not _LIBRARY.search(f)), None)
     made_by = next((n for n, f, _ in found if n and not _LIBRARY.fullmatch(f)), found[0][0])
     return Place(kind, made_by, _line(*own) if own else "")
+
+
+def _of_profile(name: str, file: str, line: int) -> tuple[str, str, int]:
+    """A profile's frames have all of it in the name, as 'model.py(88): forward', and no file."""
+    match = _PROFILED.fullmatch(name) if file == "none" else None
+    if match is not None:
+        return match[3], match[1], int(match[2])
+    return name, "" if file == "none" else file, line
 
 
 def _guess(frames: list[tuple[str, str, int]]) -> str:

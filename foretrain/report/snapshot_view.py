@@ -42,7 +42,8 @@ def _failures(found: SnapshotAnalysis) -> tuple[Block, ...]:
 
 def _moment(moment: Moment) -> tuple[Block, ...]:
     values = moment.model_dump(exclude={"groups", "by_kind_bytes"})
-    blocks: list[Block] = [Paragraph(Message("snapshot.moment", values))]
+    id = "snapshot.moment" if moment.reserved_bytes else "snapshot.moment_only"
+    blocks: list[Block] = [Paragraph(Message(id, values))]
     if moment.by_kind_bytes:
         shares = sorted(moment.by_kind_bytes.items(), key=lambda pair: -pair[1])
         rows = tuple(
@@ -93,6 +94,8 @@ def _levels(found: SnapshotAnalysis) -> tuple[Block, ...]:
         row("peak_allocated", found.peak.allocated_bytes)
         row("peak_reserved", found.peak_reserved_bytes)
     row("allocated", found.allocated_bytes, always=True)
+    if found.from_profile:
+        return Table((), tuple(rows), frozenset({1})), Paragraph(Message("snapshot.from_profile"))
     row("rounding", found.allocated_bytes - found.requested_bytes)
     row("pending", found.pending_bytes)
     row("split", found.split_bytes, always=True)

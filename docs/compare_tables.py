@@ -43,6 +43,7 @@ def power() -> str:
         f"{trained['runs']} runs of a tiny model on a CPU ({found['machine']['cpu']}, {found['date']}) that differ in their seed alone: "
         f"steps {trained['step_deviation']:.1%} apart, training losses {trained['train_loss_deviation']:.2%}, validation losses "
         f"{trained['val_loss_deviation']:.2%}; of their {trained['pairs']} pairs {trained['called_different']['tokens']} were called "
-        f"different in what a token teaches and {trained['called_different']['speed']} in speed. Between starts on a card nothing has been measured yet.",
+        f"different in what a token teaches and {trained['called_different']['speed']} in speed: other programs ran on the machine, and a step "
+        "was a fifth longer; no setting took the blame. Between starts on a card nothing has been measured yet.",
     ]
     return "\n".join(lines)

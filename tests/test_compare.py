@@ -26,6 +26,7 @@ from foretrain.advise.sources import LOADERS, load
 from foretrain.advise.sources.given import Given, take_apart
 from foretrain.advise.sources.table_file import number, read_table
 from foretrain.advise.subject import Curve, Subject, curve, exact
+from foretrain.configfile import to_toml
 from foretrain.errors import UserError
 from foretrain.hardware import find
 from foretrain.lm.dataset import DatasetInfo
@@ -393,6 +394,13 @@ def test_runs_are_compared_as_measured() -> None:
     assert found.verdict("memory").outcome == "within_noise"
     assert found.verdict("tokens").outcome == "within_noise"
     assert [s.name for s in found.differing if not s.matters] == ["seed", "eval_sequences"]
+
+
+def test_a_difference_to_a_forecast_of_the_same_run_is_the_forecasts() -> None:
+    write_run(Path("a"), step_s=10.0)
+    Path("a/config.toml").write_text(to_toml(load(take_apart("a")).config or tiny()))
+    verdict = compare([of("a"), of("plan=a/config.toml")]).verdict("speed")
+    assert (verdict.outcome, verdict.attribution, verdict.settings) == ("forecast", "forecast", ())
 
 
 def test_a_difference_that_no_setting_explains_is_given_to_none() -> None:

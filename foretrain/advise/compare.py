@@ -112,7 +112,7 @@ def _told_apart(subjects: Sequence[Subject]) -> list[Subject]:
 
 
 def _same(one: Subject, other: Subject) -> bool:
-    """Whether two measurements are one: every step time and every loss the same; with few of them, path and settings."""
+    """Whether two measurements are one: every step time and every loss the same; where few are, path and settings."""
     if len(one.step_times_s) + len(one.train) + len(one.val) < 5:
         return one.path == other.path and one.settings == other.settings and one.step_s == other.step_s
     return one.step_times_s == other.step_times_s and one.train == other.train and one.val == other.val

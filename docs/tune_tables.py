@@ -7,6 +7,8 @@ def against_everything() -> str:
     """One row a config: tune's pick against the best of an exhaustive search."""
     found = result("tune")
     cases = [case for case in found["cases"] if "best" in case]
+    if not cases:
+        return "Not measured to the end yet: `python benchmarks/tune.py` on an idle machine."
     lines = [
         "| config | settings | tried | tune's pick | best of all | pick slower by | as given slower by | tune | all |",
         "| --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: |",

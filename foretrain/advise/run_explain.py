@@ -127,12 +127,14 @@ def _memory(plan: Plan, record: RunRecord, phase: MeasuredPhase | None) -> tuple
     at_peak = {component.id: component.size_bytes for component in predicted.components}
     weights, optimizer = at_peak.get("weights"), at_peak.get("optimizer", 0)
     peak = phase.allocated_bytes if phase else None
+    # The states appear at the end of the first step; where its peak was before that, they are not part of it.
+    states = measured.optimizer_bytes if optimizer else 0
     pieces = [
         Piece(id="weights", predicted_bytes=weights, measured_bytes=measured.weights_bytes),
-        Piece(id="optimizer", predicted_bytes=optimizer, measured_bytes=measured.optimizer_bytes),
+        Piece(id="optimizer", predicted_bytes=optimizer, measured_bytes=states),
         Piece(
             id="rest", predicted_bytes=_less(predicted.allocated_bytes, weights, optimizer),
-            measured_bytes=_less(peak, measured.weights_bytes, measured.optimizer_bytes),
+            measured_bytes=_less(peak, measured.weights_bytes, states),
         ),
         Piece(id="peak", predicted_bytes=predicted.allocated_bytes, measured_bytes=peak, sum=True),
     ]  # fmt: skip

@@ -43,12 +43,17 @@ def _refuse_config(path: Path, with_config: bool) -> None:
 def _run(path: Path, *, as_json: bool) -> None:
     from foretrain.advise.run_explain import SCHEMA, explain_run
     from foretrain.cli.runs import plan_of
+    from foretrain.predict.plan import plan
     from foretrain.report import run_explain_view, text
     from foretrain.run.store import RunDirectory
 
     directory = RunDirectory(path)
     record = directory.read_record()
-    found = explain_run(record, plan_of(path, record), directory.read_lines("metrics"), directory.read_lines("events"))
+    made = plan_of(path, record)
+    if record.shrunk_from is not None:  # the forecast was of a micro-batch that did not last
+        config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
+        made = plan(config, record.gpu, name=record.name)
+    found = explain_run(record, made, directory.read_lines("metrics"), directory.read_lines("events"))
     if as_json:
         print_json(found.to_json(schema=SCHEMA))
     else:

@@ -189,7 +189,7 @@ def out_of_memory_sections(
         blocks.append(Paragraph(Message("oom.survived", {"count": survived})))
     values = last.model_dump()
     if last.asked_bytes is not None and last.over_bytes is not None:
-        blocks.append(Paragraph(Message("oom.asked", values)))
+        blocks.append(Paragraph(Message("oom.asked" if last.over_bytes else "oom.asked_within", values)))
     elif last.asked_bytes is not None:
         blocks.append(Paragraph(Message("oom.asked_only", values)))
     rows: Rows = [

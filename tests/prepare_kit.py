@@ -122,3 +122,102 @@ def digests(folder: Path | str) -> dict[str, str]:
 
 def index_of(folder: Path | str) -> dict[str, Any]:
     return json.loads((Path(folder) / INDEX).read_text("utf-8"))
+
+
+# -- the engine in one process, and what can go wrong in it ---------------------------------------------------
+
+
+class InlineReader:
+    """The reader's frames without a process of its own."""
+
+    def __init__(self, job: Any) -> None:
+        import io
+
+        from foretrain.prepare.frames import receive
+        from foretrain.prepare.reader import serve
+
+        pipe = io.BytesIO()
+        serve(job, pipe)
+        pipe.seek(0)
+        self.frames = iter(lambda: receive(pipe), None)
+
+    def next(self, timeout_s: float) -> Any:
+        return next(self.frames)
+
+    def end(self) -> None:
+        pass
+
+
+class InlineWorkers:
+    """The byte tokenizer without processes."""
+
+    def __init__(self, count: int, folder: Path, name: str, dtype: str) -> None:
+        from foretrain.lm.tokenizer import ByteTokenizer
+        from foretrain.prepare.encode import encoder_of
+
+        assert name == "byte"
+        self.encoder = encoder_of(ByteTokenizer())
+
+    def encode(self, keep: np.ndarray, lengths: np.ndarray, text: memoryview) -> Any:
+        from concurrent.futures import Future
+
+        from foretrain.prepare.encode import encode_batch
+        from foretrain.prepare.pool import Encoded
+
+        ends = np.cumsum(lengths).tolist()
+        documents = [bytes(text[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+        future: Future[Any] = Future()
+        future.set_result(Encoded(*encode_batch(self.encoder, 0, "<u2", keep, documents)))
+        return future
+
+    def end(self) -> None:
+        pass
+
+
+def in_one_process(monkeypatch: Any) -> None:
+    """The engine as it is, without processes around it."""
+    from foretrain.prepare import preparation
+
+    monkeypatch.setattr(preparation, "Reader", InlineReader)
+    monkeypatch.setattr(preparation, "Workers", InlineWorkers)
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing after it is done but closing files."""
+
+
+class Disk:
+    """Counts the operations that change the disk, and at the one that is wanted fails or kills."""
+
+    def __init__(self, monkeypatch: Any, *, kill_at: int | None = None, room_bytes: int | None = None) -> None:
+        import os
+
+        from foretrain.prepare import disk
+
+        self.count, self.kill_at, self.room = 0, kill_at, room_bytes
+        write, fsync, replace = os.write, os.fsync, Path.replace
+
+        def guarded(call: Callable[..., Any], cut: Callable[..., Any] | None = None) -> Callable[..., Any]:
+            def wrapped(*args: Any, **values: Any) -> Any:
+                self.count += 1
+                if self.count == self.kill_at:
+                    if cut is not None:
+                        cut(*args)
+                    raise Killed
+                return call(*args, **values)
+
+            return wrapped
+
+        def bounded(handle: int, data: memoryview) -> int:
+            if self.room is not None:
+                if self.room <= 0:
+                    raise OSError(28, "No space left on device")
+                data = data[: self.room]
+                self.room -= len(data)
+            return write(handle, data)
+
+        monkeypatch.setattr(
+            disk, "_write", guarded(bounded, lambda handle, data: write(handle, data[: len(data) // 2]))
+        )
+        monkeypatch.setattr(os, "fsync", guarded(fsync))
+        monkeypatch.setattr(Path, "replace", guarded(replace))

@@ -16,7 +16,8 @@ from foretrain.quantities import parse_count
 from foretrain.units import format_bytes, format_percent, parse_bytes
 
 if TYPE_CHECKING:
-    from foretrain.prepare.engine import Outcome, Status
+    from foretrain.prepare.options import PrepareOptions
+    from foretrain.prepare.preparation import Outcome, Status
 
 EPILOG = """Examples:
 
@@ -31,6 +32,10 @@ zcat dump.jsonl.gz | foretrain prepare - --tokenizer byte --out data/dump
 The same command again goes on where a stopped or killed one was."""
 
 SCHEMA = "foretrain.prepare/1"
+_COUNTED = {
+    "empty": "prepare.counted_empty", "bad": "prepare.counted_bad", "duplicates": "prepare.counted_duplicates",
+    "replaced_utf8": "prepare.counted_replaced_utf8", "separator_bytes": "prepare.counted_separator_bytes",
+}  # fmt: skip
 _LINE_EVERY_S, _LIVE_EVERY_S = 15.0, 0.5
 
 
@@ -43,8 +48,8 @@ def prepare_command(
         list[str],
         typer.Argument(
             metavar="SOURCE...",
-            help="Files, folders, globs in quotes, hf://datasets/OWNER/NAME[/PATH], or - for stdin: .txt, .jsonl (also "
-            ".gz, .zst), .parquet.",
+            help="Files, folders, globs in quotes, hf://datasets/OWNER/NAME (and a path in it), or - for stdin: .txt, "
+            ".jsonl (also .gz, .zst), .parquet.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="The folder of the dataset; an unfinished one is gone on with.")],
@@ -66,7 +71,8 @@ def prepare_command(
     ] = 0,
     seed: Annotated[int, typer.Option(help="Of the shuffling.")] = 1337,
     dedup: Annotated[
-        bool, typer.Option("--dedup", help="Leave out documents that were there word for word; up to 64 bytes each.")
+        bool,
+        typer.Option("--dedup", help="Leave out documents that came before, word for word (92 bytes of memory each)."),
     ] = False,
     text_column: Annotated[str, typer.Option(help="The column of .jsonl and .parquet that holds the text.")] = "text",
     split_documents: Annotated[
@@ -85,31 +91,37 @@ def prepare_command(
     quiet: Quiet = False,
 ) -> None:
     """Turn text into checked token shards, in constant memory, on all cores, and resumable at any moment."""
-    from foretrain.prepare.options import PrepareOptions, usable_cores
-
-    if tokenizer is not None and train_bpe is not None:
-        raise typer.BadParameter("give either --tokenizer or --train-bpe", param_hint="--train-bpe")
-    if not split_documents:
-        raise typer.BadParameter("must not be empty", param_hint="--split-documents")
-    _within("--shuffle-buffer", shuffle_buffer, 0, 10_000_000)
-    _within("--workers", 1 if workers is None else workers, 1, 1024)
-    if train_bpe is not None:
-        _within("--train-bpe", train_bpe, 257, 1 << 24)
-    options = PrepareOptions(
-        sources=tuple(sources), out=str(out), tokenizer=tokenizer or "gpt2", train_bpe=train_bpe,
-        max_tokens=None if tokens is None else _count("--tokens", tokens), val_share=_share(val),
-        shuffle_buffer=shuffle_buffer, seed=seed, dedup=dedup, text_column=text_column,
-        split_documents=split_documents,
-        max_document_bytes=_size("--max-document", max_document), shard_tokens=_count("--shard-tokens", shard_tokens),
-        workers=workers or usable_cores(), skip_bad=skip_bad, restart=restart,
-    )  # fmt: skip
+    options = _options({**locals()})  # all of the above, by its name
     if plan:
         _plan(options, out, as_json=as_json)
     else:
         _prepare(options, as_json=as_json, quiet=quiet)
 
 
-def _plan(options: Any, out: Path, *, as_json: bool) -> None:
+def _options(typed: dict[str, Any]) -> "PrepareOptions":
+    """What was typed as a record. Raises typer.BadParameter."""
+    from foretrain.prepare.options import PrepareOptions, usable_cores
+
+    if typed["tokenizer"] is not None and typed["train_bpe"] is not None:
+        raise typer.BadParameter("give either --tokenizer or --train-bpe", param_hint="--train-bpe")
+    if not typed["split_documents"]:
+        raise typer.BadParameter("must not be empty", param_hint="--split-documents")
+    _within("--shuffle-buffer", typed["shuffle_buffer"], 0, 10_000_000)
+    if typed["workers"] is not None:
+        _within("--workers", typed["workers"], 1, 1024)
+    if typed["train_bpe"] is not None:
+        _within("--train-bpe", typed["train_bpe"], 257, 1 << 24)
+    same = ("train_bpe", "shuffle_buffer", "seed", "dedup", "text_column", "split_documents", "skip_bad", "restart")
+    return PrepareOptions(
+        sources=tuple(typed["sources"]), out=str(typed["out"]), tokenizer=typed["tokenizer"] or "gpt2",
+        max_tokens=None if typed["tokens"] is None else _count("--tokens", typed["tokens"]),
+        val_share=_share(typed["val"]), max_document_bytes=_size("--max-document", typed["max_document"]),
+        shard_tokens=_count("--shard-tokens", typed["shard_tokens"]), workers=typed["workers"] or usable_cores(),
+        **{name: typed[name] for name in same},
+    )  # fmt: skip
+
+
+def _plan(options: "PrepareOptions", out: Path, *, as_json: bool) -> None:
     from foretrain.prepare import engine, estimate
 
     made = engine.plan(options)
@@ -123,7 +135,7 @@ def _plan(options: Any, out: Path, *, as_json: bool) -> None:
         raise typer.Exit(int(ExitCode.DISK_FULL))
 
 
-def _prepare(options: Any, *, as_json: bool, quiet: bool) -> None:
+def _prepare(options: "PrepareOptions", *, as_json: bool, quiet: bool) -> None:
     from foretrain.prepare import engine
     from foretrain.run.signals import StopFlag
 
@@ -141,7 +153,7 @@ def _prepare(options: Any, *, as_json: bool, quiet: bool) -> None:
     if not quiet:
         for name, count in done.index.counts.to_json().items():
             if count:
-                ERR.print(Text("note: " + say(f"prepare.counted_{name}", count=count), style="dim"), soft_wrap=True)
+                ERR.print(Text("note: " + say(_COUNTED[name], count=count), style="dim"), soft_wrap=True)
         if not done.index.splits["val"].tokens:
             ERR.print(Text("note: " + say("prepare.no_val"), style="yellow"), soft_wrap=True)
     if not quiet and not as_json:
@@ -154,7 +166,7 @@ def _prepare(options: Any, *, as_json: bool, quiet: bool) -> None:
         OUT.print(Text(printable(say("prepare.existed" if done.existed else "prepare.done", **values))), soft_wrap=True)
 
 
-def _result(options: Any, done: "Outcome") -> dict[str, Any]:
+def _result(options: "PrepareOptions", done: "Outcome") -> dict[str, Any]:
     """The index without its shards, and how it went."""
     result: dict[str, Any] = {
         "schema": SCHEMA, "out": options.out, "status": "stopped" if done.index is None else "finished",

@@ -176,6 +176,11 @@ class DatasetIndex(Record):
         return self
 
     @property
+    def tokens(self) -> int:
+        """Of both splits."""
+        return sum(split.tokens for split in self.splits.values())
+
+    @property
     def item_bytes(self) -> int:
         return ITEM_BYTES[self.dtype]
 

@@ -10,14 +10,21 @@ from pathlib import Path
 
 from foretrain.errors import UserError
 
+_write = os.write  # what tests stand in for
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def open_file(path: Path, *, empty: bool = False) -> int:
+    """A file to read and write, made where it is not there."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | (os.O_TRUNC if empty else 0)
+    return os.open(path, flags, 0o644)
 
 
 def write_all(handle: int, data: bytes | memoryview) -> None:
     """All of `data` to an open file; a short write is continued."""
     view = memoryview(data).cast("B")
     while len(view):
-        view = view[os.write(handle, view) :]
+        view = view[_write(handle, view) :]
 
 
 def sync_folder(folder: Path) -> None:
@@ -33,7 +40,7 @@ def sync_folder(folder: Path) -> None:
 def publish(path: Path, text: str) -> None:
     """A file with this text, there as a whole or as it was before."""
     staging = path.with_name(f".{path.name}.new")
-    handle = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    handle = open_file(staging, empty=True)
     try:
         write_all(handle, text.encode())
         os.fsync(handle)

@@ -113,7 +113,7 @@ def encode_batch(
     lengths = np.zeros(len(documents), dtype=np.uint32)
     inside = 0
     parts: list[np.ndarray] = []
-    end = np.array([separator])
+    end = np.array([separator], dtype=np.result_type(np.min_scalar_type(separator), *(made[i].dtype for i in made)))
     for split in (KEEP_TRAIN, KEEP_VAL):
         for i in np.flatnonzero(keep == split).tolist():
             ids = made[i]
@@ -121,9 +121,10 @@ def encode_batch(
             parts += [ids, end]
     if not parts:
         return np.zeros(0, dtype=dtype), lengths, 0
-    wide = np.concatenate([part.astype(np.int64, copy=False) for part in parts])
-    if int(wide.min()) < 0 or int(wide.max()) > limit:
-        worst = int(wide.max() if int(wide.max()) > limit else wide.min())
+    wide = np.concatenate(parts)
+    low, high = int(wide.min()), int(wide.max())
+    if low < 0 or high > limit:
+        worst = high if high > limit else low
         raise UserError("data.id_overflow", id=worst, dtype=dtype, limit=limit)
     if int((wide == separator).sum()) > len(made):
         inside = sum(bool((ids == separator).any()) for ids in made.values())

@@ -21,7 +21,7 @@ from foretrain.prepare.sources import SourceList
 from foretrain.records import Record
 
 SCHEMA = "foretrain.prepare-plan/1"
-_SEEN_BYTES = 64  # most that the table of hashes takes for a document
+_SEEN_BYTES = 92  # most that the table of hashes takes for a document
 _UNKNOWN_PROCESS_BYTES = 150 * 2**20  # where the system does not say what a process holds
 
 

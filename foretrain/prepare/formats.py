@@ -67,7 +67,7 @@ class OpenFile:
 
                 self.raw = RemoteFile(file.path, file.size_bytes or 0)
             else:
-                self.raw = Path(file.path).open("rb", buffering=0)
+                self.raw = Path(file.path).open("rb", buffering=0)  # noqa: SIM115  closed by `abandon`
         except OSError as error:
             raise UserError("data.source_unreadable", path=file.path, reason=error.strerror or str(error)) from None
 

@@ -29,6 +29,7 @@ def open_parquet(opened: "OpenFile", column: str) -> tuple[Any, int]:
         parquet = pq.ParquetFile(
             pa.PythonFile(opened.raw, mode="r"), buffer_size=_BUFFER, pre_buffer=False,
             thrift_string_size_limit=_MOST_FOOTER, thrift_container_size_limit=10_000_000,
+            page_checksum_verification=True,
         )  # fmt: skip
         schema = parquet.schema_arrow
     except Exception as error:

@@ -163,6 +163,7 @@ def main(job_file: str) -> None:
     ignore_interrupts()
     pipe = sys.stdout.buffer
     job = Job.from_json(Path(job_file).read_text("utf-8"))
+    Path(job_file).unlink(missing_ok=True)  # now: a parent that is killed cannot
     try:
         try:
             if any(file.kind == "parquet" or file.compression == "zstd" for file in job.files):

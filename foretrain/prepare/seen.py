@@ -1,4 +1,5 @@
-"""Which documents were seen: an open-addressing table of 16-byte hashes in numpy, 23 to 64 bytes a document.
+"""Which documents were seen: an open-addressing table of 16-byte hashes in numpy, 23 to 46 bytes a document
+(twice that for a moment when it grows).
 
 A Python set takes about 110 bytes for each. The hashes themselves are also appended to a file, so that a killed
 preparation has them again without reading the source anew.
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from foretrain.prepare.disk import write_all
+from foretrain.prepare.disk import open_file, write_all
 
 _FULL = 0.7
 _SMALLEST = 1 << 12
@@ -70,7 +71,7 @@ class SeenFile:
 
     def __init__(self, path: Path, seen: SeenHashes, count: int) -> None:
         self.path = path
-        self.handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self.handle = open_file(path)
         os.ftruncate(self.handle, 16 * count)
         os.lseek(self.handle, 0, os.SEEK_SET)
         while piece := os.read(self.handle, 1 << 20):

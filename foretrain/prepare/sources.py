@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from foretrain.errors import UserError
+from foretrain.lm.shards import INDEX, PROGRESS
 from foretrain.records import Record
 
 Kind = Literal["text", "jsonl", "parquet", "stdin"]
@@ -126,7 +127,8 @@ def others(left_out: dict[str, int]) -> str:
 def _walk(folder: Path, left_out: Counter[str]) -> list[SourceFile]:
     found = []
     for place, folders, names in os.walk(folder):
-        folders.sort()
+        # What was prepared, or is being, lies beside its source at times; hidden folders are no texts.
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and not _is_prepared(place, name))
         for name in sorted(names):
             kind = kind_of(name)
             if kind is not None and not name.startswith("."):
@@ -134,6 +136,11 @@ def _walk(folder: Path, left_out: Counter[str]) -> list[SourceFile]:
             elif not name.startswith("."):
                 left_out[suffix_of(name)] += 1
     return found
+
+
+def _is_prepared(place: str, name: str) -> bool:
+    folder = Path(place, name)
+    return (folder / INDEX).is_file() or (folder / PROGRESS).is_dir()
 
 
 def _local(path: Path, kind: tuple[Kind, str]) -> SourceFile:

@@ -57,6 +57,16 @@ def make(options: PrepareOptions, sources: SourceList, folder: Path, *, plan: bo
     return info_of(saved)
 
 
+def forget_other(request: str, folder: Path) -> None:
+    """Remove a saved tokenizer that was asked for by another name."""
+    try:
+        if json.loads((folder / FOLDER / REQUEST).read_text("utf-8"))["request"] == request:
+            return
+    except (OSError, ValueError, KeyError):
+        pass
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+
+
 def info_of(saved: Path) -> TokenizerInfo:
     """What the index says about a saved tokenizer."""
     about = json.loads((saved / REQUEST).read_text("utf-8"))

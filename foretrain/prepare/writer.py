@@ -21,7 +21,7 @@ from foretrain.lm.shards import (
     Split,
     shard_name,
 )
-from foretrain.prepare.disk import sync_folder, write_all
+from foretrain.prepare.disk import open_file, sync_folder, write_all
 from foretrain.records import Record
 
 
@@ -94,7 +94,7 @@ class SplitWriter:
                 raise UserError("data.progress_damaged", path=str(self.folder), file=self._part_path().name)
 
     def _open(self, size: int) -> None:
-        self._handle = os.open(self._part_path(), os.O_RDWR | os.O_CREAT, 0o644)
+        self._handle = open_file(self._part_path())
         if os.fstat(self._handle).st_size > size:
             os.ftruncate(self._handle, size)
         os.lseek(self._handle, size, os.SEEK_SET)

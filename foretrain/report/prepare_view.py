@@ -21,12 +21,14 @@ def document(plan: PreparePlan, out: str) -> Document:
         rows.append((Message("prepare.text"), Message("prepare.text_value", values)))
         part = plan.tokens != plan.tokens_in_source
         values = {"tokens": plan.tokens, "all": plan.tokens_in_source, "ratio": plan.bytes_per_token}
-        rows.append((Message("prepare.tokens"), Message(f"prepare.tokens_{'of' if part else 'value'}", values)))
+        rows.append(
+            (Message("prepare.tokens"), Message("prepare.tokens_of" if part else "prepare.tokens_value", values))
+        )
     values = {"name": plan.tokenizer, "vocab": plan.vocab_size, "dtype": plan.dtype}
     rows.append((Message("prepare.tokenizer"), Message("prepare.tokenizer_value", values)))
     values = {"size": plan.output_bytes, "shards": plan.shards, "free": plan.free_bytes}
     known = plan.output_bytes is not None
-    rows.append((Message("prepare.disk"), Message(f"prepare.disk_{'value' if known else 'unknown'}", values)))
+    rows.append((Message("prepare.disk"), Message("prepare.disk_value" if known else "prepare.disk_unknown", values)))
     values = {"size": plan.memory_bytes, "workers": plan.workers}
     rows.append((Message("prepare.memory"), Message("prepare.memory_value", values)))
     if plan.duration_s is not None:

@@ -195,12 +195,15 @@ def test_hostile_names_at_an_address() -> None:
 
 
 def test_train_and_data_from_an_address() -> None:
+    """What `train` does before its first step: every shard is here, and the vocabulary is the dataset's."""
+    from foretrain.cli.train import prepare_data
+    from foretrain.configfile import resolve
+
     shards(Path("there"), 200)
     url = f"file://{Path('there').absolute()}"
-    model = ["--n_layer=1", "--n_head=1", "--n_embd=8", "--block_size=16", "--device=cpu", "--compile=false"]
-    run = ["--decay_lr=false", "--max_iters=2", "--eval_iters=1", "--batch_size=2"]
-    result = foretrain("train", f"--dataset={url}", *model, *run)
-    assert result.returncode == 0, result.stderr
+    resolved, info = prepare_data(resolve([f"--dataset={url}", "--block_size=16"]), quiet=True)
+    assert resolved.config.vocab_size == 256
+    assert not list(missing_shards(info))
     result = foretrain("data", "info", url)
     assert result.returncode == 0, result.stderr
     assert "kept in" in result.stdout

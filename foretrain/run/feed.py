@@ -149,7 +149,9 @@ class Feed:
         fitting = AHEAD_BYTES // (row_bytes * config.batch_size)
         depth = max(2, min(fitting, 2 * config.gradient_accumulation_steps))
         if self.device.type == "cuda":
-            return Ahead(map(pinned, self._rows(config, step)), depth, lambda: torch.cuda.set_device(self.device))
+            # A thread begins on the first card, and page-locking would wake that one.
+            card = self.device.index if self.device.index is not None else torch.cuda.current_device()
+            return Ahead(map(pinned, self._rows(config, step)), depth, lambda: torch.cuda.set_device(card))
         return Ahead(self._rows(config, step), depth)
 
     def _rows(self, config: RunConfig, step: int) -> Iterator[np.ndarray]:

@@ -238,7 +238,6 @@ TIKTOKEN_NAMES = ("gpt2", "r50k_base", "p50k_base", "cl100k_base", "o200k_base")
 TOKENIZERS: dict[str, tuple[Callable[[Callable[[], Iterable[bytes]], int], Tokenizer], Callable[[Path], Tokenizer]]] = {
     "byte": (lambda documents, size: ByteTokenizer(), lambda folder: ByteTokenizer()),
     "bpe": (lambda documents, size: BpeTokenizer.train(documents(), size), BpeTokenizer.load),
-    "tokenizer.json": (lambda documents, size: JsonTokenizer.load(Path()), JsonTokenizer.load),
     "gpt2": (lambda documents, size: Gpt2Tokenizer(), lambda folder: TiktokenTokenizer.load(folder, "gpt2")),
 }
 
@@ -247,6 +246,8 @@ def load(folder: Path, name: str | None) -> Tokenizer | None:
     """The tokenizer of a dataset's folder, or None where its files do not say which it was."""
     if name in TOKENIZERS:
         return TOKENIZERS[name][1](folder)
+    if name == JsonTokenizer.name:  # of a file that a user has; none can be made for a corpus
+        return JsonTokenizer.load(folder)
     if name in TIKTOKEN_NAMES or (folder / TiktokenTokenizer.RULES).is_file():
         return TiktokenTokenizer.load(folder, str(name))
     if (folder / "meta.pkl").is_file():

@@ -420,7 +420,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "knobs": knob_tables,
     "exit-codes": exit_codes,
     "faults": fault_tables.faults,
-    "checkpoint-cost": fault_tables.cost,
     "resume-keys": fault_tables.resume,
     "against-nanogpt": speed_tables.against,
     "speed-machine": speed_tables.machine,

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -32,7 +33,9 @@ from foretrain.hardware import find
 from foretrain.lm.dataset import DatasetInfo
 from foretrain.report import compare_view, html
 from foretrain.report import text as text_view
-from foretrain.run.store import SCHEMA, MeasuredMemory, MeasuredPhase, RunRecord
+from foretrain.run import watch_record
+from foretrain.run.store import SCHEMA, MeasuredMemory, MeasuredPhase, RunDirectory, RunRecord
+from foretrain.run.watch_record import WatchedCard, WatchRecord
 from tests.helpers import REPO, foretrain, tiny
 
 CASES = REPO / "examples" / "real-cases"
@@ -96,6 +99,26 @@ def write_run(
             lines.append({"kind": "evaluation", "step": i, "train_loss": loss, "val_loss": loss + 0.01, "evaluation_s": 0.1, "best": True})  # fmt: skip
     path.joinpath("metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
+
+
+def test_a_watched_run_is_its_log_and_the_memory_that_was_seen(tmp_path: Path) -> None:
+    card = WatchedCard(index=0, name="NVIDIA GeForce RTX 4070", ours_peak_bytes=4 << 30, others_peak_bytes=2 << 30)
+    record = WatchRecord(
+        id="w", command=("python", "train.py"), status="finished", started_at="2026-11-21T10:00:00Z", interval_s=1.0,
+        wall_s=77.0, rss_peak_bytes=1 << 30, cards=(card,),
+    )  # fmt: skip
+    watch_record.write(RunDirectory(tmp_path), record)
+    shutil.copy(CASES / "b1.log", tmp_path / watch_record.LOG)
+    for path in (tmp_path, tmp_path / watch_record.RECORD):
+        found = load(take_apart(str(path)))
+        assert found.memory
+        assert (found.memory.expected_bytes, found.memory.voice) == (4 << 30, "measured")
+        assert (found.others_bytes, found.wall_s, found.gpu) == (2 << 30, 77.0, find("RTX 4070"))
+    assert found.step_times_s == of(f"{CASES}/b1.log").step_times_s
+    watch_record.write(RunDirectory(tmp_path), record.model_copy(update={"cards": ()}))
+    found = load(take_apart(str(tmp_path)))
+    assert found.memory
+    assert found.memory.expected_bytes == 1 << 30
 
 
 # -- case B ------------------------------------------------------------------------------------------------
@@ -540,7 +563,7 @@ def test_cells_become_numbers(cell: object, value: float | None) -> None:
 
 
 def test_every_loader_is_reached() -> None:
-    assert [loader.id for loader in LOADERS] == ["run", "config", "plan", "table", "log"]
+    assert [loader.id for loader in LOADERS] == ["watched", "run", "config", "plan", "table", "log"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from foretrain.advise.sources import configs, logs, plans, runs, tables
+from foretrain.advise.sources import configs, logs, plans, runs, tables, watched
 from foretrain.advise.sources.given import Given
 from foretrain.advise.subject import Subject
 from foretrain.errors import UserError
@@ -23,6 +23,7 @@ class Loader(NamedTuple):
 
 
 LOADERS = (
+    Loader("watched", watched.claims, watched.load),
     Loader("run", runs.claims, runs.load),
     Loader("config", configs.claims, configs.load),
     Loader("plan", plans.claims, plans.load),

@@ -13,6 +13,7 @@ from foretrain.advise.log_steady import steady
 from foretrain.advise.sources.given import Given, card
 from foretrain.advise.sources.predicted import bytes_per_token, with_forecast, with_vocabulary
 from foretrain.advise.subject import Curve, Subject, curve, exact
+from foretrain.config import RunConfig
 from foretrain.configfile import KNOBS
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu
@@ -30,10 +31,14 @@ def load(given: Given) -> Subject:
     """The log. Raises UserError for what is none."""
     log = read_log(Path(given.path))
     resolved = given.resolved if log.format != "nanochat" else None
-    config = with_vocabulary(resolved, log.header.vocab_size) if resolved else None
+    return of_log(given, log, with_vocabulary(resolved, log.header.vocab_size) if resolved else None)
+
+
+def of_log(given: Given, log: TrainingLog, config: RunConfig | None, seen: Gpu | None = None) -> Subject:
+    """A log that is read, with its config where that is known. `seen`: the card, where somebody saw it at work."""
     pace = steady(log, config)
     tokens, _ = tokens_of_step(log, config)
-    gpu = given.card or _named(log)
+    gpu = given.card or seen or _named(log)
     train, val = _curves(log, pace.median_s)
     stated = given.number("tokens_per_step", 1, 10**13)
     subject = Subject(

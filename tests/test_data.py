@@ -228,9 +228,8 @@ def made(name: str) -> tokenizer.Tokenizer:
     return make(lambda: documents, 300)
 
 
-MADE_HERE = [
-    name for name in tokenizer.TOKENIZERS if name not in ("gpt2", "tokenizer.json")
-]  # not from files of others
+# Not from files of others.
+MADE_HERE = [name for name in tokenizer.TOKENIZERS if name not in ("gpt2", "tokenizer.json")]
 
 
 @pytest.mark.parametrize("name", MADE_HERE)

@@ -137,7 +137,7 @@ def _memory(plan: Plan) -> dict[str, Any]:
 def _step(plan: Plan, memory: StepMemory) -> dict[str, Any]:
     mode = Message("mode.compiled" if memory.compiled else "mode.eager")
     title = say("plan.step_mode", step=say(f"step.{memory.step}"), mode=mode.text())
-    phases = []
+    phases, verdict = [], plan.verdict_of(memory.step)
     for phase in memory.phases:
         overhead = max(0, phase.needed_expected_bytes - phase.allocated_bytes)
         parts = dict(plan_view.grouped(phase.components))
@@ -152,4 +152,4 @@ def _step(plan: Plan, memory: StepMemory) -> dict[str, Any]:
             }
         )  # fmt: skip
     return {"step": memory.step, "title": title, "voice": memory.source, "bars": phases,
-            "tone": plan_view.TONES[plan.verdict_of(memory.step)]}  # fmt: skip
+            "tone": plan_view.TONES[verdict], "verdict": say(f"word.{verdict}") if verdict else ""}  # fmt: skip

@@ -77,6 +77,18 @@ def curve(path: Path) -> tuple[list[dict[str, Any]], int]:
     return [*_parsed(steps), *_parsed(evaluations)], end
 
 
+def newest(path: Path) -> dict[str, Any] | None:
+    """The last step that metrics.jsonl tells of."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return None
+    start = max(0, size - 16 * 1024)
+    lines = list(_lines(path, start))[1 if start else 0 :]  # the first of a piece is seldom whole
+    steps = [line for line in _parsed(lines) if line["kind"] == "step"]
+    return steps[-1] if steps else None
+
+
 def tail(path: Path, start: int) -> tuple[list[dict[str, Any]], int, bool]:
     """(new lines, where they end, whether the file began anew): what was written since `start`, in bytes."""
     try:

@@ -12,7 +12,7 @@ from foretrain.report import run_view
 from foretrain.report.document import Message
 from foretrain.run.store import RunRecord, find_runs
 from foretrain.web.answers import SCHEMA, document_json
-from foretrain.web.observe import ObservedRun, curve, tail
+from foretrain.web.observe import ObservedRun, curve, newest, tail
 
 MAX_RUNS = 300
 MAX_EVENTS = 200
@@ -54,7 +54,7 @@ class Runs:
 
 def _row(id: str, run: ObservedRun, record: RunRecord) -> dict[str, Any]:
     return {
-        "id": id, "name": printable(record.name), "path": printable(str(run.path)), **_state(record),
+        "id": id, "name": printable(record.name), "path": printable(str(run.path)), **_state(run, record),
         "of": record.config.max_iters, "val_loss": record.val_loss, "started": record.started_at,
         "speed": say("value.throughput", tokens_per_s=record.tokens_per_s) if record.tokens_per_s else "",
         "mfu": format_value(record.mfu, "percent") if record.mfu else "", "params": record.n_params,
@@ -62,10 +62,12 @@ def _row(id: str, run: ObservedRun, record: RunRecord) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _state(record: RunRecord) -> dict[str, Any]:
+def _state(run: ObservedRun, record: RunRecord) -> dict[str, Any]:
+    """Where it stands; a running one's record lags behind its metrics."""
     tone = run_view.STATUS_TONES.get(record.status, "plain")
-    return {"status": record.status, "status_text": say(f"status.{record.status}"), "tone": tone,
-            "steps": record.steps_done}  # fmt: skip
+    last = newest(run.path / "metrics.jsonl") if record.status == "running" else None
+    steps = max(record.steps_done, last["step"] + 1) if last else record.steps_done
+    return {"status": record.status, "status_text": say(f"status.{record.status}"), "tone": tone, "steps": steps}
 
 
 def page(id: str, run: ObservedRun) -> dict[str, Any]:
@@ -100,7 +102,7 @@ def live(run: ObservedRun, start: int) -> dict[str, Any]:
     """What is new since a place in metrics.jsonl. Raises UserError."""
     record = run.read_record()
     lines, end, anew = tail(run.path / "metrics.jsonl", start)
-    return {"schema": SCHEMA, **_state(record), "of": record.config.max_iters, "metrics": lines, "next": end,
+    return {"schema": SCHEMA, **_state(run, record), "of": record.config.max_iters, "metrics": lines, "next": end,
             "anew": anew, "events": _events(run)}  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import contextlib
 import html
 import os
 import secrets
+import signal
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -56,7 +57,10 @@ class Served:
         return f"http://{HOST}:{self.port}/#token={self.token}"
 
     def run(self) -> None:
-        """Answer until Ctrl-C or SIGTERM."""
+        """Answer until Ctrl-C or SIGTERM, which are how a page ends and no errors: uvicorn hears them, then sends them
+        on to what is set here."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: None)
         self.server.run(sockets=[self.listening])
 
 

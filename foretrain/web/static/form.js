@@ -31,7 +31,7 @@ export class Form {
     }
     if (field.stops.length) part.slider = this.slider(field, part);
     const label = h("label", { for: id }, field.name, field.unit ? h("span", { class: "unit" }, ` ${field.unit}`) : "");
-    part.row = h("div", { class: `field ${field.type}` }, h("div", { class: "line" }, label, part.slider, part.input), help, problem);
+    part.row = h("div", { class: `field of-${field.type}` }, h("div", { class: "line" }, label, part.slider, part.input), help, problem);
     this.parts.set(field.name, part);
     return part.row;
   }

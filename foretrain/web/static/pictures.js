@@ -42,7 +42,7 @@ const marks = {
 
 function byteTicks(axis) {
   const unit = [2 ** 40, 2 ** 30, 2 ** 20, 2 ** 10, 1].find(size => axis.max >= size);
-  const raw = axis.max / unit / 5, power = 10 ** Math.floor(Math.log10(raw));
+  const raw = axis.max / unit / 7, power = 10 ** Math.floor(Math.log10(raw));
   const step = unit * power * [1, 2, 5, 10].find(k => k * power >= raw);
   axis.ticks = [];
   for (let value = 0; value <= axis.max; value += step) axis.ticks.push({ value });
@@ -84,6 +84,14 @@ export function freeAll() { for (const picture of [...all]) picture.free(); }
 const grid = () => ({ color: style("--line") });
 const ticks = extra => ({ color: style("--dim"), ...extra });
 
+// Where there is little room, a label stands in two lines.
+function wrapped(label, picture) {
+  if ((picture.frame.clientWidth || 600) > 480 || label.length < 12) return label;
+  const spaces = [...label.matchAll(/ /g)].map(found => found.index), middle = label.length / 2;
+  const at = spaces.sort((a, b) => Math.abs(a - middle) - Math.abs(b - middle))[0];
+  return at === undefined ? label : [label.slice(0, at), label.slice(at + 1)];
+}
+
 // Stacked bars of memory: bars [{label, parts, text?, ...}], lines that they must not cross, the same end for several.
 export function drawBars(picture, bars, lines, highest) {
   const groups = Object.keys(legend.groups).filter(group => bars.some(bar => bar.parts[group]));
@@ -92,7 +100,7 @@ export function drawBars(picture, bars, lines, highest) {
   const sums = bars.map(bar => Object.values(bar.parts).reduce((a, b) => a + b, 0));
   const ends = bars.map((bar, i) => ({ at: sums[i], text: bar.text || bytes(sums[i]) }));
   const label = item => ` ${item.dataset.label}: ${bytes(item.parsed.x)}`;
-  const config = { type: "bar", data: { labels: bars.map(bar => bar.label), datasets }, options: {
+  const config = { type: "bar", data: { labels: bars.map(bar => wrapped(bar.label, picture)), datasets }, options: {
     indexAxis: "y", layout: { padding: { top: 10 + 14 * lines.length } },
     plugins: { legend: { position: "bottom", labels: { boxWidth: 12, color: style("--ink") } }, marks: { lines, ends },
       tooltip: { callbacks: { label } } },

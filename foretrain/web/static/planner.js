@@ -71,6 +71,7 @@ export class Planner {
   }
 
   enter() {
+    history.replaceState(null, "", this.hash);
     this.show();
     this.exactness.textContent = this.start.no_exact;
     this.ask();
@@ -163,16 +164,19 @@ export class Planner {
     this.told = setTimeout(() => announce(answer.verdict.map(part => part.text).join(" ")), 700);
   }
 
-  // The worst moment of foretrain's step in one line that stays in sight.
+  // The worst moment of both steps in lines that stay in sight.
   drawStrip(memory, highest) {
-    const step = memory.steps[0], worst = step.bars.reduce((a, b) => b.needed > a.needed ? b : a);
     const share = value => `${Math.min(100, 100 * value / highest)}%`;
-    const bar = h("div", { class: `fill ${step.tone}` }), limit = h("div", { class: "limit" });
-    bar.style.inlineSize = share(worst.needed);
     const usable = memory.marks.find(mark => mark.kind === "usable");
-    if (usable) limit.style.insetInlineStart = share(usable.value);
-    const text = usable ? t("page.strip", { needed: worst.text, verdict: worst.verdict, usable: bytes(usable.value) }) : worst.text;
-    this.strip.replaceChildren(h("span", { class: step.tone }, text), h("div", { class: "track", "aria-hidden": "true" }, bar, usable ? limit : ""));
+    this.strip.replaceChildren(...memory.steps.map(step => {
+      const worst = step.bars.reduce((a, b) => b.needed > a.needed ? b : a);
+      const bar = h("div", { class: `fill ${step.tone}` }), limit = h("div", { class: "limit" });
+      bar.style.inlineSize = share(worst.needed);
+      if (usable) limit.style.insetInlineStart = share(usable.value);
+      const values = { step: step.title, needed: worst.text, verdict: step.verdict, usable: usable ? bytes(usable.value) : "" };
+      return h("div", { class: "strip-row" }, h("span", { class: step.tone }, t(usable ? "page.strip" : "page.strip_unknown", values)),
+        h("div", { class: "track", "aria-hidden": "true" }, bar, usable ? limit : ""));
+    }));
   }
 
   async share() {

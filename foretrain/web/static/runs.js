@@ -36,15 +36,25 @@ export class RunsPage extends Polled {
     } catch (error) { this.fail(error); }
   }
 
+  // What changes is put into the rows that are there, so that a link keeps its focus.
   show(found) {
-    const rows = found.runs.map(run => h("tr", {},
-      h("th", { scope: "row" }, h("a", { href: `#/run/${run.id}` }, run.name), h("div", { class: "help" }, run.path)),
-      h("td", { class: run.tone }, run.status_text), h("td", { class: "number" }, `${run.steps.toLocaleString("en")} / ${run.of.toLocaleString("en")}`),
-      h("td", { class: "number" }, run.val_loss === null ? "–" : run.val_loss.toFixed(4)), h("td", { class: "number" }, run.speed || "–"),
-      h("td", { class: "number" }, run.mfu || "–"), h("td", {}, run.started.replace("T", " ").slice(0, 16))));
-    const head = h("tr", {}, ["run", "status", "steps", "val_loss", "speed", "mfu", "started"].map(heading));
-    const table = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("page.runs") }, h("table", {}, h("thead", {}, head), h("tbody", {}, rows)));
-    this.list.replaceChildren(rows.length ? table : h("p", { class: "box" }, t("page.no_runs")), ...found.unreadable.map(text => h("p", { class: "warn" }, text)));
+    const ids = found.runs.map(run => run.id).join();
+    if (ids !== this.ids) {
+      this.rows = new Map(found.runs.map(run => [run.id, h("tr", {},
+        h("th", { scope: "row" }, h("a", { href: `#/run/${run.id}` }, run.name), h("div", { class: "help" }, run.path)),
+        ["", "number", "number", "number", "number", ""].map(kind => h("td", { class: kind })))]));
+      const head = h("tr", {}, ["run", "status", "steps", "val_loss", "speed", "mfu", "started"].map(heading));
+      const table = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("page.runs") },
+        h("table", {}, h("thead", {}, head), h("tbody", {}, [...this.rows.values()])));
+      this.list.replaceChildren(found.runs.length ? table : h("p", { class: "box" }, t("page.no_runs")), ...found.unreadable.map(text => h("p", { class: "warn" }, text)));
+      this.ids = ids;
+    }
+    for (const run of found.runs) {
+      const cells = [...this.rows.get(run.id).children].slice(1);
+      const loss = run.val_loss === null ? "–" : run.val_loss.toFixed(4), steps = `${run.steps.toLocaleString("en")} / ${run.of.toLocaleString("en")}`;
+      cells[0].className = run.tone;
+      [run.status_text, steps, loss, run.speed || "–", run.mfu || "–", run.started.replace("T", " ").slice(0, 16)].forEach((text, i) => { cells[i].textContent = text; });
+    }
   }
 
   async compare() {

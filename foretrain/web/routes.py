@@ -68,9 +68,10 @@ def create_app(port: int, token: str, roots: list[Path]) -> Starlette:
         await run_in_threadpool(handlers.jobs.stop_all)
 
     guard = Middleware(Guard, port=port, token=token, open_paths=frozenset(files()))  # type: ignore[arg-type]
-    return Starlette(
-        routes=routes, middleware=[guard], lifespan=lifespan, exception_handlers={404: _missing, 405: _no_method}
-    )
+    refusals = {404: _missing, 405: _no_method}
+    app = Starlette(routes=routes, middleware=[guard], lifespan=lifespan, exception_handlers=refusals)
+    app.router.redirect_slashes = False  # an address is right or wrong
+    return app
 
 
 async def _file(request: Request) -> Response:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import advice_tables
 import precision_tables
 import recipe_tables
 import speed_tables
@@ -21,6 +22,8 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
+from foretrain.advise.advice import Advices
+from foretrain.advise.advisor import advise, short_list
 from foretrain.advise.best import best
 from foretrain.advise.utilization import utilization
 from foretrain.config import GROUPS, knobs
@@ -30,7 +33,7 @@ from foretrain.hardware import find
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.within import within
 from foretrain.quantities import parse_limit
-from foretrain.report import best_view, limits_view, log_view, plan_view, text
+from foretrain.report import advice_view, best_view, limits_view, log_view, plan_view, text
 from foretrain.report.document import Document
 from foretrain.units import parse_bytes
 
@@ -45,9 +48,9 @@ def case(name: str, *, others: str = "", step_s: float | None = None) -> Plan:
     return plan(resolved.config, find("RTX 4070"), name=resolved.name, others_bytes=others_bytes, logged_step_s=step_s)
 
 
-def terminal(made: Plan, sections: tuple[str, ...] = ()) -> str:
+def terminal(made: Plan, sections: tuple[str, ...] = (), advice: Advices | None = None) -> str:
     """The plan as a terminal shows it, cut to some of its sections."""
-    return rendered(plan_view.document(made), sections)
+    return rendered(plan_view.document(made, advice=advice), sections)
 
 
 def rendered(document: Document, sections: tuple[str, ...] = ()) -> str:
@@ -70,7 +73,8 @@ def block(command: str, output: str) -> str:
 def plan_case_c() -> str:
     made = case("c", others="2.1GB")
     command = 'foretrain plan examples/real-cases/c.py --gpu "RTX 4070" --others 2.1GB'
-    return block(command, terminal(made, ("plan.verdict", "plan.memory", "plan.bytes")))
+    sections = ("plan.verdict", "advice.plan_section", "plan.memory", "plan.bytes")
+    return block(command, terminal(made, sections, short_list(made, "nanogpt")))
 
 
 def plan_case_d() -> str:
@@ -79,6 +83,13 @@ def plan_case_d() -> str:
         'foretrain plan examples/real-cases/d.py --gpu "RTX 4070" --step-time 3.9',
         terminal(made, ("plan.work", "plan.time")),
     )
+
+
+def advise_case_c() -> str:
+    made = case("c", others="2.1GB")
+    document = advice_view.document(made, advise(made, "nanogpt"))
+    command = 'foretrain advise examples/real-cases/c.py --gpu "RTX 4070" --others 2.1GB'
+    return block(command, rendered(document, ("advice.now", "advice.list", "advice.partial", "advice.useless")))
 
 
 def within_case_d() -> str:
@@ -321,6 +332,10 @@ def exit_codes() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "plan-case-c": plan_case_c,
     "plan-case-d": plan_case_d,
+    "advise-case-c": advise_case_c,
+    "advice-rules": advice_tables.rules,
+    "advice-tolls": advice_tables.tolls,
+    "advice-held": advice_tables.held,
     "within-case-d": within_case_d,
     "best": best_model,
     "mfu-case-b": mfu_case_b,

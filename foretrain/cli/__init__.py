@@ -44,9 +44,13 @@ def _root(
 
 def _add_commands() -> None:
     # Modules that import nothing heavy at their head; torch and numpy are imported inside the commands.
-    from foretrain.cli import calibrate, demo, explain, export, gpus, mfu, plan, runs, sample, serve, train
+    from foretrain.cli import advise, calibrate, demo, explain, export, gpus, mfu, plan, runs, sample, serve, train
 
-    for module in (plan, train, runs, explain, mfu, calibrate, sample, export, gpus, demo, serve):
+    for module in (
+        plan, train, runs, explain, mfu, calibrate, sample, export, gpus, demo,
+        advise,
+        serve,
+    ):  # fmt: skip
         module.add_to(app)
 
 

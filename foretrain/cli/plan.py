@@ -109,7 +109,7 @@ def plan_command(
         if explain:
             plan_exact.explain_command(plans[0], step, depth, as_json=as_json)
         else:
-            plan_limits.print_plans(plans, as_json=as_json)
+            plan_limits.print_plans(plans, step, as_json=as_json)
     if check and not best:
         _check(plans, step if trainer else "foretrain", as_json)
 

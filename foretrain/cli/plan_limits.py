@@ -70,12 +70,13 @@ def check_limits(limits: Limits, targets: int, traces: bool) -> None:
     if limits.write is not None:
         if not limits.asks:
             raise UserError("usage.write_nothing")
-        _check_writable(limits.write)
+        check_writable(limits.write)
     if limits.asks:
         limits.limit()
 
 
-def _check_writable(path: Path) -> None:
+def check_writable(path: Path) -> None:
+    """Whether a config can be written there. Raises UserError."""
     if path.suffix != ".toml":
         raise UserError("usage.cannot_write_file", path=str(path), reason="its name must end in .toml")
     if not path.parent.is_dir():
@@ -200,15 +201,19 @@ def best_command(plan: Plan, step: StepName, limits: Limits, *, as_json: bool, q
     text.render(best_view.document(plan, found), OUT)
 
 
-def print_plans(plans: list[Plan], *, as_json: bool) -> None:
-    """One plan, or a table of cards with the best of them."""
+def print_plans(plans: list[Plan], step: StepName, *, as_json: bool) -> None:
+    """One plan with the three best changes, or a table of cards with the best of them."""
     if len(plans) == 1:
+        from foretrain.advise.advisor import short_list
+
+        found = short_list(plans[0], step)
         if as_json:
-            print_json(plans[0].to_json(schema=SCHEMA))
+            advice = found.model_dump(mode="json") if found else None
+            print_json({**plans[0].to_json(schema=SCHEMA), "advice": advice})
             return
         from foretrain.report import plan_view, text
 
-        text.render(plan_view.document(plans[0], datetime.now()), OUT)
+        text.render(plan_view.document(plans[0], datetime.now(), found), OUT)
         return
     from foretrain.advise.cards import choose
 

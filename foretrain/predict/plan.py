@@ -4,8 +4,9 @@ Every figure carries its voice: memory and time are *predicted*; a step time tha
 time, energy and MFU *measured (log)*.
 """
 
+import json
 import math
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from foretrain.config import RunConfig
 from foretrain.effects import idle
@@ -100,6 +101,14 @@ class Plan(Record):
     nanogpt_timing: Timing | None
     notes: tuple[Note, ...]
     exact: tuple[Exact, ...] = ()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The plan of a JSON text, also of what `foretrain plan --json` prints, which has advice beside it."""
+        data = json.loads(text)
+        if isinstance(data, dict):
+            data = {key: value for key, value in data.items() if key not in ("schema", "advice")}
+        return cls.model_validate(data)
 
     def exact_of(self, step: StepName) -> Exact | None:
         """What only a trace's replay can say, where there is a trace."""

@@ -69,8 +69,11 @@ class Timeline:
         self.alive: Counter[Tensor] = Counter()
         self.nbytes = 0
         self.moment = ""
-        self.peaks: dict[str, Peak] = {}
+        self._peaks: dict[str, Peak] = {}
         self._phase = ""
+        self._top_bytes = -1  # the phase's highest moment so far
+        self._top_moment = ""
+        self._climbing = False  # whether that moment is now, so that what is alive has not been noted yet
         self._sizes: dict[tuple[int | float | str, ...], Size] = {}
 
     def size(self, coefficient: int, *factors: str) -> Size:
@@ -90,8 +93,16 @@ class Timeline:
 
     def phase(self, name: str) -> None:
         """Start a phase; its peak counts from what is alive now. A phase may be entered again."""
+        self._settle()
         self._phase = name
+        self._top_bytes = self._peaks[name].nbytes if name in self._peaks else -1
         self._note()
+
+    @property
+    def peaks(self) -> dict[str, Peak]:
+        """The highest moment of each phase."""
+        self._settle()
+        return self._peaks
 
     def at(self, moment: str) -> None:
         """Name what happens from here on, for the peak's description."""
@@ -107,6 +118,7 @@ class Timeline:
 
     def free(self, *tensors: Tensor | None) -> None:
         """Tensors die; None is allowed, for what a variant does not have."""
+        self._settle()
         for tensor in tensors:
             if tensor is not None:
                 self.alive[tensor] -= 1
@@ -119,7 +131,12 @@ class Timeline:
                 self.free(*[tensor] * count)
 
     def _note(self) -> None:
-        best = self.peaks.get(self._phase)
-        if best is None or self.nbytes > best.nbytes:
+        if self.nbytes > self._top_bytes:
+            self._top_bytes, self._top_moment, self._climbing = self.nbytes, self.moment, True
+
+    def _settle(self) -> None:
+        """Note what is alive at the top, before the first tensor after it dies."""
+        if self._climbing:
             alive = {tensor: count for tensor, count in self.alive.items() if count}
-            self.peaks[self._phase] = Peak(self.nbytes, self.moment, alive)
+            self._peaks[self._phase] = Peak(self._top_bytes, self._top_moment, alive)
+            self._climbing = False

@@ -3,6 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Any
 
+from foretrain.advise.advice import Advices
 from foretrain.config import RunConfig
 from foretrain.hardware import Gpu
 from foretrain.predict.exact.memory import Exact
@@ -45,8 +46,8 @@ def grouped(components: tuple[Component, ...]) -> tuple[tuple[str, int], ...]:
     return tuple((group, size) for group, size in sums.items() if size)
 
 
-def document(plan: Plan, now: datetime | None = None) -> Document:
-    """The whole plan. `now`: says when the run would end if it were started then."""
+def document(plan: Plan, now: datetime | None = None, advice: Advices | None = None) -> Document:
+    """The whole plan. `now`: says when the run would end if it were started then. `advice`: what to change."""
     gpu = plan.gpu
     peak = gpu.peak_flop_per_s(plan.dtype)
     logged = plan.timing is not None and plan.timing.source.startswith("measured")
@@ -59,6 +60,10 @@ def document(plan: Plan, now: datetime | None = None) -> Document:
         Section(Message("plan.verdict"), _verdict(plan)),
         Section(Message("plan.memory"), _memory(plan)),
     ]
+    if advice is not None:
+        from foretrain.report.advice_view import section
+
+        sections.insert(1, section(plan, advice))
     sections.append(Section(Message("plan.bytes"), _bytes(plan)))
     sections.append(Section(Message("plan.work"), (_work(plan),)))
     sections.append(Section(Message("plan.time"), _time(plan, now)))

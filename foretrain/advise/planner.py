@@ -1,0 +1,144 @@
+"""Plans of changed runs, each made once: what `plan` would say of a state, without what advice does not need.
+
+Memory does not depend on what others hold, and on the card only by its kind; so one ledger serves many states.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from foretrain.advise.rules.base import Change, State
+from foretrain.config_checks import check
+from foretrain.errors import UserError
+from foretrain.precision import check_matmul
+from foretrain.predict.exact.memory import MARGIN_BYTES
+from foretrain.predict.exact.service import SHAPING_KNOBS
+from foretrain.predict.memory import Context, StepMemory, Verdict, judge, predict, worst_verdict
+from foretrain.predict.plan import Timing, available, timing
+
+LEDGER = StepMemory.model_fields["source"].default
+# Of what tensors take: eager runs were traced to need up to 1.20 (13 GiB) and 1.35 (0.8 GiB) to live, compiled 1.11.
+EAGER_RESERVED = 1.25
+_BY = (*SHAPING_KNOBS, "eval_batch", "eval_block")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run takes in one state."""
+
+    state: State
+    memory: StepMemory
+    available_bytes: int | None
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        return worst_verdict(self.memory)
+
+    @property
+    def fits(self) -> bool:
+        """By the plan, and with room for an eager run's fragments; where nobody knows how much memory there is, nothing
+        is refused."""
+        return self.fits_by_plan and self.roomy
+
+    @property
+    def fits_by_plan(self) -> bool:
+        """With the plan's margin."""
+        return self.verdict in ("fits", None)
+
+    @property
+    def roomy(self) -> bool:
+        """Whether it would fit too where an eager run reserves as much more as some traced ones did."""
+        memory, room = self.memory, self.available_bytes
+        if room is None or memory.compiled or self.state.gpu.kind != "cuda" or memory.source != LEDGER:
+            return True
+        reserved = memory.worst.allocated_bytes * EAGER_RESERVED
+        return reserved + memory.context.expected_bytes + MARGIN_BYTES <= room
+
+    @property
+    def needed_bytes(self) -> int:
+        """What the worst phase is expected to need."""
+        return max(phase.needed_expected_bytes for phase in self.memory.phases)
+
+    @cached_property
+    def timing(self) -> Timing | None:
+        s = self.state
+        return timing(s.config, s.gpu, s.dtype, s.step, s.config.compile)
+
+    @property
+    def step_s(self) -> float | None:
+        return self.timing.step_s.expected_s if self.timing else None
+
+    @property
+    def total_s(self) -> float | None:
+        return self.timing.total_s.expected_s if self.timing else None
+
+    @property
+    def money(self) -> float | None:
+        found = self.timing.money() if self.timing else None
+        return found[1] if found else None
+
+
+class Planner:
+    """Outcomes by state. `planned` counts the ledgers that were made."""
+
+    def __init__(self) -> None:
+        self._ledgers: dict[tuple[object, ...], StepMemory] = {}
+        self._outcomes: dict[State, Outcome | None] = {}
+        self.planned = 0
+
+    def outcome(self, state: State) -> Outcome | None:
+        """None where the config would be refused."""
+        if state not in self._outcomes:
+            self._outcomes[state] = self._made(state)
+        return self._outcomes[state]
+
+    def _made(self, state: State) -> Outcome | None:
+        config = state.config
+        if check(config.model_dump(), {})[0] is None:
+            return None
+        try:
+            check_matmul(config, state.gpu, state.dtype)
+        except UserError:
+            return None
+        room, _ = available(config, state.gpu, state.others_bytes)
+        ledger = self._ledger(state)
+        phases = tuple(phase.model_copy(update={"verdict": judge(phase, room)}) for phase in ledger.phases)
+        return Outcome(state, ledger.model_copy(update={"phases": phases}), room)
+
+    def _ledger(self, state: State) -> StepMemory:
+        c, gpu = state.effective, state.gpu
+        key = (
+            *(getattr(c, knob) for knob in _BY), min(2, c.gradient_accumulation_steps), c.compile, state.step,
+            state.dtype, gpu.kind, gpu.capability, Context.of(gpu),
+        )  # fmt: skip
+        if key not in self._ledgers:
+            self.planned += 1
+            self._ledgers[key] = predict(
+                state.config, gpu, state.dtype, state.step, compiled=c.compile, available_bytes=None
+            )
+        return self._ledgers[key]
+
+    def mildest(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:
+        """The first change that fits, of changes that need less and less; the last one where none does.
+
+        None where there is none, or all would be refused.
+        """
+        low, high = 0, len(changes) - 1
+        best: tuple[Change, Outcome] | None = None
+        while low <= high:
+            middle = (low + high) // 2
+            found = self.outcome(changes[middle].applied(state))
+            if found is not None and found.fits:
+                best, high = (changes[middle], found), middle - 1
+            else:
+                low = middle + 1
+        if best is None and changes:
+            last = self.outcome(changes[-1].applied(state))
+            best = (changes[-1], last) if last else None
+        return best
+
+    def quickest(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:
+        """The one with the shortest run, of those that fit."""
+        found = [(change, made) for change in changes if (made := self.outcome(change.applied(state))) and made.fits]
+        timed = [pair for pair in found if pair[1].total_s is not None]
+        return min(timed, key=lambda pair: pair[1].total_s or 0.0) if timed else None

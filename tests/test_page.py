@@ -156,6 +156,19 @@ def test_cards_are_compared(client: TestClient) -> None:
     post(client, "/api/cards", {"cards": ["no such"]}, 422)
 
 
+def test_advice_can_be_applied_and_then_holds(client: TestClient) -> None:
+    asked = {"preset": "gpt2-350m", "values": {"batch_size": "16", "gradient_accumulation_steps": "32"}, "gpu": "RTX 3060 12GB", "others": "1GB"}
+    assert "does not fit" in post(client, "/api/plan", asked)["memory"]["steps"][0]["verdict"]
+    answer = post(client, "/api/advice", {**asked, "goal": "fit"})
+    assert len(answer["changes"]) == len(answer["list"]["blocks"][0]["rows"]) > 2
+    for change in answer["changes"][:3]:
+        values = {key: str(value) for key, value in change["values"].items()}
+        others = asked["others"] if change["others_bytes"] is None else str(change["others_bytes"])
+        then = post(client, "/api/plan", {**asked, "values": {**asked["values"], **values}, "gpu": change["gpu"] or asked["gpu"], "others": others})
+        assert then["memory"]["steps"][0]["verdict"] == "fits", change["text"]
+    post(client, "/api/advice", {"goal": "wealth"}, 400)
+
+
 def test_the_batch_that_fits_can_be_asked_for(client: TestClient) -> None:
     answer = post(client, "/api/plan", {"preset": "gpt2-124m", "values": {"batch_size": "auto"}})
     assert answer["config"]["batch_size"] > 1

@@ -50,6 +50,7 @@ def create_app(port: int, token: str, roots: list[Path]) -> Starlette:
         *(Route(path, _file, methods=["GET"]) for path in files()),
         Route("/api/start", handlers.start, methods=["GET"]),
         Route("/api/plan", handlers.plan, methods=["POST"]),
+        Route("/api/advice", handlers.advice, methods=["POST"]),
         Route("/api/cards", handlers.cards, methods=["POST"]),
         Route("/api/read", handlers.read, methods=["POST"]),
         Route("/api/toml", handlers.toml, methods=["POST"]),
@@ -126,6 +127,12 @@ class _Handlers:
     async def plan(self, request: Request) -> Response:
         """The plan of a form, by the ledger."""
         return await self._with(request, planner.Asked, _plan)
+
+    async def advice(self, request: Request) -> Response:
+        """What to change in a form."""
+        from foretrain.web import advices
+
+        return await self._with(request, advices.AskedAdvice, lambda asked: (200, advices.answer(asked)))
 
     async def cards(self, request: Request) -> Response:
         """The same config on several devices."""

@@ -1,4 +1,5 @@
 // The planner: every change is planned anew by the server; one question at a time, the newest state wins.
+import { Advice } from "./advice.js";
 import { get, post } from "./api.js";
 import { Form } from "./form.js";
 import { drawBars, Picture, section } from "./pictures.js";
@@ -67,7 +68,7 @@ export class Planner {
     this.more = h("div", {});
     this.cards = this.cardChooser();
     return h("section", { class: "results", "aria-label": t("page.answer"), "aria-busy": "true" }, this.strip, this.errors, this.verdict, this.figures,
-      buttons, this.exactness, this.pictures.map(picture => picture.element), this.cards, this.more);
+      buttons, this.exactness, this.pictures.map(picture => picture.element), new Advice(this).element, this.cards, this.more);
   }
 
   enter() {

@@ -60,7 +60,12 @@ def test_the_form_has_every_knob_that_has_an_effect() -> None:
     assert set(fields.BASIC) <= set(found)
     for name, field in found.items():
         knob = wanted[name]
-        assert (field["help"], field["unit"], field["default"], field["type"]) == (knob.help, knob.unit, knob.default, knob.type)
+        assert (field["help"], field["unit"], field["default"], field["type"]) == (
+            knob.help,
+            knob.unit,
+            knob.default,
+            knob.type,
+        )
         assert messages.has(f"page.group.{field['group']}")
         assert (field["type"] == "choice") == bool(field["choices"])
     assert [field["name"] for field in fields.fields()][: len(fields.BASIC)] == list(fields.BASIC)
@@ -77,9 +82,16 @@ def test_a_slider_stops_only_where_its_knob_may_stand(name: str) -> None:
 
 
 def test_a_plan_on_the_page_is_the_plan(client: TestClient) -> None:
-    asked = {"preset": "gpt2-124m", "values": {"batch_size": "12", "compile": "false"}, "gpu": "RTX 4090", "others": "2GB"}
+    asked = {
+        "preset": "gpt2-124m",
+        "values": {"batch_size": "12", "compile": "false"},
+        "gpu": "RTX 4090",
+        "others": "2GB",
+    }
     answer = post(client, "/api/plan", asked)
-    expected = plan(resolve(["gpt2-124m", "--batch_size=12", "--compile=false"]).config, find("4090"), others_bytes=2 * 10**9)
+    expected = plan(
+        resolve(["gpt2-124m", "--batch_size=12", "--compile=false"]).config, find("4090"), others_bytes=2 * 10**9
+    )
     for step, memory in zip(answer["memory"]["steps"], expected.memory, strict=True):
         assert step["voice"] == "predicted (ledger)"
         for bar, phase in zip(step["bars"], memory.phases, strict=True):
@@ -151,20 +163,31 @@ def test_the_downloaded_config_is_the_one_that_was_planned(client: TestClient, t
 
 
 def test_cards_are_compared(client: TestClient) -> None:
-    answer = post(client, "/api/cards", {"preset": "gpt2-124m", "cards": ["RTX 3060 12GB", "RTX 4090"], "gpu": "RTX 4090"})
+    answer = post(
+        client, "/api/cards", {"preset": "gpt2-124m", "cards": ["RTX 3060 12GB", "RTX 4090"], "gpu": "RTX 4090"}
+    )
     assert [row[0] for row in answer["sections"][0]["blocks"][0]["rows"]] == ["RTX 3060 12GB", "RTX 4090"]
     post(client, "/api/cards", {"cards": ["no such"]}, 422)
 
 
 def test_advice_can_be_applied_and_then_holds(client: TestClient) -> None:
-    asked = {"preset": "gpt2-350m", "values": {"batch_size": "16", "gradient_accumulation_steps": "32"}, "gpu": "RTX 3060 12GB", "others": "1GB"}
+    asked = {
+        "preset": "gpt2-350m",
+        "values": {"batch_size": "16", "gradient_accumulation_steps": "32"},
+        "gpu": "RTX 3060 12GB",
+        "others": "1GB",
+    }
     assert "does not fit" in post(client, "/api/plan", asked)["memory"]["steps"][0]["verdict"]
     answer = post(client, "/api/advice", {**asked, "goal": "fit"})
     assert len(answer["changes"]) == len(answer["list"]["blocks"][0]["rows"]) > 2
     for change in answer["changes"][:3]:
         values = {key: str(value) for key, value in change["values"].items()}
         others = asked["others"] if change["others_bytes"] is None else str(change["others_bytes"])
-        then = post(client, "/api/plan", {**asked, "values": {**asked["values"], **values}, "gpu": change["gpu"] or asked["gpu"], "others": others})
+        then = post(
+            client,
+            "/api/plan",
+            {**asked, "values": {**asked["values"], **values}, "gpu": change["gpu"] or asked["gpu"], "others": others},
+        )
         assert then["memory"]["steps"][0]["verdict"] == "fits", change["text"]
     post(client, "/api/advice", {"goal": "wealth"}, 400)
 
@@ -226,7 +249,9 @@ def test_a_trace_can_be_stopped_and_leaves_no_process(client: TestClient) -> Non
     assert get(client, f"/api/exact/{job}")["state"] in ("working", "done")
     assert post(client, f"/api/exact/{job}/stop", {})["state"] in ("stopped", "done")
     assert not tracing()
-    again = post(client, "/api/exact", {**asked, "gpu": "cpu"}, 202)["job"]  # no card: the ledger's answer stands, and why
+    again = post(client, "/api/exact", {**asked, "gpu": "cpu"}, 202)[
+        "job"
+    ]  # no card: the ledger's answer stands, and why
     deadline = time.monotonic() + 60
     while (found := get(client, f"/api/exact/{again}"))["state"] == "working" and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -247,10 +272,16 @@ def test_texts_of_the_scripts_exist_and_none_is_missing() -> None:
 
 
 def test_the_first_load_is_small(client: TestClient) -> None:
-    sizes = {path: len(content) for path, (content, _) in routes.files().items()}
+    """All that a browser fetches until the first answer stands there, as it goes over the wire."""
+    sizes = {}
+    for path, (content, _) in routes.files().items():
+        answer = client.get(path, headers={**GOOD, "accept-encoding": "gzip"})
+        assert answer.content == content
+        sizes[path] = int(answer.headers["content-length"])
+        assert client.get(path, headers={**GOOD, "accept-encoding": "identity"}).content == content
     sizes["/api/start"] = len(client.get("/api/start", headers=GOOD).content)
     sizes["/api/plan"] = len(client.post("/api/plan", headers={**GOOD, **POSTED}, json={}).content)
-    assert sum(sizes.values()) < 300_000, sizes
+    assert sum(sizes.values()) < 150_000, sizes
 
 
 def test_every_card_can_be_chosen(client: TestClient) -> None:
@@ -297,7 +328,11 @@ def test_serve_listens_here_only_without_torch_and_ends_cleanly(tmp_path: Path) 
             resident = int(re.search(r"VmRSS:\s+(\d+) kB", status)[1])  # type: ignore[index]
             assert resident < 100 * 1024
             assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
-            listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if line.split()[3] == "0A"]
+            listening = [
+                line.split()[1]
+                for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+                if line.split()[3] == "0A"
+            ]
             assert f"0100007F:{port:04X}" in listening
             assert f"00000000:{port:04X}" not in listening
         assert token not in Path(f"/proc/{process.pid}/cmdline").read_text() if Path("/proc/self").exists() else True

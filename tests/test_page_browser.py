@@ -25,7 +25,9 @@ from foretrain.run.store import RunDirectory
 from tests.test_page import NANOGPT, free_port, serving
 from tests.test_page_security import EVIL_NAME, write_run
 
-CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -63,7 +65,10 @@ def opened(browser: Browser, link: str, **options: Any) -> Iterator[Page]:
     page.set_default_timeout(15_000)
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("request", lambda request: None if request.url.startswith(("http://127.0.0.1:", "blob:")) else wrong.append(request.url))
+    page.on(
+        "request",
+        lambda request: None if request.url.startswith(("http://127.0.0.1:", "blob:")) else wrong.append(request.url),
+    )
     page.goto(link)
     yield page
     context.close()
@@ -160,7 +165,9 @@ def test_paste_share_and_download(browser: Browser, served: tuple[str, Path], tm
 def test_a_config_can_be_dropped(browser: Browser, served: tuple[str, Path]) -> None:
     with opened(browser, served[0]) as page:
         answered(page)
-        data = page.evaluate_handle("text => { const d = new DataTransfer(); d.items.add(new File([text], 'mine.py')); return d; }", NANOGPT)
+        data = page.evaluate_handle(
+            "text => { const d = new DataTransfer(); d.items.add(new File([text], 'mine.py')); return d; }", NANOGPT
+        )
         page.dispatch_event(".planner", "drop", {"dataTransfer": data})
         page.wait_for_function("document.querySelector('#paste-said').textContent.includes('mine')")
         answered(page)
@@ -186,7 +193,9 @@ def test_a_running_run_is_followed(browser: Browser, served: tuple[str, Path]) -
         expect(page.locator("tbody").first).to_contain_text("<img src=x onerror=alert(1)>")
         page.get_by_role("link", name="live", exact=True).first.click()
         expect(page.get_by_role("heading", name="live")).to_be_visible()
-        RunDirectory(folder / "live").append("metrics", {"kind": "step", "step": 11, "loss": 1.2345, "step_s": 0.25, "tokens_per_s": 8.0})
+        RunDirectory(folder / "live").append(
+            "metrics", {"kind": "step", "step": 11, "loss": 1.2345, "step_s": 0.25, "tokens_per_s": 8.0}
+        )
         expect(page.locator(".figures")).to_contain_text("1.2345", timeout=15_000)
         RunDirectory(folder / "live").event("saved", name="step-11")
         expect(page.locator(".events")).to_contain_text("saved step-11", timeout=15_000)
@@ -200,7 +209,9 @@ def test_by_keyboard_alone(browser: Browser, served: tuple[str, Path]) -> None:
         def tab_to(name: str) -> None:
             for _ in range(80):
                 page.keyboard.press("Tab")
-                found = page.evaluate("(() => { const e = document.activeElement; return e.getAttribute('aria-label') || e.id || e.textContent; })()")
+                found = page.evaluate(
+                    "(() => { const e = document.activeElement; return e.getAttribute('aria-label') || e.id || e.textContent; })()"
+                )
                 ring = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
                 assert ring != "none", found
                 if found == name:
@@ -222,7 +233,9 @@ def test_by_keyboard_alone(browser: Browser, served: tuple[str, Path]) -> None:
 
 @pytest.mark.parametrize("where", ["#/plan", "#/runs", "run"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_accessible_and_nothing_sticks_out_at_320_pixels(browser: Browser, served: tuple[str, Path], where: str, scheme: Any) -> None:
+def test_accessible_and_nothing_sticks_out_at_320_pixels(
+    browser: Browser, served: tuple[str, Path], where: str, scheme: Any
+) -> None:
     axe = pytest.importorskip("axe_playwright_python")
     with opened(browser, served[0], viewport={"width": 320, "height": 640}, color_scheme=scheme) as page:
         answered(page)
@@ -238,5 +251,9 @@ def test_accessible_and_nothing_sticks_out_at_320_pixels(browser: Browser, serve
         assert page.evaluate("document.documentElement.scrollWidth") <= 320
         page.evaluate((resources.files(axe) / "axe.min.js").read_text("utf-8"))
         found = page.evaluate("axe.run()")
-        wrong = [(v["id"], [n["target"] for n in v["nodes"]][:4]) for v in found["violations"] if v["impact"] in ("serious", "critical")]
+        wrong = [
+            (v["id"], [n["target"] for n in v["nodes"]][:4])
+            for v in found["violations"]
+            if v["impact"] in ("serious", "critical")
+        ]
         assert not wrong, json.dumps(wrong)

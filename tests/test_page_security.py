@@ -53,9 +53,14 @@ def write_run(path: Path, name: str = "baby", **changes: Any) -> RunDirectory:
     ).model_copy(update=changes)  # fmt: skip
     directory.write_record(record)
     (path / "plan.json").write_text(json.dumps(plan(config, gpu, name=name).to_json(schema="foretrain.plan/1")))
-    directory.append("metrics", {"kind": "evaluation", "step": 0, "train_loss": 4.4, "val_loss": 4.5, "evaluation_s": 1.0, "best": True})
+    directory.append(
+        "metrics",
+        {"kind": "evaluation", "step": 0, "train_loss": 4.4, "val_loss": 4.5, "evaluation_s": 1.0, "best": True},
+    )
     for step in (0, 10):
-        directory.append("metrics", {"kind": "step", "step": step, "loss": 4.0 - step / 10, "step_s": 0.5, "tokens_per_s": 9.0})
+        directory.append(
+            "metrics", {"kind": "step", "step": step, "loss": 4.0 - step / 10, "step_s": 0.5, "tokens_per_s": 9.0}
+        )
     directory.event("saved", name=name)
     return directory
 
@@ -124,7 +129,9 @@ def test_no_route_answers_another_site(app: Starlette, client: TestClient, kind:
 
 
 @pytest.mark.parametrize("token", [None, "", "old", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "é" * 9])
-def test_no_route_but_the_page_itself_answers_without_the_token(app: Starlette, client: TestClient, token: str | None) -> None:
+def test_no_route_but_the_page_itself_answers_without_the_token(
+    app: Starlette, client: TestClient, token: str | None
+) -> None:
     raw = token if token is None else token.encode()
     for method, path in routes_of(app):
         answer = ask(client, method, path, **{guard.TOKEN_HEADER: raw})  # type: ignore[arg-type]
@@ -258,7 +265,14 @@ def test_datasets_are_looked_up_and_never_joined(tmp_path: Path, monkeypatch: py
         return planner.made(planner.resolved(asked), "4070", "").work.dataset_tokens
 
     assert tokens("inside") == 999
-    for name in (str(tmp_path / "outside"), "../outside", "data/../outside", "./inside/../../outside", "link", "inside/"):
+    for name in (
+        str(tmp_path / "outside"),
+        "../outside",
+        "data/../outside",
+        "./inside/../../outside",
+        "link",
+        "inside/",
+    ):
         assert tokens(name) is None, name
 
 
@@ -308,7 +322,14 @@ def test_a_body_that_does_not_come_is_not_waited_for(app: Starlette, monkeypatch
         sent.append(message)
 
     headers = [(k.encode(), v.encode()) for k, v in {**GOOD, **POSTED}.items()]
-    scope = {"type": "http", "method": "POST", "path": "/api/plan", "headers": headers, "query_string": b"", "root_path": ""}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/api/plan",
+        "headers": headers,
+        "query_string": b"",
+        "root_path": "",
+    }
     asyncio.run(asyncio.wait_for(app(scope, receive, send), 5))
     assert sent[0]["status"] == 408
 
@@ -349,10 +370,24 @@ def test_what_a_run_says_of_itself_stays_text(client: TestClient) -> None:
     for text in (listed.text, whole.text):
         assert "\\u001b" not in text
         assert "\x1b" not in text
-    scripts = {path: content.decode() for path, (content, _) in routes.files().items() if path.endswith(".js") and path != "/chart.js"}
+    scripts = {
+        path: content.decode()
+        for path, (content, _) in routes.files().items()
+        if path.endswith(".js") and path != "/chart.js"
+    }
     assert len(scripts) > 5
     for path, script in scripts.items():
-        for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "srcdoc", "DOMParser", "setTimeout(\""):
+        for way in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+            "srcdoc",
+            "DOMParser",
+            'setTimeout("',
+        ):
             assert way not in script, (path, way)
     assert "<script>" not in routes.files()["/"][0].decode()
     assert "style=" not in routes.files()["/"][0].decode()
@@ -423,7 +458,10 @@ def test_a_long_curve_is_thinned_and_followed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with path.open("w") as file:
         for step in range(20_000):
-            file.write(json.dumps({"kind": "step", "step": step, "loss": 1.0, "step_s": float("nan") if step % 2 else 1.0}) + "\n")
+            file.write(
+                json.dumps({"kind": "step", "step": step, "loss": 1.0, "step_s": float("nan") if step % 2 else 1.0})
+                + "\n"
+            )
             if step % 1000 == 0:
                 file.write(json.dumps({"kind": "evaluation", "step": step, "train_loss": 1.0, "val_loss": 2.0}) + "\n")
         file.write('{"kind": "step", "step": 20000, "lo')  # being written

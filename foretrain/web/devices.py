@@ -29,7 +29,9 @@ def listed() -> list[dict[str, Any]]:
     """Every device with what a chooser shows, this machine's first. Memory in bytes, None where unknown."""
     here = _card_here()
     rows = [{"id": HERE, "name": here.gpu.name, "memory_bytes": here.memory_bytes, "here": True}] if here else []
-    rows += [{"id": g.name, "name": g.name, "memory_bytes": g.memory_bytes, "here": False} for g in catalogue().values()]
+    rows += [
+        {"id": g.name, "name": g.name, "memory_bytes": g.memory_bytes, "here": False} for g in catalogue().values()
+    ]
     cpu = _cpu_here()
     return [*rows, {"id": CPU, "name": cpu.name, "memory_bytes": cpu.memory_bytes, "here": True}]
 

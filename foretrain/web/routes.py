@@ -1,5 +1,6 @@
 """The routes of the page: its files, and a small JSON interface that knows nothing of how it is drawn."""
 
+import gzip
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -75,9 +76,17 @@ def create_app(port: int, token: str, roots: list[Path]) -> Starlette:
     return app
 
 
+@cache
+def _packed(path: str) -> bytes:
+    return gzip.compress(files()[path][0], 9, mtime=0)
+
+
 async def _file(request: Request) -> Response:
     content, kind = files()[request.url.path]
-    return Response(content, media_type=kind)
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return Response(content, media_type=kind)
+    headers = {"content-encoding": "gzip", "vary": "accept-encoding"}
+    return Response(_packed(request.url.path), media_type=kind, headers=headers)
 
 
 async def _missing(request: Request, error: Exception) -> Response:

@@ -17,14 +17,6 @@ const marks = {
     ctx.fillStyle = ctx.strokeStyle = style("--ink");
     ctx.font = "12px system-ui, sans-serif";
     ctx.textBaseline = "middle";
-    for (const [row, text] of (options.ends || []).entries()) {
-      const x = scales.x.getPixelForValue(text.at) + 6, width = ctx.measureText(text.text).width;
-      const inside = x + width > area.right;
-      ctx.fillStyle = style(inside ? "--paper" : "--ink");
-      if (inside) { ctx.fillRect(area.right - width - 6, scales.y.getPixelForValue(row) - 9, width + 6, 18); ctx.fillStyle = style("--ink"); }
-      ctx.textAlign = "left";
-      ctx.fillText(text.text, inside ? area.right - width - 3 : x, scales.y.getPixelForValue(row));
-    }
     for (const [number, mark] of (options.lines || []).entries()) {
       const x = scales.x.getPixelForValue(mark.value);
       ctx.strokeStyle = style(mark.kind === "card" ? "--dim" : "--ink");
@@ -36,6 +28,16 @@ const marks = {
       ctx.fillStyle = style("--ink");
       ctx.fillText(text, left ? x + 5 : x - 5, area.top - 8 - 14 * number);
     }
+    ctx.setLineDash([]);
+    ctx.textAlign = "left";
+    for (const [row, text] of (options.ends || []).entries()) {  // over the lines, and never beyond the edge
+      const width = ctx.measureText(text.text).width, y = scales.y.getPixelForValue(row);
+      const x = Math.min(scales.x.getPixelForValue(text.at) + 6, area.right - width - 3);
+      ctx.fillStyle = style("--card");
+      ctx.fillRect(x - 2, y - 8, width + 4, 16);
+      ctx.fillStyle = style("--ink");
+      ctx.fillText(text.text, x, y);
+    }
     ctx.restore();
   },
 };
@@ -43,9 +45,15 @@ const marks = {
 function byteTicks(axis) {
   const unit = [2 ** 40, 2 ** 30, 2 ** 20, 2 ** 10, 1].find(size => axis.max >= size);
   const raw = axis.max / unit / 7, power = 10 ** Math.floor(Math.log10(raw));
-  const step = unit * power * [1, 2, 5, 10].find(k => k * power >= raw);
+  const step = unit * power * [1, 2, 3, 5, 10].find(k => k * power >= raw);
   axis.ticks = [];
   for (let value = 0; value <= axis.max; value += step) axis.ticks.push({ value });
+}
+
+// On a logarithmic axis every fourth power of two.
+function byteLogTicks(axis) {
+  axis.ticks = [];
+  for (let value = 2 ** Math.ceil(Math.log2(axis.min)); value <= axis.max; value *= 4) axis.ticks.push({ value });
 }
 
 export class Picture {
@@ -141,7 +149,8 @@ export function drawPairs(picture, rows, shown, format) {
   const config = { type: "bar", data: { labels: rows.map(row => row[0]), datasets }, options: { indexAxis: "y",
     plugins: { legend: { position: "bottom", labels: { color: style("--ink"), boxWidth: 12 } },
       tooltip: { callbacks: { label: item => ` ${item.dataset.label}: ${show(item.parsed.x)}` } } },
-    scales: { x: { type: "logarithmic", grid: grid(), ticks: ticks({ callback: show, maxTicksLimit: 5, maxRotation: 0 }) },
+    scales: { x: { type: "logarithmic", grid: grid(), ...(format === "bytes" ? { afterBuildTicks: byteLogTicks } : {}),
+      ticks: ticks({ callback: value => show(value).replace(/\.0+ /, " "), maxTicksLimit: 5, maxRotation: 0 }) },
       y: { grid: { display: false }, ticks: ticks({ autoSkip: false, color: style("--ink") }) } } } };
   picture.draw(config, 90 + 38 * rows.length, { columns: ["", ...names], rows: shown, numeric: [1, 2] });
 }

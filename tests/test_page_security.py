@@ -26,7 +26,7 @@ from foretrain.errors import UserError
 from foretrain.hardware import find
 from foretrain.lm.dataset import DatasetInfo
 from foretrain.predict.plan import plan
-from foretrain.run.store import SCHEMA, RunDirectory, RunRecord
+from foretrain.run.store import RunDirectory, RunRecord
 from foretrain.web import guard, planner, routes
 from foretrain.web.observe import ObservedRun, curve, lock_is_held, tail
 from tests.helpers import tiny

@@ -91,7 +91,14 @@ def test_plan_and_help_never_import_torch_or_numpy() -> None:
     import subprocess
     import sys
 
-    for words in (["--help"], ["plan", "--help"], ["plan", "gpt2-124m", "--gpu", "4070"], ["gpus"], ["runs"], ["serve", "--help"]):
+    for words in (
+        ["--help"],
+        ["plan", "--help"],
+        ["plan", "gpt2-124m", "--gpu", "4070"],
+        ["gpus"],
+        ["runs"],
+        ["serve", "--help"],
+    ):
         code = (
             "import sys\nfrom foretrain.cli import app\n"
             f"try: app({words!r})\nexcept SystemExit as e: assert e.code in (0, None), e.code\n"

@@ -20,7 +20,8 @@ _SPANS: dict[str, tuple[float, float, str]] = {
     "loss_chunk_size": (0, 16_384, "doubling"), "price_per_kwh": (0, 0.6, "cents"), "price_per_hour": (0, 4, "dimes"),
     "dropout": (0, 0.5, "dimes"), "checkpointed_blocks": (0, 64, "each"), "warmup_iters": (0, 10_000, "decades"),
     "learning_rate": (1e-5, 1e-1, "decades"), "eval_interval": (10, 100_000, "decades"),
-    "eval_iters": (1, 1000, "decades"), "activation_memory_budget": (0, 1, "dimes"), "co2_per_kwh": (0, 1000, "fifties"),
+    "eval_iters": (1, 1000, "decades"), "activation_memory_budget": (0, 1, "dimes"),
+    "co2_per_kwh": (0, 1000, "fifties"),
 }  # fmt: skip
 _STEPS = {"each": 1, "by64": 64, "cents": 0.02, "dimes": 0.1, "fifties": 50}
 _GROWTH = {"doubling": (1.0,), "halves": (1.0, 1.5)}

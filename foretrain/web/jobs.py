@@ -44,9 +44,8 @@ class Job:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        with contextlib.suppress(OSError):  # it died at once; then it says nothing either
-            with stdin:
-                json.dump(job, stdin)
+        with contextlib.suppress(OSError), stdin:  # one that dies at once says nothing either
+            json.dump(job, stdin)
         last: dict[str, Any] = {}
         with stdout:
             for line in stdout:

@@ -1,4 +1,4 @@
-"""From what the page says to a plan. Nothing that it says is a path: presets, cards and datasets are looked up in lists."""
+"""From what the page says to a plan. Nothing it says is a path: presets, cards and datasets are looked up in lists."""
 
 from functools import lru_cache
 from pathlib import Path

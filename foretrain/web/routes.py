@@ -69,7 +69,7 @@ def create_app(port: int, token: str, roots: list[Path]) -> Starlette:
         yield
         await run_in_threadpool(handlers.jobs.stop_all)
 
-    guard = Middleware(Guard, port=port, token=token, open_paths=frozenset(files()))  # type: ignore[arg-type]
+    guard = Middleware(Guard, port=port, token=token, open_paths=frozenset(files()))
     refusals = {404: _missing, 405: _no_method}
     app = Starlette(routes=routes, middleware=[guard], lifespan=lifespan, exception_handlers=refusals)
     app.router.redirect_slashes = False  # an address is right or wrong

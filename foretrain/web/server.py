@@ -27,7 +27,7 @@ MAX_CONNECTIONS = 64
 class ImpatientProtocol(H11Protocol):
     """A connection that sends no whole request in time is closed: a slow one cannot hold a place for ever."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:
         """Start the clock; a request that has come stops it."""
         super().connection_made(transport)
         self._deadline = self.loop.call_later(REQUEST_TIMEOUT_S, self._too_slow)
@@ -70,8 +70,9 @@ def prepare(port: int | None, roots: list[Path]) -> Served:
     found, token = listening.getsockname()[1], secrets.token_urlsafe(32)
     config = uvicorn.Config(
         create_app(found, token, roots), http=ImpatientProtocol, ws="none", loop="asyncio", log_level="error",
-        access_log=False, server_header=False, date_header=False, proxy_headers=False, limit_concurrency=MAX_CONNECTIONS,
-        timeout_keep_alive=20, timeout_graceful_shutdown=2, h11_max_incomplete_event_size=16 * 1024,
+        access_log=False, server_header=False, date_header=False, proxy_headers=False,
+        limit_concurrency=MAX_CONNECTIONS, timeout_keep_alive=20, timeout_graceful_shutdown=2,
+        h11_max_incomplete_event_size=16 * 1024,
     )  # fmt: skip
     return Served(uvicorn.Server(config), listening, found, token)
 

@@ -7,7 +7,7 @@ import { START, fromHash, toHash } from "./state.js";
 import { announce, bytes, h, t, table } from "./ui.js";
 
 let last = null;  // the state of the last visit, for the way back from the runs
-const ALL_CARDS_AT_FIRST = ["RTX 3060", "RTX 4070", "RTX 4090"];
+const ALL_CARDS_AT_FIRST = ["RTX 3060 12GB", "RTX 4070", "RTX 4090"];
 
 export class Planner {
   constructor(start) {

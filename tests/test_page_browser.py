@@ -124,7 +124,7 @@ def test_type_and_drag(browser: Browser, served: tuple[str, Path]) -> None:
         answered(page)
         layers = int(page.get_by_label("n_layer blocks", exact=True).input_value())
         assert layers > 48
-        page.wait_for_function("document.querySelector('.strip').textContent.includes('does not fit')")
+        expect(page.locator(".strip")).to_contain_text("does not fit")
         page.get_by_label("n_head", exact=True).fill("7")
         page.wait_for_selector(".errors .bad")
         assert "n_embd = 768" in page.locator(".errors").inner_text()
@@ -169,7 +169,7 @@ def test_a_config_can_be_dropped(browser: Browser, served: tuple[str, Path]) -> 
             "text => { const d = new DataTransfer(); d.items.add(new File([text], 'mine.py')); return d; }", NANOGPT
         )
         page.dispatch_event(".planner", "drop", {"dataTransfer": data})
-        page.wait_for_function("document.querySelector('#paste-said').textContent.includes('mine')")
+        expect(page.locator("#paste-said")).to_contain_text("mine")
         answered(page)
         assert page.get_by_label("block_size tokens", exact=True).input_value() == "256"
 

@@ -151,7 +151,9 @@ def fitting(search: Search, alternatives: bool = True) -> list[Candidate]:
     if not found:
         found = [made for prefix, start in starts(search) for made in _smaller_models(search, prefix, start)]
     distinct = {candidate.rules: candidate for candidate in sorted(found, key=search.order, reverse=True)}
-    return sorted(distinct.values(), key=search.order)[:KEPT]
+    cheap = sorted(distinct.values(), key=search.order)
+    exact = [candidate for candidate in cheap[KEPT:] if candidate.exactness == "exact"]
+    return cheap[:KEPT] + ([] if any(c.exactness == "exact" for c in cheap[:KEPT]) else exact[:1])
 
 
 def _of_tiers(

@@ -1,8 +1,8 @@
 """Batches that are there when a step asks for them: a thread reads ahead, and the time that a step waits is counted.
 
 The thread reads rows of ids, looks at their digests and makes batches of them, for a card in page-locked memory, from
-where the trainer's own thread sends them on. What is read does not depend on it: the order is a function of (seed, step), and when
-a step is taken back and cut differently, reading begins again at that step.
+where the trainer's own thread sends them on. What is read does not depend on it: the order is a function of (seed,
+step), and when a step is taken back and cut differently, reading begins again at that step.
 """
 
 import queue

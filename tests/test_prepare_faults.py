@@ -40,14 +40,14 @@ def reference(own_directory: Path, inline: None) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(("every_batch", "step"), [(True, 11), (False, 3), pytest.param(True, 1, marks=pytest.mark.slow),
+@pytest.mark.parametrize(("every_batch", "step"), [(True, 17), (False, 5), pytest.param(True, 1, marks=pytest.mark.slow),
                                                    pytest.param(False, 1, marks=pytest.mark.slow)])  # fmt: skip
 def test_killed_at_any_operation_on_the_disk(
     every_batch: bool, step: int, reference: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every write (left half done), fsync and rename of a whole preparation in turn, and a second kill later on.
 
-    Snapshots after each batch, and only with each shard; among the fast tests every 11th and every 3rd operation.
+    Snapshots after each batch, and only with each shard; among the fast tests every 17th and every 5th operation.
     """
     monkeypatch.setattr(preparation, "SNAPSHOT_S", -1.0 if every_batch else 1e9)
     at, finished = 1, False

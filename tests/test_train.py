@@ -93,16 +93,7 @@ train(tiny(dropout=0.1, out_dir="killed"), resume=Path("killed/run.json").exists
 """
 
 # 12 steps, evaluations (of 2 splits x 2 batches) at 0, 5, 10 and 12, saves of 5 files at 5, 10 and 12.
-MOMENTS = [
-    ("step", 1),
-    ("step", 5),
-    ("step", 6),
-    ("step", 11),
-    ("evaluation", 3),
-    ("evaluation", 7),
-    ("save", 2),
-    ("save", 6),
-]
+MOMENTS = [("step", 6), ("evaluation", 7), ("save", 2)]  # by the hundred at any moment: tests/faults
 
 
 @pytest.mark.parametrize(("moment", "at"), MOMENTS)
@@ -123,18 +114,6 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(moment: str, at: in
     assert [(m["kind"], m["step"], m.get("loss"), m.get("val_loss")) for m in whole] == [
         (m["kind"], m["step"], m.get("loss"), m.get("val_loss")) for m in killed
     ]
-
-
-def test_killed_again_and_again(own_directory: Path) -> None:
-    from tests.helpers import REPO
-
-    train(tiny(dropout=0.1, out_dir="whole"))
-    for at in (7, 3):
-        command = [sys.executable, "-c", KILLED_CHILD.format(repo=str(REPO)), "step", str(at)]
-        subprocess.run(command, capture_output=True, check=False)
-    record = train(tiny(dropout=0.1, out_dir="killed"), resume=True)
-    assert len(record.resumed_from) == 2
-    assert_same(final_tensors(Path("whole")), final_tensors(Path("killed")))
 
 
 @pytest.mark.parametrize("stop_at", [1, 4, 5, 11])

@@ -31,7 +31,10 @@ Points = tuple[list[float], list[float]]
 
 @dataclass(frozen=True)
 class Meeting:
-    """Two losses at the same place. `at`: tokens, steps, FLOPs, hours or money. `interval`: how much lower one is, of the other."""
+    """Two losses at the same place. `at`: tokens, steps, FLOPs, hours or money.
+
+    `interval`: by which share of the other loss the one is lower.
+    """
 
     axis: Axis
     split: Literal["validation", "training"]

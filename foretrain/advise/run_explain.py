@@ -109,8 +109,9 @@ def explain_run(
     logged, to_log = logged_steps(record, metrics)
     return RunExplanation(
         run_id=record.id, name=record.name, status=record.status, reason=record.reason, steps_done=record.steps_done,
-        steps_logged=logged, steps_to_log=to_log, gpu_name=record.gpu.name, compiled=record.compiled, predicted_source=memory.source,
-        time_source=plan.timing.source if plan.timing else None, measured_source=record.memory.method,
+        steps_logged=logged, steps_to_log=to_log, gpu_name=record.gpu.name, compiled=record.compiled,
+        predicted_source=memory.source, time_source=plan.timing.source if plan.timing else None,
+        measured_source=record.memory.method,
         phase=phase.phase if phase else None, memory=_memory(plan, record, phase), phases=_phases(plan, record),
         time=_time(plan, record, metrics, events, pace), wall_s=record.wall_s, pace=pace, failures=failures,
         survived=sum(not failure.fatal for failure in failures), remedies=_remedies(record, failures),

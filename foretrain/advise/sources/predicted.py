@@ -27,7 +27,9 @@ def with_vocabulary(resolved: ResolvedConfig, vocab_size: int | None) -> RunConf
     config = resolved.config
     if "vocab_size" in resolved.sources:
         return config
-    if vocab_size is None and config.dataset != dataset.BUILT_IN:
+    if vocab_size is None and config.dataset == dataset.BUILT_IN:
+        vocab_size = dataset.BUILT_IN_VOCABULARY.get(config.tokenizer)
+    elif vocab_size is None:
         path = dataset.find(config.dataset)
         vocab_size = dataset.read_info(path).vocab_size if path else None
     return config.model_copy(update={"vocab_size": vocab_size}) if vocab_size else config

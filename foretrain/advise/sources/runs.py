@@ -40,8 +40,8 @@ def load(given: Given) -> Subject:
     subject = Subject(
         label=given.name, path=given.path, kind="run", settings=known, config=config, gpu=record.gpu, step="foretrain",
         tokens_per_step=config.tokens_per_step, bytes_per_token=bytes_per_token(given, config), step_times_s=times,
-        others_bytes=given.held_bytes, memory=_memory(record), wall_s=record.wall_s or None, notes=_notes(record, lines),
-        train=_curve(lines, "step", "loss"), val=_curve(lines, "evaluation", "val_loss"),
+        others_bytes=given.held_bytes, memory=_memory(record), wall_s=record.wall_s or None,
+        notes=_notes(record, lines), train=_curve(lines, "step", "loss"), val=_curve(lines, "evaluation", "val_loss"),
     )  # fmt: skip
     return subject.with_speed(exact(middle), "measured") if middle else replace(subject, mfu=record.mfu)
 

@@ -1,9 +1,15 @@
 """Small things that several test files need."""
 
+import io
 import os
 import subprocess
 import sys
+import traceback
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
+from unittest import mock
 
 import numpy as np
 
@@ -34,10 +40,42 @@ def write_dataset(folder: Path, tokens: int = 2000, vocab: int = 96, seed: int =
     return folder
 
 
-def foretrain(*words: str, cwd: Path | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run the command line as a user does."""
-    return subprocess.run(
-        [sys.executable, "-c", "from foretrain.cli import main; main()", *words],
-        capture_output=True, text=True, cwd=cwd, timeout=timeout, check=False,
-        env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1"},
-    )  # fmt: skip
+def foretrain(
+    *words: str, cwd: Path | None = None, timeout: float = 120, apart: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a user does. Within this process, as importing torch takes seconds; `apart`: in its own."""
+    command = [sys.executable, "-c", "from foretrain.cli import main; main()", *words]
+    if apart or cwd is not None:
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=cwd, timeout=timeout, check=False,
+            env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1"},
+        )  # fmt: skip
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="\n") for _ in range(2))
+    code = _main(words, out, err)
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(command, code, *texts)
+
+
+def _main(words: Sequence[str], out: TextIO, err: TextIO) -> int:
+    from foretrain.cli import main
+
+    threads = torch.get_num_threads() if (torch := sys.modules.get("torch")) else 0
+    with (
+        mock.patch.object(sys, "argv", ["foretrain", *words]), mock.patch.object(sys, "stdout", out),
+        mock.patch.object(sys, "stderr", err), mock.patch.dict(os.environ), warnings.catch_warnings(),
+    ):  # fmt: skip
+        warnings.simplefilter("ignore")
+        try:
+            main()
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else 0
+        except Exception:
+            traceback.print_exc(file=err)
+            return 1
+        finally:
+            if torch and threads:
+                torch.set_num_threads(threads)
+    return 0

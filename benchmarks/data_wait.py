@@ -12,7 +12,7 @@ python benchmarks/data_wait.py [--out FILE]
 - trained: real optimizer steps of foretrain's trainer on this CPU: a narrow model with 124M's micro-batch and
   vocabulary, and the 124M model itself with one sequence at a time.
 
-`wait share` is the time that steps stood waiting for a batch, of all their time; the first step, which waits for the
+Two threads, of which one reads. `wait share` is the time until a batch was there, of all their time; the first step, which waits for the
 first reads, is shown by itself. Nothing here was measured on a GPU.
 """
 
@@ -42,7 +42,7 @@ from foretrain.run.trainer import Trainer
 CPU = torch.device("cpu")
 TOKENS, SHARD_TOKENS, VOCABULARY = {"train": 120_000_000, "val": 1_000_000}, 30_000_000, 50_257
 CARDS = (("H100", 0.027), ("RTX 4090", 0.076))  # seconds of a micro-batch of 12 x 1024
-STEPS, STAND_IN_STEPS = 5, 3
+STEPS, STAND_IN_STEPS = 3, 3
 GPT2 = {"n_layer": 12, "n_head": 12, "n_embd": 768}
 NARROW = {"n_layer": 1, "n_head": 1, "n_embd": 64, "loss_chunk_size": 1024}
 

@@ -351,6 +351,20 @@ def startup_sentence() -> str:
     return f"`foretrain plan` answers in {seconds[middle]:.2f} s and imports no torch (`import torch` alone: {torch[middle]:.2f} s)."
 
 
+def page_speed() -> str:
+    found = result("page_speed")
+    lines = [
+        "| sliders of | changes | median | 95 % within | longest | processor time, mean |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for preset, row in found["dragging"].items():
+        times = " | ".join(f"{row[name] * 1e3:,.0f} ms" for name in ("median_s", "p95_s", "highest_s", "processor_s"))
+        lines.append(f"| {preset} | {row['answers']} | {times} |")
+    size = f"A first visit loads {found['first_load_bytes'] / 1e3:,.0f} kB in all; the server takes {found['resident_bytes'] / 2**20:,.0f} MiB."
+    machine = f"(`python benchmarks/page_speed.py`, {found['machine']['cpu']}, {found['date']}; from a change to the last byte of its answer, while the load of the machine was {found['load']:.1f})"
+    return "\n".join([*lines, "", f"{size} {machine}"])
+
+
 def knob_tables() -> str:
     parts = []
     for group in GROUPS:
@@ -418,6 +432,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "time": time_table,
     "startup": startup_sentence,
     "knobs": knob_tables,
+    "page-speed": page_speed,
     "exit-codes": exit_codes,
     "faults": fault_tables.faults,
     "resume-keys": fault_tables.resume,

@@ -74,6 +74,35 @@ def from_values(values: dict[str, Any], source: str = "call") -> ResolvedConfig:
     return _finish(found)
 
 
+def from_text(text: str, name: str) -> ResolvedConfig:
+    """The config in a text that somebody handed over, with the name of its file: TOML, else nanoGPT's Python, which
+    is parsed and never run. No file is read. Raises ConfigError."""
+    found = _Collected()
+    if len(text.encode("utf-8", "replace")) > nanogpt_file.MAX_BYTES:
+        found.problems.append(UserError("config.file_too_large", path=name, limit=nanogpt_file.MAX_BYTES))
+    else:
+        (_add_toml if _is_toml(text, name) else _add_nanogpt)(text, name, found)
+    for setting in found.settings:
+        if setting.key == "init_from" and isinstance(setting.value, str) and init_from.is_path(setting.value):
+            found.problems.append(UserError("config.path_in_text", value=setting.value[:80], source=setting.source))
+    if found.problems:
+        raise ConfigError(found.problems)
+    found.names.append(Path(name).stem[:80] or "run")
+    return _finish(found)
+
+
+def _is_toml(text: str, name: str) -> bool:
+    """By the ending of its name; else what TOML can read is TOML."""
+    suffix = Path(name).suffix.lower()
+    if suffix in (".toml", ".py"):
+        return suffix == ".toml"
+    try:
+        tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError):
+        return False
+    return True
+
+
 def _split(arguments: Sequence[str]) -> list[tuple[str, str | None, str]]:
     """(word, value or None, as written) of each argument; `--key value` takes the word that follows."""
     parts: list[tuple[str, str | None, str]] = []

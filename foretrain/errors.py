@@ -31,6 +31,7 @@ EXIT_CODE_OF = {
     "config": ExitCode.USAGE,
     "gpu": ExitCode.USAGE,
     "usage": ExitCode.USAGE,
+    "page": ExitCode.USAGE,
     "check": ExitCode.CHECK_FAILED,
     "environment": ExitCode.ENVIRONMENT,
     "memory": ExitCode.OUT_OF_MEMORY,

@@ -91,10 +91,10 @@ def test_ranks_are_fed_their_own_rows() -> None:
 def test_reading_ahead_is_bounded() -> None:
     made: list[int] = []
 
-    def items() -> Iterator[np.ndarray]:
+    def items() -> Iterator[torch.Tensor]:
         for number in range(100):
             made.append(number)
-            yield np.array([number])
+            yield torch.tensor([number])
 
     ahead = Ahead(items(), 3)
     deadline = time.monotonic() + 5

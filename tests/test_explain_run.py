@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrain import oom_message
+from foretrain.advise.forecast import plan_of
 from foretrain.advise.remedies import remedies
 from foretrain.advise.run_explain import RunExplanation, explain_run, failure_of
 from foretrain.advise.run_pace import pace_of
-from foretrain.cli.runs import plan_of
 from foretrain.config import RunConfig
 from foretrain.configfile import resolve
 from foretrain.errors import UserError

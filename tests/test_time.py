@@ -209,3 +209,13 @@ def test_a_folder_that_cannot_be_written_to(own_folder: Path) -> None:
     (own_folder / "calibrations").write_text("a file")
     with pytest.raises(OSError):
         save(made_up())
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_every_card_has_a_time_in_every_dtype_that_it_has(optimizer: str) -> None:
+    """Muon's products are in half precision, of which some old cards have no rate."""
+    config = tiny(optimizer=optimizer)
+    for gpu in catalogue().values():
+        for dtype in ("float32", "float16", "bfloat16"):
+            found = step_time(config, gpu, dtype, "foretrain", compiled=False)  # type: ignore[arg-type]
+            assert (found is None) == (gpu.peak_flop_per_s(dtype) is None or gpu.bandwidth_bytes_per_s is None)  # type: ignore[arg-type]

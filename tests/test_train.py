@@ -219,8 +219,8 @@ def test_a_run_is_a_directory(own_directory: Path) -> None:
 
 
 def test_measured_memory_agrees_with_the_plan(own_directory: Path) -> None:
+    from foretrain.advise.forecast import plan_of
     from foretrain.advise.forecast_check import compare
-    from foretrain.cli.runs import plan_of
 
     write_dataset(Path("data/toy"))
     words = {**TINY, "n_embd": 128, "block_size": 64, "vocab_size": 512}

@@ -58,6 +58,7 @@ def _add_commands() -> None:
         prepare,
         runs,
         sample,
+        serve,
         train,
         tune,
         watch,
@@ -65,7 +66,7 @@ def _add_commands() -> None:
 
     for module in (
         plan, advise, train, tune, runs, compare, explain, watch, mfu,
-        calibrate, sample, export, prepare, data, gpus, demo,
+        calibrate, sample, export, prepare, data, gpus, serve, demo,
     ):  # fmt: skip
         module.add_to(app)
 

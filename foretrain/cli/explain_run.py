@@ -41,8 +41,8 @@ def _refuse_config(path: Path, with_config: bool) -> None:
 
 
 def _run(path: Path, *, as_json: bool) -> None:
+    from foretrain.advise.forecast import plan_of
     from foretrain.advise.run_explain import SCHEMA, explain_run
-    from foretrain.cli.runs import plan_of
     from foretrain.predict.plan import plan
     from foretrain.report import run_explain_view, text
     from foretrain.run.store import RunDirectory

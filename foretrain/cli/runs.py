@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 from rich.text import Text
 
 from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json
@@ -91,26 +90,13 @@ def report_command(
 
 def load(run: Path) -> tuple[Any, Any]:
     """(plan, comparison) of a run; the plan that was made before it, or the same plan made now."""
+    from foretrain.advise.forecast import plan_of
     from foretrain.advise.forecast_check import compare
     from foretrain.run.store import RunDirectory
 
     record = RunDirectory(run).read_record()
     plan = plan_of(run, record)
     return plan, compare(plan, record)
-
-
-def plan_of(run: Path, record: Any) -> Any:
-    """The forecast that was written before the run, else the same forecast made now."""
-    from foretrain.predict.plan import Plan, plan
-
-    path = run / "plan.json"
-    if path.is_file():
-        try:
-            return Plan.from_json(path.read_text("utf-8"))
-        except (OSError, ValidationError, ValueError, RecursionError) as error:
-            raise UserError("data.bad_plan", path=str(path), reason=str(error).splitlines()[0]) from None
-    config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
-    return plan(config, record.gpu, name=record.name, dataset_tokens=record.dataset.train_tokens)
 
 
 def write_report(run: Path, out: Path, sample: str | None = None) -> Path:

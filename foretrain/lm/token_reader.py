@@ -33,6 +33,7 @@ class TokenReader:
         self.verified_bytes = 0
         self._fetch = fetch
         self._unseen = [bytearray(b"\1") * len(s.blocks) if verify else bytearray(len(s.blocks)) for s in segments]
+        self._left = [sum(unseen) for unseen in self._unseen]
         self._open: OrderedDict[int, BinaryIO] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -74,7 +75,7 @@ class TokenReader:
 
     def _read(self, number: int, offset: int, view: memoryview) -> None:
         segment, file = self.segments[number], self._file(number)
-        if segment.blocks:
+        if self._left[number]:
             self._check(number, file, offset, offset + len(view))
         if read_at(file, offset, view) != len(view):
             raise self._shrunk(segment)
@@ -93,6 +94,7 @@ class TokenReader:
                         "data.bad_block", path=str(segment.path), block=block, first=first, last=first + len(data) - 1
                     )
                 unseen[block] = 0
+                self._left[number] -= 1
                 self.verified_bytes += len(data)
 
     def _shrunk(self, segment: Segment) -> UserError:

@@ -77,6 +77,7 @@ class CatalogueRates:
         if not op.flops:
             return bytes_s
         peak = self.gpu.matmul_peak_flop_per_s(op.arithmetic, op.dtype)
+        peak = peak or self.gpu.peak_flop_per_s("float32")  # cards without fast half precision: cuBLAS widens it
         assert peak
         if op.kind.startswith("attention"):
             share = CPU_ATTENTION_SHARE if self.cpu else ATTENTION_SHARE.get(self.rate, 0.4)

@@ -1,8 +1,8 @@
 """Batches that are there when a step asks for them: a thread reads ahead, and the time that a step waits is counted.
 
-The thread reads rows of ids, looks at their digests and, for a card, copies them into page-locked memory; tensors are
-made by the trainer's own thread. What is read does not depend on it: the order is a function of (seed, step), and when
-a step is taken back and cut differently, reading begins again at that step.
+The thread reads rows of ids, looks at their digests and makes batches of them, for a card in page-locked memory, from
+where the trainer's own thread sends them on. What is read does not depend on it: the order is a function of (seed,
+step), and when a step is taken back and cut differently, reading begins again at that step.
 """
 
 import queue
@@ -24,7 +24,7 @@ AHEAD_BYTES = 32 * 2**20  # of ids as int64, which is what a card is given
 _JOIN_S = 5.0  # a read that a network file system holds up longer is left to its daemon thread
 _WARM_STEPS = 3  # the first ones wait for the first reads
 
-Rows = np.ndarray | torch.Tensor
+Rows = Batch | torch.Tensor  # for a CPU, or page-locked for a card
 
 
 def token_files(config: RunConfig, info: DatasetInfo) -> tuple[TokenFile, TokenFile]:
@@ -121,7 +121,7 @@ class Feed:
             if micro + 1 == config.gradient_accumulation_steps:
                 self._next = (step + 1, *wanted[1:])
                 self._count(waited)
-            yield from_pinned(rows, self.device) if isinstance(rows, torch.Tensor) else to_batch(rows, self.device)
+            yield from_pinned(rows, self.device) if isinstance(rows, torch.Tensor) else rows
 
     def again(self, config: RunConfig, step: int) -> Iterator[Batch]:
         """The micro-batches of a step that is over, for a look at it; what is read ahead stays as it is."""
@@ -152,7 +152,7 @@ class Feed:
             # A thread begins on the first card, and page-locking would wake that one.
             card = self.device.index if self.device.index is not None else torch.cuda.current_device()
             return Ahead(map(pinned, self._rows(config, step)), depth, lambda: torch.cuda.set_device(card))
-        return Ahead(self._rows(config, step), depth)
+        return Ahead((to_batch(rows, self.device) for rows in self._rows(config, step)), depth)
 
     def _rows(self, config: RunConfig, step: int) -> Iterator[np.ndarray]:
         for number in range(step, config.max_iters):

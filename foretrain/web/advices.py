@@ -1,0 +1,39 @@
+"""Advice for what stands in the form: a table, and for each row what to set so that the form becomes it."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from foretrain.advise.advisor import advise
+from foretrain.advise.rules.base import Goal
+from foretrain.predict.memory import StepName
+from foretrain.report import advice_view
+from foretrain.web import planner
+from foretrain.web.answers import SCHEMA, document_json
+
+MOST = 8
+
+
+class AskedAdvice(planner.Asked):
+    """A form, what to look for (None: what it needs most), and whose step runs."""
+
+    goal: Goal | None = None
+    step: StepName = "foretrain"
+    most: Annotated[int, Field(ge=1, le=50)] = MOST
+
+
+def answer(asked: AskedAdvice) -> dict[str, Any]:
+    """The best changes as one table, what to set for each, and what would not help. Raises UserError."""
+    plan = planner.made(planner.resolved(asked), asked.gpu, asked.others)
+    found = advise(plan, asked.step, asked.goal).top(asked.most)
+    document = document_json(advice_view.document(plan, found))
+    now, listed, *rest = document["sections"]
+    changes = [
+        {
+            "text": advice_view.short(plan, advice), "gpu": advice.gpu if advice.gpu != found.gpu else None,
+            "values": {setting.knob: setting.after for setting in advice.settings}, "step": advice.step,
+            "others_bytes": advice.others_bytes if advice.others_bytes != found.others_bytes else None,
+        }
+        for advice in found.advised
+    ]  # fmt: skip
+    return {"schema": SCHEMA, "now": now, "list": listed, "rest": rest, "changes": changes}

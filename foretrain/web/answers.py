@@ -1,0 +1,155 @@
+"""What the page draws, as JSON: documents with their texts made, and the numbers of pictures. No engine in here."""
+
+from typing import Any
+
+from foretrain.configfile import ResolvedConfig
+from foretrain.errors import ConfigError, UserError
+from foretrain.messages import format_value, printable, say
+from foretrain.predict.memory import StepMemory
+from foretrain.predict.plan import Plan, Timing
+from foretrain.report import plan_view
+from foretrain.report.document import (
+    Block,
+    Document,
+    Lines,
+    Message,
+    Pairs,
+    Paragraph,
+    Section,
+    StackedBars,
+    Table,
+    Verbatim,
+    cell_text,
+)
+from foretrain.report.palette import COLOURS, SERIES_COLOURS
+
+SCHEMA = "foretrain.page/1"
+
+
+def error_json(error: UserError) -> dict[str, Any]:
+    """An error as the command line's --json has it, with the knob of each problem."""
+    problems = error.problems if isinstance(error, ConfigError) else [error]
+    listed = [{"id": p.id, "message": printable(str(p)), "key": str(p.values.get("key", ""))} for p in problems]
+    return {"schema": "foretrain.error/1", "id": error.id, "message": printable(str(error)), "problems": listed}
+
+
+def document_json(document: Document) -> dict[str, Any]:
+    """A document with every text made."""
+    return {
+        "title": printable(document.title.text()), "subtitle": printable(document.subtitle.text()),
+        "sections": [section_json(section) for section in document.sections],
+    }  # fmt: skip
+
+
+def section_json(section: Section) -> dict[str, Any]:
+    """A section: its title and its blocks."""
+    return {"title": section.title.text(), "blocks": [_block(block) for block in section.blocks]}
+
+
+def _block(block: Block) -> dict[str, Any]:
+    match block:
+        case Paragraph(message=message, tone=tone):
+            return {"kind": "paragraph", "text": printable(message.text()), "tone": tone}
+        case Verbatim(text=text):
+            return {"kind": "verbatim", "text": printable(text)}
+        case Table():
+            rows = [[printable(cell_text(cell)) for cell in row] for row in block.rows]
+            columns = [cell_text(cell) for cell in block.columns]
+            tones = list(block.tones) or ["plain"] * len(rows)
+            return {"kind": "table", "columns": columns, "rows": rows, "numeric": sorted(block.numeric), "tones": tones}
+        case StackedBars():
+            bars = [{"label": cell_text(bar.label), "parts": dict(bar.parts)} for bar in block.bars]
+            return {"kind": "bars", "title": block.title.text(), "bars": bars, "marks": _mark(block.limit_bytes)}
+        case Lines():
+            series = [{"label": cell_text(s.label), "x": list(s.xs), "y": list(s.ys)} for s in block.series]
+            axes = {"x": block.x_label.text(), "y": block.y_label.text()}
+            return {"kind": "lines", "title": block.title.text(), "series": series, **axes}
+        case Pairs():
+            pairs = [[cell_text(label), predicted, measured] for label, predicted, measured in block.rows]
+            shown = [[label, *(format_value(value, block.format) for value in both)] for label, *both in pairs]
+            return {"kind": "pairs", "title": block.title.text(), "format": block.format, "rows": pairs, "shown": shown}
+
+
+def _mark(limit_bytes: int | None) -> list[dict[str, Any]]:
+    return [{"value": limit_bytes, "label": say("axis.limit")}] if limit_bytes is not None else []
+
+
+def legend() -> dict[str, Any]:
+    """Names and colours of the groups of memory, and the colours of lines."""
+    groups = {group: {"label": say(f"group.{group}"), "colour": colour} for group, colour in COLOURS.items()}
+    return {"groups": groups, "series": list(SERIES_COLOURS)}
+
+
+def plan_json(plan: Plan, found: ResolvedConfig) -> dict[str, Any]:
+    """A plan as the page shows it: verdicts, key figures, the memory bars of every phase, and the whole document."""
+    document = plan_view.document(plan)
+    verdict, *rest = document_json(document)["sections"]
+    return {
+        "schema": SCHEMA, "title": printable(document.title.text()), "subtitle": document.subtitle.text(),
+        "verdict": verdict["blocks"], "figures": _figures(plan), "memory": _memory(plan), "sections": rest,
+        "exact": bool(plan.exact), "config": plan.config.model_dump(mode="json"),
+        "sources": found.sources, "notes": [printable(str(note)) for note in found.notes],
+    }  # fmt: skip
+
+
+def _figures(plan: Plan) -> list[dict[str, str]]:
+    """The numbers that people look at first; each says whose voice it has."""
+    worst = plan.memory_of("foretrain").worst
+    voice = plan.memory_of("foretrain").source
+    figures = [_figure("memory", format_value(worst.needed_expected_bytes, "bytes"), voice)]
+    timing = plan.timing
+    if timing is None:
+        return figures
+    figures += [
+        _figure("step", format_value(timing.step_s.expected_s, "duration"), timing.source),
+        _figure("run", format_value(timing.total_s.expected_s, "duration"), timing.source),
+        _figure("speed", say("value.throughput", tokens_per_s=timing.tokens_per_s), timing.source),
+    ]
+    if timing.mfu is not None:
+        figures.append(_figure("mfu", format_value(timing.mfu, "percent"), timing.source))
+    return figures + _spending(plan, timing)
+
+
+def _spending(plan: Plan, timing: Timing) -> list[dict[str, str]]:
+    found = []
+    if timing.power is not None:
+        found.append(_figure("energy", format_value(timing.energy_expected_j or 0, "energy"), timing.source))
+    money = timing.money()
+    if money is not None:
+        found.append(_figure("cost", f"{format_value(money[1], 'money')} {plan.config.currency}", timing.source))
+    return found
+
+
+def _figure(id: str, value: str, voice: str) -> dict[str, str]:
+    return {"id": id, "label": say(f"page.figure.{id}"), "value": value, "voice": voice}
+
+
+def _memory(plan: Plan) -> dict[str, Any]:
+    """For each way to run the step a bar a phase, and the lines that they must not cross. Bytes."""
+    marks = []
+    if plan.available_bytes is not None:
+        marks.append({"value": plan.available_bytes, "label": say("axis.limit"), "kind": "usable"})
+    if plan.gpu.memory_bytes is not None and plan.gpu.memory_bytes != plan.available_bytes:
+        marks.append({"value": plan.gpu.memory_bytes, "label": say("page.whole_memory"), "kind": "card"})
+    return {"steps": [_step(plan, memory) for memory in plan.memory], "marks": marks}
+
+
+def _step(plan: Plan, memory: StepMemory) -> dict[str, Any]:
+    mode = Message("mode.compiled" if memory.compiled else "mode.eager")
+    title = say("plan.step_mode", step=say(f"step.{memory.step}"), mode=mode.text())
+    phases, verdict = [], plan.verdict_of(memory.step)
+    for phase in memory.phases:
+        overhead = max(0, phase.needed_expected_bytes - phase.allocated_bytes)
+        parts = dict(plan_view.grouped(phase.components))
+        parts["overhead"] = parts.get("overhead", 0) + overhead
+        span = format_value((phase.needed_low_bytes, phase.needed_high_bytes), "bytes_range")
+        phases.append(
+            {
+                "label": say(f"phase.{phase.phase}"), "parts": parts, "needed": phase.needed_expected_bytes,
+                "text": format_value(phase.needed_expected_bytes, "bytes"), "range": span,
+                "verdict": say(f"word.{phase.verdict}") if phase.verdict else "–",
+                "tone": plan_view.TONES[phase.verdict],
+            }
+        )  # fmt: skip
+    return {"step": memory.step, "title": title, "voice": memory.source, "bars": phases,
+            "tone": plan_view.TONES[verdict], "verdict": say(f"word.{verdict}") if verdict else ""}  # fmt: skip

@@ -1,0 +1,46 @@
+"""The process that traces for the page: a plan as JSON comes in, lines of progress and the deeper plan go out.
+
+A process of its own, so that the server stays small and quick, and so that stopping it stops all that it started.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+from foretrain.errors import UserError
+from foretrain.hardware import Gpu
+from foretrain.predict.allocator_settings import Settings, merged
+from foretrain.predict.exact.forecast import traced
+from foretrain.predict.plan import Plan
+
+
+def settings_of(plan: Plan) -> Settings:
+    """The allocator's, as a run of this plan would have them here. Raises UserError."""
+    try:
+        own = plan.config.allocator_settings
+        return Settings.of_environment({**os.environ, **merged(own, os.environ)})
+    except ValueError as error:
+        raise UserError("usage.alloc_conf", problem=str(error)) from None
+
+
+def work(job: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a job: {"plan": …} or {"error": a sentence}."""
+    plan = Plan.model_validate(job["plan"])
+    plan = plan.model_copy(update={"gpu": Gpu.model_validate(job["plan"]["gpu"])})
+    try:
+        deeper = traced(plan, settings_of(plan), lambda text: _say({"progress": text}))
+    except UserError as error:
+        return {"error": str(error)}
+    return {"plan": deeper.to_json()}
+
+
+def _say(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    if hasattr(os, "nice"):
+        os.nice(10)  # a training that runs here goes first
+    _say(work(json.load(sys.stdin)))

@@ -1,0 +1,112 @@
+"""Exact answers on request: one child process at a time, with its progress, stopped on request or by the next one."""
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import foretrain
+from foretrain.configfile import ResolvedConfig
+from foretrain.errors import UserError
+from foretrain.predict.exact import service
+from foretrain.predict.plan import Plan
+
+_KEPT = 4
+_GRACE_S = 3.0
+
+
+class Job:
+    """One trace of a plan. `state` is working, done, failed or stopped."""
+
+    def __init__(self, plan: Plan, found: ResolvedConfig) -> None:
+        self.id = secrets.token_hex(8)
+        self.found = found
+        self.state, self.progress, self.reason = "working", "", ""
+        self.plan: Plan | None = None
+        source = str(Path(foretrain.__file__).parent.parent)
+        path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "foretrain.web.exact_child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}, text=True, encoding="utf-8",
+            start_new_session=True,
+        )  # fmt: skip
+        self._gpu = plan.gpu
+        self._thread = threading.Thread(target=self._follow, args=({"plan": plan.to_json()},), daemon=True)
+        self._thread.start()
+
+    def _follow(self, job: dict[str, Any]) -> None:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        with contextlib.suppress(OSError), stdin:  # one that dies at once says nothing either
+            json.dump(job, stdin)
+        last: dict[str, Any] = {}
+        with stdout:
+            for line in stdout:
+                last = json.loads(line)
+                self.progress = last.get("progress", self.progress)
+        code = self._process.wait()
+        if self.state == "stopped":
+            return
+        if "plan" in last:
+            self.plan = Plan.model_validate(last["plan"]).model_copy(update={"gpu": self._gpu})
+            self.state = "done"
+        else:
+            self.state, self.reason = "failed", last.get("error") or f"exit {code}"
+
+    def stop(self) -> None:
+        """End the child and its workers; nothing of a finished one changes."""
+        if self.state != "working":
+            return
+        self.state = "stopped"
+        self._signal(signal.SIGTERM)
+        try:
+            self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._signal(getattr(signal, "SIGKILL", signal.SIGTERM))
+            self._process.wait()
+
+    def _signal(self, number: int) -> None:
+        """To the whole group, so that no worker stays behind."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if hasattr(os, "killpg"):
+                os.killpg(self._process.pid, number)
+            else:
+                self._process.terminate()
+
+
+class Jobs:
+    """The newest jobs by id."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+
+    def start(self, plan: Plan, found: ResolvedConfig) -> Job:
+        """Trace this plan; what was being traced is stopped. Raises UserError where nothing can be traced here."""
+        if reason := why_not():
+            raise UserError("environment.no_trace", reason=reason)
+        self.stop_all()
+        job = Job(plan, found)
+        self._jobs[job.id] = job
+        for id in list(self._jobs)[:-_KEPT]:
+            del self._jobs[id]
+        return job
+
+    def get(self, id: str) -> Job | None:
+        return self._jobs.get(id)
+
+    def stop_all(self) -> None:
+        """Stop what still works."""
+        for job in self._jobs.values():
+            job.stop()
+
+
+def why_not() -> str:
+    """'' where exact answers can be had here, else the sentence that says why not."""
+    return service.why_not()

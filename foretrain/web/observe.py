@@ -1,0 +1,139 @@
+"""Runs as seen from outside: files are read, nothing is written, locked or touched, so that training is not disturbed.
+
+A run's lock is not tried, as that would hold it for a moment in which a trainer could not take it. Linux lists who
+holds which lock; elsewhere, and for a run in another container, a run lives while its files change.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from foretrain.run.store import RunDirectory
+
+MAX_POINTS = 1200  # of a curve; more cannot be seen
+MAX_TAIL_BYTES = 512 * 1024
+MAX_RECORD_BYTES = 16 * 2**20
+FRESH_S = 60.0
+FILES = ("run.json", "metrics.jsonl", "events.jsonl", "plan.json", "sample.txt", "run.lock")
+_SHOWN = ("kind", "step", "loss", "val_loss", "train_loss", "step_s", "tokens_per_s", "mfu", "memory_bytes", "eta_s",
+          "elapsed_s", "evaluation_s", "learning_rate", "grad_norm", "best")  # fmt: skip
+
+
+class ObservedRun(RunDirectory):
+    """A run that is only looked at."""
+
+    def is_locked(self) -> bool:
+        """Whether a living process trains here, as far as can be seen without touching the lock."""
+        held = lock_is_held(self.path / "run.lock")
+        return held or _age_s(self.path / "metrics.jsonl") < FRESH_S or _age_s(self.path / "run.json") < FRESH_S
+
+    def is_plain(self) -> bool:
+        """Whether the folder and the files in it are neither links nor pipes, and of a sensible size."""
+        if self.path.is_symlink() or not self.path.is_dir():
+            return False
+        files = [self.path / name for name in FILES]
+        if any(file.is_symlink() or (file.exists() and not file.is_file()) for file in files):
+            return False
+        return all(file.stat().st_size <= MAX_RECORD_BYTES for file in (files[0], files[3]) if file.exists())
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return float("inf")
+
+
+def lock_is_held(path: Path, listing: Path = Path("/proc/locks")) -> bool:
+    """Whether somebody holds a lock on this file, by the kernel's list of locks; False where there is no list."""
+    try:
+        status = path.stat()
+        lines = listing.read_text("ascii", "replace").splitlines()
+    except OSError:
+        return False
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    return any(file in line.split() for line in lines)
+
+
+def curve(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """(lines of metrics.jsonl, where they end): all evaluations and evenly spaced steps, however long the file is."""
+    steps: list[bytes] = []
+    evaluations: list[bytes] = []
+    stride, end, number = 1, 0, 0
+    for line in _lines(path, 0):
+        end += len(line)
+        if b'"evaluation"' in line:
+            evaluations.append(line)
+            continue
+        if number % stride == 0:
+            steps.append(line)
+            if len(steps) > 2 * MAX_POINTS:
+                steps, stride = steps[::2], 2 * stride
+        number += 1
+    evaluations = evaluations[:: max(1, len(evaluations) // MAX_POINTS)]
+    return [*_parsed(steps), *_parsed(evaluations)], end
+
+
+def newest(path: Path) -> dict[str, Any] | None:
+    """The last step that metrics.jsonl tells of."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return None
+    start = max(0, size - 16 * 1024)
+    lines = list(_lines(path, start))[1 if start else 0 :]  # the first of a piece is seldom whole
+    steps = [line for line in _parsed(lines) if line["kind"] == "step"]
+    return steps[-1] if steps else None
+
+
+def tail(path: Path, start: int) -> tuple[list[dict[str, Any]], int, bool]:
+    """(new lines, where they end, whether the file began anew): what was written since `start`, in bytes."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return [], 0, start > 0
+    if size < start:  # a resumed run does some steps again, and forgets what was said of them
+        return *curve(path), True
+    found, end = [], start
+    for line in _lines(path, start):
+        end += len(line)
+        found.append(line)
+        if end - start > MAX_TAIL_BYTES:
+            break
+    return _parsed(found), end, False
+
+
+def _lines(path: Path, start: int) -> Iterator[bytes]:
+    """Whole lines from a place on; the last one may still be being written."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                yield line
+    except OSError:
+        return
+
+
+def _parsed(lines: list[bytes]) -> list[dict[str, Any]]:
+    """What of these lines can be shown; those that a crash or a hand has spoilt are left out."""
+    found = []
+    for line in lines:
+        try:
+            value = json.loads(line)
+            if value["kind"] in ("step", "evaluation") and isinstance(value["step"], int):
+                found.append({key: value[key] for key in _SHOWN if _is_plain(value.get(key))})
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    """A number that JSON has, a short word, or a yes."""
+    if isinstance(value, float):
+        return value - value == 0  # not infinite, not NaN
+    return isinstance(value, bool | int) or (isinstance(value, str) and len(value) < 40)

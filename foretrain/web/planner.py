@@ -1,0 +1,102 @@
+"""From what the page says to a plan. Nothing it says is a path: presets, cards and datasets are looked up in lists."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
+
+from foretrain import init_from
+from foretrain.config import RunConfig
+from foretrain.configfile import ResolvedConfig, resolve
+from foretrain.errors import ConfigError, UserError
+from foretrain.lm import corpus, dataset
+from foretrain.predict.plan import Plan, available, choose_dtype, plan
+from foretrain.presets import PRESETS
+from foretrain.records import Record
+from foretrain.web import devices
+
+Text = Annotated[StrictStr, Field(max_length=200)]
+Value = StrictBool | StrictInt | StrictFloat | Annotated[StrictStr, Field(max_length=4096)]
+Key = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")]
+
+
+class Asked(Record):
+    """What stands in the form: a preset, values over it, a device, what others hold there, cards to compare."""
+
+    preset: Text = ""
+    values: dict[Key, Value] = Field(default={}, max_length=200)
+    gpu: Text = "RTX 4070"
+    others: Text = ""
+    cards: tuple[Text, ...] = Field(default=(), max_length=60)
+    name: Text = ""
+
+
+class Pasted(Record):
+    """A config that was pasted or dropped, with the name of its file."""
+
+    name: Text = ""
+    text: Annotated[StrictStr, Field(max_length=200_000)]
+
+
+def resolved(asked: Asked) -> ResolvedConfig:
+    """The checked config of a form. Raises ConfigError with every problem."""
+    words, problems = [], []
+    if asked.preset:
+        if asked.preset not in PRESETS:
+            problems.append(UserError("page.unknown_preset", word=asked.preset[:40], presets=list(PRESETS)))
+        words.append(asked.preset)
+    for key, value in asked.values.items():
+        if key == "init_from" and isinstance(value, str) and init_from.is_path(value):
+            problems.append(UserError("config.path_in_text", value=value[:80], source=key))
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        words.append(f"--{key}={text}")
+    if problems:
+        raise ConfigError(problems)
+    return resolve(words)
+
+
+def made(found: ResolvedConfig, gpu: str, others: str) -> Plan:
+    """The plan of a config on a device, by the ledger. Raises UserError."""
+    device, others_bytes = devices.target(gpu, others)
+    config, tokens, source = _with_dataset(found)
+    notes = ()
+    if config.auto_batch_size:
+        from foretrain.advise.micro_batch import choose
+
+        room, _ = available(config, device, others_bytes)
+        choice = choose(config, device, choose_dtype(config, device)[0], room)
+        config, notes = choice.config, (choice.note,)
+    answer = plan(
+        config, device, name=found.name, others_bytes=others_bytes, dataset_tokens=tokens, dataset_source=source
+    )
+    return answer.model_copy(update={"notes": (*notes, *answer.notes)}) if notes else answer
+
+
+def _with_dataset(found: ResolvedConfig) -> tuple[RunConfig, int | None, str]:
+    """(config, training tokens, where they are from): the built-in corpus, or a folder that lies under data/."""
+    config = found.config
+    if config.dataset == dataset.BUILT_IN:
+        return config, corpus.size_bytes("train") if config.tokenizer == "byte" else None, "built-in corpus"
+    path = _datasets().get(config.dataset)
+    if path is None:
+        return config, None, "unknown"
+    info = _info(path, (path / "train.bin").stat().st_mtime)
+    if info.vocab_size and "vocab_size" not in found.sources:
+        config = config.model_copy(update={"vocab_size": info.vocab_size})
+    return config, info.train_tokens, str(path)
+
+
+def _datasets() -> dict[str, Path]:
+    """The datasets of this folder by name; links are none of them."""
+    try:
+        folders = [path for path in dataset.DATA_DIR.iterdir() if path.is_dir() and not path.is_symlink()]
+    except OSError:
+        return {}
+    return {path.name: path for path in folders if (path / "train.bin").is_file()}
+
+
+@lru_cache(maxsize=32)
+def _info(path: Path, changed_at: float) -> dataset.DatasetInfo:
+    """Read once, and again when its file has changed."""
+    return dataset.read_info(path)

@@ -1,0 +1,250 @@
+"""The routes of the page: its files, and a small JSON interface that knows nothing of how it is drawn."""
+
+import gzip
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from foretrain.configfile import from_text, to_toml
+from foretrain.errors import UserError
+from foretrain.messages import printable, say, texts
+from foretrain.presets import PRESETS
+from foretrain.records import Record
+from foretrain.web import answers, devices, jobs, planner, runs
+from foretrain.web.fields import fields
+from foretrain.web.guard import Guard
+
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_TEXTS = ("page", "axis")  # what the page itself says; the rest comes inside answers
+Asked = TypeVar("Asked", bound=Record)
+Made = tuple[int, dict[str, Any]]
+
+
+@cache
+def files() -> dict[str, tuple[bytes, str]]:
+    """The page's own files by path: their bytes and type. Nothing else is ever served from disk."""
+    package = resources.files("foretrain")
+    found = {"/chart.js": (package / "report" / "vendor" / "chart.umd.min.js", "text/javascript")}
+    for file in (package / "web" / "static").iterdir():
+        kind = _TYPES.get(Path(file.name).suffix)
+        if kind is not None:
+            found["/" if file.name == "index.html" else f"/{file.name}"] = (file, kind)
+    return {path: (file.read_bytes(), f"{kind}; charset=utf-8") for path, (file, kind) in found.items()}
+
+
+def create_app(port: int, token: str, roots: list[Path]) -> Starlette:
+    """The whole application behind its guard. `roots`: where runs are looked for."""
+    handlers = _Handlers(runs.Runs(roots))
+    routes = [
+        *(Route(path, _file, methods=["GET"]) for path in files()),
+        Route("/api/start", handlers.start, methods=["GET"]),
+        Route("/api/plan", handlers.plan, methods=["POST"]),
+        Route("/api/advice", handlers.advice, methods=["POST"]),
+        Route("/api/cards", handlers.cards, methods=["POST"]),
+        Route("/api/read", handlers.read, methods=["POST"]),
+        Route("/api/toml", handlers.toml, methods=["POST"]),
+        Route("/api/exact", handlers.exact, methods=["POST"]),
+        Route("/api/exact/{id}", handlers.exact_state, methods=["GET"]),
+        Route("/api/exact/{id}/stop", handlers.exact_stop, methods=["POST"]),
+        Route("/api/runs", handlers.runs, methods=["GET"]),
+        Route("/api/runs/{id}", handlers.run, methods=["GET"]),
+        Route("/api/runs/{id}/live", handlers.live, methods=["GET"]),
+        Route("/api/comparisons", handlers.comparisons, methods=["GET"]),
+    ]
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(handlers.jobs.stop_all)
+
+    guard = Middleware(Guard, port=port, token=token, open_paths=frozenset(files()))
+    refusals = {404: _missing, 405: _no_method}
+    app = Starlette(routes=routes, middleware=[guard], lifespan=lifespan, exception_handlers=refusals)
+    app.router.redirect_slashes = False  # an address is right or wrong
+    return app
+
+
+@cache
+def _packed(path: str) -> bytes:
+    return gzip.compress(files()[path][0], 9, mtime=0)
+
+
+async def _file(request: Request) -> Response:
+    content, kind = files()[request.url.path]
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return Response(content, media_type=kind)
+    headers = {"content-encoding": "gzip", "vary": "accept-encoding"}
+    return Response(_packed(request.url.path), media_type=kind, headers=headers)
+
+
+async def _missing(request: Request, error: Exception) -> Response:
+    return _refusal("missing", 404)
+
+
+async def _no_method(request: Request, error: Exception) -> Response:
+    return _refusal("method", 405)
+
+
+def _refusal(id: str, status: int) -> Response:
+    message = say(f"refused.{id}")
+    return JSONResponse({"schema": "foretrain.error/1", "id": f"refused.{id}", "message": message}, status)
+
+
+async def _answer(work: Callable[[], Made]) -> Response:
+    """Do the work beside the event loop; what a user can mend comes back as its sentences."""
+    try:
+        status, value = await run_in_threadpool(work)
+    except UserError as error:
+        status, value = 422, answers.error_json(error)
+    return JSONResponse(value, status)
+
+
+async def _asked(request: Request, kind: type[Asked]) -> Asked:
+    """The body as a record. Raises UserError where it is none."""
+    try:
+        return kind.model_validate(json.loads(await request.body()))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part)[:40] for part in first["loc"])
+        raise UserError("page.bad_request", where=where or "body", reason=first["msg"]) from None
+    except (ValueError, RecursionError):
+        raise UserError("page.bad_request", where="body", reason="it is no JSON") from None
+
+
+class _Handlers:
+    """What answers; holds the runs' folders and the exact jobs."""
+
+    def __init__(self, known: runs.Runs) -> None:
+        self._runs, self.jobs = known, jobs.Jobs()
+
+    async def start(self, request: Request) -> Response:
+        """Everything that the page needs once: the form, texts, devices, presets."""
+        return await _answer(lambda: (200, _start()))
+
+    async def plan(self, request: Request) -> Response:
+        """The plan of a form, by the ledger."""
+        return await self._with(request, planner.Asked, _plan)
+
+    async def advice(self, request: Request) -> Response:
+        """What to change in a form."""
+        from foretrain.web import advices
+
+        return await self._with(request, advices.AskedAdvice, lambda asked: (200, advices.answer(asked)))
+
+    async def cards(self, request: Request) -> Response:
+        """The same config on several devices."""
+        return await self._with(request, planner.Asked, _cards)
+
+    async def read(self, request: Request) -> Response:
+        """What a pasted config sets."""
+        return await self._with(request, planner.Pasted, _read)
+
+    async def toml(self, request: Request) -> Response:
+        """The config of a form as a file that plan and train take."""
+        return await self._with(request, planner.Asked, _toml)
+
+    async def exact(self, request: Request) -> Response:
+        """Begin to trace the plan of a form."""
+        return await self._with(request, planner.Asked, self._begin)
+
+    async def _with(self, request: Request, kind: type[Asked], work: Callable[[Asked], Made]) -> Response:
+        try:
+            asked = await _asked(request, kind)
+        except UserError as error:
+            return JSONResponse(answers.error_json(error), 400)
+        return await _answer(lambda: work(asked))
+
+    def _begin(self, asked: planner.Asked) -> Made:
+        found = planner.resolved(asked)
+        job = self.jobs.start(planner.made(found, asked.gpu, asked.others), found)
+        return 202, {"schema": answers.SCHEMA, "job": job.id}
+
+    async def exact_state(self, request: Request) -> Response:
+        """How far a trace is, and its answer at the end."""
+        job = self.jobs.get(request.path_params["id"])
+        return _refusal("missing", 404) if job is None else await _answer(lambda: (200, _job(job)))
+
+    async def exact_stop(self, request: Request) -> Response:
+        """Stop a trace."""
+        job = self.jobs.get(request.path_params["id"])
+        if job is None:
+            return _refusal("missing", 404)
+        await run_in_threadpool(job.stop)
+        return JSONResponse(_job(job))
+
+    async def runs(self, request: Request) -> Response:
+        """All runs."""
+        return await _answer(lambda: (200, self._runs.listed()))
+
+    async def run(self, request: Request) -> Response:
+        """One run."""
+        return await self._of_run(request, lambda id, run: runs.page(id, run))
+
+    async def live(self, request: Request) -> Response:
+        """What is new in a run since ?after=, a place in its metrics that an earlier answer gave."""
+        after = request.query_params.get("after", "0")
+        start = int(after) if after.isascii() and after.isdigit() and len(after) < 16 else 0
+        return await self._of_run(request, lambda id, run: runs.live(run, start))
+
+    async def _of_run(self, request: Request, work: Callable[[str, Any], dict[str, Any]]) -> Response:
+        id = request.path_params["id"]
+        run = await run_in_threadpool(self._runs.get, id)
+        return _refusal("missing", 404) if run is None else await _answer(lambda: (200, work(id, run)))
+
+    async def comparisons(self, request: Request) -> Response:
+        """Predicted against measured, of all runs."""
+        return await _answer(lambda: (200, runs.comparisons(self._runs)))
+
+
+def _start() -> dict[str, Any]:
+    said = {id: text for id, text in texts().items() if id.partition(".")[0] in _TEXTS}
+    return {
+        "schema": answers.SCHEMA, "texts": said, "fields": fields(), "devices": devices.listed(),
+        "presets": list(PRESETS), "legend": answers.legend(), "no_exact": jobs.why_not(),
+    }  # fmt: skip
+
+
+def _plan(asked: planner.Asked) -> Made:
+    found = planner.resolved(asked)
+    return 200, answers.plan_json(planner.made(found, asked.gpu, asked.others), found)
+
+
+def _cards(asked: planner.Asked) -> Made:
+    from foretrain.advise.cards import choose
+    from foretrain.report import cards_view
+
+    found = planner.resolved(asked)
+    names = list(dict.fromkeys(asked.cards)) or [asked.gpu]
+    plans = [planner.made(found, name, asked.others if name == asked.gpu else "") for name in names]
+    return 200, {"schema": answers.SCHEMA, **answers.document_json(cards_view.document(plans, choose(plans)))}
+
+
+def _read(pasted: planner.Pasted) -> Made:
+    found = from_text(pasted.text, printable(pasted.name).replace("\n", " ") or "pasted")
+    values = {key: getattr(found.config, key) for key in found.sources}
+    return 200, {
+        "schema": answers.SCHEMA, "name": found.name, "values": values, "sources": found.sources,
+        "notes": [printable(str(note)) for note in found.notes],
+    }  # fmt: skip
+
+
+def _toml(asked: planner.Asked) -> Made:
+    text = to_toml(planner.resolved(asked).config)
+    return 200, {"schema": answers.SCHEMA, "name": f"{asked.preset or 'config'}.toml", "text": text}
+
+
+def _job(job: jobs.Job) -> dict[str, Any]:
+    done = answers.plan_json(job.plan, job.found) if job.plan is not None else None
+    return {"schema": answers.SCHEMA, "state": job.state, "progress": job.progress, "reason": job.reason, "plan": done}

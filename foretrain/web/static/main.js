@@ -1,0 +1,55 @@
+// Where the page begins: the token, the texts, and which part is shown.
+import { Failed, get, takeToken } from "./api.js";
+import { freeAll, setLegend } from "./pictures.js";
+import { Planner } from "./planner.js";
+import { RunPage, RunsPage } from "./runs.js";
+import { h, setTexts, t } from "./ui.js";
+
+const main = document.getElementById("main");
+let shown = null, start = null;
+
+function pageOf(hash) {
+  const path = hash.replace(/^#/, "").split("?")[0];
+  const run = /^\/run\/([\w-]+)$/.exec(path);
+  if (run) return ["runs", () => new RunPage(run[1])];
+  return path === "/runs" ? ["runs", () => new RunsPage()] : ["plan", () => new Planner(start)];
+}
+
+function route(focus) {
+  if (location.hash === "#main") return;
+  const [name, make] = pageOf(location.hash);
+  if (name === "plan" && shown instanceof Planner && shown.hash === location.hash) return;
+  shown?.leave();
+  freeAll();
+  for (const link of document.querySelectorAll("#nav a")) {
+    if (link.dataset.page === name) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  shown = make();
+  main.replaceChildren(shown.element);
+  shown.enter();
+  if (focus) main.focus({ preventScroll: true });
+}
+
+async function begin() {
+  takeToken();
+  try {
+    start = await get("/api/start");
+  } catch (error) {
+    if (!(error instanceof Failed)) throw error;
+    main.replaceChildren(h("p", { class: "bad box", role: "alert" }, error.message));
+    return;
+  }
+  setTexts(start.texts);
+  setLegend(start.legend);
+  document.getElementById("skip").textContent = t("page.skip");
+  const links = [["plan", t("page.planner")], ["runs", t("page.runs")]];
+  document.getElementById("nav").setAttribute("aria-label", t("page.parts"));
+  document.getElementById("nav").append(...links.map(([name, text]) => h("a", { href: `#/${name}`, "data-page": name }, text)));
+  document.getElementById("skip").addEventListener("click", event => { event.preventDefault(); main.focus(); });
+  window.addEventListener("hashchange", () => { takeToken(); route(true); });
+  window.addEventListener("colours", () => shown?.redraw());
+  route(false);
+}
+
+begin();

@@ -1,0 +1,385 @@
+"""The page's answers: the form is the knobs, a plan is what `plan` says, a config goes out and comes back the same."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from starlette.testclient import TestClient
+
+from foretrain import messages
+from foretrain.config import knobs
+from foretrain.configfile import from_text, resolve, to_toml
+from foretrain.errors import ConfigError
+from foretrain.hardware import catalogue, find
+from foretrain.predict.plan import plan
+from foretrain.units import format_bytes
+from foretrain.web import fields, guard, jobs, routes, server
+from tests.helpers import REPO
+from tests.test_page_security import GOOD, ORIGIN, PORT, POSTED, TOKEN, write_run
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs" / "baby")
+    with TestClient(routes.create_app(PORT, TOKEN, [tmp_path / "runs"]), base_url=ORIGIN) as made:
+        yield made
+
+
+def post(client: TestClient, path: str, body: dict[str, Any], status: int = 200) -> dict[str, Any]:
+    answer = client.post(path, headers={**GOOD, **POSTED}, json=body)
+    assert answer.status_code == status, answer.text[:500]
+    return answer.json()
+
+
+def get(client: TestClient, path: str, status: int = 200) -> dict[str, Any]:
+    answer = client.get(path, headers=GOOD)
+    assert answer.status_code == status, answer.text[:500]
+    return answer.json()
+
+
+def test_the_form_has_every_knob_that_has_an_effect() -> None:
+    found = {field["name"]: field for field in fields.fields()}
+    wanted = {knob.name: knob for knob in knobs() if not knob.inert}
+    assert set(found) == set(wanted)
+    assert set(fields.BASIC) <= set(found)
+    for name, field in found.items():
+        knob = wanted[name]
+        assert (field["help"], field["unit"], field["default"], field["type"]) == (
+            knob.help,
+            knob.unit,
+            knob.default,
+            knob.type,
+        )
+        assert messages.has(f"page.group.{field['group']}")
+        assert (field["type"] == "choice") == bool(field["choices"])
+    assert [field["name"] for field in fields.fields()][: len(fields.BASIC)] == list(fields.BASIC)
+
+
+@pytest.mark.parametrize("name", fields._SPANS)
+def test_a_slider_stops_only_where_its_knob_may_stand(name: str) -> None:
+    stops = fields.stops(name)
+    assert stops == sorted(set(stops))
+    assert 5 < len(stops) < 120
+    for value in (stops[0], stops[-1]):  # what config.py allows, asked of the config itself
+        resolve([f"--{name}={value}", "--decay_lr=false", "--n_head=1", "--activation_checkpointing=true", "--eval_block_size=0"]
+                + (["--max_iters=20000"] if name == "warmup_iters" else []) + (["--activation_checkpointing=false"] if name.startswith("activation_m") else []))  # fmt: skip
+
+
+def test_a_plan_on_the_page_is_the_plan(client: TestClient) -> None:
+    asked = {
+        "preset": "gpt2-124m",
+        "values": {"batch_size": "12", "compile": "false"},
+        "gpu": "RTX 4090",
+        "others": "2GB",
+    }
+    answer = post(client, "/api/plan", asked)
+    expected = plan(
+        resolve(["gpt2-124m", "--batch_size=12", "--compile=false"]).config, find("4090"), others_bytes=2 * 10**9
+    )
+    for step, memory in zip(answer["memory"]["steps"], expected.memory, strict=True):
+        assert step["voice"] == "predicted (ledger)"
+        for bar, phase in zip(step["bars"], memory.phases, strict=True):
+            assert bar["needed"] == phase.needed_expected_bytes
+            assert sum(bar["parts"].values()) == max(phase.needed_expected_bytes, phase.allocated_bytes)
+    marks = {mark["kind"]: mark["value"] for mark in answer["memory"]["marks"]}
+    assert marks == {"usable": expected.available_bytes, "card": expected.gpu.memory_bytes}
+    figures = {figure["id"]: figure["value"] for figure in answer["figures"]}
+    assert figures["memory"] == format_bytes(expected.memory_of("foretrain").worst.needed_expected_bytes)
+    assert {"step", "run", "speed", "mfu", "energy", "cost"} < set(figures)
+    assert all(figure["voice"].startswith("predicted") for figure in answer["figures"])
+    assert answer["config"]["batch_size"] == 12
+
+
+def test_every_wrong_value_is_said_at_its_field(client: TestClient) -> None:
+    answer = post(client, "/api/plan", {"values": {"n_head": "7", "batch_size": "0", "dtype": "int4"}}, 422)
+    assert {problem["key"] for problem in answer["problems"]} >= {"batch_size", "dtype"}
+    near = post(client, "/api/plan", {"values": {"n_layers": "7"}}, 422)
+    assert "n_layer" in near["message"]
+    for bad in ({"gpu": "RTX 9999"}, {"others": "2 chairs"}, {"others": "900GB"}, {"preset": "gpt9"}):
+        assert post(client, "/api/plan", bad, 422)["problems"][0]["message"]
+
+
+NANOGPT = """import time
+out_dir = 'out-mine'
+n_layer = 6
+n_head = 6
+n_embd = 64 * 6
+block_size = 256 # context
+batch_size = 64
+dropout = 0.2
+learning_rate = 1e-3
+"""
+
+
+def test_a_pasted_config_is_parsed_and_never_run(client: TestClient, tmp_path: Path) -> None:
+    answer = post(client, "/api/read", {"name": "train_mine.py", "text": NANOGPT})
+    assert answer["values"]["n_embd"] == 384
+    assert answer["name"] == "train_mine"
+    assert post(client, "/api/plan", {"values": answer["values"]})["config"]["dropout"] == 0.2
+    toml = post(client, "/api/read", {"name": "", "text": "preset = 'gpt2-350m'\n[batch]\nbatch_size = 2\n"})
+    assert (toml["values"]["n_layer"], toml["values"]["batch_size"]) == (24, 2)
+    evil = f"__import__('pathlib').Path({str(tmp_path / 'ran')!r}).write_text('x')\nn_layer = open('/etc/passwd')"
+    refused = post(client, "/api/read", {"name": "evil.py", "text": evil}, 422)
+    assert "evil.py:" in refused["problems"][0]["message"]
+    assert not (tmp_path / "ran").exists()
+    assert post(client, "/api/read", {"name": "x.toml", "text": "n_layer = [" + "[" * 5000}, 422)["problems"]
+
+
+def test_from_text_reads_what_resolve_reads(tmp_path: Path) -> None:
+    for name, text in (("a.py", NANOGPT), ("b.toml", to_toml(resolve(["gpt2-40m", "--compile=false"]).config))):
+        (tmp_path / name).write_text(text)
+        expected = resolve([str(tmp_path / name)])
+        for given in (name, ""):  # also told by its content alone
+            assert from_text(text, given).config == expected.config, (name, given)
+        assert from_text(text, name).name == expected.name
+    for wrong in ("x" * 70_000, "init_from = '/etc/passwd'", "n_layer = -1", "\0"):
+        with pytest.raises(ConfigError):
+            from_text(wrong, "w.py")
+
+
+def test_the_downloaded_config_is_the_one_that_was_planned(client: TestClient, tmp_path: Path) -> None:
+    asked = {"preset": "gpt2-40m", "values": {"n_layer": "7", "currency": 'a"\\b', "recipe": "modern"}}
+    answer = post(client, "/api/toml", asked)
+    (tmp_path / answer["name"]).write_text(answer["text"])
+    shown = post(client, "/api/plan", asked)["config"]
+    assert resolve([str(tmp_path / answer["name"])]).config.model_dump(mode="json") == shown
+    assert shown["optimizer"] == "muon"
+
+
+def test_cards_are_compared(client: TestClient) -> None:
+    answer = post(
+        client, "/api/cards", {"preset": "gpt2-124m", "cards": ["RTX 3060 12GB", "RTX 4090"], "gpu": "RTX 4090"}
+    )
+    assert [row[0] for row in answer["sections"][0]["blocks"][0]["rows"]] == ["RTX 3060 12GB", "RTX 4090"]
+    post(client, "/api/cards", {"cards": ["no such"]}, 422)
+
+
+def test_advice_can_be_applied_and_then_holds(client: TestClient) -> None:
+    asked = {
+        "preset": "gpt2-350m",
+        "values": {"batch_size": "16", "gradient_accumulation_steps": "32"},
+        "gpu": "RTX 3060 12GB",
+        "others": "1GB",
+    }
+    assert "does not fit" in post(client, "/api/plan", asked)["memory"]["steps"][0]["verdict"]
+    answer = post(client, "/api/advice", {**asked, "goal": "fit"})
+    assert len(answer["changes"]) == len(answer["list"]["blocks"][0]["rows"]) > 2
+    for change in answer["changes"][:3]:
+        values = {key: str(value) for key, value in change["values"].items()}
+        others = asked["others"] if change["others_bytes"] is None else str(change["others_bytes"])
+        then = post(
+            client,
+            "/api/plan",
+            {**asked, "values": {**asked["values"], **values}, "gpu": change["gpu"] or asked["gpu"], "others": others},
+        )
+        assert then["memory"]["steps"][0]["verdict"] == "fits", change["text"]
+    post(client, "/api/advice", {"goal": "wealth"}, 400)
+
+
+def test_the_batch_that_fits_can_be_asked_for(client: TestClient) -> None:
+    answer = post(client, "/api/plan", {"preset": "gpt2-124m", "values": {"batch_size": "auto"}})
+    assert answer["config"]["batch_size"] > 1
+    assert answer["config"]["batch_size"] * answer["config"]["gradient_accumulation_steps"] == 512
+
+
+def test_runs_are_shown_with_their_forecast(client: TestClient) -> None:
+    run = get(client, "/api/runs")["runs"][0]
+    assert (run["name"], run["status"], run["of"]) == ("baby", "finished", 12)
+    page = get(client, f"/api/runs/{run['id']}")
+    assert [line["step"] for line in page["metrics"] if line["kind"] == "step"] == [0, 10]
+    assert page["events"][0]["text"] == "saved baby"
+    assert {section["title"] for section in page["document"]["sections"]} >= {"Memory", "Time"}
+    assert get(client, f"/api/runs/{run['id']}/live?after={page['next']}")["metrics"] == []
+    assert len(get(client, f"/api/runs/{run['id']}/live?after=-5")["metrics"]) == 3
+    against = get(client, "/api/comparisons")["runs"][0]["rows"]
+    assert against[0]["measured"] == 0.5
+    get(client, "/api/runs/ffffffffffffffff", 404)
+
+
+def test_a_damaged_run_is_said_and_the_others_shown(client: TestClient, tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "broken")
+    (tmp_path / "runs" / "broken" / "run.json").write_text("{")
+    write_run(tmp_path / "runs" / "half")
+    (tmp_path / "runs" / "half" / "plan.json").write_text("[]")
+    found = get(client, "/api/runs")
+    assert len(found["runs"]) == 2
+    assert len(found["unreadable"]) == 1
+    half = next(run for run in found["runs"] if run["path"].endswith("half"))
+    assert get(client, f"/api/runs/{half['id']}")["problem"]
+
+
+def test_exact_without_torch_is_one_sentence(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs.service, "installed_torch", lambda: "")
+    assert "torch" in get(client, "/api/start")["no_exact"]
+    assert "torch" in post(client, "/api/exact", {}, 422)["message"]
+
+
+def tracing() -> list[str]:
+    """Processes of the tracer that this one started and that live, where the system lists them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = path.read_text("utf-8", "replace").rpartition(")")[2].split()[:2]
+            if int(parent) == os.getpid() and state != "Z":
+                found.append((path.parent / "cmdline").read_text("utf-8", "replace"))
+    return [words for words in found if "exact_child" in words]
+
+
+def test_a_trace_can_be_stopped_and_leaves_no_process(client: TestClient) -> None:
+    if jobs.why_not():
+        pytest.skip("nothing can be traced here")
+    asked = {"preset": "baby", "values": {"n_embd": "120", "seed": "7"}}
+    job = post(client, "/api/exact", asked, 202)["job"]
+    assert get(client, f"/api/exact/{job}")["state"] in ("working", "done")
+    assert post(client, f"/api/exact/{job}/stop", {})["state"] in ("stopped", "done")
+    assert not tracing()
+    again = post(client, "/api/exact", {**asked, "gpu": "cpu"}, 202)[
+        "job"
+    ]  # no card: the ledger's answer stands, and why
+    deadline = time.monotonic() + 60
+    while (found := get(client, f"/api/exact/{again}"))["state"] == "working" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert found["state"] == "done", found["reason"]
+    assert not found["plan"]["exact"]
+
+
+def test_texts_of_the_scripts_exist_and_none_is_missing() -> None:
+    scripts = "".join(p.read_text("utf-8") for p in (REPO / "foretrain/web/static").glob("*.js"))
+    said = set(re.findall(r"\bt\((?:\w+ \? )?\"([a-z_.]+)\"", scripts))
+    assert len(said) > 50
+    for id in said:
+        assert messages.has(id), id
+    for id in ("status", "host", "token"):
+        assert messages.has(f"refused.{id}") or id == "status"
+    for id in guard._STATUS:
+        assert messages.has(f"refused.{id}"), id
+
+
+def test_the_first_load_is_small(client: TestClient) -> None:
+    """All that a browser fetches until the first answer stands there, as it goes over the wire."""
+    sizes = {}
+    for path, (content, _) in routes.files().items():
+        answer = client.get(path, headers={**GOOD, "accept-encoding": "gzip"})
+        assert answer.content == content
+        sizes[path] = int(answer.headers["content-length"])
+        assert client.get(path, headers={**GOOD, "accept-encoding": "identity"}).content == content
+    sizes["/api/start"] = len(client.get("/api/start", headers=GOOD).content)
+    sizes["/api/plan"] = len(client.post("/api/plan", headers={**GOOD, **POSTED}, json={}).content)
+    assert sum(sizes.values()) < 150_000, sizes
+
+
+def test_every_card_can_be_chosen(client: TestClient) -> None:
+    listed = {device["id"] for device in get(client, "/api/start")["devices"]}
+    assert listed >= {*catalogue(), "cpu"}
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *words: str) -> Iterator[tuple[dict[str, Any], subprocess.Popen[str]]]:
+    """`foretrain serve` as a user starts it: (what it says, its process)."""
+    code = "from foretrain.cli import main; main()"
+    path = os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH", "")]))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "serve", "--json", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=folder, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline()), process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_serve_listens_here_only_without_torch_and_ends_cleanly(tmp_path: Path) -> None:
+    import urllib.request
+
+    with serving(tmp_path, "--port", str(free_port())) as (said, process):
+        port, token = said["port"], said["url"].partition("#token=")[2]
+        assert len(token) > 40
+        headers = {guard.TOKEN_HEADER: token, "Origin": f"http://127.0.0.1:{port}", "Content-Type": "application/json"}
+        for body in (b"{}", b'{"preset": "gpt2-350m"}'):
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/api/plan", data=body, headers=headers)
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                assert json.load(answer)["figures"]
+        if Path("/proc/self/status").exists():
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            resident = int(re.search(r"VmRSS:\s+(\d+) kB", status)[1])  # type: ignore[index]
+            assert resident < 100 * 1024
+            assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
+            listening = [
+                line.split()[1]
+                for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+                if line.split()[3] == "0A"
+            ]
+            assert f"0100007F:{port:04X}" in listening
+            assert f"00000000:{port:04X}" not in listening
+        assert token not in Path(f"/proc/{process.pid}/cmdline").read_text() if Path("/proc/self").exists() else True
+    assert process.returncode == 0
+
+
+def test_serve_says_what_is_wrong(tmp_path: Path) -> None:
+    from tests.helpers import foretrain
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = foretrain("serve", "--port", str(port), cwd=tmp_path)
+        assert (result.returncode, str(port) in result.stderr) == (4, True)
+        with server._listen(port, or_any=True) as another:
+            assert another.getsockname()[1] != port
+    assert foretrain("serve", "--runs", "nowhere", cwd=tmp_path).returncode == 7
+
+
+def test_a_connection_that_sends_nothing_whole_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.3)
+    served = server.prepare(free_port(), [tmp_path])
+    thread = threading.Thread(target=lambda: served.server.run(sockets=[served.listening]), daemon=True)
+    thread.start()
+    try:
+        with socket.create_connection(("127.0.0.1", served.port), 10) as slow:
+            slow.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
+            slow.settimeout(10)
+            assert slow.recv(100) == b""
+        with socket.create_connection(("127.0.0.1", served.port), 10) as large:
+            large.settimeout(10)
+            with contextlib.suppress(OSError):
+                large.sendall(b"GET / HTTP/1.1\r\n" + b"X-Large: " + b"x" * 10**6)
+                assert large.recv(100)[:12] in (b"HTTP/1.1 400", b"")
+        with socket.create_connection(("127.0.0.1", served.port), 10) as good:
+            good.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\n\r\n".encode())
+            assert good.recv(100).startswith(b"HTTP/1.1 200")
+    finally:
+        served.server.should_exit = True
+        thread.join(10)
+
+
+def test_the_file_that_opens_the_browser_is_private_and_goes_away() -> None:
+    link = "http://127.0.0.1:1/#token=a&b"
+    with server.opener(link) as path:
+        assert path.stat().st_mode & 0o077 == 0 or os.name != "posix"
+        assert path.parent.stat().st_mode & 0o077 == 0 or os.name != "posix"
+        assert "token=a&amp;b" in path.read_text()
+    assert not path.exists()

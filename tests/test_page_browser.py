@@ -1,0 +1,259 @@
+"""The page in headless Chromium: what people do with it, by mouse and by keyboard, wide and narrow, without an error
+on the console. Skipped where there is no browser."""
+
+import contextlib
+import json
+import re
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("playwright")
+
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from foretrain.configfile import resolve
+from foretrain.run.store import RunDirectory
+from tests.test_page import NANOGPT, free_port, serving
+from tests.test_page_security import EVIL_NAME, write_run
+
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None or not sys.platform.startswith("linux"), reason="no Chromium here"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """(link, folder of the runs): a server with a finished run of an evil name, and a running one."""
+    folder = tmp_path_factory.mktemp("page")
+    write_run(folder / "runs" / "evil", EVIL_NAME)
+    live = write_run(folder / "runs" / "live", "live", status="running")
+    live.acquire()
+    try:
+        with serving(folder, "--port", str(free_port())) as (said, _):
+            yield said["url"], folder / "runs"
+    finally:
+        live.release()
+
+
+@contextlib.contextmanager
+def opened(browser: Browser, link: str, **options: Any) -> Iterator[Page]:
+    """A fresh tab at the link; fails on any console message or failed request but those that are looked for."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+    page, wrong = context.new_page(), []
+    page.set_default_timeout(15_000)
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on(
+        "request",
+        lambda request: None if request.url.startswith(("http://127.0.0.1:", "blob:")) else wrong.append(request.url),
+    )
+    page.goto(link)
+    yield page
+    context.close()
+    # A wrong value is answered with 422, which Chromium tells on its console.
+    assert not [text for text in wrong if "status of 422" not in text]
+
+
+def answered(page: Page) -> None:
+    page.wait_for_selector(".results[aria-busy=false]")
+
+
+def needs(page: Page) -> float:
+    """What the first line says that foretrain's step needs, in GiB."""
+    text = page.locator(".strip-row").first.inner_text()
+    number, unit = re.search(r"([\d.]+) ([GM])iB of", text).groups()  # type: ignore[union-attr]
+    return float(number) / (1 if unit == "G" else 1024)
+
+
+def test_opens_with_an_answer_and_hides_the_token(browser: Browser, served: tuple[str, Path]) -> None:
+    with opened(browser, served[0]) as page:
+        answered(page)
+        assert "token" not in page.url
+        assert "fits" in page.locator(".verdict").inner_text()
+        assert page.locator(".figures > div").count() >= 7
+        assert page.evaluate("document.cookie") == ""
+        assert page.locator("canvas").first.bounding_box()["width"] > 300  # type: ignore[index]
+
+
+def test_without_the_token_there_is_a_sentence(browser: Browser, served: tuple[str, Path]) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(served[0].partition("#")[0])
+    expect(page.get_by_role("alert")).to_contain_text("foretrain serve")
+    context.close()
+
+
+def test_type_and_drag(browser: Browser, served: tuple[str, Path]) -> None:
+    with opened(browser, served[0]) as page:
+        answered(page)
+        before = needs(page)
+        page.get_by_label("batch_size sequences", exact=True).fill("16")
+        expect(page).to_have_url(re.compile("k.batch_size=16"))
+        answered(page)
+        assert needs(page) > 1.3 * before
+        slider = page.get_by_label("n_layer, slider")
+        box = slider.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] * 0.19, box["y"] + box["height"] / 2)
+        page.mouse.down()
+        for share in range(20, 90, 5):
+            page.mouse.move(box["x"] + box["width"] * share / 100, box["y"] + box["height"] / 2)
+        page.mouse.up()
+        answered(page)
+        layers = int(page.get_by_label("n_layer blocks", exact=True).input_value())
+        assert layers > 48
+        expect(page.locator(".strip")).to_contain_text("does not fit")
+        page.get_by_label("n_head", exact=True).fill("7")
+        page.wait_for_selector(".errors .bad")
+        assert "n_embd = 768" in page.locator(".errors").inner_text()
+        page.get_by_role("button", name="Undo all changes").click()
+        answered(page)
+        assert needs(page) == before
+
+
+def test_paste_share_and_download(browser: Browser, served: tuple[str, Path], tmp_path: Path) -> None:
+    with opened(browser, served[0]) as page:
+        answered(page)
+        page.get_by_text("Your own config").click()
+        page.get_by_label("The text of the config").fill(NANOGPT)
+        page.get_by_role("button", name="Use it").click()
+        expect(page.locator("#paste-said")).to_contain_text("8 values")
+        answered(page)
+        assert page.get_by_label("n_embd", exact=True).input_value() == "384"
+        page.get_by_label("Held by others").fill("2.1GB")
+        page.get_by_label("Card or processor").select_option("RTX 3090")
+        answered(page)
+        link, strip = page.url, page.locator(".strip").inner_text()
+        with page.expect_download() as waiting:
+            page.get_by_role("button", name="Download as TOML").click()
+        waiting.value.save_as(tmp_path / "downloaded.toml")
+        config = resolve([str(tmp_path / "downloaded.toml")]).config
+        assert (config.n_embd, config.dropout, config.out_dir) == (384, 0.2, "out-mine")
+        assert tomllib.loads((tmp_path / "downloaded.toml").read_text())["model"]["n_layer"] == 6
+        again = page.context.new_page()  # the link alone says it all
+        again.goto(link)
+        again.wait_for_selector(".results[aria-busy=false]")
+        assert again.locator(".strip").inner_text() == strip
+        assert again.get_by_label("Held by others").input_value() == "2.1GB"
+        page.get_by_label("The text of the config").fill("import os\nn_layer = os.getpid()")
+        page.get_by_role("button", name="Use it").click()
+        expect(page.locator("#paste-said .bad")).to_contain_text(":2")
+
+
+def test_a_config_can_be_dropped(browser: Browser, served: tuple[str, Path]) -> None:
+    with opened(browser, served[0]) as page:
+        answered(page)
+        data = page.evaluate_handle(
+            "text => { const d = new DataTransfer(); d.items.add(new File([text], 'mine.py')); return d; }", NANOGPT
+        )
+        page.dispatch_event(".planner", "drop", {"dataTransfer": data})
+        expect(page.locator("#paste-said")).to_contain_text("mine")
+        answered(page)
+        assert page.get_by_label("block_size tokens", exact=True).input_value() == "256"
+
+
+def test_cards_beside_each_other(browser: Browser, served: tuple[str, Path]) -> None:
+    with opened(browser, served[0]) as page:
+        answered(page)
+        page.get_by_role("heading", name="Compare cards").click()
+        page.get_by_label("RTX 3090", exact=True).check()
+        page.get_by_role("button", name="Compare", exact=True).click()
+        expect(page.locator(".cards table").first).to_contain_text("RTX 3090")
+
+
+def test_a_running_run_is_followed(browser: Browser, served: tuple[str, Path]) -> None:
+    link, folder = served
+    with opened(browser, link) as page:
+        answered(page)
+        page.get_by_role("link", name="Runs").click()
+        expect(page.locator("tbody").first).to_contain_text("running")
+        assert page.locator("img").count() == 0  # the evil name is text
+        expect(page.locator("tbody").first).to_contain_text("<img src=x onerror=alert(1)>")
+        page.get_by_role("link", name="live", exact=True).first.click()
+        expect(page.get_by_role("heading", name="live")).to_be_visible()
+        RunDirectory(folder / "live").append(
+            "metrics", {"kind": "step", "step": 11, "loss": 1.2345, "step_s": 0.25, "tokens_per_s": 8.0}
+        )
+        expect(page.locator(".figures")).to_contain_text("1.2345", timeout=15_000)
+        RunDirectory(folder / "live").event("saved", name="step-11")
+        expect(page.locator(".events")).to_contain_text("saved step-11", timeout=15_000)
+
+
+def test_by_keyboard_alone(browser: Browser, served: tuple[str, Path]) -> None:
+    with opened(browser, served[0]) as page:
+        answered(page)
+        before = needs(page)
+
+        def tab_to(name: str) -> None:
+            for _ in range(80):
+                page.keyboard.press("Tab")
+                found = page.evaluate(
+                    "(() => { const e = document.activeElement; return e.getAttribute('aria-label') || e.id || e.textContent; })()"
+                )
+                ring = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+                assert ring != "none", found
+                if found == name:
+                    return
+            raise AssertionError(f"{name} is not reached")
+
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.id") == "skip"
+        tab_to("n_layer, slider")
+        for _ in range(6):
+            page.keyboard.press("ArrowRight")
+        answered(page)
+        assert page.evaluate("document.activeElement.getAttribute('aria-valuetext')") == "18 blocks"
+        assert needs(page) > before
+        tab_to("download")
+        with page.expect_download():
+            page.keyboard.press("Enter")
+
+
+@pytest.mark.parametrize("where", ["#/plan", "#/runs", "run"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_accessible_and_nothing_sticks_out_at_320_pixels(
+    browser: Browser, served: tuple[str, Path], where: str, scheme: Any
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python")
+    with opened(browser, served[0], viewport={"width": 320, "height": 640}, color_scheme=scheme) as page:
+        answered(page)
+        if where != "#/plan":
+            page.goto(served[0].partition("#")[0] + "#/runs")
+            page.wait_for_selector("tbody th a")
+        if where == "run":
+            page.locator("tbody th a").first.click()
+            page.wait_for_selector(".picture")
+        for details in page.locator("details").all():
+            details.evaluate("e => { e.open = true; }")
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 320
+        page.evaluate((resources.files(axe) / "axe.min.js").read_text("utf-8"))
+        found = page.evaluate("axe.run()")
+        wrong = [
+            (v["id"], [n["target"] for n in v["nodes"]][:4])
+            for v in found["violations"]
+            if v["impact"] in ("serious", "critical")
+        ]
+        assert not wrong, json.dumps(wrong)

@@ -1,0 +1,479 @@
+"""The page against hostile requests: every route, found by enumeration, meets every kind of them.
+
+A route that is added is in this matrix by itself; one that needs no token must be named in OPEN below.
+"""
+
+import asyncio
+import json
+import re
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from pydantic import ValidationError
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from foretrain.errors import UserError
+from foretrain.hardware import find
+from foretrain.lm.dataset import DatasetInfo
+from foretrain.predict.plan import plan
+from foretrain.run.store import RunDirectory, RunRecord
+from foretrain.web import guard, planner, routes
+from foretrain.web.observe import ObservedRun, curve, lock_is_held, tail
+from tests.helpers import tiny
+
+PORT, TOKEN = 8765, "the-token"
+ORIGIN = f"http://127.0.0.1:{PORT}"
+GOOD = {"host": f"127.0.0.1:{PORT}", guard.TOKEN_HEADER: TOKEN}
+POSTED = {"origin": ORIGIN, "sec-fetch-site": "same-origin", "content-type": "application/json"}
+# The page's own files: they hold nothing of the user's, and must load before the page can send its token.
+OPEN = {"/", "/advice.js", "/api.js", "/chart.js", "/form.js", "/icon.svg", "/main.js", "/pictures.js", "/planner.js",
+        "/runs.js", "/state.js", "/style.css", "/ui.js"}  # fmt: skip
+EVIL_NAME = "<img src=x onerror=alert(1)>\x1b[31m"
+
+
+def write_run(path: Path, name: str = "baby", **changes: Any) -> RunDirectory:
+    """A finished run with an evaluation, two steps and an event."""
+    path.mkdir(parents=True)
+    directory, config, gpu = RunDirectory(path), tiny(), find("RTX 4070")
+    dataset = DatasetInfo(name="toy", path="data/toy", train_tokens=2000, val_tokens=500)
+    record = RunRecord(
+        id=path.name, name=name, status="finished", started_at="2026-01-01T00:00:00+00:00", config=config, gpu=gpu,
+        dtype="float32", compiled=False, dataset=dataset, n_params=1000, steps_done=12, step_s=0.5, val_loss=3.5,
+        first_val_loss=4.5, tokens_per_s=100.0, wall_s=9.0,
+    ).model_copy(update=changes)  # fmt: skip
+    directory.write_record(record)
+    (path / "plan.json").write_text(json.dumps(plan(config, gpu, name=name).to_json(schema="foretrain.plan/1")))
+    directory.append(
+        "metrics",
+        {"kind": "evaluation", "step": 0, "train_loss": 4.4, "val_loss": 4.5, "evaluation_s": 1.0, "best": True},
+    )
+    for step in (0, 10):
+        directory.append(
+            "metrics", {"kind": "step", "step": step, "loss": 4.0 - step / 10, "step_s": 0.5, "tokens_per_s": 9.0}
+        )
+    directory.event("saved", name=name)
+    return directory
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Starlette:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs" / "evil", EVIL_NAME)
+    return routes.create_app(PORT, TOKEN, [tmp_path / "runs"])
+
+
+@pytest.fixture
+def client(app: Starlette) -> Iterator[TestClient]:
+    with TestClient(app, base_url=ORIGIN) as made:
+        yield made
+
+
+def routes_of(app: Starlette) -> list[tuple[str, str]]:
+    """(method, path) of every route, with something in its parameters' place."""
+    found = []
+    for route in app.routes:
+        assert isinstance(route, Route), "only plain routes are checked here"
+        path = re.sub(r"\{\w+\}", "0123456789abcdef", route.path)
+        found += [(method, path) for method in sorted(route.methods or ()) if method != "HEAD"]
+    assert len(found) > 15
+    return found
+
+
+def ask(client: TestClient, method: str, path: str, **changed: str | None) -> Any:
+    """A request as the page sends it, with headers changed, or left out where None."""
+    headers = {**GOOD, **(POSTED if method == "POST" else {})}
+    names = {name.replace("_", "-"): value for name, value in changed.items()}
+    headers = {**headers, **names}
+    return client.request(
+        method, path, headers={k: v for k, v in headers.items() if v is not None},
+        content=b"{}" if method == "POST" else None,
+    )  # fmt: skip
+
+
+EVIL = {
+    "another host": {"host": "evil.example"},
+    "rebound host": {"host": f"evil.example:{PORT}"},
+    "another port": {"host": "127.0.0.1:1"},
+    "no port": {"host": "127.0.0.1"},
+    "user before the host": {"host": f"127.0.0.1:{PORT}@evil.example"},
+    "no host": {"host": ""},
+    "another origin": {"origin": "https://evil.example"},
+    "origin null": {"origin": "null"},
+    "origin empty": {"origin": ""},
+    "origin on another port": {"origin": "http://127.0.0.1:1"},
+    "origin by https": {"origin": f"https://127.0.0.1:{PORT}"},
+    "origin that begins like ours": {"origin": f"{ORIGIN}.evil.example"},
+    "cross-site fetch": {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "script"},
+    "same-site fetch": {"sec-fetch-site": "same-site", "sec-fetch-mode": "cors", "sec-fetch-dest": "empty"},
+    "in a frame": {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"},
+    "odd site": {"sec-fetch-site": "SAME-ORIGIN, cross-site"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", EVIL)
+def test_no_route_answers_another_site(app: Starlette, client: TestClient, kind: str) -> None:
+    for method, path in routes_of(app):
+        answer = ask(client, method, path, **EVIL[kind])
+        assert answer.status_code in (403, 421), (kind, method, path, answer.status_code)
+        assert answer.json()["id"].startswith("refused."), path
+
+
+@pytest.mark.parametrize("token", [None, "", "old", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "é" * 9])
+def test_no_route_but_the_page_itself_answers_without_the_token(
+    app: Starlette, client: TestClient, token: str | None
+) -> None:
+    raw = token if token is None else token.encode()
+    for method, path in routes_of(app):
+        answer = ask(client, method, path, **{guard.TOKEN_HEADER: raw})  # type: ignore[arg-type]
+        assert answer.status_code == (200 if path in OPEN else 401), (method, path)
+        if path in OPEN:
+            assert method == "GET"
+    assert {path for _, path in routes_of(app) if "api/" not in path} == OPEN
+
+
+def test_what_changes_something_needs_origin_and_json(app: Starlette, client: TestClient) -> None:
+    for method, path in routes_of(app):
+        if method == "POST":
+            assert ask(client, "POST", path, origin=None).status_code == 403, path
+            for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", None):
+                assert ask(client, "POST", path, content_type=kind).status_code == 415, (path, kind)
+
+
+def test_methods_are_few_and_reading_changes_nothing(app: Starlette, client: TestClient) -> None:
+    known = routes_of(app)
+    for path in {path for _, path in known}:
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"):
+            if (method, path) not in known:
+                answer = client.request(method, path, headers={**GOOD, **POSTED})
+                assert answer.status_code == 405, (method, path)
+    assert {path for method, path in known if method == "POST"} == {
+        "/api/plan", "/api/cards", "/api/read", "/api/toml", "/api/advice", "/api/exact", "/api/exact/0123456789abcdef/stop"
+    } & {path for _, path in known}  # fmt: skip
+
+
+def test_every_answer_has_safe_headers_and_none_for_other_sites(app: Starlette, client: TestClient) -> None:
+    answers = [ask(client, method, path) for method, path in routes_of(app)]
+    answers += [ask(client, "GET", "/nowhere"), ask(client, "GET", "/", host="evil.example"), ask(client, "PUT", "/")]
+    for answer in answers:
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'self'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["cache-control"] == "no-store"
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+        assert "set-cookie" not in answer.headers
+
+
+def test_only_the_page_may_be_opened_by_a_link_from_elsewhere(app: Starlette, client: TestClient) -> None:
+    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    for method, path in routes_of(app):
+        assert (ask(client, method, path, **link).status_code == 200) == (path in OPEN), path
+
+
+def test_a_header_that_is_there_twice_is_none(client: TestClient) -> None:
+    for double in ("host", "origin", guard.TOKEN_HEADER):
+        headers = [*{**GOOD, **POSTED}.items(), (double, "evil.example")]
+        assert client.post("/api/plan", headers=headers, content=b"{}").status_code in (401, 403, 421)
+
+
+def traversals() -> list[str]:
+    """Ways to write a path that leaves its folder, each in several encodings."""
+    targets = ("etc/passwd", "run.json", "windows/win.ini", "proc/self/environ", "runs/evil/run.json")
+    ups = ("../", "..\\", "%2e%2e/", "%2e%2e%2f", "..%2f", "..%5c", "%252e%252e%252f", "..%c0%af", "..%ef%bc%8f",
+           "....//", "..;/", ".%00./", "%2e%2e%5c")  # fmt: skip
+    found = [up * depth + target for target in targets for up in ups for depth in (1, 3, 8)]
+    found += ["/etc/passwd", "//etc/passwd", "C:\\windows\\win.ini", "\\\\host\\share", "file:///etc/passwd", "~",
+              "%00", "evil%00", "evil#", "evil%23", "evil?", "evil%3f", "%0d%0aset-cookie:a=b", "a" * 3000, ".", "..",
+              "%2e", "%2e%2e", "*", "evil", "evil/run.json", "0" * 16, "-1", "NaN", "constructor", "__proto__"]  # fmt: skip
+    assert len(found) > 200
+    return found
+
+
+async def answer_to(app: Starlette, target: str) -> tuple[int, str]:
+    """(status, body) of a GET as uvicorn would hand it on: no client in between that tidies the path."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    path, _, query = target.partition("?")
+    headers = [(k.encode(), v.encode()) for k, v in GOOD.items()]
+    scope = {"type": "http", "method": "GET", "path": unquote(path), "raw_path": path.encode(), "query_string": query.encode(),
+             "headers": headers, "root_path": "", "scheme": "http", "server": ("127.0.0.1", PORT)}  # fmt: skip
+    await app(scope, receive, send)
+    return sent[0]["status"], b"".join(m.get("body", b"") for m in sent[1:]).decode("utf-8", "replace")
+
+
+def test_no_path_leads_out_of_what_is_listed(app: Starlette, tmp_path: Path) -> None:
+    secret = "the secret of another folder"
+    (tmp_path / "run.json").write_text(secret)
+    known = {path for _, path in routes_of(app)}
+
+    async def work() -> int:
+        asked = 0
+        for text in traversals():
+            for address in (f"/{text}", f"/api/runs/{text}", f"/api/runs/{text}/live", f"/api/exact/{text}"):
+                status, body = await answer_to(app, address)
+                assert status in (404, 405) or address.partition("?")[0] in known, address
+                assert secret not in body
+                assert "root:" not in body
+                asked += 1
+        return asked
+
+    assert asyncio.run(work()) > 800
+
+
+def test_no_value_of_the_form_is_taken_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("etc/passwd", "run.json", "evil"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("n_layer = 3")
+    for text in traversals():
+        for values in ({"preset": text}, {"values": {"init_from": "/" + text}}, {"gpu": text}):
+            with pytest.raises((UserError, ValidationError)):
+                routes._plan(planner.Asked.model_validate(values))
+        with pytest.raises(UserError):
+            routes._read(planner.Pasted(name=text[:200], text=f"init_from = {'/' + text!r}"))
+
+
+def test_datasets_are_looked_up_and_never_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset outside data/ is not found, whatever way its name is written; one inside is."""
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path / "outside", tmp_path / "data" / "inside"):
+        folder.mkdir(parents=True)
+        for split in ("train", "val"):
+            (folder / f"{split}.bin").write_bytes(b"\0\0" * 999)
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "outside")
+
+    def tokens(name: str) -> int | None:
+        asked = planner.Asked(values={"dataset": name})
+        return planner.made(planner.resolved(asked), "4070", "").work.dataset_tokens
+
+    assert tokens("inside") == 999
+    for name in (
+        str(tmp_path / "outside"),
+        "../outside",
+        "data/../outside",
+        "./inside/../../outside",
+        "link",
+        "inside/",
+    ):
+        assert tokens(name) is None, name
+
+
+def test_links_and_pipes_are_no_runs(tmp_path: Path) -> None:
+    import os
+
+    write_run(tmp_path / "elsewhere" / "real")
+    roots = tmp_path / "runs"
+    write_run(roots / "good")
+    (roots / "linked").symlink_to(tmp_path / "elsewhere" / "real")
+    (roots / "linked-folder").symlink_to(tmp_path / "elsewhere")
+    write_run(roots / "linked-file")
+    (roots / "linked-file" / "sample.txt").symlink_to("/etc/passwd")
+    write_run(roots / "pipe")
+    (roots / "pipe" / "events.jsonl").unlink()
+    os.mkfifo(roots / "pipe" / "events.jsonl")
+    known = routes.runs.Runs([roots]).all()
+    assert [run.path.name for run in known.values()] == ["good"]
+
+
+def test_huge_and_endless_bodies_are_cut_off(app: Starlette, client: TestClient) -> None:
+    for method, path in routes_of(app):
+        if method != "POST":
+            continue
+        headers = {**GOOD, **POSTED}
+        answer = client.post(path, headers=headers, content=b"x" * (guard.MAX_BODY_BYTES + 1))
+        assert answer.status_code == 413, path
+        for length in ("9" * 30, "-1", "1e9", "٣"):
+            lying = {**headers, "content-length": length.encode()}
+            assert client.post(path, headers=lying, content=b"{}").status_code == 413, (path, length)  # type: ignore[arg-type]
+
+        def endless() -> Iterator[bytes]:
+            for _ in range(10_000):
+                yield b"x" * 1024
+
+        assert client.post(path, headers=headers, content=endless()).status_code == 413, path
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(app: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "BODY_TIMEOUT_S", 0.05)
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        await asyncio.sleep(3600)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(k.encode(), v.encode()) for k, v in {**GOOD, **POSTED}.items()]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/api/plan",
+        "headers": headers,
+        "query_string": b"",
+        "root_path": "",
+    }
+    asyncio.run(asyncio.wait_for(app(scope, receive, send), 5))
+    assert sent[0]["status"] == 408
+
+
+def test_web_sockets_are_refused(app: Starlette) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app({"type": "websocket", "path": "/", "headers": []}, send, send))  # type: ignore[arg-type]
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+BODIES = [b"", b"null", b"[]", b"1", b'"x"', b"{", b"\xff\xfe", b"[" * 20_000, b'{"values": 1}', b'{"preset": null}',
+          b'{"values": {"../x": 1}}', b'{"values": {"n_layer": [1]}}', b'{"values": {"n_layer": {}}}', b'{"unknown": 1}',
+          b'{"gpu": "' + b"x" * 5000 + b'"}', b'{"text": 5}', b'{"values": {"n_layer": NaN}}', b'{"cards": ["a", 1]}',
+          b'{"values": {"n_layer": 1e999}}', b'{"values": {"--n_layer": 1}}']  # fmt: skip
+
+
+def test_bodies_that_are_no_requests_get_a_sentence(app: Starlette, client: TestClient) -> None:
+    for method, path in routes_of(app):
+        if method == "POST" and not path.endswith("/stop"):
+            for body in BODIES:
+                answer = client.post(path, headers={**GOOD, **POSTED}, content=body)
+                assert answer.status_code in (400, 422), (path, body[:40], answer.status_code)
+                assert answer.json()["problems"][0]["message"], (path, body[:40])
+
+
+def test_what_a_run_says_of_itself_stays_text(client: TestClient) -> None:
+    """A run's name comes as JSON, without what commands a terminal, and the page makes text nodes of all of it."""
+    listed = client.get("/api/runs", headers=GOOD)
+    assert listed.headers["content-type"].startswith("application/json")
+    run = listed.json()["runs"][0]
+    assert run["name"].startswith("<img src=x onerror=alert(1)>")
+    whole = client.get(f"/api/runs/{run['id']}", headers=GOOD)
+    assert whole.status_code == 200
+    for text in (listed.text, whole.text):
+        assert "\\u001b" not in text
+        assert "\x1b" not in text
+    scripts = {
+        path: content.decode()
+        for path, (content, _) in routes.files().items()
+        if path.endswith(".js") and path != "/chart.js"
+    }
+    assert len(scripts) > 5
+    for path, script in scripts.items():
+        for way in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+            "srcdoc",
+            "DOMParser",
+            'setTimeout("',
+        ):
+            assert way not in script, (path, way)
+    assert "<script>" not in routes.files()["/"][0].decode()
+    assert "style=" not in routes.files()["/"][0].decode()
+
+
+def test_the_token_is_in_no_answer_and_no_file(app: Starlette, client: TestClient, tmp_path: Path) -> None:
+    for method, path in routes_of(app):
+        assert TOKEN not in ask(client, method, path).text
+    for file in tmp_path.rglob("*"):
+        if file.is_file():
+            assert TOKEN not in file.read_text("utf-8", "replace"), file
+
+
+def test_values_of_the_form_cannot_become_other_options(client: TestClient) -> None:
+    """Whatever stands in a value stays the value of its knob: no second word, no file."""
+    for text in ("12 --n_head=1", "12\n--n_head=1", "=1", "--n_head=1", "config.toml", "@file", "$(id)", "`id`"):
+        body = json.dumps({"values": {"n_layer": text}})
+        answer = client.post("/api/plan", headers={**GOOD, **POSTED}, content=body)
+        assert answer.status_code == 422, text
+        assert {problem["key"] for problem in answer.json()["problems"]} == {"n_layer"}, text
+    evil = string.printable
+    answer = client.post("/api/plan", headers={**GOOD, **POSTED}, content=json.dumps({"values": {"currency": evil}}))
+    assert answer.status_code == 422
+
+
+# -- a run is only looked at -------------------------------------------------------------------------------
+
+
+def test_looking_at_a_run_changes_nothing_of_it(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "runs" / "live", status="running")
+    directory.acquire()
+    try:
+        before = {p.name: (p.stat().st_mtime_ns, p.stat().st_size) for p in directory.path.iterdir()}
+        known = routes.runs.Runs([tmp_path / "runs"])
+        (id,) = known.all()
+        run = known.get(id)
+        assert run is not None
+        assert routes.runs.page(id, run)["status"] == "running"
+        assert routes.runs.live(run, 0)["status"] == "running"
+        assert known.listed()["runs"][0]["steps"] == 12
+        assert routes.runs.comparisons(known)["runs"]
+        assert before == {p.name: (p.stat().st_mtime_ns, p.stat().st_size) for p in directory.path.iterdir()}
+    finally:
+        directory.release()
+
+
+def test_a_held_lock_is_seen_without_touching_it(tmp_path: Path) -> None:
+    import os
+    import time
+
+    if not Path("/proc/locks").exists():
+        pytest.skip("this system lists no locks")
+    directory = write_run(tmp_path / "run", status="running")
+    long_ago = time.time() - 3600
+    directory.acquire()
+    for name in ("run.json", "metrics.jsonl"):
+        os.utime(directory.path / name, (long_ago, long_ago))
+    if not lock_is_held(directory.path / "run.lock"):
+        directory.release()
+        pytest.skip("this kernel does not show its locks here")
+    assert ObservedRun(directory.path).read_record().status == "running"
+    directory.release()
+    assert not lock_is_held(directory.path / "run.lock")
+    assert ObservedRun(directory.path).read_record().status == "killed"
+
+
+def test_a_long_curve_is_thinned_and_followed(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with path.open("w") as file:
+        for step in range(20_000):
+            file.write(
+                json.dumps({"kind": "step", "step": step, "loss": 1.0, "step_s": float("nan") if step % 2 else 1.0})
+                + "\n"
+            )
+            if step % 1000 == 0:
+                file.write(json.dumps({"kind": "evaluation", "step": step, "train_loss": 1.0, "val_loss": 2.0}) + "\n")
+        file.write('{"kind": "step", "step": 20000, "lo')  # being written
+    lines, end = curve(path)
+    assert 600 <= len([line for line in lines if line["kind"] == "step"]) <= 2401
+    assert [line["step"] for line in lines if line["kind"] == "evaluation"] == list(range(0, 20_000, 1000))
+    assert json.dumps(lines, allow_nan=False)
+    with path.open("a") as file:
+        file.write('ss": 0.5}\nnot json\n{"kind": "step", "step": 20001, "loss": 0.4}\n')
+    new, end, anew = tail(path, end)
+    assert [line["step"] for line in new] == [20_000, 20_001]
+    assert (tail(path, end), anew) == (([], end, False), False)
+    path.write_text('{"kind": "step", "step": 5, "loss": 0.4}\n')  # a resumed run forgets what it does again
+    new, end, anew = tail(path, end)
+    assert (new[0]["step"], anew) == (5, True)

@@ -408,6 +408,12 @@ def test_for_quality_the_estimate_is_of_the_same_hours() -> None:
             assert advice.effect.total_s <= 1.02 * found.now.total_s
 
 
+def test_no_estimate_above_the_loss_of_guessing_is_shown() -> None:
+    found = advise(plan(resolve(["baby"]).config, GPU), "foretrain", "quality")
+    assert all(advice.estimate is None for advice in found.advised)
+    assert {"more_steps", "best_shape"} <= {each.rule for each in found.useless if each.reason == "beyond_law"}
+
+
 def test_goals_that_need_what_is_not_known_are_refused() -> None:
     apple = next(gpu for gpu in catalogue().values() if gpu.kind == "mps")
     base = plan(SMALL, apple)

@@ -689,6 +689,43 @@ def test_half_written_runs_are_compared_by_what_they_have() -> None:
     assert found.verdict("tokens").outcome == "within_noise"
 
 
+def test_a_run_whose_steps_are_damaged_is_said_so() -> None:
+    write_run(Path("a"))
+    b = write_run(Path("b"), seed=2)
+    assert not of("b").notes
+    lines = (b / "metrics.jsonl").read_text().splitlines()
+    (b / "metrics.jsonl").write_text("\n".join(lines[:30]) + "\n")
+    found = compare([of("a"), of("b")])
+    assert [note.id for note in found.sides[1].notes] == ["steps_lost"]
+    assert found.sides[1].notes[0].values == {"there": 27, "expected": 60}
+    assert "27 of the 60 steps" in " ".join(shown(found).split())
+
+
+def test_a_lower_loss_is_a_share_of_the_higher_one() -> None:
+    one, other = (learned(lambda _, loss=loss: loss, 1000, label=str(loss)) for loss in (4.0, 5.0))
+    pair = compare([other, one]).verdict("tokens").pair
+    assert pair
+    assert (pair.one_value, pair.other_value) == (4, 5)
+    assert pair.share == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    "word", ["run+run=x", "run+tokens_per_step=5", "run+gpu=4070", "gpt2-124m+run=x", "x.log+run=x", "x.log+other.csv"]
+)
+def test_keys_that_a_source_has_no_use_for_are_refused(word: str) -> None:
+    write_run(Path("run"))
+    Path("x.log").write_text(synthetic(1, NOISES["card"], steps=60))
+    with pytest.raises(UserError) as caught:
+        of(word)
+    assert caught.value.id in ("usage.source_key_unused", "usage.source_table_unused")
+
+
+def test_others_hold_no_more_than_the_card_has() -> None:
+    with pytest.raises(UserError) as caught:
+        of("gpt2-124m+gpu=4070+others=13GiB")
+    assert caught.value.id == "gpu.others_beyond"
+
+
 def test_a_table_keeps_no_more_than_it_must() -> None:
     Path("wide.csv").write_text(",".join(f"c{i}" for i in range(3000)) + "\n")
     with pytest.raises(UserError, match="3,000 columns"):

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from foretrain.advise import tune_answer, tune_memory
 from foretrain.advise import tuner as tuner_module
 from foretrain.advise.race import LOOKS, Race, estimate, t_quantile
+from foretrain.advise.sources.predicted import with_vocabulary
 from foretrain.advise.tune_model import Model
 from foretrain.advise.tune_space import (
     MASTERS,
@@ -40,6 +41,8 @@ from foretrain.advise.tuner import Limits, Outlook, Tuner
 from foretrain.advise.tuning import ForecastError, TuneTrial, Tuning, with_pareto
 from foretrain.batchsplit import sequences_of
 from foretrain.calibration import Calibration, KernelTime, StepTime, load, save, save_tuned, tuned_path
+from foretrain.cli.plan import with_dataset
+from foretrain.cli.train import prepare_data
 from foretrain.cli.tune import prepare
 from foretrain.config import RunConfig
 from foretrain.config_checks import check
@@ -47,6 +50,8 @@ from foretrain.configfile import from_values, resolve, to_toml
 from foretrain.cpu import nominal_cpu
 from foretrain.errors import UserError
 from foretrain.hardware import find
+from foretrain.lm.dataset import BUILT_IN_VOCABULARY
+from foretrain.lm.tokenizer import ByteTokenizer, Gpt2Tokenizer
 from foretrain.predict.memory import worst_verdict
 from foretrain.run.trial_pool import Burst, Death, Pool
 from foretrain.run.tune_trial import TimedStep, rows_of
@@ -633,6 +638,19 @@ def test_timed_steps_correct_plans_of_steps_like_them(own_directory: Path, monke
     tuned_path(GPU.name, "").write_text("[]")
     assert load(GPU.name) == calibration()
     assert step_of(config, "float32", 1.0, 2).knobs["cpu_threads"] == 2
+
+
+def test_the_model_is_the_one_that_train_would_make(own_directory: Path) -> None:
+    """A vocabulary that the config leaves open is the dataset's, in every verb."""
+    values = {name: value for name, value in TINY.items() if name != "vocab_size"}
+    resolved = from_values({**values, "dataset": "python-stdlib", "tokenizer": "byte"})
+    trained = prepare_data(resolved, quiet=True)[0].config
+    assert trained.vocab_size == 256
+    assert prepare(resolved).base.vocab_size == 256
+    assert with_dataset(resolved)[0] == with_vocabulary(resolved, None) == trained
+    assert {"byte": ByteTokenizer.vocab_size, "gpt2": Gpt2Tokenizer.vocab_size} == BUILT_IN_VOCABULARY
+    asked = from_values({**values, "dataset": "python-stdlib", "tokenizer": "bpe", "vocab_size": 300})
+    assert with_dataset(asked)[0].vocab_size == with_vocabulary(asked, None).vocab_size == 300
 
 
 def test_a_real_search_from_config_to_written_file(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,10 @@ Points = tuple[list[float], list[float]]
 
 @dataclass(frozen=True)
 class Meeting:
-    """Two losses at the same place. `at`: tokens, steps, FLOPs, hours or money. `interval`: of other - one, a share."""
+    """Two losses at the same place. `at`: tokens, steps, FLOPs, hours or money.
+
+    `interval`: by which share of the other loss the one is lower.
+    """
 
     axis: Axis
     split: Literal["validation", "training"]
@@ -126,7 +129,7 @@ def _by_training(axis: Axis, one: Points, other: Points) -> Meeting | None:
         return None
     first, second = (fmean(losses) for losses in zip(*pairs, strict=True))
     floor = SEED_TO_SEED * math.sqrt(2) if len(pairs) >= FEWEST_PIECES else 5 * SEED_TO_SEED
-    interval = of_differences([b - a for a, b in pairs], first, floor)
+    interval = of_differences([b - a for a, b in pairs], second, floor)
     return Meeting(axis, "training", end, first, second, interval)
 
 
@@ -151,7 +154,7 @@ def _by_validation(axis: Axis, one: Points, other: Points, floor: float) -> Meet
     late = [(a, b) for x, (a, b) in zip(places, pairs, strict=True) if x >= end * (1 - TAIL)]
     late = late if len(late) >= FEWEST_PIECES else pairs[-1:]
     first, second = (fmean(losses) for losses in zip(*late, strict=True))
-    return Meeting(axis, "validation", end, first, second, of_differences([b - a for a, b in late], first, floor))
+    return Meeting(axis, "validation", end, first, second, of_differences([b - a for a, b in late], second, floor))
 
 
 def _at(points: Points, x: float) -> float:

@@ -4,6 +4,8 @@ Two of the rules have an estimate, by the scaling law that ranks in best.py: mor
 the step faster; and the shape of lowest estimated loss. The others have what was measured or published, not a number.
 """
 
+import math
+
 from foretrain.advise.advice import Advice, Advices, Estimate, Idle
 from foretrain.advise.advisor import advise
 from foretrain.advise.best import best
@@ -35,8 +37,11 @@ def lower_losses(plan: Plan, search: Search, *, given: bool) -> Advices:
             useless.append(Idle(rule=id, reason="beyond", values={"needed": made.outcome.needed_bytes}))
         else:
             useless.append(Idle(rule=id, reason="already_on" if not options else "not_here"))
-    for id, advice in (("more_steps", _more_steps(plan, search)), ("best_shape", _best_shape(plan, search))):
-        if advice is not None:
+    known = _loss(plan.config, plan.work.dataset_tokens) < math.log(plan.config.vocab_size)  # less than by guessing
+    for id, look in (("more_steps", _more_steps), ("best_shape", _best_shape)):
+        if not known:  # far outside of the runs that the law was fitted to
+            useless.append(Idle(rule=id, reason="beyond_law"))
+        elif (advice := look(plan, search)) is not None:
             found.append(advice)
         else:
             useless.append(Idle(rule=id, reason="no_better"))
@@ -54,7 +59,7 @@ def _loss(config: RunConfig, data: int | None) -> float:
 
 
 def _estimate(plan: Plan, then: RunConfig) -> Estimate | None:
-    """Of two configs; None where the second is not estimably better, or the law says nonsense."""
+    """Of two configs; None where the second is not estimably better."""
     data, now = plan.work.dataset_tokens, plan.config
     estimate = Estimate(
         loss_now=_loss(now, data), loss_then=_loss(then, data), law=BESIROGLU.source, steps_then=then.max_iters,

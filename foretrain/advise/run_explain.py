@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from foretrain.advise.remedies import Remedy, remedies
-from foretrain.advise.run_pace import RunPace, pace_of
+from foretrain.advise.run_pace import RunPace, logged_steps, pace_of
 from foretrain.predict.plan import Plan
 from foretrain.records import Record
 from foretrain.run.store import MeasuredPhase, RunRecord
@@ -70,13 +70,18 @@ class OutOfMemory(Record):
 
 
 class RunExplanation(Record):
-    """The answer for one run. `phase`: the one whose memory the pieces are of."""
+    """The answer for one run. `phase`: the one whose memory the pieces are of.
+
+    `steps_logged` of `steps_to_log`: what metrics.jsonl still tells of, and what such a run writes.
+    """
 
     run_id: str
     name: str
     status: Status
     reason: str
     steps_done: int
+    steps_logged: int
+    steps_to_log: int
     gpu_name: str
     compiled: bool
     predicted_source: str
@@ -101,10 +106,12 @@ def explain_run(
     failures = _failures(record, events)
     memory = plan.memory_of("foretrain")
     phase = _phase(record)
+    logged, to_log = logged_steps(record, metrics)
     return RunExplanation(
         run_id=record.id, name=record.name, status=record.status, reason=record.reason, steps_done=record.steps_done,
-        gpu_name=record.gpu.name, compiled=record.compiled, predicted_source=memory.source,
-        time_source=plan.timing.source if plan.timing else None, measured_source=record.memory.method,
+        steps_logged=logged, steps_to_log=to_log, gpu_name=record.gpu.name, compiled=record.compiled,
+        predicted_source=memory.source, time_source=plan.timing.source if plan.timing else None,
+        measured_source=record.memory.method,
         phase=phase.phase if phase else None, memory=_memory(plan, record, phase), phases=_phases(plan, record),
         time=_time(plan, record, metrics, events, pace), wall_s=record.wall_s, pace=pace, failures=failures,
         survived=sum(not failure.fatal for failure in failures), remedies=_remedies(record, failures),

@@ -6,12 +6,13 @@ steady lines say. A cause is named only where a figure shows it; the rest is `un
 
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
 from foretrain.advise.log_steady import FIRST_SLOWER, FIRST_STEPS, SPIKE, Pace, steady
 from foretrain.records import Record
+from foretrain.run.store import RunRecord
 from foretrain.training_log import LogHeader, Steps, TrainingLog
 from foretrain.units import MIB
 
@@ -185,3 +186,17 @@ def _slower(cause: str, group: list[_Line], usual: list[_Line], steady_s: float)
         cause=cause, steps=steps, first_step=group[0].step, last_step=group[-1].step, lost_s=lost_s,
         factor=1 + lost_s / steps / steady_s, values=values,
     )  # fmt: skip
+
+
+def logged_steps(record: RunRecord, metrics: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """(steps that metrics.jsonl tells of, those that a run of as many steps logs)."""
+    done, interval = record.steps_done, record.config.log_interval
+    expected = -(-done // interval)
+    if done == record.config.max_iters and (done - 1) % interval:
+        expected += 1
+    return len({m["step"] for m in metrics if m.get("kind") == "step" and m["step"] < done}), expected
+
+
+def much_is_lost(there: int, expected: int) -> bool:
+    """Whether it is more than the few steps that are skipped for not being finite, or that a crash cut off."""
+    return expected - there > max(2, 0.1 * expected)

@@ -247,6 +247,9 @@ def _with_info(resolved: ResolvedConfig) -> tuple[RunConfig, int | None, str, "D
 
     config = resolved.config
     if config.dataset == dataset.BUILT_IN:
+        size = dataset.BUILT_IN_VOCABULARY.get(config.tokenizer)
+        if size and "vocab_size" not in resolved.sources:
+            config = config.model_copy(update={"vocab_size": size})
         return config, corpus.size_bytes("train") if config.tokenizer == "byte" else None, "built-in corpus", None
     info = locate(config.dataset)
     if info is None:

@@ -21,6 +21,8 @@ DATA_DIR = Path("data")
 BUILT_IN = "python-stdlib"
 _MAX_META_BYTES = 64 * 2**20
 MAX_VOCABULARY = 1 << 32  # ids are uint32 at most
+# Of the built-in corpus, by its tokenizer; bpe is trained to the size that is asked for.
+BUILT_IN_VOCABULARY = {"byte": 256, "gpt2": 50257}
 
 
 class DatasetInfo(Record):

@@ -3,7 +3,7 @@
 from foretrain.advise.log_analysis import LogAnalysis
 from foretrain.advise.remedies import Remedy
 from foretrain.advise.run_explain import OutOfMemory, Piece, RunExplanation, TimePiece
-from foretrain.advise.run_pace import RunPace, Slower
+from foretrain.advise.run_pace import RunPace, Slower, much_is_lost
 from foretrain.report import log_view, watch_view
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.run.watch_record import WatchRecord
@@ -112,12 +112,16 @@ def _farthest(pieces: tuple[Piece, ...]) -> tuple[Paragraph, ...]:
 def _time(found: RunExplanation) -> tuple[Block, ...]:
     if not found.time:
         return (Paragraph(Message("run_explain.no_steps", {"wall": found.wall_s})),)
+    there, expected = found.steps_logged, found.steps_to_log
+    lost: tuple[Block, ...] = ()
+    if much_is_lost(there, expected):
+        lost = (Paragraph(Message("run_explain.steps_lost", {"there": there, "expected": expected}), "warn"),)
     names = ("column.component", "column.count", "column.predicted", "column.measured", "column.error")
     columns = tuple(Message(name) for name in (*names, "snapshot.share"))
     rows: Rows = [_time_row(piece, found.wall_s) for piece in found.time if not piece.inside]
     rows.append((Message("time_piece.wall"), "", "", Quantity(found.wall_s, "duration"), "", Quantity(1.0, "percent")))
     rows += [_time_row(piece, found.wall_s) for piece in found.time if piece.inside]
-    blocks: list[Block] = [Table(columns, tuple(rows), frozenset({1, 2, 3, 4, 5}), optional=(4, 1))]
+    blocks: list[Block] = [*lost, Table(columns, tuple(rows), frozenset({1, 2, 3, 4, 5}), optional=(4, 1))]
     besides = [p for p in found.time if p.id not in ("steps", "other") and not p.inside]
     largest = max(besides, default=None, key=_measured)
     if largest is not None and _measured(largest) >= MATTERS * found.wall_s:

@@ -9,26 +9,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 from foretrain.advise.sources import configs, logs, plans, runs, tables, watched
-from foretrain.advise.sources.given import Given
+from foretrain.advise.sources.given import OWN_KEYS, Given
 from foretrain.advise.subject import Subject
 from foretrain.errors import UserError
 
 
 class Loader(NamedTuple):
-    """One kind of source. `load` raises UserError for what is damaged."""
+    """One kind of source. `load` raises UserError for what is damaged. `takes`: keys that may stand behind a +."""
 
     id: str
     claims: Callable[[Path, bytes], bool]
     load: Callable[[Given], Subject]
+    takes: tuple[str, ...]
 
 
 LOADERS = (
-    Loader("watched", watched.claims, watched.load),
-    Loader("run", runs.claims, runs.load),
-    Loader("config", configs.claims, configs.load),
-    Loader("plan", plans.claims, plans.load),
-    Loader("table", tables.claims, tables.load),
-    Loader("log", logs.claims, logs.load),
+    Loader("watched", watched.claims, watched.load, ("gpu", "others", "tokens_per_step", "bytes_per_token")),
+    Loader("run", runs.claims, runs.load, ("others", "bytes_per_token")),
+    Loader("config", configs.claims, configs.load, ("gpu", "others", "bytes_per_token")),
+    Loader("plan", plans.claims, plans.load, ("bytes_per_token",)),
+    Loader("table", tables.claims, tables.load, OWN_KEYS),
+    Loader("log", logs.claims, logs.load, ("gpu", "others", "tokens_per_step", "bytes_per_token")),
 )
 
 
@@ -42,4 +43,10 @@ def load(given: Given) -> Subject:
                 head = file.read(4096)
         except OSError as error:
             raise UserError("data.log_unreadable", path=given.path, reason=error.strerror or str(error)) from None
-    return next(loader for loader in LOADERS if loader.claims(path, head)).load(given)
+    loader = next(loader for loader in LOADERS if loader.claims(path, head))
+    for key in given.own:
+        if key not in loader.takes:
+            raise UserError("usage.source_key_unused", path=given.path, key=key, takes=list(loader.takes))
+    if given.tables and loader.id != "table":
+        raise UserError("usage.source_table_unused", path=given.path, table=str(given.tables[0]))
+    return loader.load(given)

@@ -7,6 +7,7 @@ from foretrain.advise.sources.given import Given
 from foretrain.advise.subject import Memory, Subject
 from foretrain.config import RunConfig
 from foretrain.configfile import ResolvedConfig
+from foretrain.errors import UserError
 from foretrain.hardware import Gpu
 from foretrain.lm import dataset
 from foretrain.precision import check_matmul
@@ -26,7 +27,9 @@ def with_vocabulary(resolved: ResolvedConfig, vocab_size: int | None) -> RunConf
     config = resolved.config
     if "vocab_size" in resolved.sources:
         return config
-    if vocab_size is None and config.dataset != dataset.BUILT_IN:
+    if vocab_size is None and config.dataset == dataset.BUILT_IN:
+        vocab_size = dataset.BUILT_IN_VOCABULARY.get(config.tokenizer)
+    elif vocab_size is None:
         path = dataset.find(config.dataset)
         vocab_size = dataset.read_info(path).vocab_size if path else None
     return config.model_copy(update={"vocab_size": vocab_size}) if vocab_size else config
@@ -67,7 +70,9 @@ def with_forecast(subject: Subject, config: RunConfig, gpu: Gpu | None, step: St
 
 
 def needed(config: RunConfig, gpu: Gpu, step: StepName, others_bytes: int = 0) -> Memory:
-    """The ledger's highest moment."""
+    """The ledger's highest moment. Raises UserError where others are said to hold more than the card has."""
+    if gpu.memory_bytes is not None and others_bytes > gpu.memory_bytes:
+        raise UserError("gpu.others_beyond", others=others_bytes, memory=gpu.memory_bytes, gpu=gpu.name)
     room, _ = available(config, gpu, others_bytes)
     dtype, _ = choose_dtype(config, gpu)
     worst = predict(config, gpu, dtype, step, compiled=config.compile, available_bytes=room).worst

@@ -7,6 +7,7 @@ from typing import Any
 
 from foretrain.advise import settings
 from foretrain.advise.log_steady import steady
+from foretrain.advise.run_pace import logged_steps, much_is_lost
 from foretrain.advise.sources.given import Given
 from foretrain.advise.sources.predicted import bytes_per_token
 from foretrain.advise.subject import Memory, Subject, curve, exact
@@ -39,8 +40,8 @@ def load(given: Given) -> Subject:
     subject = Subject(
         label=given.name, path=given.path, kind="run", settings=known, config=config, gpu=record.gpu, step="foretrain",
         tokens_per_step=config.tokens_per_step, bytes_per_token=bytes_per_token(given, config), step_times_s=times,
-        others_bytes=given.held_bytes, memory=_memory(record), wall_s=record.wall_s or None, notes=_notes(record),
-        train=_curve(lines, "step", "loss"), val=_curve(lines, "evaluation", "val_loss"),
+        others_bytes=given.held_bytes, memory=_memory(record), wall_s=record.wall_s or None,
+        notes=_notes(record, lines), train=_curve(lines, "step", "loss"), val=_curve(lines, "evaluation", "val_loss"),
     )  # fmt: skip
     return subject.with_speed(exact(middle), "measured") if middle else replace(subject, mfu=record.mfu)
 
@@ -101,7 +102,11 @@ def _memory(record: RunRecord) -> Memory | None:
     return Memory(low_bytes=highest, expected_bytes=highest, high_bytes=highest, voice="measured", what=what)
 
 
-def _notes(record: RunRecord) -> tuple[Note, ...]:
-    if record.status == "finished":
-        return ()
-    return (Note(id="unfinished", values={"status": record.status, "steps": record.steps_done}),)
+def _notes(record: RunRecord, lines: list[dict[str, Any]]) -> tuple[Note, ...]:
+    notes = []
+    if record.status != "finished":
+        notes.append(Note(id="unfinished", values={"status": record.status, "steps": record.steps_done}))
+    there, expected = logged_steps(record, lines)
+    if much_is_lost(there, expected):
+        notes.append(Note(id="steps_lost", values={"there": there, "expected": expected}))
+    return tuple(notes)

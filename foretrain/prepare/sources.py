@@ -108,7 +108,7 @@ def _expand_one(word: str, left_out: Counter[str]) -> list[SourceFile]:
         found = [_local(path, kind_of(path.name) or ("text", _COMPRESSIONS.get(path.suffix.lower(), "")))]
     elif glob.has_magic(word):
         # pathlib has no glob of a relative or absolute pattern alike.
-        names = sorted(name for name in glob.glob(word, recursive=True) if Path(name).is_file())  # noqa: PTH207
+        names = sorted(name for name in glob.glob(word, recursive=True) if _is_source(name))  # noqa: PTH207
         found = [_local(Path(name), kind_of(name) or ("text", "")) for name in names]
     else:
         raise UserError("data.source_missing", path=word)
@@ -126,7 +126,11 @@ def others(left_out: dict[str, int]) -> str:
 
 def _walk(folder: Path, left_out: Counter[str]) -> list[SourceFile]:
     found = []
-    for place, folders, names in os.walk(folder):
+
+    def unreadable(error: OSError) -> None:  # without it os.walk leaves the folder out and says nothing
+        raise UserError("data.source_unreadable", path=str(error.filename), reason=error.strerror or str(error))
+
+    for place, folders, names in os.walk(folder, onerror=unreadable):
         # What was prepared, or is being, lies beside its source at times; hidden folders are no texts.
         folders[:] = sorted(name for name in folders if not name.startswith(".") and not _is_prepared(place, name))
         for name in sorted(names):
@@ -136,6 +140,12 @@ def _walk(folder: Path, left_out: Counter[str]) -> list[SourceFile]:
             elif not name.startswith("."):
                 left_out[suffix_of(name)] += 1
     return found
+
+
+def _is_source(name: str) -> bool:
+    """Whether a glob's match is to be read: 'books/**' must not take in what was prepared there a minute ago."""
+    path = Path(name)
+    return path.is_file() and not _is_prepared(str(path.parent), "") and path.parent.name != PROGRESS
 
 
 def _is_prepared(place: str, name: str) -> bool:

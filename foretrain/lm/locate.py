@@ -111,9 +111,10 @@ def make_mix(name: str, path: str, found: dict[str, tuple[DatasetInfo, float]]) 
 
 def _compared(first: DatasetInfo, other: DatasetInfo) -> tuple[str, ...]:
     """What must be the same. The digest decides where both have one: a BPE has another name where it was trained."""
-    keys = ("tokenizer",)
-    if first.tokenizer_sha256 is not None and other.tokenizer_sha256 is not None:
-        keys = ("tokenizer_sha256",) if first.tokenizer_sha256 == other.tokenizer_sha256 else (*keys, "tokenizer_sha256")
+    digests = first.tokenizer_sha256, other.tokenizer_sha256
+    keys: tuple[str, ...] = ("tokenizer",)
+    if None not in digests:
+        keys = ("tokenizer_sha256",) if digests[0] == digests[1] else ("tokenizer", "tokenizer_sha256")
     known = first.vocab_size is not None and other.vocab_size is not None
     # llm.c's files say which tokenizer, and neither its digest nor how many ids it has.
     return keys if first.tokenizer is not None and not known else (*keys, "vocab_size")

@@ -79,7 +79,7 @@ def expand(words: Sequence[str]) -> SourceList:
     left_out: Counter[str] = Counter()
     for word in words:
         for file in _expand_one(word, left_out):
-            files.setdefault(file.path, file)
+            files.setdefault(_place(file), file)
     listed = tuple(files.values())
     if "-" in files and len(files) > 1:
         raise UserError("usage.two_sources_with_stdin")
@@ -92,6 +92,11 @@ def expand(words: Sequence[str]) -> SourceList:
     return SourceList(
         files=listed, description=text[:500], fingerprint=digest.hexdigest()[:32], left_out=dict(left_out)
     )
+
+
+def _place(file: SourceFile) -> str:
+    """What tells files apart: books/../books/a.txt is books/a.txt."""
+    return file.path if file.remote or file.kind == "stdin" else os.path.realpath(file.path)
 
 
 def _expand_one(word: str, left_out: Counter[str]) -> list[SourceFile]:
@@ -133,6 +138,9 @@ def _walk(folder: Path, left_out: Counter[str]) -> list[SourceFile]:
     for place, folders, names in os.walk(folder, onerror=unreadable):
         # What was prepared, or is being, lies beside its source at times; hidden folders are no texts.
         folders[:] = sorted(name for name in folders if not name.startswith(".") and not _is_prepared(place, name))
+        linked = [name for name in folders if Path(place, name).is_symlink()]  # not entered: it may be a loop
+        if linked:
+            left_out["links to folders"] += len(linked)
         for name in sorted(names):
             kind = kind_of(name)
             if kind is not None and not name.startswith("."):

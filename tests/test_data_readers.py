@@ -410,3 +410,21 @@ def test_parts_must_have_one_tokenizer() -> None:
     shards(Path("data/b"), 100, 2, sha256="0" * 64)
     error = problem(read_mix, Path("mix.toml"))
     assert (error.id, error.values["key"]) == ("data.mix_differs", "tokenizer_sha256")
+
+
+def test_parts_may_know_less_of_one_tokenizer() -> None:
+    """Its digest decides: a BPE has another name where it was trained. llm.c's files have neither digest nor size."""
+    mix_of("a = 1\nb = 1")
+    same = {"tokenizer_sha256": "1" * 64, "vocab_size": 300}
+    first = read_info(Path("data/a")).model_copy(update={"tokenizer": "bpe", **same})
+    second = first.model_copy(update={"tokenizer": "tokenizer.json", "vocab_size": 300})
+    assert make_mix("m", "m.toml", {"a": (first, 1.0), "b": (second, 1.0)}).vocab_size == 300
+    known = first.model_copy(update={"tokenizer": "gpt2"})
+    plain = known.model_copy(update={"tokenizer_sha256": None, "vocab_size": None})
+    for pair in ((plain, known), (known, plain)):
+        made = make_mix("m", "m.toml", {"a": (pair[0], 1.0), "b": (pair[1], 1.0)})
+        assert (made.tokenizer, made.vocab_size) == ("gpt2", 300)
+    for other in ({"tokenizer": "r50k"}, {"tokenizer_sha256": "2" * 64}, {"vocab_size": 299}):
+        changed = plain.model_copy(update={"tokenizer_sha256": None, **other}) if "tokenizer" in other else None
+        parts = {"a": (known, 1.0), "b": (changed or known.model_copy(update=other), 1.0)}
+        assert problem(make_mix, "m", "m.toml", parts).id == "data.mix_differs"

@@ -162,6 +162,32 @@ def test_duplicates_are_left_out_once_and_for_all(own_directory: Path, monkeypat
     assert kit.tokens_of("out", "val").tolist() == expected["val"]
 
 
+def test_what_lost_a_shard_is_not_prepared_already(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.in_one_process(monkeypatch)
+    source = kit.write_jsonl(Path("a.jsonl"), ROWS[:40])
+    kit.run(source)
+    assert kit.run(source).existed
+    shard = Path("out/train-00000.bin")
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-2])
+    assert problem(kit.run, source).id == "data.prepared_damaged"
+    shard.unlink()
+    assert problem(kit.run, source).id == "data.prepared_damaged"
+    kit.run(source, restart=True)
+    assert shard.read_bytes() == whole
+
+
+def test_duplicates_after_the_last_document_are_not_counted(
+    own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.in_one_process(monkeypatch)
+    rows = [ROWS[0], ROWS[0], ROWS[1], *[ROWS[0]] * 40]
+    wanted = sum(len(row.encode()) + 1 for row in ROWS[:2])
+    made = kit.run(kit.write_jsonl(Path("a.jsonl"), rows), dedup=True, max_tokens=wanted)
+    assert made.index is not None
+    assert (made.tokens, made.index.counts.duplicates) == (wanted, 1)
+
+
 @given(st.lists(st.lists(st.integers(0, 50), max_size=40), max_size=12))
 def test_the_table_of_hashes_is_a_set(batches: list[list[int]]) -> None:
     """Against Python's own set; colliding slots, and the hash that is all zero, among them."""
@@ -324,7 +350,12 @@ def test_folders_globs_and_files_in_one_order(own_directory: Path) -> None:
     found = expand(["in"])
     assert [file.path for file in found.files] == ["in/a.jsonl", "in/b.txt", "in/sub/c.txt"]
     assert found.left_out == {".csv": 1, ".py": 1}
+    Path("in/loop").symlink_to(Path("in").absolute())
+    assert expand(["in"]).files == found.files
+    assert expand(["in"]).left_out == {".csv": 1, ".py": 1, "links to folders": 1}
+    Path("in/loop").unlink()
     assert [file.path for file in expand(["in/**/*.txt", "in/b.txt"]).files] == ["in/b.txt", "in/sub/c.txt"]
+    assert expand(["in", "in/../in", str(Path("in").absolute()), "in/sub/c.txt"]).files == found.files
     assert expand(["in/*.py"]).files[0].kind == "text"
     before = expand(["in"]).fingerprint
     os.utime("in/b.txt", ns=(1, 1))
@@ -336,8 +367,34 @@ def test_folders_globs_and_files_in_one_order(own_directory: Path) -> None:
     assert problem(expand, ["empty"]).id == "data.source_nothing"
     assert problem(expand, ["nowhere.txt"]).id == "data.source_missing"
     assert problem(expand, ["-", "in"]).exit_code == ExitCode.USAGE
+    for name in (
+        "in/out/dataset.json",
+        "in/out/train-00000.bin",
+        "in/half/.progress/state.json",
+        "in/half/val-00000.bin",
+    ):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("{}", "utf-8")
+    assert [file.path for file in expand(["in/**/*t*"]).files] == ["in/b.txt", "in/sub/c.txt"]  # not what was prepared
     os.mkfifo("pipe.txt")
     assert problem(expand, ["pipe.txt"]).id == "data.source_unreadable"
+
+
+def test_a_folder_that_cannot_be_listed_is_told(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its texts would be missing, and nobody would know. Root may list all, so the system's call fails here."""
+    for name in ("in/a.txt", "in/locked/b.txt"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("hello", "utf-8")
+    scandir = os.scandir
+
+    def refusing(path: str) -> object:
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    error = problem(expand, ["in"])
+    assert (error.id, error.values["path"]) == ("data.source_unreadable", "in/locked")
 
 
 @pytest.mark.parametrize(

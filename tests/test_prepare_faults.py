@@ -1,5 +1,6 @@
 """Preparing through kills, full disks, signals and changes: what comes out is what an undisturbed run makes."""
 
+import errno
 import io
 import json
 import os
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from foretrain.errors import ExitCode, UserError
-from foretrain.prepare import engine, preparation
+from foretrain.prepare import disk, engine, preparation
 from tests import prepare_kit as kit
 from tests.prepare_kit import Disk, Killed
 
@@ -269,3 +270,11 @@ def test_signals_stop_it_with_nothing_lost(number: signal.Signals, code: int, ow
     assert "The same command goes on" in errors
     state = json.loads(Path("out/.progress/state.json").read_text("utf-8"))
     assert state["splits"]["train"]["shards"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_limit_is_not_called_a_full_disk(number: int, tmp_path: Path) -> None:
+    error = disk.as_user_error(OSError(number, os.strerror(number)), tmp_path, 2**20)
+    assert error.exit_code == ExitCode.DISK_FULL
+    assert ("disk is full" in str(error)) == (number == errno.ENOSPC)
+    assert "1.0 MiB" in str(error)

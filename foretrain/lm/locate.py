@@ -89,7 +89,7 @@ def make_mix(name: str, path: str, found: dict[str, tuple[DatasetInfo, float]]) 
     infos, total = [info for info, _ in found.values()], sum(weight for _, weight in found.values())
     first = infos[0]
     for other in infos[1:]:
-        for key in ("tokenizer", "vocab_size", "tokenizer_sha256"):
+        for key in _compared(first, other):
             own, others = getattr(first, key), getattr(other, key)
             if own != others:
                 raise UserError(
@@ -102,10 +102,22 @@ def make_mix(name: str, path: str, found: dict[str, tuple[DatasetInfo, float]]) 
     return DatasetInfo(
         name=name, path=path, dtype=max((info.dtype for info in infos), key=lambda dtype: dtype == "uint32"),
         train_tokens=sum(info.train_tokens for info in infos), val_tokens=sum(info.val_tokens for info in infos),
-        vocab_size=first.vocab_size, tokenizer=first.tokenizer, tokenizer_sha256=first.tokenizer_sha256,
+        vocab_size=next((info.vocab_size for info in infos if info.vocab_size is not None), None),
+        tokenizer=first.tokenizer, tokenizer_sha256=first.tokenizer_sha256,
         fingerprint=digest.hexdigest()[:32],
         max_id=None if None in ids else max(id for id in ids if id is not None), format="mix", parts=parts,
     )  # fmt: skip
+
+
+def _compared(first: DatasetInfo, other: DatasetInfo) -> tuple[str, ...]:
+    """What must be the same. The digest decides where both have one: a BPE has another name where it was trained."""
+    digests = first.tokenizer_sha256, other.tokenizer_sha256
+    keys: tuple[str, ...] = ("tokenizer",)
+    if None not in digests:
+        keys = ("tokenizer_sha256",) if digests[0] == digests[1] else ("tokenizer", "tokenizer_sha256")
+    known = first.vocab_size is not None and other.vocab_size is not None
+    # llm.c's files say which tokenizer, and neither its digest nor how many ids it has.
+    return keys if first.tokenizer is not None and not known else (*keys, "vocab_size")
 
 
 def mix_text(weights: dict[str, float]) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 from foretrain.errors import UserError
 
 _write = os.write  # what tests stand in for
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def open_file(path: Path, *, empty: bool = False) -> int:
@@ -66,6 +65,11 @@ def free_bytes(folder: Path) -> int:
 
 def as_user_error(error: OSError, folder: Path, needs_bytes: int) -> UserError:
     """What a failed write means to the user; `needs_bytes` is what is still to be written, as far as known."""
-    if error.errno in FULL:
+    if error.errno in (errno.EDQUOT, errno.EFBIG):
+        reason = error.strerror or str(error)
+        return UserError(
+            "disk.limit_prepare", path=str(folder), reason=reason, needs=needs_bytes, free=free_bytes(folder)
+        )
+    if error.errno == errno.ENOSPC:
         return UserError("disk.full_prepare", path=str(folder), needs=needs_bytes, free=free_bytes(folder))
     return UserError("environment.cannot_write", path=str(folder), reason=error.strerror or str(error))

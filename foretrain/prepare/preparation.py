@@ -227,10 +227,11 @@ class Preparation:
             source_bytes = int(done.batch.lengths[mine].sum(dtype=np.int64))
             committed += self.writers[split].append(ids, wanted, source_bytes)
             start += count
+        beyond = int((keep[last:] == 0).sum())  # duplicates that were found after the last document
         self.read_bytes = done.batch.read_bytes
         self.at = self.at.model_copy(
             update={
-                "position": done.batch.position, "duplicates": done.duplicates, "seen": done.seen,
+                "position": done.batch.position, "duplicates": done.duplicates - beyond, "seen": done.seen,
                 "digest": done.digest, "separators": self.at.separators + made.separators, "finished": reached,
             }
         )  # fmt: skip

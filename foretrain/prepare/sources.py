@@ -79,7 +79,7 @@ def expand(words: Sequence[str]) -> SourceList:
     left_out: Counter[str] = Counter()
     for word in words:
         for file in _expand_one(word, left_out):
-            files.setdefault(file.path, file)
+            files.setdefault(_place(file), file)
     listed = tuple(files.values())
     if "-" in files and len(files) > 1:
         raise UserError("usage.two_sources_with_stdin")
@@ -92,6 +92,11 @@ def expand(words: Sequence[str]) -> SourceList:
     return SourceList(
         files=listed, description=text[:500], fingerprint=digest.hexdigest()[:32], left_out=dict(left_out)
     )
+
+
+def _place(file: SourceFile) -> str:
+    """What tells files apart: books/../books/a.txt is books/a.txt."""
+    return file.path if file.remote or file.kind == "stdin" else os.path.realpath(file.path)
 
 
 def _expand_one(word: str, left_out: Counter[str]) -> list[SourceFile]:
@@ -108,7 +113,7 @@ def _expand_one(word: str, left_out: Counter[str]) -> list[SourceFile]:
         found = [_local(path, kind_of(path.name) or ("text", _COMPRESSIONS.get(path.suffix.lower(), "")))]
     elif glob.has_magic(word):
         # pathlib has no glob of a relative or absolute pattern alike.
-        names = sorted(name for name in glob.glob(word, recursive=True) if Path(name).is_file())  # noqa: PTH207
+        names = sorted(name for name in glob.glob(word, recursive=True) if _is_source(name))  # noqa: PTH207
         found = [_local(Path(name), kind_of(name) or ("text", "")) for name in names]
     else:
         raise UserError("data.source_missing", path=word)
@@ -126,9 +131,16 @@ def others(left_out: dict[str, int]) -> str:
 
 def _walk(folder: Path, left_out: Counter[str]) -> list[SourceFile]:
     found = []
-    for place, folders, names in os.walk(folder):
+
+    def unreadable(error: OSError) -> None:  # without it os.walk leaves the folder out and says nothing
+        raise UserError("data.source_unreadable", path=str(error.filename), reason=error.strerror or str(error))
+
+    for place, folders, names in os.walk(folder, onerror=unreadable):
         # What was prepared, or is being, lies beside its source at times; hidden folders are no texts.
         folders[:] = sorted(name for name in folders if not name.startswith(".") and not _is_prepared(place, name))
+        linked = [name for name in folders if Path(place, name).is_symlink()]  # not entered: it may be a loop
+        if linked:
+            left_out["links to folders"] += len(linked)
         for name in sorted(names):
             kind = kind_of(name)
             if kind is not None and not name.startswith("."):
@@ -136,6 +148,12 @@ def _walk(folder: Path, left_out: Counter[str]) -> list[SourceFile]:
             elif not name.startswith("."):
                 left_out[suffix_of(name)] += 1
     return found
+
+
+def _is_source(name: str) -> bool:
+    """Whether a glob's match is to be read: 'books/**' must not take in what was prepared there a minute ago."""
+    path = Path(name)
+    return path.is_file() and not _is_prepared(str(path.parent), "") and path.parent.name != PROGRESS
 
 
 def _is_prepared(place: str, name: str) -> bool:

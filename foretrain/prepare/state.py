@@ -8,7 +8,17 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from foretrain.errors import UserError
-from foretrain.lm.shards import INDEX, PROGRESS, SPLITS, DatasetIndex, Settings, TokenizerInfo, read_index, shard_name
+from foretrain.lm.shards import (
+    INDEX,
+    ITEM_BYTES,
+    PROGRESS,
+    SPLITS,
+    DatasetIndex,
+    Settings,
+    TokenizerInfo,
+    read_index,
+    shard_name,
+)
 from foretrain.prepare.disk import publish
 from foretrain.prepare.reader import Position
 from foretrain.prepare.writer import SplitState
@@ -80,7 +90,8 @@ def _differences(now: dict[str, Any], before: dict[str, Any], what: str = "") ->
 def finished(folder: Path, now: Identity) -> DatasetIndex | None:
     """The index of a folder that was prepared before, in the same way; None where there is none.
 
-    Raises UserError 'data.other_preparation' where it was prepared in another way.
+    Raises UserError 'data.other_preparation' where it was prepared in another way, and 'data.prepared_damaged' where
+    a shard is missing or has another size.
     """
     if not (folder / INDEX).is_file():
         return None
@@ -89,6 +100,11 @@ def finished(folder: Path, now: Identity) -> DatasetIndex | None:
         settings=index.settings, tokenizer=index.tokenizer, source=index.source.fingerprint, stamps=now.stamps
     )
     check_same(folder, now, before)
+    for split in index.splits.values():
+        for shard in split.shards:  # "prepared already" must not be said of what a disk or a hand has cut since
+            path, size = folder / shard.file, shard.tokens * ITEM_BYTES[index.dtype]
+            if not path.is_file() or path.stat().st_size != size:
+                raise UserError("data.prepared_damaged", path=str(folder), file=shard.file)
     shutil.rmtree(folder / PROGRESS, ignore_errors=True)  # we were killed between the index and this
     return index
 

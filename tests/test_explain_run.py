@@ -337,3 +337,8 @@ def test_a_log_that_ends_in_out_of_memory_is_explained(capsys: pytest.CaptureFix
     found = json.loads(said(capsys, "explain", "short.log", "--json"))
     assert found["out_of_memory"]["asked_bytes"] == round(3.07 * GIB)
     assert "Give the run's config" in said(capsys, "explain", "short.log")
+
+
+def test_a_device_is_no_log() -> None:
+    result = foretrain("explain", "/dev/zero")
+    assert (result.returncode, result.stderr.count("it is a device")) == (7, 1)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from foretrain.cli import prepare as cli
 from foretrain.errors import ExitCode, UserError
 from foretrain.lm import tokenizer as tokenizers
-from foretrain.lm.shards import DatasetIndex, dtype_for, histogram_bin, read_index
+from foretrain.lm.shards import dtype_for, histogram_bin, read_index
 from foretrain.lm.tokenizer import BpeTokenizer, ByteTokenizer, JsonTokenizer, TiktokenTokenizer
 from foretrain.prepare import engine, formats
 from foretrain.prepare.encode import KEEP_TRAIN, KEEP_VAL, digest_of, encode_batch, encoder_of, pieces
@@ -465,7 +465,9 @@ def test_the_command_line(own_directory: Path) -> None:
     done = foretrain(*words)
     assert done.returncode == 0
     assert "validation tokens of 300 documents" in done.stdout
-    assert DatasetIndex.from_json(json.dumps(kit.index_of("o"))).settings.val_share == 0.05
+    index = read_index(Path("o"))
+    assert index
+    assert index.settings.val_share == 0.05
     assert foretrain(*words, "--val", "100%").returncode == ExitCode.USAGE
 
 

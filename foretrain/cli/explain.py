@@ -62,6 +62,8 @@ def explain_command(
     """Where memory and time went, why it ran out of memory, what to change: of a run, a log or a memory snapshot."""
     from foretrain.cli import explain_run
 
+    if log != "-" and (Path(log).is_char_device() or Path(log).is_block_device()):  # which has no end
+        raise UserError("data.log_unreadable", path=log, reason="it is a device")
     if log != "-" and explain_run.explained(Path(log), as_json=as_json, with_config=bool(config or words)):
         return
     from foretrain.advise.log_analysis import analyse

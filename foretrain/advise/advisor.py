@@ -122,6 +122,11 @@ def _before(search: Search, candidate: Candidate) -> Outcome:
     return search.base
 
 
+def _evaluation_bytes(outcome: Outcome) -> int:
+    phases = (p for p in outcome.memory.phases if p.phase.startswith("evaluate"))
+    return max(phase.needed_expected_bytes for phase in phases)
+
+
 def _saves(search: Search, candidate: Candidate) -> bool:
     before = _before(search, candidate).needed_bytes
     return before - candidate.outcome.needed_bytes >= WORTH * before
@@ -158,9 +163,9 @@ def _nothing(search: Search, candidate: Candidate) -> Idle:
         if (before.fits or not search.must_fit) and saved >= WORTH * before.needed_bytes:
             return Idle(rule=rule, reason="not_needed", values={**values, "needed": before.needed_bytes})
         if rule in ("eval_batch", "eval_block_size"):
-            phases = {phase.phase: phase.needed_expected_bytes for phase in before.memory.phases}
-            values["evaluation"] = max(size for name, size in phases.items() if name.startswith("evaluate"))
-            values["worst"] = before.needed_bytes
+            own = _evaluation_bytes(search.base)  # of the run as it is, unless only foretrain's step is so
+            seen = search.base if own < search.base.needed_bytes else before
+            values |= {"evaluation": _evaluation_bytes(seen), "worst": seen.needed_bytes}
             return Idle(rule=rule, reason="not_the_peak", values=values)
         if rule in ("eval_iters", "accumulation"):
             return Idle(rule=rule, reason="no_peak", values=values)

@@ -23,6 +23,7 @@ from foretrain.lm.shards import dtype_for, histogram_bin, read_index
 from foretrain.lm.tokenizer import BpeTokenizer, ByteTokenizer, JsonTokenizer, TiktokenTokenizer
 from foretrain.prepare import engine, formats
 from foretrain.prepare.encode import KEEP_TRAIN, KEEP_VAL, digest_of, encode_batch, encoder_of, pieces
+from foretrain.prepare.estimate import peak_bytes
 from foretrain.prepare.formats import Format, OpenFile, Place, documents
 from foretrain.prepare.reader import Job, Position, serve
 from foretrain.prepare.seen import SeenHashes
@@ -437,7 +438,8 @@ def test_plan_says_what_preparing_then_takes(own_directory: Path) -> None:
     assert plan.output_bytes == pytest.approx(2 * made.tokens, rel=0.02)
     assert plan.read_bytes == sum(Path(f"a{n}.jsonl{'.gz' if n % 2 else ''}").stat().st_size for n in range(4))
     assert plan.fits
-    assert 50 * 2**20 < plan.memory_bytes < 2**30
+    # The tests' own process may have grown large before.
+    assert 10 * 2**20 < plan.memory_bytes - peak_bytes(os.getpid()) < 2**30
     half = plan.model_copy(update={"free_bytes": 1})
     assert not half.fits
 

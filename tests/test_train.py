@@ -203,7 +203,7 @@ def test_measured_memory_agrees_with_the_plan(own_directory: Path) -> None:
 
     write_dataset(Path("data/toy"))
     words = {**TINY, "n_embd": 128, "block_size": 64, "vocab_size": 512}
-    result = foretrain("train", *[f"--{k}={v}" for k, v in words.items()])
+    result = foretrain("train", *[f"--{k}={v}" for k, v in words.items()], apart=True)
     assert result.returncode == 0, result.stderr
     record = RunDirectory(Path("out")).read_record()
     comparison = compare(plan_of(Path("out"), record), record)

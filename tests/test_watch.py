@@ -204,7 +204,7 @@ def test_the_command_line_says_what_is_wrong() -> None:
     assert not Path("watch").exists()
     assert foretrain("watch", "--interval", "0", "--", "true").returncode == 2
     assert foretrain("watch").returncode == 2
-    made = foretrain("watch", "--json", "--out", "a", "--", "sh", "-c", "echo out; exit 3")
+    made = foretrain("watch", "--json", "--out", "a", "--", "sh", "-c", "echo out; exit 3", apart=True)
     found = json.loads(made.stdout)
     assert (made.returncode, found["schema"], found["exit_code"]) == (3, "foretrain.watch/1", 3)
     assert made.stderr == "out\n"

@@ -68,10 +68,15 @@ def test_no_token_sees_a_later_one() -> None:
 
 
 def test_it_is_an_operation_as_the_compiler_wants_them() -> None:
-    for T in (12, 80):  # probabilities kept, and computed again
-        qkv = torch.randn(2, T, 3 * 2 * 8, requires_grad=True)
+    # Probabilities kept, and computed again; one sequence, whose heads would be a view; one token of one head.
+    for B, T, H in ((2, 12, 2), (2, 80, 2), (1, 80, 2), (1, 12, 2), (1, 1, 1)):
+        qkv = torch.randn(B, T, 3 * H * 8, requires_grad=True)
+        outputs = torch.ops.foretrain.attention(qkv, H)
+        assert not {out.untyped_storage().data_ptr() for out in outputs} & {qkv.untyped_storage().data_ptr()}
+        fakes = attention._forward_shapes(qkv, H)
+        assert [(out.shape, out.stride()) for out in outputs] == [(fake.shape, fake.stride()) for fake in fakes]
         tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-        torch.library.opcheck(torch.ops.foretrain.attention, (qkv, 2), test_utils=tests)
+        torch.library.opcheck(torch.ops.foretrain.attention, (qkv, H), test_utils=tests)
 
 
 @pytest.mark.parametrize("T", [16, 64])

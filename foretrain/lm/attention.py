@@ -48,9 +48,11 @@ def _probabilities(q: Tensor, k: Tensor, scale: float, out: Tensor | None = None
 
 
 def _heads(qkv: Tensor, H: int) -> Tensor:
-    """B x T x 3C as 3 x N x T x D, in one copy."""
+    """B x T x 3C as 3 x N x T x D, in one copy: never a view of qkv, which an operation may not return."""
     B, T, width = qkv.shape
-    return qkv.view(B, T, 3, H, width // 3 // H).permute(2, 0, 3, 1, 4).reshape(3, B * H, T, -1)
+    heads = qkv.new_empty(3, B, H, T, width // 3 // H)
+    heads.copy_(qkv.view(B, T, 3, H, width // 3 // H).permute(2, 0, 3, 1, 4))
+    return heads.view(3, B * H, T, -1)
 
 
 def _forward(qkv: Tensor, H: int) -> tuple[Tensor, Tensor, Tensor]:

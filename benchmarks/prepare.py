@@ -304,7 +304,6 @@ def main() -> None:
         one(words.run, words.source, words.work, words.cores)
         return
     words.work.mkdir(parents=True, exist_ok=True)
-    results: list[dict[str, Any]] = []
     for size in words.size or ["1GB", "4GB"]:
         source = words.work / f"{size}.jsonl"
         if not source.exists():
@@ -316,7 +315,9 @@ def main() -> None:
             if not kept.exists():
                 found = measure(way, source, words.work, words.cores)
                 kept.write_text(json.dumps({"size": size, "way": way, "cores": words.cores, **found}), "utf-8")
-            results.append(json.loads(kept.read_text("utf-8")))
+    # All that was ever measured in this folder, not the sizes of this call alone.
+    parts = [json.loads(p.read_text("utf-8")) for p in words.work.glob(f"*-{words.cores}.json")]
+    results = sorted(parts, key=lambda part: (parse_bytes(part["size"]), WAYS.index(part["way"])))
     rows = []
     for result in results:
         rate = result["tokens"] / result["wall_s"]

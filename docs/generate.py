@@ -16,6 +16,7 @@ import advice_tables
 import compare_tables
 import fault_tables
 import precision_tables
+import prepare_tables
 import recipe_tables
 import speed_tables
 import technique_tables
@@ -439,6 +440,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "against-nanogpt": speed_tables.against,
     "speed-machine": speed_tables.machine,
     "compile-start": speed_tables.start,
+    "prepare": prepare_tables.prepare,
     "time-to-loss": recipe_tables.time_to_loss,
     "time-to-loss-sentence": recipe_tables.sentence,
     "techniques": technique_tables.registry,

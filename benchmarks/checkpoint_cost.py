@@ -17,9 +17,9 @@ from common import arguments, report
 
 from foretrain.config import RunConfig
 from foretrain.lm.step import TrainState, build, train_step
+from foretrain.process_memory import process_bytes
 from foretrain.run.checkpoint import Progress
 from foretrain.run.host_memory import keep_memory
-from foretrain.run.meter import process_bytes
 from foretrain.run.saver import Saver
 from foretrain.run.snapshot import live
 

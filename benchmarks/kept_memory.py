@@ -32,7 +32,7 @@ from foretrain.config import RunConfig
 from foretrain.run.calibrate import Stepper
 from foretrain.run.device import place
 from foretrain.run.host_memory import keep_memory
-from foretrain.run.meter import process_bytes
+from foretrain.process_memory import process_bytes
 knobs, dtype, keep = json.loads(sys.argv[1])
 if keep:
     assert keep_memory(), "this C library does not keep memory"

@@ -15,7 +15,7 @@ from pydantic import Field
 from foretrain.calibration import Calibration, load
 from foretrain.errors import UserError
 from foretrain.records import Record
-from foretrain.units import GIB
+from foretrain.units import GIB, parse_bytes
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 MatmulMode = Literal["dtype", "fp8", "int8", "fp16_accumulation"]
@@ -158,6 +158,14 @@ def nearest(name: str, count: int = 3) -> list[str]:
     """Names of the cards that look most like this one."""
     keys = {_key(gpu.name): gpu.name for gpu in catalogue().values()}
     return [keys[key] for key in difflib.get_close_matches(_key(name), keys, n=count, cutoff=0.3)]
+
+
+def stated_bytes(text: str, option: str) -> int:
+    """A size that somebody typed for an option, such as 2GB. Raises UserError 'gpu.bad_memory'."""
+    try:
+        return parse_bytes(text)
+    except ValueError:
+        raise UserError("gpu.bad_memory", option=option, value=text) from None
 
 
 def block_to_add(name: str, memory_gib: float | None = None, sm_count: int | None = None) -> str:

@@ -42,11 +42,6 @@ class OutOfMemoryMessage(Record):
     unused_bytes: int | None = None
 
 
-def is_out_of_memory_text(text: str) -> bool:
-    """Whether a text tells that memory ran out."""
-    return bool(_IS_ONE.search(text))
-
-
 def parse(text: str) -> OutOfMemoryMessage | None:
     """The last such message in a text; None where there is none."""
     text = text[-MAX_CHARS:]

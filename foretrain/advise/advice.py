@@ -91,11 +91,6 @@ class Advice(Record):
     estimate: Estimate | None = None
     confirmation: Confirmation | None = None
 
-    @property
-    def only_foretrain(self) -> bool:
-        """Whether nanoGPT cannot do it."""
-        return self.step == "foretrain"
-
 
 class Idle(Record):
     """A rule that buys nothing here, with the reason's id and its values."""

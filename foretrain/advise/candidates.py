@@ -14,7 +14,7 @@ from typing import Any
 from foretrain.advise.advice import Advice, Effect, PhaseEffect, Setting
 from foretrain.advise.planner import Outcome, Planner
 from foretrain.advise.rules import BY_ID, ORDER
-from foretrain.advise.rules.base import EXACTNESS, Change, Exactness, Goal, State, loosest
+from foretrain.advise.rules.base import Change, Exactness, Goal, State, loosest
 from foretrain.config import RunConfig
 from foretrain.configfile import KNOBS
 from foretrain.lm.shape import ModelShape
@@ -161,8 +161,3 @@ def with_settings(config: RunConfig, found: tuple[Setting, ...]) -> RunConfig:
     """The config with an advice's knobs."""
     update: dict[str, Any] = {setting.knob: setting.after for setting in found}
     return config.model_copy(update=update)
-
-
-def is_looser(a: Exactness, b: Exactness) -> bool:
-    """Whether `a` is farther from exact than `b`."""
-    return EXACTNESS.index(a) > EXACTNESS.index(b)

@@ -4,6 +4,7 @@ Medians and the median absolute deviation throughout, so that a few odd steps mo
 """
 
 import math
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Literal
 from foretrain.config import RunConfig
 from foretrain.errors import UserError
 from foretrain.records import Record
-from foretrain.training_log import EVALUATED, SAVED, TrainingLog
+from foretrain.training_log import EVALUATED, SAVED, LogHeader, Steps, TrainingLog
 
 SLOWER = 0.05  # a slow-down is at least this much slower than the steady step, and lasts
 SPIKE = 0.10
@@ -78,6 +79,16 @@ def steady(log: TrainingLog, config: RunConfig | None) -> Pace:
         median_s=median(values), low_s=_quantile(values, 0.05), high_s=_quantile(values, 0.95),
         recent_s=median(times[i] for i in last) if last else median(values), noise_s=noise_s, indices=kept, slow=slow,
     )  # fmt: skip
+
+
+def log_of(numbers: Sequence[int], times_s: Sequence[float], starts: list[int]) -> TrainingLog:
+    """Step times from elsewhere as a log for `steady`, nothing else within them. `starts`: index of each segment's."""
+    unknown = array("d", [math.nan] * len(numbers))
+    steps = Steps(
+        number=array("q", numbers), time_s=array("d", times_s), loss=unknown, logged_mfu=unknown, tokens_per_s=unknown,
+        happened=bytearray(len(numbers)), starts=starts,
+    )  # fmt: skip
+    return TrainingLog("build-nanogpt", LogHeader(), steps, (), numbers[-1])
 
 
 def _evaluates(log: TrainingLog, config: RunConfig | None, i: int) -> int:

@@ -5,15 +5,13 @@ steady lines say. A cause is named only where a figure shows it; the rest is `un
 """
 
 import math
-from array import array
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from foretrain.advise.log_steady import FIRST_SLOWER, FIRST_STEPS, SPIKE, Pace, steady
+from foretrain.advise.log_steady import FIRST_SLOWER, FIRST_STEPS, SPIKE, Pace, log_of, steady
 from foretrain.records import Record
 from foretrain.run.store import RunRecord
-from foretrain.training_log import LogHeader, Steps, TrainingLog
 from foretrain.units import MIB
 
 HEAT = ("hardware_thermal", "thermal", "hardware_slowdown", "power_brake")
@@ -81,7 +79,8 @@ def pace_of(metrics: list[dict[str, Any]], resumed_from: tuple[int, ...], *, com
         return None
     starts = _starts(found, resumed_from)
     lines = _lines(found, starts)
-    pace = steady(_as_log(found, starts), None)
+    # Evaluations are not within these times.
+    pace = steady(log_of([line.step for line in lines], [line.step_s for line in lines], starts), None)
     usual = [lines[i] for i in pace.indices]
     slow = {i for stretch in pace.slow for i in stretch}
     limit_s = max(pace.median_s * (1 + SPIKE), pace.median_s + 6 * pace.noise_s)
@@ -115,17 +114,6 @@ def _lines(found: list[dict[str, Any]], starts: list[int]) -> list[_Line]:
         lines.append(_Line(line, max(1, line["step"] - before), i in starts))
         before = line["step"]
     return lines
-
-
-def _as_log(found: list[dict[str, Any]], starts: list[int]) -> TrainingLog:
-    """The lines as a log, so that the steady step is found as in any log. Evaluations are not within its times."""
-    count = len(found)
-    steps = Steps(
-        number=array("q", [line["step"] for line in found]), time_s=array("d", [line["step_s"] for line in found]),
-        loss=array("d", [math.nan] * count), logged_mfu=array("d", [math.nan] * count),
-        tokens_per_s=array("d", [math.nan] * count), happened=bytearray(count), starts=starts,
-    )  # fmt: skip
-    return TrainingLog("build-nanogpt", LogHeader(), steps, (), found[-1]["step"])
 
 
 def _heads(lines: list[_Line], pace: Pace) -> set[int]:

@@ -8,8 +8,7 @@ import typer
 
 from foretrain.cli.common import OUT, Json, print_json, print_notes
 from foretrain.errors import UserError
-from foretrain.hardware import Gpu, detect
-from foretrain.units import parse_bytes
+from foretrain.hardware import Gpu, detect, stated_bytes
 
 if TYPE_CHECKING:
     from foretrain.advise.subject import Subject
@@ -79,7 +78,7 @@ def compare_command(
     from foretrain.advise.sources import load
     from foretrain.advise.sources.given import take_apart
 
-    card, held, columns = _card(gpu), _held(others), _columns(column or [])
+    card, held, columns = _card(gpu), stated_bytes(others, "--others") if others else 0, _columns(column or [])
     given = [replace(take_apart(word), gpu=card, others_bytes=held, columns=columns) for word in sources]
     if len(given) == 1:
         raise UserError("usage.compare_one", path=given[0].path)
@@ -123,13 +122,6 @@ def _card(name: str) -> Gpu | None:
     except UserError:
         return None
     return here.gpu if here else None
-
-
-def _held(others: str) -> int:
-    try:
-        return parse_bytes(others) if others else 0
-    except ValueError:
-        raise UserError("gpu.bad_memory", option="--others", value=others) from None
 
 
 def _columns(words: list[str]) -> dict[str, str]:

@@ -15,10 +15,9 @@ from foretrain.cli.plan_limits import Limits
 from foretrain.config import RunConfig
 from foretrain.configfile import KNOBS, ResolvedConfig, resolve
 from foretrain.errors import UserError
-from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Gpu, catalogue, detect, find
+from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Gpu, catalogue, detect, find, stated_bytes
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan
-from foretrain.units import parse_bytes
 
 if TYPE_CHECKING:
     from foretrain.lm.dataset import DatasetInfo
@@ -151,7 +150,7 @@ def _check(plans: list[Plan], step: StepName, as_json: bool) -> None:
 
 def targets(names: str, others: str, config: RunConfig) -> list[Target]:
     """The devices that were named, or the card of this machine."""
-    others_bytes = _size(others, "--others") if others else None
+    others_bytes = stated_bytes(others, "--others") if others else None
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if wanted in ([], ["auto"]):
         return [_here(config, others_bytes)]
@@ -191,13 +190,6 @@ def _cpu(others_bytes: int | None) -> Target:
     if others_bytes is None:
         others_bytes = max(0, gpu.memory_bytes - available) if gpu.memory_bytes and available else 0
     return _checked(gpu, others_bytes)
-
-
-def _size(value: str, option: str) -> int:
-    try:
-        return parse_bytes(value)
-    except ValueError:
-        raise UserError("gpu.bad_memory", option=option, value=value) from None
 
 
 def make_plan(

@@ -11,15 +11,14 @@ import typer
 
 from foretrain.cli.common import ERR, OUT, print_error, print_json, print_notes
 from foretrain.errors import UserError
-from foretrain.hardware import Gpu
+from foretrain.hardware import Gpu, stated_bytes
 from foretrain.messages import say
-from foretrain.predict.allocator_settings import Settings, driver_backend, merged
+from foretrain.predict.allocator_settings import Settings, driver_backend, of_run
 from foretrain.predict.exact import service
 from foretrain.predict.exact.forecast import requests_for, traced
 from foretrain.predict.exact.record import Trace
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan
-from foretrain.units import parse_bytes
 
 EXPLAIN_SCHEMA = "foretrain.explanation/1"
 LARGEST_SCHEMA = "foretrain.largest/1"
@@ -50,8 +49,7 @@ class Depth:
         try:
             if self.alloc_conf:
                 return Settings.parse(self.alloc_conf)
-            own = plan.config.allocator_settings if plan else ""
-            return Settings.of_environment({**os.environ, **merged(own, os.environ)})
+            return of_run(plan.config.allocator_settings if plan else "", os.environ)
         except ValueError as error:
             raise UserError("usage.alloc_conf", problem=str(error)) from None
 
@@ -161,12 +159,7 @@ def explain_command(plan: Plan, step: StepName, depth: Depth, *, as_json: bool) 
 
 
 def _size(value: str, option: str) -> int | None:
-    if not value:
-        return None
-    try:
-        return parse_bytes(value)
-    except ValueError:
-        raise UserError("gpu.bad_memory", option=option, value=value) from None
+    return stated_bytes(value, option) if value else None
 
 
 def largest_command(plan: Plan, step: StepName, depth: Depth, *, as_json: bool, check: bool) -> None:

@@ -179,6 +179,11 @@ def merged(own: str, environment: Mapping[str, str]) -> dict[str, str]:
     return {name: ",".join(text for text in (own, environment.get(name, "")) if text)}
 
 
+def of_run(own: str, environment: Mapping[str, str]) -> Settings:
+    """The settings that a run with these of its own has in this environment. Raises ValueError."""
+    return Settings.of_environment({**environment, **merged(own, environment)})
+
+
 def _is_driver_backend(key: str, value: str) -> bool:
     return key == "backend" and value in DRIVER_BACKENDS
 

@@ -8,6 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
+from foretrain.durable import sync_folder
 from foretrain.errors import UserError
 
 _write = os.write  # what tests stand in for
@@ -24,16 +25,6 @@ def write_all(handle: int, data: bytes | memoryview) -> None:
     view = memoryview(data).cast("B")
     while len(view):
         view = view[_write(handle, view) :]
-
-
-def sync_folder(folder: Path) -> None:
-    """Names in a folder survive a power cut after this."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def publish(path: Path, text: str) -> None:

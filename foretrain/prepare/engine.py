@@ -10,6 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from foretrain.durable import sync_folder
 from foretrain.errors import UserError
 from foretrain.lm.shards import INDEX, ITEM_BYTES, PROGRESS, SPLITS, TokenizerInfo
 from foretrain.prepare import disk, state, vocabulary
@@ -83,7 +84,7 @@ def _prepare_locked(
         assert index is not None
         return Outcome(index, resumed=False, existed=True, tokens=index.tokens)
     (folder / PROGRESS).mkdir(exist_ok=True)
-    disk.sync_folder(folder)
+    sync_folder(folder)
     snapshot = state.read(folder)
     if snapshot is None or snapshot.position == Position():
         snapshot = None  # nothing was written yet, so nothing has to be as it was

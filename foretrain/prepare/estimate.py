@@ -18,6 +18,7 @@ from foretrain.prepare.pool import Reader, Workers
 from foretrain.prepare.reader import WINDOW_BYTES, Position
 from foretrain.prepare.sample import MOST_BYTES, FileSample
 from foretrain.prepare.sources import SourceList
+from foretrain.process_memory import process_bytes
 from foretrain.records import Record
 
 SCHEMA = "foretrain.prepare-plan/1"
@@ -63,11 +64,7 @@ class PreparePlan(Record):
 
 def peak_bytes(pid: int | str) -> int:
     """The most that a living process held (VmHWM), as Linux says it."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-    except (OSError, StopIteration, ValueError):
-        return _UNKNOWN_PROCESS_BYTES
+    return process_bytes("VmHWM", pid) or _UNKNOWN_PROCESS_BYTES
 
 
 def estimate(options: PrepareOptions, sources: SourceList, tokenizer: Path, name: str, size: int) -> PreparePlan:

@@ -22,7 +22,6 @@ except ImportError:  # Windows
 
 _F_SETPIPE_SZ, _PIPE_BYTES = 1031, 2**20  # a batch goes through at once instead of in sixteen turns (Linux)
 _HEAD = struct.Struct("<II")
-MOST_PAYLOAD = (1 << 32) - 1
 
 
 def send(pipe: BinaryIO, header: dict[str, Any], *parts: bytes | memoryview) -> None:

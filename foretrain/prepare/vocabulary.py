@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from foretrain.durable import sync_folder
 from foretrain.errors import UserError
 from foretrain.lm import tokenizer as tokenizers
 from foretrain.lm.shards import PROGRESS, TokenizerInfo
@@ -20,7 +21,6 @@ from foretrain.lm.tokenizer import (
     TiktokenTokenizer,
     Tokenizer,
 )
-from foretrain.prepare.disk import sync_folder
 from foretrain.prepare.encode import digest_of
 from foretrain.prepare.frames import Child, error_frame, ignore_interrupts, limit_memory, send
 from foretrain.prepare.options import PrepareOptions

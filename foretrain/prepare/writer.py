@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from foretrain.durable import sync_folder
 from foretrain.errors import UserError
 from foretrain.lm.shards import (
     BLOCK_BYTES,
@@ -21,7 +22,7 @@ from foretrain.lm.shards import (
     Split,
     shard_name,
 )
-from foretrain.prepare.disk import open_file, sync_folder, write_all
+from foretrain.prepare.disk import open_file, write_all
 from foretrain.records import Record
 
 

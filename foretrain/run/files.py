@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from foretrain import durable
+
 CHUNK_BYTES = 1 << 20  # at most so much is written at a time
 
 Watcher = Callable[[str, Path, int], None]
@@ -62,12 +64,7 @@ def digest_of(path: Path) -> str:
 def sync_folder(path: Path) -> None:
     """Make the names in a folder durable."""
     _about_to("fsync", path)
-    if os.name == "posix":
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    durable.sync_folder(path)
 
 
 def rename(path: Path, target: Path) -> None:

@@ -15,20 +15,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from foretrain.lm.step import TrainState
+from foretrain.process_memory import process_bytes
 from foretrain.run.store import MeasuredMemory, MeasuredPhase
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-
-def process_bytes(field: str = "VmRSS") -> int | None:
-    """VmRSS (now) or VmHWM (peak) of this process; None where the system has no /proc."""
-    try:
-        for line in _STATUS.read_text().splitlines():
-            if line.startswith(field + ":"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
+_CLEAR = Path("/proc/self/clear_refs")
 
 
 def _reset_process_peak() -> bool:

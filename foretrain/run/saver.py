@@ -13,9 +13,9 @@ from typing import Self
 
 from foretrain.cpu import available_memory_bytes
 from foretrain.lm.step import TrainState
+from foretrain.process_memory import process_bytes
 from foretrain.run import checkpoint
 from foretrain.run.checkpoint import Progress
-from foretrain.run.meter import process_bytes
 from foretrain.run.microbatch import is_out_of_memory
 from foretrain.run.snapshot import Snapshot, live, staged
 

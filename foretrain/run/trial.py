@@ -93,10 +93,10 @@ def try_steps(config: RunConfig, cap_bytes: int | None) -> tuple[bool, int]:
     import torch
 
     from foretrain.lm.step import Batch, build, evaluation_loss, train_step
+    from foretrain.process_memory import process_bytes
     from foretrain.run.device import TORCH_DTYPES, place
     from foretrain.run.host_memory import keep_memory
     from foretrain.run.memory_limit import cap
-    from foretrain.run.meter import process_bytes
     from foretrain.run.microbatch import is_out_of_memory
 
     placement = place(config)

@@ -129,7 +129,7 @@ class TimedStep:
 
     def peak_bytes(self) -> int:
         """Of the process on a CPU; on a card what PyTorch reserved, and the context beside it."""
-        from foretrain.run.meter import process_bytes
+        from foretrain.process_memory import process_bytes
 
         if self.device.type != "cuda":
             return process_bytes("VmHWM") or 0

@@ -9,16 +9,17 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from foretrain import oom_message
+from foretrain.cpu import available_memory_bytes, total_memory_bytes
 from foretrain.lm.step import TrainState
+from foretrain.process_memory import process_bytes
 from foretrain.run.card import Cards, CardSample
-from foretrain.run.meter import process_bytes, storage_bytes
+from foretrain.run.meter import storage_bytes
 from foretrain.run.microbatch import is_out_of_memory
 from foretrain.run.store import RunDirectory
 
@@ -131,12 +132,11 @@ def of_host() -> dict[str, int]:
     resident = process_bytes()
     if resident is not None:
         found["process_bytes"] = resident
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        table = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-        found["free_bytes"], found["card_bytes"] = table["MemAvailable"], table["MemTotal"]
+    free, total = available_memory_bytes(), total_memory_bytes()
+    if free is not None and total is not None:
+        found["free_bytes"], found["card_bytes"] = free, total
         if resident is not None:
-            found["others_bytes"] = max(0, table["MemTotal"] - table["MemAvailable"] - resident)
+            found["others_bytes"] = max(0, total - free - resident)
     return found
 
 

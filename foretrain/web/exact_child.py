@@ -10,7 +10,7 @@ from typing import Any
 
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu
-from foretrain.predict.allocator_settings import Settings, merged
+from foretrain.predict.allocator_settings import Settings, of_run
 from foretrain.predict.exact.forecast import traced
 from foretrain.predict.plan import Plan
 
@@ -18,8 +18,7 @@ from foretrain.predict.plan import Plan
 def settings_of(plan: Plan) -> Settings:
     """The allocator's, as a run of this plan would have them here. Raises UserError."""
     try:
-        own = plan.config.allocator_settings
-        return Settings.of_environment({**os.environ, **merged(own, os.environ)})
+        return of_run(plan.config.allocator_settings, os.environ)
     except ValueError as error:
         raise UserError("usage.alloc_conf", problem=str(error)) from None
 

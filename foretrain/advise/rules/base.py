@@ -5,7 +5,7 @@ planner (planner.py) says what each would take. Its texts are in the locales as 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from foretrain.config import RunConfig
@@ -47,9 +47,6 @@ class State:
     def effective(self) -> RunConfig:
         """The config as its step reads it: nanoGPT has none of foretrain's own ways."""
         return self.config.as_nanogpt() if self.step == "nanogpt" else self.config
-
-    def with_knobs(self, **knobs: Any) -> "State":
-        return replace(self, config=self.config.model_copy(update=knobs))
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from foretrain.configfile import ResolvedConfig, resolve
 from foretrain.errors import UserError
-from foretrain.hardware import Gpu, find
+from foretrain.hardware import Gpu, find, stated_bytes
 from foretrain.presets import PRESETS
-from foretrain.units import parse_bytes
 
 _NAMED = re.compile(r"([^=+/\\]{1,40})=(.+)", re.DOTALL)
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
@@ -51,12 +50,7 @@ class Given:
     @property
     def held_bytes(self) -> int:
         """What others hold on its card. Raises UserError."""
-        if "others" not in self.own:
-            return self.others_bytes
-        try:
-            return parse_bytes(self.own["others"])
-        except ValueError:
-            raise UserError("gpu.bad_memory", option="others", value=self.own["others"]) from None
+        return stated_bytes(self.own["others"], "others") if "others" in self.own else self.others_bytes
 
     def number(self, key: str, least: float, most: float) -> float | None:
         """The number under a key of `own`. Raises UserError for what is none."""

@@ -3,10 +3,11 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from foretrain.advise import settings
-from foretrain.advise.log_steady import steady
+from foretrain.advise.log_steady import log_of, steady
 from foretrain.advise.run_pace import logged_steps, much_is_lost
 from foretrain.advise.sources.given import Given
 from foretrain.advise.sources.predicted import bytes_per_token
@@ -15,7 +16,6 @@ from foretrain.errors import UserError
 from foretrain.lm.dataset import BUILT_IN
 from foretrain.predict.plan import Note
 from foretrain.run.store import RunDirectory, RunRecord
-from foretrain.training_log import LogHeader, Steps, TrainingLog
 
 
 def claims(path: Path, head: bytes) -> bool:
@@ -36,7 +36,7 @@ def load(given: Given) -> Subject:
     known = settings.of_config(config, record.gpu, "foretrain") | _data(record)
     if not times and record.step_s:
         times = (record.step_s,)
-    middle = _median(times)
+    middle = median(times) if times else None
     subject = Subject(
         label=given.name, path=given.path, kind="run", settings=known, config=config, gpu=record.gpu, step="foretrain",
         tokens_per_step=config.tokens_per_step, bytes_per_token=bytes_per_token(given, config), step_times_s=times,
@@ -48,27 +48,15 @@ def load(given: Given) -> Subject:
 
 def steady_times(numbers: list[int], times_s: list[float]) -> tuple[float, ...]:
     """The steady ones of these step times: without warm-up, slow-downs and spikes, as `explain` counts them."""
-    steps, last = Steps(), None
-    for number, time_s in zip(numbers, times_s, strict=True):
-        if last is None or number <= last:
-            steps.starts.append(len(steps))
-        last = number
-        steps.number.append(number)
-        steps.time_s.append(time_s if 0 < time_s < 1e9 else math.nan)
-        steps.happened.append(0)
-    if not any(math.isfinite(time_s) for time_s in steps.time_s):
+    times = [time_s if 0 < time_s < 1e9 else math.nan for time_s in times_s]
+    if not any(math.isfinite(time_s) for time_s in times):
         return ()
-    pace = steady(TrainingLog("nanochat", LogHeader(), steps, (), last or 0), None)
-    return tuple(steps.time_s[i] for i in pace.indices)
+    starts = [i for i, number in enumerate(numbers) if i == 0 or number <= numbers[i - 1]]
+    return tuple(times[i] for i in steady(log_of(numbers, times, starts), None).indices)
 
 
 def _columns(lines: list[dict[str, Any]]) -> tuple[list[int], list[float]]:
     return [line["step"] for line in lines], [float(line["step_s"]) for line in lines]
-
-
-def _median(times: tuple[float, ...]) -> float | None:
-    ordered = sorted(times)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2 if ordered else None
 
 
 def _curve(lines: list[dict[str, Any]], kind: str, key: str) -> Any:

@@ -142,7 +142,7 @@ def _times(roles: dict[str, dict[int, float]], seconds: dict[int, float]) -> tup
         column = {b[0]: (b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(marks)}
     numbers = sorted(column)
     times = [column[number] for number in numbers]
-    return steady_times(numbers, times) if any(0 < t < 1e9 for t in times) else ()
+    return steady_times(numbers, times)
 
 
 def _curve(losses: dict[int, float], seconds: dict[int, float]) -> Curve:

@@ -79,7 +79,12 @@ def _parts(line: str) -> list[tuple[str, bool]]:
 def _run(match: re.Match[str]) -> str:
     text = match[0]
     begin = _BEFORE.match(text).end()  # type: ignore[union-attr]  # it matches nothing at least
-    end = max(begin, len(text.rstrip(_AFTER)))
+    end = max(begin, len(text.rstrip(_AFTER).removesuffix(" +").rstrip(_AFTER)))
+    run = text[begin:end]
+    if run.endswith(")") and run.count(")") > run.count("("):  # opened in the other script
+        end -= 1
+    if run.startswith("(") and run.count("(") > run.count(")"):
+        begin += 1
     return text[:begin] + _marked(text[begin:end]) + text[end:]
 
 

@@ -84,3 +84,19 @@ def has(id: str, lang: str = languages.ENGLISH) -> bool:
 def knob_help(name: str, english: str) -> str:
     """The help of a knob. Its English is that of the knob itself, in config.py."""
     return bidi.isolated(texts(languages.current().id).get(f"knob.{name}", english))
+
+
+def knob_unit(unit: str) -> str:
+    """The unit of a knob, such as blocks or g/kWh."""
+    return texts(languages.current().id).get(f"knob_unit.{unit}", unit)
+
+
+_VOICES = {
+    "predicted": "predicted", "measured": "measured", "predicted (ledger)": "ledger", "predicted (trace)": "trace",
+    "predicted (catalogue)": "catalogue", "predicted (calibrated)": "calibrated", "measured (log)": "log",
+}  # fmt: skip
+
+
+def voice(source: str) -> str:
+    """How a record names where a figure is from, as a text; what is no such name stays as it is."""
+    return say(f"voice_name.{_VOICES[source]}") if source in _VOICES else source

@@ -70,6 +70,6 @@ def unsaid(text: str) -> str:
     left, depth = [], 0
     for sign in text:
         depth += (sign == "⟦") - (sign == "⟧")
-        if depth == 0 and sign != "⟧":
-            left.append(sign)
+        if depth == 0:
+            left.append(" " if sign == "⟧" else sign)
     return "".join(left)

@@ -91,6 +91,11 @@ def from_environment() -> None:
         speak(word, VARIABLE)
 
 
+def asked_for() -> str | None:
+    """The language that was asked for, by option or environment; None where none was."""
+    return languages.matching(os.environ.get(VARIABLE, ""))
+
+
 def own_words() -> list[str]:
     """The words of the command line that are ours: those behind -- are another program's."""
     words = sys.argv[1:]

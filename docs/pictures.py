@@ -37,7 +37,9 @@ def foretrain(folder: Path, *words: str) -> subprocess.Popen[str]:
     """The command line in a folder."""
     code = "from foretrain.cli import main; main()"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, "-c", code, *words], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    )
 
 
 @contextlib.contextmanager
@@ -123,13 +125,30 @@ VIEWS: dict[str, tuple[Callable[[Page], None], int, int]] = {
 }  # fmt: skip
 
 
+def reports(browser: Browser, work: Path, wanted: list[str]) -> None:
+    """The report of the run, in every language, and dark."""
+    names = [*languages.known()]
+    for language, dark in [*((name, False) for name in names), (names[0], True)]:
+        told = f"report-{language}{'-dark' * dark}"
+        if wanted and not any(told.startswith(word) for word in wanted):
+            continue
+        out = work / f"{told}.html"
+        assert foretrain(work, "report", "out-baby", "--lang", language, "--out", str(out), "--quiet").wait() == 0
+        name = "report" + (f"-{language}" if language != names[0] else "") + ("-dark" if dark else "")
+        with opened(browser, out.as_uri(), language, dark, 1000, 1500) as page:
+            page.wait_for_selector("canvas")
+            keep(page, name)
+
+
 def main() -> None:
     """Make those that were asked for."""
     wanted, kept = sys.argv[1:], None
     if wanted[:1] == ["--in"]:
         kept, wanted = Path(wanted[1]), wanted[2:]
         kept.mkdir(exist_ok=True)
-    chromium = next(found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name)))
+    chromium = next(
+        found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))
+    )
     names = [*languages.known()]
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         work = kept or Path(folder)
@@ -144,6 +163,7 @@ def main() -> None:
                     with opened(browser, link, language, dark, width, height) as page:
                         show(page)
                         keep(page, name)
+        reports(browser, work, wanted)
         browser.close()
 
 

@@ -44,7 +44,7 @@ def isolated(text: str) -> str:
 
 
 def value(text: str) -> str:
-    """What is put into a sentence: apart from it where it has letters that run leftwards, else for `isolated` to see."""
+    """What is put into a sentence: apart where it has letters that run leftwards, else for `isolated` to see."""
     if not runs_rightwards():
         return text
     if not _HAS_RTL.search(text):

@@ -1,7 +1,7 @@
 """The languages that foretrain speaks: one file in locales/ each, and nothing else lists them.
 
-Such a file says of itself `[language] name = "…", direction = "ltr" | "rtl"`; its texts have the ids of en.toml. What it
-lacks is said in English. The language is chosen once for a process (`use`), or for as long as something lasts
+Such a file says of itself `[language] name = "…", direction = "ltr" | "rtl"`; its texts have the ids of en.toml. What
+it lacks is said in English. The language is chosen once for a process (`use`), or for as long as something lasts
 (`speaking`), such as one request to the page. Engines know nothing of it.
 """
 

@@ -9,7 +9,7 @@ from unittest import mock
 from foretrain import languages
 from foretrain.config import knobs
 
-BRACKETS, ARABIC = "qps", "qar"  # tags that ISO 639 keeps free
+BRACKETS, ARABIC = "ia", "dv"  # tags that browsers know, of languages that nobody has translated yet
 _LETTERS = str.maketrans(
     string.ascii_letters, "ابجدهوزحطيكلمنسعفصقرشتثخذضابجدهوزحطيكلمنسعفصقرشتثخذض"
 )  # as many letters as there are in English
@@ -37,7 +37,7 @@ def _changed(template: str, change: Callable[[str], str]) -> str:
 
 def pretended() -> dict[str, dict[str, str]]:
     """The files of the languages of this module."""
-    english = languages.texts_of("en") | {f"knob.{knob.name}": knob.help for knob in knobs() if not knob.inert}
+    english = languages.texts_of("en") | {f"knob.{knob.name}": knob.help for knob in knobs()}
     plain = {id: text for id, text in english.items() if text}
     return {
         BRACKETS: {"language.name": "[English]", "language.direction": "ltr"}
@@ -52,7 +52,7 @@ def pretending(**more: dict[str, str]) -> Iterator[None]:
     """The languages of this module, and `more` of them, are known within."""
     files = {**languages._files(), **pretended(), **more}
     try:
-        with mock.patch.object(languages, "_files", lambda: files):
+        with mock.patch.object(languages, "_files", return_value=files):
             forget()
             yield
     finally:

@@ -67,7 +67,12 @@ def _only_this(
     lang: Annotated[
         str | None,
         typer.Option(
-            "--lang", metavar="LANGUAGE", expose_value=False, is_eager=True, callback=_chosen, show_default=False,
+            "--lang",
+            metavar="LANGUAGE",
+            expose_value=False,
+            is_eager=True,
+            callback=_chosen,
+            show_default=False,
             help=f"The language, such as ar; else {VARIABLE}, else en. `foretrain languages` lists them.",
         ),
     ] = None,
@@ -111,7 +116,7 @@ def languages_command(
         known = list(languages.known())
         raise UserError("usage.unknown_language", source="languages", word=language[:40], known=known)
     wanted = [languages.matching(language) or ""] if language else list(languages.known())
-    helps = frozenset(f"knob.{knob.name}" for knob in knobs() if not knob.inert)
+    helps = frozenset(f"knob.{knob.name}" for knob in knobs())
     found = [languages.coverage(id, helps) for id in wanted]
     if as_json:
         listed = [
@@ -137,9 +142,12 @@ def _document(found: list[languages.Coverage], *, with_ids: bool) -> Document:
     columns = tuple(Message(f"column.{id}") for id in ("language", "own_name", "texts", "share"))
     sections = [Section(Message("languages.section"), (Table(columns, tuple(rows), frozenset({2, 3})),))]
     for one in found if with_ids else ():
-        for id, ids in (("missing", one.missing), ("unknown", one.unknown)):
+        for title, said, ids in (
+            ("languages.missing_title", "languages.missing", one.missing),
+            ("languages.unknown_title", "languages.unknown", one.unknown),
+        ):
             if ids:
-                said = Paragraph(Message(f"languages.{id}", {"count": len(ids)}))
-                sections.append(Section(Message(f"languages.{id}_title"), (said, Verbatim("\n".join(ids)))))
+                blocks = (Paragraph(Message(said, {"count": len(ids)})), Verbatim("\n".join(ids)))
+                sections.append(Section(Message(title), blocks))
     title = Message("languages.title", {"count": len(languages.known())})
     return Document(title, Message("languages.subtitle"), sections)

@@ -10,6 +10,7 @@ from importlib import resources
 from string import Template
 from typing import Any
 
+from foretrain.languages import current
 from foretrain.messages import say
 from foretrain.report.document import (
     Block,
@@ -28,8 +29,8 @@ from foretrain.report.palette import COLOURS, SERIES_COLOURS
 
 
 def render(document: Document) -> str:
-    """The page as text."""
-    files = resources.files("foretrain") / "report"
+    """The page as text, in the language that is spoken."""
+    files, language = resources.files("foretrain") / "report", current()
     pictures: list[dict[str, Any]] = []
     parts = []
     for section in document.sections:
@@ -37,6 +38,8 @@ def render(document: Document) -> str:
         parts += [_block(block, pictures) for block in section.blocks]
         parts.append("</section>")
     return Template((files / "page.html").read_text("utf-8")).substitute(
+        lang=language.id,
+        direction=language.direction,
         title=escape(document.title.text()),
         subtitle=escape(document.subtitle.text()),
         body="\n".join(parts),

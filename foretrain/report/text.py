@@ -5,6 +5,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from foretrain.bidi import runs_rightwards
 from foretrain.messages import printable, say
 from foretrain.report.document import (
     Bar,
@@ -19,6 +20,7 @@ from foretrain.report.document import (
     cell_text,
 )
 from foretrain.report.palette import COLOURS
+from foretrain.report.rightward import facing, mirrored
 from foretrain.units import format_bytes
 
 STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "plain": ""}
@@ -31,11 +33,15 @@ _BAR_WIDTH = 60
 
 def render(document: Document, console: Console) -> None:
     """Print the document."""
-    console.print(_text(document.title.text(), style="bold"), end="  ")
-    console.print(_text(document.subtitle.text(), style="dim"))
+    title, subtitle = _text(document.title.text(), style="bold"), _text(document.subtitle.text(), style="dim")
+    if runs_rightwards():
+        console.print(facing(Text.assemble(title, "  ", subtitle)))
+    else:
+        console.print(title, end="  ")
+        console.print(subtitle)
     for section in document.sections:
         console.print()
-        console.print(_text(section.title.text(), style="bold underline"))
+        console.print(facing(_text(section.title.text(), style="bold underline")))
         for block in section.blocks:
             console.print(Padding(_block(block, console), (0, 0, 0, 2)))
 
@@ -48,13 +54,14 @@ def _text(text: str, style: str = "") -> Text:
 def _block(block: Block, console: Console) -> RenderableType:
     match block:
         case Paragraph(message=message, tone=tone):
-            return _text(message.text(), style=STYLES[tone] or ("dim" if message.id.startswith("voice") else ""))
+            style = STYLES[tone] or ("dim" if message.id.startswith("voice") else "")
+            return facing(_text(message.text(), style=style))
         case Table():
-            return _table(block, console.width - 2)
+            return mirrored(_table(block, console.width - 2))
         case StackedBars():
             return _bars(block, console)
         case Pairs():
-            return _pairs(block)
+            return mirrored(_pairs(block))
         case Lines():
             return _lines(block)
         case Verbatim(text=text):

@@ -116,7 +116,9 @@ def _spending(plan: Plan, timing: Timing) -> list[dict[str, str]]:
         found.append(_figure("energy", format_value(timing.energy_expected_j or 0, "energy"), timing.source))
     money = timing.money()
     if money is not None:
-        found.append(_figure("cost", say("value.amount", amount=money[1], currency=plan.config.currency), timing.source))
+        found.append(
+            _figure("cost", say("value.amount", amount=money[1], currency=plan.config.currency), timing.source)
+        )
     return found
 
 

@@ -40,7 +40,10 @@ def isolated(text: str) -> str:
     """
     if not runs_rightwards():
         return text
-    return "\n".join(_line(line) for line in text.split("\n"))
+    lines = text.split("\n")
+    if len(lines) > 1:  # among several, a line without such letters is there to be copied: nothing unseen may be in it
+        return "\n".join(_line(line) if _HAS_RTL.search(line) else bare(line) for line in lines)
+    return _line(text)
 
 
 def value(text: str) -> str:

@@ -143,7 +143,7 @@ def test_the_language_is_an_option_of_every_verb_or_of_the_environment(
     assert "⟦" not in foretrain("gpus", "--lang", "en").stdout  # the option goes before
     error = foretrain("gpus", "RTX 9999")
     assert error.returncode == 2
-    assert "⟦" in error.stderr
+    assert error.stderr.startswith("⟦error:⟧ ")
 
 
 def test_the_locale_of_the_system_decides_nothing(pretence: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,6 +255,14 @@ def test_isolation_is_balanced_changes_no_letter_and_can_be_done_twice(pretence:
             for sign in line:
                 depth += (sign in "\u2066\u2067\u2068") - (sign == "\u2069" and depth > 0)
             assert depth == 0
+
+
+def test_a_block_to_copy_has_nothing_unseen_in_it(pretence: None) -> None:
+    with languages.speaking(ARABIC):
+        said = str(UserError("gpu.unknown", name="RTX 99", near="RTX 3090", block='["RTX 99"]\nsm_count = ?'))
+    first, *block = said.split("\n")
+    assert any(mark in first for mark in MARKS)
+    assert block == ['["RTX 99"]', "sm_count = ?"]
 
 
 def test_values_are_isolated_wherever_they_stand(pretence: None) -> None:

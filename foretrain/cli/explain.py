@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
-from foretrain.cli.common import CONFIG_CONTEXT, ERR, Json, print_notes
+from foretrain.cli.common import CONFIG_CONTEXT, ERR, Json, noted, print_notes
 from foretrain.config import RunConfig
 from foretrain.configfile import ResolvedConfig, resolve
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu, detect, find
-from foretrain.messages import printable
 from foretrain.training_log import TrainingLog, read_log, read_stream
 
 if TYPE_CHECKING:
@@ -114,6 +112,6 @@ def _card(name: str, log: TrainingLog | None, watched: "WatchRecord | None") -> 
             return find(worked[0] if worked else str(log and log.header.gpu_name))
         here = detect()
     except UserError as error:  # a card that the catalogue lacks
-        ERR.print(Text(printable(f"note: {error}"), style="dim"), soft_wrap=True)
+        ERR.print(noted(error), soft_wrap=True)
         return None
     return here.gpu if here else None

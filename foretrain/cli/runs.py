@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json
+from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json
 from foretrain.errors import UserError
 
 RUNS_EPILOG = """Examples:
@@ -52,7 +52,7 @@ def runs_command(
         except UserError as error:
             unreadable.append(error)
     for error in unreadable:
-        ERR.print(Text(f"note: {error}", style="dim"), soft_wrap=True)
+        ERR.print(noted(error), soft_wrap=True)
     if as_json:
         runs = [{"path": str(d.path), **r.to_json(schema=store.SCHEMA)} for d, r in found]
         print_json(

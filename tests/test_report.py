@@ -231,5 +231,5 @@ def test_bytes_read_back_within_their_rounding(size: float) -> None:
 
 
 def test_default_config_has_no_changed_knobs() -> None:
-    table = run_view._changed_knobs(record(config=RunConfig()))
+    table = run_view.changed_knobs(record(config=RunConfig()))
     assert not table.rows

@@ -222,7 +222,7 @@ def _verdicts(found: Comparison) -> list[Block]:
         if silent and verdict in learning[1:]:
             continue
         question = "learning" if silent and verdict is learning[0] else verdict.question
-        rows.append((Message(f"side_question.{question}"), _answer(verdict)))
+        rows.append((Message(f"side_question.{question}"), answer(verdict)))
         tones.append(_TONES.get(verdict.outcome, "plain"))
     blocks: list[Block] = [Table((), tuple(rows), tones=tuple(tones))]
     if len(found.sides) > 2:
@@ -231,7 +231,8 @@ def _verdicts(found: Comparison) -> list[Block]:
     return blocks
 
 
-def _answer(verdict: Verdict) -> Message:
+def answer(verdict: Verdict) -> Message:
+    """A verdict as a sentence."""
     if verdict.pair is None:
         values = {name: _and(value) if isinstance(value, list) else value
                   for name, value in verdict.reason_values.items()}  # fmt: skip

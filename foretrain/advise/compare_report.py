@@ -1,4 +1,4 @@
-"""What a report of a comparison shows besides it: all losses on the same axes, what fits, how far forecasts were off."""
+"""What a report of a comparison shows besides it: losses on one axis, what fits, how far forecasts were off."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from foretrain.run.store import RunDirectory
 
 @dataclass(frozen=True)
 class CompareFacts:
-    """`verdicts`: by label, of those whose memory is predicted. `checks`: rows of the runs; `source`: their forecasts'."""
+    """`verdicts`: by label, of those whose memory is predicted. `checks`: rows of the runs, forecast by `source`."""
 
     losses: LossCurves
     verdicts: dict[str, Verdict | None]

@@ -15,6 +15,7 @@ from foretrain.predict.time import step_time
 from foretrain.records import Record
 
 MOST_BATCHES = 10
+BEYOND = 1.5  # times what the card has
 CHUNK = 1024  # tokens of a chunk of the loss, where the config has none
 
 Way = Literal["as_is", "chunked_loss", "checkpointing", "tuned"]
@@ -50,6 +51,9 @@ def predicted(plan: Plan, step: StepName) -> Frontier | None:
             point = _point(plan, step, way, cut(changed, batch), config)
             if point is not None:
                 points.append(point)
+    room = plan.available_bytes
+    if room is not None:  # what is far beyond the card would only make the picture small
+        points = [point for point in points if point.given or point.needed_bytes <= BEYOND * room]
     if not points:
         return None
     timing = plan.timing if step == "foretrain" else plan.nanogpt_timing

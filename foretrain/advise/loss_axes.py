@@ -36,7 +36,7 @@ class EnergyMeter(Record):
 
 
 class LossCurve(Record):
-    """One curve. `axes`: for each name as many values as there are losses; names that nothing is known of are missing."""
+    """One curve. `axes`: for each name as many values as there are losses; what nothing is known of is missing."""
 
     label: str
     kind: Literal["train", "val"]
@@ -46,11 +46,15 @@ class LossCurve(Record):
 
 
 class LossCurves(Record):
-    """All curves of a report. `axes`: those that every curve has. `energy_voice`: where energy and money are from."""
+    """All curves of a report. `axes`: those that every curve has. `energy_voice`: where energy and money are from.
+
+    `predicted_hours`: labels of those whose hours are steps times a step's time, as nobody wrote them down.
+    """
 
     curves: tuple[LossCurve, ...]
     axes: tuple[AxisName, ...]
     energy_voice: Literal["measured", "predicted", "none"]
+    predicted_hours: tuple[str, ...]
     currency: str
 
 
@@ -79,13 +83,17 @@ def loss_curves(subjects: Sequence[Subject], meters: Sequence[EnergyMeter | None
             if len(curve):
                 axes = _axes(subject, curve, meter)
                 curves.append(_thinned(subject.label, kind, unit, curve, axes))
-    shared = tuple(name for name in AXES if curves and all(name in curve.axes for curve in curves))
+    shared: tuple[AxisName, ...] = tuple(
+        name for name in AXES if curves and all(name in curve.axes for curve in curves)
+    )
     measured = all(meter is not None for meter in known)
     voice = "none" if "kwh" not in shared else "measured" if measured else "predicted"
+    guessed = tuple(s.label for s in subjects if any(len(c) and not c.seconds_s for c in (s.train, s.val)))
     currencies = [s.config.currency for s in subjects if s.config]
     return LossCurves(
-        curves=tuple(curves), axes=shared, energy_voice=voice, currency=(currencies or [RunConfig().currency])[0]
-    )
+        curves=tuple(curves), axes=shared, energy_voice=voice, currency=(currencies or [RunConfig().currency])[0],
+        predicted_hours=guessed if "hours" in shared else (),
+    )  # fmt: skip
 
 
 def _thinned(label: str, kind: Any, unit: str, curve: Curve, axes: dict[AxisName, list[float]]) -> LossCurve:
@@ -100,22 +108,30 @@ def _axes(subject: Subject, curve: Curve, meter: EnergyMeter | None) -> dict[Axi
     found: dict[AxisName, list[float]] = {"step": [float(step) for step in curve.steps]}
     if subject.tokens_per_step:
         found["tokens"] = [float(step * subject.tokens_per_step) for step in curve.steps]
-    if not curve.seconds_s:
+    seconds_s = _seconds(subject, curve)
+    if not seconds_s:
         return found
-    found["hours"] = [seconds / 3600 for seconds in curve.seconds_s]
+    found["hours"] = [seconds / 3600 for seconds in seconds_s]
     drawn = power(subject.gpu, subject.mfu) if subject.gpu else None
     config, rent = subject.config or RunConfig(), subject.rent_per_hour
     rent = config.price_per_hour if rent is None else rent
     if meter is not None or drawn is not None:
         found["kwh"] = [
             (meter.until_j(seconds) if meter else drawn.expected_w * seconds if drawn else 0.0) / JOULES_PER_KWH
-            for seconds in curve.seconds_s
+            for seconds in seconds_s
         ]
         price = config.price_per_kwh
         found["cost"] = [kwh * price + hours * rent for kwh, hours in zip(found["kwh"], found["hours"], strict=True)]
     elif rent:
         found["cost"] = [hours * rent for hours in found["hours"]]
     return {name: values for name, values in found.items() if _rises(values)}
+
+
+def _seconds(subject: Subject, curve: Curve) -> tuple[float, ...]:
+    """As measured; else the steps times the step that is known or predicted."""
+    if curve.seconds_s or subject.step_s is None:
+        return curve.seconds_s
+    return tuple(step * subject.step_s.expected_s for step in curve.steps)
 
 
 def _rises(values: list[float]) -> bool:

@@ -1,4 +1,4 @@
-"""What a plan has beyond its own figures, for a report: one step moment by moment, the roofline, what else one could do."""
+"""What a report shows beyond a plan's own figures: one step moment by moment, the roofline, what else one could do."""
 
 from dataclasses import dataclass
 

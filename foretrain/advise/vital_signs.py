@@ -48,13 +48,13 @@ def of_lines(lines: Sequence[dict[str, Any]], *, on_card: bool) -> VitalSigns:
     reasons: list[tuple[float, list[str]]] = []
     last_hours = -1.0
     for line in lines:
-        elapsed_s = line.get("elapsed_s")
-        if not _is_number(elapsed_s) or elapsed_s / 3600 < last_hours:
+        elapsed_s = _number(line.get("elapsed_s"))
+        if elapsed_s is None or elapsed_s / 3600 < last_hours:
             continue
         last_hours = hours = elapsed_s / 3600
         for name in SIGNS:
-            if _is_number(value := line.get(name)):
-                points[name].append((hours, float(value)))
+            if (value := _number(line.get(name))) is not None:
+                points[name].append((hours, value))
         given = line.get("clock_reasons")
         if isinstance(given, list):
             reasons.append((hours, [reason for reason in given if reason in SLOWING]))
@@ -79,8 +79,11 @@ def of_samples(samples: Sequence[dict[str, Any]], card: int) -> list[dict[str, A
     return lines
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _number(value: Any) -> float | None:
+    """A finite number; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def _sign(name: SignName, found: list[tuple[float, float]]) -> Sign:

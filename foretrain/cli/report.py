@@ -33,7 +33,7 @@ Sources = Annotated[
     list[str],
     typer.Argument(
         metavar="[NAME=]SOURCE... [--KEY=VALUE]...",
-        help="A run, a watched run, a plan (JSON), a config or preset, a log, a memory snapshot; two or more are compared. "
+        help="A run, a watched run, a plan (JSON), a config or preset, a log, a snapshot; two or more are compared. "
         "After a +: the config of a log, knobs as batch_size=8.",
         show_default=False,
     ),
@@ -45,7 +45,8 @@ OthersOption = Annotated[str, typer.Option("--others", help="Memory that other p
 Price = Annotated[str | None, typer.Option("--price", help="What an hour costs to rent, as 0.35/h.", metavar="PRICE")]
 Exact = Annotated[bool, typer.Option("--exact", help="Of a plan: the step from a trace, not from the ledger.")]
 Out = Annotated[
-    Path | None, typer.Option("--out", help="The file to write; report.html in a run's folder, else report-NAME.html here.")
+    Path | None,
+    typer.Option("--out", help="The file to write; report.html in a run's folder, else report-NAME.html here."),
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open it in the browser.")]
 

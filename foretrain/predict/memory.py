@@ -284,7 +284,7 @@ class _Run:
 def simulated(
     config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool, make: MakeTimeline
 ) -> dict[str, Peak]:
-    """The ledger's run written into a timeline of the caller's own (of symbols and granule); the peaks of its phases."""
+    """The ledger's run, written into a timeline that is made of symbols and granule; the peaks of its phases."""
     return _Run(config, gpu, dtype, step, compiled, make).peaks()
 
 

@@ -1,9 +1,9 @@
-"""A step's operations against the card's roof: FLOPs for each byte moved, and the FLOP/s that each is expected to reach.
+"""A step's operations against the card's roof: FLOPs for each byte moved, and the FLOP/s that each is to reach.
 
-The roof is min(dense peak, bandwidth x intensity) (Williams, Waterman and Patterson 2009, "Roofline: an insightful visual
-performance model"). FLOPs are the causal ones, bytes and times those of ops.py and rates.py: what the plan's own step
-time is made of. Operations without FLOPs in that count (norms, casts, the optimizer) have no place under a roof; their
-share of the time is said beside it.
+The roof is min(dense peak, bandwidth x intensity) (Williams, Waterman and Patterson 2009, "Roofline: an insightful
+visual performance model"). FLOPs are the causal ones, bytes and times those of ops.py and rates.py: what the
+plan's own step time is made of. Operations without FLOPs in that count (norms, casts, the optimizer) have no place
+under a roof; their share of the time is said beside it.
 """
 
 from collections.abc import Iterable

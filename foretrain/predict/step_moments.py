@@ -1,6 +1,6 @@
 """What is alive at each moment of a steady step, in the order in which it happens: from the ledger, or from a trace.
 
-The ledger's peaks are the highest of these moments; a trace's too, but for rounding to 512 bytes, which is its replay's.
+The ledger's peaks are the highest of these moments; a trace's too, but for rounding to 512 bytes (its replay's).
 """
 
 from collections import Counter
@@ -56,7 +56,6 @@ class _Recorder(Timeline):
     def phase(self, name: str) -> None:
         super().phase(name)
         self.inside = name == PHASE
-        self._see()
 
     def alloc(self, component: str, size: Size) -> Tensor:
         tensor = super().alloc(component, size)
@@ -77,7 +76,7 @@ class _Recorder(Timeline):
 
 
 def step_moments(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> StepMoments:
-    """By the ledger, in milliseconds. Of many micro-batches the first two are there, as later ones are like the second."""
+    """By the ledger, in milliseconds. Of many micro-batches two are there, as later ones are like the second."""
     recorder = _Recorder({}, 1)
 
     def make(symbols: dict[str, int], granule: int) -> Timeline:

@@ -93,8 +93,10 @@ def _lines(lines: Lines) -> Json:
     ]  # fmt: skip
     axis = {"label": lines.x_label.text(), "format": "number", "log": False}
     y = {"label": lines.y_label.text(), "format": "number", "log": False}
-    level = lines.level
-    levels = [{"value": short(level[1]), "label": level[0].text(), "along": "y"}] if level else []
+    levels: list[Json] = []
+    if lines.level is not None:
+        label, value = lines.level
+        levels.append({"value": short(value), "label": label.text(), "along": "y"})
     return {"kind": "curves", "axes": [axis], "y": y, "traces": traces, "levels": levels, "spans": [], "small": False}
 
 
@@ -102,7 +104,7 @@ def _pairs(pairs: Pairs) -> Json:
     return {
         "kind": "pairs", "format": pairs.format, "labels": [cell_text(row[0]) for row in pairs.rows],
         "names": [say("axis.predicted"), say("axis.measured")],
-        "values": [[short(row[i]) for row in pairs.rows] for i in (1, 2)],
+        "values": [[short(row[1]) for row in pairs.rows], [short(row[2]) for row in pairs.rows]],
     }  # fmt: skip
 
 
@@ -154,8 +156,8 @@ def _scatter(scatter: Scatter) -> Json:
     ]
     band = None
     if scatter.band:
-        label, places = scatter.band
-        band = {"label": label.text(), "places": [[short(x) for x in place] for place in places]}
+        label, stretch = scatter.band
+        band = {"label": label.text(), "places": [[short(x) for x in place] for place in stretch]}
     levels = [
         {"value": short(one.value), "label": level_text(one, scatter.x if one.along == "x" else scatter.y),
          "along": one.along}

@@ -18,6 +18,7 @@ from foretrain.report.document import (
 )
 from foretrain.report.plan_view import TONES
 
+NAMED = ("speed", "tokens", "hours", "memory")  # questions whose answers stand at the top
 Checks = Sequence[tuple[str, Sequence[Row]]]
 
 
@@ -48,15 +49,12 @@ def _answers(found: Comparison) -> tuple[Block, ...]:
     """The questions that have an answer beyond noise, in a sentence each; or that none has."""
     said = [
         Paragraph(
-            Message("report.answer", {
-                "question": Message(f"side_question.{verdict.question}"), "answer": compare_view.answer(verdict),
-            }),
-            "good" if verdict.outcome == "difference" else "plain",
+            compare_view.brief(verdict, verdict.pair), "good" if verdict.outcome == "difference" else "plain"
         )
         for verdict in found.verdicts
-        if verdict.outcome in ("difference", "forecast") and verdict.question in ("speed", "hours", "tokens", "memory")
+        if verdict.pair and verdict.outcome in ("difference", "forecast") and verdict.question in NAMED
     ]  # fmt: skip
-    return tuple(said[:3]) or (Paragraph(Message("report.no_difference")),)
+    return tuple(said) or (Paragraph(Message("report.no_difference")),)
 
 
 def _speed(sides: tuple[Side, ...]) -> tuple[Block, ...]:
@@ -108,5 +106,3 @@ def _memory(sides: tuple[Side, ...], verdicts: dict[str, str | None]) -> tuple[B
     axis = Axis(Message("axis.memory_bytes"), "bytes")
     title = Message("picture.compared_memory")
     return (Ranks(title, axis, tuple(ranks), Message("column.voice"), voice=_ranges()),)
-
-

@@ -248,6 +248,15 @@ def answer(verdict: Verdict) -> Message:
     return Message(f"side_answer.{id}", values)
 
 
+def brief(verdict: Verdict, pair: Pair) -> Message:
+    """The winner of a question with both figures, without what it can be put down to."""
+    values = {
+        "question": Message(f"side_short.{verdict.question}"), "one": pair.one, "other": pair.other,
+        "first": _value(verdict, pair.one_value), "second": _value(verdict, pair.other_value), "share": pair.share,
+    }  # fmt: skip
+    return Message(f"report.brief_{verdict.outcome}", values)
+
+
 def _value(verdict: Verdict, value: float) -> Cell:
     match verdict.question:
         case "speed":

@@ -1,7 +1,5 @@
 """Pictures of what happened over time: losses over what was spent, speed and the card over the hours."""
 
-from typing import Any
-
 from foretrain.advise.loss_axes import AxisName, LossCurve, LossCurves
 from foretrain.advise.vital_signs import Sign, VitalSigns
 from foretrain.predict.energy import JOULES_PER_KWH
@@ -11,9 +9,13 @@ FACTORS: dict[AxisName, float] = {"hours": 3600.0, "kwh": JOULES_PER_KWH}
 SIGN_FORMATS = {"mfu": "percent", "memory_bytes": "bytes", "tokens_per_s": "number"}
 
 
-def losses(found: LossCurves, *, levels: tuple[Level, ...] = (), voice: str = "report.voice_losses") -> tuple[Block, ...]:
+def losses(
+    found: LossCurves, *, levels: tuple[Level, ...] = (), voice: str = "report.voice_losses"
+) -> tuple[Block, ...]:
     """The loss over tokens, hours, energy and money, as far as each is known; one picture for each unit of loss."""
-    return tuple(
+    guessed = {"names": ", ".join(found.predicted_hours)}
+    said = (Paragraph(Message("report.predicted_hours", guessed)),) if found.predicted_hours else ()
+    return said + tuple(
         _losses(found, [c for c in found.curves if c.unit == unit], levels, voice)
         for unit in dict.fromkeys(curve.unit for curve in found.curves)
     )
@@ -50,8 +52,11 @@ def _label(curve: LossCurve, many: bool) -> Message:
     return Message("axis.train" if curve.kind == "train" else "axis.val")
 
 
-def signs(found: VitalSigns) -> tuple[Block, ...]:
-    """A small picture for each sign, with the stretches in which the card held its clock back; or why there is none."""
+def signs(found: VitalSigns, silent: str = "") -> tuple[Block, ...]:
+    """A small picture for each sign, with the stretches in which the card held its clock back; or why there is none.
+
+    `silent`: the text that says why the card is silent, where the source could have none of it.
+    """
     spans = tuple(
         Span(Message(f"throttle.{t.reason}"), t.from_hours * 3600, t.to_hours * 3600) for t in found.throttled
     )
@@ -66,17 +71,15 @@ def signs(found: VitalSigns) -> tuple[Block, ...]:
     elif found.sign("clock_ghz") is not None:
         said.append(Paragraph(Message("report.not_throttled"), "good"))
     if found.sign("power_w") is None:
-        said.append(Paragraph(Message("report.card_silent" if found.on_card else "report.no_card")))
+        said.append(Paragraph(Message(silent or ("report.card_silent" if found.on_card else "report.no_card"))))
     return *said, *pictures
 
 
 def _sign(sign: Sign, spans: tuple[Span, ...]) -> Curves:
-    values: dict[str, Any] = {}
-    trace = Trace(Message(f"axis.{sign.name}"), (tuple(h * 3600 for h in sign.hours),), sign.values)
-    if sign.name == "tokens_per_s":
-        trace = Trace(Message("axis.speed"), trace.places, trace.values)
+    label = Message("axis.speed" if sign.name == "tokens_per_s" else f"axis.{sign.name}")
+    trace = Trace(label, (tuple(h * 3600 for h in sign.hours),), sign.values)
     return Curves(
-        Message(f"sign.{sign.name}", values), (Axis(Message("axis.hours"), "duration"),),
-        Axis(trace.label if isinstance(trace.label, Message) else Message("axis.speed"), SIGN_FORMATS.get(sign.name, "number")),
-        (trace,), spans=spans, voice=Message("axis.measured"), small=True,
+        Message(f"sign.{sign.name}"), (Axis(Message("axis.hours"), "duration"),),
+        Axis(label, SIGN_FORMATS.get(sign.name, "number")), (trace,), spans=spans, voice=Message("axis.measured"),
+        small=True,
     )  # fmt: skip

@@ -269,6 +269,7 @@ class Ranks:
     said_label: Cell = ""
     levels: tuple[Level, ...] = ()
     voice: Message | None = None
+    numbers: Table | None = None  # where more is known than is shown
 
 
 NewPicture = Curves | Moments | Scatter | Ranks

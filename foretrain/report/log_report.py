@@ -22,7 +22,9 @@ def document(
     if facts.losses is not None and facts.losses.curves:
         sections.append(Section(Message("report.learning"), curves_view.losses(facts.losses)))
     if facts.signs is not None and facts.signs.signs:
-        sections.append(Section(Message("report.machine"), curves_view.signs(facts.signs)))
+        sections.append(
+            Section(Message("report.machine"), curves_view.signs(facts.signs, "" if record else "report.log_silent"))
+        )
     sections += plain.sections
     if facts.plan is not None and facts.outlook is not None:
         memory = facts.plan.memory_of("nanogpt")
@@ -65,4 +67,5 @@ def _figures(found: LogAnalysis | None, record: WatchRecord | None) -> Figures:
             ("memory", Quantity(held, "bytes") if held else None, measured),
             ("energy", Quantity(joules, "energy") if joules else None, measured),
         ]
-    return Figures(tuple(Figure(Message(f"figure.{id}"), value, voice) for id, value, voice in items if value is not None))
+    shown = (Figure(Message(f"figure.{id}"), value, voice) for id, value, voice in items if value is not None)
+    return Figures(tuple(shown))

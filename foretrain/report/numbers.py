@@ -158,6 +158,8 @@ def _range(low: float | None, high: float | None, axis: Axis) -> Cell:
 
 
 def _ranks(ranks: Ranks) -> Table:
+    if ranks.numbers is not None:
+        return ranks.numbers
     ranged = any(rank.low is not None for rank in ranks.ranks)
     said = any(cell_text(rank.said) for rank in ranks.ranks)
     rows = tuple(
@@ -167,7 +169,12 @@ def _ranks(ranks: Ranks) -> Table:
         )
         for rank in ranks.ranks
     )  # fmt: skip
-    columns = ("", ranks.axis.label, *([Message("column.range")] if ranged else []), *([ranks.said_label] if said else []))
+    columns = (
+        "",
+        ranks.axis.label,
+        *([Message("column.range")] if ranged else []),
+        *([ranks.said_label] if said else []),
+    )
     return Table(columns, rows, frozenset(range(1, 2 + ranged)))
 
 

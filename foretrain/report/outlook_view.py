@@ -27,7 +27,6 @@ from foretrain.report.memory_view import moments_picture
 from foretrain.report.plan_view import TONES
 
 NAMED_SHARE = 0.04  # of the step's time: operations that are named in the picture
-LIKELY = 4 / 3  # of the card's peak: an operation that is predicted above it is one of a boosting card
 
 
 def sections(plan: Plan, found: Outlook) -> list[Section]:
@@ -67,7 +66,10 @@ def _roofline(plan: Plan, found: Roofline) -> tuple[Block, ...]:
         Axis(Message("axis.flop_rate"), "rate", True), clouds, ((Message("report.roof_line", values), roof),),
         note_label=Message("column.time_share"), voice=Message("report.voice_roofline", {"source": found.source}),
     )  # fmt: skip
-    return Paragraph(Message("report.roof_means", values)), picture
+    means: tuple[Block, ...] = (Paragraph(Message("report.roof_means", values)),)
+    if any(point.flop_per_s > peak for point in found.points):
+        means += (Paragraph(Message("report.above_roof")),)
+    return *means, picture
 
 
 def _operation(point: RooflinePoint) -> Dot:
@@ -76,7 +78,7 @@ def _operation(point: RooflinePoint) -> Dot:
     label = Message(id if has(id) else "operation_of.matmul", {"what": what})
     return Dot(
         label, point.flops_per_byte, point.flop_per_s, note=Quantity(point.share, "percent"), size=point.share,
-        strong=False,
+        strong=point.share >= NAMED_SHARE,
     )  # fmt: skip
 
 
@@ -96,7 +98,8 @@ def _frontier(found: Frontier) -> tuple[Block, ...]:
     if room is not None and room < 4 * max(p.needed_bytes for p in found.points):
         levels = (Level(Message("axis.limit"), room, "x"),)
     picture = Scatter(
-        Message("picture.frontier"), Axis(Message("axis.needed"), "bytes"), Axis(Message("axis.speed"), "number"), clouds,
+        Message("picture.frontier"), Axis(Message("axis.needed"), "bytes"), Axis(Message("axis.speed"), "number"),
+        clouds,
         line, levels=levels, note_label=Message("column.verdict"),
         voice=Message("report.voice_frontier", {"source": found.source}),
     )  # fmt: skip
@@ -141,9 +144,6 @@ def _cards(plan: Plan, options: tuple[CardOption, ...]) -> tuple[Block, ...]:
     )  # fmt: skip
     spread = max(rank.value for rank in ranks) > 30 * min(rank.value for rank in ranks)
     axis = Axis(Message("axis.run_time"), "duration", spread)
-    picture = Ranks(
-        Message("picture.cards"), axis, ranks, Message("column.verdict"), voice=Message("report.voice_cards")
-    )
     columns = tuple(
         Message(f"column.{name}", {"currency": plan.config.currency})
         for name in ("gpu", "memory", "needed_short", "verdict", "hours", "energy", "cost", "dtype")
@@ -151,7 +151,8 @@ def _cards(plan: Plan, options: tuple[CardOption, ...]) -> tuple[Block, ...]:
     rows = tuple(_card_row(option) for option in options)
     tones = tuple("strong" if option.own else "plain" for option in options)
     table = Table(columns, rows, frozenset({1, 2, 4, 5, 6}), tones, (7, 6, 1))
-    return picture, table
+    voice, said = Message("report.voice_cards", {"count": len(options)}), Message("column.verdict")
+    return (Ranks(Message("picture.cards"), axis, ranks, said, voice=voice, numbers=table),)
 
 
 def _word(option: CardOption) -> Cell:

@@ -11,8 +11,8 @@ COLOURS = {
     "activations": "#009e73",
     "logits": "#d55e00",
     "temporaries": "#f0e442",
-    "overhead": "#999999",
     "everything_else": "#44aa99",
+    "overhead": "#999999",
 }
 SERIES_COLOURS = ("#56b4e9", "#d55e00", "#009e73", "#cc79a7")
 # Lines and points, each with a value for light and for dark paper; three to one at least against either.

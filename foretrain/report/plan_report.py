@@ -18,7 +18,8 @@ def document(plan: Plan, found: Outlook, now: datetime | None = None, advice: Ad
     for section in whole.sections:
         if section.title.id == "plan.verdict":
             ordered = sorted(section.blocks, key=lambda block: not _of_step(block, found.step))
-            section = Section(section.title, (*ordered, figures(plan, found.step)))
+            of = Paragraph(Message("report.figures_of", {"step": Message(f"step.{found.step}")}))
+            section = Section(section.title, (*ordered, of, figures(plan, found.step)))
         elif section.title.id == "plan.memory":
             section = Section(section.title, (*memory_pictures(plan, found.step), *section.blocks))
         elif section.title.id == "plan.notes":
@@ -65,9 +66,9 @@ def figures(plan: Plan, step: StepName) -> Figures:
             ("wall", Quantity(timing.total_s.expected_s, "duration"), timing.source),
             ("speed", f"{timing.tokens_per_s:,.0f}", timing.source),
             ("mfu", Quantity(timing.mfu, "percent") if timing.mfu else None, timing.source),
-            ("tokens", Quantity(plan.work.tokens, "count") if plan.work.tokens else None, plan.work.dataset_source),
-            ("energy", Quantity(timing.energy_expected_j, "energy") if timing.energy_expected_j else None, timing.source),
+            ("energy", Quantity(joules, "energy") if (joules := timing.energy_expected_j) else None, timing.source),
             ("cost", Message("value.amount", amount) if money else None, timing.source),
         ]
+    found.append(("tokens", Quantity(plan.work.tokens, "count") if plan.work.tokens else None, "config"))
     items = (Figure(Message(f"figure.{id}"), value, voice) for id, value, voice in found if value is not None)
     return Figures(tuple(items))

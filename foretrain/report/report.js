@@ -10,7 +10,7 @@ const SHAPES = ["circle", "rectRot", "triangle", "rect", "star", "crossRot"], DA
 // -- numbers ------------------------------------------------------------------------------------------------
 
 const trim = text => text.replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
-const number = x => x === 0 ? "0" : Math.abs(x) >= 1e4 ? Math.round(x).toLocaleString("en") : String(+x.toPrecision(4));
+const number = x => x === 0 ? "0" : Math.abs(x) >= 1e4 || Number.isInteger(x) ? Math.round(x).toLocaleString("en") : String(+x.toPrecision(4));
 const scaled = (x, steps, digits) => { for (const [size, unit] of steps) if (Math.abs(x) >= size) return trim((x / size).toPrecision(digits)) + " " + unit;
   return number(x); };
 const bytes = x => { for (const [size, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
@@ -98,7 +98,7 @@ const extras = {
       const px = x.getPixelForValue(at.x), py = y.getPixelForValue(at.y), width = ctx.measureText(text).width;
       const left = px + 8 + width > a.right ? px - 8 - width : px + 8, box = [left, py - 8, left + width, py + 8];
       if (left < a.left || taken.some(b => box[0] < b[2] && b[0] < box[2] && box[1] < b[3] && b[1] < box[3])) continue;
-      taken.push(box); ctx.fillStyle = css("--ink"); ctx.textAlign = "left"; ctx.fillText(text, left, py);
+      taken.push(box); ctx.fillStyle = css("--card"); ctx.globalAlpha = .75; ctx.fillRect(left - 2, py - 8, width + 4, 16); ctx.globalAlpha = 1; ctx.fillStyle = css("--ink"); ctx.textAlign = "left"; ctx.fillText(text, left, py);
     }
     ctx.restore();
   },
@@ -107,8 +107,11 @@ function drawLevel(ctx, a, x, y, level, place, all) {
   ctx.strokeStyle = ctx.fillStyle = css("--ink"); ctx.setLineDash(place % 2 ? [2, 3] : [6, 4]); ctx.beginPath();
   if (level.along === "x") {
     const at = x.getPixelForValue(level.value);
-    if (at < a.left - 1 || at > a.right + 1) { ctx.setLineDash([]); return; }
-    const top = a.top - 6 - 15 * (all - 1 - place), width = ctx.measureText(level.label).width, fits = at + 5 + width <= a.right;
+    const top = a.top - 6 - 15 * (all - 1 - place);
+    if (at < a.left - 1 || at > a.right + 1) {   // farther away than the picture goes
+      ctx.setLineDash([]); ctx.textAlign = rtl ? "left" : "right"; ctx.fillText(rtl ? "← " + level.label : level.label + " →", rtl ? a.left : a.right, top); return;
+    }
+    const width = ctx.measureText(level.label).width, fits = at + 5 + width <= a.right;
     ctx.moveTo(at, top - 5); ctx.lineTo(at, a.bottom); ctx.stroke(); ctx.setLineDash([]); ctx.textAlign = "left";
     ctx.fillText(level.label, fits ? at + 5 : Math.max(2, at - 5 - width), top);
   } else {
@@ -131,7 +134,7 @@ function drawRange(ctx, x, y, range) {   // from low to high with little ends, a
 // -- kinds of pictures: each gives {config, height, stops}: a stop is what one press of an arrow key points to --------
 
 const legend = (display, extra) => ({ display, position: "bottom", rtl, textDirection: rtl ? "rtl" : "ltr",
-  labels: { color: css("--ink"), boxWidth: 12, boxHeight: 12, padding: 12, ...extra } });
+  labels: { color: css("--ink"), boxWidth: 12, boxHeight: extra ? 7 : 12, padding: 12, ...extra } });
 const tooltip = callbacks => ({ callbacks, rtl, textDirection: rtl ? "rtl" : "ltr", boxPadding: 4, backgroundColor: "#1b1f24", titleColor: "#fff", bodyColor: "#fff", footerColor: "#fff",
   borderColor: "#6e7781", borderWidth: 1 });
 const legendRows = (labels, width) => Math.ceil(labels.reduce((sum, label) => sum + 40 + 6.6 * label.length, 0) / Math.max(200, width));
@@ -153,7 +156,7 @@ const kinds = {
     const datasets = p.groups.map(group => ({ label: group.label, data: group.values, backgroundColor: group.colour, borderColor: css("--card"),
       borderWidth: { right: 1 }, barThickness: 20 }));
     const sums = p.labels.map((_, i) => p.groups.reduce((sum, group) => sum + group.values[i], 0));
-    const highest = Math.max(...sums, ...p.levels.map(level => level.value)) * 1.02;
+    const most = Math.max(...sums), highest = Math.max(most * 1.15, ...p.levels.filter(level => level.value < 4 * most).map(level => level.value * 1.02));
     const ends = sums.map((at, row) => ({ at, row, text: p.ends[row] }));
     return { height: 70 + 36 * p.labels.length + 15 * p.levels.length + 22 * legendRows(p.groups.map(g => g.label), width),
       stops: p.labels.map((_, index) => datasets.map((_, datasetIndex) => ({ datasetIndex, index }))),
@@ -170,11 +173,10 @@ const kinds = {
     const totals = xs.map(i => p.groups.reduce((sum, group) => sum + group.values[i], 0));
     const room = Math.max(...totals, ...p.levels.map(level => level.value)) * 1.06;
     const starts = xs.filter(i => !i || p.parts[i] !== p.parts[i - 1]);
-    const ticks = axis => { axis.ticks = starts.map(value => ({ value })); };
+    const ticks = axis => { let last = -Infinity; axis.ticks = starts.filter(value => (value - last) * axis.width / n > 62 && (last = value, true)).map(value => ({ value })); };
     return { height: 340 + 22 * legendRows(p.groups.map(g => g.label), width), stops: xs.map(index => datasets.map((_, datasetIndex) => ({ datasetIndex, index }))),
       config: { type: "line", data: { datasets }, options: { parsing: false, normalized: true, interaction: { mode: "index", intersect: false },
-        scales: { x: { ...scale({ label: p.x, format: "number" }), min: 0, max: n - 1, afterBuildTicks: ticks, ticks: { color: css("--dim"), maxRotation: 0, autoSkip: true,
-          autoSkipPadding: 6, align: "start", callback: value => p.words[p.parts[value]] } },
+        scales: { x: { ...scale({ label: p.x, format: "number" }), min: 0, max: n - 1, afterBuildTicks: ticks, ticks: { color: css("--dim"), maxRotation: 0, autoSkip: false, align: "inner", callback: value => p.words[p.parts[value]] } },
           y: scale({ label: p.y, format: "bytes" }, { stacked: true, min: 0, max: room }) },
         plugins: { legend: legend(true), extras: { levels: p.levels }, tooltip: { ...tooltip({ title: items => items.length ? p.words[p.labels[items[0].dataIndex]] : "",
           label: item => item.parsed.y ? ` ${item.dataset.label}: ${bytes(item.parsed.y)}` : null, footer: items => items.length ? `${p.total}: ${bytes(totals[items[0].dataIndex])}` : "" }),
@@ -191,7 +193,7 @@ const kinds = {
     const used = [...new Set(p.spans.map(span => span.label))];
     return { height: p.small ? 190 : 320 + 22 * legendRows(p.traces.map(t => t.label), width), stops,
       config: { type: "line", data: { datasets }, options: { parsing: false, normalized: true, interaction: { mode: "nearest", axis: "x", intersect: false },
-        scales: { x: scale(p.small ? { ...axis, label: "" } : axis), y: scale(p.small ? { ...p.y, label: "" } : p.y, { grace: "6%" }) },
+        scales: { x: scale(p.small ? { ...axis, label: "" } : axis, { bounds: "data" }), y: scale(p.small ? { ...p.y, label: "" } : p.y, { grace: "6%" }) },
         plugins: { legend: legend(many, { usePointStyle: true }), extras: { levels: p.levels, spans: p.spans },
           tooltip: tooltip({ title: items => items.length ? `${show(axis.format)(items[0].parsed.x)} ${["number", "count", "money"].includes(axis.format) ? axis.label : ""}` : "",
             label: item => ` ${item.dataset.label}: ${show(p.y.format)(item.parsed.y)}`,
@@ -207,12 +209,14 @@ const kinds = {
     const ranges = p.clouds.flatMap(cloud => cloud.dots.filter(dot => dot.low !== undefined).map(dot => ({ at: dot.x, low: dot.low, high: dot.high, colour: line(cloud.colour) })));
     const names = p.clouds.flatMap(cloud => cloud.dots.filter(dot => dot.strong).map(dot => ({ at: dot, text: dot.label })));
     const labels = [...p.clouds, ...p.lines].map(one => one.label), band = p.band ? 1 : 0;
+    const all = [0, 1].map(i => [...p.clouds.flatMap(cloud => cloud.dots.flatMap(dot => i ? [dot.y, dot.low ?? dot.y, dot.high ?? dot.y] : [dot.x])), ...p.lines.flatMap(one => one.places.map(at => at[i]))]);
+    const wide = i => ({ min: Math.min(...all[i]) / (p.band ? 1 : 1.4), max: Math.max(...all[i]) * (p.band ? 1 : 1.4) });
     const along = p.levels.filter(level => level.along === "x").length;
     const extra = { label: p.band?.label, data: [], type: "line", backgroundColor: css("--line"), borderColor: css("--line"), pointStyle: "rect" };
     return { height: 360 + 22 * legendRows(labels, width), stops: p.clouds.flatMap((cloud, datasetIndex) => cloud.dots.map((_, index) => [{ datasetIndex, index }])),
       config: { type: "scatter", data: { datasets: [...clouds, ...lines, ...(band ? [extra] : [])] }, options: { layout: { padding: { top: 15 * along, right: 8 } },
         interaction: { mode: "nearest", intersect: true },
-        scales: { x: scale(p.x, p.x.log ? {} : { grace: "5%", beginAtZero: true }), y: scale(p.y, p.y.log ? {} : { grace: "8%", beginAtZero: true }) },
+        scales: { x: scale(p.x, p.x.log ? wide(0) : { grace: "6%" }), y: scale(p.y, p.y.log ? wide(1) : { grace: "10%" }) },
         plugins: { legend: legend(labels.length > 1, { usePointStyle: true }), extras: { levels: p.levels, band: p.band, ranges, names },
           tooltip: tooltip({ title: items => items.length && items[0].raw.label || "", label: item => item.raw.label === undefined ? item.dataset.label : [` ${p.x.label}: ${show(p.x.format)(item.raw.x)}`,
             ` ${p.y.label}: ${show(p.y.format)(item.raw.y)}` + (item.raw.low === undefined ? "" : ` (${show(p.y.format)(item.raw.low)} – ${show(p.y.format)(item.raw.high)})`), ...(item.raw.note ? [` ${item.raw.note}`] : [])] }) } } } };

@@ -1,4 +1,4 @@
-"""The report of a run as a Document: how it ended and went against its forecast first, then everything with pictures."""
+"""The report of a run as a Document: how it ended and went against its forecast, then everything with pictures."""
 
 from foretrain.advise.run_report import RunFacts
 from foretrain.predict.energy import JOULES_PER_KWH
@@ -21,6 +21,8 @@ from foretrain.report.memory_view import phase_bars
 from foretrain.run.store import RunRecord
 
 MEASURED = "axis.measured"
+LEAST_MONEY = 0.005  # less is not worth a figure
+Evaluations = tuple[tuple[int, float, float, float | None], ...]
 
 
 def document(facts: RunFacts) -> Document:
@@ -93,10 +95,11 @@ def _spent(facts: RunFacts) -> list[tuple[str, Cell | None, Cell]]:
     }
     voice = Message(f"report.voice_{facts.losses.energy_voice}")
     kwh = facts.energy_j / JOULES_PER_KWH if facts.energy_j else last.get("kwh")
-    cost = last.get("cost")
+    cost = last.get("cost", 0.0)
+    money = Message("value.amount", {"amount": cost, "currency": facts.losses.currency})
     return [
         ("energy", Quantity(kwh * JOULES_PER_KWH, "energy") if kwh else None, voice),
-        ("cost", Message("value.amount", {"amount": cost, "currency": facts.losses.currency}) if cost else None, voice),
+        ("cost", money if cost >= LEAST_MONEY else None, voice),
     ]
 
 
@@ -113,7 +116,7 @@ def _learning(facts: RunFacts) -> tuple[Block, ...]:
     return *pictures, *([Table(columns, rows, frozenset({0, 1, 2, 3}))] if rows else [])
 
 
-def _every(found: tuple[tuple[int, float, float, float | None], ...]) -> tuple[tuple[int, float, float, float | None], ...]:
+def _every(found: Evaluations) -> Evaluations:
     """Two dozen at most, evenly, the last one among them."""
     stride = max(1, -(-len(found) // 24))
     return found[(len(found) - 1) % stride :: stride] if found else ()

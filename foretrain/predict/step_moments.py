@@ -56,6 +56,8 @@ class _Recorder(Timeline):
     def phase(self, name: str) -> None:
         super().phase(name)
         self.inside = name == PHASE
+        if self.inside:
+            self.at("forward.embedding")  # the batch comes before the ledger names a moment
 
     def alloc(self, component: str, size: Size) -> Tensor:
         tensor = super().alloc(component, size)

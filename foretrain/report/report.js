@@ -51,6 +51,8 @@ function logTicks(axis, format) {   // powers of two of bytes, of ten of all els
     const value = k * base ** power;
     if (value >= axis.min * .999 && value <= axis.max * 1.001) found.push(value);
   }
+  if (found.length < 3 && base === 10) for (const k of [3, 4, 6, 7, 8, 9].flatMap(k => [k * 10 ** low, k * 10 ** (low + 1)])) if (k >= axis.min && k <= axis.max) found.push(k);
+  found.sort((a, b) => a - b);
   const most = Math.max(2, axis.isHorizontal() ? axis.width / 70 : axis.height / 30), every = Math.ceil(found.length / most);
   axis.ticks = found.filter((_, i) => i % every === 0).map(value => ({ value }));
 }
@@ -58,7 +60,7 @@ function scale(axis, extra) {
   const special = axis.log ? logTicks : ["bytes", "duration", "energy"].includes(axis.format) ? niceTicks : null;
   return { type: axis.log ? "logarithmic" : "linear", grid: { color: css("--line") }, border: { color: css("--line") },
     title: { display: !!axis.label, text: axis.label, color: css("--dim") },
-    ticks: { color: css("--dim"), maxRotation: 0, callback: value => trimmed(axis.format, value) },
+    ticks: { color: css("--dim"), maxRotation: 0, includeBounds: false, callback: value => trimmed(axis.format, value) },
     ...(special ? { afterBuildTicks: one => special(one, axis.format) } : {}), ...extra };
 }
 const trimmed = (format, value) => format === "bytes" ? bytes(value).replace(/\.0+ /, " ").replace(/(\.\d)0 /, "$1 ") : show(format)(value);
@@ -94,9 +96,9 @@ const extras = {
       ctx.fillStyle = css("--ink"); ctx.textAlign = "left"; ctx.fillText(end.text, from, at);
     }
     const taken = [];
-    for (const { at, text } of o.names || []) {
+    for (const { at, text, r } of o.names || []) {
       const px = x.getPixelForValue(at.x), py = y.getPixelForValue(at.y), width = ctx.measureText(text).width;
-      const left = px + 8 + width > a.right ? px - 8 - width : px + 8, box = [left, py - 8, left + width, py + 8];
+      const left = px + r + 4 + width > a.right ? px - r - 4 - width : px + r + 4, box = [left, py - 8, left + width, py + 8];
       if (left < a.left || taken.some(b => box[0] < b[2] && b[0] < box[2] && box[1] < b[3] && b[1] < box[3])) continue;
       taken.push(box); ctx.fillStyle = css("--card"); ctx.globalAlpha = .75; ctx.fillRect(left - 2, py - 8, width + 4, 16); ctx.globalAlpha = 1; ctx.fillStyle = css("--ink"); ctx.textAlign = "left"; ctx.fillText(text, left, py);
     }
@@ -184,7 +186,7 @@ const kinds = {
   },
   curves(p, width) {
     const chosen = p.chosen || 0, axis = p.axes[chosen], many = p.traces.length > 1;
-    const datasets = p.traces.map((trace, i) => ({ label: trace.label, data: trace.values.map((y, k) => ({ x: trace.places[chosen][k], y })), borderColor: line(trace.colour),
+    const datasets = p.traces.map((trace, i) => ({ label: trace.label, order: -i, data: trace.values.map((y, k) => ({ x: trace.places[chosen][k], y })), borderColor: line(trace.colour),
       backgroundColor: line(trace.colour), borderWidth: trace.dashed ? 2.2 : 1.6, borderDash: many && !trace.dashed && trace.colour >= data.light.length ? DASHES[1 + Math.floor(trace.colour / data.light.length) % 3] : [],
       pointStyle: SHAPES[trace.colour % SHAPES.length], pointRadius: trace.values.length < 60 && (trace.dashed || !many) ? 3 : 0, pointHoverRadius: 4 }));
     const longest = datasets.reduce((best, one, i) => one.data.length > datasets[best].data.length ? i : best, 0);
@@ -207,7 +209,7 @@ const kinds = {
     const lines = p.lines.map((one, i) => ({ label: one.label, data: one.places.map(([x, y]) => ({ x, y })), type: "line", borderColor: css("--ink"), backgroundColor: css("--ink"), borderWidth: 1.5,
       borderDash: DASHES[i % 4], pointRadius: 0, pointHitRadius: 0, pointStyle: "line" }));
     const ranges = p.clouds.flatMap(cloud => cloud.dots.filter(dot => dot.low !== undefined).map(dot => ({ at: dot.x, low: dot.low, high: dot.high, colour: line(cloud.colour) })));
-    const names = p.clouds.flatMap(cloud => cloud.dots.filter(dot => dot.strong).map(dot => ({ at: dot, text: dot.label })));
+    const names = p.clouds.flatMap(cloud => cloud.dots.filter(dot => dot.strong).map(dot => ({ at: dot, text: dot.label, r: radius(dot) })));
     const labels = [...p.clouds, ...p.lines].map(one => one.label), band = p.band ? 1 : 0;
     const all = [0, 1].map(i => [...p.clouds.flatMap(cloud => cloud.dots.flatMap(dot => i ? [dot.y, dot.low ?? dot.y, dot.high ?? dot.y] : [dot.x])), ...p.lines.flatMap(one => one.places.map(at => at[i]))]);
     const wide = i => ({ min: Math.min(...all[i]) / (p.band ? 1 : 1.4), max: Math.max(...all[i]) * (p.band ? 1 : 1.4) });

@@ -33,6 +33,7 @@ _FORMATS = {
     "money": units.format_money,
     "mass": units.format_mass,
     "digits4": units.format_digits4,
+    "number": units.format_number,
 }
 
 

@@ -60,6 +60,7 @@ def _add_commands() -> None:
         mfu,
         plan,
         prepare,
+        report,
         runs,
         sample,
         serve,
@@ -69,7 +70,7 @@ def _add_commands() -> None:
     )
 
     for module in (
-        plan, advise, train, tune, runs, compare, explain, watch, mfu,
+        plan, advise, train, tune, runs, report, compare, explain, watch, mfu,
         calibrate, sample, export, prepare, data, gpus, language, serve, demo,
     ):  # fmt: skip
         module.add_to(app)

@@ -1,5 +1,7 @@
 """A Document in a terminal, with rich: tables, stacked bars, wrapped text. Plain when the output is not a terminal."""
 
+from dataclasses import replace
+
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table as RichTable
@@ -10,8 +12,13 @@ from foretrain.messages import printable, say
 from foretrain.report.document import (
     Bar,
     Block,
+    Curves,
     Document,
+    Figures,
     Lines,
+    Moment,
+    Moments,
+    NewPicture,
     Pairs,
     Paragraph,
     StackedBars,
@@ -19,16 +26,18 @@ from foretrain.report.document import (
     Verbatim,
     cell_text,
 )
+from foretrain.report.numbers import behind, value_cell
 from foretrain.report.palette import COLOURS
 from foretrain.report.rightward import facing, mirrored
 from foretrain.units import format_bytes
 
-STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "plain": ""}
+STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "strong": "bold", "plain": ""}
 GROUP_LETTERS = {
     "weights": "w", "gradients": "g", "optimizer": "o", "weight_copies": "c",
     "activations": "a", "logits": "l", "temporaries": "t", "overhead": "x", "everything_else": "e",
 }  # fmt: skip
 _BAR_WIDTH = 60
+MOST_ROWS = 20  # of a picture's numbers; a terminal is no place for more
 
 
 def render(document: Document, console: Console) -> None:
@@ -66,6 +75,36 @@ def _block(block: Block, console: Console) -> RenderableType:
             return _lines(block)
         case Verbatim(text=text):
             return _text(text)
+        case _:
+            return _numbers(block, console.width - 2)
+
+
+def _numbers(block: Figures | NewPicture, width: int) -> RenderableType:
+    """A picture as its numbers, where they are few; curves by their ends, one step by its highest moment."""
+    if isinstance(block, Curves):
+        return _curves(block)
+    table = behind(block)
+    if isinstance(block, Moments):
+        highest = max(block.moments, key=lambda moment: sum(size for _, size in moment.parts))
+        return _text(f"{block.title.text()}: {highest.label.text()}, {_highest(highest)}")
+    if len(table.rows) > MOST_ROWS:
+        table = replace(table, rows=table.rows[:MOST_ROWS], tones=())
+    last = len(table.columns) - 1
+    return _table(replace(table, optional=(last,)), width)
+
+
+def _highest(moment: Moment) -> str:
+    return format_bytes(sum(size for _, size in moment.parts))
+
+
+def _curves(curves: Curves) -> Text:
+    """First and last value of each curve."""
+    parts = (
+        f"{cell_text(trace.label)} {' → '.join(cell_text(value_cell(v, curves.y.format)) for v in ends)}"
+        for trace in curves.traces
+        if trace.values and (ends := (trace.values[0], trace.values[-1]))
+    )
+    return _text(f"{curves.title.text()}: " + "; ".join(parts))
 
 
 def _fitting(table: Table, width: int) -> list[int]:

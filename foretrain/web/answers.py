@@ -21,6 +21,7 @@ from foretrain.report.document import (
     Verbatim,
     cell_text,
 )
+from foretrain.report.numbers import behind
 from foretrain.report.palette import COLOURS, SERIES_COLOURS
 
 SCHEMA = "foretrain.page/1"
@@ -68,6 +69,8 @@ def _block(block: Block) -> dict[str, Any]:
             pairs = [[cell_text(label), predicted, measured] for label, predicted, measured in block.rows]
             shown = [[label, *(format_value(value, block.format) for value in both)] for label, *both in pairs]
             return {"kind": "pairs", "title": block.title.text(), "format": block.format, "rows": pairs, "shown": shown}
+        case _:  # a picture that only the report draws
+            return _block(behind(block))
 
 
 def _mark(limit_bytes: int | None) -> list[dict[str, Any]]:

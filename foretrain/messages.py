@@ -98,6 +98,6 @@ _VOICES = {
 }  # fmt: skip
 
 
-def voice(source: str) -> str:
+def voice(source: Any) -> Any:
     """How a record names where a figure is from, as a text; what is no such name stays as it is."""
-    return say(f"voice_name.{_VOICES[source]}") if source in _VOICES else source
+    return say(f"voice_name.{_VOICES[source]}") if isinstance(source, str) and source in _VOICES else source

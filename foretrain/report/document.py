@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretrain import bidi
-from foretrain.messages import format_value, say
+from foretrain.messages import format_value, say, voice
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Message:
     values: dict[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
-        values = {k: v.text() if isinstance(v, Message) else v for k, v in self.values.items()}
+        values = {k: v.text() if isinstance(v, Message) else voice(v) for k, v in self.values.items()}
         return say(self.id, **values)
 
 
@@ -39,7 +39,7 @@ Cell = str | Message | Quantity
 
 def cell_text(cell: Cell) -> str:
     """A cell as text."""
-    return bidi.isolated(cell) if isinstance(cell, str) else cell.text()
+    return bidi.isolated(voice(cell)) if isinstance(cell, str) else cell.text()
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def _picture(kind: str, groups: list[tuple[str, list[Row]]], source: str) -> Sca
     band = tuple((x, x * (1 - BAND), x * (1 + BAND)) for x in ends)
     return Scatter(
         Message(f"picture.predicted_{'memory' if kind == 'bytes' else 'time'}"),
-        Axis(Message(f"axis.measured_{name}"), format, True), Axis(Message(f"axis.predicted_{name}"), format, True),
+        Axis(Message(f"axis_measured.{name}"), format, True), Axis(Message(f"axis_predicted.{name}"), format, True),
         clouds,
         ((Message("report.same_line"), tuple((x, x) for x in ends)),), (Message("report.band", {"share": BAND}), band),
         note_label=Message("column.error"), voice=Message("report.voice_check", {"source": source}),

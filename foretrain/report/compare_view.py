@@ -254,7 +254,7 @@ def brief(verdict: Verdict, pair: Pair) -> Message:
         "question": Message(f"side_short.{verdict.question}"), "one": pair.one, "other": pair.other,
         "first": _value(verdict, pair.one_value), "second": _value(verdict, pair.other_value), "share": pair.share,
     }  # fmt: skip
-    return Message(f"report.brief_{verdict.outcome}", values)
+    return Message(f"brief.{verdict.outcome}", values)
 
 
 def _value(verdict: Verdict, value: float) -> Cell:

@@ -33,7 +33,7 @@ def _losses(found: LossCurves, curves: list[LossCurve], levels: tuple[Level, ...
         for curve in curves
     )  # fmt: skip
     y = Axis(Message("axis.loss" if curves[0].unit == "nats a token" else "axis.bits"), "number")
-    energy = Message(f"report.energy_{found.energy_voice}")
+    energy = Message(f"energy_from.{found.energy_voice}")
     return Curves(Message("picture.loss_over"), axes, y, traces, levels, voice=Message(voice, {"energy": energy}))
 
 
@@ -48,7 +48,7 @@ def _axis(name: AxisName, currency: str) -> Axis:
 
 def _label(curve: LossCurve, many: bool) -> Message:
     if many:
-        return Message(f"report.{curve.kind}_of", {"name": curve.label})
+        return Message(f"loss_of.{curve.kind}", {"name": curve.label})
     return Message("axis.train" if curve.kind == "train" else "axis.val")
 
 

@@ -21,7 +21,7 @@ def phase_bars(plan: Plan, memory: StepMemory, measured: MeasuredMemory | None =
             label = Message("report.measured_phase", {"phase": Message(f"phase.{phase.phase}")})
             bars.append(Bar(label, _measured(measured, seen.allocated_bytes, top)))
     card = plan.gpu.memory_bytes if plan.gpu.memory_bytes != plan.available_bytes else None
-    voice = {"source": memory.source, "context": Message(f"report.context_{memory.context.voice}")}
+    voice = {"source": memory.source, "context": Message(f"context_from.{memory.context.voice}")}
     return StackedBars(
         Message("picture.phases"), tuple(bars), plan.available_bytes, card,
         Message("report.voice_phases_measured" if len(bars) > len(memory.phases) else "report.voice_phases", voice),

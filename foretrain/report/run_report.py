@@ -53,14 +53,14 @@ def _verdict(facts: RunFacts) -> tuple[Block, ...]:
     rows = {row.id: row for row in facts.check.rows}
     said: list[Block] = []
     for id, names in (
-        ("report.memory_said", ("process.reserved", "process.resident", "phase.steady_step")),
-        ("report.time_said", ("time.step",)),
+        ("memory_said", ("process.reserved", "process.resident", "phase.steady_step")),
+        ("time_said", ("time.step",)),
     ):  # fmt: skip
         row = next((rows[name] for name in names if name in rows), None)
         if row is not None:
             values = {"predicted": row.predicted, "measured": row.measured, "error": row.error}
-            inside = "" if row.in_range is None else "_inside" if row.in_range else "_outside"
-            said.append(Paragraph(Message(f"{id}{inside}", values), "warn" if inside == "_outside" else "plain"))
+            inside = "plain" if row.in_range is None else "inside" if row.in_range else "outside"
+            said.append(Paragraph(Message(f"{id}.{inside}", values), "warn" if inside == "outside" else "plain"))
     return (*blocks[:1], *said, *blocks[1:])
 
 
@@ -93,7 +93,7 @@ def _spent(facts: RunFacts) -> list[tuple[str, Cell | None, Cell]]:
         for name in ("kwh", "cost")
         if name in facts.losses.axes
     }
-    voice = Message(f"report.voice_{facts.losses.energy_voice}")
+    voice = Message(f"energy_voice.{facts.losses.energy_voice}")
     kwh = facts.energy_j / JOULES_PER_KWH if facts.energy_j else last.get("kwh")
     cost = last.get("cost", 0.0)
     money = Message("value.amount", {"amount": cost, "currency": facts.losses.currency})

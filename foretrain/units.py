@@ -136,6 +136,13 @@ def format_digits4(number: float | str) -> str:
     return f"{float(number):.4f}"
 
 
+def format_number(number: float) -> str:
+    """'1,234', '12.3', '0.00123': four digits that tell, whole numbers whole."""
+    if number == round(number) and abs(number) < 1e15:
+        return f"{number:,.0f}"
+    return f"{number:,.0f}" if abs(number) >= 1e4 else f"{number:.4g}"
+
+
 def format_energy(joules: float) -> str:
     """'4.34 kWh', '92 Wh'."""
     kwh = joules / 3.6e6

@@ -217,14 +217,16 @@ def test_exported_names_are_sorted_and_real() -> None:
 
 
 def test_command_line_surface_is_bounded() -> None:
-    """Options beyond the knobs stay few; raise the number in a visible line."""
+    """Options beyond the knobs and --lang, which every verb has, stay few; raise the number in a visible line."""
     import typer.main
 
     from foretrain.cli import app
 
     command = typer.main.get_command(app)
-    options = [p for c in command.commands.values() for p in c.params if p.param_type_name == "option"]  # type: ignore[attr-defined]
-    assert len(options) <= 114
+    options = [
+        p for c in command.commands.values() for p in c.params if p.param_type_name == "option" and p.name != "lang"
+    ]  # type: ignore[attr-defined]
+    assert len(options) <= 119
 
 
 def test_help_of_every_command_has_examples() -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from foretrain.errors import ConfigError, UserError
-from foretrain.messages import printable
+from foretrain.messages import printable, say
 
 OUT = Console(highlight=False)
 ERR = Console(stderr=True, highlight=False)
@@ -63,7 +63,7 @@ def print_error(error: UserError, *, as_json: bool) -> None:
                 "problems": listed,
             }
         )
-    text = Text("error: ", style="bold red")
+    text = Text(say("label.error") + " ", style="bold red")
     text.append(printable(str(error)), style="not bold default")
     ERR.print(text, soft_wrap=True)
 
@@ -73,8 +73,13 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {"values": json.loads(json.dumps(values, default=str))}
 
 
+def noted(what: object, style: str = "dim") -> Text:
+    """A note as the terminal shows it."""
+    return Text(printable(say("label.note", text=str(what))), style=style)
+
+
 def print_notes(notes: tuple[UserError, ...], *, quiet: bool) -> None:
     """What was skipped in a config, on stderr."""
     if not quiet:
         for note in notes:
-            ERR.print(Text(printable(f"note: {note}"), style="dim"), soft_wrap=True)
+            ERR.print(noted(note), soft_wrap=True)

@@ -78,7 +78,7 @@ def compare_command(
     from foretrain.advise.sources import load
     from foretrain.advise.sources.given import take_apart
 
-    card, held, columns = _card(gpu), stated_bytes(others, "--others") if others else 0, _columns(column or [])
+    card, held, columns = card_of(gpu), stated_bytes(others, "--others") if others else 0, _columns(column or [])
     given = [replace(take_apart(word), gpu=card, others_bytes=held, columns=columns) for word in sources]
     if len(given) == 1:
         raise UserError("usage.compare_one", path=given[0].path)
@@ -87,7 +87,7 @@ def compare_command(
         subjects.append(load(one))
         if one.words and one.resolved:
             print_notes(one.resolved.notes, quiet=as_json)
-    found = compare(_priced(subjects, price))
+    found = compare(with_rents(subjects, price))
     if as_json:
         print_json(found.to_json(schema=SCHEMA))
         return
@@ -111,7 +111,7 @@ def _forecast_check(run: Path, as_json: bool) -> None:
     text.render(run_view.comparison_document(comparison), OUT)
 
 
-def _card(name: str) -> Gpu | None:
+def card_of(name: str) -> Gpu | None:
     """The card of --gpu; auto is this machine's, where it has one that the catalogue knows."""
     from foretrain.advise.sources.given import card
 
@@ -137,7 +137,7 @@ def _columns(words: list[str]) -> dict[str, str]:
     return found
 
 
-def _priced(subjects: "list[Subject]", price: str | None) -> "list[Subject]":
+def with_rents(subjects: "list[Subject]", price: str | None) -> "list[Subject]":
     """The subjects with the rent of their cards, so that money can be compared."""
     if price is None:
         return subjects

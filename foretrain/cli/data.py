@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json
+from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json
 from foretrain.errors import ExitCode, UserError
 from foretrain.messages import printable, say
 from foretrain.quantities import parse_count
@@ -100,11 +100,11 @@ def _tokenizer(info: Any) -> Any:
     try:
         words = tokenizer.load(info.tokenizer_folder, info.tokenizer)
     except UserError as error:
-        ERR.print(Text(printable(f"note: {error}"), style="dim"), soft_wrap=True)
+        ERR.print(noted(error), soft_wrap=True)
         return None
     if words is None:
         note = str(UserError("data.no_tokenizer", path=info.path))
-        ERR.print(Text(printable(f"note: {note}"), style="dim"), soft_wrap=True)
+        ERR.print(noted(note), soft_wrap=True)
     return words
 
 

@@ -35,8 +35,9 @@ def demo_command(
     quiet: Quiet = False,
 ) -> None:
     """See the whole path in about three minutes on two CPU cores: forecast, training, sample, comparison, report."""
+    from foretrain.cli import report_parts
     from foretrain.cli.plan import make_plan, targets
-    from foretrain.cli.runs import load, write_report
+    from foretrain.cli.runs import load
     from foretrain.cli.sample import sample
     from foretrain.cli.train import need_torch, prepare_data, train
     from foretrain.configfile import resolve
@@ -66,7 +67,7 @@ def demo_command(
     written, _ = sample(run, "def ", 300)
     replace_text(run / "sample.txt", printable("def " + written))
     _, comparison = load(run)
-    report = write_report(run, run / "report.html", printable("def " + written))
+    report = report_parts.write(report_parts.run(run, printable("def " + written)), run / "report.html")
     if as_json:
         _print_json(run, comparison.to_json(), unigram_entropy(record.dataset), report)
         return

@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
-from foretrain.cli.common import CONFIG_CONTEXT, ERR, Json, print_notes
+from foretrain.cli.common import CONFIG_CONTEXT, ERR, Json, noted, print_notes
 from foretrain.config import RunConfig
 from foretrain.configfile import ResolvedConfig, resolve
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu, detect, find
-from foretrain.messages import printable
 from foretrain.training_log import TrainingLog, read_log, read_stream
 
 if TYPE_CHECKING:
@@ -80,15 +78,15 @@ def explain_command(
     except UserError as error:  # a program that printed no steps still took memory and time
         if watched is None and (ran_out is None or error.id == "data.log_unreadable"):
             raise
-    used = _config(resolved, read) or (watched.config if watched else None)
-    card = _card(gpu, read, watched)
+    used = config_of(resolved, read) or (watched.config if watched else None)
+    card = card_of(gpu, read, watched)
     if read is not None:
         name = "stdin" if log == "-" else watched.id if watched else path.name
         found = analyse(read, name=name, config=used, gpu=card)
     explain_run.show(found, watched, explain_run.failures(ran_out, used, card), as_json=as_json)
 
 
-def _config(resolved: ResolvedConfig | None, log: TrainingLog | None) -> RunConfig | None:
+def config_of(resolved: ResolvedConfig | None, log: TrainingLog | None) -> RunConfig | None:
     """The config; a vocabulary that it does not set is the dataset's, which the log may name."""
     if resolved is None:
         return None
@@ -100,7 +98,7 @@ def _config(resolved: ResolvedConfig | None, log: TrainingLog | None) -> RunConf
     return with_dataset(resolved)[0]
 
 
-def _card(name: str, log: TrainingLog | None, watched: "WatchRecord | None") -> Gpu | None:
+def card_of(name: str, log: TrainingLog | None, watched: "WatchRecord | None") -> Gpu | None:
     """The card that was named, here, by NVML or in the log, or is in this machine. A log can be read without one."""
     if name.lower() == "cpu":
         from foretrain.cpu import cpu_device
@@ -114,6 +112,6 @@ def _card(name: str, log: TrainingLog | None, watched: "WatchRecord | None") -> 
             return find(worked[0] if worked else str(log and log.header.gpu_name))
         here = detect()
     except UserError as error:  # a card that the catalogue lacks
-        ERR.print(Text(printable(f"note: {error}"), style="dim"), soft_wrap=True)
+        ERR.print(noted(error), soft_wrap=True)
         return None
     return here.gpu if here else None

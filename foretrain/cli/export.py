@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json
+from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json
 from foretrain.messages import printable, say
 
 EPILOG = """Examples:
@@ -55,7 +55,7 @@ def export_command(
         print_json(made.to_json(schema=SCHEMA))
     elif not quiet:
         for note in made.notes:
-            ERR.print(Text(f"note: {say(f'export.{note}')}", style="dim"), soft_wrap=True)
+            ERR.print(noted(say(f"export.{note}")), soft_wrap=True)
         listed = ", ".join(made.files)
         line = say("export.done", checkpoint=made.checkpoint, step=made.step, path=made.path, files=listed)
         OUT.print(Text(printable(line)), soft_wrap=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json
+from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json
 from foretrain.errors import ExitCode
 from foretrain.messages import printable, say
 from foretrain.quantities import parse_count
@@ -153,9 +153,9 @@ def _prepare(options: "PrepareOptions", *, as_json: bool, quiet: bool) -> None:
     if not quiet:
         for name, count in done.index.counts.to_json().items():
             if count:
-                ERR.print(Text("note: " + say(_COUNTED[name], count=count), style="dim"), soft_wrap=True)
+                ERR.print(noted(say(_COUNTED[name], count=count)), soft_wrap=True)
         if not done.index.splits["val"].tokens:
-            ERR.print(Text("note: " + say("prepare.no_val"), style="yellow"), soft_wrap=True)
+            ERR.print(noted(say("prepare.no_val"), "yellow"), soft_wrap=True)
     if not quiet and not as_json:
         splits = done.index.splits
         values = {

@@ -8,6 +8,7 @@ Known limits: reserved memory is a range taken from allocator replays, not a rep
 a prior until it is measured on the card; see also the limits named in `eager_forward.py` and `inductor.py`.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 from foretrain.config import RunConfig
@@ -169,10 +170,15 @@ def moment_sizes(optimizer: str) -> tuple[tuple[int, str], ...]:
     return kinds.get(optimizer, ((8, "P"),))
 
 
+MakeTimeline = Callable[[dict[str, int], int], Timeline]
+
+
 class _Run:
     """One simulated run: the phases in their real order, with what stays alive between them."""
 
-    def __init__(self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool) -> None:
+    def __init__(
+        self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool, make: MakeTimeline = Timeline
+    ) -> None:
         self.keeps = step == "nanogpt"
         self.config = config = config.as_nanogpt() if self.keeps else config
         self.symbols = symbols_of(config, gpu, config.batch_size, config.block_size)
@@ -182,7 +188,7 @@ class _Run:
         self.n_counts = 0 if config.optimizer == "adamw8bit" else sum(1 for _ in shape.parameters()) - in_muon
         self.eval_symbols = symbols_of(config, gpu, config.eval_batch, config.eval_block)
         cuda = gpu.kind != "cpu"
-        self.t = Timeline(dict(self.symbols), CUDA_GRANULE if cuda else 1)
+        self.t = make(dict(self.symbols), CUDA_GRANULE if cuda else 1)
         # nanoGPT's context is null on a CPU, whatever --dtype says (train.py).
         half = dtype != "float32" and not (self.keeps and not cuda)
         self.half = half
@@ -273,6 +279,13 @@ class _Run:
         self.train("steady_step")
         self.evaluate("evaluate_later")
         return self.t.peaks
+
+
+def simulated(
+    config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool, make: MakeTimeline
+) -> dict[str, Peak]:
+    """The ledger's run, written into a timeline that is made of symbols and granule; the peaks of its phases."""
+    return _Run(config, gpu, dtype, step, compiled, make).peaks()
 
 
 def _staged_bytes(run: _Run) -> int:

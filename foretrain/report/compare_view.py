@@ -222,7 +222,7 @@ def _verdicts(found: Comparison) -> list[Block]:
         if silent and verdict in learning[1:]:
             continue
         question = "learning" if silent and verdict is learning[0] else verdict.question
-        rows.append((Message(f"side_question.{question}"), _answer(verdict)))
+        rows.append((Message(f"side_question.{question}"), answer(verdict)))
         tones.append(_TONES.get(verdict.outcome, "plain"))
     blocks: list[Block] = [Table((), tuple(rows), tones=tuple(tones))]
     if len(found.sides) > 2:
@@ -231,7 +231,8 @@ def _verdicts(found: Comparison) -> list[Block]:
     return blocks
 
 
-def _answer(verdict: Verdict) -> Message:
+def answer(verdict: Verdict) -> Message:
+    """A verdict as a sentence."""
     if verdict.pair is None:
         values = {name: _and(value) if isinstance(value, list) else value
                   for name, value in verdict.reason_values.items()}  # fmt: skip
@@ -245,6 +246,15 @@ def _answer(verdict: Verdict) -> Message:
     }  # fmt: skip
     id = _EQUAL.get(verdict.outcome, verdict.outcome) if pair.share == 0 else verdict.outcome
     return Message(f"side_answer.{id}", values)
+
+
+def brief(verdict: Verdict, pair: Pair) -> Message:
+    """The winner of a question with both figures, without what it can be put down to."""
+    values = {
+        "question": Message(f"side_short.{verdict.question}"), "one": pair.one, "other": pair.other,
+        "first": _value(verdict, pair.one_value), "second": _value(verdict, pair.other_value), "share": pair.share,
+    }  # fmt: skip
+    return Message(f"brief.{verdict.outcome}", values)
 
 
 def _value(verdict: Verdict, value: float) -> Cell:

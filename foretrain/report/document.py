@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretrain.messages import format_value, say
+from foretrain import bidi
+from foretrain.messages import format_value, say, voice
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Message:
     values: dict[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
-        values = {k: v.text() if isinstance(v, Message) else v for k, v in self.values.items()}
+        values = {k: v.text() if isinstance(v, Message) else voice(v) for k, v in self.values.items()}
         return say(self.id, **values)
 
 
@@ -38,7 +39,7 @@ Cell = str | Message | Quantity
 
 def cell_text(cell: Cell) -> str:
     """A cell as text."""
-    return cell if isinstance(cell, str) else cell.text()
+    return bidi.isolated(voice(cell)) if isinstance(cell, str) else cell.text()
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class StackedBars:
     title: Message
     bars: tuple[Bar, ...]
     limit_bytes: int | None
+    card_bytes: int | None = None  # all that the device has, where that is another line
+    voice: Message | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,163 @@ class Verbatim:
     text: str
 
 
-Block = Paragraph | Table | StackedBars | Lines | Pairs | Verbatim
+@dataclass(frozen=True)
+class Figure:
+    """A number that people look for first, with its voice: predicted, calibrated, measured."""
+
+    label: Message
+    value: Cell
+    voice: Cell
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A row of such numbers."""
+
+    items: tuple[Figure, ...]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What is laid off on an axis: its label, and the format of its numbers (see Quantity; or number, or percent)."""
+
+    label: Message
+    format: str = "number"
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Level:
+    """A straight line across a picture with its label; `along` is the axis that `value` is on."""
+
+    label: Message
+    value: float
+    along: str = "y"
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of the x axis that is shaded, with the reason."""
+
+    label: Message
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One curve of `Curves`: values, and for each of its axes as many places. `dashed`: second to its like."""
+
+    label: Cell
+    places: tuple[tuple[float, ...], ...]
+    values: tuple[float, ...]
+    colour: int = 0
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Curves over one axis, or over several that the reader switches between."""
+
+    title: Message
+    axes: tuple[Axis, ...]
+    y: Axis
+    traces: tuple[Trace, ...]
+    levels: tuple[Level, ...] = ()
+    spans: tuple[Span, ...] = ()
+    voice: Message | None = None
+    small: bool = False  # one of several that belong side by side
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One moment of `Moments`: where it is, and (component group, bytes) from the bottom."""
+
+    label: Message
+    part: Message
+    parts: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What is alive from moment to moment, stacked, against what there is room for."""
+
+    title: Message
+    moments: tuple[Moment, ...]
+    levels: tuple[Level, ...] = ()
+    voice: Message | None = None
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One point of `Scatter`; `low` and `high` are the range of its y value, `note` what its table row says besides."""
+
+    label: Cell
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    note: Cell = ""
+    strong: bool = False
+    size: float = 0.0  # share of the largest area; 0: as all others
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Points that belong together."""
+
+    label: Cell
+    dots: tuple[Dot, ...]
+    colour: int = 0
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Points on two axes, with lines through given places and bands (x, low, high), each with its label.
+
+    `note_label` heads the notes of the points in the table.
+    """
+
+    title: Message
+    x: Axis
+    y: Axis
+    clouds: tuple[Cloud, ...]
+    lines: tuple[tuple[Message, tuple[tuple[float, float], ...]], ...] = ()
+    band: tuple[Message, tuple[tuple[float, float, float], ...]] | None = None
+    levels: tuple[Level, ...] = ()
+    note_label: Cell = ""
+    voice: Message | None = None
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One bar of `Ranks`, with the range of its value, what stands at its end and the tone that it has."""
+
+    label: Cell
+    value: float
+    low: float | None = None
+    high: float | None = None
+    said: Cell = ""
+    tone: str = "plain"
+    strong: bool = False
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Horizontal bars of one quantity. `said_label` heads what is said at the ends, in the table."""
+
+    title: Message
+    axis: Axis
+    ranks: tuple[Rank, ...]
+    said_label: Cell = ""
+    levels: tuple[Level, ...] = ()
+    voice: Message | None = None
+    numbers: Table | None = None  # where more is known than is shown
+
+
+NewPicture = Curves | Moments | Scatter | Ranks
+Picture = StackedBars | Lines | Pairs | NewPicture
+Block = Paragraph | Table | StackedBars | Lines | Pairs | Verbatim | Figures | NewPicture
 
 
 @dataclass(frozen=True)

@@ -7,158 +7,167 @@ Every text goes through `escape`, and what the script reads is JSON without a wa
 import json
 from html import escape
 from importlib import resources
+from itertools import count, groupby
 from string import Template
 from typing import Any
 
-from foretrain.messages import say
+from foretrain.languages import current
+from foretrain.messages import printable, say
+from foretrain.report.charts import chart
 from foretrain.report.document import (
     Block,
     Cell,
+    Curves,
     Document,
-    Lines,
-    Pairs,
+    Figures,
+    Message,
     Paragraph,
+    Picture,
     Quantity,
-    StackedBars,
     Table,
     Verbatim,
     cell_text,
 )
-from foretrain.report.palette import COLOURS, SERIES_COLOURS
+from foretrain.report.numbers import behind
+from foretrain.report.palette import LINES_DARK, LINES_LIGHT
+
+SIGNS = {"good": "✓", "warn": "!", "bad": "✗"}
+SCRIPT_TEXTS = ("report.light", "report.dark", "report.by_keys")
 
 
 def render(document: Document) -> str:
-    """The page as text."""
-    files = resources.files("foretrain") / "report"
-    pictures: list[dict[str, Any]] = []
-    parts = []
-    for section in document.sections:
-        parts.append(f"<section><h2>{escape(section.title.text())}</h2>")
-        parts += [_block(block, pictures) for block in section.blocks]
-        parts.append("</section>")
+    """The page as text, in the language that is spoken."""
+    files, language = resources.files("foretrain") / "report", current()
+    page = _Page()
+    sections = [page.section(number, section.title, section.blocks) for number, section in enumerate(document.sections)]
+    data = {
+        "pictures": page.pictures, "light": LINES_LIGHT, "dark": LINES_DARK,
+        "texts": {id.rpartition(".")[2]: say(id) for id in SCRIPT_TEXTS},
+    }  # fmt: skip
     return Template((files / "page.html").read_text("utf-8")).substitute(
-        title=escape(document.title.text()),
-        subtitle=escape(document.subtitle.text()),
-        body="\n".join(parts),
+        lang=escape(language.id, quote=True),
+        direction=escape(language.direction, quote=True),
+        title=_text(document.title.text()),
+        subtitle=_text(document.subtitle.text()),
+        contents=page.contents(document),
+        body="\n".join(sections),
         footer=escape(say("report.footer")),
+        no_script=escape(say("report.no_script")),
+        theme=escape(say("report.dark")),
+        style=(files / "report.css").read_text("utf-8"),
         library=(files / "vendor" / "chart.umd.min.js").read_text("utf-8"),
-        pictures=json.dumps(pictures).replace("<", "\\u003c"),
+        script=(files / "report.js").read_text("utf-8"),
+        data=script_json(data),
     )
 
 
-def _block(block: Block, pictures: list[dict[str, Any]]) -> str:
-    match block:
-        case Paragraph(message=message, tone=tone):
-            return f'<p class="{tone}">{escape(message.text())}</p>'
-        case Table():
-            return _table(block)
-        case Verbatim(text=text):
-            return f"<pre>{escape(text)}</pre>"
-        case StackedBars():
-            return _picture(
-                block.title.text(),
-                _stacked(block),
-                _stacked_table(block),
-                70 + 48 * len(block.bars),
-                pictures,
-            )
-        case Lines():
-            return _picture(block.title.text(), _lines(block), _lines_table(block), 320, pictures)
-        case Pairs():
-            return _picture(block.title.text(), _pairs(block), None, 70 + 42 * len(block.rows), pictures)
+def script_json(value: Any) -> str:
+    """JSON that cannot end the script that it stands in, nor begin a comment there."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
 
 
-def _table(table: Table) -> str:
-    def row(cells: tuple[Cell, ...], tag: str, tone: str = "plain") -> str:
-        inner = "".join(
-            f"<{tag}{' class=number' if i in table.numeric else ''}>{escape(cell_text(cell))}</{tag}>"
-            for i, cell in enumerate(cells)
+def _text(text: str) -> str:
+    return escape(printable(text))
+
+
+class _Page:
+    """What is gathered while a document is written: its pictures, in order."""
+
+    def __init__(self) -> None:
+        self.pictures: list[dict[str, Any]] = []
+        self._regions = count(1)
+
+    def contents(self, document: Document) -> str:
+        if len(document.sections) < 4:
+            return ""
+        items = "".join(
+            f'<li><a href="#section-{number}">{_text(section.title.text())}</a></li>'
+            for number, section in enumerate(document.sections)
         )
-        return f'<tr class="{tone}">{inner}</tr>'
+        return f'<nav aria-label="{escape(say("report.contents"), quote=True)}"><ul>{items}</ul></nav>'
 
-    head = f"<thead>{row(table.columns, 'th')}</thead>" if table.columns else ""
-    tones = table.tones or ("plain",) * len(table.rows)
-    body = "".join(row(cells, "td", tone) for cells, tone in zip(table.rows, tones, strict=True))
-    return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
+    def section(self, number: int, title: Message, blocks: tuple[Block, ...]) -> str:
+        name = title.text()
+        parts = [f'<section id="section-{number}" class="{"first" if number == 0 else "later"}">']
+        parts.append(f"<h2>{_text(name)}</h2>")
+        for small, group in groupby(blocks, key=lambda block: isinstance(block, Curves) and block.small):
+            inner = [self.block(block, name) for block in group]
+            parts += ['<div class="grid">', *inner, "</div>"] if small else inner
+        return "\n".join([*parts, "</section>"])
+
+    def block(self, block: Block, section: str) -> str:
+        match block:
+            case Paragraph(message=message, tone=tone):
+                sign = f'<span class="sign" aria-hidden="true">{SIGNS[tone]}</span>' if tone in SIGNS else ""
+                return f'<p class="{tone}">{sign}<span>{_text(message.text())}</span></p>'
+            case Table():
+                return self.table(block, section)
+            case Verbatim(text=text):
+                label = escape(section, quote=True)
+                return f'<pre tabindex="0" role="region" aria-label="{label}">{_text(text)}</pre>'
+            case Figures():
+                return _figures(block)
+            case _:
+                return self.picture(block)
+
+    def table(self, table: Table, name: str) -> str:
+        """A table in a frame of its own that scrolls, by keys too."""
+        head = _row(table, table.columns, "plain", head=True) if table.columns else ""
+        tones = table.tones or ("plain",) * len(table.rows)
+        body = "".join(_row(table, cells, tone) for cells, tone in zip(table.rows, tones, strict=True))
+        label = escape(f"{printable(name)} ({next(self._regions)})", quote=True)
+        return (
+            f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table>'
+            f"{f'<thead>{head}</thead>' if head else ''}<tbody>{body}</tbody></table></div>"
+        )
+
+    def picture(self, picture: Picture) -> str:
+        id, title = f"picture-{len(self.pictures)}", picture.title.text()
+        self.pictures.append({"id": id, **chart(picture)})
+        voice = getattr(picture, "voice", None)
+        said = f'<p class="voice">{_text(voice.text())}</p>' if voice else ""
+        switch = _switch(id, picture) if isinstance(picture, Curves) and len(picture.axes) > 1 else ""
+        return (
+            f'<figure class="picture"><figcaption><h3>{_text(title)}</h3>{said}</figcaption>{switch}'
+            f'<div class="canvas"><canvas id="{id}" role="img" tabindex="0" aria-label="{_text(title)}"></canvas></div>'
+            f'<p class="said" id="{id}-said" aria-live="polite"></p>'
+            f"<details><summary>{escape(say('report.numbers'))}</summary>{self.table(behind(picture), title)}</details>"
+            "</figure>"
+        )
 
 
-def _picture(
-    title: str, picture: dict[str, Any], table: Table | None, height: int, pictures: list[dict[str, Any]]
-) -> str:
-    picture["id"] = f"picture-{len(pictures)}"
-    pictures.append(picture)
-    behind = f"<details><summary>{escape(say('report.numbers'))}</summary>{_table(table)}</details>" if table else ""
-    label = escape(title, quote=True)
-    return (
-        f'<div class="picture"><h3>{escape(title)}</h3><div class="canvas" style="height:{height}px">'
-        f'<canvas id="{picture["id"]}" role="img" aria-label="{label}"></canvas></div>{behind}</div>'
+def _switch(id: str, picture: Curves) -> str:
+    """Which axis the curves are laid over: radio buttons, so that keys work as everywhere."""
+    buttons = "".join(
+        f'<label><input type="radio" name="{id}-axis" value="{i}"{" checked" if i == 0 else ""}>'
+        f"<span>{_text(axis.label.text())}</span></label>"
+        for i, axis in enumerate(picture.axes)
     )
+    return f'<fieldset class="switch"><legend>{escape(say("report.over"))}</legend>{buttons}</fieldset>'
 
 
-def _stacked(bars: StackedBars) -> dict[str, Any]:
-    groups = list(dict.fromkeys(group for bar in bars.bars for group, _ in bar.parts))
-    datasets = [
-        {
-            "label": say(f"group.{group}"),
-            "data": [dict(bar.parts).get(group, 0) for bar in bars.bars],
-            "backgroundColor": COLOURS[group],
-        }
-        for group in groups
-    ]
-    picture: dict[str, Any] = {
-        "kind": "stacked", "format": "bytes", "labels": [cell_text(bar.label) for bar in bars.bars],
-        "datasets": datasets,
-    }  # fmt: skip
-    if bars.limit_bytes is not None:
-        picture["mark"] = {"axis": "x", "value": bars.limit_bytes, "label": say("axis.limit")}
-        picture["high"] = bars.limit_bytes
-    return picture
-
-
-def _stacked_table(bars: StackedBars) -> Table:
-    groups = list(dict.fromkeys(group for bar in bars.bars for group, _ in bar.parts))
-    rows = tuple(
-        (say(f"group.{group}"), *(Quantity(dict(bar.parts).get(group), "bytes") for bar in bars.bars))
-        for group in groups
+def _figures(figures: Figures) -> str:
+    items = "".join(
+        f"<div><dt>{_text(item.label.text())}</dt><dd><b>{_text(cell_text(item.value))}</b>"
+        f"<small>{_text(cell_text(item.voice))}</small></dd></div>"
+        for item in figures.items
     )
-    return Table(("", *(bar.label for bar in bars.bars)), rows, frozenset(range(1, len(bars.bars) + 1)))
+    return f'<dl class="figures">{items}</dl>'
 
 
-def _lines(lines: Lines) -> dict[str, Any]:
-    datasets = []
-    for number, series in enumerate(lines.series):
-        points = [{"x": x, "y": y} for x, y in zip(series.xs, series.ys, strict=True)]
-        colour = SERIES_COLOURS[number % len(SERIES_COLOURS)]
-        datasets.append(
-            {
-                "label": cell_text(series.label), "data": points, "borderColor": colour, "backgroundColor": colour,
-                "pointRadius": 3 if len(points) < 40 else 0, "borderWidth": 1.5,
-            }
-        )  # fmt: skip
-    values = [y for series in lines.series for y in series.ys] or [0.0]
-    picture: dict[str, Any] = {
-        "kind": "lines", "format": "number", "datasets": datasets, "x": lines.x_label.text(),
-        "y": lines.y_label.text(), "low": min(0.0, *values), "high": max(values),
-    }  # fmt: skip
-    if lines.level is not None:
-        picture["mark"] = {"axis": "y", "value": lines.level[1], "label": lines.level[0].text()}
-    return picture
-
-
-def _lines_table(lines: Lines) -> Table:
-    """The points of the series with the fewest: of a loss curve, those of the evaluations."""
-    shortest = min(lines.series, key=lambda series: len(series.xs))
-    rows = tuple((f"{x:,.0f}", f"{y:.4f}") for x, y in zip(shortest.xs, shortest.ys, strict=True))
-    return Table((lines.x_label, shortest.label), rows, frozenset({0, 1}))
-
-
-def _pairs(pairs: Pairs) -> dict[str, Any]:
-    names = (say("axis.predicted"), say("axis.measured"))
-    datasets = [
-        {"label": name, "data": [row[i + 1] for row in pairs.rows], "backgroundColor": SERIES_COLOURS[i]}
-        for i, name in enumerate(names)
-    ]
-    return {
-        "kind": "pairs", "format": pairs.format, "labels": [cell_text(row[0]) for row in pairs.rows],
-        "datasets": datasets, "log": True, "least": min(min(row[1:]) for row in pairs.rows),
-    }  # fmt: skip
+def _row(table: Table, cells: tuple[Cell, ...], tone: str, *, head: bool = False) -> str:
+    """Heads of columns, and of rows where the first column is their name; an empty head is a plain cell."""
+    inner = []
+    for i, cell in enumerate(cells):
+        text = _text(cell_text(cell))
+        number = ' class="number"' if i in table.numeric else ""
+        if head and text:
+            inner.append(f'<th scope="col"{number}>{text}</th>')
+        elif i == 0 and not head and 0 not in table.numeric and len(cells) > 1 and text:
+            inner.append(f'<th scope="row">{text}</th>')
+        else:
+            inner.append(f"<td{number or (' class=value' if isinstance(cell, Quantity) else '')}>{text}</td>")
+    return f'<tr class="{tone}">{"".join(inner)}</tr>'

@@ -116,25 +116,28 @@ def report_document(
     unigram: float | None = None,
 ) -> Document:
     """The whole report of a run."""
-    sections = [Section(Message("report.summary"), _summary(record, unigram))]
+    sections = [Section(Message("report.summary"), summary(record, unigram))]
     sections.append(Section(Message("report.learning"), _learning(metrics, unigram)))
     memory, time = _memory_picture(plan, record, comparison), _time_picture(comparison)
     for picture, section in zip((memory, time), comparison_sections(comparison), strict=False):
         sections.append(Section(section.title, (*picture, *section.blocks)))
     if sample:
         sections.append(Section(Message("report.sample"), (Verbatim(sample),)))
-    sections.append(Section(Message("report.config"), (_changed_knobs(record),)))
-    subtitle = Message(
-        "report.subtitle",
-        {
-            "params": record.n_params, "gpu": record.gpu.name, "dtype": record.dtype,
-            "mode": Message("mode.compiled" if record.compiled else "mode.eager"), "started": record.started_at[:10],
-        },
-    )  # fmt: skip
-    return Document(Message("report.title", {"name": record.name}), subtitle, sections)
+    sections.append(Section(Message("report.config"), (changed_knobs(record),)))
+    return Document(Message("report.title", {"name": record.name}), subtitle(record), sections)
 
 
-def _summary(record: RunRecord, unigram: float | None) -> tuple[Block, ...]:
+def subtitle(record: RunRecord) -> Message:
+    """What was trained, on what, when."""
+    values = {
+        "params": record.n_params, "gpu": record.gpu.name, "dtype": record.dtype,
+        "mode": Message("mode.compiled" if record.compiled else "mode.eager"), "started": record.started_at[:10],
+    }  # fmt: skip
+    return Message("report.subtitle", values)
+
+
+def summary(record: RunRecord, unigram: float | None) -> tuple[Block, ...]:
+    """How it ended, what it learned, how fast it was."""
     values = {
         "status": Message(f"status.{record.status}"), "steps": record.steps_done, "of": record.config.max_iters,
         "tokens": record.steps_done * record.config.tokens_per_step, "wall": record.wall_s,
@@ -212,7 +215,8 @@ def _time_picture(comparison: Comparison) -> tuple[Block, ...]:
     return (Pairs(Message("picture.predicted_time"), "duration", rows),) if rows else ()
 
 
-def _changed_knobs(record: RunRecord) -> Table:
+def changed_knobs(record: RunRecord) -> Table:
+    """The settings that are not the defaults."""
     default = type(record.config)()
     rows = tuple(
         (name, str(value), str(getattr(default, name)))

@@ -1,16 +1,24 @@
 """A Document in a terminal, with rich: tables, stacked bars, wrapped text. Plain when the output is not a terminal."""
 
+from dataclasses import replace
+
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from foretrain.bidi import runs_rightwards
 from foretrain.messages import printable, say
 from foretrain.report.document import (
     Bar,
     Block,
+    Curves,
     Document,
+    Figures,
     Lines,
+    Moment,
+    Moments,
+    NewPicture,
     Pairs,
     Paragraph,
     StackedBars,
@@ -18,24 +26,31 @@ from foretrain.report.document import (
     Verbatim,
     cell_text,
 )
+from foretrain.report.numbers import behind, value_cell
 from foretrain.report.palette import COLOURS
+from foretrain.report.rightward import facing, mirrored
 from foretrain.units import format_bytes
 
-STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "plain": ""}
+STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "strong": "bold", "plain": ""}
 GROUP_LETTERS = {
     "weights": "w", "gradients": "g", "optimizer": "o", "weight_copies": "c",
     "activations": "a", "logits": "l", "temporaries": "t", "overhead": "x", "everything_else": "e",
 }  # fmt: skip
 _BAR_WIDTH = 60
+MOST_ROWS = 20  # of a picture's numbers; a terminal is no place for more
 
 
 def render(document: Document, console: Console) -> None:
     """Print the document."""
-    console.print(_text(document.title.text(), style="bold"), end="  ")
-    console.print(_text(document.subtitle.text(), style="dim"))
+    title, subtitle = _text(document.title.text(), style="bold"), _text(document.subtitle.text(), style="dim")
+    if runs_rightwards():
+        console.print(facing(Text.assemble(title, "  ", subtitle)))
+    else:
+        console.print(title, end="  ")
+        console.print(subtitle)
     for section in document.sections:
         console.print()
-        console.print(_text(section.title.text(), style="bold underline"))
+        console.print(facing(_text(section.title.text(), style="bold underline")))
         for block in section.blocks:
             console.print(Padding(_block(block, console), (0, 0, 0, 2)))
 
@@ -48,17 +63,48 @@ def _text(text: str, style: str = "") -> Text:
 def _block(block: Block, console: Console) -> RenderableType:
     match block:
         case Paragraph(message=message, tone=tone):
-            return _text(message.text(), style=STYLES[tone] or ("dim" if message.id.startswith("voice") else ""))
+            style = STYLES[tone] or ("dim" if message.id.startswith("voice") else "")
+            return facing(_text(message.text(), style=style))
         case Table():
-            return _table(block, console.width - 2)
+            return mirrored(_table(block, console.width - 2))
         case StackedBars():
             return _bars(block, console)
         case Pairs():
-            return _pairs(block)
+            return mirrored(_pairs(block))
         case Lines():
             return _lines(block)
         case Verbatim(text=text):
             return _text(text)
+        case _:
+            return _numbers(block, console.width - 2)
+
+
+def _numbers(block: Figures | NewPicture, width: int) -> RenderableType:
+    """A picture as its numbers, where they are few; curves by their ends, one step by its highest moment."""
+    if isinstance(block, Curves):
+        return _curves(block)
+    table = behind(block)
+    if isinstance(block, Moments):
+        highest = max(block.moments, key=lambda moment: sum(size for _, size in moment.parts))
+        return _text(f"{block.title.text()}: {highest.label.text()}, {_highest(highest)}")
+    if len(table.rows) > MOST_ROWS:
+        table = replace(table, rows=table.rows[:MOST_ROWS], tones=())
+    last = len(table.columns) - 1
+    return _table(replace(table, optional=(last,)), width)
+
+
+def _highest(moment: Moment) -> str:
+    return format_bytes(sum(size for _, size in moment.parts))
+
+
+def _curves(curves: Curves) -> Text:
+    """First and last value of each curve."""
+    parts = (
+        f"{cell_text(trace.label)} {' → '.join(cell_text(value_cell(v, curves.y.format)) for v in ends)}"
+        for trace in curves.traces
+        if trace.values and (ends := (trace.values[0], trace.values[-1]))
+    )
+    return _text(f"{curves.title.text()}: " + "; ".join(parts))
 
 
 def _fitting(table: Table, width: int) -> list[int]:

@@ -19,15 +19,15 @@ from starlette.routing import Route
 
 from foretrain.configfile import from_text, to_toml
 from foretrain.errors import UserError
-from foretrain.messages import printable, say, texts
+from foretrain.messages import printable, say
 from foretrain.presets import PRESETS
 from foretrain.records import Record
 from foretrain.web import answers, devices, jobs, planner, runs
 from foretrain.web.fields import fields
 from foretrain.web.guard import Guard
+from foretrain.web.language import Speaking, spoken
 
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-_TEXTS = ("page", "axis")  # what the page itself says; the rest comes inside answers
 Asked = TypeVar("Asked", bound=Record)
 Made = tuple[int, dict[str, Any]]
 
@@ -44,8 +44,8 @@ def files() -> dict[str, tuple[bytes, str]]:
     return {path: (file.read_bytes(), f"{kind}; charset=utf-8") for path, (file, kind) in found.items()}
 
 
-def create_app(port: int, token: str, roots: list[Path]) -> Starlette:
-    """The whole application behind its guard. `roots`: where runs are looked for."""
+def create_app(port: int, token: str, roots: list[Path], language: str | None = None) -> Starlette:
+    """The whole application behind its guard. `roots`: where runs are looked for. `language`: before the browser's."""
     handlers = _Handlers(runs.Runs(roots))
     routes = [
         *(Route(path, _file, methods=["GET"]) for path in files()),
@@ -70,8 +70,9 @@ def create_app(port: int, token: str, roots: list[Path]) -> Starlette:
         await run_in_threadpool(handlers.jobs.stop_all)
 
     guard = Middleware(Guard, port=port, token=token, open_paths=frozenset(files()))
+    speaking = Middleware(Speaking, language=language)
     refusals = {404: _missing, 405: _no_method}
-    app = Starlette(routes=routes, middleware=[guard], lifespan=lifespan, exception_handlers=refusals)
+    app = Starlette(routes=routes, middleware=[speaking, guard], lifespan=lifespan, exception_handlers=refusals)
     app.router.redirect_slashes = False  # an address is right or wrong
     return app
 
@@ -209,9 +210,8 @@ class _Handlers:
 
 
 def _start() -> dict[str, Any]:
-    said = {id: text for id, text in texts().items() if id.partition(".")[0] in _TEXTS}
     return {
-        "schema": answers.SCHEMA, "texts": said, "fields": fields(), "devices": devices.listed(),
+        "schema": answers.SCHEMA, **spoken(), "fields": fields(), "devices": devices.listed(),
         "presets": list(PRESETS), "legend": answers.legend(), "no_exact": jobs.why_not(),
     }  # fmt: skip
 

@@ -22,7 +22,7 @@ def load(given: Given) -> Subject:
     """The plan: foretrain's own step, as that is what it is a plan of. Raises UserError for other records."""
     if given.words:
         raise UserError("usage.source_has_config", path=given.path)
-    made = _read(Path(given.path))
+    made = read(Path(given.path))
     worst, timing = made.memory_of("foretrain").worst, made.timing
     memory = Memory(
         low_bytes=worst.needed_low_bytes, expected_bytes=worst.needed_expected_bytes,
@@ -40,7 +40,8 @@ def load(given: Given) -> Subject:
     return subject.with_speed(timing.step_s, voice)
 
 
-def _read(path: Path) -> Plan:
+def read(path: Path) -> Plan:
+    """The plan of a file. Raises UserError for what is none."""
     try:
         text = path.read_text("utf-8")
         data = json.loads(text)

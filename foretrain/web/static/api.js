@@ -1,3 +1,5 @@
+import { chosen } from "./language.js";
+
 // The server's answers. The token came behind # in the link; it is kept for this address and sent in a header,
 // which no other site can do.
 const KEPT = "foretrain-token";
@@ -19,6 +21,7 @@ export class Failed extends Error {
 
 async function ask(method, path, body) {
   const headers = { "X-Foretrain-Token": localStorage.getItem(KEPT) || "" };
+  if (chosen()) headers["X-Foretrain-Language"] = chosen();
   if (method === "POST") headers["Content-Type"] = "application/json";
   const response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
   const answer = await response.json();

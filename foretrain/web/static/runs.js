@@ -1,5 +1,6 @@
 // The list of runs, and one run with its live progress. Both only ask; a run never notices.
 import { get } from "./api.js";
+import { apart } from "./language.js";
 import { drawLines, Picture, section } from "./pictures.js";
 import { h, seconds, t } from "./ui.js";
 
@@ -51,9 +52,9 @@ export class RunsPage extends Polled {
     }
     for (const run of found.runs) {
       const cells = [...this.rows.get(run.id).children].slice(1);
-      const loss = run.val_loss === null ? "–" : run.val_loss.toFixed(4), steps = `${run.steps.toLocaleString("en")} / ${run.of.toLocaleString("en")}`;
+      const loss = run.val_loss === null ? "–" : run.val_loss.toFixed(4), steps = apart(`${run.steps.toLocaleString("en")} / ${run.of.toLocaleString("en")}`);
       cells[0].className = run.tone;
-      [run.status_text, steps, loss, run.speed || "–", run.mfu || "–", run.started.replace("T", " ").slice(0, 16)].forEach((text, i) => { cells[i].textContent = text; });
+      [run.status_text, steps, loss, run.speed || "–", run.mfu || "–", apart(run.started.replace("T", " ").slice(0, 16))].forEach((text, i) => { cells[i].textContent = text; });
     }
   }
 
@@ -83,7 +84,7 @@ export class RunPage extends Polled {
     this.pictures = ["loss", "step_time", "memory"].map(name => new Picture(t(`page.picture.${name}`)));
     this.events = h("ul", { class: "events" });
     const report = this.run.document ? this.run.document.sections.map(found => section(this.notLoss(found), false)) : [];
-    this.element.replaceChildren(h("p", {}, h("a", { href: "#/runs" }, t("page.back"))), h("h1", {}, this.run.name), h("p", { class: "help" }, `${this.run.gpu} · ${this.run.path}`),
+    this.element.replaceChildren(h("p", {}, h("a", { href: "#/runs" }, t("page.back"))), h("h1", {}, this.run.name), h("p", { class: "help" }, `${apart(this.run.gpu)} · ${apart(this.run.path)}`),
       this.status, this.progress, this.now, ...this.pictures.map(picture => picture.element),
       h("details", { class: "section", open: true }, h("summary", {}, h("h2", {}, t("page.events"))), this.events),
       this.run.problem ? h("p", { class: "warn" }, this.run.problem) : "", ...report);
@@ -124,7 +125,7 @@ export class RunPage extends Polled {
     const memory = of(steps, "memory_bytes", 1);
     this.pictures[2].element.hidden = !memory.x.length;
     if (memory.x.length) drawLines(this.pictures[2], [{ label: t("page.picture.memory"), ...memory }], step, "bytes", true);
-    const events = this.run.events.map(event => h("li", {}, h("span", { class: "help" }, `${event.at.replace("T", " ").slice(0, 19)} `), event.text));
+    const events = this.run.events.map(event => h("li", {}, h("span", { class: "help" }, `${apart(event.at.replace("T", " ").slice(0, 19))} `), event.text));
     this.events.replaceChildren(...(events.length ? events : [h("li", {}, t("page.no_events"))]));
   }
 
@@ -134,8 +135,8 @@ export class RunPage extends Polled {
     if (newest?.loss !== undefined) add("loss", newest.loss.toFixed(4));
     if (evaluation?.val_loss !== undefined) add("val_loss", evaluation.val_loss.toFixed(4));
     if (newest?.step_s !== undefined) add("step", seconds(newest.step_s));
-    if (newest?.tokens_per_s !== undefined) add("speed", `${Math.round(newest.tokens_per_s).toLocaleString("en")} tokens/s`);
-    if (newest?.mfu) add("mfu", `${(100 * newest.mfu).toFixed(1)} %`);
+    if (newest?.tokens_per_s !== undefined) add("speed", apart(`${Math.round(newest.tokens_per_s).toLocaleString("en")} tokens/s`));
+    if (newest?.mfu) add("mfu", apart(`${(100 * newest.mfu).toFixed(1)} %`));
     if (this.run.status === "running" && newest?.eta_s !== undefined) add("left", seconds(newest.eta_s));
     this.now.replaceChildren(...rows);
   }

@@ -1,0 +1,76 @@
+"""What a report of a comparison shows besides it: losses on one axis, what fits, how far forecasts were off."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from foretrain.advise.compare import Comparison
+from foretrain.advise.forecast import plan_of
+from foretrain.advise.forecast_check import Row
+from foretrain.advise.forecast_check import compare as check
+from foretrain.advise.loss_axes import EnergyMeter, LossCurves, loss_curves, meter_of
+from foretrain.advise.subject import Subject
+from foretrain.errors import UserError
+from foretrain.predict.memory import Verdict, predict, worst_verdict
+from foretrain.predict.plan import available, choose_dtype
+from foretrain.run.store import RunDirectory
+
+
+@dataclass(frozen=True)
+class CompareFacts:
+    """`verdicts`: by label, of those whose memory is predicted. `checks`: rows of the runs, forecast by `source`."""
+
+    losses: LossCurves
+    verdicts: dict[str, Verdict | None]
+    checks: tuple[tuple[str, tuple[Row, ...]], ...]
+    source: str
+
+
+def gather(subjects: Sequence[Subject], found: Comparison) -> CompareFacts:
+    """`found`: the comparison of these subjects, in the same order; it has told their labels apart."""
+    named = [replace(s, label=side.label) for s, side in zip(subjects, found.sides, strict=True)]
+    checks, source = [], ""
+    for subject in named:
+        rows, voice = _checked(subject)
+        if rows:
+            checks.append((subject.label, rows))
+            source = voice
+    return CompareFacts(
+        losses=loss_curves(named, [_meter(subject) for subject in named]),
+        verdicts={s.label: _verdict(s) for s in named if s.memory and s.memory.voice != "measured"},
+        checks=tuple(checks), source=source,
+    )  # fmt: skip
+
+
+def _directory(subject: Subject) -> Path:
+    path = Path(subject.path)
+    return path if path.is_dir() else path.parent
+
+
+def _meter(subject: Subject) -> EnergyMeter | None:
+    return meter_of(RunDirectory(_directory(subject)).read_lines("metrics")) if subject.kind == "run" else None
+
+
+def _checked(subject: Subject) -> tuple[tuple[Row, ...], str]:
+    """A run against its own forecast; a damaged forecast spoils no comparison."""
+    if subject.kind != "run":
+        return (), ""
+    path = _directory(subject)
+    try:
+        record = RunDirectory(path).read_record()
+        made = check(plan_of(path, record), record)
+    except UserError:
+        return (), ""
+    return made.rows, made.predicted_source
+
+
+def _verdict(subject: Subject) -> Verdict | None:
+    """As the ledger sees the subject's step on its card."""
+    config, gpu = subject.config, subject.gpu
+    if config is None or gpu is None:
+        return None
+    room, _ = available(config, gpu, subject.others_bytes)
+    dtype, _ = choose_dtype(config, gpu)
+    return worst_verdict(
+        predict(config, gpu, dtype, subject.step, compiled=config.compile, available_bytes=room)
+    )  # fmt: skip

@@ -1,0 +1,256 @@
+"""What `foretrain report` makes a document of: one function for each kind of source, and how the file is written."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from foretrain.cli.common import print_notes
+from foretrain.configfile import KNOBS, ResolvedConfig, resolve
+from foretrain.errors import UserError
+from foretrain.hardware import stated_bytes
+
+if TYPE_CHECKING:
+    from foretrain.advise.sources.given import Given
+    from foretrain.advise.tuning import Tuning
+    from foretrain.predict.memory import StepName
+    from foretrain.predict.plan import Plan
+    from foretrain.predict.step_moments import StepMoments
+    from foretrain.report.document import Document
+
+OURS = '<meta name="generator" content="foretrain">'
+HEAD_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user typed. `knobs`: `--key=value` over the config of a plan or a log."""
+
+    sources: list[str]
+    knobs: list[str]
+    gpu: str
+    others: str
+    price: str | None
+    exact: bool
+    quiet: bool
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(sources, knobs) of the words; `--key value` is one knob, as in plan."""
+    sources: list[str] = []
+    knobs: list[str] = []
+    waiting = False
+    for word in words:
+        if waiting and not word.startswith("--"):
+            knobs.append(word)
+            waiting = False
+        elif word.startswith("--"):
+            knobs.append(word)
+            knob = KNOBS.get(word[2:].replace("-", "_"))
+            waiting = "=" not in word and (knob is None or knob.type != "bool")
+        else:
+            sources.append(word)
+    return sources, knobs
+
+
+# -- documents -----------------------------------------------------------------------------------------------
+
+
+def run(path: Path, sample: str | None = None) -> "Document":
+    """Of a run directory. Raises UserError."""
+    from foretrain.advise.run_report import gather
+    from foretrain.report import run_report
+
+    return run_report.document(gather(path, sample))
+
+
+def plan(resolved: ResolvedConfig, asked: Asked, one: "Given", now: datetime) -> "Document":
+    """Of a config on one card. Raises UserError."""
+    from foretrain.cli.plan import make_plans, targets
+    from foretrain.cli.plan_exact import chosen_step
+    from foretrain.cli.plan_limits import Limits, priced
+
+    limits = Limits(price=asked.price, given=frozenset(resolved.sources))
+    resolved = priced(resolved, limits)
+    found = targets(one.own.get("gpu", asked.gpu), one.own.get("others", asked.others), resolved.config)
+    if len(found) > 1:
+        raise UserError("usage.report_cards", count=len(found))
+    made = make_plans(resolved, found, limits, None, None)[0]
+    tuning = _tuning(resolved.files[-1].with_suffix(".json")) if resolved.files else None
+    return _of_plan(made, chosen_step("", resolved.files), asked, now, tuning)
+
+
+def plan_file(path: Path, asked: Asked, now: datetime) -> "Document":
+    """Of what `foretrain plan --json` wrote. Raises UserError."""
+    from foretrain.advise.sources.plans import read
+
+    return _of_plan(read(path), "foretrain", asked, now, None)
+
+
+def _of_plan(made: "Plan", step: "StepName", asked: Asked, now: datetime, tuning: "Tuning | None") -> "Document":
+    from foretrain.advise.advisor import short_list
+    from foretrain.advise.outlook import outlook
+    from foretrain.cli.plan_exact import Depth, deepen
+    from foretrain.report import plan_report
+
+    traced = None
+    if asked.exact:
+        depth = Depth(exact=True, quiet=asked.quiet)
+        made = deepen(made, depth)
+        traced = _traced(made, step, depth)
+    advice = short_list(made, step)
+    return plan_report.document(made, outlook(made, step, traced=traced, tuning=tuning), now, advice)
+
+
+def _traced(made: "Plan", step: "StepName", depth: "object") -> "StepMoments | None":
+    from foretrain.cli.plan_exact import Depth, trace_of
+    from foretrain.predict.step_moments import traced_moments
+
+    assert isinstance(depth, Depth)
+    trace = trace_of(made, step, depth)
+    return traced_moments(trace, step, min(2, made.config.gradient_accumulation_steps)) if trace else None
+
+
+def _tuning(path: Path) -> "Tuning | None":
+    """What `foretrain tune --write` left beside the config; anything else there is not its business."""
+    from pydantic import ValidationError
+
+    from foretrain.advise.tuning import SCHEMA, Tuning
+
+    try:
+        text = path.read_text("utf-8")
+        if json.loads(text).get("schema") == SCHEMA:
+            return Tuning.from_json(text)
+    except (OSError, ValueError, ValidationError, AttributeError, RecursionError):
+        return None
+    return None
+
+
+def snapshot(path: Path) -> "Document":
+    """Of a memory snapshot, as `foretrain explain` tells it. Raises UserError."""
+    from foretrain.advise import snapshot_file
+    from foretrain.report import snapshot_view
+
+    return snapshot_view.document(snapshot_file.read(path))
+
+
+def log(path: Path, one: "Given", asked: Asked) -> "Document":
+    """Of a log, or a watched run. Raises UserError where there is nothing in it that can be told."""
+    from foretrain.advise.log_analysis import analyse
+    from foretrain.advise.log_report import gather
+    from foretrain.cli import explain, explain_run
+    from foretrain.report import log_report
+    from foretrain.training_log import read_log
+
+    words = [*one.words, *asked.knobs]
+    resolved = resolve(words) if words else None
+    if resolved is not None:
+        print_notes(resolved.notes, quiet=asked.quiet)
+    record, text = explain_run.watched(path)
+    ran_out = explain_run.ran_out(text)
+    read = None
+    try:
+        read = read_log(text)
+    except UserError as error:  # a program that printed no steps still took memory and time
+        if record is None and (ran_out is None or error.id == "data.log_unreadable"):
+            raise
+    config = explain.config_of(resolved, read) or (record.config if record else None)
+    card = explain.card_of(one.own.get("gpu", asked.gpu), read, record)
+    name = record.id if record else path.name
+    found = analyse(read, name=name, config=config, gpu=card) if read is not None else None
+    facts = gather(path, read, found, record, config, card)
+    return log_report.document(found, record, *explain_run.failures(ran_out, config, card), facts)
+
+
+def comparison(asked: Asked) -> "Document":
+    """Of several sources, as `foretrain compare` reads them. Raises UserError."""
+    from foretrain.advise.compare import compare
+    from foretrain.advise.compare_report import gather
+    from foretrain.advise.sources import load
+    from foretrain.advise.sources.given import take_apart
+    from foretrain.cli.compare import card_of, with_rents
+    from foretrain.report import compare_report
+
+    card, held = card_of(asked.gpu), stated_bytes(asked.others, "--others") if asked.others else 0
+    given = [replace(take_apart(word), gpu=card, others_bytes=held) for word in asked.sources]
+    subjects = []
+    for one in given:
+        subjects.append(load(one))
+        if one.words and one.resolved:
+            print_notes(one.resolved.notes, quiet=asked.quiet)
+    subjects = with_rents(subjects, asked.price)
+    found = compare(subjects)
+    facts = gather(subjects, found)
+    return compare_report.document(found, facts.losses, dict(facts.verdicts), facts.checks, facts.source)
+
+
+# -- what a path is -------------------------------------------------------------------------------------------
+
+
+def is_watched(path: Path) -> bool:
+    """A directory that `foretrain watch` made."""
+    from foretrain.run import watch_record
+
+    return watch_record.is_watched(path)
+
+
+def is_plan(path: Path) -> bool:
+    """A file that `foretrain plan --json` wrote, or a run's plan.json."""
+    from foretrain.advise.sources import plans
+
+    try:
+        with path.open("rb") as file:
+            return plans.claims(path, file.read(HEAD_BYTES))
+    except OSError:
+        return False
+
+
+def is_snapshot(path: Path) -> bool:
+    """A memory snapshot of PyTorch."""
+    from foretrain.advise import snapshot_file
+
+    return snapshot_file.looks_like_one(path)
+
+
+# -- the file -------------------------------------------------------------------------------------------------
+
+
+def checked_target(path: Path) -> Path:
+    """The path, if a report may be written there: only a report is ever written over. Raises UserError."""
+    try:
+        if path.is_dir():
+            reason = "it is a folder"
+        elif path.exists() and not _is_report(path):
+            reason = "there is a file already that is no report of foretrain"
+        elif not path.resolve().parent.is_dir():
+            reason = "its folder is not there"
+        else:
+            return path
+    except (OSError, RuntimeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or "it is no usable path"
+    raise UserError("usage.cannot_write_file", path=str(path), reason=reason)
+
+
+def _is_report(path: Path) -> bool:
+    if not path.is_file():
+        return str(path) == "/dev/null"
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES).decode("utf-8", "replace")
+    return not head or OURS in head or (head.startswith("<!doctype html>") and "Content-Security-Policy" in head)
+
+
+def write(document: "Document", path: Path) -> Path:
+    """Write a document as one HTML file; returns its path. Raises UserError."""
+    import errno
+
+    from foretrain.report import html
+
+    try:
+        path.write_text(html.render(document), "utf-8")
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise UserError("disk.full_output") from None
+        raise UserError("usage.cannot_write_file", path=str(path), reason=error.strerror or "") from None
+    return path

@@ -1,0 +1,115 @@
+"""What is alive at each moment of a steady step, in the order in which it happens: from the ledger, or from a trace.
+
+The ledger's peaks are the highest of these moments; a trace's too, but for rounding to 512 bytes (its replay's).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from foretrain.config import RunConfig
+from foretrain.hardware import Dtype, Gpu
+from foretrain.predict.exact.memory import component_id
+from foretrain.predict.exact.record import Trace, moment_id
+from foretrain.predict.memory import StepName, simulated
+from foretrain.predict.timeline import Size, Tensor, Timeline
+from foretrain.records import Record
+from foretrain.thin import extremes
+
+PHASE = "steady_step"
+MOST = 300  # moments that are kept; the highest and lowest of their neighbours
+
+
+class MomentMemory(Record):
+    """One moment: where in the step it is, and the bytes of each component that are alive after what happened there."""
+
+    moment: str
+    components_bytes: dict[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.components_bytes.values())
+
+
+class StepMoments(Record):
+    """A steady step in order. `events`: births and deaths of tensors in it; `micro_batches`: those that are shown."""
+
+    step: StepName
+    source: str
+    events: int
+    micro_batches: int
+    moments: tuple[MomentMemory, ...]
+
+    @property
+    def peak(self) -> MomentMemory:
+        return max(self.moments, key=lambda moment: moment.total_bytes)
+
+
+class _Recorder(Timeline):
+    """A timeline that writes down what is alive after each event of the steady step."""
+
+    def __init__(self, symbols: dict[str, int], granule: int) -> None:
+        super().__init__(symbols, granule)
+        self.sums: Counter[str] = Counter()
+        self.seen: list[tuple[str, dict[str, int]]] = []
+        self.inside = False
+
+    def phase(self, name: str) -> None:
+        super().phase(name)
+        self.inside = name == PHASE
+        if self.inside:
+            self.at("forward.embedding")  # the batch comes before the ledger names a moment
+
+    def alloc(self, component: str, size: Size) -> Tensor:
+        tensor = super().alloc(component, size)
+        self.sums[component] += size.nbytes
+        self._see()
+        return tensor
+
+    def free(self, *tensors: Tensor | None) -> None:
+        super().free(*tensors)
+        for tensor in tensors:
+            if tensor is not None:
+                self.sums[tensor.component] -= tensor.size.nbytes
+        self._see()
+
+    def _see(self) -> None:
+        if self.inside:
+            self.seen.append((self.moment, {key: size for key, size in self.sums.items() if size}))
+
+
+def step_moments(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> StepMoments:
+    """By the ledger, in milliseconds. Of many micro-batches two are there, as later ones are like the second."""
+    recorder = _Recorder({}, 1)
+
+    def make(symbols: dict[str, int], granule: int) -> Timeline:
+        recorder.symbols, recorder.granule = symbols, granule
+        return recorder
+
+    simulated(config, gpu, dtype, step, compiled=compiled, make=make)
+    shown = min(2, config.gradient_accumulation_steps)
+    return StepMoments(
+        step=step, source="predicted (ledger)", events=len(recorder.seen), micro_batches=shown,
+        moments=_thinned(recorder.seen),
+    )  # fmt: skip
+
+
+def traced_moments(trace: Trace, step: StepName, micro_batches: int) -> StepMoments:
+    """The same from the real step's trace. `micro_batches`: how many were traced."""
+    start, end = next((first, last) for name, first, last in trace.spans() if name == PHASE)
+    sums: Counter[str] = Counter()
+    for allocation in trace.alive_at(start - 1):
+        sums[component_id(allocation)] += allocation.nbytes
+    seen: list[tuple[str, dict[str, int]]] = []
+    for position in range(start, end):
+        event = trace.events[position]
+        allocation = trace.allocations[event if event >= 0 else ~event]
+        sums[component_id(allocation)] += allocation.nbytes if event >= 0 else -allocation.nbytes
+        seen.append((moment_id(trace, position), {key: size for key, size in sums.items() if size}))
+    return StepMoments(
+        step=step, source="predicted (trace)", events=len(seen), micro_batches=micro_batches, moments=_thinned(seen)
+    )
+
+
+def _thinned(seen: Sequence[tuple[str, dict[str, int]]]) -> tuple[MomentMemory, ...]:
+    totals = [float(sum(parts.values())) for _, parts in seen]
+    return tuple(MomentMemory(moment=seen[i][0], components_bytes=seen[i][1]) for i in extremes(totals, MOST))

@@ -1,0 +1,174 @@
+"""Reports in headless Chromium, offline: pictures are drawn, keys and switches work, dark, print and 320 px hold, axe-core
+finds nothing serious, and no request is made. Skipped where there is no browser."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright")
+
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.helpers import REPO
+from tests.helpers import foretrain as run_foretrain
+from tests.test_page_browser import CHROMIUM
+from tests.test_report import HOSTILE
+from tests.test_report_pictures import write_run
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None or not sys.platform.startswith("linux"), reason="no Chromium here"),
+]
+KINDS = ("run", "plan", "log", "comparison")
+CASES = REPO / "examples" / "real-cases"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One report of each kind; the run has a hostile name, a card's figures and a stretch of heat."""
+    folder = tmp_path_factory.mktemp("reports")
+    run = write_run(folder / "run", 900, HOSTILE)
+    b1 = f"{CASES}/b1.log+{CASES}/b1.py"
+    words = {
+        "run": [str(run)], "plan": [f"{CASES}/c.py", "--others", "1GB"], "log": [b1],
+        "comparison": [f"b1={b1}", f"b2={CASES}/b2.csv+{CASES}/b2.py"],
+    }  # fmt: skip
+    for kind in KINDS:
+        found = run_foretrain("report", *words[kind], "--gpu", "RTX 4070", "--out", str(folder / f"{kind}.html"))
+        assert found.returncode == 0, found.stderr
+    return {kind: folder / f"{kind}.html" for kind in KINDS}
+
+
+@contextlib.contextmanager
+def opened(browser: Browser, path: Path, **options: Any) -> Iterator[Page]:
+    """The file in a fresh tab without a network; fails on a console message and on any request but for the file."""
+    context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, "offline": True, **options})
+    page, wrong = context.new_page(), []
+    page.set_default_timeout(15_000)
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda request: wrong.append(request.url) if request.url != path.as_uri() else None)
+    page.goto(path.as_uri())
+    yield page
+    context.close()
+    assert not wrong
+
+
+def blank_pictures(page: Page) -> list[str]:
+    """Ids of canvases on which hardly anything is drawn."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll("canvas")].filter(canvas => {
+             const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+             let inked = 0; for (let i = 3; i < data.length; i += 4) inked += data[i] > 0;
+             return inked < 500; }).map(canvas => canvas.id)"""
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_report_draws_and_axe_finds_nothing_serious(
+    browser: Browser, reports: dict[str, Path], kind: str, scheme: Any
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python")
+    with opened(browser, reports[kind], color_scheme=scheme) as page:
+        assert page.locator("canvas").count() >= 3
+        assert blank_pictures(page) == []
+        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        page.evaluate((resources.files(axe) / "axe.min.js").read_text("utf-8"))
+        found = page.evaluate("axe.run()")
+        assert [(v["id"], v["nodes"][0]["html"][:90]) for v in found["violations"]] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_320_px_nothing_is_wider_than_the_page(browser: Browser, reports: dict[str, Path], kind: str) -> None:
+    with opened(browser, reports[kind], viewport={"width": 320, "height": 700}) as page:
+        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        assert page.evaluate("document.documentElement.scrollWidth") == 320
+        assert blank_pictures(page) == []
+        assert min(page.evaluate("[...document.querySelectorAll('canvas')].map(c => c.clientWidth)")) > 220
+
+
+def test_keys_alone(browser: Browser, reports: dict[str, Path]) -> None:
+    with opened(browser, reports["run"]) as page:
+        loss = page.locator("canvas").first
+        loss.focus()
+        for key in ("ArrowRight", "ArrowRight", "End"):
+            page.keyboard.press(key)
+        said = page.locator(f"#{loss.get_attribute('id')}-said")
+        expect(said).to_contain_text("training loss")
+        page.keyboard.press("Escape")
+        expect(said).to_be_empty()
+        page.keyboard.press("Shift+Tab")
+        page.keyboard.press("ArrowRight")
+        assert page.locator(".switch input").nth(1).is_checked()
+        moments = page.locator("canvas[aria-label='One step: what is alive']")
+        moments.focus()
+        page.keyboard.press("PageDown")
+        said = page.locator(f"#{moments.get_attribute('id')}-said")
+        expect(said).to_contain_text("weights")
+        expect(said).to_contain_text("forward")
+
+
+def test_the_axis_of_the_losses_is_switched(browser: Browser, reports: dict[str, Path]) -> None:
+    with opened(browser, reports["run"]) as page:
+        shown = []
+        for name in ("tokens", "hours", "energy", "money", "step"):
+            page.locator(".switch label", has_text=name).click()
+            shown.append(page.evaluate("drawn.get('picture-0').chart.options.scales.x.title.text"))
+            ends = page.evaluate("drawn.get('picture-0').chart.data.datasets[0].data.at(-1).x")
+            assert ends > 0
+        assert shown == ["tokens", "hours", "energy", "money (EUR)", "step"]
+
+
+def test_hover_says_what_is_alive(browser: Browser, reports: dict[str, Path]) -> None:
+    with opened(browser, reports["plan"]) as page:
+        canvas = page.locator("canvas[aria-label='One step: what is alive']")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 120)
+        id = canvas.get_attribute("id")
+        lines = page.evaluate(f"drawn.get('{id}').chart.tooltip.body.flatMap(one => one.lines).join('|')")
+        assert "weights" in lines
+        assert "activations" in lines
+
+
+def test_dark_is_chosen_by_hand_and_printing_is_light(browser: Browser, reports: dict[str, Path]) -> None:
+    paper = "getComputedStyle(document.body).backgroundColor"
+    with opened(browser, reports["run"], color_scheme="light") as page:
+        light = page.evaluate(paper)
+        page.locator("#theme").click()
+        dark = page.evaluate(paper)
+        assert dark != light
+        assert page.locator("#theme").inner_text() == "Light"
+        page.emulate_media(media="print")
+        assert page.evaluate(paper) == "rgb(255, 255, 255)"
+        assert not page.locator("nav").is_visible()
+        assert blank_pictures(page) == []
+        assert len(page.pdf()) > 50_000
+
+
+def test_without_javascript_the_numbers_are_there(browser: Browser, reports: dict[str, Path]) -> None:
+    with opened(browser, reports["plan"], java_script_enabled=False) as page:
+        assert page.locator("noscript").inner_text()
+        page.locator("summary").first.click()
+        assert "GiB" in page.locator("details table").first.inner_text()
+
+
+def test_hostile_names_do_nothing(browser: Browser, reports: dict[str, Path]) -> None:
+    with opened(browser, reports["run"]) as page:
+        assert page.locator("img").count() == 0
+        assert "onerror=alert(1)" in page.title()

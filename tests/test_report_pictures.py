@@ -1,0 +1,353 @@
+"""Reports: what their pictures are made of is held against the ledger and closed forms; the file is small, whole and safe."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrain import languages
+from foretrain.advise import card_options, frontier, loss_axes, outlook, vital_signs
+from foretrain.advise.forecast_check import Row
+from foretrain.advise.subject import Curve, Subject, exact
+from foretrain.advise.tuning import TuneTrial, Tuning
+from foretrain.cli import report_parts
+from foretrain.configfile import resolve
+from foretrain.errors import UserError
+from foretrain.hardware import find
+from foretrain.predict.plan import Plan, plan
+from foretrain.predict.roofline import roofline
+from foretrain.predict.step_moments import step_moments
+from foretrain.report import agreement_view, charts, curves_view, html, numbers, plan_report
+from foretrain.report.document import Document, Message, Paragraph, Section, StackedBars, Verbatim
+from foretrain.report.html import script_json
+from foretrain.thin import extremes
+from tests.helpers import foretrain as run_foretrain
+from tests.language_kit import ARABIC, pretending
+from tests.test_report import HOSTILE, Tags
+
+CARD = "RTX 4070"
+
+
+def made(*words: str, gpu: str = CARD, others: int = 0) -> Plan:
+    return plan(resolve(list(words)).config, find(gpu), name="p", others_bytes=others)
+
+
+# -- engines -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["foretrain", "nanogpt"])
+@pytest.mark.parametrize(
+    "words", [(), ("--compile=false",), ("--activation_checkpointing=true", "--compile=false"), ("--dropout=0.1",)]
+)
+def test_the_highest_moment_of_a_step_is_the_ledgers_peak(step: Any, words: tuple[str, ...]) -> None:
+    p = made("gpt2-124m", *words)
+    found = step_moments(p.config, p.gpu, p.dtype, step, compiled=p.compiled)
+    steady = p.memory_of(step).phase("steady_step")
+    assert found.peak.total_bytes == steady.allocated_bytes
+    assert found.peak.components_bytes == {c.id: c.size_bytes for c in steady.components}
+    assert found.peak.moment == steady.moment
+    assert found.moments[0].moment.startswith("forward")
+    assert len(found.moments) <= 300 < found.events
+    assert min(size for m in found.moments for size in m.components_bytes.values()) > 0
+
+
+def test_the_roofline_has_the_flops_of_the_step_and_stands_where_the_card_says() -> None:
+    p = made("gpt2-124m", "--gradient_accumulation_steps=4")
+    found = roofline(p.config, p.gpu, p.dtype, "foretrain", compiled=True)
+    assert found is not None
+    shape = p.config
+    layers = 12 * shape.n_layer * shape.n_embd**2 + shape.vocab_size * shape.n_embd
+    attention = 7 * shape.n_layer * shape.block_size * shape.n_embd  # causal: 2 forward, 5 backward
+    assert sum(o.total_flops for o in found.points) == pytest.approx((6 * layers + attention) * shape.tokens_per_step)
+    assert sum(o.share for o in found.points) + found.other_share == pytest.approx(1)
+    assert found.ridge_flops_per_byte == pytest.approx(58.3e12 / 504e9, rel=0.01)
+    fc = next(o for o in found.points if o.name == "fc" and o.kind == "matmul")
+    m, n, k = shape.batch_size * shape.block_size, 4 * shape.n_embd, shape.n_embd
+    assert fc.flops_per_byte == pytest.approx(2 * m * n * k / (2 * (m * k + n * k + m * n)))
+
+
+def test_the_frontier_has_the_plan_on_it_and_only_what_nothing_beats() -> None:
+    p = made("gpt2-124m")
+    found = frontier.predicted(p, "foretrain")
+    assert found is not None
+    assert p.timing is not None
+    own = next(point for point in found.points if point.given)
+    assert own.tokens_per_s == pytest.approx(p.timing.tokens_per_s)
+    assert own.needed_bytes == max(phase.needed_expected_bytes for phase in p.memory_of("foretrain").phases)
+    for point in found.points:
+        beaten = [
+            o for o in found.points if o.needed_bytes <= point.needed_bytes and o.tokens_per_s > point.tokens_per_s
+        ]
+        assert point.best is not bool(beaten) or not point.best
+
+
+def test_what_tune_measured_takes_the_place_of_the_forecast() -> None:
+    config = resolve(["baby"]).config
+    trials = tuple(
+        TuneTrial(
+            knobs={"batch_size": b}, gradient_accumulation_steps=1, learning="exact", verdict="best", step_s=1.0,
+            tokens_per_s=rate, peak_bytes=size, given=b == 8,
+        )
+        for b, rate, size in ((16, 200.0, 3 * 2**30), (8, 100.0, 2**30), (4, 90.0, 2 * 2**30))
+    )  # fmt: skip
+    values = {name: None for name, field in Tuning.model_fields.items() if field.is_required()}
+    values |= {
+        "name": "t", "config": config, "given_knobs": {}, "device": "d", "torch_version": "", "date": "",
+        "tokens_per_step": 1, "settings": 3, "fitting": 3, "trials": trials, "given_fits": True, "calibrated": False,
+        "stop": "decided", "rounds": 1, "took_s": 1, "budget_s": 1, "most_trials": 3, "clock": "wall", "elsewhere": 0.0,
+    }  # fmt: skip
+    tuning = Tuning.model_validate(values)
+    found = frontier.measured(tuning, None)
+    assert found is not None
+    assert found.source == "measured (tune)"
+    assert [(p.batch_size, p.best) for p in found.points] == [(8, True), (4, False), (16, True)]
+
+
+def test_cards_are_planned_as_plan_does() -> None:
+    p = made("gpt2-124m", others=2**30)
+    options = {option.name: option for option in card_options.card_options(p, "foretrain")}
+    assert options[CARD].own
+    assert len(options) > 40
+    other = plan(p.config, find("RTX 3090"))
+    assert other.timing is not None
+    assert options["RTX 3090"].total_s == other.timing.total_s
+    assert options["RTX 3090"].verdict == other.verdict_of("foretrain")
+    assert all(name in options for name in card_options.USUAL)
+
+
+@given(st.lists(st.floats(-1e9, 1e9), max_size=400), st.integers(4, 60))
+def test_thinning_keeps_the_ends_and_the_extremes(values: list[float], most: int) -> None:
+    kept = extremes(values, most)
+    assert kept == sorted(set(kept))
+    assert len(kept) <= max(most, 4)
+    if values:
+        assert {0, len(values) - 1} <= set(kept)
+        assert min(values) == min(values[i] for i in kept)
+        assert max(values) == max(values[i] for i in kept)
+
+
+# -- curves --------------------------------------------------------------------------------------------------
+
+
+def subject(**changes: Any) -> Subject:
+    curve = Curve(steps=(0, 10, 20), losses=(5.0, 4.0, 3.0), seconds_s=(0.0, 3600.0, 7200.0))
+    config = resolve(["baby", "--price_per_kwh=0.5", "--price_per_hour=2"]).config
+    base = Subject(
+        label="a", path="a", kind="run", config=config, gpu=find(CARD), tokens_per_step=1000, train=curve, mfu=0.35
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def test_losses_over_tokens_hours_energy_and_money() -> None:
+    meter = loss_axes.meter_of([{"elapsed_s": 3600.0, "power_w": 100.0}, {"elapsed_s": 7200.0, "power_w": 300.0}])
+    found = loss_axes.loss_curves([subject()], [meter])
+    axes = found.curves[0].axes
+    assert found.energy_voice == "measured"
+    assert found.axes == loss_axes.AXES
+    assert axes["tokens"] == (0, 10_000, 20_000)
+    assert axes["hours"] == pytest.approx((0, 1, 2))
+    assert axes["kwh"] == pytest.approx((0, 0.1, 0.4))
+    assert axes["cost"] == pytest.approx((0, 2.05, 4.2))
+    predicted = loss_axes.loss_curves([subject()])
+    assert predicted.energy_voice == "predicted"
+    assert predicted.curves[0].axes["kwh"][-1] == pytest.approx(2 * 0.97 * 0.2, rel=0.01)  # 97 % of 200 W, two hours
+
+
+def test_an_axis_that_one_curve_lacks_is_none() -> None:
+    bare = Curve(steps=(0, 5), losses=(2.0, 1.0))
+    found = loss_axes.loss_curves([subject(), subject(label="b", train=bare, tokens_per_step=None)])
+    assert found.axes == ("step",)
+    timed = loss_axes.loss_curves([subject(), subject(label="b", train=bare, step_s=exact(36.0))])
+    assert timed.predicted_hours == ("b",)
+    assert timed.curves[1].axes["hours"] == pytest.approx((0, 0.05))
+
+
+def gpu_lines(count: int) -> Iterator[dict[str, Any]]:
+    for i in range(count):
+        hot = 300 <= i < 320 or i == 700
+        yield {
+            "elapsed_s": 1.0 + i, "tokens_per_s": 100.0, "mfu": 0.3, "power_w": 190.0, "temperature_c": 80 + hot,
+            "clock_ghz": 2.1 if hot else 2.7, "clock_reasons": ["thermal"] if hot else ["idle"], "memory_bytes": 2**30,
+        }  # fmt: skip
+
+
+def test_throttling_is_marked_where_it_was() -> None:
+    found = vital_signs.of_lines([*gpu_lines(1000), {"elapsed_s": "x"}, {"power_w": float("nan")}], on_card=True)
+    assert [s.name for s in found.signs] == list(vital_signs.SIGNS)
+    spans = [(t.reason, round(t.from_hours * 3600), round(t.to_hours * 3600)) for t in found.throttled]
+    assert spans == [("thermal", 300, 320), ("thermal", 700, 701)]
+    blocks = curves_view.signs(found)
+    assert isinstance(blocks[0], Paragraph)
+    assert "heat" in blocks[0].message.text()
+    drawn = charts.chart(blocks[1])  # type: ignore[arg-type]
+    assert len(drawn["spans"]) == 2
+    assert len(drawn["traces"][0]["values"]) <= vital_signs.MOST
+
+
+def test_a_processor_says_plainly_that_it_has_no_sensors() -> None:
+    lines = [{"elapsed_s": float(i), "tokens_per_s": 1.0} for i in range(1, 9)]
+    said = curves_view.signs(vital_signs.of_lines(lines, on_card=False))[0]
+    assert isinstance(said, Paragraph)
+    assert said.message.id == "report.no_card"
+
+
+def test_agreement_has_the_line_the_band_and_the_stated_ranges() -> None:
+    rows = (
+        Row(id="time.step", kind="seconds", predicted=1.1, measured=1.0, low=0.9, high=1.5),
+        Row(id="time.run", kind="seconds", predicted=90, measured=100),
+    )
+    (picture,) = agreement_view.pictures([("a", rows)], "predicted (ledger)")
+    drawn = charts.chart(picture)  # type: ignore[arg-type]
+    dot = drawn["clouds"][0]["dots"][0]
+    assert (dot["x"], dot["y"], dot["low"], dot["high"], dot["note"]) == (1, 1.1, 0.9, 1.5, "+10.0 %")
+    assert all(
+        low == pytest.approx(0.9 * x) and high == pytest.approx(1.1 * x) for x, low, high in drawn["band"]["places"]
+    )
+    assert all(x == y for x, y in drawn["lines"][0]["places"])
+
+
+# -- the file ------------------------------------------------------------------------------------------------
+
+
+def plan_page(*words: str) -> str:
+    p = made(*words)
+    return html.render(plan_report.document(p, outlook.outlook(p, "foretrain")))
+
+
+def data_of(page: str) -> dict[str, Any]:
+    return json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL).group(1))  # type: ignore[union-attr]
+
+
+def test_a_plan_has_every_picture_with_its_numbers() -> None:
+    page = plan_page("gpt2-124m")
+    tags = Tags()
+    tags.feed(page)
+    assert not tags.open
+    pictures = data_of(page)["pictures"]
+    assert [p["kind"] for p in pictures] == ["stacked", "stacked", "stacked", "moments", "scatter", "scatter", "ranks"]
+    assert tags.seen.count("canvas") == tags.seen.count("details") == len(pictures)
+    assert 'lang="en" dir="ltr"' in page
+    assert "connect-src" not in page
+    assert "default-src 'none'" in page
+    assert not re.search(r'(src|href)="?(?!"?#)', page.split("<script>")[0])
+    assert len(page.encode()) < 500_000
+    with pretending(), languages.speaking(ARABIC):
+        right = html.render(Document(Message("report.more"), Message("report.more"), []))
+    assert '<html lang="dv" dir="rtl">' in right
+
+
+def test_bars_show_the_card_and_what_is_free_of_it() -> None:
+    p = made("gpt2-124m", others=2 * 2**30)
+    bars = next(b for s in plan_report.document(p, outlook.outlook(p, "foretrain")).sections for b in s.blocks
+                if isinstance(b, StackedBars))  # fmt: skip
+    drawn = charts.chart(bars)
+    assert [level["value"] for level in drawn["levels"]] == [10 * 2**30, 12 * 2**30]
+    for bar, phase in zip(bars.bars, p.memory_of("foretrain").phases, strict=True):
+        assert sum(size for _, size in bar.parts) == phase.needed_expected_bytes
+    assert "12.00 GiB" in str([cell.text() for row in numbers.behind(bars).rows for cell in row if not isinstance(cell, str)])  # fmt: skip
+
+
+def write_run(folder: Path, steps: int, name: str = "long") -> Path:
+    """A run's records as a GPU run leaves them."""
+    from foretrain.run.store import RunDirectory
+    from tests.test_report import record
+
+    folder.mkdir()
+    RunDirectory(folder).write_record(record(name=name, gpu=find(CARD), dtype="bfloat16", steps_done=steps))
+    with (folder / "metrics.jsonl").open("w", encoding="utf-8") as file:
+        for step, vitals in enumerate(gpu_lines(steps)):
+            if step % 50 == 0:
+                line = {"kind": "evaluation", "step": step, "train_loss": 4.0, "val_loss": 4 + 1 / (step + 1),
+                        "evaluation_s": 0.5, "best": True}  # fmt: skip
+                file.write(json.dumps(line) + "\n")
+            line = {"kind": "step", "step": step, "loss": 3 + 100 / (step + 100) + step % 7 / 50, "grad_norm": 1.0,
+                    "learning_rate": 1e-3, "step_s": 0.9, "eta_s": 0.0, **vitals}  # fmt: skip
+            file.write(json.dumps(line) + "\n")
+    return folder
+
+
+def test_a_long_run_stays_small_and_keeps_its_throttling(tmp_path: Path) -> None:
+    page = html.render(report_parts.run(write_run(tmp_path / "long", 6000)))
+    assert len(page.encode()) < 500_000
+    pictures = data_of(page)["pictures"]
+    assert sum(p["kind"] == "curves" for p in pictures) == 1 + len(vital_signs.SIGNS)
+    assert pictures[0]["axes"][1]["format"] == "duration"
+    assert len(pictures[0]["axes"]) == 5
+    assert max(len(t["values"]) for p in pictures if p["kind"] == "curves" for t in p["traces"]) <= 400
+    assert "held its clock back: heat" in page
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_steps_are_under_half_a_megabyte(tmp_path: Path) -> None:
+    assert len(html.render(report_parts.run(write_run(tmp_path / "long", 100_000))).encode()) < 500_000
+
+
+def test_hostile_names_notes_and_samples_stay_text(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "evil", 60, HOSTILE)
+    (run / "sample.txt").write_text(HOSTILE * 3, "utf-8")
+    page = html.render(report_parts.run(run))
+    tags = Tags()
+    tags.feed(page)
+    assert "img" not in tags.seen
+    assert tags.seen.count("script") == 3
+    assert not tags.open
+    assert "\x1b" not in page
+    assert not set("<>&") & set(page.split('id="data">')[1].split("</script>")[0])
+
+
+@settings(max_examples=25)
+@given(st.text())
+def test_no_text_gets_out_of_the_script(text: str) -> None:
+    written = script_json({"label": text})
+    assert not set("<>&\u2028\u2029") & set(written)
+    assert json.loads(written) == {"label": text}
+
+
+def test_figures_and_regions_have_names() -> None:
+    document = Document(
+        Message("report.more"), Message("report.more"), [Section(Message("report.more"), (Verbatim("x"),))]
+    )
+    assert '<pre tabindex="0" role="region" aria-label="' in html.render(document)
+
+
+# -- the verb ------------------------------------------------------------------------------------------------
+
+
+def test_words_are_told_apart_from_knobs() -> None:
+    words = ["a.toml", "--batch_size=8", "--n_layer", "4", "--compile", "b.log"]
+    assert report_parts.split(words) == (["a.toml", "b.log"], ["--batch_size=8", "--n_layer", "4", "--compile"])
+
+
+@pytest.mark.parametrize("kind", ["plan", "log", "comparison", "run"])
+def test_every_kind_of_source(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.helpers import REPO
+
+    cases = REPO / "examples" / "real-cases"
+    words = {
+        "plan": ["baby", "--gpu", CARD, "--batch_size=4"], "log": [f"{cases}/b1.log+{cases}/b1.py", "--gpu", CARD],
+        "comparison": [f"one={cases}/b1.log+{cases}/b1.py", f"two={cases}/b2.csv+{cases}/b2.py", "--gpu", CARD],
+        "run": [str(write_run(tmp_path / "run", 60))],
+    }[kind]  # fmt: skip
+    target = tmp_path / "out.html"
+    found = run_foretrain("report", *words, "--out", str(target), "--json")
+    assert found.returncode == 0, found.stderr
+    said = json.loads(found.stdout)
+    assert (said["schema"], said["kind"], said["size_bytes"]) == ("foretrain.report/1", kind, target.stat().st_size)
+
+
+def test_only_a_report_is_written_over(tmp_path: Path) -> None:
+    mine = tmp_path / "notes.html"
+    mine.write_text("<p>mine</p>")
+    with pytest.raises(UserError, match="no report"):
+        report_parts.checked_target(mine)
+    for path, reason in ((tmp_path, "folder"), (tmp_path / "no" / "x.html", "folder is not there")):
+        with pytest.raises(UserError, match=reason):
+            report_parts.checked_target(path)
+    mine.write_text(html.render(Document(Message("report.more"), Message("report.more"), [])))
+    assert report_parts.checked_target(mine) == mine

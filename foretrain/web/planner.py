@@ -77,7 +77,8 @@ def _with_dataset(found: ResolvedConfig) -> tuple[RunConfig, int | None, str]:
     """(config, training tokens, where they are from): the built-in corpus, or a folder that lies under data/."""
     config = found.config
     if config.dataset == dataset.BUILT_IN:
-        return config, corpus.size_bytes("train") if config.tokenizer == "byte" else None, "built-in corpus"
+        size = corpus.size_bytes("train") if config.tokenizer == "byte" else None
+        return config, size or None, "built-in corpus"  # none where the library has no sources, as in a browser
     path = _datasets().get(config.dataset)
     if path is None:
         return config, None, "unknown"

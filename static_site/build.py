@@ -23,10 +23,10 @@ PACKAGE = ROOT / "foretrain"
 # What no answer of the page needs: commands, training, other people's files, and the page's own files.
 LEFT_OUT = {"cli", "run", "prepare", "vendor", "static", "__pycache__"}
 # Scripts, data and workers from the site's own host only, WebAssembly allowed, no text can become markup. The worker
-# begins as a blob, so that this policy holds for it too: a worker that is loaded by its address has its host's, or none.
+# begins as a blob, so that this policy holds for it too: a worker loaded by its address has its host's, or none.
 POLICY = (
-    "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; object-src 'none'; base-uri 'none'; "
-    "form-action 'none'; require-trusted-types-for 'script'; trusted-types foretrain-worker"
+    "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; object-src 'none'; "
+    "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types foretrain-worker"
 )
 NOTICE = """The planner of foretrain as a static site. Apache-2.0, the text below. It carries the work of others:
 
@@ -64,7 +64,8 @@ def _page(out: Path) -> None:
     for name in ("transport.js", "worker.js"):
         shutil.copyfile(HERE / name, out / name)
     page = (out / "index.html").read_text("utf-8")
-    head = f'<head>\n<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<meta name="referrer" content="no-referrer">'
+    head = f'<head>\n<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+    head += '\n<meta name="referrer" content="no-referrer">'
     (out / "index.html").write_text(page.replace("<head>", head, 1), "utf-8")
     (out / ".nojekyll").touch()  # some hosts else leave files out
 
@@ -82,11 +83,20 @@ def _sources(path: Path, packages: list[Path]) -> None:
             inside = file.relative_to(ROOT)
             if file.is_file() and not LEFT_OUT & set(inside.parts):
                 archive.writestr(inside.as_posix(), file.read_bytes())
+        archive.writestr("foretrain/web/corpus.json", json.dumps({"train_bytes": _corpus_bytes()}))
         for wheel in packages:
             with zipfile.ZipFile(wheel) as packed:
                 for name in packed.namelist():
                     if ".dist-info/" not in name and not name.startswith("pydantic/v1/") and not name.endswith("/"):
                         archive.writestr(name, packed.read(name))
+
+
+def _corpus_bytes() -> int:
+    """The size of the built-in corpus: the library of the Python that builds the site, which the browser's lacks."""
+    sys.path.insert(0, str(ROOT))
+    from foretrain.lm import corpus
+
+    return corpus.size_bytes("train")
 
 
 def _compile(runtime: Path, sources: Path, out: Path) -> None:
@@ -109,7 +119,9 @@ def _notice(packages: list[Path]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "planner", help="where the site goes; emptied first")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "build" / "planner", help="where the site goes; emptied first"
+    )
     parser.add_argument("--cache", type=Path, default=ROOT / "build" / "downloads", help="where downloads are kept")
     given = parser.parse_args()
     if given.out.exists() and any(given.out.iterdir()) and not (given.out / "loads.json").is_file():

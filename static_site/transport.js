@@ -3,7 +3,8 @@ import { h, t } from "./ui.js";
 
 const at = name => new URL(name, import.meta.url).href;
 const waiting = new Map();  // question -> what to do with its answer
-let worker = null, first = null, state = null, asked = 0, problem = "";
+const begun = Promise.withResolvers();  // the worker
+let first = null, state = null, asked = 0, problem = "";
 
 export function takeToken() {}
 
@@ -11,12 +12,11 @@ export function takeToken() {}
 export async function send(method, path, body) {
   if (path === "/api/start") return begin();
   if (first && path === "/api/plan" && body === first.asked) return first.answer;  // it was worked out when the site was built
-  const text = await new Promise(resolve => {
-    if (problem) return resolve(refusal(problem));
-    waiting.set(++asked, resolve);
-    worker.postMessage({ id: asked, path, body });
-  });
-  return JSON.parse(text);
+  const worker = await begun.promise;
+  if (problem) return JSON.parse(refusal(problem));
+  const answer = new Promise(resolve => waiting.set(++asked, resolve));
+  worker.postMessage({ id: asked, path, body });
+  return JSON.parse(await answer);
 }
 
 const refusal = reason => JSON.stringify([500, { message: t("page.site.failed", { reason }) }]);
@@ -42,7 +42,7 @@ function load(total) {
     said.textContent = loaded < total ? t("page.site.loading", { done: megabytes(loaded), of: megabytes(total) }) : t("page.site.starting");
   };
   show(0);
-  worker = new Worker(policy ? policy.createScriptURL("") : link, { type: "module" });
+  const worker = new Worker(policy ? policy.createScriptURL("") : link, { type: "module" });
   worker.onerror = () => fail(t("page.site.not_started"));
   worker.onmessage = ({ data }) => {
     if (data.loaded) show(data.loaded);
@@ -50,6 +50,7 @@ function load(total) {
     else if (data.id) answer(data.id, data.text ?? refusal(data.failed));
     else fail(data.failed);
   };
+  begun.resolve(worker);
 }
 
 function answer(id, text) {

@@ -28,6 +28,7 @@ POLICY = (
     "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; object-src 'none'; "
     "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types foretrain-worker"
 )
+MARK = "site.json"  # what a built site consists of; a folder without it is never emptied
 NOTICE = """The planner of foretrain as a static site. Apache-2.0, the text below. It carries the work of others:
 
 Pyodide {pyodide}, MPL-2.0: CPython 3.14 (PSF licence) and its libraries as WebAssembly.
@@ -52,7 +53,9 @@ def build(out: Path, cache: Path) -> dict[str, int]:
     (out / "LICENSES.txt").write_text(_notice(packages), "utf-8")
     sizes = {path.relative_to(out).as_posix(): path.stat().st_size for path in sorted(out.rglob("*")) if path.is_file()}
     loads = {name: size for name, size in sizes.items() if name == "python.zip" or name.startswith("pyodide/")}
-    (out / "loads.json").write_text(json.dumps(loads), "utf-8")
+    languages = json.loads((out / "languages.json").read_text("utf-8"))
+    (out / "languages.json").unlink()
+    (out / MARK).write_text(json.dumps({"loads": loads, "languages": languages}), "utf-8")
     return sizes
 
 
@@ -124,7 +127,7 @@ def main() -> int:
     )
     parser.add_argument("--cache", type=Path, default=ROOT / "build" / "downloads", help="where downloads are kept")
     given = parser.parse_args()
-    if given.out.exists() and any(given.out.iterdir()) and not (given.out / "loads.json").is_file():
+    if given.out.exists() and any(given.out.iterdir()) and not (given.out / MARK).is_file():
         print(f"{given.out} holds something that is no built site; choose an empty folder", file=sys.stderr)
         return 2
     try:

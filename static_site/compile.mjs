@@ -27,6 +27,11 @@ sys.path.insert(0, "/app")
 `);
 fs.writeFileSync(path.join(out, "python.zip"), python.FS.readFile("/python.zip"));
 const browser = python.runPython("from foretrain.web import browser; browser");
-fs.writeFileSync(path.join(out, "start.json"), browser.start());
+const languages = python.runPython("from foretrain import languages; list(languages.known())").toJs();
 const asked = JSON.stringify(START);
-fs.writeFileSync(path.join(out, "first.json"), JSON.stringify({ asked, answer: JSON.parse(browser.post("/api/plan", asked)) }));
+for (const id of languages) {
+  const answer = JSON.parse(browser.post("/api/plan", asked, id));
+  fs.writeFileSync(path.join(out, `start-${id}.json`), browser.start(id));
+  fs.writeFileSync(path.join(out, `first-${id}.json`), JSON.stringify({ asked, answer }));
+}
+fs.writeFileSync(path.join(out, "languages.json"), JSON.stringify(languages));

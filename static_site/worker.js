@@ -27,10 +27,10 @@ async function begin() {
 const begun = begin();
 begun.then(() => self.postMessage({ ready: true }), error => self.postMessage({ failed: String(error.message || error).slice(0, 300) }));
 
-self.onmessage = async ({ data: { id, path, body } }) => {
+self.onmessage = async ({ data: { id, path, body, language } }) => {
   try {
     const browser = await begun;
-    self.postMessage({ id, text: browser.post(path, body) });
+    self.postMessage({ id, text: browser.post(path, body, language) });
   } catch (error) {
     self.postMessage({ id, failed: String(error.message || error).trim().slice(-300) });
   }

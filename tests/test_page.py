@@ -21,7 +21,7 @@ pytest.importorskip("uvicorn")
 
 from starlette.testclient import TestClient
 
-from foretrain import messages
+from foretrain import languages, messages
 from foretrain.config import knobs
 from foretrain.configfile import from_text, resolve, to_toml
 from foretrain.errors import ConfigError
@@ -30,6 +30,7 @@ from foretrain.predict.plan import plan
 from foretrain.units import format_bytes
 from foretrain.web import fields, guard, jobs, routes, server
 from tests.helpers import REPO
+from tests.language_kit import ARABIC, BRACKETS, pretending
 from tests.test_page_security import GOOD, ORIGIN, PORT, POSTED, TOKEN, write_run
 
 
@@ -383,3 +384,21 @@ def test_the_file_that_opens_the_browser_is_private_and_goes_away() -> None:
         assert path.parent.stat().st_mode & 0o077 == 0 or os.name != "posix"
         assert "token=a&amp;b" in path.read_text()
     assert not path.exists()
+
+
+def test_serve_takes_a_language_before_the_browsers(tmp_path: Path) -> None:
+    def spoken(language: str | None, **headers: str) -> dict[str, Any]:
+        with TestClient(routes.create_app(PORT, TOKEN, [tmp_path], language), base_url=ORIGIN) as made:
+            return made.get("/api/start", headers={**GOOD, **headers}).json()
+
+    with pretending():
+        assert spoken(None)["language"] == "en"
+        assert spoken(ARABIC)["language"] == ARABIC
+        assert spoken(ARABIC, **{"accept-language": BRACKETS})["language"] == ARABIC
+        assert spoken(ARABIC, **{"x-foretrain-language": BRACKETS})["language"] == BRACKETS
+        start = spoken(None, **{"x-foretrain-language": "../../etc", "accept-language": f"xx, {BRACKETS};q=0.5"})
+        assert (start["language"], start["direction"], start["texts"]["page.runs"]) == (BRACKETS, "ltr", "⟦Runs⟧")
+        assert {one["id"] for one in start["languages"]} == set(languages.known())
+        with TestClient(routes.create_app(PORT, TOKEN, [tmp_path]), base_url=ORIGIN) as made:  # refusals, too
+            refused = made.get("/api/start", headers={**GOOD, guard.TOKEN_HEADER: "no", "accept-language": BRACKETS})
+            assert refused.json()["message"].startswith("⟦This needs the link")

@@ -85,16 +85,16 @@ def servers(client: TestClient, path: str, body: dict[str, Any]) -> list[Any]:
 
 def test_without_http_the_answers_are_the_same(client: TestClient) -> None:
     for path, body in questions()[:12] + questions()[-5:]:
-        assert json.loads(browser.post(path, json.dumps(body))) == servers(client, path, body)
+        assert json.loads(browser.post(path, json.dumps(body), "en")) == servers(client, path, body)
 
 
 def test_the_planner_asks_nothing_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "NO_MACHINE", True)
-    start = json.loads(browser.start())
+    start = json.loads(browser.start("en"))
     assert [device["id"] for device in start["devices"]] == list(catalogue())
     assert (start["no_runs"], start["no_exact"]) == (say("page.site.no_runs"), say("page.site.no_exact"))
     for name in (devices.HERE, devices.CPU):
-        status, answer = json.loads(browser.post("/api/plan", json.dumps({"gpu": name})))
+        status, answer = json.loads(browser.post("/api/plan", json.dumps({"gpu": name}), "en"))
         assert (status, answer["id"]) == (422, "page.no_machine")
 
 
@@ -105,10 +105,10 @@ for name in ("typer", "rich", "pynvml", "filelock", "starlette", "uvicorn", "tor
     sys.modules[name] = None  # its import fails
 from foretrain.web import browser, devices
 devices.NO_MACHINE = True
-browser.start()
+browser.start("en")
 for path in ("plan", "advice", "cards", "toml"):
-    assert browser.post(f"/api/{path}", "{}").startswith("[200,"), path
-assert browser.post("/api/read", '{"text": "n_layer = 3"}').startswith("[200,")
+    assert browser.post(f"/api/{path}", "{}", "en").startswith("[200,"), path
+assert browser.post("/api/read", '{"text": "n_layer = 3"}', "en").startswith("[200,")
 left_out = [name for name in sys.modules if name.startswith(("foretrain.cli.", "foretrain.run.", "foretrain.prepare."))]
 assert not left_out, left_out  # static_site/build.py leaves these out
 """
@@ -225,7 +225,7 @@ def test_the_page_is_drawn_before_python_is_there(chromium: Any, site: str, clie
     page.goto(site)
     answered(page)
     assert page.locator(".figures > div").count() >= 7
-    first = page.evaluate("async () => (await fetch('first.json')).json()")
+    first = page.evaluate("async () => (await fetch('first-en.json')).json()")
     assert first["answer"] == servers(client, "/api/plan", json.loads(first["asked"]))
     page.wait_for_selector("#planner-state .bad")  # Python did not come: said once, and to every question
     page.get_by_label("batch_size sequences", exact=True).fill("16")

@@ -8,12 +8,15 @@ from typing import Annotated, TextIO
 
 import typer
 
+from foretrain import languages
 from foretrain.cli.common import OUT, print_error, print_json
+from foretrain.cli.language import Group, from_environment, own_words
 from foretrain.errors import ExitCode, UserError
 from foretrain.messages import printable
 
 app = typer.Typer(
     name="foretrain",
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -53,6 +56,7 @@ def _add_commands() -> None:
         explain,
         export,
         gpus,
+        language,
         mfu,
         plan,
         prepare,
@@ -66,7 +70,7 @@ def _add_commands() -> None:
 
     for module in (
         plan, advise, train, tune, runs, compare, explain, watch, mfu,
-        calibrate, sample, export, prepare, data, gpus, serve, demo,
+        calibrate, sample, export, prepare, data, gpus, language, serve, demo,
     ):  # fmt: skip
         module.add_to(app)
 
@@ -99,20 +103,24 @@ def main() -> None:
 
 def _run() -> int:
     """The exit code of the command; errors of the user's are told here."""
+    before = languages.current().id
     try:
+        from_environment()
         app()
     except UserError as error:
-        print_error(error, as_json="--json" in sys.argv)
+        print_error(error, as_json="--json" in own_words())
         return int(error.exit_code)
     except SystemExit as end:
         # A wrong option is told by typer itself, on stderr; the one object of --json is made here.
         told = getattr(end.__context__, "format_message", None)
-        if "--json" in sys.argv and end.code == int(ExitCode.USAGE) and told is not None:
+        if "--json" in own_words() and end.code == int(ExitCode.USAGE) and told is not None:
             error = {"id": "usage.option", "exit_code": 2, "message": printable(told()), "problems": []}
             print_json({"schema": "foretrain.error/1", **error})
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
+    finally:
+        languages.use(before)
     return int(ExitCode.DONE)
 
 

@@ -16,6 +16,7 @@ from foretrain.config import RunConfig
 from foretrain.configfile import KNOBS, ResolvedConfig, resolve
 from foretrain.errors import UserError
 from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Gpu, catalogue, detect, find, stated_bytes
+from foretrain.messages import knob_help, knob_unit
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan
 
@@ -264,9 +265,9 @@ def _show_config(resolved: ResolvedConfig, as_json: bool) -> None:
         (
             knob.name,
             str(getattr(config, knob.name)),
-            knob.unit,
+            knob_unit(knob.unit),
             resolved.sources.get(knob.name, "default"),
-            knob.help,
+            knob_help(knob.name, knob.help),
         )
         for knob in KNOBS.values()
     )

@@ -7,6 +7,7 @@ import typer
 from rich.text import Text
 
 from foretrain.cli.common import OUT, Json, Quiet, print_json
+from foretrain.cli.language import asked_for
 from foretrain.errors import UserError
 from foretrain.messages import say
 
@@ -46,7 +47,7 @@ def serve_command(
     for folder in roots:
         if not folder.is_dir():
             raise UserError("data.no_folder", path=str(folder))
-    served = server.prepare(port, roots)
+    served = server.prepare(port, roots, asked_for())
     if as_json:
         print_json({"schema": "foretrain.serve/1", "url": served.link, "port": served.port})
     else:

@@ -5,7 +5,7 @@ from typing import Any
 from foretrain.advise.advice import Advice, Advices, Idle
 from foretrain.advise.candidates import with_settings
 from foretrain.config import RunConfig
-from foretrain.messages import has
+from foretrain.messages import has, voice
 from foretrain.predict.plan import Plan
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.report.plan_view import TONES
@@ -182,7 +182,7 @@ def _effects(found: Advices, advice: Advice) -> tuple[tuple[Cell, ...], ...]:
     effect = advice.effect
     memory = {
         "needed": effect.needed_bytes, "before": found.now.needed_bytes, "available": effect.available_bytes or 0,
-        "verdict": Message(f"word.{effect.verdict}") if effect.verdict else "–", "source": effect.source,
+        "verdict": Message(f"word.{effect.verdict}") if effect.verdict else "–", "source": voice(effect.source),
     }  # fmt: skip
     timed = effect.slower is not None and effect.longer is not None
     time = Message("advice.time_values", {"slower": effect.slower, "longer": effect.longer})

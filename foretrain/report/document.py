@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from foretrain import bidi
 from foretrain.messages import format_value, say
 
 
@@ -38,7 +39,7 @@ Cell = str | Message | Quantity
 
 def cell_text(cell: Cell) -> str:
     """A cell as text."""
-    return cell if isinstance(cell, str) else cell.text()
+    return bidi.isolated(cell) if isinstance(cell, str) else cell.text()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from foretrain.advise.explain import Explanation, Line, Sum
 from foretrain.predict.exact.largest import Largest
 from foretrain.predict.plan import Plan
+from foretrain.messages import voice
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 
 TENSOR_ROWS = 16
@@ -26,7 +27,7 @@ def document(plan: Plan, explanation: Explanation) -> Document:
         sections.append(Section(Message("explain.alive"), (_tensors(explanation),)))
     sections.append(Section(Message("explain.smi"), _smi(explanation)))
     title = Message("explain.title", {"name": plan.name})
-    return Document(title, Message("explain.subtitle", {"gpu": plan.gpu.name, "voice": explanation.source}), sections)
+    return Document(title, Message("explain.subtitle", {"gpu": plan.gpu.name, "voice": voice(explanation.source)}), sections)
 
 
 def _sums(sums: tuple[Sum, ...]) -> Table:

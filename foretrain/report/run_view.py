@@ -3,6 +3,7 @@
 from typing import Any
 
 from foretrain.advise.forecast_check import Comparison, Row
+from foretrain.messages import voice
 from foretrain.predict.plan import Plan
 from foretrain.report.document import (
     Bar,
@@ -66,7 +67,7 @@ def comparison_document(comparison: Comparison) -> Document:
 
 def comparison_sections(comparison: Comparison) -> list[Section]:
     """Memory and time, each a table with signed errors."""
-    sources = {"predicted": comparison.predicted_source, "measured": comparison.measured_source}
+    sources = {"predicted": voice(comparison.predicted_source), "measured": comparison.measured_source}
     parts = (
         ("compare.memory", comparison.memory, Message("compare.memory_voice", sources)),
         ("compare.time", comparison.time, Message("compare.time_voice")),

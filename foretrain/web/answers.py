@@ -4,7 +4,7 @@ from typing import Any
 
 from foretrain.configfile import ResolvedConfig
 from foretrain.errors import ConfigError, UserError
-from foretrain.messages import format_value, printable, say
+from foretrain.messages import format_value, printable, say, voice
 from foretrain.predict.memory import StepMemory
 from foretrain.predict.plan import Plan, Timing
 from foretrain.report import plan_view
@@ -95,8 +95,8 @@ def plan_json(plan: Plan, found: ResolvedConfig) -> dict[str, Any]:
 def _figures(plan: Plan) -> list[dict[str, str]]:
     """The numbers that people look at first; each says whose voice it has."""
     worst = plan.memory_of("foretrain").worst
-    voice = plan.memory_of("foretrain").source
-    figures = [_figure("memory", format_value(worst.needed_expected_bytes, "bytes"), voice)]
+    source = plan.memory_of("foretrain").source
+    figures = [_figure("memory", format_value(worst.needed_expected_bytes, "bytes"), source)]
     timing = plan.timing
     if timing is None:
         return figures
@@ -116,12 +116,12 @@ def _spending(plan: Plan, timing: Timing) -> list[dict[str, str]]:
         found.append(_figure("energy", format_value(timing.energy_expected_j or 0, "energy"), timing.source))
     money = timing.money()
     if money is not None:
-        found.append(_figure("cost", f"{format_value(money[1], 'money')} {plan.config.currency}", timing.source))
+        found.append(_figure("cost", say("value.amount", amount=money[1], currency=plan.config.currency), timing.source))
     return found
 
 
-def _figure(id: str, value: str, voice: str) -> dict[str, str]:
-    return {"id": id, "label": say(f"page.figure.{id}"), "value": value, "voice": voice}
+def _figure(id: str, value: str, source: str) -> dict[str, str]:
+    return {"id": id, "label": say(f"page.figure.{id}"), "value": value, "voice": voice(source)}
 
 
 def _memory(plan: Plan) -> dict[str, Any]:
@@ -151,5 +151,5 @@ def _step(plan: Plan, memory: StepMemory) -> dict[str, Any]:
                 "tone": plan_view.TONES[phase.verdict],
             }
         )  # fmt: skip
-    return {"step": memory.step, "title": title, "voice": memory.source, "bars": phases,
+    return {"step": memory.step, "title": title, "voice": voice(memory.source), "bars": phases,
             "tone": plan_view.TONES[verdict], "verdict": say(f"word.{verdict}") if verdict else ""}  # fmt: skip

@@ -3,18 +3,21 @@
 import json
 from typing import Any
 
+from foretrain import languages
 from foretrain.messages import say
 from foretrain.web import calls
 
 
-def start() -> str:
+def start(language: str) -> str:
     """What the page needs once, as JSON. What needs the machine of its user is said to be missing."""
-    return as_json(calls.start(say("page.site.no_exact"), say("page.site.no_runs")))
+    with languages.speaking(language):
+        return as_json(calls.start(say("page.site.no_exact"), say("page.site.no_runs")))
 
 
-def post(path: str, body: str) -> str:
+def post(path: str, body: str, language: str) -> str:
     """JSON [status, answer] to a question that a server would have been posted."""
-    return as_json(calls.POSTED[path](body))
+    with languages.speaking(language):
+        return as_json(calls.POSTED[path](body))
 
 
 def as_json(value: Any) -> str:

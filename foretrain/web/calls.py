@@ -8,21 +8,20 @@ from pydantic import ValidationError
 
 from foretrain.configfile import from_text, to_toml
 from foretrain.errors import UserError
-from foretrain.messages import printable, texts
+from foretrain.messages import printable
 from foretrain.presets import PRESETS
 from foretrain.records import Record
 from foretrain.web import answers, devices, planner
 from foretrain.web.fields import fields
+from foretrain.web.language import spoken
 
-_TEXTS = ("page", "axis")  # what the page itself says; the rest comes inside answers
 Made = tuple[int, dict[str, Any]]  # a status of HTTP, and what is answered
 
 
 def start(no_exact: str, no_runs: str = "") -> dict[str, Any]:
     """What the page needs once: the form, texts, devices, presets. `no_…`: why one has no such thing here, else ""."""
-    said = {id: text for id, text in texts().items() if id.partition(".")[0] in _TEXTS}
     return {
-        "schema": answers.SCHEMA, "texts": said, "fields": fields(), "devices": devices.listed(),
+        "schema": answers.SCHEMA, **spoken(), "fields": fields(), "devices": devices.listed(),
         "presets": list(PRESETS), "legend": answers.legend(), "no_exact": no_exact, "no_runs": no_runs,
     }  # fmt: skip
 

@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from foretrain.config import GROUPS, Knob, RunConfig
 from foretrain.configfile import KNOBS
+from foretrain.messages import knob_help, knob_unit
 
 # What most people ask about comes first; the rest is folded by group.
 BASIC = (
@@ -38,7 +39,7 @@ def fields() -> list[dict[str, Any]]:
 def _field(knob: Knob) -> dict[str, Any]:
     limits = _limits(knob.name)
     return {
-        "name": knob.name, "group": knob.group, "help": knob.help, "unit": knob.unit, "type": knob.type,
+        "name": knob.name, "group": knob.group, "help": knob_help(knob.name, knob.help), "unit": knob_unit(knob.unit), "type": knob.type,
         "default": knob.default, "limits": knob.limits if knob.limits != knob.help else "", "ours": knob.ours,
         "choices": list(get_args(RunConfig.model_fields[knob.name].annotation)), "basic": knob.name in BASIC,
         "stops": stops(knob.name), **limits,

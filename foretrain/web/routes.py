@@ -20,6 +20,7 @@ from foretrain.messages import say
 from foretrain.web import answers, calls, jobs, planner, runs
 from foretrain.web.calls import Made
 from foretrain.web.guard import Guard
+from foretrain.web.language import Speaking
 
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
@@ -36,8 +37,8 @@ def files() -> dict[str, tuple[bytes, str]]:
     return {path: (file.read_bytes(), f"{kind}; charset=utf-8") for path, (file, kind) in found.items()}
 
 
-def create_app(port: int, token: str, roots: list[Path]) -> Starlette:
-    """The whole application behind its guard. `roots`: where runs are looked for."""
+def create_app(port: int, token: str, roots: list[Path], language: str | None = None) -> Starlette:
+    """The whole application behind its guard. `roots`: where runs are looked for. `language`: before the browser's."""
     handlers = _Handlers(runs.Runs(roots))
     routes = [
         *(Route(path, _file, methods=["GET"]) for path in files()),
@@ -58,8 +59,9 @@ def create_app(port: int, token: str, roots: list[Path]) -> Starlette:
         await run_in_threadpool(handlers.jobs.stop_all)
 
     guard = Middleware(Guard, port=port, token=token, open_paths=frozenset(files()))
+    speaking = Middleware(Speaking, language=language)
     refusals = {404: _missing, 405: _no_method}
-    app = Starlette(routes=routes, middleware=[guard], lifespan=lifespan, exception_handlers=refusals)
+    app = Starlette(routes=routes, middleware=[speaking, guard], lifespan=lifespan, exception_handlers=refusals)
     app.router.redirect_slashes = False  # an address is right or wrong
     return app
 

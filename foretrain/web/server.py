@@ -64,12 +64,12 @@ class Served:
         self.server.run(sockets=[self.listening])
 
 
-def prepare(port: int | None, roots: list[Path]) -> Served:
+def prepare(port: int | None, roots: list[Path], language: str | None = None) -> Served:
     """Listen on this port, or, where none was asked for, on the usual one or a free one. Raises UserError."""
     listening = _listen(DEFAULT_PORT if port is None else port, or_any=port is None)
     found, token = listening.getsockname()[1], secrets.token_urlsafe(32)
     config = uvicorn.Config(
-        create_app(found, token, roots), http=ImpatientProtocol, ws="none", loop="asyncio", log_level="error",
+        create_app(found, token, roots, language), http=ImpatientProtocol, ws="none", loop="asyncio", log_level="error",
         access_log=False, server_header=False, date_header=False, proxy_headers=False,
         limit_concurrency=MAX_CONNECTIONS, timeout_keep_alive=20, timeout_graceful_shutdown=2,
         h11_max_incomplete_event_size=16 * 1024,

@@ -1,4 +1,5 @@
 // The planner's form, made from the description of the knobs that the server sends.
+import { apart } from "./language.js";
 import { h, t } from "./ui.js";
 
 export class Form {
@@ -16,7 +17,7 @@ export class Form {
   field(field) {
     const id = `k-${field.name}`;
     const problem = h("p", { class: "bad problem", id: `${id}-problem`, hidden: true });
-    const help = h("p", { class: "help", id: `${id}-help` }, [field.help, field.limits && field.type !== "choice" && field.type !== "bool" ? ` (${field.limits})` : ""].join(""));
+    const help = h("p", { class: "help", id: `${id}-help` }, [field.help, field.limits && field.type !== "choice" && field.type !== "bool" ? ` (${apart(field.limits)})` : ""].join(""));
     const part = { field, problem, slider: null };
     const describe = { id, "aria-describedby": `${id}-help ${id}-problem` };
     if (field.type === "bool") {
@@ -26,11 +27,11 @@ export class Form {
         field.choices.map(choice => h("option", { value: choice }, choice)));
     } else {
       const typed = () => this.changed(field.name, part.input.value.trim() === "" ? null : part.input.value.trim());
-      part.input = h("input", { ...describe, type: "text", inputmode: field.type === "str" ? "text" : "decimal",
+      part.input = h("input", { ...describe, type: "text", dir: "ltr", inputmode: field.type === "str" ? "text" : "decimal",
         autocomplete: "off", spellcheck: "false", oninput: typed });
     }
     if (field.stops.length) part.slider = this.slider(field, part);
-    const label = h("label", { for: id }, field.name, field.unit ? h("span", { class: "unit" }, ` ${field.unit}`) : "");
+    const label = h("label", { for: id }, h("bdi", {}, field.name), field.unit ? h("span", { class: "unit" }, ` ${field.unit}`) : "");
     part.row = h("div", { class: `field of-${field.type}` }, h("div", { class: "line" }, label, part.slider, part.input), help, problem);
     this.parts.set(field.name, part);
     return part.row;

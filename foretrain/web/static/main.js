@@ -1,9 +1,10 @@
 // Where the page begins: the token, the texts, and which part is shown.
 import { Failed, get, takeToken } from "./api.js";
+import { choose, speak } from "./language.js";
 import { freeAll, setLegend } from "./pictures.js";
 import { Planner } from "./planner.js";
 import { RunPage, RunsPage } from "./runs.js";
-import { h, setTexts, t } from "./ui.js";
+import { announce, h, setTexts, t } from "./ui.js";
 
 const main = document.getElementById("main");
 let shown = null, start = null;
@@ -40,23 +41,49 @@ function route(focus) {
   if (focus) main.focus({ preventScroll: true });
 }
 
-async function begin() {
-  takeToken();
+// What the page says itself, in the language that is chosen; false where it cannot be had.
+async function learn() {
   try {
     start = await get("/api/start");
   } catch (error) {
     if (!(error instanceof Failed)) throw error;
     main.replaceChildren(h("p", { class: "bad box", role: "alert" }, error.message));
-    return;
+    return false;
   }
+  speak(start);
   setTexts(start.texts);
   setLegend(start.legend);
   document.getElementById("skip").textContent = t("page.skip");
   const links = [["plan", t("page.planner")]];
-  if (start.no_runs) main.after(h("footer", { class: "help" }, start.no_runs));
+  document.getElementById("elsewhere")?.remove();
+  if (start.no_runs) main.after(h("footer", { class: "help", id: "elsewhere" }, start.no_runs));
   else links.push(["runs", t("page.runs")]);
   document.getElementById("nav").setAttribute("aria-label", t("page.parts"));
-  document.getElementById("nav").append(...links.map(([name, text]) => h("a", { href: `#/${name}`, "data-page": name }, text)));
+  document.getElementById("nav").replaceChildren(...links.map(([name, text]) => h("a", { href: `#/${name}`, "data-page": name }, text)));
+  return true;
+}
+
+// Each language by its own name. The switch itself stays as it is, and so keeps the focus.
+function languageSwitch() {
+  const label = h("label", { for: "language" }, t("page.language"));
+  const options = start.languages.map(one => h("option", { value: one.id, lang: one.id }, one.name));
+  const select = h("select", { id: "language", onchange: async () => {
+    choose(select.value);
+    if (!await learn()) return;
+    label.textContent = t("page.language");
+    shown?.leave();
+    shown = null;
+    route(false);
+    announce(t("page.language_chosen", { name: select.selectedOptions[0].text }));
+  } }, options);
+  select.value = start.language;
+  return h("div", { class: "language" }, label, select);
+}
+
+async function begin() {
+  takeToken();
+  if (!await learn()) return;
+  document.querySelector(".top").append(languageSwitch());
   document.getElementById("skip").addEventListener("click", event => { event.preventDefault(); main.focus(); });
   window.addEventListener("hashchange", () => { takeToken(); route(true); });
   window.addEventListener("colours", () => shown?.redraw());

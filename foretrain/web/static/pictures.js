@@ -1,10 +1,11 @@
 // Pictures by Chart.js, each with the table of its numbers behind it.
+import { apart, rightToLeft } from "./language.js";
 import { bytes, h, seconds, t, table } from "./ui.js";
 
 let legend = { groups: {}, series: [] };
 export function setLegend(found) { legend = found; }
 
-const FORMATS = { bytes, duration: seconds, number: x => String(+x.toPrecision(4)), percent: x => `${(100 * x).toFixed(1)} %` };
+const FORMATS = { bytes, duration: seconds, number: x => apart(String(+x.toPrecision(4))), percent: x => apart(`${(100 * x).toFixed(1)} %`) };
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const all = new Set();
 
@@ -23,7 +24,9 @@ const marks = {
       ctx.lineWidth = mark.kind === "card" ? 1 : 2;
       ctx.setLineDash(mark.kind === "card" ? [3, 4] : []);
       ctx.beginPath(); ctx.moveTo(x, area.top - 4 - 14 * number); ctx.lineTo(x, area.bottom); ctx.stroke();
-      const text = `${mark.label} ${bytes(mark.value)}`, left = x - ctx.measureText(text).width - 5 < area.left - 60;
+      const text = `${mark.label} ${bytes(mark.value)}`, width = ctx.measureText(text).width + 5;
+      // On the side where the bars begin, if there is room.
+      const left = scales.x.options.reverse ? x + width < area.right + 60 : x - width < area.left - 60;
       ctx.textAlign = left ? "left" : "right";
       ctx.fillStyle = style("--ink");
       ctx.fillText(text, left ? x + 5 : x - 5, area.top - 8 - 14 * number);
@@ -32,7 +35,8 @@ const marks = {
     ctx.textAlign = "left";
     for (const [row, text] of (options.ends || []).entries()) {  // over the lines, and never beyond the edge
       const width = ctx.measureText(text.text).width, y = scales.y.getPixelForValue(row);
-      const x = Math.min(scales.x.getPixelForValue(text.at) + 6, area.right - width - 3);
+      const end = scales.x.getPixelForValue(text.at);
+      const x = scales.x.options.reverse ? Math.max(end - 6 - width, area.left + 3) : Math.min(end + 6, area.right - width - 3);
       ctx.fillStyle = style("--card");
       ctx.fillRect(x - 2, y - 8, width + 4, 16);
       ctx.fillStyle = style("--ink");
@@ -56,6 +60,17 @@ function byteLogTicks(axis) {
   for (let value = 2 ** Math.ceil(Math.log2(axis.min)); value <= axis.max; value *= 4) axis.ticks.push({ value });
 }
 
+// Bars begin where lines of text do, on the right in Arabic. Curves do not turn: steps and hours run from left to right
+// in every language's papers, as in the other tools that people look at.
+function facing(options) {
+  const rtl = rightToLeft(), textDirection = rtl ? "rtl" : "ltr", plugins = { ...options.plugins };
+  plugins.legend = { ...plugins.legend, rtl, textDirection };
+  plugins.tooltip = { ...plugins.tooltip, rtl, textDirection };
+  if (!rtl || options.indexAxis !== "y") return { ...options, plugins };
+  const { x, y } = options.scales;
+  return { ...options, plugins, scales: { x: { ...x, reverse: true }, y: { ...y, position: "right" } } };
+}
+
 export class Picture {
   constructor(title) {
     this.canvas = h("canvas", { role: "img", "aria-label": title });
@@ -71,7 +86,7 @@ export class Picture {
     this.config = config;
     this.frame.style.height = `${height}px`;
     this.behind.replaceChildren(this.behind.firstChild, table(numbers));
-    const options = { ...config.options, animation: false, maintainAspectRatio: false, responsive: true };
+    const options = { ...facing(config.options), locale: "en", animation: false, maintainAspectRatio: false, responsive: true };
     if (this.chart && this.chart.config.type === config.type) {
       this.chart.data = config.data;
       this.chart.options = options;
@@ -104,7 +119,7 @@ function wrapped(label, picture) {
 export function drawBars(picture, bars, lines, highest) {
   const groups = Object.keys(legend.groups).filter(group => bars.some(bar => bar.parts[group]));
   const datasets = groups.map(group => ({ label: legend.groups[group].label, data: bars.map(bar => bar.parts[group] || 0),
-    backgroundColor: legend.groups[group].colour, borderColor: style("--card"), borderWidth: { right: 1 }, barThickness: 18 }));
+    backgroundColor: legend.groups[group].colour, borderColor: style("--card"), borderWidth: rightToLeft() ? { left: 1 } : { right: 1 }, barThickness: 18 }));
   const sums = bars.map(bar => Object.values(bar.parts).reduce((a, b) => a + b, 0));
   const ends = bars.map((bar, i) => ({ at: sums[i], text: bar.text || bytes(sums[i]) }));
   const label = item => ` ${item.dataset.label}: ${bytes(item.parsed.x)}`;

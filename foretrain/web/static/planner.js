@@ -2,6 +2,7 @@
 import { Advice } from "./advice.js";
 import { get, post } from "./api.js";
 import { Form } from "./form.js";
+import { apart } from "./language.js";
 import { drawBars, Picture, section } from "./pictures.js";
 import { START, fromHash, toHash } from "./state.js";
 import { announce, bytes, h, t, table } from "./ui.js";
@@ -26,11 +27,11 @@ export class Planner {
   build() {
     const s = this.start;
     const devices = s.devices.map(device => h("option", { value: device.id },
-      `${device.name}${device.memory_bytes ? ` · ${bytes(device.memory_bytes)}` : ""}${device.here ? ` · ${t("page.here")}` : ""}`));
+      `${apart(device.name)}${device.memory_bytes ? ` · ${bytes(device.memory_bytes)}` : ""}${device.here ? ` · ${t("page.here")}` : ""}`));
     this.preset = h("select", { id: "preset", onchange: () => this.begin({ preset: this.preset.value, values: this.prices() }) },
       h("option", { value: "" }, t("page.no_preset")), s.presets.map(name => h("option", { value: name }, name)));
     this.gpu = h("select", { id: "gpu", onchange: () => this.change({ gpu: this.gpu.value }) }, devices);
-    this.others = h("input", { id: "others", type: "text", autocomplete: "off", spellcheck: "false", "aria-describedby": "others-help",
+    this.others = h("input", { id: "others", type: "text", dir: "ltr", autocomplete: "off", spellcheck: "false", "aria-describedby": "others-help",
       oninput: () => this.change({ others: this.others.value }) });
     const row = (id, text, input, help) => h("div", { class: "field" }, h("div", { class: "line" }, h("label", { for: id }, text), input),
       help ? h("p", { class: "help", id: `${id}-help` }, help) : "");
@@ -45,7 +46,7 @@ export class Planner {
   }
 
   paste() {
-    this.text = h("textarea", { id: "paste", rows: 6, spellcheck: "false", "aria-describedby": "paste-help paste-said" });
+    this.text = h("textarea", { id: "paste", dir: "ltr", rows: 6, spellcheck: "false", "aria-describedby": "paste-help paste-said" });
     this.said = h("div", { id: "paste-said", role: "status" });
     const file = h("input", { id: "file", type: "file", accept: ".py,.toml", onchange: () => { this.readFile(file.files[0]); file.value = ""; } });
     return h("details", { class: "group" }, h("summary", {}, t("page.paste")),
@@ -248,7 +249,7 @@ export class Planner {
     const chosen = new Set(this.state.cards.length ? this.state.cards : ALL_CARDS_AT_FIRST);
     const answer = h("div", { role: "status" });
     const boxes = this.start.devices.map((device, i) => h("span", { class: "choice" },
-      h("input", { type: "checkbox", id: `card-${i}`, value: device.id, checked: chosen.has(device.id) }), h("label", { for: `card-${i}` }, device.name)));
+      h("input", { type: "checkbox", id: `card-${i}`, value: device.id, checked: chosen.has(device.id) }), h("label", { for: `card-${i}` }, apart(device.name))));
     const compare = async () => {
       const cards = boxes.map(box => box.firstChild).filter(box => box.checked).map(box => box.value);
       this.state = { ...this.state, cards };

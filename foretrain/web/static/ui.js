@@ -1,3 +1,5 @@
+import { apart } from "./language.js";
+
 // Elements from data. Every text becomes a text node, never markup.
 let texts = {};
 
@@ -41,13 +43,13 @@ export function table(block) {
 const UNITS = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
 export function bytes(size) {
   for (const [factor, unit] of UNITS) {
-    if (Math.abs(size) >= factor) return `${(size / factor).toFixed(size / factor >= 100 || factor < 2 ** 30 ? 0 : 2)} ${unit}`;
+    if (Math.abs(size) >= factor) return apart(`${(size / factor).toFixed(size / factor >= 100 || factor < 2 ** 30 ? 0 : 2)} ${unit}`);
   }
-  return `${size} B`;
+  return apart(`${size} B`);
 }
 
 export function seconds(s) {
-  if (s < 1) return `${+(s * 1e3).toPrecision(3)} ms`;
-  if (s < 90) return `${+s.toPrecision(3)} s`;
-  return s < 5400 ? `${(s / 60).toFixed(1)} min` : `${(s / 3600).toFixed(1)} h`;
+  if (s < 1) return apart(`${+(s * 1e3).toPrecision(3)} ms`);
+  if (s < 90) return apart(`${+s.toPrecision(3)} s`);
+  return apart(s < 5400 ? `${(s / 60).toFixed(1)} min` : `${(s / 3600).toFixed(1)} h`);
 }

@@ -1,0 +1,151 @@
+"""The pictures of the page and of the report in docs/pictures/, in light and dark and in every language.
+
+    python docs/pictures.py            all of them; needs a Chromium, playwright and Pillow
+    python docs/pictures.py planner    those whose name begins so
+    python docs/pictures.py --in work  with the run that is in this folder, or made there
+
+What is shown is real: a run is trained on this CPU first, in a temporary folder, and `foretrain serve` is started on it.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from foretrain import languages
+
+ROOT = Path(__file__).parent.parent
+TO = ROOT / "docs" / "pictures"
+RUN = (
+    "train", "baby", "--out_dir=out-baby", "--n_layer=2", "--n_embd=64", "--n_head=2", "--block_size=64", "--batch_size=8",
+    "--gradient_accumulation_steps=1", "--max_iters=300", "--lr_decay_iters=300", "--warmup_iters=20", "--eval_interval=50",
+    "--eval_iters=5", "--quiet",
+)  # fmt: skip
+MOST_BYTES = 150_000
+COLOURS = 64
+
+
+def foretrain(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """The command line in a folder."""
+    code = "from foretrain.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([sys.executable, "-c", code, *words], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The link of a server on the runs of a folder."""
+    process = foretrain(folder, "serve", "--json")
+    assert process.stdout is not None
+    try:
+        yield json.loads(process.stdout.readline())["url"]
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextlib.contextmanager
+def opened(browser: Browser, link: str, language: str, dark: bool, width: int, height: int) -> Iterator[Page]:
+    """A tab at the link, in a language, that waits for the answer."""
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", locale=language
+    )
+    page = context.new_page()
+    page.goto(link)
+    yield page
+    context.close()
+
+
+def keep(page: Page, name: str, *, full: bool = False) -> None:
+    """A picture of the tab with few colours, as small as the docs want it."""
+    page.wait_for_timeout(400)
+    path = TO / f"{name}.png"
+    page.screenshot(path=path, full_page=full)
+    with Image.open(path) as picture:
+        picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    size = path.stat().st_size
+    print(f"{path.name}: {size:,} bytes")
+    assert size < MOST_BYTES, path
+
+
+def planner(page: Page) -> None:
+    """The planner as it opens."""
+    page.wait_for_selector(".results[aria-busy=false]")
+    page.locator("#others").fill("2.1GB")
+    page.wait_for_timeout(300)
+    page.wait_for_selector(".results[aria-busy=false]")
+
+
+def advice(page: Page) -> None:
+    """What to change, asked for a larger model."""
+    planner(page)
+    page.locator("#preset").select_option("gpt2-774m")
+    page.locator(".advice > summary").click()
+    page.locator("#advise").click()
+    page.wait_for_selector(".advice table")
+    page.locator(".advice").scroll_into_view_if_needed()
+    page.evaluate("document.querySelector('.advice').scrollIntoView()")
+
+
+def cards(page: Page) -> None:
+    """Three cards beside each other."""
+    planner(page)
+    page.locator(".cards > summary").click()
+    page.locator("#compare").click()
+    page.wait_for_selector(".cards table")
+    page.evaluate("document.querySelector('.cards').scrollIntoView()")
+
+
+def run(page: Page) -> None:
+    """A run and its curves."""
+    page.wait_for_selector("#nav a")
+    page.locator("#nav a").nth(1).click()
+    page.locator("tbody th a").first.click()
+    page.wait_for_selector(".picture canvas")
+
+
+def narrow(page: Page) -> None:
+    """The planner on a telephone."""
+    planner(page)
+
+
+VIEWS: dict[str, tuple[Callable[[Page], None], int, int]] = {
+    "planner": (planner, 1280, 1000), "advice": (advice, 1280, 900), "cards": (cards, 1280, 800), "run": (run, 1280, 1000),
+    "narrow": (narrow, 360, 900),
+}  # fmt: skip
+
+
+def main() -> None:
+    """Make those that were asked for."""
+    wanted, kept = sys.argv[1:], None
+    if wanted[:1] == ["--in"]:
+        kept, wanted = Path(wanted[1]), wanted[2:]
+        kept.mkdir(exist_ok=True)
+    chromium = next(found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name)))
+    names = [*languages.known()]
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        work = kept or Path(folder)
+        assert (work / "out-baby" / "run.json").exists() or foretrain(work, *RUN).wait() == 0
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        with served(work) as link:
+            for view, (show, width, height) in VIEWS.items():
+                for language, dark in [*((name, False) for name in names), (names[0], True)]:
+                    name = f"page-{view}" + (f"-{language}" if language != names[0] else "") + ("-dark" if dark else "")
+                    if wanted and not any(f"{view}-{language}{'-dark' * dark}".startswith(word) for word in wanted):
+                        continue
+                    with opened(browser, link, language, dark, width, height) as page:
+                        show(page)
+                        keep(page, name)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""The language of the command line: `--lang` of every verb, FORETRAIN_LANG, and `foretrain languages`.
+
+English unless another one is asked for, whatever the system's locale says: most terminals cannot show Arabic in its
+order, and logs and errors are read by others and looked up. With --json all is English, for programs read it.
+"""
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+import typer.main
+from typer.core import TyperGroup
+
+from foretrain import languages
+from foretrain.cli.common import OUT, Json, print_json
+from foretrain.config import knobs
+from foretrain.errors import UserError
+from foretrain.report import text
+from foretrain.report.document import Cell, Document, Message, Paragraph, Quantity, Section, Table, Verbatim
+
+VARIABLE = "FORETRAIN_LANG"
+EPILOG = """Examples:
+
+foretrain languages
+
+foretrain languages en
+
+foretrain plan gpt2-124m --gpu 4070 --lang en
+
+FORETRAIN_LANG=en foretrain gpus"""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("languages", epilog=EPILOG)(languages_command)
+
+
+class Group(TyperGroup):
+    """A group of verbs that each take --lang."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _give_option(self)
+
+
+def _give_option(command: Any) -> None:
+    for each in (command, *getattr(command, "commands", {}).values()):
+        if not any(parameter.name == "lang" for parameter in each.params):
+            each.params.append(_option())
+        if each is not command and hasattr(each, "commands"):
+            _give_option(each)
+
+
+def _option() -> Any:
+    """The option as typer itself makes it, of a command that is nothing else."""
+    own = typer.Typer(add_completion=False)
+    own.command()(_only_this)
+    return next(parameter for parameter in typer.main.get_command(own).params if parameter.name == "lang")
+
+
+def _chosen(value: str | None) -> None:
+    if value is not None:
+        speak(value, "--lang")
+
+
+def _only_this(
+    lang: Annotated[
+        str | None,
+        typer.Option(
+            "--lang", metavar="LANGUAGE", expose_value=False, is_eager=True, callback=_chosen, show_default=False,
+            help=f"The language, such as ar; else {VARIABLE}, else en. `foretrain languages` lists them.",
+        ),
+    ] = None,
+) -> None:
+    """Nothing; see _option."""
+
+
+def speak(word: str, source: str) -> None:
+    """Speak the language of this word, and have child processes speak it. Raises UserError where it is not known."""
+    id = languages.matching(word)
+    if id is None:
+        raise UserError("usage.unknown_language", source=source, word=word[:40], known=list(languages.known()))
+    os.environ[VARIABLE] = id
+    languages.use(languages.ENGLISH if "--json" in own_words() else id)
+
+
+def from_environment() -> None:
+    """Speak what the environment asks for. Raises UserError."""
+    word = os.environ.get(VARIABLE, "")
+    if word:
+        speak(word, VARIABLE)
+
+
+def asked_for() -> str | None:
+    """The language that was asked for, by option or environment; None where none was."""
+    return languages.matching(os.environ.get(VARIABLE, ""))
+
+
+def own_words() -> list[str]:
+    """The words of the command line that are ours: those behind -- are another program's."""
+    words = sys.argv[1:]
+    return words[: words.index("--")] if "--" in words else words
+
+
+def languages_command(
+    language: Annotated[str | None, typer.Argument(help="Name what this one lacks, text by text.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The languages that foretrain speaks, and how much of each is translated."""
+    if language is not None and languages.matching(language) is None:
+        known = list(languages.known())
+        raise UserError("usage.unknown_language", source="languages", word=language[:40], known=known)
+    wanted = [languages.matching(language) or ""] if language else list(languages.known())
+    helps = frozenset(f"knob.{knob.name}" for knob in knobs() if not knob.inert)
+    found = [languages.coverage(id, helps) for id in wanted]
+    if as_json:
+        listed = [
+            {
+                "id": one.language.id, "name": one.language.name, "direction": one.language.direction,
+                "texts": one.texts, "of": one.of, "missing": list(one.missing), "unknown": list(one.unknown),
+            }
+            for one in found
+        ]  # fmt: skip
+        print_json({"schema": "foretrain.languages/1", "languages": listed})
+        return
+    text.render(_document(found, with_ids=language is not None), OUT)
+
+
+def _document(found: list[languages.Coverage], *, with_ids: bool) -> Document:
+    rows: list[tuple[Cell, ...]] = [
+        (
+            one.language.id, one.language.name, Message("languages.count", {"texts": one.texts, "of": one.of}),
+            Quantity(one.texts / one.of, "percent"),
+        )
+        for one in found
+    ]  # fmt: skip
+    columns = tuple(Message(f"column.{id}") for id in ("language", "own_name", "texts", "share"))
+    sections = [Section(Message("languages.section"), (Table(columns, tuple(rows), frozenset({2, 3})),))]
+    for one in found if with_ids else ():
+        for id, ids in (("missing", one.missing), ("unknown", one.unknown)):
+            if ids:
+                said = Paragraph(Message(f"languages.{id}", {"count": len(ids)}))
+                sections.append(Section(Message(f"languages.{id}_title"), (said, Verbatim("\n".join(ids)))))
+    title = Message("languages.title", {"count": len(languages.known())})
+    return Document(title, Message("languages.subtitle"), sections)

@@ -1,0 +1,134 @@
+"""The languages that foretrain speaks: one file in locales/ each, and nothing else lists them.
+
+Such a file says of itself `[language] name = "…", direction = "ltr" | "rtl"`; its texts have the ids of en.toml. What it
+lacks is said in English. The language is chosen once for a process (`use`), or for as long as something lasts
+(`speaking`), such as one request to the page. Engines know nothing of it.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+ENGLISH = "en"
+_FOLDER = resources.files("foretrain") / "locales"
+_ID = re.compile(r"[a-z]{2,3}(-[a-z0-9]{2,8})*")
+
+
+@dataclass(frozen=True)
+class Language:
+    """A language: its id (as in `lang` of HTML), its own name for itself, and where its lines begin."""
+
+    id: str
+    name: str
+    direction: str  # ltr or rtl
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of English a language has. `missing` are said in English; `unknown` is said by nobody."""
+
+    language: Language
+    texts: int
+    of: int
+    missing: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+@cache
+def _files() -> dict[str, dict[str, str]]:
+    """Every language's texts as {dotted id: template}, English first."""
+    found = {}
+    for file in _FOLDER.iterdir():
+        id = file.name.removesuffix(".toml")
+        if id != file.name and _ID.fullmatch(id):
+            found[id] = flat(tomllib.loads(file.read_text("utf-8")))
+    return {ENGLISH: found[ENGLISH], **dict(sorted(found.items()))}
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested tables as {dotted id: text}."""
+    found: dict[str, str] = {}
+    for key, value in table.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+def texts_of(id: str) -> dict[str, str]:
+    """The texts that a language itself has, without those about itself. Raises KeyError where it is not known."""
+    return {key: text for key, text in _files()[id].items() if not key.startswith("language.")}
+
+
+@cache
+def known() -> dict[str, Language]:
+    """Every language by id, English first."""
+    return {
+        id: Language(id, texts.get("language.name", id), texts.get("language.direction", "ltr"))
+        for id, texts in _files().items()
+    }
+
+
+@cache
+def texts(id: str = ENGLISH) -> dict[str, str]:
+    """All texts of a language as {dotted id: template}; those it lacks in English."""
+    return {**texts_of(ENGLISH), **texts_of(id)}
+
+
+_process = ENGLISH
+_here: ContextVar[str | None] = ContextVar("language", default=None)
+
+
+def current() -> Language:
+    """The language that is spoken here and now."""
+    return known()[_here.get() or _process]
+
+
+def use(id: str) -> str:
+    """Speak this language in the whole process from now on; returns what was spoken. Raises KeyError."""
+    global _process  # one process has one voice, in every thread of it
+    before, _process = _process, known()[id].id
+    return before
+
+
+@contextmanager
+def speaking(id: str) -> Iterator[None]:
+    """Speak this language within, in this thread or task only. Raises KeyError."""
+    token = _here.set(known()[id].id)
+    try:
+        yield
+    finally:
+        _here.reset(token)
+
+
+def matching(word: str) -> str | None:
+    """The id of the language that a word such as 'ar', 'AR' or 'ar_EG.UTF-8' means; None where none is."""
+    tag = re.split(r"[.@]", word.strip(), maxsplit=1)[0].replace("_", "-").lower()
+    while tag and tag not in known():
+        tag = tag.rpartition("-")[0]
+    return tag or None
+
+
+def preferred(accepted: str) -> str | None:
+    """The known language that an Accept-Language header likes best; None where it names none."""
+    wishes = []
+    for part in accepted[:1000].split(",")[:50]:
+        word, _, quality = part.partition(";")
+        found = re.fullmatch(r"\s*q=(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*", quality)
+        weight = 1.0 if not quality else float(found[1]) if found else 0.0
+        id = matching(word)
+        if id is not None and weight > 0:
+            wishes.append((-weight, len(wishes), id))
+    return min(wishes)[2] if wishes else None
+
+
+def coverage(id: str, extra: frozenset[str] = frozenset()) -> Coverage:
+    """How much of English this language has. `extra`: ids whose English does not stand in en.toml."""
+    wanted = texts_of(ENGLISH).keys() | extra
+    own = wanted if id == ENGLISH else texts_of(id).keys()
+    missing, unknown = sorted(wanted - own), sorted(own - wanted)
+    return Coverage(known()[id], len(wanted & own), len(wanted), tuple(missing), tuple(unknown))

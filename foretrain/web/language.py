@@ -1,0 +1,50 @@
+"""In which language the page is answered, and the texts that it says itself.
+
+A request may name a language in a header of its own: that is the switch in the page. Else it is that of `foretrain
+serve --lang`, else what the browser likes best of those there are, else English.
+"""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from foretrain import bidi, languages
+from foretrain.messages import texts
+
+HEADER = "x-foretrain-language"
+_TEXTS = ("page", "axis")  # what the page itself says; the rest comes inside answers
+
+Scope = MutableMapping[str, Any]
+App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
+
+
+class Speaking:
+    """ASGI middleware: each request is answered in its language, refusals too. `language`: before the browser's."""
+
+    def __init__(self, app: App, language: str | None = None) -> None:
+        self._app, self._language = app, language
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Pass the request on, and speak its language while it is answered."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        with languages.speaking(asked(scope, self._language)):
+            await self._app(scope, receive, send)
+
+
+def asked(scope: Scope, language: str | None) -> str:
+    """The id of the language of a request."""
+    given = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    switched = languages.matching(given.get(HEADER.encode(), "")[:40])
+    return switched or language or languages.preferred(given.get(b"accept-language", "")) or languages.ENGLISH
+
+
+def spoken() -> dict[str, Any]:
+    """What the page needs to speak: its texts as {id: text}, the language that they are in, and those there are."""
+    language = languages.current()
+    said = {id: text for id, text in texts(language.id).items() if id.partition(".")[0] in _TEXTS}
+    return {
+        "texts": {id: bidi.isolated(text) for id, text in said.items()}, "language": language.id,
+        "direction": language.direction,
+        "languages": [{"id": one.id, "name": one.name} for one in languages.known().values()],
+    }  # fmt: skip

@@ -1,0 +1,75 @@
+"""Languages that exist in tests only: English in brackets, which shows what was not said by id, and English written in
+Arabic letters, which runs from right to left."""
+
+import string
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from foretrain import languages
+from foretrain.config import knobs
+
+BRACKETS, ARABIC = "qps", "qar"  # tags that ISO 639 keeps free
+_LETTERS = str.maketrans(
+    string.ascii_letters, "ابجدهوزحطيكلمنسعفصقرشتثخذضابجدهوزحطيكلمنسعفصقرشتثخذض"
+)  # as many letters as there are in English
+
+
+def _arabic(literal: str) -> str:
+    """The words in Arabic letters; what stands in backticks as it is."""
+    parts = literal.split("`")
+    return "`".join(part.translate(_LETTERS) if i % 2 == 0 else part for i, part in enumerate(parts))
+
+
+def _bracketed(literal: str) -> str:
+    return f"⟦{literal}⟧" if literal.strip() else literal
+
+
+def _changed(template: str, change: Callable[[str], str]) -> str:
+    """A template with what stands between its placeholders changed."""
+    made = []
+    for literal, name, spec, conversion in string.Formatter().parse(template):
+        made.append(change(literal).replace("{", "{{").replace("}", "}}"))
+        if name is not None:
+            made.append("{" + name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "") + "}")
+    return "".join(made)
+
+
+def pretended() -> dict[str, dict[str, str]]:
+    """The files of the languages of this module."""
+    english = languages.texts_of("en") | {f"knob.{knob.name}": knob.help for knob in knobs() if not knob.inert}
+    plain = {id: text for id, text in english.items() if text}
+    return {
+        BRACKETS: {"language.name": "[English]", "language.direction": "ltr"}
+        | {id: _changed(text, _bracketed) for id, text in plain.items()},
+        ARABIC: {"language.name": "شبه العربية", "language.direction": "rtl"}
+        | {id: _changed(text, _arabic) for id, text in plain.items()},
+    }
+
+
+@contextmanager
+def pretending(**more: dict[str, str]) -> Iterator[None]:
+    """The languages of this module, and `more` of them, are known within."""
+    files = {**languages._files(), **pretended(), **more}
+    try:
+        with mock.patch.object(languages, "_files", lambda: files):
+            forget()
+            yield
+    finally:
+        forget()
+
+
+def forget() -> None:
+    """What was kept of the files is read again."""
+    for kept in (languages.known, languages.texts):
+        kept.cache_clear()
+
+
+def unsaid(text: str) -> str:
+    """What of a text in BRACKETS stands in no bracket: what no id has said."""
+    left, depth = [], 0
+    for sign in text:
+        depth += (sign == "⟦") - (sign == "⟧")
+        if depth == 0:
+            left.append(" " if sign == "⟧" else sign)
+    return "".join(left)

@@ -1,0 +1,213 @@
+"""The page in every language, in headless Chromium: the switch, the mirrored layout by geometry, keyboard, 320 pixels,
+axe. Skipped where there is no browser."""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from importlib import resources
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("playwright")
+
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from foretrain import languages
+from foretrain.web import server
+from tests.language_kit import ARABIC, BRACKETS, pretending, unsaid
+from tests.test_page_browser import CHROMIUM, answered, browser, opened, pytestmark  # noqa: F401
+from tests.test_page_security import write_run
+
+EVERY = [*languages.known(), BRACKETS, ARABIC]
+FROM_THE_RIGHT = [id for id in EVERY if languages.known().get(id) is None or languages.known()[id].direction == "rtl"]
+FROM_THE_RIGHT.remove(BRACKETS)
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The link of a server in this process, which knows the languages of the tests, too."""
+    folder = tmp_path_factory.mktemp("languages")
+    write_run(folder / "runs" / "baby")
+    with pretending():
+        made = server.prepare(0, [folder / "runs"])
+        thread = threading.Thread(target=lambda: made.server.run(sockets=[made.listening]), daemon=True)
+        thread.start()
+        until = time.monotonic() + 20
+        while not made.server.started:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        yield made.link
+        made.server.should_exit = True
+        thread.join(10)
+
+
+def choose(page: Page, id: str) -> None:
+    """By the switch, as a user does it."""
+    page.locator("#language").focus()
+    page.locator("#language").select_option(id)
+    expect(page.locator("html")).to_have_attribute("lang", id)
+    answered(page)
+
+
+def box(of: Locator) -> dict[str, float]:
+    found = of.bounding_box()
+    assert found is not None
+    return {"left": found["x"], "right": found["x"] + found["width"], **found}
+
+
+def test_the_switch_changes_everything_and_is_remembered_but_not_in_the_link(browser: Browser, speaking: str) -> None:
+    with opened(browser, speaking) as page:
+        answered(page)
+        assert page.locator("html").get_attribute("lang") == "en"
+        page.get_by_label("batch_size sequences", exact=True).fill("16")
+        answered(page)
+        state = page.url
+        choose(page, BRACKETS)
+        assert page.url == state  # what stood in the form still does, and the link says nothing of the language
+        assert page.locator("#k-batch_size").input_value() == "16"
+        expect(page.locator(".form h2").first).to_have_text("⟦Start from⟧")
+        expect(page.locator(".verdict h2")).to_have_text("⟦Does it fit?⟧")
+        expect(page.locator('label[for="language"]')).to_have_text("⟦Language⟧")
+        assert page.evaluate("document.activeElement.id") == "language"  # the switch keeps the focus
+        assert "⟦The page speaks ⟧" in page.locator("#say").inner_text()
+        again = page.context.new_page()
+        again.goto(state)
+        answered(again)
+        assert again.locator("html").get_attribute("lang") == BRACKETS
+        choose(again, "en")
+        expect(again.locator(".form h2").first).to_have_text("Start from")
+    with opened(browser, state) as page:  # a friend who was sent the link, and has no token here
+        expect(page.get_by_role("alert")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("locale", "id"), [("qar", ARABIC), ("fr-FR", "en"), *((f"{id}-{id.upper()}", id) for id in languages.known())]
+)
+def test_at_first_the_page_speaks_as_the_browser_does(browser: Browser, speaking: str, locale: str, id: str) -> None:
+    with opened(browser, speaking, locale=locale) as page:
+        answered(page)
+        assert page.locator("html").get_attribute("lang") == id
+        assert page.locator("#language").input_value() == id
+
+
+@pytest.mark.parametrize("id", FROM_THE_RIGHT)
+def test_from_the_right_everything_is_mirrored(browser: Browser, speaking: str, id: str) -> None:
+    with opened(browser, speaking, locale=id) as page:
+        answered(page)
+        assert page.evaluate("getComputedStyle(document.body).direction") == "rtl"
+        assert box(page.locator(".form"))["left"] > box(page.locator(".results"))["right"]
+        assert box(page.locator("a.name"))["left"] > box(page.locator("#nav"))["left"]
+        assert box(page.locator("#language"))["right"] < 200
+        label, value = page.locator('label[for="others"]'), page.locator("#others")
+        assert box(label)["right"] > box(value)["right"]
+        slider, number = page.get_by_label(re.compile("n_layer")).first, page.locator("#k-n_layer")
+        assert box(slider)["left"] > box(number)["left"]
+        track, fill = page.locator(".track").first, page.locator(".fill").first
+        assert abs(box(track)["right"] - box(fill)["right"]) < 1  # the bar grows from the right
+        # A slider's low end is on its right.
+        wide = box(page.locator(".of-int input[type=range]").first)
+        page.mouse.click(wide["right"] - 3, wide["y"] + wide["height"] / 2)
+        answered(page)
+        assert page.locator("#k-n_layer").input_value() == "1"
+        picture = page.evaluate(
+            "(() => { const c = Chart.getChart(document.querySelector('canvas')); return [c.scales.x.options.reverse,"
+            " c.scales.y.left > c.chartArea.right - 2, c.options.plugins.legend.rtl, c.options.plugins.tooltip.rtl]; })()"
+        )
+        assert picture == [True, True, True, True]
+
+
+@pytest.mark.parametrize("id", FROM_THE_RIGHT)
+def test_numbers_stand_before_their_units_as_they_are_read(browser: Browser, speaking: str, id: str) -> None:
+    """By geometry: in "6.63 GiB" the digits are left of the unit, in every text of the page."""
+    look = """() => { const found = [], walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+      while (walker.nextNode()) { const node = walker.currentNode, range = document.createRange();
+        if (!node.parentElement.offsetParent || node.parentElement.closest("select, option")) continue;
+        for (const m of node.data.matchAll(/([0-9][0-9.,]*) (GiB|MiB|kWh|ms|EUR|tokens\\/s|TFLOP\\/s)/g)) {
+          const place = (a, b) => { range.setStart(node, a); range.setEnd(node, b); return range.getBoundingClientRect(); };
+          const number = place(m.index, m.index + m[1].length), unit = place(m.index + m[1].length + 1, m.index + m[0].length);
+          if (Math.abs(number.top - unit.top) < 3) found.push([m[0], number.left < unit.left]); } }
+      return found; }"""
+    with opened(browser, speaking, locale=id) as page:
+        answered(page)
+        for details in page.locator("details").all():
+            details.evaluate("e => { e.open = true; }")
+        found = page.evaluate(look)
+        assert len(found) > 60
+        assert not [text for text, right in found if not right]
+
+
+def test_nothing_on_the_page_is_said_but_by_id(browser: Browser, speaking: str) -> None:
+    same = re.compile(
+        r"^(GiB|MiB|KiB|TFLOP|kWh|EUR|RTX|GTX|SUPER|SXM|PCIe|Ada|foretrain|nanoGPT|gpt|baby|Apple|Tesla|cuBLAS|toml|tokens|Radeon"
+        r"|Titan|TITAN|Laptop|CPU|AMD|EPYC|Intel|Xeon|cores|bfloat|float|English|[a-z]+_[a-z_]+|dtype|compile|optimizer|currency|Max|Pro|Ultra)$"
+    )
+    with opened(browser, speaking, locale=BRACKETS) as page:
+        answered(page)
+        for details in page.locator("details").all():
+            details.evaluate("e => { e.open = true; }")
+        page.locator("#compare").click()
+        expect(page.locator(".cards table").first).to_be_visible()
+        page.locator("#advise").click()
+        expect(page.locator(".advice table")).to_be_visible()
+        page.evaluate("document.querySelectorAll('select, .fields bdi, .choices').forEach(e => e.remove())")
+        left = unsaid(page.locator("body").inner_text())
+        labels = page.evaluate("[...document.querySelectorAll('[aria-label]')].map(e => e.getAttribute('aria-label')).join('\\n')")
+        left += unsaid(labels)
+        words = {word for word in re.findall(r"[A-Za-z_]{3,}", left) if not same.match(word)}
+        from tests.test_languages import SAME
+
+        assert not words - SAME, words - SAME
+
+
+@pytest.mark.parametrize("id", EVERY)
+@pytest.mark.parametrize("where", ["#/plan", "#/runs", "run"])
+def test_accessible_and_nothing_sticks_out_in_any_language(browser: Browser, speaking: str, id: str, where: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python")
+    with opened(browser, speaking, viewport={"width": 320, "height": 640}, locale=id) as page:
+        answered(page)
+        if where != "#/plan":
+            page.locator("#nav a").nth(1).click()
+            page.wait_for_selector("tbody th a")
+        if where == "run":
+            page.locator("tbody th a").first.click()
+            page.wait_for_selector(".picture")
+        for details in page.locator("details").all():
+            details.evaluate("e => { e.open = true; }")
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 320
+        clipped = page.evaluate(
+            "[...document.querySelectorAll('button, select, input[type=text], summary, label, a')].filter(e => e.offsetParent "
+            "&& e.scrollHeight > e.clientHeight + 2 && getComputedStyle(e).display !== 'inline').map(e => e.outerHTML.slice(0, 90))"
+        )
+        assert not clipped  # no glyph is cut off above or below
+        page.evaluate((resources.files(axe) / "axe.min.js").read_text("utf-8"))
+        found = page.evaluate("axe.run()")
+        wrong = [
+            (v["id"], [n["target"] for n in v["nodes"]][:4])
+            for v in found["violations"]
+            if v["impact"] in ("serious", "critical")
+        ]
+        assert not wrong, json.dumps(wrong)
+
+
+@pytest.mark.parametrize("id", FROM_THE_RIGHT)
+def test_by_keyboard_in_a_language_from_the_right(browser: Browser, speaking: str, id: str) -> None:
+    with opened(browser, speaking, locale=id) as page:
+        answered(page)
+        seen = []
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            seen.append(page.evaluate("document.activeElement.id"))
+            assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+            if seen[-1] == "language":
+                break
+        assert seen[0] == "skip"
+        assert seen[-1] == "language"
+        page.keyboard.type("Eng")  # what a closed select understands
+        page.keyboard.press("Enter")
+        expect(page.locator("html")).to_have_attribute("lang", "en")
+        assert page.evaluate("getComputedStyle(document.body).direction") == "ltr"

@@ -1,0 +1,390 @@
+"""Languages: the same ids and placeholders in each, English where one has none, numbers that stay legible, `--lang`."""
+
+import io
+import json
+import re
+import string
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rich.console import Console
+
+from foretrain import bidi, languages, messages
+from foretrain.advise.advice import Advices
+from foretrain.advise.advisor import advise
+from foretrain.advise.cards import choose
+from foretrain.advise.explain import Explanation
+from foretrain.advise.explain import explain as explanation
+from foretrain.advise.forecast_check import compare
+from foretrain.advise.log_analysis import LogAnalysis, analyse
+from foretrain.config import knobs
+from foretrain.configfile import resolve
+from foretrain.cpu import cpu_device
+from foretrain.errors import UserError
+from foretrain.hardware import find
+from foretrain.predict.plan import Plan, plan
+from foretrain.predict.within import within
+from foretrain.quantities import parse_limit
+from foretrain.report import (
+    advice_view,
+    cards_view,
+    explain_view,
+    html,
+    limits_view,
+    log_view,
+    plan_view,
+    run_view,
+    text,
+)
+from foretrain.report.document import Document, Message, Paragraph, Quantity, Table, Verbatim, cell_text
+from foretrain.training_log import read_log
+from foretrain.web import answers, fields
+from tests.helpers import REPO, foretrain
+from tests.language_kit import ARABIC, BRACKETS, pretending, unsaid
+from tests.test_report import METRICS, record
+
+ENGLISH = languages.texts_of("en")
+HELPS = {f"knob.{knob.name}": knob.help for knob in knobs()}
+WANTED = ENGLISH | HELPS
+OWN = [id for id in languages.known() if id != "en"]
+MARKS = bidi.MARKS
+
+
+@pytest.fixture
+def pretence() -> Iterator[None]:
+    with pretending():
+        yield
+
+
+def values_of(template: str) -> list[tuple[str, str, str]]:
+    """(name, format, conversion) of every placeholder, sorted: their order is the language's own affair."""
+    found = string.Formatter().parse(template)
+    return sorted((name, spec or "", conversion or "") for _, name, spec, conversion in found if name is not None)
+
+
+def sample(spec: str, conversion: str) -> object:
+    """A value that this format takes."""
+    if spec == "bytes_range":
+        return (2**30, 2**31)
+    return 12.5 if spec in messages._FORMATS or re.search(r"[,f%]", spec) else "x" if conversion else 7
+
+
+@pytest.mark.parametrize("id", [*OWN, BRACKETS, ARABIC])
+def test_a_language_has_only_ids_of_english_with_the_same_placeholders(id: str) -> None:
+    with pretending():
+        assert re.fullmatch(r"ltr|rtl", languages.known()[id].direction)
+        assert languages.known()[id].name.strip()
+        for key, text in languages.texts_of(id).items():
+            assert key in WANTED, key
+            assert isinstance(text, str), key
+            assert text.strip() or not WANTED[key], key
+            if not key.startswith("knob."):  # helps are no templates
+                assert values_of(text) == values_of(WANTED[key]), key
+                said = messages.say(key, id, **{n: sample(s, c) for n, s, c in values_of(text)})
+                assert said.strip() or not text, key
+
+
+@pytest.mark.parametrize("id", OWN)
+def test_a_language_writes_western_digits_and_no_marks_of_its_own(id: str) -> None:
+    for key, text in languages.texts_of(id).items():
+        assert not re.search(r"[\u0660-\u0669\u06f0-\u06f9\u0966-\u096f]", text), key
+        assert not re.search(r"[\u200e\u200f\u202a-\u202e\u2066-\u2069]", text), key  # bidi.py sets them
+
+
+@pytest.mark.parametrize("id", OWN)
+def test_words_that_are_typed_stay_as_they_are(id: str) -> None:
+    """Options, backticked commands and knob assignments of the English text are in the translation, too."""
+    typed = re.compile(r"--[a-z][a-z_-]+|`[^`]+`")
+    for key, text in languages.texts_of(id).items():
+        assert set(typed.findall(text)) == set(typed.findall(WANTED[key])), key
+
+
+def test_what_is_missing_is_said_in_english_and_listed(pretence: None) -> None:
+    half = {"language.name": "Halb", "language.direction": "ltr", "axis.step": "Schritt", "axis.nothing": "x"}
+    with pretending(qha=half):
+        assert messages.say("axis.step", "qha") == "Schritt"
+        assert messages.say("axis.loss", "qha") == ENGLISH["axis.loss"]
+        found = languages.coverage("qha")
+        assert (found.texts, found.of) == (1, len(ENGLISH))
+        assert set(found.missing) == set(ENGLISH) - {"axis.step"}
+        assert found.unknown == ("axis.nothing",)
+        result = foretrain("languages", "qha", "--json")
+        listed = json.loads(result.stdout)["languages"][0]
+        assert listed["texts"] == 1
+        assert "axis.loss" in listed["missing"]
+        assert "knob.n_layer" in listed["missing"]  # its English stands in config.py
+        assert "axis.nothing" in foretrain("languages", "qha").stdout
+
+
+def test_english_is_whole() -> None:
+    result = foretrain("languages", "--json")
+    found = {one["id"]: one for one in json.loads(result.stdout)["languages"]}
+    assert found["en"]["missing"] == found["en"]["unknown"] == []
+    assert found.keys() == {path.stem for path in (REPO / "foretrain" / "locales").glob("*.toml")}
+
+
+def test_the_language_is_an_option_of_every_verb_or_of_the_environment(
+    pretence: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in (
+        ["gpus", "--lang", BRACKETS], ["--lang", BRACKETS, "gpus"], ["gpus", f"--lang={BRACKETS.upper()}"],
+        ["plan", "gpt2-124m", "--gpu", "4070", "--lang", f"{BRACKETS}_EG.UTF-8"], ["data", "--lang", BRACKETS, "mix", "--help"],
+    ):  # fmt: skip
+        assert foretrain(*words).returncode == 0, words
+    assert "⟦card⟧" in foretrain("gpus", "--lang", BRACKETS).stdout
+    assert "⟦" not in foretrain("gpus").stdout  # spoken for one command only
+    assert languages.current().id == "en"
+    monkeypatch.setenv("FORETRAIN_LANG", BRACKETS)
+    assert "⟦card⟧" in foretrain("gpus").stdout
+    assert "⟦" not in foretrain("gpus", "--lang", "en").stdout  # the option goes before
+    error = foretrain("gpus", "RTX 9999")
+    assert error.returncode == 2
+    assert "⟦" in error.stderr
+
+
+def test_the_locale_of_the_system_decides_nothing(pretence: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LANG", "LC_ALL", "LC_MESSAGES", "LANGUAGE"):
+        monkeypatch.setenv(name, f"{BRACKETS}.UTF-8")
+    assert "⟦" not in foretrain("gpus").stdout
+
+
+@pytest.mark.parametrize("word", ["xx", "", "../en", "english", "en/../ar", "\x1b[31m", "e" * 10_000])
+def test_an_unknown_language_is_one_sentence_with_those_there_are(word: str) -> None:
+    result = foretrain("gpus", "--lang", word)
+    assert result.returncode == 2
+    assert "the languages are en" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "\x1b" not in result.stderr
+    assert len(result.stderr) < 300
+    as_json = foretrain("gpus", "--lang", word, "--json")
+    assert json.loads(as_json.stdout)["id"] == "usage.unknown_language"
+
+
+def test_json_is_english_whatever_is_spoken(pretence: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (["gpus", "4070"], ["plan", "baby", "--gpu", "4070"], ["gpus", "RTX 9999"], ["plan", "baby", "--n_head=7"]):
+        plain = foretrain(*words, "--json")
+        for id in (BRACKETS, ARABIC):
+            other = foretrain(*words, "--json", "--lang", id)
+            assert (other.returncode, other.stdout, other.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+        monkeypatch.setenv("FORETRAIN_LANG", ARABIC)
+        assert foretrain(*words, "--json").stdout == plain.stdout
+        monkeypatch.delenv("FORETRAIN_LANG")
+
+
+def test_words_behind_two_dashes_are_another_programs() -> None:
+    result = foretrain("watch", "--quiet", "--", "echo", "--lang", "xx", "--json", apart=True)
+    assert result.returncode == 0
+    assert "--lang xx --json" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("accepted", "id"),
+    [
+        ("qar", ARABIC), ("qar-EG,en;q=0.9", ARABIC), ("fr,de;q=0.9", None), ("en;q=0.3, qar;q=0.8", ARABIC), ("", None),
+        ("qar;q=0, en", "en"), ("*", None), (";;;q=,,,", None), ("en-GB-oed", "en"), ("qar;q=nan,en;q=0.1", "en"),
+        ("qar" * 5000, None), ("QAR", ARABIC), ("qar;q=2, en;q=0.1", "en"),
+    ],
+)  # fmt: skip
+def test_what_a_browser_likes(pretence: None, accepted: str, id: str | None) -> None:
+    assert languages.preferred(accepted) == id
+
+
+def test_speaking_is_for_one_thread(pretence: None) -> None:
+    heard = {}
+    with languages.speaking(ARABIC):
+        thread = threading.Thread(target=lambda: heard.update(there=languages.current().id))
+        thread.start()
+        thread.join()
+        heard["here"] = languages.current().id
+    assert heard == {"there": "en", "here": ARABIC}
+    before = languages.use(BRACKETS)
+    try:
+        thread = threading.Thread(target=lambda: heard.update(there=languages.current().id))
+        thread.start()
+        thread.join()
+        assert heard["there"] == BRACKETS
+    finally:
+        languages.use(before)
+
+
+# -- lines from the right ------------------------------------------------------------------------------------
+
+
+def shown(text: str) -> list[str]:
+    """The runs that keep their own direction."""
+    return re.findall(r"[\u2066\u2068]([^\u2066-\u2069]*)\u2069", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "runs"),
+    [
+        ("الذاكرة 12.5 GiB هنا", ["12.5 GiB"]), ("أعط --lang ar.", ["--lang ar"]), ("عدد 12 فقط", []), ("-3 %", ["-3 %"]),
+        ("(من 5.75 GiB إلى 8.02 GiB) ثم", ["5.75 GiB", "8.02 GiB"]), ("فائض (× 1.02 إلى 1.33)", ["× 1.02", "1.33"]),
+        ("خطوة nanoGPT، مع compile", ["nanoGPT", "compile"]), ("12 GiB · bf16 · نعم", ["12 GiB", "bf16"]),
+        ("batch_size = 12 (my.toml): خطأ", ["batch_size = 12 (my.toml)"]), ("`foretrain plan` يبيّن", ["`foretrain plan`"]),
+        ("من .toml أو .py.", [".toml", ".py"]), ("القيم {count} من {name}", ["{count}", "{name}"]), ("نعم", []), ("", []),
+        ("  All in English.", ["All in English."]),
+    ],
+)  # fmt: skip
+def test_latin_runs_are_isolated(pretence: None, text: str, runs: list[str]) -> None:
+    with languages.speaking(ARABIC):
+        made = bidi.isolated(text)
+        assert shown(made) == runs
+        assert bidi.bare(made) == text
+        assert bidi.isolated(made) == made
+    assert bidi.isolated(text) == text  # in English there is nothing to do
+
+
+@given(st.text(alphabet="ab1 .,()-=·\n%ابج،\u2066\u2067\u2068\u2069\u202e`", max_size=60))
+def test_isolation_is_balanced_changes_no_letter_and_can_be_done_twice(pretence: None, text: str) -> None:
+    with languages.speaking(ARABIC):
+        made = bidi.isolated(text)
+        assert bidi.bare(made) == bidi.bare(text)
+        assert bidi.bare(bidi.isolated(made)) == bidi.bare(text)
+        for line in made.split("\n"):
+            depth = 0
+            for sign in line:
+                depth += (sign in "\u2066\u2067\u2068") - (sign == "\u2069" and depth > 0)
+            assert depth == 0
+
+
+def test_values_are_isolated_wherever_they_stand(pretence: None) -> None:
+    inner = Message("plan.title", {"name": "تجربة 7"})
+    with languages.speaking(ARABIC):
+        assert shown(Quantity(2**30, "bytes").text()) == ["1.00 GiB"]
+        assert shown(cell_text("RTX 4070")) == ["RTX 4070"]
+        said = Message("plan.subtitle_short", {"gpu": "RTX 4070", "dtype": "bfloat16", "voice": inner}).text()
+        assert "\u2066RTX 4070\u2069" in said
+        assert said.count("\u2068") + said.count("\u2066") == said.count("\u2069")
+        assert "\u2068" + inner.text() + "\u2069" in said  # a name in Arabic does not pull what stands beside it
+        assert messages.printable(said) == said
+        assert "\u202e" not in messages.printable("a\u202eb")  # nobody else's marks
+    assert "\ufffd" in messages.printable("\u2066a\u2069")
+
+
+def test_an_error_is_said_in_the_language_of_who_reads_it(pretence: None) -> None:
+    error = UserError("usage.one_speed", option="--step-time", count=2)
+    with languages.speaking(ARABIC):
+        assert "\u2066--step-time\u2069" in str(error)
+    assert str(error).startswith("--step-time is the speed of one device")
+
+
+# -- nothing is said but by id -------------------------------------------------------------------------------
+
+# What no language changes: names and values of knobs, cards, dtypes, units, sources, formulas, people's files.
+SAME = {
+    word for knob in knobs() for word in re.findall(r"[A-Za-z]+", f"{knob.name} {knob.default} {knob.unit}")
+} | {word for id in ENGLISH if id.startswith("rule.") for word in id.split(".")[1].split("_")} | set(
+    """GiB MiB KiB FLOP TFLOP GFLOP PFLOP kWh EUR RTX CPU AMD EPYC Intel cores min cuBLAS float bfloat preset Ampere Ada gpt
+    docs step python stdlib test memory default nanogpt modern baby GeForce NVIDIA forward model init group convert train linear module fragmented pickle""".split()
+)  # fmt: skip
+CASES, CARDS = REPO / "examples" / "real-cases", ("3060", "4070", "4090")
+
+
+@cache
+def planned(name: str, gpu: str) -> Plan:
+    """What the engines make of it, once: they know no language."""
+    config = resolve([str(CASES / name) if name.endswith(".py") else name]).config
+    return plan(config, cpu_device() if gpu == "cpu" else find(gpu), name=name, others_bytes=2 * 10**9)
+
+
+def cards() -> Document:
+    plans = [planned("c.py", card) for card in CARDS]
+    return cards_view.document(plans, choose(plans))
+
+
+@cache
+def analysed() -> LogAnalysis:
+    log = REPO / "examples" / "logs" / "c-out-of-memory.log"
+    config = resolve([str(CASES / "c.py")]).config
+    return analyse(read_log(log), name=log.name, config=config, gpu=find("RTX 4070"))
+
+
+@cache
+def advised() -> Advices:
+    return advise(planned("c.py", "4070"), "nanogpt")
+
+
+def trained() -> Document:
+    run = record()
+    forecast = plan(run.config, run.gpu)
+    return run_view.report_document(run, METRICS, forecast, compare(forecast, run), "def f():", 3.1)
+
+
+@cache
+def observed() -> Explanation:
+    readings = {"observed_bytes": 6582 * 2**20, "process_bytes": 4464 * 2**20}
+    return explanation(planned("gpt2-124m", "4070"), "nanogpt", **readings)
+
+
+VIEWS: dict[str, Callable[[], Document]] = {
+    "plan": lambda: plan_view.document(planned("gpt2-124m", "4070")),
+    "plan for a CPU": lambda: plan_view.document(planned("baby", "cpu")),
+    "plan that does not fit": lambda: plan_view.document(planned("gpt2-774m", "4070"), advice=advised()),
+    "cards": cards,
+    "within": lambda: limits_view.within(made := planned("gpt2-124m", "4070"), within(made, parse_limit("12h"))),
+    "advice": lambda: advice_view.document(planned("c.py", "4070"), advised()),
+    "one advice": lambda: advice_view.one(planned("c.py", "4070"), advised(), 1),
+    "explanation": lambda: explain_view.document(planned("gpt2-124m", "4070"), observed()),
+    "log": lambda: log_view.document(analysed()),
+    "run": trained,
+}
+
+
+def forms(document: Document) -> dict[str, str]:
+    """A document in each of its forms."""
+    console = Console(file=io.StringIO(), width=200, color_system=None, highlight=False)
+    text.render(document, console)
+    page = json.dumps(answers.document_json(document), ensure_ascii=False)
+    return {"terminal": console.file.getvalue(), "html": html.render(document), "page": page}  # type: ignore[attr-defined]
+
+
+def numbers(said: str) -> list[str]:
+    return sorted(re.findall(r"\d[\d,.]*\d|\d", re.sub("[⟦⟧\u2066-\u2069]", " ", said)))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_speaks_each_language_and_says_nothing_but_by_id(view: str, pretence: None) -> None:
+    english = forms(VIEWS[view]())["page"]
+    for id in [*OWN, BRACKETS, ARABIC]:
+        with languages.speaking(id):
+            found = forms(VIEWS[view]())
+        assert all(found.values())
+        if id in (BRACKETS, ARABIC):  # the same words elsewhere, so the same numbers
+            assert numbers(found["page"]) == numbers(english)
+        if languages.known()[id].direction == "rtl":
+            for unit in ("GiB", "MiB", "ms", "kWh"):  # no number stands apart from its unit
+                assert not re.search(rf"\d {unit}(?![^\u2066-\u2069]*\u2069)", found["page"]), unit
+        if id == BRACKETS:
+            kept = {word for word in re.findall(r"[A-Za-z]{3,}", unsaid(visible(VIEWS[view], id)))}
+            assert not kept - SAME, kept - SAME
+
+
+def visible(view: Callable[[], Document], id: str) -> str:
+    """All texts of a document, without the names that JSON gives them."""
+    with languages.speaking(id):
+        document = view()
+        blocks = [block for section in document.sections for block in section.blocks]
+        said = [document.title.text(), document.subtitle.text(), *(section.title.text() for section in document.sections)]
+        for block in blocks:
+            if isinstance(block, Paragraph):
+                said.append(block.message.text())
+            elif isinstance(block, Table):
+                said += [cell_text(cell) for row in (block.columns, *block.rows) for cell in row]
+            elif not isinstance(block, Verbatim):
+                said.append(block.title.text())
+    return "\n".join(said)
+
+
+def test_the_form_is_said_in_its_language(pretence: None) -> None:
+    with languages.speaking(BRACKETS):
+        for field in fields.fields():
+            assert field["help"].startswith("⟦"), field["name"]
+            assert not field["unit"] or field["unit"].startswith("⟦"), field["unit"]
+    result = foretrain("plan", "baby", "--show-config", "--lang", BRACKETS)
+    assert "⟦transformer blocks⟧" in result.stdout

@@ -39,10 +39,18 @@ Chart.js, MIT; pydantic, pydantic-core, annotated-types, typing-inspection, MIT;
 
 
 def build(out: Path, cache: Path) -> dict[str, int]:
-    """Build the site into a folder, which is emptied: {file: bytes}. Raises CannotFetch."""
+    """Build the site beside a folder, then put it into its place: {file: bytes}. Raises CannotFetch."""
     cache.mkdir(parents=True, exist_ok=True)
     runtime, packages = pyodide(cache), wheels(cache)
+    begun = out.with_name(f".{out.name}.new")
+    shutil.rmtree(begun, ignore_errors=True)
+    sizes = _build(begun, cache, runtime, packages)
     shutil.rmtree(out, ignore_errors=True)
+    begun.rename(out)
+    return sizes
+
+
+def _build(out: Path, cache: Path, runtime: Path, packages: list[Path]) -> dict[str, int]:
     (out / "pyodide").mkdir(parents=True)
     _page(out)
     for name in PYODIDE_FILES:

@@ -56,20 +56,21 @@ function load() {
   const worker = new Worker(policy ? policy.createScriptURL("") : link, { type: "module" });
   worker.onerror = () => fail(t("page.site.not_started"));
   worker.onmessage = ({ data }) => {
-    if (data.id) answer(data.id, data.text ?? refusal(data.failed));
+    if (data.id !== undefined) answer(data.id, data.text ?? refusal(data.failed));
     else if (data.failed) fail(data.failed);
     else if (data.ready) {
       ready = true;
       state.dataset.ready = "true";
       URL.revokeObjectURL(link);
       show();
+      if (!waiting.size) worker.postMessage({ id: 0, path: "/api/plan", body: first.asked, language });  // the first is the slowest
     } else { loaded = data.loaded; show(); }
   };
   begun.resolve(worker);
 }
 
 function answer(id, text) {
-  waiting.get(id)(text);
+  waiting.get(id)?.(text);
   waiting.delete(id);
 }
 

@@ -24,7 +24,6 @@ from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).parent.parent
 SITE = ROOT / "build" / "planner"
-STATE = "document.querySelector('#planner-state')"
 # Every slider to every n-th stop; what is timed ends when the answer to the change is on the page.
 DRAG = """async stops => {
   const results = document.querySelector(".results"), times = [];
@@ -66,7 +65,7 @@ def first_visit(page: Page, link: str) -> dict[str, float]:
     page.goto(link)
     page.wait_for_selector(".results[aria-busy=false]")
     found["first_picture_s"] = time.perf_counter() - began
-    page.wait_for_function(f"{STATE} && {STATE}.dataset.ready", timeout=180_000)
+    page.wait_for_selector("#planner-state[data-ready]", timeout=180_000)
     found["python_ready_s"] = time.perf_counter() - began
     page.locator("#k-batch_size").fill("9")
     page.wait_for_selector(".results[aria-busy=false]")

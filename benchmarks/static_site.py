@@ -9,6 +9,7 @@ on a machine that does nothing else (Chromium and node are needed):
 
 import functools
 import gzip
+import os
 import shutil
 import subprocess
 import sys
@@ -109,7 +110,13 @@ def main() -> None:
         [f"visit {i + 1}", "", "", *(f"{seconds}" for seconds in visit.values())] for i, visit in enumerate(visits)
     ]
     columns = ["sliders of", "answers", "refused", "median s", "95 % s", "highest s"]
-    report(out, "The static site", columns, rows, {**sizes(), "visits": visits, "dragging": dragging})
+    report(
+        out,
+        "The static site",
+        columns,
+        rows,
+        {**sizes(), "load": round(os.getloadavg()[0], 1), "visits": visits, "dragging": dragging},
+    )
 
 
 if __name__ == "__main__":

@@ -378,7 +378,7 @@ def static_site() -> str:
         f"The form with its first answer is there after {first['first_picture_s']:.1f} s, Python after {first['python_ready_s']:.1f} s "
         f"({again['python_ready_s']:.1f} s on the second visit), its first own answer {first['first_answer_s'] - first['python_ready_s']:.1f} s later."
     )
-    machine = f"(`python benchmarks/static_site.py`, Chromium on {found['machine']['cpu']}, {found['date']}; from a change until its answer is drawn, the host on the same machine)"
+    machine = f"(`python benchmarks/static_site.py`, Chromium on {found['machine']['cpu']}, {found['date']}; from a change until its answer is drawn, the host on the same machine, while its load was {found['load']:.1f})"
     return "\n".join([*lines, "", f"{size} {moments} {machine}"])
 
 

@@ -37,7 +37,7 @@ GOOD = {"host": f"127.0.0.1:{PORT}", guard.TOKEN_HEADER: TOKEN}
 POSTED = {"origin": ORIGIN, "sec-fetch-site": "same-origin", "content-type": "application/json"}
 # The page's own files: they hold nothing of the user's, and must load before the page can send its token.
 OPEN = {"/", "/advice.js", "/api.js", "/chart.js", "/form.js", "/icon.svg", "/language.js", "/main.js", "/pictures.js", "/planner.js",
-        "/runs.js", "/state.js", "/style.css", "/ui.js"}  # fmt: skip
+        "/runs.js", "/state.js", "/style.css", "/transport.js", "/ui.js"}  # fmt: skip
 EVIL_NAME = "<img src=x onerror=alert(1)>\x1b[31m"
 
 

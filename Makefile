@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
-.PHONY: help demo test faults faults-long slow check fix docs picture clean
+.PHONY: help demo test faults faults-long slow check fix docs site picture clean
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -46,6 +46,9 @@ fix: $(STAMP) ## mend what the linter can mend, and format
 
 docs: $(STAMP) ## write the generated parts of README.md and docs/ anew
 	$(BIN)/python docs/generate.py
+
+site: | $(BIN)/python ## build/planner: the planner as a static site for any host (needs node and npm)
+	$(BIN)/python static_site/build.py
 
 picture: $(DEMO_STAMP) ## docs/pictures/report.png: the demo's report as Chromium shows it (needs chromium)
 	rm -rf out-picture* && $(BIN)/foretrain demo --quiet --out out-picture

@@ -366,6 +366,22 @@ def page_speed() -> str:
     return "\n".join([*lines, "", f"{size} {machine}"])
 
 
+def static_site() -> str:
+    found = result("static_site")
+    first, again = found["visits"]
+    lines = ["| sliders of | changes | median | 95 % within | longest |", "| --- | ---: | ---: | ---: | ---: |"]
+    for preset, row in found["dragging"].items():
+        times = " | ".join(f"{row[name] * 1e3:,.0f} ms" for name in ("median_s", "p95_s", "highest_s"))
+        lines.append(f"| {preset} | {row['answers']} | {times} |")
+    size = f"A visit loads {found['load_bytes'] / 1e6:.1f} MB, {found['packed_bytes'] / 1e6:.1f} MB from a host that compresses."
+    moments = (
+        f"The form with its first answer is there after {first['first_picture_s']:.1f} s, Python after {first['python_ready_s']:.1f} s "
+        f"({again['python_ready_s']:.1f} s on the second visit), its first own answer {first['first_answer_s'] - first['python_ready_s']:.1f} s later."
+    )
+    machine = f"(`python benchmarks/static_site.py`, Chromium on {found['machine']['cpu']}, {found['date']}; from a change until its answer is drawn, the host on the same machine, while its load was {found['load']:.1f})"
+    return "\n".join([*lines, "", f"{size} {moments} {machine}"])
+
+
 def knob_tables() -> str:
     parts = []
     for group in GROUPS:
@@ -434,6 +450,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "startup": startup_sentence,
     "knobs": knob_tables,
     "page-speed": page_speed,
+    "static-site": static_site,
     "exit-codes": exit_codes,
     "faults": fault_tables.faults,
     "resume-keys": fault_tables.resume,

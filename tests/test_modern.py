@@ -248,7 +248,7 @@ def test_the_exact_trace_runs_it() -> None:
     config = small(n_embd=64, vocab_size=512, batch_size=3, dtype="float16")
     found = traced(plan(config, find("RTX 4070")))
     shape = ModelShape.of(config)
-    inside = sum(rows * columns * count for (rows, columns), count in shape.block_matrices().items())
+    inside = sum(rows * columns * count for (rows, columns), count in shape.block_matrices.items())
     last = next(phase for phase in found.memory[0].phases if phase.phase == "evaluate_later")
     sizes = {component.id: component.size_bytes for component in last.components}
     assert sizes["weights"] == pytest.approx(4 * shape.n_params, abs=512 * 20)

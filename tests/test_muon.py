@@ -173,7 +173,7 @@ def test_flops_of_the_step_are_those_of_flop_counter_mode(recipe: str) -> None:
     assert flops(optimizer(way)) == counter.get_total_flops() > 0
     moved = [op for op in optimizer(way) if op.kind == "adamw"]
     shape = ModelShape.of(config)
-    inside = sum(rows * columns * count for (rows, columns), count in shape.block_matrices().items())
+    inside = sum(rows * columns * count for (rows, columns), count in shape.block_matrices.items())
     assert sum(op.runs * op.nbytes for op in moved) == 28 * (shape.n_params - inside)
 
 

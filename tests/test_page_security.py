@@ -27,7 +27,7 @@ from foretrain.hardware import find
 from foretrain.lm.dataset import DatasetInfo
 from foretrain.predict.plan import plan
 from foretrain.run.store import RunDirectory, RunRecord
-from foretrain.web import guard, planner, routes
+from foretrain.web import calls, guard, planner, routes
 from foretrain.web.observe import ObservedRun, curve, lock_is_held, tail
 from tests.helpers import tiny
 
@@ -37,7 +37,7 @@ GOOD = {"host": f"127.0.0.1:{PORT}", guard.TOKEN_HEADER: TOKEN}
 POSTED = {"origin": ORIGIN, "sec-fetch-site": "same-origin", "content-type": "application/json"}
 # The page's own files: they hold nothing of the user's, and must load before the page can send its token.
 OPEN = {"/", "/advice.js", "/api.js", "/chart.js", "/form.js", "/icon.svg", "/language.js", "/main.js", "/pictures.js", "/planner.js",
-        "/runs.js", "/state.js", "/style.css", "/ui.js"}  # fmt: skip
+        "/runs.js", "/state.js", "/style.css", "/transport.js", "/ui.js"}  # fmt: skip
 EVIL_NAME = "<img src=x onerror=alert(1)>\x1b[31m"
 
 
@@ -246,9 +246,9 @@ def test_no_value_of_the_form_is_taken_for_a_file(tmp_path: Path, monkeypatch: p
     for text in traversals():
         for values in ({"preset": text}, {"values": {"init_from": "/" + text}}, {"gpu": text}):
             with pytest.raises((UserError, ValidationError)):
-                routes._plan(planner.Asked.model_validate(values))
+                calls.plan(planner.Asked.model_validate(values))
         with pytest.raises(UserError):
-            routes._read(planner.Pasted(name=text[:200], text=f"init_from = {'/' + text!r}"))
+            calls.read(planner.Pasted(name=text[:200], text=f"init_from = {'/' + text!r}"))
 
 
 def test_datasets_are_looked_up_and_never_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def ids_in_code() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 constants.add(node.value)
-    for script in PACKAGE.glob("web/static/*.js"):
+    for script in [*PACKAGE.glob("web/static/*.js"), *(REPO / "static_site").glob("*.js")]:
         constants |= set(re.findall(r"[\"']([a-z_]+(?:\.[a-z_]+)*)[\"']", script.read_text("utf-8")))
     return constants
 

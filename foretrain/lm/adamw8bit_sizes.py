@@ -1,6 +1,6 @@
 """What AdamW with moments in 8 bits stores, in numbers that a plan can use. No torch."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 BLOCK = 256  # elements that share a scale
 LEAST = 4096  # tensors with fewer elements keep fp32 moments: they weigh nothing, and biases and norms are few
@@ -26,9 +26,9 @@ def moment_sizes(numel: int) -> tuple[int, ...]:
     return (numel, numel, 4 * n_blocks(numel), 4 * n_blocks(numel))
 
 
-def moments_bytes(numels: Iterable[int], granule: int = 1) -> int:
-    """Bytes of all moments of parameters with so many elements, each tensor rounded up to the allocator's granule."""
-    return sum(-(-size // granule) * granule for numel in numels for size in moment_sizes(numel))
+def moments_bytes(numels: Mapping[int, int], granule: int = 1) -> int:
+    """Bytes of all moments of {elements: how many parameters}, each tensor rounded up to the allocator's granule."""
+    return sum(count * -(-size // granule) * granule for numel, count in numels.items() for size in moment_sizes(numel))
 
 
 def n_chunks(numel: int) -> int:

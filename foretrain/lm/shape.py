@@ -8,7 +8,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Any
 
 from foretrain.config import RunConfig
 
@@ -59,7 +60,7 @@ class ModelShape:
     @classmethod
     def of(cls, config: RunConfig) -> "ModelShape":
         c = config
-        return cls(c.n_layer, c.n_head, c.n_embd, c.block_size, c.vocab_size, c.bias, c.recipe)
+        return _shape(c.n_layer, c.n_head, c.n_embd, c.block_size, c.vocab_size, c.bias, c.recipe)
 
     @property
     def modern(self) -> bool:
@@ -108,6 +109,11 @@ class ModelShape:
             yield Parameter("transformer.ln_f.bias", (C,))
 
     @cached_property
+    def numels(self) -> Counter[int]:
+        """{elements: how many tensors of the model have so many}, in the model's order."""
+        return Counter(p.numel for p in self.parameters())
+
+    @cached_property
     def block_numels(self) -> tuple[int, ...]:
         return tuple(p.numel for p in self.block_parameters(""))
 
@@ -130,6 +136,7 @@ class ModelShape:
         """Weights that take part in matrix products, the head included: V·C + 12·L·C²."""
         return self.vocab_size * self.n_embd + 12 * self.n_layer * self.n_embd**2
 
+    @cached_property
     def block_matrices(self) -> Counter[tuple[int, ...]]:
         """{shape: how many} of the matrices in the blocks, which are Muon's where that is the optimizer."""
         return Counter(p.shape for p in self.parameters() if is_block_matrix(p.name, p.shape))
@@ -137,14 +144,14 @@ class ModelShape:
     @property
     def n_block_matrix_params(self) -> int:
         """Parameters in the matrices of the blocks."""
-        return sum(math.prod(shape) * count for shape, count in self.block_matrices().items())
+        return sum(math.prod(shape) * count for shape, count in self.block_matrices.items())
 
     @property
     def newton_schulz_bytes(self) -> int:
         """What Muon's step takes for a moment (lm/muon.py): a batch of matrices in fp32 beside its copy in half
         precision, or two such copies beside two square products."""
         most = 0
-        for shape, count in self.block_matrices().items():
+        for shape, count in self.block_matrices.items():
             at_once = min(count, max(1, NS_BATCH_ELEMENTS // math.prod(shape)))
             elements, square = at_once * math.prod(shape), at_once * min(shape) ** 2
             most = max(most, 6 * elements, 4 * elements + 4 * square)
@@ -173,3 +180,9 @@ class ModelShape:
     def matmul_flops_per_token(self, block: int | None = None) -> int:
         """Matrix products only, exactly: 6 per weight and 12·L·C·T of attention over the full square."""
         return 6 * self.n_matmul_params + 12 * self.n_layer * self.n_embd * (block or self.block_size)
+
+
+@lru_cache(maxsize=256)
+def _shape(*values: Any) -> ModelShape:
+    """One object for one shape, so that what is counted of it is counted once."""
+    return ModelShape(*values)

@@ -145,7 +145,7 @@ def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str,
         "kept": attention_sizes.kept_elements(heads, block, shape.head_dim),
         "group": attention_sizes.score_elements(heads, block, 4),
         "halfgroup": attention_sizes.score_elements(heads, block, 2),
-        "moments": moments_bytes((p.numel for p in shape.parameters()), CUDA_GRANULE if gpu.kind != "cpu" else 1),
+        "moments": moments_bytes(shape.numels, CUDA_GRANULE if gpu.kind != "cpu" else 1),
         "chunk": TEMPORARY_BYTES, "M": (matrices := shape.n_block_matrix_params), "R": shape.n_params - matrices,
         "newton": shape.newton_schulz_bytes,
     }  # fmt: skip
@@ -183,9 +183,9 @@ class _Run:
         self.config = config = config.as_nanogpt() if self.keeps else config
         self.symbols = symbols_of(config, gpu, config.batch_size, config.block_size)
         shape = ModelShape.of(config)
-        in_muon = sum(shape.block_matrices().values()) if config.optimizer == "muon" else 0
+        in_muon = shape.block_matrices.total() if config.optimizer == "muon" else 0
         # Each of AdamW's parameters has a tensor of its own that counts steps; in 8 bits these are on the host.
-        self.n_counts = 0 if config.optimizer == "adamw8bit" else sum(1 for _ in shape.parameters()) - in_muon
+        self.n_counts = 0 if config.optimizer == "adamw8bit" else shape.numels.total() - in_muon
         self.eval_symbols = symbols_of(config, gpu, config.eval_batch, config.eval_block)
         cuda = gpu.kind != "cpu"
         self.t = make(dict(self.symbols), CUDA_GRANULE if cuda else 1)

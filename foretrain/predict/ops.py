@@ -10,6 +10,7 @@ read or written once per kernel; caches are the rates' business (rates.py). Lett
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from foretrain.config import RunConfig
@@ -91,7 +92,7 @@ class Way:
         """Bytes of an element in a matrix product."""
         return 2 if self.half else 4
 
-    @property
+    @cached_property
     def own(self) -> RunConfig:
         """The config as this step has it: nanoGPT has none of foretrain's own ways."""
         return self.config if self.step == "foretrain" else self.config.as_nanogpt()

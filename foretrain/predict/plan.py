@@ -171,7 +171,7 @@ def save_time(config: RunConfig) -> Range:
     shape = ModelShape.of(config)
     size = 12 * shape.n_params
     if config.optimizer == "adamw8bit":
-        size = 4 * shape.n_params + moments_bytes(p.numel for p in shape.parameters())
+        size = 4 * shape.n_params + moments_bytes(shape.numels)
     rates = (SAVE_BYTES_PER_S_HIGH, SAVE_BYTES_PER_S, SAVE_BYTES_PER_S_LOW)
     low, expected, high = (size / rate for rate in rates)
     return Range(low_s=low, expected_s=expected, high_s=high)

@@ -41,8 +41,11 @@ def accumulation(way: Way) -> list[Operation]:
 
 def _tensors(way: Way, *, matrices: bool = True) -> list[tuple[int, int]]:
     """(elements, how many parameters have so many); with or without the matrices of the blocks."""
-    found = ModelShape.of(way.config).parameters()
-    return list(Counter(p.numel for p in found if matrices or not is_block_matrix(p.name, p.shape)).items())
+    shape = ModelShape.of(way.config)
+    if matrices:
+        return list(shape.numels.items())
+    found = shape.parameters()
+    return list(Counter(p.numel for p in found if not is_block_matrix(p.name, p.shape)).items())
 
 
 def optimizer(way: Way) -> list[Operation]:
@@ -78,7 +81,7 @@ def _muon(way: Way) -> list[Operation]:
     if way.cuda:
         dtype = way.dtype if way.half else "float16"  # as fast as bf16, and older cards have it too
     low = 4 if dtype == "float32" else 2
-    for shape, count in ModelShape.of(way.config).block_matrices().items():
+    for shape, count in ModelShape.of(way.config).block_matrices.items():
         rows, columns = sorted(shape)
         numel = rows * columns
         ops.traffic("momentum", "add", numel, 8, 4, 2 * count)

@@ -4,7 +4,6 @@ The ledgers write the lifetime of every tensor of a training step into it; nothi
 """
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,7 +65,7 @@ class Timeline:
     def __init__(self, symbols: dict[str, int], granule: int) -> None:
         self.symbols = symbols
         self.granule = granule
-        self.alive: Counter[Tensor] = Counter()
+        self.alive: dict[Tensor, int] = {}
         self.nbytes = 0
         self.moment = ""
         self._peaks: dict[str, Peak] = {}
@@ -79,11 +78,12 @@ class Timeline:
     def size(self, coefficient: int, *factors: str) -> Size:
         """The size `coefficient`·factors, each factor a symbol: size(8, "B", "T", "C")."""
         key = (coefficient, *factors)
-        if key not in self._sizes:
+        known = self._sizes.get(key)
+        if known is None:
             nbytes = coefficient * math.prod(self.symbols[f] for f in factors)
             nbytes = -(-nbytes // self.granule) * self.granule
-            self._sizes[key] = Size("·".join([str(coefficient), *factors]), nbytes)
-        return self._sizes[key]
+            known = self._sizes[key] = Size("·".join([str(coefficient), *factors]), nbytes)
+        return known
 
     def use(self, symbols: dict[str, int]) -> None:
         """Go on with other symbols, as evaluation does with its own micro-batch."""
@@ -111,17 +111,21 @@ class Timeline:
     def alloc(self, component: str, size: Size) -> Tensor:
         """A tensor comes to life."""
         tensor = Tensor(component, size)
-        self.alive[tensor] += 1
+        alive = self.alive
+        alive[tensor] = alive.get(tensor, 0) + 1
         self.nbytes += size.nbytes
-        self._note()
+        if self.nbytes > self._top_bytes:  # as _note has it, without a call: this is what a ledger does most
+            self._top_bytes, self._top_moment, self._climbing = self.nbytes, self.moment, True
         return tensor
 
     def free(self, *tensors: Tensor | None) -> None:
         """Tensors die; None is allowed, for what a variant does not have."""
-        self._settle()
+        if self._climbing:
+            self._settle()
+        alive = self.alive
         for tensor in tensors:
             if tensor is not None:
-                self.alive[tensor] -= 1
+                alive[tensor] -= 1
                 self.nbytes -= tensor.size.nbytes
 
     def free_component(self, component: str) -> None:

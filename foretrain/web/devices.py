@@ -1,5 +1,6 @@
 """The devices that the page can plan for: the catalogue, the card of this machine, and its processor."""
 
+import sys
 from functools import cache
 from typing import Any
 
@@ -9,6 +10,7 @@ from foretrain.hardware import DetectedGpu, Gpu, catalogue, detect, find
 from foretrain.units import parse_bytes
 
 HERE, CPU = "auto", "cpu"
+NO_MACHINE = sys.platform == "emscripten"  # Python in a browser: what it runs on cannot be seen
 
 
 @cache
@@ -27,11 +29,13 @@ def _cpu_here() -> Gpu:
 
 def listed() -> list[dict[str, Any]]:
     """Every device with what a chooser shows, this machine's first. Memory in bytes, None where unknown."""
-    here = _card_here()
+    here = None if NO_MACHINE else _card_here()
     rows = [{"id": HERE, "name": here.gpu.name, "memory_bytes": here.memory_bytes, "here": True}] if here else []
     rows += [
         {"id": g.name, "name": g.name, "memory_bytes": g.memory_bytes, "here": False} for g in catalogue().values()
     ]
+    if NO_MACHINE:
+        return rows
     cpu = _cpu_here()
     return [*rows, {"id": CPU, "name": cpu.name, "memory_bytes": cpu.memory_bytes, "here": True}]
 
@@ -42,6 +46,8 @@ def target(name: str, others: str) -> tuple[Gpu, int]:
     Where nothing is said of others, what they hold now is taken on this machine, and nothing elsewhere.
     """
     stated = _size(others) if others.strip() else None
+    if NO_MACHINE and name in (HERE, CPU):
+        raise UserError("page.no_machine")
     if name == CPU:
         gpu, available = _cpu_here(), available_memory_bytes()
         used = max(0, gpu.memory_bytes - available) if gpu.memory_bytes and available else 0

@@ -1,6 +1,8 @@
 """From what the page says to a plan. Nothing it says is a path: presets, cards and datasets are looked up in lists."""
 
+import json
 from functools import lru_cache
+from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
@@ -77,7 +79,7 @@ def _with_dataset(found: ResolvedConfig) -> tuple[RunConfig, int | None, str]:
     """(config, training tokens, where they are from): the built-in corpus, or a folder that lies under data/."""
     config = found.config
     if config.dataset == dataset.BUILT_IN:
-        return config, corpus.size_bytes("train") if config.tokenizer == "byte" else None, "built-in corpus"
+        return config, _built_in_tokens() if config.tokenizer == "byte" else None, "built-in corpus"
     path = _datasets().get(config.dataset)
     if path is None:
         return config, None, "unknown"
@@ -85,6 +87,13 @@ def _with_dataset(found: ResolvedConfig) -> tuple[RunConfig, int | None, str]:
     if info.vocab_size and "vocab_size" not in found.sources:
         config = config.model_copy(update={"vocab_size": info.vocab_size})
     return config, info.train_tokens, str(path)
+
+
+def _built_in_tokens() -> int:
+    """Of the training split. In a browser Python's library has no sources: there, those of what built the site."""
+    if not devices.NO_MACHINE:
+        return corpus.size_bytes("train")
+    return json.loads((resources.files("foretrain.web") / "corpus.json").read_text("utf-8"))["train_bytes"]
 
 
 def _datasets() -> dict[str, Path]:

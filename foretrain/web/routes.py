@@ -1,15 +1,13 @@
 """The routes of the page: its files, and a small JSON interface that knows nothing of how it is drawn."""
 
 import gzip
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -17,19 +15,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from foretrain.configfile import from_text, to_toml
 from foretrain.errors import UserError
-from foretrain.messages import printable, say
-from foretrain.presets import PRESETS
-from foretrain.records import Record
-from foretrain.web import answers, devices, jobs, planner, runs
-from foretrain.web.fields import fields
+from foretrain.messages import say
+from foretrain.web import answers, calls, jobs, planner, runs
+from foretrain.web.calls import Made
 from foretrain.web.guard import Guard
-from foretrain.web.language import Speaking, spoken
+from foretrain.web.language import Speaking
 
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-Asked = TypeVar("Asked", bound=Record)
-Made = tuple[int, dict[str, Any]]
 
 
 @cache
@@ -50,11 +43,7 @@ def create_app(port: int, token: str, roots: list[Path], language: str | None = 
     routes = [
         *(Route(path, _file, methods=["GET"]) for path in files()),
         Route("/api/start", handlers.start, methods=["GET"]),
-        Route("/api/plan", handlers.plan, methods=["POST"]),
-        Route("/api/advice", handlers.advice, methods=["POST"]),
-        Route("/api/cards", handlers.cards, methods=["POST"]),
-        Route("/api/read", handlers.read, methods=["POST"]),
-        Route("/api/toml", handlers.toml, methods=["POST"]),
+        *(Route(path, handlers.posted, methods=["POST"]) for path in calls.POSTED),
         Route("/api/exact", handlers.exact, methods=["POST"]),
         Route("/api/exact/{id}", handlers.exact_state, methods=["GET"]),
         Route("/api/exact/{id}/stop", handlers.exact_stop, methods=["POST"]),
@@ -112,18 +101,6 @@ async def _answer(work: Callable[[], Made]) -> Response:
     return JSONResponse(value, status)
 
 
-async def _asked(request: Request, kind: type[Asked]) -> Asked:
-    """The body as a record. Raises UserError where it is none."""
-    try:
-        return kind.model_validate(json.loads(await request.body()))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part)[:40] for part in first["loc"])
-        raise UserError("page.bad_request", where=where or "body", reason=first["msg"]) from None
-    except (ValueError, RecursionError):
-        raise UserError("page.bad_request", where="body", reason="it is no JSON") from None
-
-
 class _Handlers:
     """What answers; holds the runs' folders and the exact jobs."""
 
@@ -132,40 +109,19 @@ class _Handlers:
 
     async def start(self, request: Request) -> Response:
         """Everything that the page needs once: the form, texts, devices, presets."""
-        return await _answer(lambda: (200, _start()))
+        return await _answer(lambda: (200, calls.start(jobs.why_not())))
 
-    async def plan(self, request: Request) -> Response:
-        """The plan of a form, by the ledger."""
-        return await self._with(request, planner.Asked, _plan)
-
-    async def advice(self, request: Request) -> Response:
-        """What to change in a form."""
-        from foretrain.web import advices
-
-        return await self._with(request, advices.AskedAdvice, lambda asked: (200, advices.answer(asked)))
-
-    async def cards(self, request: Request) -> Response:
-        """The same config on several devices."""
-        return await self._with(request, planner.Asked, _cards)
-
-    async def read(self, request: Request) -> Response:
-        """What a pasted config sets."""
-        return await self._with(request, planner.Pasted, _read)
-
-    async def toml(self, request: Request) -> Response:
-        """The config of a form as a file that plan and train take."""
-        return await self._with(request, planner.Asked, _toml)
+    async def posted(self, request: Request) -> Response:
+        """What the ledger answers (calls.py)."""
+        return await self._with(request, calls.POSTED[request.url.path])
 
     async def exact(self, request: Request) -> Response:
         """Begin to trace the plan of a form."""
-        return await self._with(request, planner.Asked, self._begin)
+        return await self._with(request, lambda body: calls.answered(body, planner.Asked, self._begin))
 
-    async def _with(self, request: Request, kind: type[Asked], work: Callable[[Asked], Made]) -> Response:
-        try:
-            asked = await _asked(request, kind)
-        except UserError as error:
-            return JSONResponse(answers.error_json(error), 400)
-        return await _answer(lambda: work(asked))
+    async def _with(self, request: Request, work: Callable[[bytes], Made]) -> Response:
+        body = await request.body()
+        return await _answer(lambda: work(body))
 
     def _begin(self, asked: planner.Asked) -> Made:
         found = planner.resolved(asked)
@@ -207,42 +163,6 @@ class _Handlers:
     async def comparisons(self, request: Request) -> Response:
         """Predicted against measured, of all runs."""
         return await _answer(lambda: (200, runs.comparisons(self._runs)))
-
-
-def _start() -> dict[str, Any]:
-    return {
-        "schema": answers.SCHEMA, **spoken(), "fields": fields(), "devices": devices.listed(),
-        "presets": list(PRESETS), "legend": answers.legend(), "no_exact": jobs.why_not(),
-    }  # fmt: skip
-
-
-def _plan(asked: planner.Asked) -> Made:
-    found = planner.resolved(asked)
-    return 200, answers.plan_json(planner.made(found, asked.gpu, asked.others), found)
-
-
-def _cards(asked: planner.Asked) -> Made:
-    from foretrain.advise.cards import choose
-    from foretrain.report import cards_view
-
-    found = planner.resolved(asked)
-    names = list(dict.fromkeys(asked.cards)) or [asked.gpu]
-    plans = [planner.made(found, name, asked.others if name == asked.gpu else "") for name in names]
-    return 200, {"schema": answers.SCHEMA, **answers.document_json(cards_view.document(plans, choose(plans)))}
-
-
-def _read(pasted: planner.Pasted) -> Made:
-    found = from_text(pasted.text, printable(pasted.name).replace("\n", " ") or "pasted")
-    values = {key: getattr(found.config, key) for key in found.sources}
-    return 200, {
-        "schema": answers.SCHEMA, "name": found.name, "values": values, "sources": found.sources,
-        "notes": [printable(str(note)) for note in found.notes],
-    }  # fmt: skip
-
-
-def _toml(asked: planner.Asked) -> Made:
-    text = to_toml(planner.resolved(asked).config)
-    return 200, {"schema": answers.SCHEMA, "name": f"{asked.preset or 'config'}.toml", "text": text}
 
 
 def _job(job: jobs.Job) -> dict[str, Any]:

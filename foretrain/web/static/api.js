@@ -1,15 +1,7 @@
-import { chosen } from "./language.js";
+// The answers to what the page asks, wherever they are made.
+import { send } from "./transport.js";
 
-// The server's answers. The token came behind # in the link; it is kept for this address and sent in a header,
-// which no other site can do.
-const KEPT = "foretrain-token";
-
-export function takeToken() {
-  const found = /^#token=([\w-]+)$/.exec(location.hash);
-  if (!found) return;
-  localStorage.setItem(KEPT, found[1]);
-  history.replaceState(null, "", "/#/plan");
-}
+export { takeToken } from "./transport.js";
 
 export class Failed extends Error {
   constructor(status, answer) {
@@ -20,12 +12,8 @@ export class Failed extends Error {
 }
 
 async function ask(method, path, body) {
-  const headers = { "X-Foretrain-Token": localStorage.getItem(KEPT) || "" };
-  if (chosen()) headers["X-Foretrain-Language"] = chosen();
-  if (method === "POST") headers["Content-Type"] = "application/json";
-  const response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
-  const answer = await response.json();
-  if (!response.ok) throw new Failed(response.status, answer);
+  const [status, answer] = await send(method, path, body === undefined ? undefined : JSON.stringify(body));
+  if (status >= 300) throw new Failed(status, answer);
   return answer;
 }
 

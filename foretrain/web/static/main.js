@@ -9,9 +9,18 @@ import { announce, h, setTexts, t } from "./ui.js";
 const main = document.getElementById("main");
 let shown = null, start = null;
 
+// What stands in the place of a part that cannot be had here: why.
+class Missing {
+  constructor(reason) { this.element = h("p", { class: "box" }, reason); }
+  enter() {}
+  leave() {}
+  redraw() {}
+}
+
 function pageOf(hash) {
   const path = hash.replace(/^#/, "").split("?")[0];
   const run = /^\/run\/([\w-]+)$/.exec(path);
+  if ((run || path === "/runs") && start.no_runs) return ["runs", () => new Missing(start.no_runs)];
   if (run) return ["runs", () => new RunPage(run[1])];
   return path === "/runs" ? ["runs", () => new RunsPage()] : ["plan", () => new Planner(start)];
 }
@@ -45,7 +54,10 @@ async function learn() {
   setTexts(start.texts);
   setLegend(start.legend);
   document.getElementById("skip").textContent = t("page.skip");
-  const links = [["plan", t("page.planner")], ["runs", t("page.runs")]];
+  const links = [["plan", t("page.planner")]];
+  document.getElementById("elsewhere")?.remove();
+  if (start.no_runs) main.after(h("footer", { class: "help", id: "elsewhere" }, start.no_runs));
+  else links.push(["runs", t("page.runs")]);
   document.getElementById("nav").setAttribute("aria-label", t("page.parts"));
   document.getElementById("nav").replaceChildren(...links.map(([name, text]) => h("a", { href: `#/${name}`, "data-page": name }, text)));
   return true;

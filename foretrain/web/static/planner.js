@@ -182,7 +182,7 @@ export class Planner {
   }
 
   async share() {
-    const link = `${location.origin}/${this.hash}`;
+    const link = new URL(this.hash, location.href).href;
     try {
       await navigator.clipboard.writeText(link);
       this.copied.textContent = t("page.copied");

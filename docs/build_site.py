@@ -35,6 +35,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Take part": ("extend", "contributing", "changelog"),
 }  # fmt: skip
 ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+SHIM = "https://unpkg.com/iframe-worker/shim"
+# What a browser loads by itself; links that one may click are no matter.
+_FETCHED = re.compile(r"""(?:<(?:script|img|iframe|source)[^>]*\ssrc=|<link[^>]*\shref=)["']?((?:https?:)?//[^"' >]+)""")
 _SECTION = re.compile(r"\A<!-- section: (.+?) -->\n")
 _LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 _CODE = re.compile(r"^(`{3,}).*?^\1 *$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
@@ -143,8 +146,23 @@ def build(folder: Path = STAGE) -> int:
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "--config-file", str(config)]
     code = subprocess.run(command, check=False).returncode
     if code == 0:
-        print(f"open {(folder / 'site' / 'index.html').relative_to(ROOT)}")
+        keep_inside(folder / "site")
+        print(f"open {folder / 'site' / 'index.html'}")
     return code
+
+
+def keep_inside(site: Path) -> None:
+    """What the theme would fetch from elsewhere comes from the site itself. Raises SystemExit where more than that is left.
+
+    It is one script: what lets the search work in pages that are opened from a folder (MIT, docs/vendor).
+    """
+    shutil.copy(DOCS / "vendor" / "iframe-worker" / "index.js", site / "assets" / "iframe-worker.js")
+    for page in site.rglob("*.html"):
+        up = "../" * (len(page.relative_to(site).parts) - 1)
+        text = page.read_text("utf-8").replace(SHIM, f"{up}assets/iframe-worker.js")
+        page.write_text(text, "utf-8")
+        if fetched := _FETCHED.search(text):
+            raise SystemExit(f"{page.relative_to(site)} would fetch {fetched[1]}")
 
 
 def serve(folder: Path = STAGE) -> int:

@@ -55,12 +55,15 @@ def _object(title: str, /, **fields: Any) -> type[BaseModel]:
 
 @dataclass(frozen=True)
 class Output:
-    """One object that `command --json` prints. `extra`: keys that it has beside the record's."""
+    """One object that `command --json` prints. `extra`: keys that it has beside the record's. `whole`: the record's keys
+    are always there; a log that says no more than that memory ran out has none of them.
+    """
 
     command: str
     what: str
     model: type[BaseModel]
     extra: dict[str, Any] = field(default_factory=dict)
+    whole: bool = True
 
 
 _PROBLEM = _object("Problem", id=(str, ...), message=(str, ...), values=(dict[str, Any], ...))
@@ -115,7 +118,7 @@ OUTPUTS: dict[str, Output] = {
         {"errors": (dict[str, float | None], ...)},
     ),
     "foretrain.explain/1": Output("explain RUN", "where a run's memory and time went", run_explain.RunExplanation),
-    "foretrain.log/1": Output("explain LOG", "what a log says", log_analysis.LogAnalysis, _LOG_EXTRA),
+    "foretrain.log/1": Output("explain LOG", "what a log says", log_analysis.LogAnalysis, _LOG_EXTRA, whole=False),
     "foretrain.snapshot/1": Output(
         "explain SNAPSHOT", "what a memory snapshot says", snapshot_analysis.SnapshotAnalysis
     ),
@@ -165,7 +168,7 @@ def schema(name: str) -> dict[str, Any]:
     made = model.model_json_schema(mode="serialization")
     made["properties"] = {"schema": {"const": name}, **made["properties"]}
     optional = {key for key, (_, default) in output.extra.items() if default is None or default == []}
-    required = [key for key in made.get("required", []) if key not in optional]
+    required = [key for key in made.get("required", []) if key not in optional and output.whole]
     made["required"] = ["schema", *required]
     return {"$schema": DIALECT, "title": name, "description": output.what, **_bare(made)}
 

@@ -64,12 +64,20 @@ def test_a_wrong_figure_of_a_gpu_is_found() -> None:
         test_hardware.test_figures_follow_a_second_way(sparse)
 
 
+def written_technique() -> Technique:
+    return eval(recipe("technique"), {"Technique": Technique})  # the page's own text
+
+
+@pytest.mark.slow
+def test_adding_a_technique_traced() -> None:
+    test_techniques.test_the_traced_peak_falls(written_technique())
+    test_techniques.test_the_ledger_knows_it(written_technique())
+
+
 def test_adding_a_technique() -> None:
-    technique = eval(recipe("technique"), {"Technique": Technique})  # the page's own text
+    technique = written_technique()
     assert technique.id not in {known.id for known in TECHNIQUES}
-    test_techniques.test_the_traced_peak_falls(technique)
     test_techniques.test_losses_are_unchanged_where_it_says_so(technique)
-    test_techniques.test_the_ledger_knows_it(technique)
     other = next(known for known in TECHNIQUES if known.id == "chunked_loss")
     assert combinable(technique, other)
     test_techniques.test_it_works_with_every_other((technique, other))

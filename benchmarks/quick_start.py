@@ -1,6 +1,6 @@
 """The commands of docs/start-no-gpu.md as a newcomer runs them, in an empty folder, with what they print.
 
-    python benchmarks/quick_start.py
+python benchmarks/quick_start.py
 """
 
 import json

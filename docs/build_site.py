@@ -37,7 +37,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 SHIM = "https://unpkg.com/iframe-worker/shim"
 # What a browser loads by itself; links that one may click are no matter.
-_FETCHED = re.compile(r"""(?:<(?:script|img|iframe|source)[^>]*\ssrc=|<link[^>]*\shref=)["']?((?:https?:)?//[^"' >]+)""")
+_FETCHED = re.compile(
+    r"""(?:<(?:script|img|iframe|source)[^>]*\ssrc=|<link[^>]*\shref=)["']?((?:https?:)?//[^"' >]+)"""
+)
 _SECTION = re.compile(r"\A<!-- section: (.+?) -->\n")
 _LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 _CODE = re.compile(r"^(`{3,}).*?^\1 *$|`[^`\n]+`", re.DOTALL | re.MULTILINE)

@@ -10,7 +10,6 @@ import io
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import advice_tables
 import compare_tables

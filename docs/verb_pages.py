@@ -58,7 +58,8 @@ def verbs() -> str:
     for name, command in commands():
         parts += [f"## {name}", _summary(command), f"```text\n{usage(name, command)}\n```", _options(command)]
         if shown := examples(command):
-            parts.append("<!-- not run: these name files of yours -->\n```sh\n" + "\n".join(_with_comment(line) for line in shown) + "\n```")
+            listed = "\n".join(_with_comment(line) for line in shown)
+            parts.append(f"<!-- not run: these name files of yours -->\n```sh\n{listed}\n```")
         parts.append(_ending(name))
     return "\n\n".join(part for part in parts if part)
 

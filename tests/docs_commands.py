@@ -13,7 +13,7 @@ from tests.helpers import REPO
 PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", REPO / "CHANGELOG.md", *sorted((REPO / "docs").glob("*.md"))]
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>run: slow|not run: [^>]+?) -->\n(?:<!-- generated: [a-z-]+ -->\n)?)?"
-    r"^```(?P<kind>sh|console|)\n(?P<body>.*?)^```$",
+    r"^```(?P<kind>\w*)\n(?P<body>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
 _INLINE = re.compile(r"`(foretrain [^`\n]+)`")
@@ -47,6 +47,8 @@ def commands() -> list[Command]:
 
 
 def _lines(kind: str, body: str) -> list[str]:
+    if kind not in ("sh", "console", ""):
+        return []
     lines = [line.strip() for line in body.splitlines()]
     if kind == "console":
         return [line[2:] for line in lines if line.startswith("$ ")]

@@ -17,8 +17,8 @@ from tests.docs_commands import PAGES, Command, commands, inline
 from tests.helpers import REPO, foretrain
 
 sys.path.insert(0, str(REPO / "docs"))
-import build_site  # noqa: E402
-import verb_pages  # noqa: E402
+import build_site
+import verb_pages
 
 VERBS = dict(verb_pages.commands())
 TRACED = ("--exact", "--explain", "--largest", "--snapshot")  # a minute of processor time each
@@ -44,7 +44,9 @@ def bare(page: Path) -> str:
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as Python-Markdown makes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
-    words = [re.sub(r"[^\w\s-]", "", heading.encode("ascii", "ignore").decode()).strip().lower() for heading in headings]
+    words = [
+        re.sub(r"[^\w\s-]", "", heading.encode("ascii", "ignore").decode()).strip().lower() for heading in headings
+    ]
     return {re.sub(r"[-\s]+", "-", word) for word in words}
 
 

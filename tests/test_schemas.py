@@ -105,7 +105,18 @@ def test_a_run_and_what_is_said_of_it(own_directory: Path) -> None:
 
 def test_datasets(own_directory: Path) -> None:
     Path("text.txt").write_text("Reading and writing.\n" * 400, "utf-8")
-    words = ("prepare", "text.txt", "--out", "data/a", "--tokenizer", "byte", "--split-documents", "line", "--val", "10%")
+    words = (
+        "prepare",
+        "text.txt",
+        "--out",
+        "data/a",
+        "--tokenizer",
+        "byte",
+        "--split-documents",
+        "line",
+        "--val",
+        "10%",
+    )
     asked("foretrain.prepare-plan/1", *words, "--plan")
     asked("foretrain.prepare/1", *words)
     asked("foretrain.data-info/1", "data", "info", "data/a")

@@ -401,6 +401,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "compare-case-b": compare_case_b,
     "compare-power": compare_tables.power,
     "accuracy": accuracy,
+    "accuracy-sentence": lambda: accuracy().splitlines()[-1],
     "explain-out-of-memory": explain_out_of_memory,
     "explain-snapshot": explain_snapshot,
     "explain-run": explain_run,

@@ -12,6 +12,14 @@ def console(verb: str) -> str:
     return f"```console\n{result('quick_start')['consoles'][verb]}\n```"
 
 
+def baby_plan() -> str:
+    """The verdict and the times, without the hour at which it would have ended then."""
+    parts = result("quick_start")["consoles"]["plan"].split("\n\n")
+    kept = [part for part in parts if part.splitlines()[0].startswith(("$", "Verdict", "Time"))]
+    lines = [line for line in "\n\n".join(kept).splitlines() if "started now" not in line]
+    return "```console\n" + "\n".join(lines) + "\n…\n```"
+
+
 def baby_train() -> str:
     found = result("quick_start")
     run, seconds = found["run"], found["seconds"]["train"]
@@ -32,7 +40,7 @@ def exit_codes() -> str:
 
 
 PARTS = {
-    "start-baby-plan": lambda: console("plan"),
+    "start-baby-plan": baby_plan,
     "start-baby-train": baby_train,
     "start-baby-compare": lambda: console("compare"),
     "start-baby-sample": lambda: console("sample"),

@@ -35,6 +35,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Take part": ("extend", "contributing", "changelog"),
 }  # fmt: skip
 ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+OWN = ("foretrain.css", "foretrain.js")
 SHIM = "https://unpkg.com/iframe-worker/shim"
 # What a browser loads by itself; links that one may click are no matter.
 _FETCHED = re.compile(
@@ -77,7 +78,8 @@ class Gatherer:
             self._write(name, _SECTION.sub("", self._relinked(path)))
         shutil.copytree(DOCS / "pictures", self.folder / "pictures", dirs_exist_ok=True)
         shutil.copytree(DOCS / "schemas", self.folder / "schemas", dirs_exist_ok=True)
-        shutil.copy(DOCS / "foretrain.css", self.folder)
+        for name in OWN:
+            shutil.copy(DOCS / name, self.folder)
         for path, name in self.listings.items():
             self._write(name, _listing(path))
 
@@ -184,7 +186,7 @@ def serve(folder: Path = STAGE) -> int:
 
 
 def _stamps() -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in [*sources().values(), DOCS / "foretrain.css"]}
+    return {path: path.stat().st_mtime_ns for path in [*sources().values(), *(DOCS / name for name in OWN)]}
 
 
 if __name__ == "__main__":

@@ -94,8 +94,8 @@ def _options(command: Any) -> str:
     for param in command.params:
         if getattr(param, "hidden", False) or not (param.help or is_option(param)):
             continue
-        rows.append(f"| {_names(param)} | {_default(param)} | {_cell(param.help)} |")
-    return "\n".join(["| option | default | what |", "| --- | --- | --- |", *rows]) if rows else ""
+        rows.append(f"| {_names(param)} | {_cell(param.help)}{_default(param)} |")
+    return "\n".join(["| option | what |", "| --- | --- |", *rows]) if rows else ""
 
 
 def _names(param: Any) -> str:
@@ -109,8 +109,8 @@ def _names(param: Any) -> str:
 def _default(param: Any) -> str:
     value = param.default
     if value is None or value is False or value == "" or callable(value):
-        return "required" if param.required else ""
-    return f"`{value}`"
+        return " Required." if param.required else ""
+    return f" Default: `{value}`."
 
 
 def _cell(text: str | None) -> str:

@@ -48,7 +48,7 @@ def main() -> None:
             rows.append([command, f"{took_s:.1f} s"])
         record = json.loads((Path(folder) / "first" / "run.json").read_text("utf-8"))
     data = {
-        "what": (__doc__ or "").splitlines()[0], "consoles": consoles, "seconds": seconds,
+        "what": (__doc__ or "").splitlines()[0], "consoles": consoles, "seconds": seconds, "load": round(os.getloadavg()[0], 2),
         "run": {key: record[key] for key in ("first_val_loss", "val_loss", "wall_s", "steps_done")},
     }  # fmt: skip
     report(options.out, "quick start", ["command", "took"], rows, data)

@@ -1,5 +1,7 @@
 """Generated parts of the quick starts and of the reference: consoles of benchmarks/quick_start.py, exit codes."""
 
+from typing import Any
+
 import question_tables
 import verb_pages
 from results import result
@@ -25,10 +27,20 @@ def baby_train() -> str:
     run, seconds = found["run"], found["seconds"]["train"]
     return (
         f"{console('train')}\n\n"
-        f"On {found['machine']['cpu'].removeprefix('CPU (').removesuffix(')')}, which other programs used as well, it took "
+        f"On {found['machine']['cpu'].removeprefix('CPU (').removesuffix(')')}, {_load(found)}, it took "
         f"{seconds:.0f} s (`python benchmarks/quick_start.py`, {found['date']}): from {run['first_val_loss']:.2f} to "
         f"{run['val_loss']:.2f} nats a byte."
     )
+
+
+def _load(found: dict[str, Any]) -> str:
+    """Whether the machine was its own: `load` is the kernel's average of a minute."""
+    shared = (
+        "shared with other programs, so the times below are longer than forecast"
+        if found["load"] > 3
+        else "idle otherwise"
+    )
+    return f"{shared} (load {found['load']:.0f})"
 
 
 def exit_codes() -> str:

@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
+DOCS_STAMP := $(VENV)/.installed-docs
 
-.PHONY: help demo test faults faults-long slow check fix docs site picture clean
+.PHONY: help demo test faults faults-long slow check fix docs docs-serve site site-of-docs picture clean
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -19,6 +20,10 @@ $(DEMO_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(DEMO_STAMP)
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	@touch $@
 
 demo: $(DEMO_STAMP) ## plan, train a small GPT on the built-in corpus, compare, report: about three minutes
 	$(BIN)/foretrain demo
@@ -44,8 +49,15 @@ fix: $(STAMP) ## mend what the linter can mend, and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP) ## write the generated parts of README.md and docs/ anew
+docs: $(DOCS_STAMP) ## write the generated parts of README.md and docs/ anew, and build the site in build/docs/site
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/build_site.py
+
+site-of-docs: $(DOCS_STAMP) # what CI runs: tests hold the generated parts
+	$(BIN)/python docs/build_site.py
+
+docs-serve: $(DOCS_STAMP) ## the documentation site on 127.0.0.1:8000, built again at each change
+	$(BIN)/python docs/build_site.py --serve
 
 site: | $(BIN)/python ## build/planner: the planner as a static site for any host (needs node and npm)
 	$(BIN)/python static_site/build.py

@@ -1,6 +1,6 @@
-"""Writes the generated parts of README.md and docs/: captured commands, tables of knobs and exit codes, pictures.
+"""Writes the generated parts of README.md and docs/: captured commands, tables of knobs and verbs, schemas, pictures.
 
-    make docs                        write them
+    make docs                        write them, and build the site
     python docs/generate.py --check  say what is out of date, exit with 1
 
 A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
@@ -10,18 +10,19 @@ import io
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import advice_tables
 import compare_tables
 import fault_tables
+import json_schemas
+import page_parts
 import precision_tables
 import prepare_tables
 import recipe_tables
 import speed_tables
 import technique_tables
 import tune_tables
-from results import result
+from results import ROOT, result
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
@@ -35,7 +36,6 @@ from foretrain.advise.utilization import utilization
 from foretrain.cli.explain_run import failures, ran_out
 from foretrain.config import GROUPS, knobs
 from foretrain.configfile import resolve
-from foretrain.errors import EXIT_CODE_OF, ExitCode
 from foretrain.hardware import find
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.within import within
@@ -55,7 +55,6 @@ from foretrain.report.document import Document
 from foretrain.training_log import read_log
 from foretrain.units import parse_bytes
 
-ROOT = Path(__file__).parent.parent
 CASES = ROOT / "examples" / "real-cases"
 WIDTH = 108
 
@@ -101,6 +100,12 @@ def plan_case_d() -> str:
         'foretrain plan examples/real-cases/d.py --gpu "RTX 4070" --step-time 3.9',
         terminal(made, ("plan.work", "plan.time")),
     )
+
+
+def start_plan() -> str:
+    made = plan(resolve(["gpt2-124m"]).config, find("RTX 4070"), name="gpt2-124m", others_bytes=parse_bytes("2GB"))
+    command = 'foretrain plan gpt2-124m --gpu "RTX 4070" --others 2GB'
+    return block(command, terminal(made, ("plan.verdict", "plan.bytes", "plan.time")))
 
 
 def advise_case_c() -> str:
@@ -396,30 +401,10 @@ def knob_tables() -> str:
     return "\n".join(parts).rstrip()
 
 
-EXIT_MEANINGS = {
-    "DONE": "done",
-    "INTERNAL": "internal error: a bug, with its traceback",
-    "USAGE": "bad usage or configuration",
-    "CHECK_FAILED": "`--check`: it does not fit",
-    "ENVIRONMENT": "something is missing here: torch, a card, a package, a writable folder",
-    "OUT_OF_MEMORY": "out of memory",
-    "DIVERGED": "the loss or the weights are no longer finite; the last checkpoint is intact",
-    "DATA": "data, a run or a checkpoint is missing or damaged",
-    "DISK_FULL": "the disk is full; earlier checkpoints are intact",
-    "STOPPED": "stopped by a signal, the state is saved; `--resume auto` goes on",
-    "INTERRUPTED": "interrupted by a second Ctrl-C; what was saved before is intact",
-}
-
-
-def exit_codes() -> str:
-    lines = ["| code | meaning | ids of its errors |", "| ---: | --- | --- |"]
-    for code in ExitCode:
-        families = ", ".join(f"`{family}.*`" for family, own in EXIT_CODE_OF.items() if own == code)
-        lines.append(f"| {int(code)} | {EXIT_MEANINGS[code.name]} | {families} |")
-    return "\n".join(lines)
-
-
 PARTS: dict[str, Callable[[], str]] = {
+    **page_parts.PARTS,
+    "start-plan": start_plan,
+    "schemas": json_schemas.table,
     "plan-case-c": plan_case_c,
     "plan-case-d": plan_case_d,
     "advise-case-c": advise_case_c,
@@ -432,6 +417,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "compare-case-b": compare_case_b,
     "compare-power": compare_tables.power,
     "accuracy": accuracy,
+    "accuracy-sentence": lambda: accuracy().splitlines()[-1],
     "explain-out-of-memory": explain_out_of_memory,
     "explain-snapshot": explain_snapshot,
     "explain-run": explain_run,
@@ -451,7 +437,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "knobs": knob_tables,
     "page-speed": page_speed,
     "static-site": static_site,
-    "exit-codes": exit_codes,
     "faults": fault_tables.faults,
     "resume-keys": fault_tables.resume,
     "against-nanogpt": speed_tables.against,
@@ -479,7 +464,7 @@ def fill(page: str) -> str:
 
 def main() -> int:
     check = "--check" in sys.argv
-    wanted = {ROOT / "docs" / "pictures" / "plan.svg": picture_of_plan()}
+    wanted = {ROOT / "docs" / "pictures" / "plan.svg": picture_of_plan(), **json_schemas.files()}
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         wanted[page] = fill(page.read_text("utf-8"))
     stale = [path for path, content in wanted.items() if not path.is_file() or path.read_text("utf-8") != content]

@@ -1,0 +1,59 @@
+"""The commands of docs/start-no-gpu.md as a newcomer runs them, in an empty folder, with what they print.
+
+python benchmarks/quick_start.py
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from common import arguments, report
+
+COMMANDS = (
+    "foretrain plan baby --gpu cpu --max_iters=100 --lr_decay_iters=100 --eval_interval=50",
+    "foretrain train baby --max_iters=100 --lr_decay_iters=100 --eval_interval=50 --out_dir=first",
+    "foretrain compare first",
+    "foretrain sample first --prompt 'def ' --tokens 100",
+    "foretrain report first",
+    "foretrain runs",
+)
+
+
+def run(command: str, folder: str) -> tuple[str, float]:
+    """(what a terminal of 100 columns shows, seconds)."""
+    words = [sys.executable, "-m", "foretrain", *shlex.split(command)[1:]]
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "FORETRAIN_CACHE": str(Path(folder) / ".cache")}
+    before = time.perf_counter()
+    done = subprocess.run(
+        words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+    )
+    return "\n".join(line.rstrip() for line in done.stdout.rstrip().splitlines()), time.perf_counter() - before
+
+
+def main() -> None:
+    options = arguments("quick_start", __doc__ or "")
+    consoles, rows, seconds = {}, [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        for command in COMMANDS:
+            shown, took_s = run(command, folder)
+            verb = command.split()[1]
+            consoles[verb] = f"$ {command}\n{shown}"
+            seconds[verb] = took_s
+            rows.append([command, f"{took_s:.1f} s"])
+        record = json.loads((Path(folder) / "first" / "run.json").read_text("utf-8"))
+    data = {
+        "what": (__doc__ or "").splitlines()[0], "consoles": consoles, "seconds": seconds, "load": round(os.getloadavg()[0], 2),
+        "run": {key: record[key] for key in ("first_val_loss", "val_loss", "wall_s", "steps_done")},
+    }  # fmt: skip
+    report(options.out, "quick start", ["command", "took"], rows, data)
+    assert not re.search(r"/(tmp|home)/", json.dumps(consoles))
+
+
+if __name__ == "__main__":
+    main()

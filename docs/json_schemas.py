@@ -1,0 +1,206 @@
+"""JSON Schemas of what `--json` prints, made from the records themselves: docs/schemas/NAME-VERSION.json and a table.
+
+A record's schema is pydantic's; what a verb puts beside it stands in `OUTPUTS`. tests/test_schemas.py holds real
+outputs to these files.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from results import ROOT
+
+from foretrain.advise import (
+    advice,
+    best,
+    cards,
+    compare,
+    explain,
+    forecast_check,
+    log_analysis,
+    remedies,
+    run_explain,
+    snapshot_analysis,
+    tuning,
+    utilization,
+)
+from foretrain.calibration import Calibration
+from foretrain.config import RunConfig
+from foretrain.hardware import Gpu
+from foretrain.lm.dataset_look import DatasetSummary
+from foretrain.predict import within
+from foretrain.predict.exact.largest import Largest
+from foretrain.predict.plan import Plan
+from foretrain.prepare.estimate import PreparePlan
+from foretrain.run.export import Exported
+from foretrain.run.store import RunRecord
+from foretrain.run.watch_record import WatchRecord
+
+FOLDER = ROOT / "docs" / "schemas"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+class _Open(BaseModel):
+    """An object that is not a record: what stands here is there, more may be."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def _object(title: str, /, **fields: Any) -> type[BaseModel]:
+    """Fields as (type, ...) or (type, default)."""
+    return create_model(title, __base__=_Open, **fields)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One object that `command --json` prints. `extra`: keys that it has beside the record's. `whole`: the record's keys
+    are always there; a log that says no more than that memory ran out has none of them.
+    """
+
+    command: str
+    what: str
+    model: type[BaseModel]
+    extra: dict[str, Any] = field(default_factory=dict)
+    whole: bool = True
+
+
+_PROBLEM = _object("Problem", id=(str, ...), message=(str, ...), values=(dict[str, Any], ...))
+_ERROR = _object(
+    "Error", id=(str, ...), exit_code=(int, ...), message=(str, ...), problems=(list[_PROBLEM], ...),
+)  # fmt: skip
+_SCHEMA = {"schema_": (str, Field(alias="schema"))}  # a record has an attribute of that name
+_WITH_PATH = {"path": (str, ...), **_SCHEMA}
+_LISTED_RUN = create_model("ListedRun", __base__=RunRecord, **_WITH_PATH)  # type: ignore[call-overload]
+_LISTED_WATCH = create_model("ListedWatch", __base__=WatchRecord, **_WITH_PATH)  # type: ignore[call-overload]
+_PLAN_OF_CARDS = create_model("PlanOfCards", __base__=Plan, **_SCHEMA)  # type: ignore[call-overload]
+_LOG_EXTRA = {
+    "watch": (WatchRecord | None, None), "out_of_memory": (run_explain.OutOfMemory | None, None),
+    "remedies": (list[remedies.Remedy], []),
+}  # fmt: skip
+_PART = _object(
+    "Part", name=(str, ...), path=(str, ...), weight=(float, ...), tokens=(int, ...), epochs=(float | None, ...)
+)
+_HEAD = _object(
+    "Head", path=(str, ...), split=(str, ...), position=(int, ...), ids=(list[int], ...), text=(str | None, ...)
+)
+_VERIFIED = _object(
+    "Verified", path=(str, ...), ok=(bool, ...), files=(int, ...), size_bytes=(int, ...), checked_bytes=(int, ...),
+    took_s=(float, ...), problems=(list[_PROBLEM], ...),
+)  # fmt: skip
+_PREPARED = _object(
+    "Prepared", out=(str, ...), status=(Literal["finished", "stopped"], ...), signal=(str | None, ...),
+    resumed=(bool, ...), existed=(bool, ...), tokens=(int, ...), elapsed_s=(float, ...),
+)  # fmt: skip
+
+OUTPUTS: dict[str, Output] = {
+    "foretrain.plan/1": Output(
+        "plan", "a plan for one card", Plan, {"advice": (advice.Advices | None, None)}
+    ),
+    "foretrain.plans/1": Output(
+        "plan --gpu A,B", "plans for several cards and the best of them",
+        _object("Plans", plans=(list[_PLAN_OF_CARDS], ...), best=(cards.Choice, ...)),
+    ),
+    "foretrain.explanation/1": Output("plan --explain", "why so much", explain.Explanation),
+    "foretrain.largest/1": Output("plan --largest KNOB", "the largest value that fits", Largest),
+    "foretrain.within/1": Output("plan --within LIMIT", "the steps that fit", within.Within),
+    "foretrain.best/1": Output("plan --best", "the GPT of lowest estimated loss", best.Best),
+    "foretrain.config/1": Output(
+        "plan --show-config", "every knob and where it is from",
+        _object("Config", config=(RunConfig, ...), sources=(dict[str, str], ...)),
+    ),
+    "foretrain.advice/1": Output("advise", "changes, ranked", advice.Advices),
+    "foretrain.mfu/1": Output("mfu", "shares of the peak", utilization.Utilization),
+    "foretrain.compare/1": Output("compare A B", "runs side by side", compare.Comparison),
+    "foretrain.comparison/1": Output(
+        "compare RUN", "a run beside its forecast", forecast_check.Comparison,
+        {"errors": (dict[str, float | None], ...)},
+    ),
+    "foretrain.explain/1": Output("explain RUN", "where a run's memory and time went", run_explain.RunExplanation),
+    "foretrain.log/1": Output("explain LOG", "what a log says", log_analysis.LogAnalysis, _LOG_EXTRA, whole=False),
+    "foretrain.snapshot/1": Output(
+        "explain SNAPSHOT", "what a memory snapshot says", snapshot_analysis.SnapshotAnalysis
+    ),
+    "foretrain.tune/1": Output("tune", "every trial and the winner", tuning.Tuning),
+    "foretrain.run/1": Output("train", "the record of a run, as in run.json", RunRecord),
+    "foretrain.watch/1": Output("watch", "what a program took", WatchRecord, {"path": (str, ...)}),
+    "foretrain.runs/1": Output(
+        "runs", "runs and watched programs",
+        _object("Runs", runs=(list[_LISTED_RUN], ...), watched=(list[_LISTED_WATCH], ...)),
+    ),
+    "foretrain.report/1": Output("report", "where the report was written", _object("Report", path=(str, ...))),
+    "foretrain.sample/1": Output(
+        "sample", "text from a checkpoint",
+        _object("Sample", checkpoint=(str, ...), prompt=(str, ...), text=(str, ...)),
+    ),
+    "foretrain.export/1": Output("export", "what was written for others", Exported),
+    "foretrain.prepare-plan/1": Output(
+        "prepare --plan", "what preparing will take", PreparePlan, {"fits_": (bool, Field(alias="fits"))}
+    ),
+    "foretrain.prepare/1": Output("prepare", "what was prepared", _PREPARED),
+    "foretrain.data-info/1": Output("data info", "statistics of a dataset", DatasetSummary),
+    "foretrain.data-verify/1": Output("data verify", "blocks held against their digests", _VERIFIED),
+    "foretrain.data-head/1": Output("data head", "tokens and their text", _HEAD),
+    "foretrain.data-mix/1": Output(
+        "data mix", "a mixture's parts", _object("Mix", out=(str | None, ...), parts=(list[_PART], ...))
+    ),
+    "foretrain.gpus/1": Output("gpus", "the catalogue", _object("Gpus", gpus=(list[Gpu], ...))),
+    "foretrain.calibration/1": Output("calibrate", "what was measured of a device", Calibration),
+    "foretrain.serve/1": Output(
+        "serve", "the page's address", _object("Served", url=(str, ...), port=(int, ...))
+    ),
+    "foretrain.demo/1": Output(
+        "demo", "the demo's run and its comparison",
+        _object(
+            "Demo", run=(create_model("DemoRun", __base__=RunRecord, **_SCHEMA), ...),  # type: ignore[call-overload]
+            comparison=(forecast_check.Comparison, ...), unigram_entropy=(float | None, ...), report=(str, ...),
+        ),
+    ),
+    "foretrain.error/1": Output("every verb", "an error", _ERROR),
+}  # fmt: skip
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The JSON Schema of an output: the record's, the keys beside it, and `schema` with its one value."""
+    output = OUTPUTS[name]
+    model = create_model(output.model.__name__, __base__=output.model, **output.extra)  # type: ignore[call-overload]
+    made = model.model_json_schema(mode="serialization")
+    made["properties"] = {"schema": {"const": name}, **made["properties"]}
+    optional = {key for key, (_, default) in output.extra.items() if default is None or default == []}
+    required = [key for key in made.get("required", []) if key not in optional and output.whole]
+    made["required"] = ["schema", *required]
+    return {"$schema": DIALECT, "title": name, "description": output.what, **_bare(made)}
+
+
+def _bare(made: dict[str, Any]) -> dict[str, Any]:
+    """Without titles, which repeat the names, and without the docstrings of records, which name their code."""
+
+    def walk(value: Any, *, names: bool = False) -> Any:
+        if isinstance(value, dict):
+            kept = value if names else {k: v for k, v in value.items() if not (k == "title" and isinstance(v, str))}
+            if not names and kept.get("type") == "object":
+                kept = {k: v for k, v in kept.items() if k != "description"}
+            return {k: walk(v, names=not names and k in ("properties", "$defs")) for k, v in kept.items()}
+        return [walk(item) for item in value] if isinstance(value, list) else value
+
+    found = walk(made)
+    found.pop("description", None)
+    return found
+
+
+def path_of(name: str) -> Path:
+    """docs/schemas/foretrain.plan-1.json for foretrain.plan/1."""
+    return FOLDER / f"{name.replace('/', '-')}.json"
+
+
+def files() -> dict[Path, str]:
+    return {path_of(name): json.dumps(schema(name), indent=1, ensure_ascii=False) + "\n" for name in OUTPUTS}
+
+
+def table() -> str:
+    lines = ["| schema | printed by | what |", "| --- | --- | --- |"]
+    for name, output in OUTPUTS.items():
+        command = output.command if output.command == "every verb" else f"`foretrain {output.command} --json`"
+        lines.append(f"| [{name}](schemas/{path_of(name).name}) | {command} | {output.what} |")
+    return "\n".join(lines)

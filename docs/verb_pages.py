@@ -1,0 +1,141 @@
+"""docs/verbs.md: every verb with its usage, options, examples and exit codes, read from the command line itself."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import json_schemas
+import typer.main
+
+from foretrain.cli import app
+from foretrain.errors import ExitCode
+
+# What a verb may end with beside 0, 1, 2 and 130, which all of them may.
+CODES: dict[str, tuple[ExitCode, ...]] = {
+    "plan": (ExitCode.CHECK_FAILED, ExitCode.ENVIRONMENT, ExitCode.DATA),
+    "advise": (ExitCode.ENVIRONMENT, ExitCode.DATA),
+    "train": (
+        ExitCode.ENVIRONMENT, ExitCode.OUT_OF_MEMORY, ExitCode.DIVERGED, ExitCode.DATA, ExitCode.DISK_FULL,
+        ExitCode.STOPPED,
+    ),
+    "tune": (ExitCode.ENVIRONMENT, ExitCode.OUT_OF_MEMORY, ExitCode.DATA, ExitCode.DISK_FULL),
+    "runs": (ExitCode.DATA,), "report": (ExitCode.DATA,), "compare": (ExitCode.DATA,), "explain": (ExitCode.DATA,),
+    "watch": (ExitCode.ENVIRONMENT, ExitCode.DISK_FULL), "mfu": (ExitCode.ENVIRONMENT,),
+    "calibrate": (ExitCode.ENVIRONMENT,), "sample": (ExitCode.ENVIRONMENT, ExitCode.DATA),
+    "export": (ExitCode.ENVIRONMENT, ExitCode.DATA, ExitCode.DISK_FULL),
+    "prepare": (ExitCode.ENVIRONMENT, ExitCode.DATA, ExitCode.DISK_FULL, ExitCode.STOPPED),
+    "serve": (ExitCode.ENVIRONMENT, ExitCode.DATA),
+    "demo": (ExitCode.ENVIRONMENT, ExitCode.DISK_FULL, ExitCode.STOPPED),
+    "data": (ExitCode.ENVIRONMENT, ExitCode.DATA),
+}  # fmt: skip
+MEANINGS = {
+    "DONE": "done",
+    "INTERNAL": "internal error: a bug, with its traceback",
+    "USAGE": "bad usage or configuration",
+    "CHECK_FAILED": "`--check`: it does not fit",
+    "ENVIRONMENT": "something is missing here: torch, a card, a package, a writable folder",
+    "OUT_OF_MEMORY": "out of memory",
+    "DIVERGED": "the loss or the weights are no longer finite; the last checkpoint is intact",
+    "DATA": "data, a run or a checkpoint is missing or damaged",
+    "DISK_FULL": "the disk is full; earlier checkpoints are intact",
+    "STOPPED": "stopped by a signal, the state is saved; `--resume auto` goes on",
+    "INTERRUPTED": "interrupted by a second Ctrl-C; what was saved before is intact",
+}
+ALWAYS = (ExitCode.DONE, ExitCode.INTERNAL, ExitCode.USAGE, ExitCode.INTERRUPTED)
+
+
+def commands(group: Any = None, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """('plan', its command), ('data info', …) …, in the order of --help; groups themselves are left out."""
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        if getattr(command, "commands", None):
+            yield from commands(command, f"{prefix}{name} ")
+        else:
+            yield prefix + name, command
+
+
+def verbs() -> str:
+    parts = [_contents()]
+    for name, command in commands():
+        parts += [f"## {name}", _summary(command), f"```text\n{usage(name, command)}\n```", _options(command)]
+        if shown := examples(command):
+            listed = "\n".join(_with_comment(line) for line in shown)
+            parts.append(f"<!-- not run: these name files of yours -->\n```sh\n{listed}\n```")
+        parts.append(_ending(name))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _contents() -> str:
+    rows = [f"| [{name}](#{name.replace(' ', '-')}) | {_cell(_summary(command))} |" for name, command in commands()]
+    return "\n".join(["| verb | what it answers |", "| --- | --- |", *rows])
+
+
+def _summary(command: Any) -> str:
+    return inspect.cleandoc(command.help or "").replace("\n", " ")
+
+
+def is_option(param: Any) -> bool:
+    return param.opts[0].startswith("-")
+
+
+def usage(name: str, command: Any) -> str:
+    words = []
+    for param in command.params:
+        if not is_option(param):
+            word = param.metavar or param.name.upper()
+            many = param.nargs == -1 and "..." not in word
+            word = f"{word}..." if many else word
+            words.append(word if param.required or word.startswith("[") else f"[{word}]")
+    options = " [OPTIONS]" if any(is_option(param) for param in command.params) else ""
+    return " ".join([f"foretrain {name}", *words]) + options
+
+
+def _options(command: Any) -> str:
+    rows = []
+    for param in command.params:
+        if getattr(param, "hidden", False) or not (param.help or is_option(param)):
+            continue
+        rows.append(f"| {_names(param)} | {_cell(param.help)}{_default(param)} |")
+    return "\n".join(["| option | what |", "| --- | --- |", *rows]) if rows else ""
+
+
+def _names(param: Any) -> str:
+    """`--gpu`, `--price RATE`, `--fused` `--no-fused`, or the name of an argument."""
+    if not is_option(param):
+        return f"`{param.metavar or param.name.upper()}`"
+    value = f" {param.metavar}" if param.metavar else ""
+    return " ".join(f"`{name}{value}`" for name in (*param.opts, *param.secondary_opts))
+
+
+def _default(param: Any) -> str:
+    value = param.default
+    if value is None or value is False or value == "" or callable(value):
+        return " Required." if param.required else ""
+    return f" Default: `{value}`."
+
+
+def _cell(text: str | None) -> str:
+    return (text or "").replace("\n", " ").replace("|", "\\|").replace("[CONFIG]", "CONFIG")
+
+
+def examples(command: Any) -> list[str]:
+    """The lines of --help that show how it is called."""
+    lines = [line.strip() for line in inspect.cleandoc(command.epilog or "").splitlines()]
+    return [line for line in lines if line.startswith("foretrain ")]
+
+
+def _with_comment(line: str) -> str:
+    """What stands in brackets behind an example becomes a comment of the shell."""
+    call, gap, said = line.partition("   (")
+    return f"{call}   # {said.removesuffix(')')}" if gap else line
+
+
+def _ending(name: str) -> str:
+    codes = sorted({*ALWAYS, *CODES.get(name.split()[0], ())})
+    listed = ", ".join(str(int(code)) for code in codes)
+    made = [key for key, output in json_schemas.OUTPUTS.items() if _verb_of(output.command) == name]
+    links = ", ".join(f"[{key}](schemas/{json_schemas.path_of(key).name})" for key in made)
+    return f"[Exit codes](exit-codes.md): {listed}." + (f" `--json` prints {links}." if links else "")
+
+
+def _verb_of(command: str) -> str:
+    return " ".join(word for word in command.split() if word.islower() and word.isalpha())

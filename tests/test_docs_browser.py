@@ -1,0 +1,115 @@
+"""The documentation site in headless Chromium: from its folder and under a sub-path, light and dark, wide and narrow."""
+
+import functools
+import http.server
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("zensical")
+pytest.importorskip("playwright")
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.helpers import REPO
+
+sys.path.insert(0, str(REPO / "docs"))
+import build_site
+
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+PAGES = ("index", "start-no-gpu", "verbs", "advice", "schemas", "source/examples/real-cases/b1.log")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("docs")
+    assert build_site.build(folder) == 0
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+def opened(browser: Browser, url: str, width: int = 1300, scheme: str = "light") -> tuple[Page, list[str]]:
+    """(the page, what went wrong on it: requests to elsewhere and complaints on the console)."""
+    page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()  # type: ignore[arg-type]
+    wrong: list[str] = []
+    home = ("file:", "data:", "about:", "blob:", "http://127.0.0.1")
+    page.on("request", lambda sent: None if sent.url.startswith(home) else wrong.append(sent.url))
+    page.on("requestfailed", lambda sent: wrong.append(sent.url))
+    page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+    page.goto(url, wait_until="load")
+    page.wait_for_timeout(400)
+    return page, wrong
+
+
+def find(page: Page) -> None:
+    """Search by keyboard."""
+    page.keyboard.press("Control+k")
+    page.wait_for_timeout(500)
+    page.keyboard.type("expandable segments", delay=20)
+    expect(page.locator("a[href*='techniques'], a[href*='advice']").last).to_be_visible(timeout=15_000)
+    expect(page.locator("body")).to_contain_text("results", timeout=15_000)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_no_serious_violation(site: Path, browser: Browser, name: str, scheme: str) -> None:
+    page, wrong = opened(browser, (site / f"{name}.html").as_uri(), scheme=scheme)
+    assert not wrong  # before axe-core, which reads style sheets itself
+    found = [v for v in Axe().run(page).response["violations"] if v["impact"] in ("serious", "critical")]
+    assert not found, [(v["id"], v["nodes"][0]["html"]) for v in found]
+    page.context.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_narrow(site: Path, browser: Browser, name: str) -> None:
+    page, wrong = opened(browser, (site / f"{name}.html").as_uri(), width=320)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert not wrong
+    page.context.close()
+
+
+def test_search_in_the_folder(site: Path, browser: Browser) -> None:
+    page, wrong = opened(browser, (site / "index.html").as_uri())
+    find(page)
+    assert not wrong
+
+
+def test_under_a_sub_path(site: Path, browser: Browser) -> None:
+    """Served at /some/where/, with every link of the home page and the search."""
+    root = site.parent / "web"
+    shutil.copytree(site, root / "some" / "where")
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(root)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        home = f"http://127.0.0.1:{server.server_port}/some/where/"
+        page, wrong = opened(browser, home + "index.html")
+        links = set(page.eval_on_selector_all("a[href]", "found => found.map(a => a.href.split('#')[0])"))
+        inside = {link for link in links if link.startswith("http://127.0.0.1")}
+        assert len(inside) > len(build_site.sources()) - 2
+        for link in inside:
+            assert link.startswith(home), link
+            assert page.request.get(link).ok, link
+        find(page)
+        assert not wrong
+    finally:
+        server.shutdown()
+        server.server_close()

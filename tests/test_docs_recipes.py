@@ -1,0 +1,96 @@
+"""docs/extend.md is followed, as it stands there: a card, a technique and a language are added."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from foretrain.hardware import Gpu
+from foretrain.lm.techniques import TECHNIQUES, Technique, combinable
+from foretrain.messages import texts
+from tests import test_hardware, test_techniques
+from tests.helpers import REPO
+
+PAGE = (REPO / "docs" / "extend.md").read_text("utf-8")
+
+
+def recipe(name: str) -> str:
+    """The block that follows `<!-- recipe: NAME -->`."""
+    found = re.search(rf"<!-- recipe: {name} -->\n```\w+\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    assert found, name
+    return found[1]
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A folder with a copy of the package, to change."""
+    shutil.copytree(REPO / "foretrain", tmp_path / "foretrain", ignore=shutil.ignore_patterns("__pycache__", "static"))
+    return tmp_path
+
+
+def python(package: Path, *words: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(package)}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=package, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_adding_a_gpu(package: Path) -> None:
+    block = recipe("gpu")
+    ((name, figures),) = tomllib.loads(block).items()
+    card = Gpu(name=name, **figures)
+    assert name not in {gpu.name for gpu in test_hardware.CARDS}
+    test_hardware.test_figures_follow_a_second_way(card)
+    test_hardware.test_ratios_between_dtypes(card)
+    with (package / "foretrain" / "gpus.toml").open("a", encoding="utf-8") as file:
+        file.write("\n" + block)
+    shown = python(package, "-m", "foretrain", "plan", "gpt2-124m", "--gpu", "4071")
+    assert name in shown
+    assert "fits" in shown
+
+
+def test_a_wrong_figure_of_a_gpu_is_found() -> None:
+    """The check that the page promises is one: the sparse figure does not pass."""
+    ((name, figures),) = tomllib.loads(recipe("gpu")).items()
+    sparse = Gpu(name=name, **{**figures, "fp16_dense_tflops": 2 * figures["fp16_dense_tflops"]})
+    with pytest.raises(AssertionError):
+        test_hardware.test_figures_follow_a_second_way(sparse)
+
+
+def written_technique() -> Technique:
+    return eval(recipe("technique"), {"Technique": Technique})  # the page's own text
+
+
+@pytest.mark.slow
+def test_adding_a_technique_traced() -> None:
+    test_techniques.test_the_traced_peak_falls(written_technique())
+    test_techniques.test_the_ledger_knows_it(written_technique())
+
+
+def test_adding_a_technique() -> None:
+    technique = written_technique()
+    assert technique.id not in {known.id for known in TECHNIQUES}
+    test_techniques.test_losses_are_unchanged_where_it_says_so(technique)
+    other = next(known for known in TECHNIQUES if known.id == "chunked_loss")
+    assert combinable(technique, other)
+    test_techniques.test_it_works_with_every_other((technique, other))
+
+
+def test_adding_a_language(package: Path) -> None:
+    block = recipe("language")
+    tables = tomllib.loads(block)
+    assert tables.pop("language")["direction"] in ("ltr", "rtl")
+    for table, own in tables.items():
+        for id, text in own.items():
+            assert f"{table}.{id}" in texts("en")
+            assert re.findall(r"{.*?}", text) == re.findall(r"{.*?}", texts("en")[f"{table}.{id}"])
+    (package / "foretrain" / "locales" / "xx.toml").write_text(block, "utf-8")
+    code = "from foretrain.messages import say; print(say('plan.verdict', 'xx'))"
+    assert python(package, "-c", code).strip() == tables["plan"]["verdict"]

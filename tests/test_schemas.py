@@ -1,0 +1,152 @@
+"""docs/schemas: what `--json` really prints is what the schemas say, and every verb's output has one."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers import REPO, foretrain, write_dataset
+
+jsonschema = pytest.importorskip("jsonschema")
+sys.path.insert(0, str(REPO / "docs"))
+import json_schemas  # noqa: E402
+
+CASES = REPO / "examples" / "real-cases"
+CARD = ("--gpu", "RTX 4070")
+# Schemas of files that foretrain writes and reads itself, and of the page's own answers.
+FILES = {
+    "foretrain.dataset/1", "foretrain.dataset/2", "foretrain.prepare-state/1", "foretrain.nonfinite/1",
+    "foretrain.trace/1", "foretrain.checkpoint/1", "foretrain.page/1",
+}  # fmt: skip
+TRAIN = (
+    "train", "baby", "--device=cpu", "--n_layer=1", "--n_head=1", "--n_embd=16", "--block_size=16", "--batch_size=2",
+    "--max_iters=4", "--lr_decay_iters=4", "--warmup_iters=1", "--eval_interval=2", "--eval_iters=1", "--out_dir=run",
+)  # fmt: skip
+
+
+def held(name: str, text: str) -> dict[str, Any]:
+    """The object of a text, held to the committed schema of its name."""
+    found = json.loads(text)
+    assert found["schema"] == name
+    schema = json.loads(json_schemas.path_of(name).read_text("utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(schema).validate(found)
+    return found
+
+
+def asked(name: str, *words: str, code: int = 0) -> dict[str, Any]:
+    result = foretrain(*words, "--json", timeout=600)
+    assert result.returncode == code, result.stderr
+    return held(name, result.stdout)
+
+
+ANSWERS = {
+    "foretrain.plan/1": ("plan", str(CASES / "c.py"), *CARD, "--others", "2.1GB"),
+    "foretrain.plans/1": ("plan", "gpt2-124m", "--gpu", "3060,4070"),
+    "foretrain.within/1": ("plan", "gpt2-124m", *CARD, "--within", "12h"),
+    "foretrain.config/1": ("plan", "baby", "--show-config"),
+    "foretrain.advice/1": ("advise", str(CASES / "c.py"), *CARD, "--others", "2.1GB"),
+    "foretrain.mfu/1": ("mfu", str(CASES / "b1.py"), "--tokens-per-s", "134k", *CARD),
+    "foretrain.compare/1": (
+        "compare", f"B1={CASES}/b1.log+{CASES}/b1.py", f"B2={CASES}/b2.csv+{CASES}/b2.py", *CARD,
+    ),
+    "foretrain.log/1": (
+        "explain", str(REPO / "examples/logs/c-out-of-memory.log"), "--config", str(CASES / "c.py"), *CARD,
+    ),
+    "foretrain.snapshot/1": ("explain", str(REPO / "examples/snapshots/fragmented.pickle")),
+    "foretrain.gpus/1": ("gpus",),
+}  # fmt: skip
+SLOW = {
+    "foretrain.best/1": ("plan", *CARD, "--best", "--within", "20h", "--data-tokens", "3.68B"),
+    "foretrain.explanation/1": ("plan", "gpt2-30m", *CARD, "--explain", "--n_layer=2", "--compile=false"),
+    "foretrain.largest/1": ("plan", "gpt2-30m", *CARD, "--largest", "batch_size", "--n_layer=2", "--compile=false"),
+    "foretrain.calibration/1": ("calibrate", "--quick"),
+    "foretrain.demo/1": ("demo", "--steps", "20"),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_answers_are_what_their_schema_says(name: str) -> None:
+    asked(name, *ANSWERS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_slow_answers_are_what_their_schema_says(name: str) -> None:
+    asked(name, *SLOW[name])
+
+
+def test_a_log_that_only_ended_is_one_too(own_directory: Path) -> None:
+    log = (REPO / "examples/logs/c-out-of-memory.log").read_text("utf-8").splitlines()
+    Path("end.log").write_text(log[-1] + "\n", "utf-8")
+    assert "out_of_memory" in asked("foretrain.log/1", "explain", "end.log")
+
+
+def test_errors() -> None:
+    found = asked("foretrain.error/1", "plan", "gpt2-124m", "--gpu", "RTX 4071", code=2)
+    assert found["id"] == "gpu.unknown"
+    asked("foretrain.error/1", "plan", "gpt2-124m", *CARD, "--n_layer=-1", "--n_head=0", code=2)
+    asked("foretrain.error/1", "gpus", "--no-such", code=2)
+
+
+def test_a_run_and_what_is_said_of_it(own_directory: Path) -> None:
+    write_dataset(own_directory / "data" / "toy")
+    words = ("--dataset=toy", "--vocab_size=96")
+    asked("foretrain.run/1", *TRAIN, *words)
+    asked("foretrain.comparison/1", "compare", "run")
+    asked("foretrain.explain/1", "explain", "run")
+    asked("foretrain.report/1", "report", "run")
+    assert asked("foretrain.runs/1", "runs")["runs"]
+    asked("foretrain.export/1", "export", "run", "--to", "safetensors")
+
+
+def test_datasets(own_directory: Path) -> None:
+    Path("text.txt").write_text("Reading and writing.\n" * 400, "utf-8")
+    words = (
+        "prepare",
+        "text.txt",
+        "--out",
+        "data/a",
+        "--tokenizer",
+        "byte",
+        "--split-documents",
+        "line",
+        "--val",
+        "10%",
+    )
+    asked("foretrain.prepare-plan/1", *words, "--plan")
+    asked("foretrain.prepare/1", *words)
+    asked("foretrain.data-info/1", "data", "info", "data/a")
+    asked("foretrain.data-verify/1", "data", "verify", "data/a")
+    asked("foretrain.data-head/1", "data", "head", "data/a")
+    asked("foretrain.data-mix/1", "data", "mix", "data/a=1", "--out", "mix.toml")
+
+
+@pytest.mark.slow
+def test_what_another_program_took_and_what_is_written_of_a_model(own_directory: Path) -> None:
+    asked("foretrain.watch/1", "watch", "--json", "--", sys.executable, "-c", "print(1)")
+    assert foretrain(*TRAIN, timeout=300).returncode == 0
+    asked("foretrain.sample/1", "sample", "run", "--tokens", "5")
+    asked("foretrain.tune/1", *("tune", *TRAIN[1:]), "--budget", "20s")
+
+
+def test_the_schemas_refuse_what_is_not_theirs() -> None:
+    text = foretrain(*ANSWERS["foretrain.mfu/1"], "--json").stdout
+    for change in ({"step_s": "3.9"}, {"unknown_key": 1}, {"schema": "foretrain.mfu/2"}):
+        with pytest.raises((jsonschema.ValidationError, AssertionError)):
+            held("foretrain.mfu/1", json.dumps({**json.loads(text), **change}))
+    with pytest.raises(jsonschema.ValidationError):
+        held("foretrain.mfu/1", json.dumps({k: v for k, v in json.loads(text).items() if k != "tokens_per_s"}))
+
+
+def test_every_output_has_a_schema() -> None:
+    """Every name of a schema in the code is one of the page's, or of a file that users need not read."""
+    found = set()
+    for path in (REPO / "foretrain").rglob("*.py"):
+        found |= set(re.findall(r'"(foretrain\.[a-z-]+/\d+)"', path.read_text("utf-8")))
+    assert found - FILES == set(json_schemas.OUTPUTS)
+    committed = {path.name for path in json_schemas.FOLDER.iterdir()}
+    assert committed == {json_schemas.path_of(name).name for name in json_schemas.OUTPUTS}

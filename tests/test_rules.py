@@ -224,7 +224,7 @@ def test_command_line_surface_is_bounded() -> None:
 
     command = typer.main.get_command(app)
     options = [p for c in command.commands.values() for p in c.params if p.param_type_name == "option"]  # type: ignore[attr-defined]
-    assert len(options) <= 114
+    assert len(options) <= 118
 
 
 def test_help_of_every_command_has_examples() -> None:

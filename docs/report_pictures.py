@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image  # pyright: ignore[reportMissingImports]
 from playwright.sync_api import sync_playwright
 
 REPO = Path(__file__).resolve().parent.parent
@@ -40,7 +40,8 @@ def main(runs: list[str]) -> None:
             subprocess.run(command, check=True)
             page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
             page.goto(page_file.as_uri())
-            top = start if isinstance(start, int) else page.locator("h2", has_text=start).bounding_box()["y"] - 8
+            box = None if isinstance(start, int) else page.locator("h2", has_text=start).bounding_box()
+            top = box["y"] - 8 if box else start
             page.screenshot(path=shot, full_page=True, clip={"x": 0, "y": top, "width": width, "height": height})
             page.close()
             Image.open(shot).convert("RGB").quantize(96).save(PICTURES / f"{name}.png", optimize=True)

@@ -12,6 +12,7 @@ import torch
 
 from foretrain.errors import ExitCode, UserError
 from foretrain.lm.step import build, train_step
+from foretrain.messages import say
 from foretrain.run import checkpoint, files, saver
 from foretrain.run.checkpoint import Progress
 from foretrain.run.saver import Saver
@@ -85,35 +86,92 @@ def test_one_at_a_time() -> None:
     assert checkpoint.steps_in(FOLDER) == [1, 2]
 
 
-def test_a_failure_is_raised_in_the_loop_with_its_sentence() -> None:
-    state, gate = trained(), Gate(OSError(28, "No space left on device"))
-    checkpoint.save(FOLDER, state, Progress(step=1))
-    files.watch(gate)
+@pytest.mark.parametrize(("error", "why"), [
+    (OSError(28, "No space left on device"), "the disk is full"), (OSError(30, "Read-only file system"), "Read-only"),
+    (OSError(5, "Input/output error"), "Input/output"), (RuntimeError("CUDA error: out of memory"), "no memory"),
+])  # fmt: skip
+def test_a_failed_save_is_told_and_tried_again_and_the_third_ends_the_run(error: BaseException, why: str) -> None:
+    state, gate = trained(), Gate(error)
     gate.open.set()
-    own = Saver(FOLDER, 1, lambda id, **values: None)
-    own.save(state, Progress(step=2), wait=False)
-    assert own._thread
-    own._thread.join()
-    with pytest.raises(UserError) as caught:
+    checkpoint.save(FOLDER, state, Progress(step=1))
+    notes: list[tuple[str, dict[str, Any]]] = []
+    own = Saver(FOLDER, 1, lambda id, **values: notes.append((id, values)))
+
+    def fail(step: int) -> None:
+        files.watch(gate)
+        own.save(state, Progress(step=step), wait=False)
+        assert own._thread
+        own._thread.join()
         own.poll()
+        assert checkpoint.steps_in(FOLDER) == [1], "the earlier one is intact"
+
+    fail(2)
+    fail(3)
+    assert [id for id, _ in notes] == ["save_failed"] * 2
+    assert why in say("event.save_failed", **notes[0][1])
+    assert "step-0000000001 is intact" in say("event.save_failed", **notes[0][1])
+    with pytest.raises((UserError, RuntimeError)):
+        fail(4)
+    files.watch(None)
+    own.save(state, Progress(step=5), wait=False)  # one that succeeds lets the count begin anew
+    own.finish()
+    notes.clear()
+    with pytest.raises(AssertionError, match="intact"):
+        fail(6)
+    assert [(id, values["count"]) for id, values in notes] == [("save_failed", 1)]
+
+
+def test_the_last_save_of_a_run_must_succeed() -> None:
+    state, gate = trained(), Gate(OSError(28, "No space left on device"))
+    gate.open.set()
+    files.watch(gate)
+    own = Saver(FOLDER, 1, lambda id, **values: None)
+    with pytest.raises(UserError) as caught:
+        own.save(state, Progress(step=2), wait=True)
     assert caught.value.exit_code == ExitCode.DISK_FULL
-    assert checkpoint.steps_in(FOLDER) == [1]
-    gate.error = None
+    files.watch(None)
     own.save(state, Progress(step=2), wait=True)  # and the next one is not spoilt by it
     assert checkpoint.steps_in(FOLDER) == [2]
 
 
-def test_a_run_meets_a_full_disk_in_the_background(own_directory: Path) -> None:
-    def full(call: str, path: Path, size_bytes: int) -> None:
-        if call == "fsync" and "0000000010" in str(path):
+def full_while(steps: range) -> Any:
+    """A disk that is full for a while: for the saves of these steps, and for the logs between them."""
+    at = [0]
+
+    def watcher(call: str, path: Path, size_bytes: int) -> None:
+        if "staging-step-" in str(path):
+            at[0] = int(str(path).split("staging-step-")[1][:10])
+        if at[0] in steps and call in ("write", "append", "mkdir"):
             raise OSError(28, "No space left on device")
 
-    files.watch(full)
+    return watcher
+
+
+def test_a_run_goes_on_over_a_full_disk_for_a_while(own_directory: Path) -> None:
+    """Two saves and the log lines meanwhile are refused: nothing of either is lost in the end."""
+    own = {"max_iters": 40, "lr_decay_iters": 40}
+    events: list[Any] = []
+    files.watch(full_while(range(10, 16)))
+    record = train(tiny(**own), listen=events.append)
+    files.watch(None)
+    assert record.status == "finished"
+    assert [e.values["count"] for e in events if getattr(e, "id", "") == "save_failed"] == [1, 2]
+    train(tiny(**own, out_dir="whole"))
+    assert_same(final_tensors(Path("whole")), final_tensors(Path("out")))
+    one, other = (
+        [(m["kind"], m["step"], m.get("loss"), m.get("val_loss")) for m in RunDirectory(Path(p)).read_lines("metrics")]
+        for p in ("out", "whole")
+    )
+    assert one == other
+    noted = [line["id"] for line in RunDirectory(Path("out")).read_lines("events")]
+    assert noted.count("save_failed") == 2
+
+
+def test_a_disk_that_stays_full_ends_the_run(own_directory: Path) -> None:
+    files.watch(full_while(range(10, 1000)))
     with pytest.raises(UserError) as caught:
         train(tiny(max_iters=40, lr_decay_iters=40))
     assert caught.value.id == "disk.full"
-    record = RunDirectory(Path("out")).read_record()
-    assert (record.status, record.reason) == ("failed", "disk.full")
     assert checkpoint.steps_in(Path("out/checkpoints")) == [5]
     files.watch(None)
     record = train(tiny(max_iters=40, lr_decay_iters=40), resume=True)

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import math
 import time
+from array import array
 from collections.abc import Iterable
 from functools import partial
 from statistics import median
@@ -62,8 +63,8 @@ class Trainer:
         self.train_tokens, self.val_tokens = token_files(config, info)
         self.feed = Feed(self.train_tokens, placement.device)
         self.peak = placement.gpu.peak_flop_per_s(placement.dtype)
-        self.step_times: list[float] = []
-        self.evaluation_times: list[float] = []
+        self.step_times = array("d")  # a list takes four times the memory, and runs are long
+        self.evaluation_times = array("d")
         self.resumed_from: tuple[int, ...] = ()
         self.shrunk_from: int | None = None
         self.started_at = now()
@@ -95,7 +96,7 @@ class Trainer:
                 self._write_fault("diverged" if error.id.startswith("diverged") else "failed", error.id)
             raise
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 self._write_fault("failed", type(error).__name__)
                 raise
             raise UserError("disk.full_run", path=str(self.directory.path)) from None
@@ -279,8 +280,9 @@ class Trainer:
         self._note("micro_batch_shrunk", step=step, old=c.batch_size, new=smaller, accumulation=more)
 
     def _keep_config(self) -> None:
-        replace_text(self.directory.path / "config.toml", to_toml(self.config))
-        self._write_record("running")
+        with contextlib.suppress(OSError):  # a full disk: only a resume would miss it, and find the same way again
+            replace_text(self.directory.path / "config.toml", to_toml(self.config))
+            self._write_record("running")
 
     def _log(self, step: int, loss: float, grad_norm: float, step_s: float) -> None:
         tokens_per_s = self.config.tokens_per_step / step_s

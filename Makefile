@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
-.PHONY: help demo test faults faults-long slow check fix docs picture clean
+.PHONY: help demo test faults faults-long soak slow check fix docs picture clean
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -31,6 +31,9 @@ faults: $(STAMP) ## put hundreds of faults into runs: kills, signals, full disks
 
 faults-long: $(STAMP) ## the same by thousands
 	$(BIN)/python -m tests.faults --tier nightly
+
+soak: $(STAMP) ## a run of one hour with a fault every 30 seconds, then the same steps without
+	rm -rf soak && $(BIN)/python -m tests.faults.soak --hours 1 --every 30
 
 slow: $(STAMP) ## the slower proofs
 	$(BIN)/python -m pytest -m slow

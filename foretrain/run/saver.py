@@ -133,6 +133,8 @@ class Saver:
 
 
 def _why(error: BaseException) -> str:
-    if isinstance(error, UserError):
-        return say("save.full" if error.id == "disk.full" else "save.refused", **error.values)
-    return say("save.no_memory")
+    if not isinstance(error, UserError):
+        return say("save.no_memory")
+    if error.id != "disk.full":
+        return say("save.refused", **error.values)
+    return say("save.full" if error.values["free"] < error.values["needs"] else "save.limit", **error.values)

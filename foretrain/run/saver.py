@@ -7,6 +7,7 @@ A save that the disk or memory refuses leaves the earlier checkpoints as they ar
 again at the next one. Three of them in a row end the run, and so does one that is a run's last.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -85,7 +86,8 @@ class Saver:
     def _write(self, snapshot: Snapshot, progress: Progress) -> None:
         try:
             checkpoint.commit(self.folder, snapshot, progress)
-            self.verified = checkpoint.retain(self.folder, self.keep, progress.best_step, self.verified)
+            with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next save
+                self.verified = checkpoint.retain(self.folder, self.keep, progress.best_step, self.verified)
         except BaseException as error:  # the loop raises it
             self._error = error
 
@@ -116,7 +118,10 @@ class Saver:
 
     def _newest(self) -> str:
         """The checkpoint that is left, in words."""
-        steps = checkpoint.steps_in(self.folder)
+        try:
+            steps = checkpoint.steps_in(self.folder)
+        except OSError:
+            return say("save.kept_earlier")
         return say("save.kept", name=checkpoint.path_of(self.folder, steps[-1]).name) if steps else say("save.kept_none")
 
     def __enter__(self) -> Self:

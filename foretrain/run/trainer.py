@@ -63,8 +63,7 @@ class Trainer:
         self.train_tokens, self.val_tokens = token_files(config, info)
         self.feed = Feed(self.train_tokens, placement.device)
         self.peak = placement.gpu.peak_flop_per_s(placement.dtype)
-        self.step_times = array("d")  # a list takes four times the memory, and runs are long
-        self.evaluation_times = array("d")
+        self.step_times, self.evaluation_times = array("d"), array("d")  # lists take four times the memory
         self.resumed_from: tuple[int, ...] = ()
         self.shrunk_from: int | None = None
         self.started_at = now()
@@ -92,8 +91,7 @@ class Trainer:
         except UserError as error:
             if error.id.startswith("diverged"):  # later steps may have been begun, but none was made
                 self.progress = self.progress.model_copy(update={"step": error.values.get("step", self.progress.step)})
-            with contextlib.suppress(OSError):  # a full disk takes the record too; the error is what counts
-                self._write_fault("diverged" if error.id.startswith("diverged") else "failed", error.id)
+            self._write_fault("diverged" if error.id.startswith("diverged") else "failed", error.id)
             raise
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -115,7 +113,8 @@ class Trainer:
     def _write_fault(self, status: Any, reason: str) -> None:
         """Unless the run was not gone on with: its record is of the config that it has, not of the one refused."""
         if self._entered:
-            self._write_record(status, reason)
+            with contextlib.suppress(OSError):  # a full disk takes the record too; the error is what counts
+                self._write_record(status, reason)
 
     def _out_of_memory(self, id: str) -> UserError:
         c = self.config

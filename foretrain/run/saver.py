@@ -122,7 +122,9 @@ class Saver:
             steps = checkpoint.steps_in(self.folder)
         except OSError:
             return say("save.kept_earlier")
-        return say("save.kept", name=checkpoint.path_of(self.folder, steps[-1]).name) if steps else say("save.kept_none")
+        return (
+            say("save.kept", name=checkpoint.path_of(self.folder, steps[-1]).name) if steps else say("save.kept_none")
+        )
 
     def __enter__(self) -> Self:
         return self

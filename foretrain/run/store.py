@@ -177,7 +177,7 @@ class RunDirectory:
         return record
 
     def append(self, name: str, record: dict[str, Any]) -> None:
-        """Add a line to metrics.jsonl or events.jsonl. What the disk refuses waits, and is written with a later line."""
+        """Add a line to metrics.jsonl or events.jsonl. What the disk refuses is written with a later one."""
         waiting = self._waiting.setdefault(name, deque(maxlen=MOST_WAITING))
         waiting.append(json.dumps(record))
         with contextlib.suppress(OSError):  # a log is not worth a run

@@ -27,8 +27,8 @@ from tests.faults.soak_watch import SAVE_EVERY, Watch
 from tests.helpers import REPO
 
 CONFIG = {
-    "device": "cpu", "compile": "false", "cpu_threads": 1, "dtype": "float32", "attention": "sdpa", "n_layer": 4,
-    "n_head": 4, "n_embd": 128, "block_size": 32, "batch_size": 8, "gradient_accumulation_steps": 2, "dropout": 0.1,
+    "device": "cpu", "compile": "false", "cpu_threads": 1, "dtype": "float32", "attention": "sdpa", "n_layer": 2,
+    "n_head": 2, "n_embd": 64, "block_size": 32, "batch_size": 8, "gradient_accumulation_steps": 2, "dropout": 0.1,
     "max_iters": 200_000, "lr_decay_iters": 200_000, "eval_interval": SAVE_EVERY, "eval_iters": 1,
     "always_save_checkpoint": "true", "keep_checkpoints": 3, "log_interval": 1,
 }  # fmt: skip

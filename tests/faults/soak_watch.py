@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-SAVE_EVERY = 20  # steps
+SAVE_EVERY = 40  # steps
 TICKS = os.sysconf("SC_CLK_TCK")
 
 

@@ -134,7 +134,7 @@ def test_out_of_memory_in_the_optimizer_is_never_tried_again(
     assert (caught.value.id, caught.value.exit_code) == ("memory.optimizer_step", ExitCode.OUT_OF_MEMORY)
     assert "--batch_size=2 --gradient_accumulation_steps=4" in str(caught.value)
     record = RunDirectory(Path("out")).read_record()
-    assert (record.status, record.steps_done, record.config.batch_size) == ("failed", step, 4)
+    assert (record.status, record.steps_done, record.config.batch_size) == ("failed", step, 2)
 
 
 @pytest.mark.parametrize("at", [0, 1, 3, 5])

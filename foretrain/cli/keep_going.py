@@ -1,7 +1,8 @@
 """`foretrain train --keep-going`: the run in a child process, begun again from its last checkpoint when that crashes.
 
-A crash is a death by a signal (a segmentation fault, the kernel's killer) or a bug's traceback. What the user can mend
-(every other exit code) is passed on. Signals go to the child, which saves and stops; and if this process is killed, the
+A crash is a death by a signal (a segmentation fault, the kernel's killer), a bug's traceback, a lost card, or memory that
+ran out in the optimizer, after which a resume takes a smaller micro-batch. What the user can mend (every other exit
+code) is passed on. Signals go to the child, which saves and stops; and if this process is killed, the
 child sees its pipe close and stops in the same way.
 """
 
@@ -63,7 +64,7 @@ def keep_going(config: RunConfig, *, wait: Callable[[float], object] = time.slee
     while True:
         now = _standing(config)
         code, stopped = _one(child_words(sys.argv[1:], resume=now != before))
-        if code >= 0 and code != ExitCode.INTERNAL:
+        if code >= 0 and code != ExitCode.INTERNAL and (stopped or not _worth_another(config, code)):
             return code
         if stopped:  # it was told to stop and died of it
             return int(ExitCode.INTERRUPTED)
@@ -74,6 +75,14 @@ def keep_going(config: RunConfig, *, wait: Callable[[float], object] = time.slee
         again = min(wait_s, LONGEST_WAIT_S)
         ERR.print(Text(say("train.crashed", how=name, again=again), style="yellow"), soft_wrap=True)
         wait(again)
+
+
+def _worth_another(config: RunConfig, code: int) -> bool:
+    """Whether an ending with a sentence is one that a new process can go on from by itself."""
+    if code not in (ExitCode.ENVIRONMENT, ExitCode.OUT_OF_MEMORY):
+        return False
+    found = store.newest_unfinished(config.out_dir, config.max_iters)
+    return found is not None and found.read_record().reason in store.BEGIN_AGAIN
 
 
 def _standing(config: RunConfig) -> tuple[str, str]:

@@ -24,6 +24,8 @@ from foretrain.records import Record
 from foretrain.run.files import append_lines, replace_text
 
 SCHEMA = "foretrain.run/1"
+# Reasons of a record that a new process can go on from by itself: a lost card, and one that takes less memory.
+BEGIN_AGAIN = ("environment.card_failed", "memory.optimizer_step")
 MOST_WAITING = 10_000  # lines of a log that the disk does not take
 Status = Literal["running", "finished", "interrupted", "diverged", "failed", "killed"]
 

@@ -4,11 +4,11 @@ It knows nothing of forecasts, and it does not print: what happens is told to `l
 """
 
 import contextlib
-import errno
 import math
 import time
 from array import array
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -25,13 +25,15 @@ from foretrain.lm.shape import ModelShape
 from foretrain.lm.step import Batch, StepResult, TrainState, build, evaluation_loss, train_step
 from foretrain.run import checkpoint, initial, matmul_check, resume_from
 from foretrain.run.checkpoint import Progress
+from foretrain.run.compilation import NotCompiled, go_eager
 from foretrain.run.device import TORCH_DTYPES, Placement
+from foretrain.run.endings import ending_of
 from foretrain.run.evaluate import Mean, mean_loss
 from foretrain.run.feed import Feed, token_files
 from foretrain.run.files import replace_text
 from foretrain.run.memory_limit import Watch, cap
 from foretrain.run.meter import Meter
-from foretrain.run.microbatch import attempt, free_memory, is_out_of_memory, use_split
+from foretrain.run.microbatch import attempt, free_memory, use_split
 from foretrain.run.nonfinite import Guard, Reading
 from foretrain.run.notes import Listener, Note
 from foretrain.run.resume_from import config_digest
@@ -88,26 +90,15 @@ class Trainer:
             with self.feed, self.flag, self.saver, fp16_accumulation(self.config.matmul == "fp16_accumulation"):
                 self._begin(resume)
                 finished = self._loop()
-        except UserError as error:
-            if error.id.startswith("diverged"):  # later steps may have been begun, but none was made
-                self.progress = self.progress.model_copy(update={"step": error.values.get("step", self.progress.step)})
-            self._write_fault("diverged" if error.id.startswith("diverged") else "failed", error.id)
-            raise
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                self._write_fault("failed", type(error).__name__)
-                raise
-            raise UserError("disk.full_run", path=str(self.directory.path)) from None
-        except (RuntimeError, MemoryError) as error:
-            out_of_memory = is_out_of_memory(error)
-            self.vitals.ran_out(error, getattr(self, "state", None), self.progress.step)
-            self._write_fault("failed", "memory.out_of_memory" if out_of_memory else type(error).__name__)
-            if not out_of_memory:
-                raise
-            raise self._out_of_memory("memory.out_of_memory") from None
         except BaseException as error:
-            self._write_fault("failed", type(error).__name__)
-            raise
+            self.vitals.ran_out(error, getattr(self, "state", None), self.progress.step)
+            ending = ending_of(error, self.directory.path, self.progress.step, self._out_of_memory)
+            if isinstance(error, UserError) and ending.status == "diverged":  # later steps were begun, but none made
+                self.progress = self.progress.model_copy(update={"step": error.values.get("step", self.progress.step)})
+            self._write_fault(ending.status, ending.reason)
+            if ending.error is error:
+                raise
+            raise ending.error from None
         return self._write_record("finished" if finished else "interrupted", self.flag.signal_name)
 
     def _write_fault(self, status: Any, reason: str) -> None:
@@ -176,20 +167,11 @@ class Trainer:
 
     def _resume_split(self, previous: RunRecord) -> None:
         """Go on with the micro-batch that memory had forced, unless another one is asked for; say what that means."""
-        old, new = previous.config, self.config
         self.shrunk_from = previous.shrunk_from
-        if new.batch_size == old.batch_size and not new.auto_batch_size:
-            return
-        if new.auto_batch_size or new.batch_size == previous.shrunk_from:
-            self._use(cut(new, old.batch_size))
-            self._note("split_kept", batch_size=old.batch_size, accumulation=old.gradient_accumulation_steps)
-            return
-        if (old.eval_iters, old.eval_sequences) == (new.eval_iters, new.eval_sequences):
-            self._use(new.model_copy(update={"eval_sequences": old.eval_rows}))  # evaluations stay comparable
-        self._note(
-            "split_changed_dropout" if new.dropout else "split_changed", old=old.batch_size, new=new.batch_size,
-            accumulation=new.gradient_accumulation_steps, rows=old.eval_rows,
-        )  # fmt: skip
+        config, id, values = resume_from.resumed_split(self.config, previous)
+        if id:
+            self._use(config)
+            self._note(id, **values)
 
     def _use(self, config: RunConfig) -> None:
         """Another way to carry out the same training."""
@@ -220,7 +202,8 @@ class Trainer:
             if done:
                 self._settle()
                 return True
-            result = self._train_one(step)
+            if (result := self._train_one(step)) is None:
+                break
             self.saver.poll()
             self._settle()
             self.progress = self.progress.model_copy(update={"step": step + 1, "evaluated": False})
@@ -246,8 +229,8 @@ class Trainer:
         self._last_log, self._paused_s = (at, step + 1), 0.0
         self._log(step, numbers[0], numbers[1], step_s)
 
-    def _train_one(self, step: int) -> StepResult:
-        """One optimizer step, in as small micro-batches as memory asks for."""
+    def _train_one(self, step: int) -> StepResult | None:
+        """One optimizer step, in as small micro-batches as memory asks for; None where a stop came in its middle."""
         rate, phase = learning_rate(self.config, step), "first_step" if step == 0 else "steady_step"
 
         def carry_out(batches: Iterable[Batch]) -> StepResult:
@@ -258,13 +241,32 @@ class Trainer:
 
         self.guard.before(step, self.state)
         while True:
-            batches = self.feed.batches(self.config, step)
-            result = attempt(self.state, batches, carry_out, self.vitals.watching(self.state, phase, step))
+            batches, told = self.feed.batches(self.config, step), self.vitals.watching(self.state, phase, step)
+            result = attempt(self.state, batches, carry_out, told, lambda: self.flag.stopping)
             if isinstance(result, StepResult):
                 return result
+            if result == "stopped":
+                return None
             if result == "optimizer":
-                raise self._out_of_memory("memory.optimizer_step")
-            self._shrink(step)
+                raise self._optimizer_failed()
+            if isinstance(result, NotCompiled):
+                self._go_eager(result)
+            else:
+                self._shrink(step)
+
+    def _optimizer_failed(self) -> UserError:
+        """Weights may be half changed. The record has a smaller micro-batch, which a resume takes from its checkpoint."""
+        c = self.config
+        if (smaller := shrunk(c.batch_size, sequences_of(c))) is None:
+            return self._out_of_memory("memory.one_sequence")
+        error = self._out_of_memory("memory.optimizer_step")
+        self.config, self.shrunk_from = cut(c, smaller), self.shrunk_from or c.batch_size
+        return error
+
+    def _go_eager(self, failed: NotCompiled) -> None:
+        self.placement = replace(self.placement, compiled=False)
+        go_eager(self.state)
+        self._note("not_compiled", reason=failed.reason)
 
     def _shrink(self, step: int) -> None:
         """A smaller micro-batch for the same rows. Raises UserError where it is one sequence already."""
@@ -320,8 +322,8 @@ class Trainer:
         losses = {}
         phase = "evaluate_first" if step == 0 else "evaluate_later"
         for split, tokens in (("train", self.train_tokens), ("val", self.val_tokens)):
-            while (loss := self._mean_loss(split, tokens, phase)) == "out of memory":
-                self._shrink_evaluation(step)
+            while isinstance(loss := self._mean_loss(split, tokens, phase), str | NotCompiled):
+                self._go_eager(loss) if isinstance(loss, NotCompiled) else self._shrink_evaluation(step)
             if loss is None:  # a signal came; the evaluation will be done again after the resume
                 return
             losses[split] = loss

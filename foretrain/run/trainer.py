@@ -6,11 +6,9 @@ It knows nothing of forecasts, and it does not print: what happens is told to `l
 import contextlib
 import math
 import time
-from array import array
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import Any
 
 from foretrain.batchsplit import cut, sequences_of, shrunk
@@ -36,6 +34,7 @@ from foretrain.run.meter import Meter
 from foretrain.run.microbatch import attempt, free_memory, use_split
 from foretrain.run.nonfinite import Guard, Reading
 from foretrain.run.notes import Listener, Note
+from foretrain.run.pace import Pace
 from foretrain.run.resume_from import config_digest
 from foretrain.run.saver import Saver
 from foretrain.run.signals import StopFlag
@@ -65,7 +64,7 @@ class Trainer:
         self.train_tokens, self.val_tokens = token_files(config, info)
         self.feed = Feed(self.train_tokens, placement.device)
         self.peak = placement.gpu.peak_flop_per_s(placement.dtype)
-        self.step_times, self.evaluation_times = array("d"), array("d")  # lists take four times the memory
+        self.pace = Pace()
         self.resumed_from: tuple[int, ...] = ()
         self.shrunk_from: int | None = None
         self.started_at = now()
@@ -75,8 +74,8 @@ class Trainer:
         self._elapsed_before_s = 0.0
         self.reads_late = placement.device.type == "cuda"
         self._open: tuple[int, Reading] | None = None  # a step whose numbers are not read yet
-        self.guard = Guard(directory, info, self._note)
         self.saver = Saver(directory.checkpoints, config.keep_checkpoints, self._note, config.memory_limit_bytes)
+        self.guard = Guard(directory, info, self._note, self.saver.finish)
 
     # -- the run -------------------------------------------------------------------------------------------
 
@@ -188,7 +187,7 @@ class Trainer:
         anything is evaluated or saved, what is open is read.
         """
         c = self.config
-        self._last_log, self._paused_s = (self.clock(), self.progress.step), 0.0
+        self.pace.begin(self.clock(), self.progress.step)
         while not self.flag.stopping:
             step = self.progress.step
             done = c.eval_only or step >= c.max_iters
@@ -196,7 +195,7 @@ class Trainer:
                 self._settle()
                 before = self.clock()
                 self._evaluate_and_save(step, force=done)
-                self._paused_s += self.clock() - before
+                self.pace.pause(self.clock() - before)
                 if self.flag.stopping:
                     break
             if done:
@@ -224,10 +223,7 @@ class Trainer:
         counts, self.progress = self.guard.judge(self.state, self.progress, step, numbers, again)
         if not counts or (step % self.config.log_interval and step + 1 != self.config.max_iters):
             return
-        at, (last_s, last_step) = self.clock(), self._last_log
-        step_s = (at - last_s - self._paused_s) / (step + 1 - last_step)
-        self._last_log, self._paused_s = (at, step + 1), 0.0
-        self._log(step, numbers[0], numbers[1], step_s)
+        self._log(step, numbers[0], numbers[1], self.pace.step_s(self.clock(), step))
 
     def _train_one(self, step: int) -> StepResult | None:
         """One optimizer step, in as small micro-batches as memory asks for; None where a stop came in its middle."""
@@ -287,8 +283,6 @@ class Trainer:
 
     def _log(self, step: int, loss: float, grad_norm: float, step_s: float) -> None:
         tokens_per_s = self.config.tokens_per_step / step_s
-        if step >= 3:  # the first steps allocate, compile and are measured
-            self.step_times.append(step_s)
         metrics = StepMetrics(
             step=step,
             loss=loss,
@@ -299,21 +293,15 @@ class Trainer:
             mfu=tokens_per_s * self.shape.flops_per_token / self.peak if self.peak else None,
             memory_bytes=self.meter.device_bytes(),
             elapsed_s=self._elapsed_s(),
-            eta_s=self._eta_s(step, step_s),
+            eta_s=self.pace.eta_s(step, step_s, self.config.max_iters, self.config.eval_interval),
             data_wait_s=self.feed.take_wait_s(),
         )
         self.directory.append("metrics", metrics.to_json() | self.vitals.now())
         self.listen(metrics)
+        for id, values in self.vitals.odd():
+            self._note(id, **values)
         if (peak := self.watch.exceeded(self.meter)) is not None:
             self._note("memory_exceeded", peak=peak, limit=self.watch.limit_bytes)
-
-    def _eta_s(self, step: int, step_s: float) -> float:
-        remaining = self.config.max_iters - step - 1
-        evaluations = math.ceil(remaining / self.config.eval_interval)
-        recent = self.step_times[-20:]  # one slow step must not frighten
-        step_s = median(recent) if recent else step_s
-        each = median(self.evaluation_times) if self.evaluation_times else 0.0
-        return remaining * step_s + evaluations * each
 
     # -- evaluation and saving -----------------------------------------------------------------------------
 
@@ -331,7 +319,7 @@ class Trainer:
             raise UserError("diverged.loss", step=step, loss=losses["val"])
         best = self.progress.best_val_loss is None or losses["val"] < self.progress.best_val_loss
         took = self.clock() - before
-        self.evaluation_times.append(took)
+        self.pace.evaluation_times.append(took)
         metrics = EvaluationMetrics(
             step=step, train_loss=losses["train"], val_loss=losses["val"], evaluation_s=took, best=best
         )
@@ -383,7 +371,7 @@ class Trainer:
         self.listen(Note(id, **values))
 
     def _write_record(self, status: Any, reason: str = "") -> RunRecord:
-        step_s = median(self.step_times) if self.step_times else None
+        step_s = self.pace.median_step_s
         tokens_per_s = self.config.tokens_per_step / step_s if step_s else None
         flop_per_s = tokens_per_s * self.shape.flops_per_token if tokens_per_s else None
         record = RunRecord(
@@ -394,7 +382,7 @@ class Trainer:
             shrunk_from=self.shrunk_from, first_val_loss=self.progress.first_val_loss, val_loss=self.progress.val_loss,
             best_val_loss=self.progress.best_val_loss, step_s=step_s, tokens_per_s=tokens_per_s,
             mfu=flop_per_s / self.peak if flop_per_s and self.peak else None,
-            evaluation_s=median(self.evaluation_times) if self.evaluation_times else None,
+            evaluation_s=self.pace.median_evaluation_s,
             wall_s=self._elapsed_s(), data_wait_s=self.feed.mean_wait_s,
             memory=self.meter.result(self.state) if hasattr(self, "state") else self.meter.empty(),
         )  # fmt: skip

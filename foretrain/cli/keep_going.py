@@ -2,7 +2,7 @@
 
 A crash is a death by a signal (a segmentation fault, the kernel's killer), a bug's traceback, a lost card, or memory that
 ran out in the optimizer, after which a resume takes a smaller micro-batch. What the user can mend (every other exit
-code) is passed on. Signals go to the child, which saves and stops; and if this process is killed, the
+code) is passed on. Ctrl-C and SIGTERM go to the child, which saves and stops; and if this process is killed, the
 child sees its pipe close and stops in the same way.
 """
 
@@ -105,10 +105,9 @@ def _one(words: list[str]) -> tuple[int, bool]:
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         passed.append(number)
-        child.send_signal(signal.SIGTERM if number == getattr(signal, "SIGHUP", 0) else number)
+        child.send_signal(number)
 
-    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    numbers = [n for n in (getattr(signal, name) for name in names) if signal.getsignal(n) is not signal.SIG_IGN]
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
     old = {number: signal.signal(number, hand_on) for number in numbers}
     try:
         return child.wait(), bool(passed)

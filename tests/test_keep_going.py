@@ -40,7 +40,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any]], list[list
 
     def plan(ends: list[Any]) -> list[list[str]]:
         seen: list[list[str]] = []
-        steps = [""]
+        steps, died_at = [""], iter([7] * 4 + list(range(50)))
 
         def one(words: list[str]) -> tuple[int, bool]:
             code, step, *passed = ends[len(seen)]
@@ -49,7 +49,8 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any]], list[list
             return code, bool(passed)
 
         monkeypatch.setattr(supervisor, "_one", one)
-        monkeypatch.setattr(supervisor, "_standing", lambda config: ("out" if steps[0] else "", steps[0]))
+        monkeypatch.setattr(supervisor, "_standing", lambda config: ("out" if steps[0] else "", steps[0], 0))
+        monkeypatch.setattr(supervisor, "_last_step", lambda config: next(died_at))
         monkeypatch.setattr(sys, "argv", ["foretrain", "train", "--keep-going"])
         return seen
 
@@ -78,6 +79,28 @@ def test_it_gives_up_without_progress(children: Any) -> None:
     assert caught.value.exit_code == ExitCode.ENVIRONMENT
     assert "4 times" in str(caught.value)
     assert "SIGKILL" in str(caught.value)
+
+
+def test_crashes_at_other_steps_each_time_are_given_more_tries(children: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a machine that kills at random, before the next checkpoint is there."""
+    waits: list[float] = []
+    died_at = iter(range(50))
+    children([(-9, "a"), *[(-9, None)] * 11, (0, "b")])
+    monkeypatch.setattr(supervisor, "_last_step", lambda config: next(died_at))
+    with pytest.raises(UserError, match="12 times"):
+        keep_going(tiny(), wait=waits.append)
+    assert (len(waits), max(waits)) == (11, supervisor.LONGEST_WAIT_S)
+
+
+def test_a_damaged_checkpoint_written_anew_is_a_new_one(own_directory: Path) -> None:
+    config = tiny(max_iters=8)
+    train(config)
+    before = supervisor._standing(tiny(max_iters=20))
+    assert before[:2] == ("out", "step-0000000008")
+    Path("out/checkpoints/step-0000000008").rename("old")
+    Path("out/checkpoints/step-0000000008").mkdir()
+    assert supervisor._standing(tiny(max_iters=20)) != before
+    assert supervisor._last_step(tiny(max_iters=20)) >= 7
 
 
 def test_a_stop_is_a_stop(children: Any) -> None:

@@ -1,4 +1,7 @@
-"""Tables of docs/reliability.md: injected faults, and what each knob does to a resume."""
+"""Tables of docs/reliability.md: every fault that a test puts in, what came of many, what a knob does to a resume."""
+
+import ast
+from pathlib import Path
 
 from results import result
 
@@ -80,9 +83,50 @@ def soak() -> str:
     ]
     lines = ["| what | count |", "| --- | --- |", *(f"| {what} | {count} |" for what, count in rows)]
     held = "All held" if found["ok"] else "**Not all held**"
+    if found["exit_code"] is None:
+        held = "Under way: no result yet"
     lines += ["", f"{held} ({found['date']}, {found['machine']['cpu']}, shared with other work, "
               f"torch {found['versions']['torch']}; `make soak`)."]  # fmt: skip
     return "\n".join(lines)
+
+
+_GROUPS = {
+    "B.1": "Memory", "B.2": "Numbers", "B.3": "Disk, process, machine", "B.4": "Data", "B.5": "Configuration",
+    "B.6": "Hostile input",
+}  # fmt: skip
+TESTS = Path(__file__).parent.parent / "tests"
+
+
+def marked() -> list[tuple[str, str, str, str, str]]:
+    """(group, fault, what is seen, what is safe, the test) of every `pytest.mark.fault`, as the tests have them."""
+    found = []
+    for path in sorted(TESTS.rglob("test_*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            for mark in getattr(node, "decorator_list", []):
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.fault":
+                    values = {word.arg: ast.literal_eval(word.value) for word in mark.keywords}
+                    name = f"{path.relative_to(TESTS.parent).as_posix()}::{node.name}"  # type: ignore[attr-defined]
+                    what = ast.literal_eval(mark.args[0])
+                    found.append((values["row"], what, values["sees"], values["safe"], name))
+    return sorted(found, key=lambda row: row[0])
+
+
+def catalogue() -> str:
+    """Fault, what you will see, what is safe, and the test that shows it."""
+    lines = []
+    for group, title in _GROUPS.items():
+        lines += [
+            f"**{title}**",
+            "",
+            "| fault | what you will see | what is safe | test |",
+            "| --- | --- | --- | --- |",
+        ]
+        for row, what, sees, safe, test in marked():
+            if row == group:
+                file, name = test.split("::")
+                lines.append(f"| {what} | {sees} | {safe} | [`{name}`](../{file}) |")
+        lines.append("")
+    return "\n".join(lines[:-1])
 
 
 def resume() -> str:

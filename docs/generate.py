@@ -436,6 +436,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "page-speed": page_speed,
     "exit-codes": exit_codes,
     "faults": fault_tables.faults,
+    "fault-catalogue": fault_tables.catalogue,
     "soak": fault_tables.soak,
     "resume-keys": fault_tables.resume,
     "against-nanogpt": speed_tables.against,

@@ -57,6 +57,11 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any]], list[list
     return plan
 
 
+@pytest.mark.fault(
+    "the process is killed, by the kernel or a crash", row="B.1",
+    sees="with --keep-going: how it died, and that it goes on",
+    safe="everything up to the last checkpoint",
+)  # fmt: skip
 def test_crashes_are_gone_on_from_with_growing_waits(children: Any) -> None:
     waits: list[float] = []
     seen = children([(-9, "a"), (-11, None), (1, None), (-6, "b"), (-9, None), (0, "c")])
@@ -122,6 +127,11 @@ def child_of(parent: subprocess.Popen[str], until: Callable[[], bool]) -> int:
     raise AssertionError("it never happened")
 
 
+@pytest.mark.fault(
+    "the supervisor of --keep-going dies", row="B.3",
+    sees="the training saves and stops",
+    safe="everything up to that step",
+)  # fmt: skip
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks /proc for children")
 def test_a_killed_child_a_stop_and_a_killed_supervisor(own_directory: Path) -> None:

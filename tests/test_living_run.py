@@ -25,7 +25,7 @@ from foretrain.run.endings import card_is_lost
 from foretrain.run.microbatch import is_out_of_memory
 from foretrain.run.store import RunDirectory, newest_unfinished
 from foretrain.run.vitals import Vitals
-from tests.helpers import TINY, tiny, write_dataset
+from tests.helpers import REPO, TINY, tiny, write_dataset
 from tests.test_microbatch import fail_in_step
 from tests.test_train import assert_same, final_tensors, train
 
@@ -55,7 +55,7 @@ def test_what_counts_as_a_lost_card(error: BaseException, lost: bool) -> None:
 
 
 @pytest.mark.fault(
-    "GPU off the bus, dead CUDA context", sees="exit code 4: the card failed, what it said, where to look",
+    "the card is lost (Xid, dead CUDA context)", row="B.3", sees="exit code 4: the card failed, what it said, where to look",
     safe="earlier checkpoints; no further call to the card; --keep-going begins again in a new process",
 )  # fmt: skip
 def test_a_lost_card_is_left_alone(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_a_lost_card_is_left_alone(own_directory: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.fault(
-    "out of memory in the optimizer", sees="exit code 5 with the smaller micro-batch; --keep-going goes on by itself",
+    "out of memory in the optimizer", row="B.1", sees="exit code 5 with the smaller micro-batch; --keep-going goes on by itself",
     safe="nothing half-updated is saved; a resume goes on from the last checkpoint with half the micro-batch",
 )  # fmt: skip
 def test_out_of_memory_in_the_optimizer_goes_back_to_the_last_checkpoint(
@@ -147,7 +147,7 @@ def test_keep_going_begins_again_after_a_lost_card(own_directory: Path, monkeypa
 
 
 @pytest.mark.fault(
-    "out of memory or another failure in torch.compile or Triton", sees="a note: the run goes on uncompiled",
+    "out of memory or another failure in torch.compile or Triton", row="B.1", sees="a note: the run goes on uncompiled",
     safe="everything: the step is done again uncompiled, the same as a run without torch.compile",
 )  # fmt: skip
 @pytest.mark.parametrize("changes", [{}, {"compile_blocks": True}, {"loss_chunk_size": 64}])
@@ -197,7 +197,7 @@ def test_shapes_of_a_lack_of_memory(text: str) -> None:
 
 
 @pytest.mark.fault(
-    "SIGTERM, Ctrl-C", sees="exit code 75, `--resume auto` goes on",
+    "SIGTERM, Ctrl-C", row="B.3", sees="exit code 75, `--resume auto` goes on",
     safe="the last whole step: a step that is broken off between two micro-steps is done again",
 )  # fmt: skip
 @pytest.mark.parametrize("micro", [1, 2])
@@ -234,7 +234,7 @@ def test_a_stop_between_two_micro_steps(micro: int, own_directory: Path, monkeyp
 
 
 @pytest.mark.fault(
-    "SIGHUP, closed terminal, broken pipe", sees="nothing more on the screen; the run's files have it all",
+    "SIGHUP, closed terminal, broken pipe", row="B.3", sees="nothing more on the screen; the run's files have it all",
     safe="everything: the run goes on to its end",
 )  # fmt: skip
 def test_a_reader_that_goes_away_and_a_hangup_end_nothing(own_directory: Path) -> None:
@@ -292,7 +292,7 @@ def test_a_hangup_is_ignored_only_meanwhile() -> None:
 
 
 @pytest.mark.fault(
-    "laptop sleep, clock set, NTP", sees="a note: suspended, or the clock was set, by how much",
+    "laptop sleep, clock set, NTP", row="B.3", sees="a note: suspended, or the clock was set, by how much",
     safe="everything: durations are of a clock that neither moves, and order is by step",
 )  # fmt: skip
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def vitals_of(driver: Any) -> Vitals:
 
 
 @pytest.mark.fault(
-    "NVML missing, mismatched or failing at any call", sees="the figures that are missing are left out",
+    "NVML missing, mismatched or failing at any call", row="B.3", sees="the figures that are missing are left out",
     safe="everything: training does not need them",
 )  # fmt: skip
 @pytest.mark.parametrize("failing", ["", *NVML_CALLS])
@@ -388,7 +388,7 @@ def test_a_driver_that_fails_at_one_call_costs_that_figure(failing: str, own_dir
 
 
 @pytest.mark.fault(
-    "thermal or power throttling", sees="a note: the clock, what it was, why, how hot the card is",
+    "thermal or power throttling", row="B.3", sees="a note: the clock, what it was, why, how hot the card is",
     safe="everything: a run never fails of it",
 )  # fmt: skip
 def test_a_lowered_clock_is_told_once(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,7 +412,7 @@ def test_a_lowered_clock_is_told_once(own_directory: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.fault(
-    "loss spike", sees="a note with the loss, the usual one and the distance",
+    "the loss leaps", row="B.2", sees="a note with the loss, the usual one and the distance",
     safe="everything: nothing is skipped or changed",
 )  # fmt: skip
 def test_a_leap_of_the_loss_is_told_also_across_a_resume(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,7 +466,7 @@ def test_noise_and_slopes_are_no_leaps() -> None:
 
 
 @pytest.mark.fault(
-    "two runs in one directory", sees="the second gets a folder of its own, or is refused (exit code 2) in a moment",
+    "two runs in one directory", row="B.3", sees="the second gets a folder of its own, or is refused (exit code 2) in a moment",
     safe="both: a lock that the system frees with its process",
 )  # fmt: skip
 def test_two_hundred_pairs_never_share_a_directory(own_directory: Path) -> None:
@@ -500,6 +500,20 @@ def test_two_hundred_pairs_never_share_a_directory(own_directory: Path) -> None:
             one.communicate()
     for name in ("r199", "r199-2"):
         RunDirectory(Path(name)).acquire()
+
+
+def test_every_part_of_the_catalogue_has_tests() -> None:
+    """docs/reliability.md is made of these marks; each says what is seen and what is safe."""
+    sys.path.insert(0, str(REPO / "docs"))
+    try:
+        import fault_tables
+    finally:
+        sys.path.pop(0)
+    marks = fault_tables.marked()
+    assert {row for row, *_ in marks} == set(fault_tables._GROUPS)
+    assert len(marks) >= 45
+    assert all(text and "|" not in text for mark in marks for text in mark)
+    assert len({what for _, what, *_ in marks}) == len(marks) == len({test for *_, test in marks})
 
 
 @pytest.fixture(autouse=True)

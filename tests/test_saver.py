@@ -73,6 +73,11 @@ def test_what_is_written_is_the_state_of_its_moment() -> None:
     assert same(before, tensors_of(other))
 
 
+@pytest.mark.fault(
+    "slow disk", row="B.3",
+    sees="nothing, unless a save takes longer than to the next one, which then waits",
+    safe="everything: at most one save is under way",
+)  # fmt: skip
 def test_one_at_a_time() -> None:
     state, gate = trained(), Gate()
     files.watch(gate)
@@ -121,6 +126,11 @@ def test_a_failed_save_is_told_and_tried_again_and_the_third_ends_the_run(error:
     assert (notes[-1][0], notes[-1][1]["count"]) == ("save_failed", 1)
 
 
+@pytest.mark.fault(
+    "no file descriptor left", row="B.3",
+    sees="a note that a save failed",
+    safe="earlier checkpoints; the next save tries again",
+)  # fmt: skip
 def test_a_process_without_file_descriptors_goes_on() -> None:
     """As full as can be: neither the checkpoint nor the folder's list can be opened."""
     resource = pytest.importorskip("resource")
@@ -165,6 +175,11 @@ def full_while(steps: range) -> Any:
     return watcher
 
 
+@pytest.mark.fault(
+    "full disk, quota, read-only folder, I/O error, for a while", row="B.3",
+    sees="a note for each save that failed",
+    safe="earlier checkpoints; log lines wait for the disk; the next save tries again",
+)  # fmt: skip
 def test_a_run_goes_on_over_a_full_disk_for_a_while(own_directory: Path) -> None:
     """Two saves and the log lines meanwhile are refused: nothing of either is lost in the end."""
     own = {"max_iters": 40, "lr_decay_iters": 40}
@@ -185,6 +200,11 @@ def test_a_run_goes_on_over_a_full_disk_for_a_while(own_directory: Path) -> None
     assert noted.count("save_failed") == 2
 
 
+@pytest.mark.fault(
+    "a disk that stays full", row="B.3",
+    sees="exit code 8 after three failed saves in a row, with need and room",
+    safe="the last checkpoint; at most three intervals of work are lost",
+)  # fmt: skip
 def test_a_disk_that_stays_full_ends_the_run(own_directory: Path) -> None:
     files.watch(full_while(range(10, 1000)))
     with pytest.raises(UserError) as caught:
@@ -233,6 +253,11 @@ def test_an_error_of_the_run_lets_the_save_end(own_directory: Path, monkeypatch:
     assert checkpoint.newest_valid(Path("out/checkpoints"))[0] == Path("out/checkpoints/step-0000000005")
 
 
+@pytest.mark.fault(
+    "out of memory while saving", row="B.1",
+    sees="nothing; the save takes as long as its writing",
+    safe="everything: the tensors are written themselves, piece by piece",
+)  # fmt: skip
 @pytest.mark.parametrize("why", ["no room", "limit", "no memory"])
 def test_without_room_for_a_copy_the_loop_writes_itself(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     state = trained()

@@ -251,7 +251,7 @@ class Trainer:
                 self._shrink(step)
 
     def _optimizer_failed(self) -> UserError:
-        """Weights may be half changed. The record has a smaller micro-batch, which a resume takes from its checkpoint."""
+        """Weights may be half changed. The record gets a smaller micro-batch, for a resume from the last checkpoint."""
         c = self.config
         if (smaller := shrunk(c.batch_size, sequences_of(c))) is None:
             return self._out_of_memory("memory.one_sequence")

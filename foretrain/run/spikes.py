@@ -23,4 +23,5 @@ def score(recent: tuple[float, ...], loss: float) -> float | None:
 
 
 def with_loss(recent: tuple[float, ...], loss: float) -> tuple[float, ...]:
+    """The recent losses with one more, the oldest left out where there are enough."""
     return (*recent[-(WINDOW - 1) :], loss)

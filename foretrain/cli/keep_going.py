@@ -2,8 +2,8 @@
 
 A crash is a death by a signal (a segmentation fault, the kernel's killer), a bug's traceback, a lost card, or memory
 that ran out in the optimizer, after which a resume takes a smaller micro-batch. What the user can mend (every other
-exit code) is passed on. Ctrl-C and SIGTERM go to the child, which saves and stops; and if this process is killed, the child
-sees its pipe close and stops in the same way. A closed terminal stops neither.
+exit code) is passed on. Ctrl-C and SIGTERM go to the child, which saves and stops; and if this process is killed, the
+child sees its pipe close and stops in the same way. A closed terminal stops neither.
 """
 
 import os

@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 DOCS_STAMP := $(VENV)/.installed-docs
 
-.PHONY: help demo test faults faults-long slow check fix docs docs-serve site site-of-docs picture clean
+.PHONY: help demo test faults faults-long soak slow check fix docs docs-serve site site-of-docs picture clean
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -36,6 +36,9 @@ faults: $(STAMP) ## put hundreds of faults into runs: kills, signals, full disks
 
 faults-long: $(STAMP) ## the same by thousands
 	$(BIN)/python -m tests.faults --tier nightly
+
+soak: $(STAMP) ## a run of one hour with a fault every 30 seconds, then the same steps without
+	rm -rf soak && $(BIN)/python -m tests.faults.soak --hours 1 --every 30
 
 slow: $(STAMP) ## the slower proofs
 	$(BIN)/python -m pytest -m slow

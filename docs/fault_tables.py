@@ -1,4 +1,7 @@
-"""Tables of docs/reliability.md: injected faults, and what each knob does to a resume."""
+"""Tables of docs/reliability.md: every fault that a test puts in, what came of many, what a knob does to a resume."""
+
+import ast
+from pathlib import Path
 
 from results import result
 
@@ -41,6 +44,89 @@ def faults() -> str:
     lines += ["", f"{held} (tier {found['tier']}, seed {found['seed']}, {found['date']}, "
               f"{found['machine']['cpu']}, torch {found['versions']['torch']}; `make faults`)."]  # fmt: skip
     return "\n".join(lines)
+
+
+_SOAK = {
+    "kill": "`kill -9`", "kill_in_a_save": "`kill -9` inside a save", "segmentation_fault": "segmentation fault",
+    "flip_and_kill": "a flipped bit in the newest checkpoint and `kill -9`", "stop_and_go_on": "stopped for seconds",
+    "full_disk": "full disk", "no_descriptors": "no file can be opened", "read_only": "read-only folder",
+    "slow_disk": "slow disk", "no_memory": "out of memory",
+}  # fmt: skip
+
+
+def soak() -> str:
+    """What the last soak counted."""
+    found = result("soak")
+    kinds = ", ".join(f"{found['kinds'][name]} x {text}" for name, text in _SOAK.items() if name in found["kinds"])
+    grown = {
+        name: f"{g['resident_bytes_per_h'] / 1e6:+.2f} MB an hour over {g['lived_h']:.2f} h, "
+        f"open files {g['open_files']:.0f}, {g['open_files_grown']:+.0f}" if g else "not old enough to say"
+        for name, g in found["grown"].items()
+    }  # fmt: skip
+    same = found["compared"]
+    compared = "not compared yet"
+    if same:
+        equal = "bit for bit the same" if same["weights_moments_generators_equal"] else "**not the same**"
+        compared = (f"weights, moments and generators {equal}; losses of {same['losses_equal']:,} of "
+                    f"{same['steps']:,} steps the same")  # fmt: skip
+    rows = [
+        ("faults", f"{found['faults']} in {found['hours']:.2f} h, one each {found['every_s']:.0f} s: {kinds}"),
+        ("done by hand", str(found["manual_actions"])),
+        ("training processes", str(found["processes"])),
+        ("useful share of the time in which it could work", f"{found['goodput']:.1%}"),
+        ("useful share of all time", f"{found['useful_share_of_wall']:.1%}"),
+        ("restarts", f"{found['restart_s']:.0f} s of {found['wall_s']:.0f} s"),
+        ("steps done again", f"{found['repeated_steps']:,}, for {found['steps']:,} that count"),
+        ("memory of the training process", grown["child"]),
+        ("memory of the supervisor", grown["supervisor"]),
+        ("against the run without faults", compared),
+    ]
+    lines = ["| what | count |", "| --- | --- |", *(f"| {what} | {count} |" for what, count in rows)]
+    held = "All held" if found["ok"] else "**Not all held**"
+    if found["exit_code"] is None:
+        held = "Under way: no result yet"
+    lines += ["", f"{held} ({found['date']}, {found['machine']['cpu']}, shared with other work, "
+              f"torch {found['versions']['torch']}; `make soak`)."]  # fmt: skip
+    return "\n".join(lines)
+
+
+_GROUPS = {
+    "B.1": "Memory", "B.2": "Numbers", "B.3": "Disk, process, machine", "B.4": "Data", "B.5": "Configuration",
+    "B.6": "Hostile input",
+}  # fmt: skip
+TESTS = Path(__file__).parent.parent / "tests"
+
+
+def marked() -> list[tuple[str, str, str, str, str]]:
+    """(group, fault, what is seen, what is safe, the test) of every `pytest.mark.fault`, as the tests have them."""
+    found = []
+    for path in sorted(TESTS.rglob("test_*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            for mark in getattr(node, "decorator_list", []):
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.fault":
+                    values = {word.arg: ast.literal_eval(word.value) for word in mark.keywords}
+                    name = f"{path.relative_to(TESTS.parent).as_posix()}::{node.name}"  # type: ignore[attr-defined]
+                    what = ast.literal_eval(mark.args[0])
+                    found.append((values["row"], what, values["sees"], values["safe"], name))
+    return sorted(found, key=lambda row: row[0])
+
+
+def catalogue() -> str:
+    """Fault, what you will see, what is safe, and the test that shows it."""
+    lines = []
+    for group, title in _GROUPS.items():
+        lines += [
+            f"**{title}**",
+            "",
+            "| fault | what you will see | what is safe | test |",
+            "| --- | --- | --- | --- |",
+        ]
+        for row, what, sees, safe, test in marked():
+            if row == group:
+                file, name = test.split("::")
+                lines.append(f"| {what} | {sees} | {safe} | [`{name}`](../{file}) |")
+        lines.append("")
+    return "\n".join(lines[:-1])
 
 
 def resume() -> str:

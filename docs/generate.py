@@ -438,6 +438,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "page-speed": page_speed,
     "static-site": static_site,
     "faults": fault_tables.faults,
+    "fault-catalogue": fault_tables.catalogue,
+    "soak": fault_tables.soak,
     "resume-keys": fault_tables.resume,
     "against-nanogpt": speed_tables.against,
     "speed-machine": speed_tables.machine,

@@ -99,6 +99,11 @@ def test_damage_is_found_and_the_one_before_is_used(name: str, damage: str) -> N
     assert same(good, after)
 
 
+@pytest.mark.fault(
+    "a flipped bit or a cut file in a checkpoint", row="B.3",
+    sees="a note: it is passed over",
+    safe="the one before it",
+)  # fmt: skip
 def test_every_flipped_bit_is_found() -> None:
     path = checkpoint.save(FOLDER, trained(), Progress(step=1))
     files = [p for p in path.iterdir() if p.name != "manifest.json"]
@@ -115,6 +120,11 @@ def test_every_flipped_bit_is_found() -> None:
     assert checkpoint.problem_of(path) is None
 
 
+@pytest.mark.fault(
+    "only damaged checkpoints are left", row="B.3",
+    sees="exit code 7 with the reason for each",
+    safe="what is there: nothing is deleted and nothing begun anew",
+)  # fmt: skip
 def test_all_damaged_is_a_stop_never_a_fresh_start() -> None:
     state = trained()
     for step in (1, 2):

@@ -247,6 +247,11 @@ def test_any_values_give_a_config_or_sentences(values: dict[str, object]) -> Non
         assert math.isfinite(config.learning_rate)
 
 
+@pytest.mark.fault(
+    "wrong types, unknown keys, values that cannot be", row="B.5",
+    sees="exit code 2, all problems at once",
+    safe="everything: torch is not even imported",
+)  # fmt: skip
 @given(st.lists(st.text(max_size=25), max_size=4))
 def test_any_words_give_a_config_or_sentences(words: list[str]) -> None:
     try:

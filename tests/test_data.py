@@ -86,6 +86,11 @@ PAYLOADS = [
 ]
 
 
+@pytest.mark.fault(
+    "a hostile meta.pkl", row="B.6",
+    sees="exit code 7",
+    safe="everything: nothing of it is run",
+)  # fmt: skip
 @pytest.mark.parametrize("payload", PAYLOADS, ids=range(len(PAYLOADS)))
 def test_hostile_meta_pickles_run_nothing(payload: bytes) -> None:
     path = write_dataset(Path("data/bad"))
@@ -110,6 +115,11 @@ def test_bad_index(text: str) -> None:
     assert problem(dataset.read_info, path).id == "data.bad_meta"
 
 
+@pytest.mark.fault(
+    "missing, empty or odd data files", row="B.4",
+    sees="exit code 7 with file and size",
+    safe="everything: nothing has begun",
+)  # fmt: skip
 def test_missing_empty_and_odd_files() -> None:
     path = write_dataset(Path("data/bad"))
     (path / "val.bin").write_bytes(b"\x01\x02\x03")
@@ -120,6 +130,11 @@ def test_missing_empty_and_odd_files() -> None:
     assert problem(dataset.read_info, path).id == "data.missing_file"
 
 
+@pytest.mark.fault(
+    "less data than block_size", row="B.4",
+    sees="exit code 7 with both numbers",
+    safe="everything: nothing has begun",
+)  # fmt: skip
 @pytest.mark.parametrize("tokens", [1, 8, 16])
 def test_shorter_than_the_context(tokens: int) -> None:
     path = write_dataset(Path("data/short"), tokens=400)
@@ -151,6 +166,11 @@ def test_token_ids_beyond_the_vocabulary() -> None:
     assert TokenFile(dataset.read_info(path), "train", 97)
 
 
+@pytest.mark.fault(
+    "a token id beyond the vocabulary", row="B.2",
+    sees="exit code 7 with file and place",
+    safe="everything before that step",
+)  # fmt: skip
 def test_ids_are_checked_in_every_batch_too() -> None:
     """Where the file is too large to scan, or changes after it was."""
     path = write_dataset(Path("data/toy"))

@@ -134,6 +134,11 @@ def trainer(**changes: Any) -> Trainer:
     return Trainer(config, read_info(folder), create("out"), place(config))
 
 
+@pytest.mark.fault(
+    "a flipped bit in a shard of foretrain's", row="B.4",
+    sees="exit code 7 with file and block",
+    safe="everything up to the last checkpoint: its tokens were not used",
+)  # fmt: skip
 def test_a_flipped_bit_ends_a_run_with_its_sentence() -> None:
     own = trainer(max_iters=60, vocab_size=256)
     path = Path("data/toy/train-00003.bin")
@@ -148,6 +153,11 @@ def test_a_flipped_bit_ends_a_run_with_its_sentence() -> None:
     assert (record.status, record.reason) == ("failed", "data.bad_block")
 
 
+@pytest.mark.fault(
+    "a data file shrinks under the run", row="B.4",
+    sees="exit code 7 with the file",
+    safe="everything up to the last checkpoint",
+)  # fmt: skip
 def test_a_shard_cut_short_during_a_run_is_a_sentence() -> None:
     own = trainer(max_iters=60, vocab_size=256, verify_data=False)
     for path in Path("data/toy").glob("train*.bin"):

@@ -215,6 +215,11 @@ def test_out_of_memory_in_an_evaluation_and_a_report_that_fails(
     assert len(explained("r").failures) == 1
 
 
+@pytest.mark.fault(
+    "another process takes the card's memory", row="B.1",
+    sees="`foretrain explain` says what others held",
+    safe="as for out of memory",
+)  # fmt: skip
 def test_on_a_card_the_driver_is_asked(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for torch.cuda and for NVML: whole bytes instead of the message's two decimals."""
     import os

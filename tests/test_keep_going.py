@@ -40,7 +40,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any]], list[list
 
     def plan(ends: list[Any]) -> list[list[str]]:
         seen: list[list[str]] = []
-        steps = [""]
+        steps, died_at = [""], iter([7] * 4 + list(range(50)))
 
         def one(words: list[str]) -> tuple[int, bool]:
             code, step, *passed = ends[len(seen)]
@@ -49,13 +49,19 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any]], list[list
             return code, bool(passed)
 
         monkeypatch.setattr(supervisor, "_one", one)
-        monkeypatch.setattr(supervisor, "_standing", lambda config: ("out" if steps[0] else "", steps[0]))
+        monkeypatch.setattr(supervisor, "_standing", lambda config: ("out" if steps[0] else "", steps[0], 0))
+        monkeypatch.setattr(supervisor, "_last_step", lambda config: next(died_at))
         monkeypatch.setattr(sys, "argv", ["foretrain", "train", "--keep-going"])
         return seen
 
     return plan
 
 
+@pytest.mark.fault(
+    "the process is killed, by the kernel or a crash", row="B.1",
+    sees="with --keep-going: how it died, and that it goes on",
+    safe="everything up to the last checkpoint",
+)  # fmt: skip
 def test_crashes_are_gone_on_from_with_growing_waits(children: Any) -> None:
     waits: list[float] = []
     seen = children([(-9, "a"), (-11, None), (1, None), (-6, "b"), (-9, None), (0, "c")])
@@ -80,6 +86,28 @@ def test_it_gives_up_without_progress(children: Any) -> None:
     assert "SIGKILL" in str(caught.value)
 
 
+def test_crashes_at_other_steps_each_time_are_given_more_tries(children: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a machine that kills at random, before the next checkpoint is there."""
+    waits: list[float] = []
+    died_at = iter(range(50))
+    children([(-9, "a"), *[(-9, None)] * 11, (0, "b")])
+    monkeypatch.setattr(supervisor, "_last_step", lambda config: next(died_at))
+    with pytest.raises(UserError, match="12 times"):
+        keep_going(tiny(), wait=waits.append)
+    assert (len(waits), max(waits)) == (11, supervisor.LONGEST_WAIT_S)
+
+
+def test_a_damaged_checkpoint_written_anew_is_a_new_one(own_directory: Path) -> None:
+    config = tiny(max_iters=8)
+    train(config)
+    before = supervisor._standing(tiny(max_iters=20))
+    assert before[:2] == ("out", "step-0000000008")
+    Path("out/checkpoints/step-0000000008").rename("old")
+    Path("out/checkpoints/step-0000000008").mkdir()
+    assert supervisor._standing(tiny(max_iters=20)) != before
+    assert supervisor._last_step(tiny(max_iters=20)) >= 7
+
+
 def test_a_stop_is_a_stop(children: Any) -> None:
     children([(-9, "a", "signal")])
     assert keep_going(tiny(), wait=lambda s: pytest.fail("waited")) == ExitCode.INTERRUPTED
@@ -99,6 +127,11 @@ def child_of(parent: subprocess.Popen[str], until: Callable[[], bool]) -> int:
     raise AssertionError("it never happened")
 
 
+@pytest.mark.fault(
+    "the supervisor of --keep-going dies", row="B.3",
+    sees="the training saves and stops",
+    safe="everything up to that step",
+)  # fmt: skip
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks /proc for children")
 def test_a_killed_child_a_stop_and_a_killed_supervisor(own_directory: Path) -> None:

@@ -74,6 +74,11 @@ def fail_in_step(monkeypatch: pytest.MonkeyPatch, step: int, micro: int, where: 
     monkeypatch.setattr(trainer, "train_step", failing)
 
 
+@pytest.mark.fault(
+    "out of memory in a forward or backward pass", row="B.1",
+    sees="a note: the micro-batch is halved; at one sequence exit code 5 with remedies",
+    safe="everything: the step is done again with the same rows, bit for bit the run at that micro-batch",
+)  # fmt: skip
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("micro", [0, 1])
 def test_out_of_memory_in_any_micro_step_learns_as_the_smaller_one(
@@ -134,9 +139,14 @@ def test_out_of_memory_in_the_optimizer_is_never_tried_again(
     assert (caught.value.id, caught.value.exit_code) == ("memory.optimizer_step", ExitCode.OUT_OF_MEMORY)
     assert "--batch_size=2 --gradient_accumulation_steps=4" in str(caught.value)
     record = RunDirectory(Path("out")).read_record()
-    assert (record.status, record.steps_done, record.config.batch_size) == ("failed", step, 4)
+    assert (record.status, record.steps_done, record.config.batch_size) == ("failed", step, 2)
 
 
+@pytest.mark.fault(
+    "out of memory in an evaluation", row="B.1",
+    sees="a note: smaller batches for the same sequences",
+    safe="everything: training is not moved",
+)  # fmt: skip
 @pytest.mark.parametrize("at", [0, 1, 3, 5])
 def test_out_of_memory_in_an_evaluation(at: int, own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same sequences in smaller batches: the same loss to rounding, and training is not moved."""

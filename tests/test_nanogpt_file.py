@@ -150,6 +150,11 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.fault(
+    "a config file that is a program", row="B.5",
+    sees="exit code 2 with the line",
+    safe="everything: it is parsed, never run",
+)  # fmt: skip
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_files_are_never_run(text: str, own_directory: Path) -> None:
     result = read(text)

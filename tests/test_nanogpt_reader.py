@@ -219,6 +219,11 @@ BOMBS = {
 }
 
 
+@pytest.mark.fault(
+    "a hostile or bloated ckpt.pt", row="B.6",
+    sees="exit code 7",
+    safe="everything: read apart, in bounded memory",
+)  # fmt: skip
 @pytest.mark.parametrize("kind", BOMBS)
 def test_bombs_take_neither_memory_nor_time(kind: str, own_directory: Path) -> None:
     zipped(Path("ckpt.pt"), BOMBS[kind]())

@@ -141,6 +141,11 @@ def stop_at_random(count: int, seed: int) -> None:
             assert dossier["first"]["micro"] == where[2]
 
 
+@pytest.mark.fault(
+    "NaN or infinity in a loss or gradient", row="B.2",
+    sees="exit code 6, the tensor and the tokens",
+    safe="everything before that step: its update is not made, and nothing of it is saved",
+)  # fmt: skip
 def test_nothing_changes_wherever_the_number_is_none(own_directory: Path) -> None:
     stop_at_random(16, seed=1)
 
@@ -165,6 +170,11 @@ def test_the_dossier_names_the_tensor_and_the_tokens(own_directory: Path) -> Non
     assert dossier["rows"] == starts(config.seed, TRAIN, 5, 8, 2000 - 8).tolist()
 
 
+@pytest.mark.fault(
+    "the same with --on_nonfinite=skip", row="B.2",
+    sees="a note for each, at most ten in a thousand steps",
+    safe="everything: weights, moments and counts are as if that step had not been",
+)  # fmt: skip
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
     "changes", [{}, {"optimizer": "muon"}, {"optimizer": "adamw8bit", "n_embd": 64}, {"dtype": "bfloat16", "master_weights": True}],
@@ -226,6 +236,11 @@ def test_too_many_skipped_steps_stop(own_directory: Path, monkeypatch: pytest.Mo
     assert directory.read_record().steps_done == 2
 
 
+@pytest.mark.fault(
+    "float16's scale collapses", row="B.2",
+    sees="exit code 6 and the advice to use bfloat16",
+    safe="everything before the overflows",
+)  # fmt: skip
 def test_float16_that_always_overflows_stops_with_advice(own_directory: Path) -> None:
     """A real scaler on the CPU: gradients that no scale brings into range."""
     config, directory = tiny(**{**SMALL, "max_iters": 60, "eval_interval": 60}, dtype="float16"), store.create("out")

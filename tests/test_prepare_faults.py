@@ -245,6 +245,11 @@ def prepared_by_kills(kills: int, rows: int, longest_s: float) -> int:
     return killed
 
 
+@pytest.mark.fault(
+    "`kill -9` while data are prepared", row="B.4",
+    sees="nothing; the same command goes on",
+    safe="everything that was written: no document is lost or twice there",
+)  # fmt: skip
 def test_kill_9(own_directory: Path) -> None:
     assert prepared_by_kills(1, 3000, 1.2) == 1
 

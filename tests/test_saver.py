@@ -12,6 +12,7 @@ import torch
 
 from foretrain.errors import ExitCode, UserError
 from foretrain.lm.step import build, train_step
+from foretrain.messages import say
 from foretrain.run import checkpoint, files, saver
 from foretrain.run.checkpoint import Progress
 from foretrain.run.saver import Saver
@@ -72,6 +73,11 @@ def test_what_is_written_is_the_state_of_its_moment() -> None:
     assert same(before, tensors_of(other))
 
 
+@pytest.mark.fault(
+    "slow disk", row="B.3",
+    sees="nothing, unless a save takes longer than to the next one, which then waits",
+    safe="everything: at most one save is under way",
+)  # fmt: skip
 def test_one_at_a_time() -> None:
     state, gate = trained(), Gate()
     files.watch(gate)
@@ -85,35 +91,125 @@ def test_one_at_a_time() -> None:
     assert checkpoint.steps_in(FOLDER) == [1, 2]
 
 
-def test_a_failure_is_raised_in_the_loop_with_its_sentence() -> None:
-    state, gate = trained(), Gate(OSError(28, "No space left on device"))
-    checkpoint.save(FOLDER, state, Progress(step=1))
-    files.watch(gate)
+@pytest.mark.parametrize(("error", "why"), [
+    (OSError(28, "No space left on device"), "lets no more be written"), (OSError(30, "Read-only file system"), "Read-only"),
+    (OSError(5, "Input/output error"), "Input/output"), (RuntimeError("CUDA error: out of memory"), "no memory"),
+])  # fmt: skip
+def test_a_failed_save_is_told_and_tried_again_and_the_third_ends_the_run(error: BaseException, why: str) -> None:
+    state, gate = trained(), Gate(error)
     gate.open.set()
-    own = Saver(FOLDER, 1, lambda id, **values: None)
-    own.save(state, Progress(step=2), wait=False)
-    assert own._thread
-    own._thread.join()
-    with pytest.raises(UserError) as caught:
+    checkpoint.save(FOLDER, state, Progress(step=1))
+    notes: list[tuple[str, dict[str, Any]]] = []
+    own = Saver(FOLDER, 1, lambda id, **values: notes.append((id, values)))
+
+    def fail(step: int) -> None:
+        files.watch(gate)
+        own.save(state, Progress(step=step), wait=False)
+        assert own._thread
+        own._thread.join()
         own.poll()
+        assert checkpoint.problem_of(checkpoint.path_of(FOLDER, 1)) is None
+        assert step not in checkpoint.steps_in(FOLDER)
+
+    fail(2)
+    fail(3)
+    assert [id for id, _ in notes] == ["save_failed"] * 2
+    assert why in say("event.save_failed", **notes[0][1])
+    assert "step-0000000001 is intact" in say("event.save_failed", **notes[0][1])
+    with pytest.raises((UserError, RuntimeError)):
+        fail(4)
+    files.watch(None)
+    own.keep = 2
+    own.save(state, Progress(step=5), wait=False)  # one that succeeds lets the count begin anew
+    own.finish()
+    fail(6)
+    assert (notes[-1][0], notes[-1][1]["count"]) == ("save_failed", 1)
+
+
+@pytest.mark.fault(
+    "no file descriptor left", row="B.3",
+    sees="a note that a save failed",
+    safe="earlier checkpoints; the next save tries again",
+)  # fmt: skip
+def test_a_process_without_file_descriptors_goes_on() -> None:
+    """As full as can be: neither the checkpoint nor the folder's list can be opened."""
+    resource = pytest.importorskip("resource")
+    state, notes = trained(), []
+    checkpoint.save(FOLDER, state, Progress(step=1))
+    own = Saver(FOLDER, 2, lambda id, **values: notes.append((id, values)))
+    old = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, old[1]))
+    try:
+        own.save(state, Progress(step=2), wait=False)
+        own.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, old)
+    assert [id for id, _ in notes] == ["save_failed"]
+    own.save(state, Progress(step=3), wait=True)
+    assert checkpoint.steps_in(FOLDER) == [1, 3]
+
+
+def test_the_last_save_of_a_run_must_succeed() -> None:
+    state, gate = trained(), Gate(OSError(28, "No space left on device"))
+    gate.open.set()
+    files.watch(gate)
+    own = Saver(FOLDER, 1, lambda id, **values: None)
+    with pytest.raises(UserError) as caught:
+        own.save(state, Progress(step=2), wait=True)
     assert caught.value.exit_code == ExitCode.DISK_FULL
-    assert checkpoint.steps_in(FOLDER) == [1]
-    gate.error = None
+    files.watch(None)
     own.save(state, Progress(step=2), wait=True)  # and the next one is not spoilt by it
     assert checkpoint.steps_in(FOLDER) == [2]
 
 
-def test_a_run_meets_a_full_disk_in_the_background(own_directory: Path) -> None:
-    def full(call: str, path: Path, size_bytes: int) -> None:
-        if call == "fsync" and "0000000010" in str(path):
+def full_while(steps: range) -> Any:
+    """A disk that is full for a while: for the saves of these steps, and for the logs between them."""
+    at = [0]
+
+    def watcher(call: str, path: Path, size_bytes: int) -> None:
+        if "staging-step-" in str(path):
+            at[0] = int(str(path).split("staging-step-")[1][:10])
+        if at[0] in steps and call in ("write", "append", "mkdir"):
             raise OSError(28, "No space left on device")
 
-    files.watch(full)
+    return watcher
+
+
+@pytest.mark.fault(
+    "full disk, quota, read-only folder, I/O error, for a while", row="B.3",
+    sees="a note for each save that failed",
+    safe="earlier checkpoints; log lines wait for the disk; the next save tries again",
+)  # fmt: skip
+def test_a_run_goes_on_over_a_full_disk_for_a_while(own_directory: Path) -> None:
+    """Two saves and the log lines meanwhile are refused: nothing of either is lost in the end."""
+    own = {"max_iters": 40, "lr_decay_iters": 40}
+    events: list[Any] = []
+    files.watch(full_while(range(10, 16)))
+    record = train(tiny(**own), listen=events.append)
+    files.watch(None)
+    assert record.status == "finished"
+    assert [e.values["count"] for e in events if getattr(e, "id", "") == "save_failed"] == [1, 2]
+    train(tiny(**own, out_dir="whole"))
+    assert_same(final_tensors(Path("whole")), final_tensors(Path("out")))
+    one, other = (
+        [(m["kind"], m["step"], m.get("loss"), m.get("val_loss")) for m in RunDirectory(Path(p)).read_lines("metrics")]
+        for p in ("out", "whole")
+    )
+    assert one == other
+    noted = [line["id"] for line in RunDirectory(Path("out")).read_lines("events")]
+    assert noted.count("save_failed") == 2
+
+
+@pytest.mark.fault(
+    "a disk that stays full", row="B.3",
+    sees="exit code 8 after three failed saves in a row, with need and room",
+    safe="the last checkpoint; at most three intervals of work are lost",
+)  # fmt: skip
+def test_a_disk_that_stays_full_ends_the_run(own_directory: Path) -> None:
+    files.watch(full_while(range(10, 1000)))
     with pytest.raises(UserError) as caught:
         train(tiny(max_iters=40, lr_decay_iters=40))
     assert caught.value.id == "disk.full"
-    record = RunDirectory(Path("out")).read_record()
-    assert (record.status, record.reason) == ("failed", "disk.full")
     assert checkpoint.steps_in(Path("out/checkpoints")) == [5]
     files.watch(None)
     record = train(tiny(max_iters=40, lr_decay_iters=40), resume=True)
@@ -157,6 +253,11 @@ def test_an_error_of_the_run_lets_the_save_end(own_directory: Path, monkeypatch:
     assert checkpoint.newest_valid(Path("out/checkpoints"))[0] == Path("out/checkpoints/step-0000000005")
 
 
+@pytest.mark.fault(
+    "out of memory while saving", row="B.1",
+    sees="nothing; the save takes as long as its writing",
+    safe="everything: the tensors are written themselves, piece by piece",
+)  # fmt: skip
 @pytest.mark.parametrize("why", ["no room", "limit", "no memory"])
 def test_without_room_for_a_copy_the_loop_writes_itself(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     state = trained()

@@ -96,6 +96,11 @@ train(tiny(dropout=0.1, out_dir="killed"), resume=Path("killed/run.json").exists
 MOMENTS = [("step", 6), ("evaluation", 7), ("save", 2)]  # by the hundred at any moment: tests/faults
 
 
+@pytest.mark.fault(
+    "`kill -9`, also inside a save", row="B.3",
+    sees="nothing; `--resume auto` goes on",
+    safe="everything up to the last checkpoint, bit for bit",
+)  # fmt: skip
 @pytest.mark.parametrize(("moment", "at"), MOMENTS)
 def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(moment: str, at: int, own_directory: Path) -> None:
     """Weights, both moments, step counts and the generator of dropout, after kill -9 and --resume."""
@@ -343,6 +348,11 @@ def test_resume_refuses_what_would_change_the_learning(own_directory: Path) -> N
     assert record.steps_done == 14
 
 
+@pytest.mark.fault(
+    "another config on resume", row="B.3",
+    sees="nothing, a note, or exit code 2 with what changed",
+    safe="everything: the table below says which knob does what",
+)  # fmt: skip
 @pytest.mark.parametrize(
     ("key", "value"),
     [("seed", 5), ("dropout", 0.2), ("beta2", 0.9), ("optimizer", "adamw8bit"), ("grad_clip", 0.5), ("bias", True),
@@ -369,6 +379,11 @@ def test_every_effect_is_of_a_knob() -> None:
     assert not FREE & (ROUNDING | EVALUATION)
 
 
+@pytest.mark.fault(
+    "another PyTorch or device on resume", row="B.3",
+    sees="a note: no longer bit for bit",
+    safe="everything",
+)  # fmt: skip
 def test_another_torch_is_told(own_directory: Path) -> None:
     train(tiny(max_iters=3, lr_decay_iters=12))
     path = Path("out/checkpoints/step-0000000003")
@@ -547,6 +562,11 @@ def test_names_that_could_command_a_terminal(value: str) -> None:
         from_values({"dataset": value})
 
 
+@pytest.mark.fault(
+    "WORLD_SIZE of torchrun, whatever it says", row="B.5",
+    sees="exit code 4",
+    safe="everything: nothing has begun",
+)  # fmt: skip
 def test_several_processes_are_refused(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     result = foretrain("train", "baby")
@@ -600,6 +620,11 @@ def test_another_config_is_refused_before_the_first_checkpoint_too(own_directory
     assert caught.value.id == "usage.resume_changed"
 
 
+@pytest.mark.fault(
+    "other data under the same name on resume", row="B.4",
+    sees="exit code 7",
+    safe="the run as it was",
+)  # fmt: skip
 def test_other_data_under_the_same_name_is_refused(own_directory: Path) -> None:
     """nanoGPT's layout has no fingerprint of its own."""
     train(tiny(max_iters=4, out_dir="r"))

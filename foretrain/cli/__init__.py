@@ -110,6 +110,9 @@ def _run() -> int:
         app()
     except UserError as error:
         print_error(error, as_json="--json" in own_words())
+        if error.id == "environment.card_failed":  # what Python does at its end would call the card once more
+            sys.stdout.flush()
+            os._exit(int(error.exit_code))
         return int(error.exit_code)
     except SystemExit as end:
         # A wrong option is told by typer itself, on stderr; the one object of --json is made here.

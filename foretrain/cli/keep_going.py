@@ -1,8 +1,9 @@
 """`foretrain train --keep-going`: the run in a child process, begun again from its last checkpoint when that crashes.
 
-A crash is a death by a signal (a segmentation fault, the kernel's killer) or a bug's traceback. What the user can mend
-(every other exit code) is passed on. Signals go to the child, which saves and stops; and if this process is killed, the
-child sees its pipe close and stops in the same way.
+A crash is a death by a signal (a segmentation fault, the kernel's killer), a bug's traceback, a lost card, or memory
+that ran out in the optimizer, after which a resume takes a smaller micro-batch. What the user can mend (every other
+exit code) is passed on. Ctrl-C and SIGTERM go to the child, which saves and stops; and if this process is killed, the
+child sees its pipe close and stops in the same way. A closed terminal stops neither.
 """
 
 import os
@@ -24,7 +25,9 @@ from foretrain.messages import say
 from foretrain.run import store
 
 PIPE = "FORETRAIN_KEEP_GOING_PIPE"
-MOST_CRASHES = 4  # one after the other, without a newer checkpoint in between
+# One after the other, without a new checkpoint in between: at the same step each time, which is a bug or a broken
+# machine, and at whatever steps, which is bad luck that has to end some time.
+MOST_CRASHES, MOST_ANYWHERE = 4, 12
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 300.0
 
 
@@ -56,32 +59,52 @@ def child_words(words: list[str], *, resume: bool) -> list[str]:
 def keep_going(config: RunConfig, *, wait: Callable[[float], object] = time.sleep) -> int:
     """Run this process's own command in children until one ends by itself; its exit code.
 
-    Raises UserError 'environment.crashes' after four crashes without a newer checkpoint.
+    Raises UserError 'environment.crashes' after too many crashes without a new checkpoint.
     """
     before = _standing(config)
-    crashes, wait_s = 0, FIRST_WAIT_S
+    crashes, alike, wait_s, last_step = 0, 0, FIRST_WAIT_S, -1
     while True:
         now = _standing(config)
         code, stopped = _one(child_words(sys.argv[1:], resume=now != before))
-        if code >= 0 and code != ExitCode.INTERNAL:
+        if code >= 0 and code != ExitCode.INTERNAL and (stopped or not _worth_another(config, code)):
             return code
         if stopped:  # it was told to stop and died of it
             return int(ExitCode.INTERRUPTED)
-        crashes, wait_s = (1, FIRST_WAIT_S) if _standing(config) != now else (crashes + 1, wait_s * 2)
+        new, died_at = _standing(config) != now, _last_step(config)
+        crashes, wait_s = (1, FIRST_WAIT_S) if new else (crashes + 1, wait_s * 2)
+        alike, last_step = (1 if new or died_at != last_step else alike + 1), died_at
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        if crashes >= MOST_CRASHES:
+        if alike >= MOST_CRASHES or crashes >= MOST_ANYWHERE:
             raise UserError("environment.crashes", count=crashes, how=name)
         again = min(wait_s, LONGEST_WAIT_S)
         ERR.print(Text(say("train.crashed", how=name, again=again), style="yellow"), soft_wrap=True)
         wait(again)
 
 
-def _standing(config: RunConfig) -> tuple[str, str]:
-    """(the run that --resume auto means, its newest checkpoint), '' where there is none."""
+def _worth_another(config: RunConfig, code: int) -> bool:
+    """Whether an ending with a sentence is one that a new process can go on from by itself."""
+    if code not in (ExitCode.ENVIRONMENT, ExitCode.OUT_OF_MEMORY):
+        return False
+    found = store.newest_unfinished(config.out_dir, config.max_iters)
+    return found is not None and found.read_record().reason in store.BEGIN_AGAIN
+
+
+def _standing(config: RunConfig) -> tuple[str, str, int]:
+    """(the run that --resume auto means, its newest checkpoint, that folder's number), '' and 0 where there is none.
+
+    A damaged checkpoint that was written anew has its old name and another number.
+    """
     found = store.newest_unfinished(config.out_dir, config.max_iters)
     if found is None:
-        return "", ""
-    return found.id, max((path.name for path in Path(found.checkpoints).glob("step-*")), default="")
+        return "", "", 0
+    newest = max(Path(found.checkpoints).glob("step-*"), default=None)
+    return found.id, newest.name if newest else "", newest.stat().st_ino if newest else 0
+
+
+def _last_step(config: RunConfig) -> int:
+    """The last step that was logged; -1 where there is none."""
+    found = store.newest_unfinished(config.out_dir, config.max_iters)
+    return max((line["step"] for line in found.read_lines("metrics")), default=-1) if found else -1
 
 
 def _one(words: list[str]) -> tuple[int, bool]:
@@ -96,10 +119,9 @@ def _one(words: list[str]) -> tuple[int, bool]:
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         passed.append(number)
-        child.send_signal(signal.SIGTERM if number == getattr(signal, "SIGHUP", 0) else number)
+        child.send_signal(number)
 
-    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    numbers = [n for n in (getattr(signal, name) for name in names) if signal.getsignal(n) is not signal.SIG_IGN]
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
     old = {number: signal.signal(number, hand_on) for number in numbers}
     try:
         return child.wait(), bool(passed)

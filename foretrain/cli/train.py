@@ -11,6 +11,7 @@ import typer
 from rich.text import Text
 
 from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, print_json, print_notes
+from foretrain.cli.patient import patient_output
 from foretrain.configfile import ResolvedConfig, resolve, to_toml
 from foretrain.errors import ExitCode, UserError
 from foretrain.messages import printable, say
@@ -68,17 +69,19 @@ def train_command(
         from foretrain.cli import keep_going as supervisor
 
         need_torch()
-        raise typer.Exit(supervisor.keep_going(resolved.config))
+        with patient_output():
+            raise typer.Exit(supervisor.keep_going(resolved.config))
     from foretrain.cli.keep_going import end_with_parent
 
     end_with_parent()
     print_notes(resolved.notes, quiet=quiet)
     go_on = resume == "auto" or resolved.config.init_from == "resume"
-    record = train(resolved, resume=go_on, quiet=quiet or as_json, trial=not no_trial)
-    if as_json:
-        from foretrain.run.store import SCHEMA
+    with patient_output():
+        record = train(resolved, resume=go_on, quiet=quiet or as_json, trial=not no_trial)
+        if as_json:
+            from foretrain.run.store import SCHEMA
 
-        print_json(record.to_json(schema=SCHEMA))
+            print_json(record.to_json(schema=SCHEMA))
     if record.status == "interrupted":
         raise typer.Exit(int(ExitCode.STOPPED))
 

@@ -94,6 +94,10 @@ class ChunkedLoss(nn.Module):
         """Fuse what is done to a chunk's logits; the loop stays outside, else the compiler would unroll it."""
         self.softmax_step_ = torch.compile(softmax_step_, dynamic=False)
 
+    def stay_eager(self) -> None:
+        """Take that back."""
+        self.softmax_step_ = softmax_step_
+
     def chunks(self, targets: Tensor) -> Iterator[slice]:
         for start in range(0, len(targets), self.chunk_size):
             yield slice(start, min(start + self.chunk_size, len(targets)))

@@ -68,6 +68,15 @@ class LanguageModel(nn.Module):
         else:
             self.whole_loss = torch.compile(self.whole_loss, **options)
 
+    def stay_eager(self) -> None:
+        """Take back what was compiled."""
+        for block in self.layers():
+            block._compiled_call_impl = None
+        for name in ("head_input", "whole_loss"):
+            self.__dict__.pop(name, None)
+        if self.chunked_loss is not None:
+            self.chunked_loss.stay_eager()
+
     def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats of predicting targets (B x T, -1 is ignored) from idx (B x T); a scalar."""
         if self.chunked_loss is not None:

@@ -30,6 +30,7 @@ class Progress(Record):
     """Where a run stands. `evaluated`: the evaluation of `step` is already in the metrics.
 
     `skipped`: steps of late that were passed over as not finite; `overflows`: float16's of late, one after the other.
+    `recent_losses`: of the last steps; `last_spike`: the step whose loss was told to leap (run/spikes.py).
     """
 
     step: int
@@ -43,6 +44,8 @@ class Progress(Record):
     config_digest: str = ""
     skipped: tuple[int, ...] = ()
     overflows: int = 0
+    recent_losses: tuple[float, ...] = ()
+    last_spike: int = -1000
 
 
 @dataclass(frozen=True)

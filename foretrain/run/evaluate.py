@@ -11,11 +11,13 @@ from typing import Literal
 import torch
 
 from foretrain.lm.step import Batch
+from foretrain.run.compilation import NotCompiled, not_compiled
 from foretrain.run.microbatch import is_out_of_memory
 
 MEASURED = 2  # batches that show the peak
 
-Mean = float | None | Literal["out of memory"]
+Failed = Literal["out of memory"] | NotCompiled
+Mean = float | None | Failed
 
 
 def mean_loss(
@@ -27,13 +29,15 @@ def mean_loss(
     stopping: Callable[[], bool],
     failed: Callable[[BaseException, int], None] = lambda error, begun: None,
 ) -> Mean:
-    """The mean loss in nats a token; None where a stop was asked for in between; 'out of memory'.
+    """The mean loss in nats a token; None where a stop was asked for in between; why there is none.
 
     `measure` is entered around the first two batches, which a stop does not interrupt. `failed` is as in `attempt`.
     """
     try:
         return _mean(batches, loss_of, batch_size, measure, stopping)
-    except (RuntimeError, MemoryError) as error:
+    except Exception as error:
+        if (reason := not_compiled(error)) is not None:
+            return reason
         if not is_out_of_memory(error):
             raise
         failed(error, 0)

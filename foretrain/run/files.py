@@ -102,8 +102,16 @@ def replace_text(path: Path, text: str) -> None:
         raise
 
 
-def append_line(path: Path, line: str) -> None:
-    """Add a line to a text file."""
-    _about_to("append", path, len(line))
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Add lines to a text file, all or none of them. Raises OSError."""
+    rest = memoryview("".join(f"{line}\n" for line in lines).encode())
+    _about_to("append", path, len(rest))
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            while rest.nbytes:  # a nearly full disk takes a part
+                rest = rest[file.write(rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(before)
+            raise

@@ -15,16 +15,18 @@ import torch
 
 from foretrain.config import RunConfig
 from foretrain.lm.step import Batch, StepResult, TrainState
+from foretrain.run.compilation import NotCompiled, not_compiled
 
 # What PyTorch, CUDA's libraries and the system say; torch.OutOfMemoryError is known by its type.
 _MESSAGES = (
     "CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "CUSOLVER_STATUS_ALLOC_FAILED", "cudaErrorMemoryAllocation", "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
+    "DefaultCPUAllocator: not enough memory", "MPS backend out of memory", "Triton Error [CUDA]: out of memory",
+    "Cuda failure 'out of memory'", "Cuda failure 2 'out of memory'",  # as NCCL says it
 )  # fmt: skip
 
-Failure = Literal["micro_step", "optimizer"]
+Failure = Literal["micro_step", "optimizer", "stopped"]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -52,16 +54,22 @@ class Generators:
             torch.cuda.set_rng_state(self.cuda, device)
 
 
+class _Stopped(Exception):
+    """A stop was asked for between two micro-steps."""
+
+
 class _Watched:
     """Batches that remember whether the step has asked for more than there are: then its micro-steps are done."""
 
-    def __init__(self, batches: Iterable[Batch]) -> None:
-        self.batches = batches
+    def __init__(self, batches: Iterable[Batch], stopping: Callable[[], bool]) -> None:
+        self.batches, self.stopping = batches, stopping
         self.begun = 0
         self.used_up = False
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self.batches:
+            if self.begun and self.stopping():
+                raise _Stopped
             self.begun += 1
             yield batch
         self.used_up = True
@@ -77,18 +85,26 @@ def free_memory(device: torch.device) -> None:
 def attempt(
     state: TrainState, batches: Iterable[Batch], step: Callable[[Iterable[Batch]], StepResult],
     failed: Callable[[BaseException, int], None] = lambda error, begun: None,
-) -> StepResult | Failure:  # fmt: skip
-    """One optimizer step, or where memory ran out in it. After 'micro_step' everything is as before the step.
+    stopping: Callable[[], bool] = lambda: False,
+) -> StepResult | Failure | NotCompiled:  # fmt: skip
+    """One optimizer step, or why there is none: after all but 'optimizer' everything is as before the step.
 
-    `failed` is told of the exception, which it must not keep, and how many micro-steps had begun.
+    'micro_step', 'optimizer': where memory ran out. 'stopped': `stopping` said so between two micro-steps. `failed` is
+    told of a lack of memory: the exception, which it must not keep, and how many micro-steps had begun.
     """
-    generators, watched = Generators.now(state.device), _Watched(batches)
+    generators, watched = Generators.now(state.device), _Watched(batches, stopping)
+    outcome: Failure | NotCompiled = "micro_step"
     try:
         return step(watched)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+    except _Stopped:
+        outcome = "stopped"
+    except Exception as error:
+        if (reason := not_compiled(error)) is not None and not watched.used_up:
+            outcome = reason  # also where memory ran out while kernels were tried
+        elif is_out_of_memory(error):
+            failed(error, watched.begun)
+        else:
             raise
-        failed(error, watched.begun)
     # Here the exception is gone, and with it the frames that held activations.
     if watched.used_up:
         return "optimizer"
@@ -97,7 +113,7 @@ def attempt(
         state.masters.drop_gradients()
     free_memory(state.device)
     generators.restore(state.device)
-    return "micro_step"
+    return outcome
 
 
 def use_split(state: TrainState, config: RunConfig, *, compiled: bool) -> None:

@@ -4,9 +4,11 @@ The update of such a step is never made (lm/update.py). With `stop`, no later on
 step's numbers, so the state is then still that from before the step.
 """
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterable
+from statistics import median
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from foretrain.lm.dataset import DatasetInfo
 from foretrain.lm.optimizer import learning_rate
 from foretrain.lm.step import Batch, StepResult, TrainState
 from foretrain.messages import say
-from foretrain.run import checkpoint
+from foretrain.run import checkpoint, spikes
 from foretrain.run.checkpoint import Progress
 from foretrain.run.dossier import SCHEMA, Dossier, first_not_finite
 from foretrain.run.files import replace_text
@@ -54,10 +56,13 @@ class Reading:
 
 
 class Guard:
-    """Judges the steps of a run."""
+    """Judges the steps of a run. `saved`: waits for the save under way, so that it counts as what is safe."""
 
-    def __init__(self, directory: RunDirectory, info: DatasetInfo, note: Callable[..., None]) -> None:
-        self.directory, self.info, self.note = directory, info, note
+    def __init__(
+        self, directory: RunDirectory, info: DatasetInfo, note: Callable[..., None],
+        saved: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.directory, self.info, self.note, self.saved = directory, info, note, saved
         self._before: dict[int, Generators] = {}
 
     def before(self, step: int, state: TrainState) -> None:
@@ -80,7 +85,7 @@ class Guard:
         """
         loss, norm, held = numbers
         if not held and math.isfinite(loss):
-            return True, progress.model_copy(update={"overflows": 0}) if progress.overflows else progress
+            return True, self._counted(progress, step, loss)
         if state.scaler.is_enabled() and math.isfinite(loss):
             count = progress.overflows + 1
             if count >= MOST_OVERFLOWS:
@@ -105,8 +110,19 @@ class Guard:
             raise UserError("diverged.skips", **values, first=first, count=len(recent), window=SKIP_WINDOW)
         raise UserError("diverged.step", **values, first=first)
 
+    def _counted(self, progress: Progress, step: int, loss: float) -> Progress:
+        """With a loss more; one that leaps is told, once in a while."""
+        recent, update = progress.recent_losses, {"overflows": 0}
+        leaps = loss > max(recent, default=loss) and spikes.score(recent, loss)
+        if leaps and leaps >= spikes.LEAST_SCORE and step - progress.last_spike >= spikes.FEWEST:
+            self.note("loss_spike", step=step, loss=loss, usual=median(recent), score=leaps)
+            update["last_spike"] = step
+        return progress.model_copy(update={**update, "recent_losses": spikes.with_loss(recent, loss)})
+
     def _saved(self) -> str:
         """What is safe, for the message."""
+        with contextlib.suppress(Exception):  # that a save failed does not count beside what ends the run
+            self.saved()
         steps = checkpoint.steps_in(self.directory.checkpoints)
         return say("nonfinite.kept", step=steps[-1]) if steps else say("nonfinite.kept_none")
 

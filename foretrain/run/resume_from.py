@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from foretrain.batchsplit import sequences_of
+from foretrain.batchsplit import cut, sequences_of
 from foretrain.config import RunConfig
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu
@@ -61,6 +61,24 @@ def differences(loaded: Loaded, previous: RunRecord, config: RunConfig, gpu: Gpu
     if (old.eval_rows, old.eval_block) != (config.eval_rows, config.eval_block):
         found.append(("evaluation_changed", {"changed": _changes(EVALUATION, old, config)}))
     return found
+
+
+def resumed_split(new: RunConfig, previous: RunRecord) -> tuple[RunConfig, str, dict[str, Any]]:
+    """(the config with the micro-batch that memory had forced, unless another one is asked for; event id, values).
+
+    The id is '' where nothing is to be told.
+    """
+    old = previous.config
+    if new.batch_size == old.batch_size and not new.auto_batch_size:
+        return new, "", {}
+    if new.auto_batch_size or new.batch_size == previous.shrunk_from:
+        values = {"batch_size": old.batch_size, "accumulation": old.gradient_accumulation_steps}
+        return cut(new, old.batch_size), "split_kept", values
+    accumulation, rows = new.gradient_accumulation_steps, old.eval_rows
+    if (old.eval_iters, old.eval_sequences) == (new.eval_iters, new.eval_sequences):
+        new = new.model_copy(update={"eval_sequences": rows})  # evaluations stay comparable
+    values = {"old": old.batch_size, "new": new.batch_size, "accumulation": accumulation, "rows": rows}
+    return new, "split_changed_dropout" if new.dropout else "split_changed", values
 
 
 def check_compatible(progress: Progress, config: RunConfig, info: DatasetInfo, directory: RunDirectory) -> None:

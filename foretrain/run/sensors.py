@@ -34,15 +34,15 @@ class Load:
             self._thread.join()
 
     def _open(self) -> bool:
-        if self._nvml is None:
-            import pynvml
-
-            self._nvml = pynvml
         try:
+            if self._nvml is None:
+                import pynvml
+
+                self._nvml = pynvml
             self._nvml.nvmlInit()
             self._handle = self._nvml.nvmlDeviceGetHandleByIndex(self.device.index or 0)
             driver = self._nvml.nvmlSystemGetDriverVersion()
-        except (self._nvml.NVMLError, OSError):
+        except Exception:  # the binding raises its own, OSError, ImportError and, of damaged libraries, anything
             return False
         self.driver = driver.decode() if isinstance(driver, bytes) else str(driver)
         return True
@@ -53,7 +53,7 @@ class Load:
             try:
                 self.clocks_ghz.append(nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM) / 1e3)
                 self.watts.append(nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3)
-            except nvml.NVMLError:
+            except Exception:  # as above: the driver may break in the middle
                 return
 
     @property
@@ -71,7 +71,7 @@ class Load:
             return None
         try:
             processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
-        except self._nvml.NVMLError:
+        except Exception:
             return None
         mine = [p.usedGpuMemory for p in processes if p.pid == os.getpid() and p.usedGpuMemory]
         return mine[0] - torch.cuda.memory_reserved(self.device) if mine else None

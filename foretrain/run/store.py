@@ -4,8 +4,10 @@
 system when that process dies, so a record that says "running" without its lock tells of a killed run.
 """
 
+import contextlib
 import glob
 import json
+from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,9 +21,12 @@ from foretrain.errors import UserError
 from foretrain.hardware import Dtype, Gpu
 from foretrain.lm.dataset import DatasetInfo
 from foretrain.records import Record
-from foretrain.run.files import append_line, replace_text
+from foretrain.run.files import append_lines, replace_text
 
 SCHEMA = "foretrain.run/1"
+# Reasons of a record that a new process can go on from by itself: a lost card, and one that takes less memory.
+BEGIN_AGAIN = ("environment.card_failed", "memory.optimizer_step")
+MOST_WAITING = 10_000  # lines of a log that the disk does not take
 Status = Literal["running", "finished", "interrupted", "diverged", "failed", "killed"]
 
 
@@ -123,6 +128,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = FileLock(path / "run.lock")
+        self._waiting: dict[str, deque[str]] = {}
 
     @property
     def id(self) -> str:
@@ -173,8 +179,12 @@ class RunDirectory:
         return record
 
     def append(self, name: str, record: dict[str, Any]) -> None:
-        """Add a line to metrics.jsonl or events.jsonl."""
-        append_line(self.path / f"{name}.jsonl", json.dumps(record))
+        """Add a line to metrics.jsonl or events.jsonl. What the disk refuses is written with a later one."""
+        waiting = self._waiting.setdefault(name, deque(maxlen=MOST_WAITING))
+        waiting.append(json.dumps(record))
+        with contextlib.suppress(OSError):  # a log is not worth a run
+            append_lines(self.path / f"{name}.jsonl", waiting)
+            waiting.clear()
 
     def event(self, id: str, /, **values: Any) -> None:
         self.append("events", {"at": now(), "id": id, "values": values})

@@ -4,12 +4,11 @@ It knows nothing of forecasts, and it does not print: what happens is told to `l
 """
 
 import contextlib
-import errno
 import math
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import Any
 
 from foretrain.batchsplit import cut, sequences_of, shrunk
@@ -24,15 +23,18 @@ from foretrain.lm.shape import ModelShape
 from foretrain.lm.step import Batch, StepResult, TrainState, build, evaluation_loss, train_step
 from foretrain.run import checkpoint, initial, matmul_check, resume_from
 from foretrain.run.checkpoint import Progress
+from foretrain.run.compilation import NotCompiled, go_eager
 from foretrain.run.device import TORCH_DTYPES, Placement
+from foretrain.run.endings import ending_of
 from foretrain.run.evaluate import Mean, mean_loss
 from foretrain.run.feed import Feed, token_files
 from foretrain.run.files import replace_text
 from foretrain.run.memory_limit import Watch, cap
 from foretrain.run.meter import Meter
-from foretrain.run.microbatch import attempt, free_memory, is_out_of_memory, use_split
+from foretrain.run.microbatch import attempt, free_memory, use_split
 from foretrain.run.nonfinite import Guard, Reading
 from foretrain.run.notes import Listener, Note
+from foretrain.run.pace import Pace
 from foretrain.run.resume_from import config_digest
 from foretrain.run.saver import Saver
 from foretrain.run.signals import StopFlag
@@ -62,8 +64,7 @@ class Trainer:
         self.train_tokens, self.val_tokens = token_files(config, info)
         self.feed = Feed(self.train_tokens, placement.device)
         self.peak = placement.gpu.peak_flop_per_s(placement.dtype)
-        self.step_times: list[float] = []
-        self.evaluation_times: list[float] = []
+        self.pace = Pace()
         self.resumed_from: tuple[int, ...] = ()
         self.shrunk_from: int | None = None
         self.started_at = now()
@@ -73,8 +74,8 @@ class Trainer:
         self._elapsed_before_s = 0.0
         self.reads_late = placement.device.type == "cuda"
         self._open: tuple[int, Reading] | None = None  # a step whose numbers are not read yet
-        self.guard = Guard(directory, info, self._note)
         self.saver = Saver(directory.checkpoints, config.keep_checkpoints, self._note, config.memory_limit_bytes)
+        self.guard = Guard(directory, info, self._note, self.saver.finish)
 
     # -- the run -------------------------------------------------------------------------------------------
 
@@ -88,33 +89,22 @@ class Trainer:
             with self.feed, self.flag, self.saver, fp16_accumulation(self.config.matmul == "fp16_accumulation"):
                 self._begin(resume)
                 finished = self._loop()
-        except UserError as error:
-            if error.id.startswith("diverged"):  # later steps may have been begun, but none was made
-                self.progress = self.progress.model_copy(update={"step": error.values.get("step", self.progress.step)})
-            with contextlib.suppress(OSError):  # a full disk takes the record too; the error is what counts
-                self._write_fault("diverged" if error.id.startswith("diverged") else "failed", error.id)
-            raise
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                self._write_fault("failed", type(error).__name__)
-                raise
-            raise UserError("disk.full_run", path=str(self.directory.path)) from None
-        except (RuntimeError, MemoryError) as error:
-            out_of_memory = is_out_of_memory(error)
-            self.vitals.ran_out(error, getattr(self, "state", None), self.progress.step)
-            self._write_fault("failed", "memory.out_of_memory" if out_of_memory else type(error).__name__)
-            if not out_of_memory:
-                raise
-            raise self._out_of_memory("memory.out_of_memory") from None
         except BaseException as error:
-            self._write_fault("failed", type(error).__name__)
-            raise
+            self.vitals.ran_out(error, getattr(self, "state", None), self.progress.step)
+            ending = ending_of(error, self.directory.path, self.progress.step, self._out_of_memory)
+            if isinstance(error, UserError) and ending.status == "diverged":  # later steps were begun, but none made
+                self.progress = self.progress.model_copy(update={"step": error.values.get("step", self.progress.step)})
+            self._write_fault(ending.status, ending.reason)
+            if ending.error is error:
+                raise
+            raise ending.error from None
         return self._write_record("finished" if finished else "interrupted", self.flag.signal_name)
 
     def _write_fault(self, status: Any, reason: str) -> None:
         """Unless the run was not gone on with: its record is of the config that it has, not of the one refused."""
         if self._entered:
-            self._write_record(status, reason)
+            with contextlib.suppress(OSError):  # a full disk takes the record too; the error is what counts
+                self._write_record(status, reason)
 
     def _out_of_memory(self, id: str) -> UserError:
         c = self.config
@@ -176,20 +166,11 @@ class Trainer:
 
     def _resume_split(self, previous: RunRecord) -> None:
         """Go on with the micro-batch that memory had forced, unless another one is asked for; say what that means."""
-        old, new = previous.config, self.config
         self.shrunk_from = previous.shrunk_from
-        if new.batch_size == old.batch_size and not new.auto_batch_size:
-            return
-        if new.auto_batch_size or new.batch_size == previous.shrunk_from:
-            self._use(cut(new, old.batch_size))
-            self._note("split_kept", batch_size=old.batch_size, accumulation=old.gradient_accumulation_steps)
-            return
-        if (old.eval_iters, old.eval_sequences) == (new.eval_iters, new.eval_sequences):
-            self._use(new.model_copy(update={"eval_sequences": old.eval_rows}))  # evaluations stay comparable
-        self._note(
-            "split_changed_dropout" if new.dropout else "split_changed", old=old.batch_size, new=new.batch_size,
-            accumulation=new.gradient_accumulation_steps, rows=old.eval_rows,
-        )  # fmt: skip
+        config, id, values = resume_from.resumed_split(self.config, previous)
+        if id:
+            self._use(config)
+            self._note(id, **values)
 
     def _use(self, config: RunConfig) -> None:
         """Another way to carry out the same training."""
@@ -206,7 +187,7 @@ class Trainer:
         anything is evaluated or saved, what is open is read.
         """
         c = self.config
-        self._last_log, self._paused_s = (self.clock(), self.progress.step), 0.0
+        self.pace.begin(self.clock(), self.progress.step)
         while not self.flag.stopping:
             step = self.progress.step
             done = c.eval_only or step >= c.max_iters
@@ -214,13 +195,14 @@ class Trainer:
                 self._settle()
                 before = self.clock()
                 self._evaluate_and_save(step, force=done)
-                self._paused_s += self.clock() - before
+                self.pace.pause(self.clock() - before)
                 if self.flag.stopping:
                     break
             if done:
                 self._settle()
                 return True
-            result = self._train_one(step)
+            if (result := self._train_one(step)) is None:
+                break
             self.saver.poll()
             self._settle()
             self.progress = self.progress.model_copy(update={"step": step + 1, "evaluated": False})
@@ -241,13 +223,10 @@ class Trainer:
         counts, self.progress = self.guard.judge(self.state, self.progress, step, numbers, again)
         if not counts or (step % self.config.log_interval and step + 1 != self.config.max_iters):
             return
-        at, (last_s, last_step) = self.clock(), self._last_log
-        step_s = (at - last_s - self._paused_s) / (step + 1 - last_step)
-        self._last_log, self._paused_s = (at, step + 1), 0.0
-        self._log(step, numbers[0], numbers[1], step_s)
+        self._log(step, numbers[0], numbers[1], self.pace.step_s(self.clock(), step))
 
-    def _train_one(self, step: int) -> StepResult:
-        """One optimizer step, in as small micro-batches as memory asks for."""
+    def _train_one(self, step: int) -> StepResult | None:
+        """One optimizer step, in as small micro-batches as memory asks for; None where a stop came in its middle."""
         rate, phase = learning_rate(self.config, step), "first_step" if step == 0 else "steady_step"
 
         def carry_out(batches: Iterable[Batch]) -> StepResult:
@@ -258,13 +237,32 @@ class Trainer:
 
         self.guard.before(step, self.state)
         while True:
-            batches = self.feed.batches(self.config, step)
-            result = attempt(self.state, batches, carry_out, self.vitals.watching(self.state, phase, step))
+            batches, told = self.feed.batches(self.config, step), self.vitals.watching(self.state, phase, step)
+            result = attempt(self.state, batches, carry_out, told, lambda: self.flag.stopping)
             if isinstance(result, StepResult):
                 return result
+            if result == "stopped":
+                return None
             if result == "optimizer":
-                raise self._out_of_memory("memory.optimizer_step")
-            self._shrink(step)
+                raise self._optimizer_failed()
+            if isinstance(result, NotCompiled):
+                self._go_eager(result)
+            else:
+                self._shrink(step)
+
+    def _optimizer_failed(self) -> UserError:
+        """Weights may be half changed. The record gets a smaller micro-batch, for a resume from the last checkpoint."""
+        c = self.config
+        if (smaller := shrunk(c.batch_size, sequences_of(c))) is None:
+            return self._out_of_memory("memory.one_sequence")
+        error = self._out_of_memory("memory.optimizer_step")
+        self.config, self.shrunk_from = cut(c, smaller), self.shrunk_from or c.batch_size
+        return error
+
+    def _go_eager(self, failed: NotCompiled) -> None:
+        self.placement = replace(self.placement, compiled=False)
+        go_eager(self.state)
+        self._note("not_compiled", reason=failed.reason)
 
     def _shrink(self, step: int) -> None:
         """A smaller micro-batch for the same rows. Raises UserError where it is one sequence already."""
@@ -279,13 +277,12 @@ class Trainer:
         self._note("micro_batch_shrunk", step=step, old=c.batch_size, new=smaller, accumulation=more)
 
     def _keep_config(self) -> None:
-        replace_text(self.directory.path / "config.toml", to_toml(self.config))
-        self._write_record("running")
+        with contextlib.suppress(OSError):  # a full disk: only a resume would miss it, and find the same way again
+            replace_text(self.directory.path / "config.toml", to_toml(self.config))
+            self._write_record("running")
 
     def _log(self, step: int, loss: float, grad_norm: float, step_s: float) -> None:
         tokens_per_s = self.config.tokens_per_step / step_s
-        if step >= 3:  # the first steps allocate, compile and are measured
-            self.step_times.append(step_s)
         metrics = StepMetrics(
             step=step,
             loss=loss,
@@ -296,21 +293,15 @@ class Trainer:
             mfu=tokens_per_s * self.shape.flops_per_token / self.peak if self.peak else None,
             memory_bytes=self.meter.device_bytes(),
             elapsed_s=self._elapsed_s(),
-            eta_s=self._eta_s(step, step_s),
+            eta_s=self.pace.eta_s(step, step_s, self.config.max_iters, self.config.eval_interval),
             data_wait_s=self.feed.take_wait_s(),
         )
         self.directory.append("metrics", metrics.to_json() | self.vitals.now())
         self.listen(metrics)
+        for id, values in self.vitals.odd():
+            self._note(id, **values)
         if (peak := self.watch.exceeded(self.meter)) is not None:
             self._note("memory_exceeded", peak=peak, limit=self.watch.limit_bytes)
-
-    def _eta_s(self, step: int, step_s: float) -> float:
-        remaining = self.config.max_iters - step - 1
-        evaluations = math.ceil(remaining / self.config.eval_interval)
-        recent = self.step_times[-20:]  # one slow step must not frighten
-        step_s = median(recent) if recent else step_s
-        each = median(self.evaluation_times) if self.evaluation_times else 0.0
-        return remaining * step_s + evaluations * each
 
     # -- evaluation and saving -----------------------------------------------------------------------------
 
@@ -319,8 +310,8 @@ class Trainer:
         losses = {}
         phase = "evaluate_first" if step == 0 else "evaluate_later"
         for split, tokens in (("train", self.train_tokens), ("val", self.val_tokens)):
-            while (loss := self._mean_loss(split, tokens, phase)) == "out of memory":
-                self._shrink_evaluation(step)
+            while isinstance(loss := self._mean_loss(split, tokens, phase), str | NotCompiled):
+                self._go_eager(loss) if isinstance(loss, NotCompiled) else self._shrink_evaluation(step)
             if loss is None:  # a signal came; the evaluation will be done again after the resume
                 return
             losses[split] = loss
@@ -328,7 +319,7 @@ class Trainer:
             raise UserError("diverged.loss", step=step, loss=losses["val"])
         best = self.progress.best_val_loss is None or losses["val"] < self.progress.best_val_loss
         took = self.clock() - before
-        self.evaluation_times.append(took)
+        self.pace.evaluation_times.append(took)
         metrics = EvaluationMetrics(
             step=step, train_loss=losses["train"], val_loss=losses["val"], evaluation_s=took, best=best
         )
@@ -380,7 +371,7 @@ class Trainer:
         self.listen(Note(id, **values))
 
     def _write_record(self, status: Any, reason: str = "") -> RunRecord:
-        step_s = median(self.step_times) if self.step_times else None
+        step_s = self.pace.median_step_s
         tokens_per_s = self.config.tokens_per_step / step_s if step_s else None
         flop_per_s = tokens_per_s * self.shape.flops_per_token if tokens_per_s else None
         record = RunRecord(
@@ -391,7 +382,7 @@ class Trainer:
             shrunk_from=self.shrunk_from, first_val_loss=self.progress.first_val_loss, val_loss=self.progress.val_loss,
             best_val_loss=self.progress.best_val_loss, step_s=step_s, tokens_per_s=tokens_per_s,
             mfu=flop_per_s / self.peak if flop_per_s and self.peak else None,
-            evaluation_s=median(self.evaluation_times) if self.evaluation_times else None,
+            evaluation_s=self.pace.median_evaluation_s,
             wall_s=self._elapsed_s(), data_wait_s=self.feed.mean_wait_s,
             memory=self.meter.result(self.state) if hasattr(self, "state") else self.meter.empty(),
         )  # fmt: skip

@@ -19,11 +19,15 @@ from foretrain.cpu import available_memory_bytes, total_memory_bytes
 from foretrain.lm.step import TrainState
 from foretrain.process_memory import process_bytes
 from foretrain.run.card import Cards, CardSample
+from foretrain.run.clocks import Clocks
 from foretrain.run.meter import storage_bytes
 from foretrain.run.microbatch import is_out_of_memory
 from foretrain.run.store import RunDirectory
 
 EVERY_S = 1.0
+# What lowers a card's clock beyond its own limits of power, and in how many samples one after the other it has to.
+_THROTTLING = ("thermal", "hardware_thermal", "hardware_slowdown", "power_brake")
+_SAMPLES, _TOLD_EVERY_S = 5, 600.0
 MAX_MESSAGE = 400
 # Where in a step memory ran out: the first of these that a frame of the traceback shows, from the innermost out.
 _MOMENTS = (
@@ -47,6 +51,9 @@ class Vitals:
         self._index = device.index or 0
         self._asked_s = -EVERY_S
         self._cpu_s = time.process_time()
+        self.clocks = Clocks()
+        self._fastest_ghz, self._throttled, self._told_s = 0.0, 0, -_TOLD_EVERY_S
+        self._odd: list[tuple[str, dict[str, Any]]] = []
 
     def now(self) -> dict[str, Any]:
         """Keys for a line of metrics.jsonl: `cpu_s` of this process since the line before, and on a card what
@@ -66,6 +73,7 @@ class Vitals:
         sample = self._sample()
         if sample is None or sample.empty:
             return {}
+        self._watch_clock(sample)
         found = {
             "clock_ghz": sample.clock_ghz, "power_w": sample.power_w, "temperature_c": sample.temperature_c,
             "clock_reasons": list(sample.reasons),
@@ -73,6 +81,23 @@ class Vitals:
         if sample.used_bytes is not None and sample.ours_bytes:
             found["others_bytes"] = max(0, sample.used_bytes - sample.ours_bytes)
         return {key: value for key, value in found.items() if value is not None}
+
+    def _watch_clock(self, sample: CardSample) -> None:
+        """Note a clock that something has lowered for a while; a run never fails of it."""
+        clock_ghz = sample.clock_ghz or 0.0
+        self._fastest_ghz = max(self._fastest_ghz, clock_ghz)
+        reasons = [reason for reason in _THROTTLING if reason in sample.reasons]
+        self._throttled = self._throttled + 1 if reasons else 0
+        if self._throttled >= _SAMPLES and time.monotonic() - self._told_s >= _TOLD_EVERY_S:
+            self._told_s = time.monotonic()
+            values = {"reasons": reasons, "clock_ghz": clock_ghz, "fastest_ghz": self._fastest_ghz}
+            values |= {"temperature_c": sample.temperature_c or 0, "power_w": sample.power_w or 0.0}
+            self._odd.append(("throttled", values))
+
+    def odd(self) -> list[tuple[str, dict[str, Any]]]:
+        """What the user should hear of the machine since this was asked last, as (event id, values)."""
+        found, self._odd = [*self._odd, *self.clocks.look()], []
+        return found
 
     def _sample(self) -> CardSample | None:
         if self._cards is None:

@@ -1,0 +1,1 @@
+"""Payloads for readers of foreign files."""

@@ -1,0 +1,78 @@
+"""Many trials in forks, each with limits: seconds of the processor, seconds of the clock, memory beyond the start.
+
+A trial that outlives them is ended by the kernel, even inside a C function, and counts as a hang; the next one begins
+in a fresh fork.
+"""
+
+import json
+import mmap
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from foretrain.process_memory import process_bytes
+from tests.faults.harness import fork, wait
+
+CPU_S = (
+    10.0  # what the catalogue allows for a verdict; of the processor, as a shared machine's clock is not the product's
+)
+CLOCK_S = 120.0  # for what waits instead of computing
+MEMORY_BYTES = 2**30
+_ENDED = {-signal.SIGPROF: "hang", -signal.SIGALRM: "hang"}
+
+
+def trials(
+    count: int, one: Callable[[int], dict[str, Any]], begin: Callable[[], None] = lambda: None
+) -> list[dict[str, Any]]:
+    """What `one(i)` returns for each i, as JSON; {"number": i, "fate": "hang" or "ended with …"} where it did not end.
+
+    `begin` is called once in each fork, before its first trial.
+    """
+    at, path = mmap.mmap(-1, 8), Path(f"trials-{os.getpid()}.jsonl")
+    path.write_text("")
+    done = 0
+    while done < count:
+        code = wait(fork(lambda first=done: _work(first, count, one, begin, at, path)))
+        if code == 0:
+            break
+        (number,) = struct.unpack("<q", at[:8])
+        with path.open("a") as file:
+            file.write(json.dumps({"number": number, "fate": _ENDED.get(code, f"ended with {code}")}) + "\n")
+        done = number + 1
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    path.unlink()
+    return found
+
+
+def _work(
+    first: int, count: int, one: Callable[[int], dict[str, Any]], begin: Callable[[], None], at: mmap.mmap, path: Path
+) -> int:
+    begin()
+    limit_memory()
+    sys.stderr.flush()
+    with path.open("a") as file:
+        for number in range(first, count):
+            at[:8] = struct.pack("<q", number)
+            signal.setitimer(signal.ITIMER_PROF, CPU_S)
+            signal.setitimer(signal.ITIMER_REAL, CLOCK_S)
+            found = one(number)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            file.write(json.dumps({"number": number, **found}) + "\n")
+            file.flush()
+    return 0
+
+
+def limit_memory() -> None:
+    """A gibibyte of address space beyond what the process has now."""
+    most = (process_bytes("VmSize") or 0) + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def count_of(found: Sequence[dict[str, Any]], fate: str) -> int:
+    return sum(each["fate"] == fate for each in found)

@@ -16,6 +16,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from foretrain.bounded import read_text
 from foretrain.errors import UserError
 from foretrain.lm.dataset import DatasetInfo, Part, find, read_info
 from foretrain.lm.token_layout import is_dataset
@@ -64,7 +65,7 @@ def read_weights(path: Path) -> dict[str, float]:
     try:
         if path.stat().st_size > _MAX_MIX_BYTES:
             raise bad("it is larger than 1 MiB")
-        table = tomllib.loads(path.read_text("utf-8"))
+        table = tomllib.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise bad(str(error).splitlines()[0][:200]) from None
     weights = table.pop("weights", None)

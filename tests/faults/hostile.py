@@ -189,7 +189,7 @@ def _placed() -> Iterator[Hostile]:
     """Files that are none, and names that lead elsewhere."""
 
     def link(to: str) -> Callable[[], None]:
-        return lambda: os.symlink(to, "hostile.py")
+        return lambda: Path("hostile.py").symlink_to(to)
 
     def listening() -> None:
         with socket.socket(socket.AF_UNIX) as made:
@@ -212,7 +212,7 @@ def _placed() -> Iterator[Hostile]:
     yield Hostile("pipe", ("hostile.py",), lambda: os.mkfifo("hostile.py"))
     yield Hostile("pipe of toml", ("hostile.toml",), lambda: os.mkfifo("hostile.toml"))
     yield Hostile("socket", ("hostile.py",), listening)
-    yield Hostile("folder", ("hostile.py",), lambda: os.mkdir("hostile.py"))
+    yield Hostile("folder", ("hostile.py",), lambda: Path("hostile.py").mkdir())
     yield Hostile("a terabyte of nothing", ("hostile.py",), lambda: _sparse("hostile.py", 2**40))
     yield Hostile("just too large", ("hostile.toml",), lambda: _sparse("hostile.toml", 2**16 + 1))
     for word in ("/dev/zero.py", "/dev/fd/0", "-.py", "../" * 200 + "etc/passwd.py", "a" * 300 + ".py", "hostile.py\0.toml", "file:///etc/passwd.py", "http://127.0.0.1:9/a.toml",
@@ -279,7 +279,7 @@ def _typed() -> Iterator[Hostile]:
 def _bait() -> None:
     os.mkfifo("pipe.pt")
     os.mkfifo("pipe")
-    os.symlink("/dev/zero", "zero.safetensors")
+    Path("zero.safetensors").symlink_to("/dev/zero")
     Path("bait").mkdir()
     for name in ("train.bin", "val.bin", "meta.json", "meta.pkl", "dataset.json", "mix.toml"):
         os.mkfifo(f"bait/{name}")

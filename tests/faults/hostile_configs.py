@@ -22,6 +22,18 @@ _DOING = {
     "os.rename", "os.mkdir", "os.rmdir", "os.chmod", "os.link", "os.symlink", "os.truncate", "shutil.rmtree", "shutil.copyfile",
     "socket.connect", "socket.bind", "socket.getaddrinfo", "ctypes.dlopen", "pickle.find_class", "webbrowser.open",
 }  # fmt: skip
+_RUNNING = {
+    "os.system",
+    "os.exec",
+    "os.spawn",
+    "os.posix_spawn",
+    "os.fork",
+    "pty.spawn",
+    "exec",
+    "import",
+    "socket.connect",
+    "subprocess.Popen",
+}
 
 
 class Guard:
@@ -31,6 +43,11 @@ class Guard:
         self.armed = False
         self.seen: list[str] = []
         sys.addaudithook(self._event)
+
+    @property
+    def executed(self) -> list[str]:
+        """What a file made Python run; commands of our own make folders, and start our own isolated readers."""
+        return [what for what in self.seen if what.split()[0] in _RUNNING and "foretrain" not in what]
 
     def _event(self, event: str, words: tuple[Any, ...]) -> None:
         if not self.armed:
@@ -66,8 +83,21 @@ def _of_a_config(code: Any) -> bool:
 _guards: list[Guard] = []
 
 
+def guard() -> Guard:
+    """The one of this fork."""
+    if not _guards:
+        _guards.append(Guard())
+    return _guards[0]
+
+
 def begin() -> None:
     """Once a fork: an audit hook, and every module of the commands imported before it is armed."""
+    warm_up()
+    _guards.append(Guard())
+
+
+def warm_up() -> None:
+    """Import what the commands import, which costs more than what they then do."""
     inputs.alone()
     for words in (
         ("plan", "gpt2-124m", "--gpu=4070", "--json"),
@@ -75,7 +105,6 @@ def begin() -> None:
         ("plan", "x.py", "--json"),
     ):
         inputs.run(words)
-    _guards.append(Guard())
 
 
 def one(number: int) -> dict[str, Any]:
@@ -96,17 +125,17 @@ def one(number: int) -> dict[str, Any]:
 
 
 def _tried(attempt: Hostile, verb: tuple[str, ...]) -> dict[str, Any]:
-    guard, before = _guards[0], time.process_time()
+    watch, before = guard(), time.process_time()
     held = process_bytes() or 0
-    guard.seen.clear()
-    guard.armed = True
+    watch.seen.clear()
+    watch.armed = True
     try:
         code, out, err = inputs.run((*verb[:1], *attempt.words, *verb[1:]))
     finally:
-        guard.armed = False
+        watch.armed = False
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     found = {"name": attempt.name, "code": code, "took_s": time.process_time() - before, "grew": max(0, peak - held)}
-    fate, why = _judged(attempt, guard, code, out, err)
+    fate, why = _judged(attempt, watch, code, out, err)
     return {**found, "fate": fate, "why": why}
 
 

@@ -94,7 +94,7 @@ def in_json(case: Case, value: dict[str, Any]) -> tuple[str, str] | None:
     """What is wrong with an accepted config's object."""
     config = value.get("config")
     if case.parts and isinstance(config, dict) and case.verb in ("show", "plan_json"):
-        own = {key: None for key in ()} if case.verb == "show" else {"vocab_size": None}
+        own = dict.fromkeys(()) if case.verb == "show" else {"vocab_size": None}
         if wrong := oracle.changed(case, {key: now for key, now in config.items() if key not in own}):
             return "silent change", wrong
     # What a comparison or an advice says is a difference, which may be less than nothing.

@@ -10,7 +10,6 @@ import os
 import resource
 import signal
 import struct
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,19 +26,22 @@ _ENDED = {-signal.SIGPROF: "hang", -signal.SIGALRM: "hang"}
 
 
 def trials(
-    count: int, one: Callable[[int], dict[str, Any]], begin: Callable[[], None] = lambda: None
+    count: int, one: Callable[[int], dict[str, Any]], begin: Callable[[], None] = lambda: None, *, apart: bool = False
 ) -> list[dict[str, Any]]:
     """What `one(i)` returns for each i, as JSON; {"number": i, "fate": "hang" or "ended with …"} where it did not end.
 
-    `begin` is called once in each fork, before its first trial.
+    `begin` is called once in each fork, before its first trial. `apart`: a fork for each trial, whose memory is then
+    its own; `base` is what it had at its start, in bytes.
     """
     at, path = mmap.mmap(-1, 8), Path(f"trials-{os.getpid()}.jsonl")
     path.write_text("")
     done = 0
     while done < count:
-        code = wait(fork(lambda first=done: _work(first, count, one, begin, at, path)))
+        last = done + 1 if apart else count
+        code = wait(fork(lambda first=done, end=last: _work(range(first, end), one, begin, at, path)))
         if code == 0:
-            break
+            done = last
+            continue
         (number,) = struct.unpack("<q", at[:8])
         with path.open("a") as file:
             file.write(json.dumps({"number": number, "fate": _ENDED.get(code, f"ended with {code}")}) + "\n")
@@ -50,20 +52,20 @@ def trials(
 
 
 def _work(
-    first: int, count: int, one: Callable[[int], dict[str, Any]], begin: Callable[[], None], at: mmap.mmap, path: Path
+    numbers: range, one: Callable[[int], dict[str, Any]], begin: Callable[[], None], at: mmap.mmap, path: Path
 ) -> int:
     begin()
+    base = process_bytes() or 0
     limit_memory()
-    sys.stderr.flush()
     with path.open("a") as file:
-        for number in range(first, count):
+        for number in numbers:
             at[:8] = struct.pack("<q", number)
             signal.setitimer(signal.ITIMER_PROF, CPU_S)
             signal.setitimer(signal.ITIMER_REAL, CLOCK_S)
             found = one(number)
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
-            file.write(json.dumps({"number": number, **found}) + "\n")
+            file.write(json.dumps({"number": number, "base": base, **found}) + "\n")
             file.flush()
     return 0
 

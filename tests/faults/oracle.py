@@ -40,6 +40,7 @@ NANOGPT = {
     "lr_decay_iters": 600_000, "decay_lr": True, "eval_only": False, "eval_block_size": 0, "total_batch_size": 0,
     "dropout": 0.0, "bias": False, "compile": True, "init_from": "scratch", "recipe": "nanogpt",
 }  # fmt: skip
+TEXTS = (*WORDS, "device", "memory_limit", "init_from")  # what is typed for these is not evaluated
 OTHER_NAMES = {
     "micro_batch_size": "batch_size", "accumulation": "gradient_accumulation_steps",
     "grad_checkpoint": "activation_checkpointing", "gradient_checkpointing": "activation_checkpointing",
@@ -58,7 +59,7 @@ def said_by(case: Case) -> dict[str, Any] | None:
             key, equals, value = text.partition("=")
             if not equals:
                 return None
-            values[_name(key)] = _typed(value)
+            values[_name(key)] = value if _name(key) in TEXTS else _typed(value)
         else:
             found = _toml(case.files[text]) if text.endswith(".toml") else _python(case.files[text])
             if found is None:
@@ -172,7 +173,9 @@ def _text(key: str, value: Any) -> str | None:
         if match is None or not isinstance(value, str):
             return "no size"
         try:
-            return None if 0 < float(match[1]) < 1e19 else "no possible size"
+            unit = (match[2] or "b").lower()
+            size = float(match[1]) * (1024 if "i" in unit else 1000) ** " kmgt".index(unit[0].replace("b", " "))
+            return None if 0 < size < 1e19 else "no possible size"
         except ValueError:
             return "no size"
     return None

@@ -3,12 +3,15 @@
 import errno
 import os
 import stat
+import tomllib
 from pathlib import Path
+from typing import Any
 
 from foretrain.units import MIB, format_bytes
 
 # Objects of Python take up to 24 times the bytes of their JSON ('[],' is 3 bytes and 64), so this stays within 0.8 GiB.
 JSON_BYTES = 32 * MIB
+MAX_DOTS = 100  # in a line of TOML; the numbers and names of a config have a few
 
 
 def read_bytes(path: Path, most_bytes: int = JSON_BYTES) -> bytes:
@@ -36,3 +39,13 @@ def read_bytes(path: Path, most_bytes: int = JSON_BYTES) -> bytes:
 def read_text(path: Path, most_bytes: int = JSON_BYTES) -> str:
     """The UTF-8 text of a file. Raises OSError as `read_bytes`, and UnicodeDecodeError."""
     return read_bytes(path, most_bytes).decode("utf-8")
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """What a TOML text says. Raises ValueError (TOMLDecodeError is one), RecursionError.
+
+    tomllib's time grows with the square of a key's parts, and tables nested by the thousand cannot be shown or copied.
+    """
+    if any(line.count(".") > MAX_DOTS for line in text.splitlines() if not line.lstrip().startswith("#")):
+        raise ValueError(f"a line has more than {MAX_DOTS} dots")
+    return tomllib.loads(text)

@@ -6,7 +6,6 @@ Every value keeps its source, so that a message can say where it came from and `
 import difflib
 import errno
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,6 @@ from foretrain.errors import ConfigError, UserError
 from foretrain.presets import MODERN, MODERN_RATES, PRESETS
 
 KNOBS = {knob.name: knob for knob in knobs()}
-MAX_DOTS = 100  # in a line of TOML; the numbers and names of a config have a few
 INERT = {name for name, knob in KNOBS.items() if knob.inert}
 ALIASES = {
     "grad_checkpoint": "activation_checkpointing",
@@ -99,8 +97,8 @@ def _is_toml(text: str, name: str) -> bool:
     if suffix in (".toml", ".py"):
         return suffix == ".toml"
     try:
-        _tables(text)
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError):
+        bounded.parse_toml(text)
+    except (RecursionError, ValueError):
         return False
     return True
 
@@ -154,7 +152,8 @@ def _add_override(word: str, value: str | None, written: str, found: _Collected)
         else:
             found.settings.append(Setting(key, "", written))  # reported as unknown, with the nearest names
         return
-    is_text = key in KNOBS and KNOBS[key].type in ("str", "choice")
+    quoted = value[:1] in ("'", '"')  # nanoGPT evaluates what is typed, so that a quoted text is the text
+    is_text = key in KNOBS and KNOBS[key].type in ("str", "choice") and not quoted
     found.settings.append(Setting(key, value if is_text else nanogpt_file.parse_expression(value), written))
 
 
@@ -202,8 +201,8 @@ def _add_nanogpt(text: str, path: str, found: _Collected) -> None:
 
 def _add_toml(text: str, path: str, found: _Collected) -> None:
     try:
-        data = _tables(text)
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        data = bounded.parse_toml(text)
+    except (RecursionError, ValueError) as error:
         found.problems.append(UserError("config.not_toml", path=path, reason=str(error) or type(error).__name__))
         return
     lines = _toml_lines(text)
@@ -222,16 +221,6 @@ def _add_toml(text: str, path: str, found: _Collected) -> None:
             found.settings += [Setting(_key_of(k), v, source_of(k)) for k, v in value.items()]
         else:
             found.settings.append(Setting(_key_of(key), value, source_of(key)))
-
-
-def _tables(text: str) -> dict[str, Any]:
-    """What a TOML text says. Raises ValueError (TOMLDecodeError is one), RecursionError.
-
-    tomllib's time grows with the square of a key's parts, and tables nested by the thousand cannot be shown or copied.
-    """
-    if any(line.count(".") > MAX_DOTS for line in text.splitlines() if not line.lstrip().startswith("#")):
-        raise ValueError(f"a line has more than {MAX_DOTS} dots")
-    return tomllib.loads(text)
 
 
 _TOML_KEY = re.compile(r"""\s*\[?(?:"([^"]*)"|'([^']*)'|([^\s"'=\[\]]+))\s*[=\]]""")

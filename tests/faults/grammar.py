@@ -42,7 +42,7 @@ TEXTS = (
 )  # fmt: skip
 KEYS = (
     "n_layers", "N_LAYER", "n-layer", "nlayer", "batchsize", "lr", "batch_size ", "", "_", "__class__", "model_fields",
-    "tokens_per_step", "preset", "model", "model.n_layer", "data", "help", "n_l\u0430yer", "\U0001f600", "\x1b[2J", "a" * 300,
+    "tokens_per_step", "preset", "model", "model.n_layer", "data", "helps", "n_l\u0430yer", "\U0001f600", "\x1b[2J", "a" * 300,
     "True", "None", "import", "eval", "0", "1e3", "-", "--", "=", "'n_layer'",
 )  # fmt: skip
 

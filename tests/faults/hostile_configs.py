@@ -47,7 +47,8 @@ class Guard:
     @property
     def executed(self) -> list[str]:
         """What a file made Python run; commands of our own make folders, and start our own isolated readers."""
-        return [what for what in self.seen if what.split()[0] in _RUNNING and "foretrain" not in what]
+        started = f"subprocess.Popen ({sys.executable!r}"
+        return [what for what in self.seen if what.split()[0] in _RUNNING and not what.startswith(started)]
 
     def _event(self, event: str, words: tuple[Any, ...]) -> None:
         if not self.armed:

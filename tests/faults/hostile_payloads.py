@@ -11,7 +11,7 @@ from typing import Any
 from tests.faults import harness, hostile_configs, inputs, payloads
 from tests.faults.harness import Shared, fork, wait
 from tests.faults.hostile import CANARY
-from tests.faults.limits import count_of, trials
+from tests.faults.limits import count_of, free_memory, trials
 from tests.faults.payloads import Payload
 
 MEMORY_BYTES, VERDICT_S = 2**30, 10.0
@@ -38,6 +38,7 @@ def _lay(payload: Payload) -> None:
     reader, writer = os.pipe()
 
     def lay() -> int:
+        free_memory()
         payload.lay()
         os.write(writer, b"1")
         return 0

@@ -73,7 +73,13 @@ def _work(
 def limit_memory() -> None:
     """A gibibyte of address space beyond what the process has now."""
     most = (process_bytes("VmSize") or 0) + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def free_memory() -> None:
+    """The limit taken away again, for what is no trial."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 
 def count_of(found: Sequence[dict[str, Any]], fate: str) -> int:

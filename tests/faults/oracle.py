@@ -59,7 +59,7 @@ def said_by(case: Case) -> dict[str, Any] | None:
             key, equals, value = text.partition("=")
             if not equals:
                 return None
-            values[_name(key)] = value if _name(key) in TEXTS else _typed(value)
+            values[_name(key)] = value if _name(key) in TEXTS and value[:1] not in ("'", '"') else _typed(value)
         else:
             found = _toml(case.files[text]) if text.endswith(".toml") else _python(case.files[text])
             if found is None:

@@ -11,10 +11,11 @@ from foretrain.units import MIB, format_bytes
 
 # Objects of Python take up to 24 times the bytes of their JSON ('[],' is 3 bytes and 64), so this stays within 0.8 GiB.
 JSON_BYTES = 32 * MIB
+RECORD_BYTES = 4 * MIB  # plans, run records, manifests: some kilobytes each; read twice, and made into records
 MAX_DOTS = 100  # in a line of TOML; the numbers and names of a config have a few
 
 
-def read_bytes(path: Path, most_bytes: int = JSON_BYTES) -> bytes:
+def read_bytes(path: Path, most_bytes: int = RECORD_BYTES) -> bytes:
     """The bytes of a file. Raises OSError with a sentence for a pipe, a device or a file beyond `most_bytes`.
 
     Opened without waiting: a pipe nobody writes to, or a file of /proc that blocks, would be waited for without end.
@@ -36,7 +37,7 @@ def read_bytes(path: Path, most_bytes: int = JSON_BYTES) -> bytes:
     return b"".join(pieces)
 
 
-def read_text(path: Path, most_bytes: int = JSON_BYTES) -> str:
+def read_text(path: Path, most_bytes: int = RECORD_BYTES) -> str:
     """The UTF-8 text of a file. Raises OSError as `read_bytes`, and UnicodeDecodeError."""
     return read_bytes(path, most_bytes).decode("utf-8")
 

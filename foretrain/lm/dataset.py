@@ -12,7 +12,7 @@ import pickletools
 from pathlib import Path
 from typing import Any
 
-from foretrain.bounded import read_bytes, read_text
+from foretrain.bounded import JSON_BYTES, read_bytes, read_text
 from foretrain.errors import UserError
 from foretrain.lm.shards import ITEM_BYTES, SPLITS
 from foretrain.lm.token_layout import Layout, is_dataset, read_layout
@@ -154,7 +154,7 @@ def read_meta(path: Path) -> dict[str, Any]:
     index = path / "meta.json"
     if index.is_file():
         try:
-            meta = json.loads(read_text(index))
+            meta = json.loads(read_text(index, JSON_BYTES))
         except (OSError, ValueError, RecursionError) as error:
             raise UserError("data.bad_meta", path=str(index), reason=str(error).splitlines()[0]) from None
         if not isinstance(meta, dict):

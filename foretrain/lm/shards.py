@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from foretrain.bounded import read_text
+from foretrain.bounded import JSON_BYTES, read_text
 from foretrain.errors import UserError
 from foretrain.records import Record
 
@@ -220,7 +220,7 @@ def read_index(folder: Path) -> DatasetIndex:
     """The index of a prepared folder. Raises UserError 'data.bad_meta' where it is damaged or contradicts itself."""
     path = folder / INDEX
     try:
-        text = read_text(path)
+        text = read_text(path, JSON_BYTES)
         schema = json.loads(text).get("schema")
         if schema != SCHEMA:
             raise UserError("data.bad_meta", path=str(path), reason=f"its schema is {str(schema)[:60]}, not {SCHEMA}")

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from foretrain.bounded import read_bytes, read_text
 from foretrain.errors import UserError
+from foretrain.units import MIB
 
 
 class Tokenizer(Protocol):
@@ -25,6 +26,9 @@ class Tokenizer(Protocol):
     def encode(self, document: bytes) -> Sequence[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
     def save(self, folder: Path) -> None: ...
+
+
+MOST_BYTES = 64 * MIB  # of a vocabulary: 256,000 tokens with their merges take 34 MB
 
 
 class ByteTokenizer:
@@ -85,7 +89,7 @@ class JsonTokenizer:
             settings = folder / cls.SETTINGS
             said = json.loads(read_text(settings)).get("eos_token") if settings.is_file() else None
             separator = said.get("content") if isinstance(said, dict) else said
-            return cls(read_text(folder / cls.FILE), separator if isinstance(separator, str) else None)
+            return cls(read_text(folder / cls.FILE, MOST_BYTES), separator if isinstance(separator, str) else None)
         except (OSError, ValueError, AttributeError) as error:
             raise UserError("data.bad_meta", path=str(folder / cls.FILE), reason=str(error)[:200]) from None
 
@@ -159,7 +163,7 @@ class TiktokenTokenizer:
             return cls(name)
         try:
             rules = json.loads(read_text(folder / cls.RULES))
-            lines = read_bytes(folder / cls.RANKS).split()
+            lines = read_bytes(folder / cls.RANKS, MOST_BYTES).split()
             ranks = {base64.b64decode(token): int(rank) for token, rank in zip(lines[::2], lines[1::2], strict=True)}
             encoding = _need("tiktoken").Encoding(
                 rules["name"], pat_str=rules["pattern"], mergeable_ranks=ranks, special_tokens=rules["special"]

@@ -15,6 +15,7 @@ from foretrain.errors import UserError
 from foretrain.lm import tokenizer as tokenizers
 from foretrain.lm.shards import PROGRESS, TokenizerInfo
 from foretrain.lm.tokenizer import (
+    MOST_BYTES,
     TIKTOKEN_NAMES,
     BpeTokenizer,
     ByteTokenizer,
@@ -104,7 +105,7 @@ def _find(wanted: str) -> Tokenizer:
     if path.is_file():
         if path.name == JsonTokenizer.FILE:
             return JsonTokenizer.load(path.parent)
-        return JsonTokenizer(read_bytes(path).decode("utf-8", "replace"))
+        return JsonTokenizer(read_bytes(path, MOST_BYTES).decode("utf-8", "replace"))
     if wanted in _tiktoken_names():
         return TiktokenTokenizer(wanted)
     if wanted.endswith(".json") or "/" in wanted:

@@ -20,7 +20,7 @@ from foretrain.errors import UserError
 from foretrain.units import MIB, format_bytes
 
 MAX_BYTES, MAX_JSON_BYTES = 64 * MIB, JSON_BYTES
-MAX_CELLS = 8_000_000  # of about 60 bytes each
+MAX_CELLS = 4_000_000  # of about 100 bytes each, and five of them for a row
 MAX_COLUMNS = 2000
 Value = float | None
 
@@ -75,7 +75,7 @@ def _csv_rows(text: str, path: Path) -> list[dict[str, Any]]:
         raise UserError("data.table_bad", path=str(path), reason=f"it has {len(names):,} columns")
     rows, cells = [], 0
     for line in lines:
-        cells += len(line) + 4  # a row is an object too
+        cells += len(line) + 4
         if cells > MAX_CELLS:
             raise _too_many(path)
         if line:
@@ -100,7 +100,10 @@ def _json_rows(text: str, path: Path) -> list[dict[str, Any]]:
     except RecursionError:
         raise UserError("data.table_bad", path=str(path), reason="it is nested too deeply") from None
     except ValueError:
-        data = [_record(line) for line in text.splitlines() if line.strip()]
+        lines = text.splitlines()
+        if len(lines) > MAX_CELLS // 5:
+            raise _too_many(path) from None
+        data = [_record(line) for line in lines if line.strip()]
         data = [record for record in data if record is not None]
     if isinstance(data, dict):
         nested = next((data[key] for key in ("metrics", "history", "rows") if isinstance(data.get(key), list)), None)
@@ -146,7 +149,7 @@ def _wide(rows: list[dict[str, Any]], path: Path) -> Table:
     names = dict.fromkeys(str(name) for row in rows for name in row if name is not None)
     if len(names) > MAX_COLUMNS:
         names = dict.fromkeys(list(names)[:MAX_COLUMNS])
-    if len(names) * len(rows) > MAX_CELLS:
+    if (len(names) + 4) * len(rows) > MAX_CELLS:
         raise _too_many(path)
     columns = {name: [number(row.get(name)) for row in rows] for name in names}
     return Table({name: values for name, values in columns.items() if any(v is not None for v in values)})

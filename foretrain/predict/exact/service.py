@@ -146,7 +146,7 @@ def _path(key: str) -> Path:
 def _kept(path: Path) -> Any:
     """The JSON that is kept in a file; None where there is none or it is damaged."""
     try:
-        with gzip.open(io.BytesIO(read_bytes(path))) as file:
+        with gzip.open(io.BytesIO(read_bytes(path, _MOST_KEPT_BYTES))) as file:
             text = file.read(_MOST_KEPT_BYTES + 1)
         return json.loads(text) if len(text) <= _MOST_KEPT_BYTES else None
     except (OSError, EOFError, zlib.error, ValueError, RecursionError):

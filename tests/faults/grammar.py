@@ -222,7 +222,7 @@ def _options(chance: random.Random) -> tuple[str, ...]:
 def case(number: int, seed: int) -> Case:
     """The case of this number; the same for the same seed."""
     chance = random.Random(f"{seed} config {number}")
-    verb = chance.choices(list(VERBS), VERBS.values())[0]
+    verb = chance.choices(list(VERBS), list(VERBS.values()))[0]
     if verb == "options":
         return Case(verb, _options(chance), {}, ())
     words: list[str] = []

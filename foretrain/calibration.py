@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from foretrain.bounded import read_text
 from foretrain.records import Record
 
 SCHEMA = "foretrain.calibration/1"
@@ -94,7 +95,7 @@ def path_of(device: str, driver: str) -> Path:
 def load(device: str, driver: str = "") -> Calibration | None:
     """The calibration of this device, driver and torch, if one was made; None for a damaged file, too."""
     try:
-        found = Calibration.from_json(path_of(device, driver).read_text("utf-8"))
+        found = Calibration.from_json(read_text(path_of(device, driver)))
     except (OSError, ValidationError, ValueError, RecursionError):
         return None
     if (found.device, found.driver, found.torch_version) != (device, driver, installed_torch()):
@@ -110,7 +111,7 @@ def tuned_path(device: str, driver: str) -> Path:
 def tuned_steps(device: str, driver: str = "") -> tuple[StepTime, ...]:
     """The steps that were timed on this device; none where the file is damaged."""
     try:
-        listed = json.loads(tuned_path(device, driver).read_text("utf-8"))["steps"]
+        listed = json.loads(read_text(tuned_path(device, driver)))["steps"]
         return tuple(StepTime.model_validate(step) for step in listed)
     except (OSError, ValidationError, ValueError, RecursionError, KeyError, TypeError):
         return ()

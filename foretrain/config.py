@@ -68,7 +68,7 @@ class RunConfig(Record):
         "nanogpt", "nanogpt: exactly its maths; modern: RoPE, QK-norm, ReLU², RMSNorm, Muon (docs/recipes.md)",
         group="model", ours=True,
     )  # fmt: skip
-    n_layer: int = knob(12, "transformer blocks", group="model", unit="blocks", least=1, most=1000)
+    n_layer: int = knob(12, "transformer blocks", group="model", unit="blocks", least=1, most=256)
     n_head: int = knob(12, "attention heads; must divide n_embd", group="model", least=1, most=1024)
     n_embd: int = knob(768, "width of the residual stream", group="model", least=1, most=131_072)
     block_size: int = knob(1024, "context length", group="model", unit="tokens", least=1, most=4_194_304)
@@ -135,7 +135,7 @@ class RunConfig(Record):
     )
     checkpointed_blocks: int = knob(
         0, "with activation_checkpointing, how many blocks, from the first on; 0: all", group="batch",
-        unit="blocks", least=0, most=1000, ours=True,
+        unit="blocks", least=0, most=256, ours=True,
     )  # fmt: skip
     recompute_norm_gelu: bool = knob(
         False,

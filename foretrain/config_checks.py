@@ -36,7 +36,7 @@ def _field_problems(values: dict[str, Any], source_of: Callable[[str], str]) -> 
                 UserError(
                     "config.bad_value",
                     key=key,
-                    value=_shown(values[key]),
+                    value=shown(values[key]),
                     expects=expects,
                     source=source_of(key),
                 )
@@ -45,8 +45,11 @@ def _field_problems(values: dict[str, Any], source_of: Callable[[str], str]) -> 
     return []
 
 
-def _shown(value: Any) -> str:
-    """The value as the user wrote it, cut where it is too long to read. A huge int would be slow to print."""
+def shown(value: Any) -> str:
+    """The value as the user wrote it, cut where it is too long to read. A huge int would be slow to print, and a table
+    may be too deep for it."""
+    if isinstance(value, dict | list):
+        return "a table" if isinstance(value, dict) else "a list"
     if isinstance(value, int) and value.bit_length() > 200:
         return f"a whole number of about {int(value.bit_length() * 0.30103)} digits"
     text = repr(value)
@@ -126,9 +129,9 @@ def _rule_problems(values: dict[str, Any], bad: set[str], source_of: Callable[[s
     problems = []
     for keys, fails, id in _RULES:
         if bad.isdisjoint(keys) and fails(config):
-            shown = {key: getattr(config, key) for key in keys}
+            given = {key: getattr(config, key) for key in keys}
             sources = "; ".join(f"{key}: {source_of(key)}" for key in keys if key != "decay_lr")
-            problems.append(UserError(f"config.{id}", **shown, source=sources))
+            problems.append(UserError(f"config.{id}", **given, source=sources))
     if "memory_limit" not in bad and config.memory_limit:
         try:
             parse_bytes(config.memory_limit)

@@ -4,17 +4,17 @@ Every value keeps its source, so that a message can say where it came from and `
 """
 
 import difflib
+import errno
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foretrain import init_from, nanogpt_file
+from foretrain import bounded, init_from, nanogpt_file
 from foretrain.batchsplit import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
 from foretrain.config import GROUPS, RunConfig, knobs
-from foretrain.config_checks import Setting, check
+from foretrain.config_checks import Setting, check, shown
 from foretrain.errors import ConfigError, UserError
 from foretrain.presets import MODERN, MODERN_RATES, PRESETS
 
@@ -97,8 +97,8 @@ def _is_toml(text: str, name: str) -> bool:
     if suffix in (".toml", ".py"):
         return suffix == ".toml"
     try:
-        tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError):
+        bounded.parse_toml(text)
+    except (RecursionError, ValueError):
         return False
     return True
 
@@ -113,7 +113,7 @@ def _split(arguments: Sequence[str]) -> list[tuple[str, str | None, str]]:
             parts.append((word, None, word))
         elif "=" in word:
             key, value = word.split("=", 1)
-            parts.append((key, value, word))
+            parts.append((key, value, _cut(word)))
         else:
             following = arguments[i + 1] if i + 1 < len(arguments) else None
             takes_value = following is not None and not following.startswith("--")
@@ -122,10 +122,14 @@ def _split(arguments: Sequence[str]) -> list[tuple[str, str | None, str]]:
                 takes_value = str(following).lower() in _BOOLEAN_WORDS
             if takes_value:
                 next(words)
-                parts.append((word, following, f"{word} {following}"))
+                parts.append((word, following, _cut(f"{word} {following}")))
             else:
-                parts.append((word, None, word))
+                parts.append((word, None, _cut(word)))
     return parts
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 80 else text[:79] + "…"
 
 
 _BOOLEAN_WORDS = {"true", "false", "yes", "no", "on", "off", "0", "1"}
@@ -148,7 +152,8 @@ def _add_override(word: str, value: str | None, written: str, found: _Collected)
         else:
             found.settings.append(Setting(key, "", written))  # reported as unknown, with the nearest names
         return
-    is_text = key in KNOBS and KNOBS[key].type in ("str", "choice")
+    quoted = value[:1] in ("'", '"')  # nanoGPT evaluates what is typed, so that a quoted text is the text
+    is_text = key in KNOBS and KNOBS[key].type in ("str", "choice") and not quoted
     found.settings.append(Setting(key, value if is_text else nanogpt_file.parse_expression(value), written))
 
 
@@ -169,22 +174,19 @@ def _add_source(word: str, found: _Collected) -> None:
     else:
         near = difflib.get_close_matches(preset, PRESETS, n=3)
         id = "config.unknown_source_near" if near else "config.unknown_source"
-        found.problems.append(UserError(id, word=word, near=near, presets=list(PRESETS)))
+        found.problems.append(UserError(id, word=_cut(word), near=near, presets=list(PRESETS)))
 
 
 def _read(path: Path, found: _Collected) -> str | None:
     try:
-        if path.exists() and not path.is_file() and not path.is_dir():  # a pipe or a device would never end
-            found.problems.append(UserError("config.cannot_read", path=str(path), reason="it is not a file"))
-            return None
-        if path.stat().st_size > nanogpt_file.MAX_BYTES:
-            found.problems.append(UserError("config.file_too_large", path=str(path), limit=nanogpt_file.MAX_BYTES))
-            return None
-        return path.read_text("utf-8-sig")
+        return bounded.read_bytes(path, nanogpt_file.MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         found.problems.append(UserError("config.not_text", path=str(path)))
     except OSError as error:
-        found.problems.append(UserError("config.cannot_read", path=str(path), reason=error.strerror or str(error)))
+        if error.errno == errno.EFBIG:
+            found.problems.append(UserError("config.file_too_large", path=str(path), limit=nanogpt_file.MAX_BYTES))
+        else:
+            found.problems.append(UserError("config.cannot_read", path=str(path), reason=error.strerror or str(error)))
     except ValueError as error:  # an embedded NUL in the name
         found.problems.append(UserError("config.cannot_read", path=repr(str(path)), reason=str(error)))
     return None
@@ -199,29 +201,38 @@ def _add_nanogpt(text: str, path: str, found: _Collected) -> None:
 
 def _add_toml(text: str, path: str, found: _Collected) -> None:
     try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        data = bounded.parse_toml(text)
+    except (RecursionError, ValueError) as error:
         found.problems.append(UserError("config.not_toml", path=path, reason=str(error) or type(error).__name__))
         return
+    lines = _toml_lines(text)
+
+    def source_of(key: str) -> str:
+        return f"{path}:{lines[key]}" if key in lines else path
+
     for key, value in data.items():
         if key == "preset" and isinstance(value, str) and value.lower() in PRESETS:
             _add_source(value, found)
         elif key == "preset":
-            id, near = "config.unknown_preset", _toml_source(text, path, key)
-            found.problems.append(UserError(id, word=str(value)[:80], presets=list(PRESETS), source=near))
+            word = _cut(value) if isinstance(value, str) else shown(value)
+            id, source = "config.unknown_preset", source_of(key)
+            found.problems.append(UserError(id, word=word, presets=list(PRESETS), source=source))
         elif isinstance(value, dict) and key in GROUPS:
-            found.settings += [Setting(_key_of(k), v, _toml_source(text, path, k)) for k, v in value.items()]
+            found.settings += [Setting(_key_of(k), v, source_of(k)) for k, v in value.items()]
         else:
-            found.settings.append(Setting(_key_of(key), value, _toml_source(text, path, key)))
+            found.settings.append(Setting(_key_of(key), value, source_of(key)))
 
 
-def _toml_source(text: str, path: str, key: str) -> str:
-    """path:line, found by looking for the key, as tomllib keeps no lines."""
-    pattern = re.compile(rf"\s*\[?[\"']?{re.escape(key)}[\"']?\s*[=\]]")
+_TOML_KEY = re.compile(r"""\s*\[?(?:"([^"]*)"|'([^']*)'|([^\s"'=\[\]]+))\s*[=\]]""")
+
+
+def _toml_lines(text: str) -> dict[str, int]:
+    """{key or table: its first line}, found by looking, as tomllib keeps no lines."""
+    lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        if pattern.match(line):
-            return f"{path}:{number}"
-    return path
+        if match := _TOML_KEY.match(line):
+            lines.setdefault(next(group for group in match.groups() if group is not None), number)
+    return lines
 
 
 def _finish(found: _Collected) -> ResolvedConfig:
@@ -240,9 +251,10 @@ def _finish(found: _Collected) -> ResolvedConfig:
             found.problems.append(_unknown(key, setting.source))
         elif isinstance(setting.value, bool) and KNOBS[key].type in ("int", "float", "str", "choice"):
             expects = KNOBS[key].limits or KNOBS[key].type
-            shown = repr(setting.value)
             found.problems.append(
-                UserError("config.bad_value", key=key, value=shown, expects=expects, source=setting.source)
+                UserError(
+                    "config.bad_value", key=key, value=repr(setting.value), expects=expects, source=setting.source
+                )
             )
         else:
             values[key], sources[key], layers[key] = setting.value, setting.source, number
@@ -313,7 +325,9 @@ def _unknown(key: str, source: str) -> UserError:
     squeezed = {name.replace("_", ""): name for name in KNOBS}
     if (exact := squeezed.get(key.replace("_", "").lower())) and exact not in near:
         near.insert(0, exact)
-    return UserError("config.unknown_key_near" if near else "config.unknown_key", key=key, near=near, source=source)
+    return UserError(
+        "config.unknown_key_near" if near else "config.unknown_key", key=_cut(key), near=near, source=source
+    )
 
 
 def to_toml(config: RunConfig) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from foretrain import nanogpt_reader
+from foretrain.bounded import read_text
 from foretrain.errors import UserError
 from foretrain.nanogpt_reader import Refused, shape_of
 from foretrain.presets import GPT2_SHAPES
@@ -181,9 +182,7 @@ def _check_hf(config: dict[str, Any]) -> None:
 def _table(path: Path) -> dict[str, Any]:
     _need_file(path)
     try:
-        if path.stat().st_size > _MAX_HEADER_BYTES:
-            raise Refused(f"its {path.name} is larger than any that is needed")
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(read_text(path, _MAX_HEADER_BYTES))
     except FileNotFoundError:
         raise Refused(f"it lacks {path.name}") from None
     except (ValueError, RecursionError):

@@ -21,8 +21,9 @@ from foretrain.errors import ExitCode, UserError
 from foretrain.lm import tokenizer as tokenizers
 from foretrain.lm.shards import dtype_for, histogram_bin, read_index
 from foretrain.lm.tokenizer import BpeTokenizer, ByteTokenizer, JsonTokenizer, TiktokenTokenizer
+from foretrain.lm.tokenizer_check import digest_of
 from foretrain.prepare import engine, formats
-from foretrain.prepare.encode import KEEP_TRAIN, KEEP_VAL, digest_of, encode_batch, encoder_of, pieces
+from foretrain.prepare.encode import KEEP_TRAIN, KEEP_VAL, encode_batch, encoder_of, pieces
 from foretrain.prepare.estimate import peak_bytes
 from foretrain.prepare.formats import Format, OpenFile, Place, documents
 from foretrain.prepare.reader import Job, Position, serve

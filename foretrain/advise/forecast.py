@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from foretrain.bounded import read_text
 from foretrain.errors import UserError
 from foretrain.predict.plan import Plan, plan
 from foretrain.run.store import RunRecord
@@ -14,7 +15,7 @@ def plan_of(run: Path, record: RunRecord) -> Plan:
     path = run / "plan.json"
     if path.is_file():
         try:
-            return Plan.from_json(path.read_text("utf-8"))
+            return Plan.from_json(read_text(path))
         except (OSError, ValidationError, ValueError, RecursionError) as error:
             raise UserError("data.bad_plan", path=str(path), reason=str(error).splitlines()[0]) from None
     config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})

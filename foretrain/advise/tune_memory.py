@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from foretrain.advise.tune_space import TUNABLE, Level
 from foretrain.advise.tuning import TuneTrial, Tuning
+from foretrain.bounded import read_text
 from foretrain.calibration import cache_folder, installed_torch, save_tuned
 from foretrain.config import RunConfig
 from foretrain.cpu import usable_cores
@@ -37,7 +38,7 @@ def recall(path: Path, room_bytes: int | None, budget_s: float, trials: int) -> 
     """An answer of before that still holds: it had as many trials and as much time, or needed no more, and there is as
     much memory. None for a damaged file, too."""
     try:
-        found = Tuning.from_json(path.read_text("utf-8"))
+        found = Tuning.from_json(read_text(path))
     except (OSError, ValidationError, ValueError, RecursionError):
         return None
     if found.most_trials < trials or (found.stop == "budget" and found.budget_s < budget_s):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from foretrain.bounded import read_text
 from foretrain.calibration import cache_folder, installed_torch
 from foretrain.cli.common import ERR
 from foretrain.configfile import ResolvedConfig
@@ -41,7 +42,7 @@ def _kept(path: Path, cap_bytes: int | None) -> Trial | None:
     from foretrain.run.trial import Trial
 
     with contextlib.suppress(OSError, ValueError):
-        found = Trial.from_json(path.read_text("utf-8"))
+        found = Trial.from_json(read_text(path))
         if found.lived and (cap_bytes is None or found.peak_bytes <= cap_bytes):
             return found
     return None

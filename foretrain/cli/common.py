@@ -1,6 +1,7 @@
 """What the commands share: consoles, options, printing of errors and JSON."""
 
 import json
+import re
 import sys
 from typing import Annotated, Any
 
@@ -43,9 +44,14 @@ def _complete(incomplete: str) -> list[str]:
     return [word for word in words if word.startswith(incomplete)]
 
 
+# What JSON need not escape, but a terminal would obey (DEL and the C1 controls) or UTF-8 cannot hold (half characters).
+_UNPRINTABLE = re.compile("[\x7f-\x9f\ud800-\udfff]")
+
+
 def print_json(value: dict[str, Any]) -> None:
     """One object on stdout."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    text = json.dumps(value, ensure_ascii=False)
+    sys.stdout.write(_UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
     sys.stdout.flush()
 
 
@@ -69,8 +75,8 @@ def print_error(error: UserError, *, as_json: bool) -> None:
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Values as JSON has them; a value that it cannot hold becomes text."""
-    return {"values": json.loads(json.dumps(values, default=str))}
+    """Values as JSON has them; a value that it cannot hold, NaN for one, becomes text."""
+    return {"values": json.loads(json.dumps(values, default=str), parse_constant=str)}
 
 
 def noted(what: object, style: str = "dim") -> Text:

@@ -95,10 +95,10 @@ def info_command(
 
 def _tokenizer(info: Any) -> Any:
     """The tokenizer of a dataset; None, with a note, where it cannot be had."""
-    from foretrain.lm import tokenizer
+    from foretrain.lm.tokenizer_check import tokenizer_of
 
     try:
-        words = tokenizer.load(info.tokenizer_folder, info.tokenizer)
+        words = tokenizer_of(info)
     except UserError as error:
         ERR.print(noted(error), soft_wrap=True)
         return None

@@ -23,6 +23,8 @@ from foretrain.predict.plan import Plan
 if TYPE_CHECKING:
     from foretrain.lm.dataset import DatasetInfo
 
+MOST_CARDS = 64  # of --gpu; the catalogue has fewer
+
 EPILOG = """Examples:
 
 foretrain plan gpt2-124m --gpu "RTX 4070" --others 2GB
@@ -153,6 +155,8 @@ def targets(names: str, others: str, config: RunConfig) -> list[Target]:
     """The devices that were named, or the card of this machine."""
     others_bytes = stated_bytes(others, "--others") if others else None
     wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if len(wanted) > MOST_CARDS:
+        raise UserError("usage.too_many_cards", count=len(wanted), most=MOST_CARDS)
     if wanted in ([], ["auto"]):
         return [_here(config, others_bytes)]
     found = []

@@ -47,9 +47,9 @@ def sample(
     need_torch()
     import torch
 
-    from foretrain.lm import tokenizer
     from foretrain.lm.generate import generate
     from foretrain.lm.model import make_model
+    from foretrain.lm.tokenizer_check import tokenizer_of
     from foretrain.run import checkpoint
     from foretrain.run.store import RunDirectory
 
@@ -58,7 +58,7 @@ def sample(
     path, _ = checkpoint.newest_valid(directory.checkpoints)
     if path is None:
         raise UserError("usage.no_checkpoint", path=str(run))
-    words = tokenizer.load(record.dataset.tokenizer_folder, record.dataset.tokenizer)
+    words = tokenizer_of(record.dataset)
     if words is None:
         raise UserError("data.no_tokenizer", path=record.dataset.path)
     model = make_model(record.config)

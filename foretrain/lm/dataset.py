@@ -12,6 +12,7 @@ import pickletools
 from pathlib import Path
 from typing import Any
 
+from foretrain.bounded import JSON_BYTES, read_bytes, read_text
 from foretrain.errors import UserError
 from foretrain.lm.shards import ITEM_BYTES, SPLITS
 from foretrain.lm.token_layout import Layout, is_dataset, read_layout
@@ -19,7 +20,8 @@ from foretrain.records import Record
 
 DATA_DIR = Path("data")
 BUILT_IN = "python-stdlib"
-_MAX_META_BYTES = 64 * 2**20
+# Tables of 150,000 characters take less than 3 MB. An opcode of one byte makes an object of 72.
+_MAX_PICKLE_BYTES = 4 * 2**20
 MAX_VOCABULARY = 1 << 32  # ids are uint32 at most
 # Of the built-in corpus, by its tokenizer; bpe is trained to the size that is asked for.
 BUILT_IN_VOCABULARY = {"byte": 256, "gpt2": 50257}
@@ -152,7 +154,7 @@ def read_meta(path: Path) -> dict[str, Any]:
     index = path / "meta.json"
     if index.is_file():
         try:
-            meta = json.loads(index.read_text("utf-8"))
+            meta = json.loads(read_text(index, JSON_BYTES))
         except (OSError, ValueError, RecursionError) as error:
             raise UserError("data.bad_meta", path=str(index), reason=str(error).splitlines()[0]) from None
         if not isinstance(meta, dict):
@@ -172,17 +174,18 @@ class _PlainUnpickler(pickle.Unpickler):
 def read_meta_pickle(path: Path) -> dict[str, Any]:
     """nanoGPT's meta.pkl as plain data. Raises UserError when it holds anything that would have to be run."""
     try:
-        if path.stat().st_size > _MAX_META_BYTES:
-            raise UserError("data.bad_meta", path=str(path), reason="it is larger than 64 MiB")
-        data = path.read_bytes()
+        data = read_bytes(path, _MAX_PICKLE_BYTES)
         # A memo index of a few bytes makes the unpickler reserve gigabytes.
         if any("PUT" in op.name and isinstance(arg, int) and arg > 1 << 20 for op, arg, _ in pickletools.genops(data)):
             raise UserError("data.bad_meta", path=str(path), reason="it is no pickle that Python writes")
         meta = _PlainUnpickler(io.BytesIO(data)).load()
     except UserError:
         raise
+    except OSError as error:
+        raise UserError("data.bad_meta", path=str(path), reason=error.strerror or str(error)) from None
     except Exception as error:  # a hostile stream can raise nearly anything
-        raise UserError("data.bad_meta", path=str(path), reason=str(error) or type(error).__name__) from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise UserError("data.bad_meta", path=str(path), reason=reason) from None
     if not isinstance(meta, dict) or not isinstance(meta.get("vocab_size"), int):
         raise UserError("data.bad_meta", path=str(path), reason="it has no whole number under vocab_size")
     return meta

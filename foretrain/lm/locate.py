@@ -12,10 +12,10 @@ that a step sees, so of its tokens too; they need not sum to one.
 
 import hashlib
 import math
-import tomllib
 from pathlib import Path
 from typing import Any
 
+from foretrain.bounded import parse_toml, read_text
 from foretrain.errors import UserError
 from foretrain.lm.dataset import DatasetInfo, Part, find, read_info
 from foretrain.lm.token_layout import is_dataset
@@ -46,11 +46,12 @@ def read_mix(path: Path) -> DatasetInfo:
     parts = {}
     for name, weight in read_weights(path).items():
         beside = path.parent / name
-        found = read_info(beside) if not is_remote(name) and is_dataset(beside) else locate(name)
+        own = not is_remote(name) and is_dataset(beside)
+        if not own and name.endswith(MIX_SUFFIX) and Path(name).is_file():  # which may name this one
+            raise UserError("data.bad_mix", path=str(path), reason=f"{name} is a mixture itself")
+        found = read_info(beside) if own else locate(name)
         if found is None:
             raise UserError("data.no_part", path=str(path), name=name)
-        if found.parts:
-            raise UserError("data.bad_mix", path=str(path), reason=f"{name} is a mixture itself")
         parts[name] = (found, weight)
     return make_mix(path.stem, str(path), parts)
 
@@ -62,9 +63,7 @@ def read_weights(path: Path) -> dict[str, float]:
         return UserError("data.bad_mix", path=str(path), reason=reason)
 
     try:
-        if path.stat().st_size > _MAX_MIX_BYTES:
-            raise bad("it is larger than 1 MiB")
-        table = tomllib.loads(path.read_text("utf-8"))
+        table = parse_toml(read_text(path, _MAX_MIX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise bad(str(error).splitlines()[0][:200]) from None
     weights = table.pop("weights", None)

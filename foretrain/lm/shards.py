@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from foretrain.bounded import JSON_BYTES, read_text
 from foretrain.errors import UserError
 from foretrain.records import Record
 
@@ -30,8 +31,7 @@ BLOCK_DIGEST_HEX = 32  # the first 128 bits of a SHA-256
 DEFAULT_SHARD_TOKENS = 100_000_000
 HISTOGRAM_BINS = 40  # bin b counts documents of 2^(b-1) to 2^b - 1 tokens, separator included; bin 0 is empty
 _SHA256, _SHARD_NAME = re.compile(r"[0-9a-f]{64}"), re.compile(r"(train|val)-[0-9]{5,}\.bin")
-_MAX_INDEX_BYTES = 2**30
-_NO_DIGEST = "0" * 64
+_DIGEST, _NO_DIGEST = "index_sha256", "0" * 64
 
 
 def dtype_for(largest_id: int) -> str:
@@ -194,16 +194,16 @@ class DatasetIndex(Record):
         return digest.hexdigest()[:32]
 
 
-def index_text(index: DatasetIndex) -> str:
-    """The index as its file has it: with a digest of itself, so that a flipped bit anywhere in it is found."""
-    text = json.dumps(index.to_json(schema=SCHEMA, index_sha256=_NO_DIGEST), indent=1) + "\n"
+def sealed(record: Record, schema: str, key: str) -> str:
+    """A record as its file has it: with a digest of itself, so that a flipped bit anywhere in it is found."""
+    text = json.dumps(record.to_json(**{"schema": schema, key: _NO_DIGEST}), indent=1) + "\n"
     return text.replace(_NO_DIGEST, hashlib.sha256(text.encode()).hexdigest(), 1)
 
 
-def _without_digest(text: str) -> dict[str, Any]:
-    """The fields of an index whose digest is right. Raises ValueError."""
+def unsealed(text: str, key: str) -> dict[str, Any]:
+    """The fields of a file whose own digest, under `key`, is right. Raises ValueError, and what json.loads does."""
     fields = json.loads(text)
-    digest = fields.pop("index_sha256", None)
+    digest = fields.pop(key, None)
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
         raise ValueError("it has no digest of itself")
     if hashlib.sha256(text.replace(digest, _NO_DIGEST, 1).encode()).hexdigest() != digest:
@@ -211,17 +211,20 @@ def _without_digest(text: str) -> dict[str, Any]:
     return fields
 
 
+def index_text(index: DatasetIndex) -> str:
+    """The index as its file has it."""
+    return sealed(index, SCHEMA, _DIGEST)
+
+
 def read_index(folder: Path) -> DatasetIndex:
     """The index of a prepared folder. Raises UserError 'data.bad_meta' where it is damaged or contradicts itself."""
     path = folder / INDEX
     try:
-        if path.stat().st_size > _MAX_INDEX_BYTES:
-            raise UserError("data.bad_meta", path=str(path), reason="it is larger than 1 GiB")
-        text = path.read_text("utf-8")
+        text = read_text(path, JSON_BYTES)
         schema = json.loads(text).get("schema")
         if schema != SCHEMA:
             raise UserError("data.bad_meta", path=str(path), reason=f"its schema is {str(schema)[:60]}, not {SCHEMA}")
-        fields = _without_digest(text)
+        fields = unsealed(text, _DIGEST)
         del fields["schema"]
         return DatasetIndex.model_validate(fields)
     except ValidationError as error:

@@ -11,7 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from foretrain.bounded import read_bytes, read_text
 from foretrain.errors import UserError
+from foretrain.units import MIB
 
 
 class Tokenizer(Protocol):
@@ -24,6 +26,9 @@ class Tokenizer(Protocol):
     def encode(self, document: bytes) -> Sequence[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
     def save(self, folder: Path) -> None: ...
+
+
+MOST_BYTES = 64 * MIB  # of a vocabulary: 256,000 tokens with their merges take 34 MB
 
 
 class ByteTokenizer:
@@ -82,9 +87,9 @@ class JsonTokenizer:
         """From a folder with tokenizer.json; the separator is eos_token of tokenizer_config.json, where it is there."""
         try:
             settings = folder / cls.SETTINGS
-            said = json.loads(settings.read_text("utf-8")).get("eos_token") if settings.is_file() else None
+            said = json.loads(read_text(settings)).get("eos_token") if settings.is_file() else None
             separator = said.get("content") if isinstance(said, dict) else said
-            return cls((folder / cls.FILE).read_text("utf-8"), separator if isinstance(separator, str) else None)
+            return cls(read_text(folder / cls.FILE, MOST_BYTES), separator if isinstance(separator, str) else None)
         except (OSError, ValueError, AttributeError) as error:
             raise UserError("data.bad_meta", path=str(folder / cls.FILE), reason=str(error)[:200]) from None
 
@@ -157,8 +162,8 @@ class TiktokenTokenizer:
         if not (folder / cls.RULES).is_file():
             return cls(name)
         try:
-            rules = json.loads((folder / cls.RULES).read_text("utf-8"))
-            lines = (folder / cls.RANKS).read_bytes().split()
+            rules = json.loads(read_text(folder / cls.RULES))
+            lines = read_bytes(folder / cls.RANKS, MOST_BYTES).split()
             ranks = {base64.b64decode(token): int(rank) for token, rank in zip(lines[::2], lines[1::2], strict=True)}
             encoding = _need("tiktoken").Encoding(
                 rules["name"], pat_str=rules["pattern"], mergeable_ranks=ranks, special_tokens=rules["special"]

@@ -13,12 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from foretrain.errors import UserError
+from foretrain.errors import ExitCode, UserError
 from foretrain.lm.dataset import DatasetInfo, read_meta
 from foretrain.lm.shards import block_digest
 from foretrain.lm.token_layout import Segment, read_layout
 from foretrain.lm.token_reader import read_at
 from foretrain.lm.token_sources import fetch_of
+from foretrain.lm.tokenizer_check import tokenizer_of
 
 _PIECE_BYTES = 2**20
 Progress = Callable[[int], None]  # bytes looked at since the last call
@@ -69,9 +70,20 @@ def verify(info: DatasetInfo, progress: Progress = lambda count: None, threads: 
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    problems += [problem for own in {id(own): own for own, _ in found}.values() for problem in _of_tokenizer(own)]
     checked = sum(s.end for _, s in found if s.blocks or s.sha256)
     size = sum(s.end for _, s in found)
     return Verified(len(found), size, checked, time.monotonic() - started, tuple(problems))
+
+
+def _of_tokenizer(info: DatasetInfo) -> list[UserError]:
+    """Of the files beside the shards; where its library is not here, nothing can be said."""
+    try:
+        if info.tokenizer_sha256 is not None:
+            tokenizer_of(info)
+    except UserError as error:
+        return [error] if error.exit_code == ExitCode.DATA else []
+    return []
 
 
 def _problems(info: DatasetInfo, segment: Segment, progress: Progress) -> list[UserError]:

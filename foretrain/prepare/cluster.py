@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from datatrove.pipeline.base import PipelineStep
 
+from foretrain.bounded import read_text
 from foretrain.errors import UserError
 from foretrain.lm import tokenizer as tokenizers
 from foretrain.lm.shards import (
@@ -226,7 +227,7 @@ def read_parts(folder: Path) -> list[Part]:
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
-            found.append(Part.from_json(path.read_text("utf-8")))
+            found.append(Part.from_json(read_text(path)))
         except (OSError, ValueError) as error:
             raise UserError("data.bad_meta", path=str(path), reason=str(error).splitlines()[0][:200]) from None
     size = found[0].world_size if found else 1

@@ -3,8 +3,6 @@
 The tokenizer is loaded from a folder where the parent saved it, so no worker needs a network.
 """
 
-import hashlib
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -83,19 +81,6 @@ def _encode_json(tokenizer: JsonTokenizer, documents: list[bytes], *, cuttable: 
         joined.append(made[at] if count == 1 else np.concatenate(made[at : at + count]))
         at += count
     return joined
-
-
-def digest_of(tokenizer: Tokenizer) -> str:
-    """SHA-256 over what decides the ids: vocabulary, pattern, special tokens."""
-    digest = hashlib.sha256(tokenizer.name.encode())
-    if isinstance(tokenizer, JsonTokenizer):
-        digest = hashlib.sha256(json.dumps(json.loads(tokenizer.text), sort_keys=True).encode())
-    elif isinstance(tokenizer, TiktokenTokenizer):
-        encoding: Any = tokenizer._encoding
-        digest.update(json.dumps([encoding._pat_str, encoding._special_tokens], sort_keys=True).encode())
-        for token, rank in sorted(tokenizer.ranks.items(), key=lambda item: item[1]):
-            digest.update(b"%d %d " % (rank, len(token)) + token)
-    return digest.hexdigest()
 
 
 def encode_batch(

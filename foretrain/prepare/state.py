@@ -1,12 +1,12 @@
 """What a preparation is (its settings), where it stands (the snapshot), and whether one may be gone on with."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 
+from foretrain.bounded import read_text
 from foretrain.errors import UserError
 from foretrain.lm.shards import (
     INDEX,
@@ -17,7 +17,9 @@ from foretrain.lm.shards import (
     Settings,
     TokenizerInfo,
     read_index,
+    sealed,
     shard_name,
+    unsealed,
 )
 from foretrain.prepare.disk import publish
 from foretrain.prepare.reader import Position
@@ -25,7 +27,7 @@ from foretrain.prepare.writer import SplitState
 from foretrain.records import Record
 
 SCHEMA = "foretrain.prepare-state/1"
-STATE = "state.json"
+STATE, DIGEST = "state.json", "state_sha256"
 
 
 class Identity(Record):
@@ -53,17 +55,19 @@ class Snapshot(Record):
 
 def write(folder: Path, snapshot: Snapshot) -> None:
     """The snapshot, there as a whole or as it was."""
-    publish(folder / PROGRESS / STATE, json.dumps(snapshot.to_json(schema=SCHEMA)) + "\n")
+    publish(folder / PROGRESS / STATE, sealed(snapshot, SCHEMA, DIGEST))
 
 
 def read(folder: Path) -> Snapshot | None:
     """The newest snapshot, None where there is none. Raises UserError 'data.progress_damaged'."""
     path = folder / PROGRESS / STATE
     try:
-        return Snapshot.from_json(path.read_text("utf-8"))
+        fields = unsealed(read_text(path), DIGEST)
+        del fields["schema"]
+        return Snapshot.model_validate(fields)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, ValidationError, RecursionError):
+    except (OSError, ValueError, ValidationError, RecursionError, AttributeError, KeyError):
         raise UserError("data.progress_damaged", path=str(folder), file=f"{PROGRESS}/{STATE}") from None
 
 

@@ -9,11 +9,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from foretrain.bounded import read_bytes
 from foretrain.durable import sync_folder
 from foretrain.errors import UserError
 from foretrain.lm import tokenizer as tokenizers
 from foretrain.lm.shards import PROGRESS, TokenizerInfo
 from foretrain.lm.tokenizer import (
+    MOST_BYTES,
     TIKTOKEN_NAMES,
     BpeTokenizer,
     ByteTokenizer,
@@ -21,7 +23,7 @@ from foretrain.lm.tokenizer import (
     TiktokenTokenizer,
     Tokenizer,
 )
-from foretrain.prepare.encode import digest_of
+from foretrain.lm.tokenizer_check import digest_of
 from foretrain.prepare.frames import Child, error_frame, ignore_interrupts, limit_memory, send
 from foretrain.prepare.options import PrepareOptions
 from foretrain.prepare.reader import Job, Position
@@ -103,7 +105,7 @@ def _find(wanted: str) -> Tokenizer:
     if path.is_file():
         if path.name == JsonTokenizer.FILE:
             return JsonTokenizer.load(path.parent)
-        return JsonTokenizer(path.read_text("utf-8", "replace"))
+        return JsonTokenizer(read_bytes(path, MOST_BYTES).decode("utf-8", "replace"))
     if wanted in _tiktoken_names():
         return TiktokenTokenizer(wanted)
     if wanted.endswith(".json") or "/" in wanted:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from foretrain.bounded import read_text
 from foretrain.errors import UserError
 from foretrain.lm.step import TrainState
 from foretrain.records import Record
@@ -173,7 +174,7 @@ def sweep(folder: Path) -> None:
 def problem_of(path: Path) -> str | None:
     """Why a checkpoint cannot be trusted, or None when every digest is right."""
     try:
-        text = (path / MANIFEST).read_text("utf-8")
+        text = read_text(path / MANIFEST)
         manifest = json.loads(text)
         listed: dict[str, Any] = manifest["files"]
         if text != json.dumps(manifest, indent=1) or set(manifest) != {"step", "files"}:
@@ -201,7 +202,7 @@ def problem_of(path: Path) -> str | None:
 
 def read_progress(path: Path) -> Progress:
     """The state.json of a checkpoint. Raises ValueError and the like where it is none."""
-    document = json.loads((path / "state.json").read_text("utf-8"))
+    document = json.loads(read_text(path / "state.json"))
     for key in ("scaler", "torch"):
         document.pop(key)
     return Progress.from_json(json.dumps(document))
@@ -273,7 +274,7 @@ def load(
         raise
     except Exception as error:  # digests are right, so somebody wrote it so: safetensors and torch raise what they like
         raise UserError("checkpoint.bad_contents", path=str(path), reason=str(error).splitlines()[0][:200]) from None
-    written_by = json.loads((path / "state.json").read_text("utf-8"))["torch"]
+    written_by = json.loads(read_text(path / "state.json"))["torch"]
     return Loaded(progress, path, skipped, str(written_by))
 
 
@@ -294,7 +295,7 @@ def _load_rest(path: Path, state: TrainState) -> None:
     lacking = [name for name, p in state.trained.named_parameters() if moments and p not in state.optimizer.state]
     if lacking:
         raise ValueError(f"it has no moments of {lacking[0]}")
-    scaler = json.loads((path / "state.json").read_text("utf-8"))["scaler"]
+    scaler = json.loads(read_text(path / "state.json"))["scaler"]
     if scaler is not None and state.scaler.is_enabled():
         state.scaler.load_state_dict(scaler)
     rng = load_file(path / "rng.safetensors")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from foretrain.bounded import read_text
 from foretrain.calibration import cache_folder, installed_torch
 from foretrain.config import RunConfig
 from foretrain.cpu import physical_cores, usable_cores
@@ -253,7 +254,7 @@ def _key(config: RunConfig, placement: Placement, ways: list[Way]) -> str:
 def _load(path: Path) -> Choice | None:
     """A damaged file is as good as none."""
     try:
-        found = Choice.from_json(path.read_text("utf-8"))
+        found = Choice.from_json(read_text(path))
     except (OSError, ValidationError, ValueError, RecursionError):
         return None
     return found if found.ways and found.torch_version == installed_torch() else None

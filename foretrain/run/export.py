@@ -22,6 +22,7 @@ from foretrain.lm import foreign, tokenizer
 from foretrain.lm.hf_tokenizer import files_of
 from foretrain.lm.optimizer import learning_rate
 from foretrain.lm.shape import ModelShape
+from foretrain.lm.tokenizer_check import tokenizer_of
 from foretrain.records import Record
 from foretrain.run import checkpoint
 from foretrain.run.store import RunDirectory, RunRecord
@@ -192,7 +193,7 @@ def _tokenizer(source: _Source) -> tokenizer.Tokenizer | None:
     """The dataset's tokenizer, where its files are still there and say it."""
     data = source.record.dataset
     try:
-        return tokenizer.load(data.tokenizer_folder, data.tokenizer)
+        return tokenizer_of(data)
     except (UserError, OSError, ValueError):
         return None
 

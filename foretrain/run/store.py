@@ -16,17 +16,20 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
+from foretrain.bounded import read_bytes, read_text
 from foretrain.config import RunConfig
 from foretrain.errors import UserError
 from foretrain.hardware import Dtype, Gpu
 from foretrain.lm.dataset import DatasetInfo
 from foretrain.records import Record
 from foretrain.run.files import append_lines, replace_text
+from foretrain.units import MIB
 
 SCHEMA = "foretrain.run/1"
 # Reasons of a record that a new process can go on from by itself: a lost card, and one that takes less memory.
 BEGIN_AGAIN = ("environment.card_failed", "memory.optimizer_step")
 MOST_WAITING = 10_000  # lines of a log that the disk does not take
+_MOST_LINES_BYTES = 512 * MIB  # a line for each of 600,000 steps takes 120 MB
 Status = Literal["running", "finished", "interrupted", "diverged", "failed", "killed"]
 
 
@@ -169,7 +172,7 @@ class RunDirectory:
         """The record; a run that says it is running without holding its lock was killed. Raises UserError."""
         path = self.path / "run.json"
         try:
-            record = RunRecord.from_json(path.read_text("utf-8"))
+            record = RunRecord.from_json(read_text(path))
         except (OSError, UnicodeDecodeError):
             raise UserError("data.no_run", path=str(self.path)) from None
         except (ValidationError, ValueError, AttributeError, TypeError, RecursionError) as error:
@@ -195,7 +198,7 @@ class RunDirectory:
         if not path.is_file():
             return []
         lines = []
-        for text in path.read_text("utf-8", "replace").splitlines():
+        for text in read_bytes(path, _MOST_LINES_BYTES).decode("utf-8", "replace").splitlines():
             try:
                 line = json.loads(text)
                 if name == "metrics":

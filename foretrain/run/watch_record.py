@@ -20,6 +20,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
+from foretrain.bounded import read_text
 from foretrain.config import RunConfig
 from foretrain.errors import UserError
 from foretrain.records import Record
@@ -119,7 +120,7 @@ def read(path: Path) -> WatchRecord:
     """The record of a directory; one that says running without its lock was killed. Raises UserError."""
     file = path / RECORD
     try:
-        record = WatchRecord.from_json(file.read_text("utf-8"))
+        record = WatchRecord.from_json(read_text(file))
     except (OSError, UnicodeDecodeError):
         raise UserError("data.no_run", path=str(path)) from None
     except (ValidationError, ValueError, AttributeError, TypeError, RecursionError) as error:

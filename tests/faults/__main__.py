@@ -6,24 +6,36 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common import report
-from tests.faults import experiments
+from tests.faults import data_flips, experiments, hostile_configs, hostile_payloads, inputs
 
+MODULES = (experiments, inputs, hostile_configs, hostile_payloads, data_flips)
 # How many of each: in the test suite, before a merge (10 minutes of 2 cores), by night.
 TIERS = {
-    "suite": {"kills": 8, "every_call": 8, "sigterm": 2, "full_disk": 12, "bit_flips": 500, "not_finite": 4},
+    "suite": {
+        "kills": 8, "every_call": 8, "sigterm": 2, "full_disk": 12, "bit_flips": 500, "not_finite": 4,
+        "fuzzed_configs": 60, "hostile_configs": 40, "data_flips": 100,
+    },
     "pr": {
         "kills": 100, "every_call": 400, "sigterm": 20, "full_disk": 50, "bit_flips": 500, "not_finite": 50,
-        "out_of_memory": 40,
+        "out_of_memory": 40, "fuzzed_configs": 1000, "hostile_configs": 1000, "hostile_payloads": 1000, "data_flips": 500,
     },
     "nightly": {
         "kills": 1000, "every_call": 400, "sigterm": 200, "full_disk": 10000, "bit_flips": 10000, "not_finite": 1000,
-        "out_of_memory": 400,
+        "out_of_memory": 400, "fuzzed_configs": 20000, "hostile_configs": 1000, "hostile_payloads": 1000,
+        "data_flips": 10000,
     },
 }  # fmt: skip
 RESULTS = Path(__file__).parent.parent.parent / "benchmarks" / "results" / "faults.json"
+
+
+def experiment(name: str) -> Callable[[int, int], dict[str, Any]]:
+    """The function of this name, which takes a count and a seed."""
+    return next(getattr(module, name) for module in MODULES if hasattr(module, name))
 
 
 def main() -> None:
@@ -47,7 +59,7 @@ def main() -> None:
             if words.only and name not in words.only:
                 continue
             before = time.monotonic()
-            found[name] = getattr(experiments, name)(count, words.seed)
+            found[name] = experiment(name)(count, words.seed)
             for left in ("whole", "whole.chain"):
                 Path(left).rename(f"{left}.{name}") if Path(left).exists() else None
             found[name] |= {"took_s": round(time.monotonic() - before, 1)}

@@ -9,6 +9,7 @@ from foretrain.advise import settings
 from foretrain.advise.sources.given import Given
 from foretrain.advise.sources.predicted import bytes_per_token
 from foretrain.advise.subject import Memory, Subject, Voice
+from foretrain.bounded import read_text
 from foretrain.errors import UserError
 from foretrain.predict.plan import Plan
 
@@ -43,7 +44,7 @@ def load(given: Given) -> Subject:
 def read(path: Path) -> Plan:
     """The plan of a file. Raises UserError for what is none."""
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path)
         data = json.loads(text)
         schema = data.get("schema") if isinstance(data, dict) else None
         if schema not in (None, "foretrain.plan/1"):

@@ -15,9 +15,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from foretrain.bounded import JSON_BYTES, read_bytes
 from foretrain.errors import UserError
+from foretrain.units import MIB, format_bytes
 
-MAX_BYTES = 256 * 2**20
+MAX_BYTES, MAX_JSON_BYTES = 64 * MIB, JSON_BYTES
+MAX_CELLS = 4_000_000  # of about 100 bytes each, and five of them for a row
 MAX_COLUMNS = 2000
 Value = float | None
 
@@ -47,14 +50,12 @@ def read_table(path: Path, run: str | None = None) -> Table:
         raise UserError("data.table_empty", path=str(path))
     keys = set(rows[0])
     long = {"key", "value"} <= keys or {"metric", "value"} <= keys
-    return _choose(_pivot(rows, path, run) if long else _wide(rows), path, run)
+    return _choose(_pivot(rows, path, run) if long else _wide(rows, path), path, run)
 
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UserError("data.table_bad", path=str(path), reason="it is larger than 256 MiB")
-        data = path.read_bytes()
+        data = read_bytes(path, MAX_BYTES)
     except OSError as error:
         raise UserError("data.log_unreadable", path=str(path), reason=error.strerror or str(error)) from None
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -72,17 +73,37 @@ def _csv_rows(text: str, path: Path) -> list[dict[str, Any]]:
     names = [name.strip() for name in next(lines, [])]
     if len(names) > MAX_COLUMNS:
         raise UserError("data.table_bad", path=str(path), reason=f"it has {len(names):,} columns")
-    return [dict(zip(names, line, strict=False)) for line in lines if line]
+    rows, cells = [], 0
+    for line in lines:
+        cells += len(line) + 4
+        if cells > MAX_CELLS:
+            raise _too_many(path)
+        if line:
+            rows.append(dict(zip(names, line, strict=False)))
+    return rows
+
+
+def _too_many(path: Path) -> UserError:
+    return UserError(
+        "data.table_bad", path=str(path), reason=f"it has more than {MAX_CELLS:,} cells; export fewer columns"
+    )
 
 
 def _json_rows(text: str, path: Path) -> list[dict[str, Any]]:
     """A list of records, of [wall time, step, value], MLflow's {"metrics": [...]}, or a record on each line."""
     try:
+        if len(text) > MAX_JSON_BYTES and "\n" not in text[:MIB]:
+            raise UserError(
+                "data.table_bad", path=str(path), reason=f"it is larger than {format_bytes(MAX_JSON_BYTES)}"
+            )
         data = json.loads(text)
     except RecursionError:
         raise UserError("data.table_bad", path=str(path), reason="it is nested too deeply") from None
     except ValueError:
-        data = [_record(line) for line in text.splitlines() if line.strip()]
+        lines = text.splitlines()
+        if len(lines) > MAX_CELLS // 5:
+            raise _too_many(path) from None
+        data = [_record(line) for line in lines if line.strip()]
         data = [record for record in data if record is not None]
     if isinstance(data, dict):
         nested = next((data[key] for key in ("metrics", "history", "rows") if isinstance(data.get(key), list)), None)
@@ -124,10 +145,12 @@ def number(value: Any) -> Value:
         return None
 
 
-def _wide(rows: list[dict[str, Any]]) -> Table:
+def _wide(rows: list[dict[str, Any]], path: Path) -> Table:
     names = dict.fromkeys(str(name) for row in rows for name in row if name is not None)
     if len(names) > MAX_COLUMNS:
         names = dict.fromkeys(list(names)[:MAX_COLUMNS])
+    if (len(names) + 4) * len(rows) > MAX_CELLS:
+        raise _too_many(path)
     columns = {name: [number(row.get(name)) for row in rows] for name in names}
     return Table({name: values for name, values in columns.items() if any(v is not None for v in values)})
 
@@ -149,7 +172,7 @@ def _pivot(rows: Iterable[dict[str, Any]], path: Path, run: str | None) -> Table
         found[key] = row.get("value")
         if number(row.get("timestamp")) is not None:
             found.setdefault("timestamp", row["timestamp"])
-    return _wide([by_step[step] for step in sorted(by_step)])
+    return _wide([by_step[step] for step in sorted(by_step)], path)
 
 
 def _choose(table: Table, path: Path, run: str | None) -> Table:

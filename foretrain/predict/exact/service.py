@@ -7,6 +7,7 @@ torch that would trace, and the code of the tracer and of the step. So a cached 
 import contextlib
 import gzip
 import hashlib
+import io
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import foretrain
+from foretrain.bounded import read_bytes
 from foretrain.calibration import cache_folder, installed_torch
 from foretrain.config import OWN_WAYS, RunConfig
 from foretrain.hardware import Dtype, Gpu
@@ -30,6 +32,7 @@ from foretrain.precision import EIGHT_BITS
 from foretrain.predict.exact.record import Trace
 from foretrain.predict.memory import StepName
 from foretrain.records import Record
+from foretrain.units import MIB
 
 # The oldest torch with the interfaces that guard.py and compiled.py build on. Newer ones are tried: each trace
 # proves itself, and one that cannot be made is said.
@@ -133,6 +136,9 @@ def traces(requests: Sequence[Request], listen: Callable[[str], None] = lambda t
     return [found[request.key()] for request in requests]
 
 
+_MOST_KEPT_BYTES = 64 * MIB
+
+
 def _path(key: str) -> Path:
     return cache_folder() / "traces" / f"{key}.json.gz"
 
@@ -140,7 +146,9 @@ def _path(key: str) -> Path:
 def _kept(path: Path) -> Any:
     """The JSON that is kept in a file; None where there is none or it is damaged."""
     try:
-        return json.loads(gzip.decompress(path.read_bytes()))
+        with gzip.open(io.BytesIO(read_bytes(path, _MOST_KEPT_BYTES))) as file:
+            text = file.read(_MOST_KEPT_BYTES + 1)
+        return json.loads(text) if len(text) <= _MOST_KEPT_BYTES else None
     except (OSError, EOFError, zlib.error, ValueError, RecursionError):
         return None
 

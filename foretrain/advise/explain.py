@@ -14,9 +14,9 @@ from foretrain.predict.memory import (
     PhaseMemory,
     StepName,
     predict,
-    symbols_of,
 )
 from foretrain.predict.plan import Plan
+from foretrain.predict.simulated_run import symbols_of
 from foretrain.records import Record
 from foretrain.units import MIB
 

@@ -13,7 +13,6 @@ from foretrain.predict.allocator_settings import Settings
 from foretrain.predict.exact.record import Allocation, Trace, moment_id
 from foretrain.predict.exact.replay import Death, Replay, replay, smallest_limit_bytes
 from foretrain.predict.memory import (
-    EARLY_GRADIENTS,
     PHASES,
     Component,
     Context,
@@ -21,6 +20,7 @@ from foretrain.predict.memory import (
     StepMemory,
     Verdict,
 )
+from foretrain.predict.simulated_run import EARLY_GRADIENTS
 from foretrain.records import Record
 from foretrain.units import MIB
 

@@ -12,7 +12,7 @@ from foretrain.config_checks import check
 from foretrain.errors import UserError
 from foretrain.precision import check_matmul
 from foretrain.predict.exact.service import SHAPING_KNOBS
-from foretrain.predict.memory import Context, StepMemory, Verdict, judge, predict, worst_verdict
+from foretrain.predict.memory import Context, Ledger, StepMemory, Verdict, worst_verdict
 from foretrain.predict.plan import Timing, available, timing
 
 _BY = (*SHAPING_KNOBS, "eval_batch", "eval_block", "allocator_settings")
@@ -63,7 +63,7 @@ class Planner:
     """Outcomes by state. `planned` counts the ledgers that were made."""
 
     def __init__(self) -> None:
-        self._ledgers: dict[tuple[object, ...], StepMemory] = {}
+        self._ledgers: dict[tuple[object, ...], Ledger] = {}
         self._outcomes: dict[State, Outcome | None] = {}
         self.planned = 0
 
@@ -82,11 +82,9 @@ class Planner:
         except UserError:
             return None
         room, _ = available(config, state.gpu, state.others_bytes)
-        ledger = self._ledger(state)
-        phases = tuple(phase.model_copy(update={"verdict": judge(phase, room)}) for phase in ledger.phases)
-        return Outcome(state, ledger.model_copy(update={"phases": phases}), room)
+        return Outcome(state, self._ledger(state).judged(room), room)
 
-    def _ledger(self, state: State) -> StepMemory:
+    def _ledger(self, state: State) -> Ledger:
         c, gpu = state.effective, state.gpu
         key = (
             *(getattr(c, knob) for knob in _BY), min(3, c.gradient_accumulation_steps), c.compile, state.step,
@@ -94,9 +92,7 @@ class Planner:
         )  # fmt: skip
         if key not in self._ledgers:
             self.planned += 1
-            self._ledgers[key] = predict(
-                state.config, gpu, state.dtype, state.step, compiled=c.compile, available_bytes=None
-            )
+            self._ledgers[key] = Ledger(state.config, gpu, state.dtype, state.step, compiled=c.compile)
         return self._ledgers[key]
 
     def mildest(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:

@@ -13,9 +13,9 @@ from typing import Literal
 from foretrain.config import RunConfig
 from foretrain.hardware import Dtype, Gpu
 from foretrain.predict.allocator_settings import Settings
-from foretrain.predict.reserved import reserved_bytes
+from foretrain.predict.reserved import dies_in, reserved_bytes
 from foretrain.predict.simulated_run import SimulatedRun, StepName, resume, staged_bytes
-from foretrain.predict.timeline import Kind, Peak, Timeline
+from foretrain.predict.timeline import Kind, Peak
 from foretrain.records import Record
 from foretrain.units import MIB
 
@@ -33,6 +33,7 @@ CPU_BASE_LOW_BYTES, CPU_BASE_EXPECTED_BYTES, CPU_BASE_HIGH_BYTES = 150 * MIB, 30
 CPU_SLACK_EXPECTED, CPU_SLACK_HIGH = 1.05, 1.25
 STAGING_SPARE = 1.25  # of the copy that a save makes has to be free, else it makes none: run/saver.py
 
+MARGIN_BYTES = 200 * MIB  # what "fits" leaves to spare beside the expected context
 PHASES = ("evaluate_first", "first_step", "steady_step", "evaluate_later", "resume")
 
 
@@ -126,61 +127,107 @@ def components(peak: Peak, n_params: int) -> tuple[Component, ...]:
     return tuple(sorted(found, key=lambda row: -row.size_bytes))
 
 
-def _needed(held_bytes: int, context: Context | None, roughly: bool) -> tuple[int, int, int]:
-    """Of what a card's allocator reserves, or of what is allocated on a CPU, where there is no context."""
-    if context is None:
+class Ledger:
+    """The memory of one way to run the step; made once, judged for any card of its kind with `judged`."""
+
+    def __init__(self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> None:
+        self.config, self.cpu, self.context = config, gpu.kind == "cpu", Context.of(gpu)
+        run = SimulatedRun(config, gpu, dtype, step, compiled)
+        self.peaks = run.peaks() | (resumed := resume(run)).peaks
+        self.t, self.settings = run.t, Settings.parse(config.allocator_settings)
+        reserved = {} if self.cpu else reserved_bytes(run.t, self.settings) | reserved_bytes(resumed, self.settings)
+        self.roughly = ROUGHLY if compiled and run.writes_scores else (1.0, 1.0, 1.0)
+        saves = self.cpu and step == "foretrain" and config.max_iters > config.eval_interval
+        self.staged_bytes = staged_bytes(run) if saves else 0
+        names = [name for name in PHASES if not (config.eval_only and name != "evaluate_first")]
+        phases = tuple(self._phase(name, reserved.get(name), run.symbols["P"]) for name in names)
+        self.memory = StepMemory(
+            step=step, compiled=compiled, phases=phases, saved_bytes=run.saved_bytes, context=self.context
+        )
+
+    def _phase(self, name: str, reserved: int | None, n_params: int) -> PhaseMemory:
+        peak = self.peaks[name]
+        low, expected, high = _needed(peak.nbytes, reserved, self.context, self.roughly)
+        return PhaseMemory(
+            phase=name, moment=peak.moment, allocated_bytes=peak.nbytes, needed_low_bytes=low,
+            needed_expected_bytes=expected, needed_high_bytes=high, components=components(peak, n_params),
+            reserved_bytes=reserved,
+        )  # fmt: skip
+
+    def judged(self, available_bytes: int | None) -> StepMemory:
+        """With verdicts for what the process may take, context included; without where nobody knows that."""
+        phases = self.memory.phases
+        if self.cpu:
+            phases = tuple(self._with_copy(phase, available_bytes) for phase in phases)
+        if available_bytes is not None:
+            verdicts = [_on_cpu(p, available_bytes) for p in phases] if self.cpu else self._on_card(available_bytes)
+            pairs = zip(phases, verdicts, strict=True)
+            phases = tuple(phase.model_copy(update={"verdict": verdict}) for phase, verdict in pairs)
+        return self.memory.model_copy(update={"phases": phases})
+
+    def _with_copy(self, phase: PhaseMemory, available_bytes: int | None) -> PhaseMemory:
+        """Later steps beside the copy that a save makes, if there is room for it; a run without room makes none."""
+        copy = self.staged_bytes if phase.phase == "steady_step" else 0
+        expected = phase.needed_expected_bytes
+        if available_bytes is None or expected + round(STAGING_SPARE * copy) <= available_bytes:
+            expected += copy
+        high = phase.needed_high_bytes + copy
+        return phase.model_copy(update={"needed_expected_bytes": expected, "needed_high_bytes": high})
+
+    def _on_card(self, available_bytes: int) -> list[Verdict]:
+        """fits: the run lives with the expected context and 200 MiB to spare; does_not_fit: it dies even with the
+        smallest context; else tight. A phase in which it does not die is judged by its tensors."""
+        c, (low, expected, _) = self.context, self.roughly
+        strictly = round((available_bytes - c.expected_bytes - MARGIN_BYTES) / expected)
+        leniently = round((available_bytes - c.low_bytes) / low)
+        dead = self._dies_in(leniently)
+        certain = dead is not None
+        dead = dead or self._dies_in(strictly)
+        verdicts: list[Verdict] = []
+        for phase in self.memory.phases:
+            tensors = phase.allocated_bytes
+            if phase.phase == dead:
+                verdicts.append("does_not_fit" if certain else "tight")
+            else:
+                verdicts.append("does_not_fit" if tensors > leniently else "tight" if tensors > strictly else "fits")
+        return verdicts
+
+    def _dies_in(self, limit_bytes: int) -> str | None:
+        """The phase in which the allocator cannot serve a request under a limit; None where the run lives."""
+        phases = [phase for phase in self.memory.phases if phase.phase != "resume"]
+        if all((phase.reserved_bytes or 0) <= limit_bytes for phase in phases):
+            return None
+        too_much = next((phase.phase for phase in phases if phase.allocated_bytes > limit_bytes), None)
+        return too_much or dies_in(self.t, self.settings, limit_bytes)
+
+
+def _needed(
+    allocated: int, reserved: int | None, context: Context, roughly: tuple[float, float, float]
+) -> tuple[int, int, int]:
+    """(low, expected, high) of what nvidia-smi shows for the process, or a CPU's resident memory."""
+    if reserved is None:
         base = (CPU_BASE_LOW_BYTES, CPU_BASE_EXPECTED_BYTES, CPU_BASE_HIGH_BYTES)
         slack = (1.0, CPU_SLACK_EXPECTED, CPU_SLACK_HIGH)
     else:
         base = (context.low_bytes, context.expected_bytes, context.high_bytes)
         slack = (RESERVED_LOW, 1.0, RESERVED_HIGH)
-    if roughly:
-        slack = tuple(s * r for s, r in zip(slack, ROUGHLY, strict=True))
-    low, expected, high = (round(held_bytes * s) + b for s, b in zip(slack, base, strict=True))
+    held = allocated if reserved is None else reserved
+    low, expected, high = (round(held * s * r) + b for s, r, b in zip(slack, roughly, base, strict=True))
     return low, expected, high
 
 
-def _reserved(run: SimulatedRun, resumed: Timeline) -> dict[str, int]:
-    """What PyTorch's allocator reserves in each phase, with the settings that the config gives it."""
-    settings = Settings.parse(run.config.allocator_settings)
-    return reserved_bytes(run.t, settings) | reserved_bytes(resumed, settings)
-
-
-def judge(phase: PhaseMemory, available_bytes: int | None) -> Verdict | None:
+def _on_cpu(phase: PhaseMemory, available_bytes: int) -> Verdict:
     """fits: the expected need and 200 MiB of it to spare; does_not_fit: not even the low end does; else tight."""
-    if available_bytes is None:
-        return None
     if phase.needed_low_bytes > available_bytes:
         return "does_not_fit"
-    return "fits" if phase.needed_expected_bytes + 200 * MIB <= available_bytes else "tight"
+    return "fits" if phase.needed_expected_bytes + MARGIN_BYTES <= available_bytes else "tight"
 
 
 def predict(
     config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool, available_bytes: int | None
 ) -> StepMemory:
     """The ledger of a run on a device. `available_bytes`: what the process may take there, context included."""
-    run, context = SimulatedRun(config, gpu, dtype, step, compiled), Context.of(gpu)
-    peaks = run.peaks() | (resumed := resume(run)).peaks
-    cpu = gpu.kind == "cpu"
-    reserved = {} if cpu else _reserved(run, resumed)
-    saves_beside_steps = cpu and step == "foretrain" and config.max_iters > config.eval_interval
-    names = [name for name in PHASES if not (config.eval_only and name != "evaluate_first")]
-    phases = []
-    for name in names:
-        peak = peaks[name]
-        held = peak.nbytes if cpu else reserved[name]
-        low, expected, high = _needed(held, None if cpu else context, compiled and run.writes_scores)
-        if name == "steady_step" and saves_beside_steps:
-            high += (copy := staged_bytes(run))
-            if available_bytes is None or expected + round(STAGING_SPARE * copy) <= available_bytes:
-                expected += copy
-        phase = PhaseMemory(
-            phase=name, moment=peak.moment, allocated_bytes=peak.nbytes, needed_low_bytes=low,
-            needed_expected_bytes=expected, needed_high_bytes=high, components=components(peak, run.symbols["P"]),
-            reserved_bytes=reserved.get(name),
-        )  # fmt: skip
-        phases.append(phase.model_copy(update={"verdict": judge(phase, available_bytes)}))
-    return StepMemory(step=step, compiled=compiled, phases=tuple(phases), saved_bytes=run.saved_bytes, context=context)
+    return Ledger(config, gpu, dtype, step, compiled=compiled).judged(available_bytes)
 
 
 def worst_verdict(memory: StepMemory) -> Verdict | None:

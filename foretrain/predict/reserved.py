@@ -10,7 +10,7 @@ together weigh little. Their pool is taken to be as full as it gets.
 
 from bisect import bisect_left, insort
 
-from foretrain.predict.allocator import SEGMENT_ROUNDING_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, Allocator
+from foretrain.predict.allocator import SEGMENT_ROUNDING_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, Allocator, OutOfMemory
 from foretrain.predict.allocator_blocks import Block
 from foretrain.predict.allocator_settings import LARGE_SEGMENT_BYTES, MIN_LARGE_ALLOC_BYTES, Settings
 from foretrain.predict.timeline import Timeline
@@ -43,6 +43,24 @@ def reserved_bytes(timeline: Timeline, settings: Settings | None = None) -> dict
         segments = -(-most_small // SMALL_SEGMENT_BYTES)
         found[phase] = pool.reserved_bytes + segments * SMALL_SEGMENT_BYTES
     return found
+
+
+def dies_in(timeline: Timeline, settings: Settings, limit_bytes: int) -> str | None:
+    """The phase in which a request cannot be served, even after unused segments were given back, where the device has
+    so much for the allocator; None where all are served."""
+    allocator = Allocator(settings, limit_bytes, physical=True)
+    blocks: dict[int, Block | None] = {}
+    ends = [position for position, _ in timeline.marks[1:]] + [len(timeline.events)]
+    for (start, phase), end in zip(timeline.marks, ends, strict=True):
+        for event in timeline.events[start:end]:
+            try:
+                if event >= 0:
+                    blocks[event] = allocator.malloc(timeline.sizes[event])
+                else:
+                    allocator.free(blocks.pop(~event))
+            except OutOfMemory:
+                return phase
+    return None
 
 
 class LargePool:

@@ -2,7 +2,6 @@
 
 import ast
 from pathlib import Path
-
 from typing import Any
 
 from results import result

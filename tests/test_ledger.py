@@ -17,7 +17,8 @@ from foretrain.cpu import cpu_device
 from foretrain.hardware import find
 from foretrain.lm.shape import ModelShape
 from foretrain.lm.step import TrainState, build, evaluation_loss, train_step
-from foretrain.predict.memory import CUDA_GRANULE, StepMemory, predict, worst_verdict
+from foretrain.predict.memory import StepMemory, components, predict, worst_verdict
+from foretrain.predict.simulated_run import CUDA_GRANULE
 from foretrain.predict.timeline import Timeline
 from foretrain.run.meter import Meter, allocator_peak
 from foretrain.units import GIB, MIB
@@ -247,12 +248,12 @@ def test_components_add_up_and_nothing_is_left_alive(
         n_layer=n_layer, n_head=heads, n_embd=32 * heads, batch_size=batch, block_size=128, vocab_size=vocab,
         gradient_accumulation_steps=accumulation, dropout=0.1 if dropout else 0.0, bias=bias,
     )  # fmt: skip
-    from foretrain.predict import memory as m
+    from foretrain.predict.simulated_run import SimulatedRun
 
     gpu = cpu_device() if cpu else GPU
-    run = m._Run(config, gpu, dtype, step, compiled)  # type: ignore[arg-type]
+    run = SimulatedRun(config, gpu, dtype, step, compiled)  # type: ignore[arg-type]
     for peak in run.peaks().values():
-        rows = m.components(peak, ModelShape.of(config).n_params)
+        rows = components(peak, ModelShape.of(config).n_params)
         assert sum(row.size_bytes for row in rows) == peak.nbytes
         assert all(count > 0 for count in peak.alive.values())
     # After the run only what a run keeps is alive: a tensor freed twice or never would show here.
@@ -291,7 +292,7 @@ def test_remedies_do_what_they_are_said_to() -> None:
     assert checkpointed.worst.allocated_bytes < worst
     small = ledger(base.model_copy(update={"eval_batch_size": 2}))
     assert small.phase("evaluate_first").allocated_bytes < ledger(base).phase("evaluate_first").allocated_bytes / 2
-    assert small.phase("steady_step") == ledger(base).phase("steady_step")
+    assert small.phase("steady_step").components == ledger(base).phase("steady_step").components
     # nanoGPT has neither knob, so its prediction must not move.
     nano = [ledger(c, step="nanogpt") for c in (base, base.model_copy(update={"activation_checkpointing": True}))]
     assert nano[0] == nano[1]
@@ -323,7 +324,7 @@ def test_timeline() -> None:
     t.phase("two")
     t.alloc("y", t.size(1, "C"))
     assert t.peaks["one"].nbytes == 1536
-    assert t.peaks["one"].alive == {a: 1, b: 1}
+    assert t.peaks["one"].alive == {a.kind: 1, b.kind: 1}
     assert t.peaks["two"].nbytes == 1024
     t.free_component("y")
     assert t.nbytes == 0

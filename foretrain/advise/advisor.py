@@ -123,8 +123,9 @@ def _before(search: Search, candidate: Candidate) -> Outcome:
 
 
 def _evaluation_bytes(outcome: Outcome) -> int:
+    """What evaluations take themselves: what the allocator keeps from the steps before them is not theirs."""
     phases = (p for p in outcome.memory.phases if p.phase.startswith("evaluate"))
-    return max(phase.needed_expected_bytes for phase in phases)
+    return max(phase.allocated_bytes for phase in phases) + outcome.memory.context.expected_bytes
 
 
 def _saves(search: Search, candidate: Candidate) -> bool:

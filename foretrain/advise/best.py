@@ -17,7 +17,7 @@ from foretrain.config import RunConfig
 from foretrain.errors import UserError
 from foretrain.hardware import Dtype, Gpu
 from foretrain.lm.shape import ModelShape
-from foretrain.predict.memory import StepName, judge, predict
+from foretrain.predict.memory import StepName, predict, worst_verdict
 from foretrain.predict.plan import Plan, Timing, timing
 from foretrain.predict.scaling import BESIROGLU, FITS, MOST_EPOCHS, effective_tokens, good_tokens_per_step
 from foretrain.predict.within import Reading, adjusted, check_currency, largest_steps, with_steps
@@ -128,7 +128,7 @@ class _Search:
         memory = predict(
             config, self.gpu, self.dtype, self.step, compiled=config.compile, available_bytes=available
         )  # fmt: skip
-        fits = all(judge(phase, available) == "fits" for phase in memory.phases)
+        fits = worst_verdict(memory) == "fits"
         return max(phase.needed_expected_bytes for phase in memory.phases) if fits else None
 
     def fitting(self, shape: dict[str, int]) -> tuple[RunConfig, int] | None:

@@ -55,16 +55,15 @@ class Search:
     @property
     def must_fit(self) -> bool:
         """Whether the run as it is does not fit with its margin."""
-        return not self.base.fits_by_plan
+        return not self.base.fits
 
     def metric(self, outcome: Outcome) -> float | None:
         """What the goal wants little of."""
         return {"fit": outcome.step_s, "cost": outcome.money}.get(self.goal, outcome.total_s)
 
     def accepts(self, outcome: Outcome) -> bool:
-        """Whether it may be advised: it fits, or takes no more than a run that fits by its plan already."""
-        unchanged = outcome.fits_by_plan and outcome.needed_bytes <= self.base.needed_bytes
-        return outcome.fits or (unchanged and not self.must_fit and outcome.state.gpu == self.state.gpu)
+        """Whether it may be advised."""
+        return outcome.fits
 
     def ratio(self, outcome: Outcome) -> float | None:
         """The metric over that of now, minus 1."""

@@ -14,9 +14,9 @@ from foretrain.predict.memory import (
     PhaseMemory,
     StepName,
     predict,
-    symbols_of,
 )
 from foretrain.predict.plan import Plan
+from foretrain.predict.simulated_run import symbols_of
 from foretrain.records import Record
 from foretrain.units import MIB
 
@@ -162,11 +162,8 @@ def reconcile(
     left over: for the process beside what the allocator reserves, for the card what others hold.
     """
     allocated, context = phase.allocated_bytes, plan.memory[0].context
-    if phase.reserved_bytes is not None:
-        reserved_low = reserved_high = phase.reserved_bytes
-    else:
-        reserved_low = phase.needed_low_bytes - context.low_bytes
-        reserved_high = phase.needed_high_bytes - context.high_bytes
+    reserved_low = phase.needed_low_bytes - context.low_bytes
+    reserved_high = phase.needed_high_bytes - context.high_bytes
     lines = [
         Line(id="allocated", low_bytes=allocated, high_bytes=allocated, voice="predicted"),
         Line(id="slack", low_bytes=reserved_low - allocated, high_bytes=reserved_high - allocated, voice="predicted"),

@@ -11,16 +11,11 @@ from foretrain.advise.rules.base import Change, State
 from foretrain.config_checks import check
 from foretrain.errors import UserError
 from foretrain.precision import check_matmul
-from foretrain.predict.exact.memory import MARGIN_BYTES
 from foretrain.predict.exact.service import SHAPING_KNOBS
-from foretrain.predict.memory import RESERVED_HIGH, Context, StepMemory, Verdict, judge, predict, worst_verdict
+from foretrain.predict.memory import Context, Ledger, StepMemory, Verdict, worst_verdict
 from foretrain.predict.plan import Timing, available, timing
 
-LEDGER = StepMemory.model_fields["source"].default
-# Of what tensors take. Case C eager was traced to need 1.25 to 1.29 to live (with expandable segments 1.01), case C
-# compiled 1.07 to 1.11. A plan expects RESERVED_EXPECTED of both; advice for eager runs counts with the high end.
-EAGER_RESERVED = RESERVED_HIGH
-_BY = (*SHAPING_KNOBS, "eval_batch", "eval_block")
+_BY = (*SHAPING_KNOBS, "eval_batch", "eval_block", "allocator_settings")
 
 
 @dataclass(frozen=True)
@@ -37,23 +32,8 @@ class Outcome:
 
     @property
     def fits(self) -> bool:
-        """By the plan, and with room for an eager run's fragments; where nobody knows how much memory there is, nothing
-        is refused."""
-        return self.fits_by_plan and self.roomy
-
-    @property
-    def fits_by_plan(self) -> bool:
-        """With the plan's margin."""
+        """With the plan's margin; where nobody knows how much memory there is, nothing is refused."""
         return self.verdict in ("fits", None)
-
-    @property
-    def roomy(self) -> bool:
-        """Whether it would fit too where an eager run reserves as much more as some traced ones did."""
-        memory, room = self.memory, self.available_bytes
-        if room is None or memory.compiled or self.state.gpu.kind != "cuda" or memory.source != LEDGER:
-            return True
-        reserved = memory.worst.allocated_bytes * EAGER_RESERVED
-        return reserved + memory.context.expected_bytes + MARGIN_BYTES <= room
 
     @property
     def needed_bytes(self) -> int:
@@ -83,7 +63,7 @@ class Planner:
     """Outcomes by state. `planned` counts the ledgers that were made."""
 
     def __init__(self) -> None:
-        self._ledgers: dict[tuple[object, ...], StepMemory] = {}
+        self._ledgers: dict[tuple[object, ...], Ledger] = {}
         self._outcomes: dict[State, Outcome | None] = {}
         self.planned = 0
 
@@ -102,21 +82,17 @@ class Planner:
         except UserError:
             return None
         room, _ = available(config, state.gpu, state.others_bytes)
-        ledger = self._ledger(state)
-        phases = tuple(phase.model_copy(update={"verdict": judge(phase, room)}) for phase in ledger.phases)
-        return Outcome(state, ledger.model_copy(update={"phases": phases}), room)
+        return Outcome(state, self._ledger(state).judged(room), room)
 
-    def _ledger(self, state: State) -> StepMemory:
+    def _ledger(self, state: State) -> Ledger:
         c, gpu = state.effective, state.gpu
         key = (
-            *(getattr(c, knob) for knob in _BY), min(2, c.gradient_accumulation_steps), c.compile, state.step,
+            *(getattr(c, knob) for knob in _BY), min(3, c.gradient_accumulation_steps), c.compile, state.step,
             state.dtype, gpu.kind, gpu.capability, Context.of(gpu),
         )  # fmt: skip
         if key not in self._ledgers:
             self.planned += 1
-            self._ledgers[key] = predict(
-                state.config, gpu, state.dtype, state.step, compiled=c.compile, available_bytes=None
-            )
+            self._ledgers[key] = Ledger(state.config, gpu, state.dtype, state.step, compiled=c.compile)
         return self._ledgers[key]
 
     def mildest(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:

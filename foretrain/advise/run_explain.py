@@ -275,5 +275,4 @@ def _remedies(record: RunRecord, failures: tuple[OutOfMemory, ...]) -> tuple[Rem
         record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype}), record.gpu,
         others_bytes=(last.others_bytes or 0) if last and on_card else 0,
         over_bytes=(last.over_bytes or 0) if last else 0,
-        evaluating=last is not None and last.phase.startswith("evaluate"),
     )  # fmt: skip

@@ -8,30 +8,21 @@ Known limits: reserved memory is a range taken from allocator replays, not a rep
 a prior until it is measured on the card; see also the limits named in `eager_forward.py` and `inductor.py`.
 """
 
-from collections.abc import Callable
 from typing import Literal
 
 from foretrain.config import RunConfig
 from foretrain.hardware import Dtype, Gpu
-from foretrain.lm import attention_sizes
-from foretrain.lm.adamw8bit_sizes import TEMPORARY_BYTES, moments_bytes
-from foretrain.lm.shape import ModelShape
-from foretrain.predict.attention import attention_kind
-from foretrain.predict.eager import EagerStep
-from foretrain.predict.eager_forward import Graph, Variant
-from foretrain.predict.inductor import CompiledGraph, CompiledStep
-from foretrain.predict.modern_compiled import ModernCompiledStep
-from foretrain.predict.modern_eager import ModernEagerStep
-from foretrain.predict.timeline import Peak, Tensor, Timeline
+from foretrain.predict.allocator_settings import Settings
+from foretrain.predict.reserved import dies_in, reserved_bytes
+from foretrain.predict.simulated_run import SimulatedRun, StepName, resume, staged_bytes
+from foretrain.predict.timeline import Kind, Peak
 from foretrain.records import Record
 from foretrain.units import MIB
 
-StepName = Literal["foretrain", "nanogpt"]
 Verdict = Literal["fits", "tight", "does_not_fit"]
 
-CUDA_GRANULE = 512  # c10/core/AllocatorConfig.h, kMinBlockSize
-# Reserved over allocated: replays of 11 nanoGPT configs gave 1.02 to 1.33, a logged RTX 4070 run 1.18.
-RESERVED_LOW, RESERVED_EXPECTED, RESERVED_HIGH = 1.02, 1.15, 1.33
+# Of what the replay says is reserved; benchmarks/reserved.py compares it with traces.
+RESERVED_LOW, RESERVED_HIGH = 0.97, 1.03
 # Compiled, what the math path of attention allocates is known less well: traces came out 6 % lower to 17 % higher.
 ROUGHLY = (0.94, 1.05, 1.2)
 # CUDA context and loaded kernels: 0.13 GiB (RTX A2000) to 0.62 GiB (RTX 5090) reported, about 0.25 on an RTX 4070.
@@ -42,9 +33,7 @@ CPU_BASE_LOW_BYTES, CPU_BASE_EXPECTED_BYTES, CPU_BASE_HIGH_BYTES = 150 * MIB, 30
 CPU_SLACK_EXPECTED, CPU_SLACK_HIGH = 1.05, 1.25
 STAGING_SPARE = 1.25  # of the copy that a save makes has to be free, else it makes none: run/saver.py
 
-SAVED_COMPONENTS = ("activations", "logits", "weight_copies", "batch")
-# A chunked loss makes them in its forward pass; no hook for saved tensors sees them.
-EARLY_GRADIENTS = "activations.head"
+MARGIN_BYTES = 200 * MIB  # what "fits" leaves to spare beside the expected context
 PHASES = ("evaluate_first", "first_step", "steady_step", "evaluate_later", "resume")
 
 
@@ -81,7 +70,7 @@ class Component(Record):
 class PhaseMemory(Record):
     """The highest moment of a phase. `needed` is what nvidia-smi shows for the process: reserved + context.
 
-    `reserved_bytes`: what torch.cuda.max_memory_reserved will say; only a trace's replay knows it.
+    `reserved_bytes`: what torch.cuda.max_memory_reserved will say; None on a CPU.
     """
 
     phase: str
@@ -113,205 +102,7 @@ class StepMemory(Record):
         return next(phase for phase in self.phases if phase.phase == name)
 
 
-def cublas_workspace_bytes(gpu: Gpu) -> int:
-    """aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on compute capability 9.x and later, else 8.125 MiB."""
-    return 32 * MIB if gpu.capability[0] >= 9 else 4096 * 1024 * 2 + 16 * 1024 * 8
-
-
-def flash_backward_bytes(shape: ModelShape, batch: int, block: int) -> int:
-    """fp32 sums inside FlashAttention-2's backward: softmax_d and dq_accum, padded (Dao-AILab flash_api.cpp)."""
-    rows = -(-block // 128) * 128
-    multiple = 32 if shape.head_dim <= 128 else 64
-    columns = -(-shape.head_dim // multiple) * multiple
-    return batch * shape.n_head * rows * 4 * (1 + columns)
-
-
-def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str, int]:
-    """The letters of the formulas; A is the width of all heads, each padded to a multiple of 8.
-
-    kept: scores of lm/attention.py that wait for backward; group, halfgroup: those of a group of heads, by width.
-    moments: those in 8 bits (lm/adamw8bit_sizes.py); chunk: what is fp32 of them at one time. M: parameters in
-    matrices of the blocks, which are Muon's; R: the rest; newton: what its iterations take.
-    """
-    shape = ModelShape.of(config)
-    flash = gpu.capability >= (8, 0)
-    heads = batch * shape.n_head
-    return {
-        "B": batch, "T": block, "C": shape.n_embd, "H": shape.n_head, "L": shape.n_layer, "V": shape.vocab_size,
-        "W": shape.block_size, "P": shape.n_params, "n": min(config.loss_chunk_size, batch * block),
-        "A": shape.n_head * -(-shape.head_dim // 8) * 8, "D": shape.head_dim,
-        "cuBLAS": cublas_workspace_bytes(gpu) if gpu.kind == "cuda" else 0,
-        "flash": flash_backward_bytes(shape, batch, block) if flash else 0,
-        "kept": attention_sizes.kept_elements(heads, block, shape.head_dim),
-        "group": attention_sizes.score_elements(heads, block, 4),
-        "halfgroup": attention_sizes.score_elements(heads, block, 2),
-        "moments": moments_bytes(shape.numels, CUDA_GRANULE if gpu.kind != "cpu" else 1),
-        "chunk": TEMPORARY_BYTES, "M": (matrices := shape.n_block_matrix_params), "R": shape.n_params - matrices,
-        "newton": shape.newton_schulz_bytes,
-    }  # fmt: skip
-
-
-def weight_widths(config: RunConfig, half: bool) -> tuple[int, ...]:
-    """Bytes of a parameter in each copy of the model on the device: what runs, and fp32 masters beside it."""
-    if not (config.master_weights and half):
-        return (4,)
-    return (2,) if config.optimizer_offload else (2, 4)
-
-
-STEPS: dict[tuple[str, bool], type[EagerStep] | type[CompiledStep]] = {
-    ("nanogpt", False): EagerStep, ("nanogpt", True): CompiledStep,
-    ("modern", False): ModernEagerStep, ("modern", True): ModernCompiledStep,
-}  # fmt: skip
-
-
-def moment_sizes(optimizer: str) -> tuple[tuple[int, str], ...]:
-    """(bytes, symbol) of the optimizer's states, each with its parameters: two fp32 moments, or Muon's one."""
-    kinds = {"adamw8bit": ((1, "moments"),), "muon": ((8, "R"), (4, "M"))}
-    return kinds.get(optimizer, ((8, "P"),))
-
-
-MakeTimeline = Callable[[dict[str, int], int], Timeline]
-
-
-class _Run:
-    """One simulated run: the phases in their real order, with what stays alive between them."""
-
-    def __init__(
-        self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool, make: MakeTimeline = Timeline
-    ) -> None:
-        self.keeps = step == "nanogpt"
-        self.config = config = config.as_nanogpt() if self.keeps else config
-        self.symbols = symbols_of(config, gpu, config.batch_size, config.block_size)
-        shape = ModelShape.of(config)
-        in_muon = shape.block_matrices.total() if config.optimizer == "muon" else 0
-        # Each of AdamW's parameters has a tensor of its own that counts steps; in 8 bits these are on the host.
-        self.n_counts = 0 if config.optimizer == "adamw8bit" else shape.numels.total() - in_muon
-        self.eval_symbols = symbols_of(config, gpu, config.eval_batch, config.eval_block)
-        cuda = gpu.kind != "cpu"
-        self.t = make(dict(self.symbols), CUDA_GRANULE if cuda else 1)
-        # nanoGPT's context is null on a CPU, whatever --dtype says (train.py).
-        half = dtype != "float32" and not (self.keeps and not cuda)
-        self.half = half
-        width = shape.head_dim
-        self.products = config.attention == "bmm" and config.recipe == "nanogpt" and not self.keeps
-        variant = Variant(
-            half=half, cuda=cuda, keeps_logits=self.keeps, checkpointed=config.checkpointed,
-            dropout=config.dropout > 0, bias=config.bias, chunked=config.loss_chunk_size > 0,
-            attention=attention_kind(gpu, dtype, width, config.dropout, self.products),
-            evaluation_attention=attention_kind(gpu, dtype, width, 0.0, self.products),
-            master=config.master_weights, cheap=config.recompute_norm_gelu,
-        )  # fmt: skip
-        self.writes_scores = "math" in (variant.attention, variant.evaluation_attention)
-        self.step = STEPS[config.recipe, compiled](self.t, variant, config.n_layer)
-        self.logits: Tensor | None = None
-        self.batch: list[Tensor] = []
-        self.saved_bytes = 0
-
-    def new_batch(self) -> list[Tensor]:
-        """Token ids and targets, int64."""
-        return [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(2)]
-
-    def evaluate(self, phase: str) -> None:
-        """Two iterations (one of each split at least), as the second still holds the first one's logits where kept."""
-        self.t.use(self.eval_symbols)
-        self.t.phase(phase)
-        last: Tensor | None = None
-        for _ in range(2):
-            batch = self.new_batch()
-            graph = self.step.forward(False)
-            self.t.free(last, *batch)
-            last = graph.logits
-        self.t.free(last)
-        self.t.use(self.symbols)
-
-    def train(self, phase: str) -> None:
-        """One optimizer step; from the second micro-batch on the peak repeats."""
-        self.t.phase(phase)
-        step: EagerStep | CompiledStep = self.step
-        for _ in range(min(2, self.config.gradient_accumulation_steps)):
-            fresh = [] if self.keeps else self.new_batch()
-            graph: Graph | CompiledGraph = step.forward(True)
-            self.saved_bytes = sum(
-                tensor.size.nbytes * count
-                for tensor, count in self.t.alive.items()
-                if tensor.component.startswith(SAVED_COMPONENTS) and tensor.component != EARLY_GRADIENTS
-            )
-            self.t.free(self.logits)
-            self.logits = graph.logits if self.keeps else None
-            following = self.new_batch() if self.keeps else []  # nanoGPT fetches the next batch before backward
-            if self.keeps and isinstance(graph, Graph):
-                graph.loss.append(self.batch.pop())  # of the old one, only the loss still holds the targets
-            step.backward(graph)  # type: ignore[arg-type]
-            self.t.free(*self.batch, *fresh)
-            self.batch = following
-        self.t.at("optimizer")
-        if not self.config.optimizer_offload:
-            self.optimize(first=phase == "first_step")
-        self.t.free_component("gradients")
-        step.has_grads = False
-
-    def optimize(self, *, first: bool) -> None:
-        """The optimizer's states, which appear in its first step, and what each step takes for a moment."""
-        if first:
-            self.moments()
-        passing = {"adamw8bit": "chunk", "muon": "newton"}.get(self.config.optimizer)
-        if passing:
-            self.t.free(self.t.alloc("temporaries", self.t.size(1, passing)))
-
-    def moments(self) -> None:
-        for width, symbol in moment_sizes(self.config.optimizer):
-            self.t.alloc("optimizer", self.t.size(width, symbol))
-        for _ in range(self.n_counts):
-            self.t.alloc("optimizer", self.t.size(4))
-
-    def peaks(self) -> dict[str, Peak]:
-        self.t.at("build")
-        self.t.phase("build")
-        for width in weight_widths(self.config, self.half):
-            self.t.alloc("weights", self.t.size(width, "P"))
-        if self.config.recipe == "modern":  # cosines and sines of the rotary positions
-            for _ in range(2):
-                self.t.alloc("buffers", self.t.size(4, "W", "D"))
-        if self.keeps:
-            self.batch = self.new_batch()
-        self.evaluate("evaluate_first")
-        self.train("first_step")
-        self.train("steady_step")
-        self.evaluate("evaluate_later")
-        return self.t.peaks
-
-
-def simulated(
-    config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool, make: MakeTimeline
-) -> dict[str, Peak]:
-    """The ledger's run, written into a timeline that is made of symbols and granule; the peaks of its phases."""
-    return _Run(config, gpu, dtype, step, compiled, make).peaks()
-
-
-def _staged_bytes(run: _Run) -> int:
-    """Weights and moments, as a checkpoint copies them to the host's memory (run/saver.py): where they are already on a
-    CPU, beside the steps that follow a save. A run without room for that copy saves without one.
-    """
-    sizes = ((4, "P"), *moment_sizes(run.config.optimizer))
-    return sum(run.t.size(width, symbol).nbytes for width, symbol in sizes)
-
-
-def _resume_peak(run: _Run) -> Peak:
-    """nanoGPT loads its checkpoint onto the device beside the fresh model; foretrain copies tensor by tensor."""
-    t = Timeline(run.symbols, run.t.granule)
-    t.phase("resume")
-    t.at("resume")
-    for width in weight_widths(run.config, run.half):
-        t.alloc("weights", t.size(width, "P"))
-    if not run.config.optimizer_offload:
-        for width, symbol in moment_sizes(run.config.optimizer):
-            t.alloc("optimizer", t.size(width, symbol))
-    if run.keeps:
-        t.alloc("checkpoint", t.size(4, "P"))
-    return t.peaks["resume"]
-
-
-def _formula(tensor: Tensor, count: int) -> str:
+def _formula(tensor: Kind, count: int) -> str:
     coefficient, *factors = tensor.size.formula.split("·")
     text = tensor.size.formula if coefficient != "1" else "·".join(factors)
     return text if count == 1 else f"{count} × {text}"
@@ -319,7 +110,7 @@ def _formula(tensor: Tensor, count: int) -> str:
 
 def components(peak: Peak, n_params: int) -> tuple[Component, ...]:
     """The rows of a peak, largest first; the formula lists every kind of tensor that is alive."""
-    rows: dict[str, list[tuple[Tensor, int]]] = {}
+    rows: dict[str, list[tuple[Kind, int]]] = {}
     for tensor, count in peak.alive.items():
         rows.setdefault(tensor.component, []).append((tensor, count))
     found = []
@@ -336,50 +127,107 @@ def components(peak: Peak, n_params: int) -> tuple[Component, ...]:
     return tuple(sorted(found, key=lambda row: -row.size_bytes))
 
 
-def _needed(allocated: int, context: Context, cpu: bool, roughly: bool) -> tuple[int, int, int]:
-    if cpu:
+class Ledger:
+    """The memory of one way to run the step; made once, judged for any card of its kind with `judged`."""
+
+    def __init__(self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> None:
+        self.config, self.cpu, self.context = config, gpu.kind == "cpu", Context.of(gpu)
+        run = SimulatedRun(config, gpu, dtype, step, compiled)
+        self.peaks = run.peaks() | (resumed := resume(run)).peaks
+        self.t, self.settings = run.t, Settings.parse(config.allocator_settings)
+        reserved = {} if self.cpu else reserved_bytes(run.t, self.settings) | reserved_bytes(resumed, self.settings)
+        self.roughly = ROUGHLY if compiled and run.writes_scores else (1.0, 1.0, 1.0)
+        saves = self.cpu and step == "foretrain" and config.max_iters > config.eval_interval
+        self.staged_bytes = staged_bytes(run) if saves else 0
+        names = [name for name in PHASES if not (config.eval_only and name != "evaluate_first")]
+        phases = tuple(self._phase(name, reserved.get(name), run.symbols["P"]) for name in names)
+        self.memory = StepMemory(
+            step=step, compiled=compiled, phases=phases, saved_bytes=run.saved_bytes, context=self.context
+        )
+
+    def _phase(self, name: str, reserved: int | None, n_params: int) -> PhaseMemory:
+        peak = self.peaks[name]
+        low, expected, high = _needed(peak.nbytes, reserved, self.context, self.roughly)
+        return PhaseMemory(
+            phase=name, moment=peak.moment, allocated_bytes=peak.nbytes, needed_low_bytes=low,
+            needed_expected_bytes=expected, needed_high_bytes=high, components=components(peak, n_params),
+            reserved_bytes=reserved,
+        )  # fmt: skip
+
+    def judged(self, available_bytes: int | None) -> StepMemory:
+        """With verdicts for what the process may take, context included; without where nobody knows that."""
+        phases = self.memory.phases
+        if self.cpu:
+            phases = tuple(self._with_copy(phase, available_bytes) for phase in phases)
+        if available_bytes is not None:
+            verdicts = [_on_cpu(p, available_bytes) for p in phases] if self.cpu else self._on_card(available_bytes)
+            pairs = zip(phases, verdicts, strict=True)
+            phases = tuple(phase.model_copy(update={"verdict": verdict}) for phase, verdict in pairs)
+        return self.memory.model_copy(update={"phases": phases})
+
+    def _with_copy(self, phase: PhaseMemory, available_bytes: int | None) -> PhaseMemory:
+        """Later steps beside the copy that a save makes, if there is room for it; a run without room makes none."""
+        copy = self.staged_bytes if phase.phase == "steady_step" else 0
+        expected = phase.needed_expected_bytes
+        if available_bytes is None or expected + round(STAGING_SPARE * copy) <= available_bytes:
+            expected += copy
+        high = phase.needed_high_bytes + copy
+        return phase.model_copy(update={"needed_expected_bytes": expected, "needed_high_bytes": high})
+
+    def _on_card(self, available_bytes: int) -> list[Verdict]:
+        """fits: the run lives with the expected context and 200 MiB to spare; does_not_fit: it dies even with the
+        smallest context; else tight. A phase in which it does not die is judged by its tensors."""
+        c, (low, expected, _) = self.context, self.roughly
+        strictly = round((available_bytes - c.expected_bytes - MARGIN_BYTES) / expected)
+        leniently = round((available_bytes - c.low_bytes) / low)
+        dead = self._dies_in(leniently)
+        certain = dead is not None
+        dead = dead or self._dies_in(strictly)
+        verdicts: list[Verdict] = []
+        for phase in self.memory.phases:
+            tensors = phase.allocated_bytes
+            if phase.phase == dead:
+                verdicts.append("does_not_fit" if certain else "tight")
+            else:
+                verdicts.append("does_not_fit" if tensors > leniently else "tight" if tensors > strictly else "fits")
+        return verdicts
+
+    def _dies_in(self, limit_bytes: int) -> str | None:
+        """The phase in which the allocator cannot serve a request under a limit; None where the run lives."""
+        phases = [phase for phase in self.memory.phases if phase.phase != "resume"]
+        if all((phase.reserved_bytes or 0) <= limit_bytes for phase in phases):
+            return None
+        too_much = next((phase.phase for phase in phases if phase.allocated_bytes > limit_bytes), None)
+        return too_much or dies_in(self.t, self.settings, limit_bytes)
+
+
+def _needed(
+    allocated: int, reserved: int | None, context: Context, roughly: tuple[float, float, float]
+) -> tuple[int, int, int]:
+    """(low, expected, high) of what nvidia-smi shows for the process, or a CPU's resident memory."""
+    if reserved is None:
         base = (CPU_BASE_LOW_BYTES, CPU_BASE_EXPECTED_BYTES, CPU_BASE_HIGH_BYTES)
         slack = (1.0, CPU_SLACK_EXPECTED, CPU_SLACK_HIGH)
     else:
         base = (context.low_bytes, context.expected_bytes, context.high_bytes)
-        slack = (RESERVED_LOW, RESERVED_EXPECTED, RESERVED_HIGH)
-    if roughly:
-        slack = tuple(s * r for s, r in zip(slack, ROUGHLY, strict=True))
-    low, expected, high = (round(allocated * s) + b for s, b in zip(slack, base, strict=True))
+        slack = (RESERVED_LOW, 1.0, RESERVED_HIGH)
+    held = allocated if reserved is None else reserved
+    low, expected, high = (round(held * s * r) + b for s, r, b in zip(slack, roughly, base, strict=True))
     return low, expected, high
 
 
-def judge(phase: PhaseMemory, available_bytes: int | None) -> Verdict | None:
+def _on_cpu(phase: PhaseMemory, available_bytes: int) -> Verdict:
     """fits: the expected need and 200 MiB of it to spare; does_not_fit: not even the low end does; else tight."""
-    if available_bytes is None:
-        return None
     if phase.needed_low_bytes > available_bytes:
         return "does_not_fit"
-    return "fits" if phase.needed_expected_bytes + 200 * MIB <= available_bytes else "tight"
+    return "fits" if phase.needed_expected_bytes + MARGIN_BYTES <= available_bytes else "tight"
 
 
 def predict(
     config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool, available_bytes: int | None
 ) -> StepMemory:
     """The ledger of a run on a device. `available_bytes`: what the process may take there, context included."""
-    run, context = _Run(config, gpu, dtype, step, compiled), Context.of(gpu)
-    peaks = {**run.peaks(), "resume": _resume_peak(run)}
-    saves_beside_steps = gpu.kind == "cpu" and step == "foretrain" and config.max_iters > config.eval_interval
-    names = [name for name in PHASES if not (config.eval_only and name != "evaluate_first")]
-    phases = []
-    for name in names:
-        peak = peaks[name]
-        low, expected, high = _needed(peak.nbytes, context, gpu.kind == "cpu", compiled and run.writes_scores)
-        if name == "steady_step" and saves_beside_steps:
-            high += (copy := _staged_bytes(run))
-            if available_bytes is None or expected + round(STAGING_SPARE * copy) <= available_bytes:
-                expected += copy
-        phase = PhaseMemory(
-            phase=name, moment=peak.moment, allocated_bytes=peak.nbytes, needed_low_bytes=low,
-            needed_expected_bytes=expected, needed_high_bytes=high, components=components(peak, run.symbols["P"]),
-        )  # fmt: skip
-        phases.append(phase.model_copy(update={"verdict": judge(phase, available_bytes)}))
-    return StepMemory(step=step, compiled=compiled, phases=tuple(phases), saved_bytes=run.saved_bytes, context=context)
+    return Ledger(config, gpu, dtype, step, compiled=compiled).judged(available_bytes)
 
 
 def worst_verdict(memory: StepMemory) -> Verdict | None:

@@ -4,18 +4,20 @@ The ledger's peaks are the highest of these moments; a trace's too, but for roun
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from foretrain.config import RunConfig
 from foretrain.hardware import Dtype, Gpu
 from foretrain.predict.exact.memory import component_id
 from foretrain.predict.exact.record import Trace, moment_id
-from foretrain.predict.memory import StepName, simulated
+from foretrain.predict.memory import StepName
+from foretrain.predict.simulated_run import SimulatedRun
 from foretrain.predict.timeline import Size, Tensor, Timeline
 from foretrain.records import Record
 from foretrain.thin import extremes
 
 PHASE = "steady_step"
+MICRO_BATCHES = 2  # that are shown; later ones are like the second
 MOST = 300  # moments that are kept; the highest and lowest of their neighbours
 
 
@@ -65,6 +67,11 @@ class _Recorder(Timeline):
         self._see()
         return tensor
 
+    def alloc_all(self, component: str, size: Size, parts: Iterable[int]) -> None:
+        super().alloc_all(component, size, parts)
+        self.sums[component] += size.nbytes
+        self._see()
+
     def free(self, *tensors: Tensor | None) -> None:
         super().free(*tensors)
         for tensor in tensors:
@@ -78,15 +85,17 @@ class _Recorder(Timeline):
 
 
 def step_moments(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> StepMoments:
-    """By the ledger, in milliseconds. Of many micro-batches two are there, as later ones are like the second."""
+    """By the ledger, in milliseconds."""
     recorder = _Recorder({}, 1)
 
     def make(symbols: dict[str, int], granule: int) -> Timeline:
         recorder.symbols, recorder.granule = symbols, granule
         return recorder
 
-    simulated(config, gpu, dtype, step, compiled=compiled, make=make)
-    shown = min(2, config.gradient_accumulation_steps)
+    run = SimulatedRun(config, gpu, dtype, step, compiled, make)
+    run.micro_steps, run.steady_steps = MICRO_BATCHES, 1
+    run.peaks()
+    shown = min(MICRO_BATCHES, config.gradient_accumulation_steps)
     return StepMoments(
         step=step, source="predicted (ledger)", events=len(recorder.seen), micro_batches=shown,
         moments=_thinned(recorder.seen),

@@ -4,6 +4,7 @@ The ledgers write the lifetime of every tensor of a training step into it; nothi
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,11 +45,31 @@ class Size(NamedTuple):
     nbytes: int
 
 
-class Tensor(NamedTuple):
-    """One allocation: the component it counts for, and its size."""
+class Kind:
+    """What tensors have in common: the component they count for, and their size. `count` of them are alive."""
 
-    component: str
-    size: Size
+    __slots__ = ("component", "count", "size")
+
+    def __init__(self, component: str, size: Size) -> None:
+        self.component, self.size, self.count = component, size, 0
+
+    def __repr__(self) -> str:
+        return f"Kind({self.component!r}, {self.size!r})"
+
+
+class Tensor(NamedTuple):
+    """One allocation. `serial` is its place in the timeline's `sizes`."""
+
+    kind: Kind
+    serial: int
+
+    @property
+    def component(self) -> str:
+        return self.kind.component
+
+    @property
+    def size(self) -> Size:
+        return self.kind.size
 
 
 class Peak(NamedTuple):
@@ -56,17 +77,25 @@ class Peak(NamedTuple):
 
     nbytes: int
     moment: str
-    alive: dict[Tensor, int]
+    alive: dict[Kind, int]
 
 
 class Timeline:
-    """Running total of live tensors. `granule`: sizes round up to it (512 in PyTorch's CUDA allocator, else 1)."""
+    """Running total of live tensors. `granule`: sizes round up to it (512 in PyTorch's CUDA allocator, else 1).
+
+    `events` has the same in order: a serial number for a birth, its complement (~) for a death, and `marks` the
+    (position, phase) from which on it is another phase; `sizes` are bytes by serial number.
+    """
 
     def __init__(self, symbols: dict[str, int], granule: int) -> None:
         self.symbols = symbols
         self.granule = granule
-        self.alive: dict[Tensor, int] = {}
+        self._kinds: dict[tuple[str, Size], Kind] = {}
         self.nbytes = 0
+        self.events: list[int] = []
+        self.sizes: list[int] = []
+        self.marks: list[tuple[int, str]] = []
+        self._living: dict[int, Tensor] = {}
         self.moment = ""
         self._peaks: dict[str, Peak] = {}
         self._phase = ""
@@ -95,6 +124,7 @@ class Timeline:
         """Start a phase; its peak counts from what is alive now. A phase may be entered again."""
         self._settle()
         self._phase = name
+        self.marks.append((len(self.events), name))
         self._top_bytes = self._peaks[name].nbytes if name in self._peaks else -1
         self._note()
 
@@ -110,29 +140,51 @@ class Timeline:
 
     def alloc(self, component: str, size: Size) -> Tensor:
         """A tensor comes to life."""
-        tensor = Tensor(component, size)
-        alive = self.alive
-        alive[tensor] = alive.get(tensor, 0) + 1
-        self.nbytes += size.nbytes
-        if self.nbytes > self._top_bytes:  # as _note has it, without a call: this is what a ledger does most
+        kind, serial, nbytes = self._kind(component, size), len(self.sizes), size.nbytes
+        kind.count += 1
+        self.nbytes += nbytes
+        self.sizes.append(nbytes)
+        self.events.append(serial)
+        if self.nbytes > self._top_bytes:
             self._top_bytes, self._top_moment, self._climbing = self.nbytes, self.moment, True
+        tensor = self._living[serial] = Tensor(kind, serial)
         return tensor
+
+    def alloc_all(self, component: str, size: Size, parts: Iterable[int]) -> None:
+        """Tensors that stay, told of as one: `size` is what `parts`, their bytes in the order of birth, sum up to."""
+        self._kind(component, size).count += 1
+        self.nbytes += size.nbytes
+        for nbytes in parts:
+            self.events.append(len(self.sizes))
+            self.sizes.append(nbytes)
+        self._note()
 
     def free(self, *tensors: Tensor | None) -> None:
         """Tensors die; None is allowed, for what a variant does not have."""
         if self._climbing:
             self._settle()
-        alive = self.alive
         for tensor in tensors:
             if tensor is not None:
-                alive[tensor] -= 1
-                self.nbytes -= tensor.size.nbytes
+                kind, serial = tensor
+                kind.count -= 1
+                self.nbytes -= kind.size.nbytes
+                self.events.append(~serial)
+                del self._living[serial]
 
     def free_component(self, component: str) -> None:
         """Everything of a component dies, as gradients do in zero_grad(set_to_none=True)."""
-        for tensor, count in list(self.alive.items()):
-            if tensor.component == component:
-                self.free(*[tensor] * count)
+        self.free(*[tensor for tensor in self._living.values() if tensor.kind.component == component])
+
+    def living(self) -> Iterator[Kind]:
+        """Of what there is something now."""
+        return (kind for kind in self._kinds.values() if kind.count)
+
+    def _kind(self, component: str, size: Size) -> Kind:
+        key = (component, size)
+        found = self._kinds.get(key)
+        if found is None:
+            found = self._kinds[key] = Kind(component, size)
+        return found
 
     def _note(self) -> None:
         if self.nbytes > self._top_bytes:
@@ -141,6 +193,6 @@ class Timeline:
     def _settle(self) -> None:
         """Note what is alive at the top, before the first tensor after it dies."""
         if self._climbing:
-            alive = {tensor: count for tensor, count in self.alive.items() if count}
+            alive = {kind: kind.count for kind in self.living()}
             self._peaks[self._phase] = Peak(self._top_bytes, self._top_moment, alive)
             self._climbing = False

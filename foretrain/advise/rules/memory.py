@@ -153,7 +153,7 @@ RULES = (
     ),
     Rule(
         "expandable_segments", "memory", "exact", "pytorch/pytorch docs/source/notes/cuda.rst; docs/memory.md",
-        expandable, traced=True,
+        expandable,
     ),
     Rule(
         "recompute_norm_gelu", "memory", "exact", technique("recompute_norm_gelu").source, recompute_norm_gelu,

@@ -13,7 +13,7 @@ from foretrain.predict.allocator_settings import Settings
 from foretrain.predict.exact.record import Allocation, Trace, moment_id
 from foretrain.predict.exact.replay import Death, Replay, replay, smallest_limit_bytes
 from foretrain.predict.memory import (
-    EARLY_GRADIENTS,
+    MARGIN_BYTES,
     PHASES,
     Component,
     Context,
@@ -21,10 +21,8 @@ from foretrain.predict.memory import (
     StepMemory,
     Verdict,
 )
+from foretrain.predict.simulated_run import EARLY_GRADIENTS
 from foretrain.records import Record
-from foretrain.units import MIB
-
-MARGIN_BYTES = 200 * MIB  # what "fits" leaves to spare beside the expected context
 
 
 class Exact(Record):

@@ -1,0 +1,121 @@
+"""What the ledger says PyTorch's allocator reserves, against traces of the same runs.
+
+    python benchmarks/reserved.py               (60 random configs; about twenty minutes of one core)
+    python benchmarks/reserved.py --pairs 200
+
+The ledger replays its own list of tensors through the simulator of PyTorch's caching allocator; the trace replays those
+of the real step on fake CUDA tensors. "lives from" is the least memory under which the trace's replay survives. What is
+done is kept, so that a run that was stopped goes on where it was.
+"""
+
+import argparse
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from common import RESULTS, report
+
+from foretrain.configfile import from_values
+from foretrain.errors import UserError
+from foretrain.hardware import find
+from foretrain.predict.exact import service
+from foretrain.predict.exact.forecast import requests_for
+from foretrain.predict.exact.replay import replay, smallest_limit_bytes
+from foretrain.predict.plan import plan
+
+CARDS = ["RTX 4070", "RTX 4090", "RTX 3060 12GB", "Tesla T4", "H100 SXM"]
+
+
+def drawn(seed: int) -> tuple[dict[str, Any], str]:
+    """(knobs, card) of one number."""
+    r = random.Random(seed)
+    width = r.choice([128, 256, 384, 512, 768, 1024])
+    knobs: dict[str, Any] = {
+        "n_layer": r.choice([2, 4, 6, 8, 12]), "n_head": width // 64, "n_embd": width,
+        "block_size": r.choice([128, 256, 512, 1024]), "batch_size": r.choice([1, 2, 4, 8, 12, 16, 24, 32]),
+        "gradient_accumulation_steps": r.choice([1, 2, 3, 8]), "vocab_size": r.choice([256, 4096, 50304, 50304, 50257]),
+        "dropout": r.choice([0.0, 0.0, 0.1]), "bias": r.random() < 0.3, "dtype": r.choice(["bfloat16", "float16", "float32"]),
+        "compile": r.random() < 0.4, "eval_iters": r.choice([1, 20]), "device": "cuda",
+    }  # fmt: skip
+    ours = r.random()
+    if ours < 0.15:
+        knobs["activation_checkpointing"] = True
+    elif ours < 0.35:
+        knobs["loss_chunk_size"] = 1024
+    elif ours < 0.45:
+        knobs["optimizer"] = r.choice(["adamw8bit", "muon"])
+    elif ours < 0.55:
+        knobs |= {"recipe": "modern", "dropout": 0.0, "bias": False}
+    return knobs, r.choice(CARDS)
+
+
+def compared(knobs: dict[str, Any], card: str) -> Iterator[dict[str, Any]]:
+    """One row for each way to write the step."""
+    config = from_values(knobs).config
+    made = plan(config, find(card))
+    for memory in made.memory:
+        traces = service.traces(requests_for(config, made.gpu, made.dtype, memory.step, compiled=made.compiled))
+        for trace in traces[:1]:
+            run = replay(trace)
+            told = max(phase.reserved_bytes or 0 for phase in memory.phases if phase.phase != "resume")
+            yield {
+                "knobs": knobs, "gpu": made.gpu.name, "dtype": made.dtype, "step": memory.step,
+                "mode": "compiled" if made.compiled else "eager", "ledger_reserved_bytes": told,
+                "trace_reserved_bytes": run.peak_reserved_bytes, "ledger_allocated_bytes": memory.worst.allocated_bytes,
+                "trace_allocated_bytes": run.peak_allocated_bytes, "lives_from_bytes": smallest_limit_bytes(trace, physical=True),
+            }  # fmt: skip
+
+
+def table(rows: list[dict[str, Any]]) -> tuple[list[list[str]], list[dict[str, Any]]]:
+    """One line for each step and mode: how far the ledger is from the trace."""
+    lines, summary = [], []
+    for mode in ("eager", "compiled"):
+        for step in ("foretrain", "nanogpt"):
+            own = [row for row in rows if (row["mode"], row["step"]) == (mode, step)]
+            if not own:
+                continue
+            errors = sorted(row["ledger_reserved_bytes"] / row["trace_reserved_bytes"] - 1 for row in own)
+            over = sorted(row["trace_reserved_bytes"] / row["trace_allocated_bytes"] for row in own)
+            lives = sorted(row["lives_from_bytes"] / row["ledger_reserved_bytes"] for row in own)
+            found = {
+                "mode": mode, "step": step, "configs": len(own), "median_abs_error": median(map(abs, errors)),
+                "lowest_error": errors[0], "highest_error": errors[-1], "within_2_percent": sum(abs(e) <= 0.02 for e in errors),
+                "reserved_over_allocated": [over[0], median(over), over[-1]], "lives_over_ledger": [lives[0], median(lives), lives[-1]],
+            }  # fmt: skip
+            summary.append(found)
+            lines.append([
+                f"{mode}, {step}'s step", str(len(own)), f"{over[0]:.2f}–{over[-1]:.2f}", f"{found['median_abs_error']:.1%}",
+                f"{errors[0]:+.1%} to {errors[-1]:+.1%}", f"{found['within_2_percent']}", f"{lives[0]:.2f}–{lives[-1]:.2f}",
+            ])  # fmt: skip
+    return lines, summary
+
+
+def main() -> None:
+    """Trace what is missing, print the table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--out", type=Path, default=RESULTS / "reserved.json")
+    options = parser.parse_args()
+    kept = json.loads(options.out.read_text("utf-8"))["rows"] if options.out.exists() else []
+    rows = [row for row in kept if row["seed"] < options.pairs]
+    for seed in range(options.pairs):
+        if any(row["seed"] == seed for row in rows):
+            continue
+        knobs, card = drawn(seed)
+        try:
+            rows += [{"seed": seed, **row} for row in compared(knobs, card)]
+        except (UserError, service.TraceUnavailable) as error:
+            print(f"{seed}: {error}", flush=True)
+        lines, summary = table(rows)
+        columns = ["", "configs", "reserved / allocated", "median error", "errors", "within 2 %", "lives from / ledger"]
+        if seed % 10 == 9 or seed == options.pairs - 1:
+            report(
+                options.out, "Reserved: the ledger against traces", columns, lines, {"summary": summary, "rows": rows}
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""What PyTorch's allocator reserves for the ledger's tensors: its timeline, replayed. No torch.
+
+A plan has to answer while a slider moves, so this knows only what a run without a limit needs of allocator.py: best fit
+in the large pool, split and merged, nothing given back (DeviceCachingAllocator in c10/cuda/CUDACachingAllocator.cpp).
+Where the settings say otherwise allocator.py itself replays. Tests hold the two together.
+
+Requests of up to 1 MiB have a pool of their own and are not replayed: thousands of biases and statistics a step, which
+together weigh little. Their pool is taken to be as full as it gets.
+"""
+
+from bisect import bisect_left, insort
+
+from foretrain.predict.allocator import SEGMENT_ROUNDING_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, Allocator, OutOfMemory
+from foretrain.predict.allocator_blocks import Block
+from foretrain.predict.allocator_settings import LARGE_SEGMENT_BYTES, MIN_LARGE_ALLOC_BYTES, Settings
+from foretrain.predict.timeline import Timeline
+
+_ADDRESS_BITS = 50  # a free block is one number, its bytes above its address: the order in which blocks are looked for
+_ADDRESSES = (1 << _ADDRESS_BITS) - 1
+
+
+def reserved_bytes(timeline: Timeline, settings: Settings | None = None) -> dict[str, int]:
+    """{phase: the most that is reserved in it}, in bytes, as torch.cuda.max_memory_reserved counts; without a limit."""
+    pool: LargePool | _Simulated = LargePool() if settings in (None, Settings()) else _Simulated(settings)
+    small = most_small = 0
+    found: dict[str, int] = {}
+    sizes, events = timeline.sizes, timeline.events
+    ends = [position for position, _ in timeline.marks[1:]] + [len(events)]
+    for (start, phase), end in zip(timeline.marks, ends, strict=True):
+        for event in events[start:end]:
+            if event >= 0:
+                nbytes = sizes[event]
+                if nbytes > SMALL_BYTES:
+                    pool.malloc(event, nbytes)
+                else:
+                    small += nbytes
+                    if small > most_small:
+                        most_small = small
+            elif (nbytes := sizes[~event]) > SMALL_BYTES:
+                pool.free(~event)
+            else:
+                small -= nbytes
+        segments = -(-most_small // SMALL_SEGMENT_BYTES)
+        found[phase] = pool.reserved_bytes + segments * SMALL_SEGMENT_BYTES
+    return found
+
+
+def dies_in(timeline: Timeline, settings: Settings, limit_bytes: int) -> str | None:
+    """The phase in which a request cannot be served, even after unused segments were given back, where the device has
+    so much for the allocator; None where all are served."""
+    allocator = Allocator(settings, limit_bytes, physical=True)
+    blocks: dict[int, Block | None] = {}
+    ends = [position for position, _ in timeline.marks[1:]] + [len(timeline.events)]
+    for (start, phase), end in zip(timeline.marks, ends, strict=True):
+        for event in timeline.events[start:end]:
+            try:
+                if event >= 0:
+                    blocks[event] = allocator.malloc(timeline.sizes[event])
+                else:
+                    allocator.free(blocks.pop(~event))
+            except OutOfMemory:
+                return phase
+    return None
+
+
+class LargePool:
+    """The pool of requests beyond 1 MiB, with the allocator's own settings and no limit. Sizes are multiples of 512."""
+
+    def __init__(self) -> None:
+        self.reserved_bytes = 0
+        self._free: list[int] = []  # bytes << _ADDRESS_BITS | address, sorted
+        self._size_at: dict[int, int] = {}  # free blocks by their first address
+        self._start_of: dict[int, int] = {}  # and by the address after their last
+        self._taken: dict[int, tuple[int, int]] = {}
+        self._next_address = 0
+
+    def malloc(self, id: int, nbytes: int) -> None:
+        """The smallest free block that is large enough, else a new segment; what is over 1 MiB too much stays free."""
+        free = self._free
+        at = bisect_left(free, nbytes << _ADDRESS_BITS)
+        if at < len(free):
+            key = free.pop(at)
+            size, address = key >> _ADDRESS_BITS, key & _ADDRESSES
+            del self._size_at[address], self._start_of[address + size]
+        else:
+            size = (
+                LARGE_SEGMENT_BYTES
+                if nbytes < MIN_LARGE_ALLOC_BYTES
+                else -(-nbytes // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
+            )
+            address = self._next_address
+            self._next_address += size + SEGMENT_ROUNDING_BYTES  # a gap, as blocks of two segments never merge
+            self.reserved_bytes += size
+        if size - nbytes > SMALL_BYTES:
+            rest, left = address + nbytes, size - nbytes
+            insort(free, left << _ADDRESS_BITS | rest)
+            self._size_at[rest], self._start_of[rest + left] = left, rest
+            size = nbytes
+        self._taken[id] = (address, size)
+
+    def free(self, id: int) -> None:
+        """Back to the pool, as one block with its free neighbours."""
+        free = self._free
+        address, size = self._taken.pop(id)
+        following = self._size_at.pop(address + size, 0)
+        if following:
+            del free[bisect_left(free, following << _ADDRESS_BITS | address + size)]
+            size += following
+            del self._start_of[address + size]
+        before = self._start_of.pop(address, None)
+        if before is not None:
+            preceding = address - before
+            del free[bisect_left(free, preceding << _ADDRESS_BITS | before)]
+            address, size = before, size + preceding
+        self._size_at[address], self._start_of[address + size] = size, address
+        insort(free, size << _ADDRESS_BITS | address)
+
+
+class _Simulated:
+    """The same by allocator.py, under other settings."""
+
+    def __init__(self, settings: Settings | None) -> None:
+        self._allocator = Allocator(settings)
+        self._blocks: dict[int, Block | None] = {}
+
+    def malloc(self, id: int, nbytes: int) -> None:
+        self._blocks[id] = self._allocator.malloc(nbytes)
+
+    def free(self, id: int) -> None:
+        self._allocator.free(self._blocks.pop(id))
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self._allocator.peak_reserved_bytes

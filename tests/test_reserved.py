@@ -1,0 +1,91 @@
+"""The ledger's reserved memory: its short replay against the whole simulator, and against traces of the real step."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrain.config import RunConfig
+from foretrain.hardware import find
+from foretrain.predict.allocator import Allocator
+from foretrain.predict.allocator_replay import replay
+from foretrain.predict.allocator_settings import Settings
+from foretrain.predict.reserved import LargePool, dies_in, reserved_bytes
+from foretrain.predict.simulated_run import SimulatedRun
+from foretrain.units import MIB
+
+SIZES = st.integers(2049, 2**21).map(lambda n: 512 * n)  # just over 1 MiB to 1 GiB
+
+
+@given(st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 10**6)), max_size=120))
+def test_large_pool_is_the_simulators(plan: list[tuple[bool, int, int]]) -> None:
+    pool, whole = LargePool(), Allocator()
+    blocks: dict[int, object] = {}
+    for i, (births, nbytes, pick) in enumerate(plan):
+        if births or not blocks:
+            pool.malloc(i, nbytes)
+            blocks[i] = whole.malloc(nbytes)
+        else:
+            id = sorted(blocks)[pick % len(blocks)]
+            pool.free(id)
+            whole.free(blocks.pop(id))  # type: ignore[arg-type]
+        assert pool.reserved_bytes == whole.reserved_bytes
+
+
+def events_of(config: RunConfig, step: str) -> SimulatedRun:
+    run = SimulatedRun(config, find("RTX 4070"), "bfloat16", step, config.compile)  # type: ignore[arg-type]
+    run.peaks()
+    return run
+
+
+def test_small_requests_make_little_difference() -> None:
+    """With every request replayed by the whole simulator, small ones too."""
+    for compiled in (False, True):
+        t = events_of(RunConfig(batch_size=4, compile=compiled, bias=True), "nanogpt").t
+        events: list[tuple[str, object, int]] = []
+        marks = dict(t.marks)
+        for position, event in enumerate(t.events):
+            if position in marks:
+                events.append(("phase", marks[position], 0))
+            events.append(("alloc", event, t.sizes[event]) if event >= 0 else ("free", ~event, 0))
+        whole = {peak.name: peak.peak_reserved_bytes for peak in replay(events).phases}  # type: ignore[arg-type]
+        short = reserved_bytes(t)
+        assert set(whole) == set(short)
+        for phase, nbytes in whole.items():
+            assert abs(short[phase] - nbytes) <= 0.005 * nbytes + 4 * MIB, phase
+
+
+def test_every_tensor_dies_once_and_sums_are_the_peaks() -> None:
+    for config in (
+        RunConfig(),
+        RunConfig(compile=False),
+        RunConfig(optimizer="muon"),
+        RunConfig(optimizer="adamw8bit"),
+    ):
+        t = events_of(config, "foretrain").t
+        alive, now, top = set(), 0, 0
+        for event in t.events:
+            if event >= 0:
+                alive.add(event)
+                now += t.sizes[event]
+            else:
+                alive.remove(~event)
+                now -= t.sizes[~event]
+            top = max(top, now)
+        assert abs(top / max(peak.nbytes for peak in t.peaks.values()) - 1) < 1e-4  # sums round once, parts each
+
+
+def test_expandable_segments_live_from_less() -> None:
+    """Traces of case C, eager, live from 1.33 times their tensors, with expandable segments from 1.01 times."""
+    run = events_of(RunConfig(batch_size=16, compile=False, dropout=0.0), "nanogpt")
+    tensors = max(peak.nbytes for peak in run.t.peaks.values())
+    joined = Settings(expandable_segments=True)
+    assert dies_in(run.t, Settings(), round(1.12 * tensors)) is not None
+    assert dies_in(run.t, joined, round(1.03 * tensors)) is None
+    assert dies_in(run.t, joined, round(0.98 * tensors)) is not None
+    assert dies_in(run.t, Settings(), max(reserved_bytes(run.t).values()) + 8 * MIB) is None
+
+
+def test_settings_of_their_own_take_the_whole_simulator() -> None:
+    t = events_of(RunConfig(batch_size=2, n_layer=3), "foretrain").t
+    assert reserved_bytes(t, Settings()) == reserved_bytes(t)
+    rounded = reserved_bytes(t, Settings.parse("roundup_power2_divisions:2"))
+    assert max(rounded.values()) > max(reserved_bytes(t).values())

@@ -100,6 +100,50 @@ def synthetic(seed: int, noise: Noise, *, steps: int, step_s: float = 0.5, learn
     return "\n".join(lines) + "\n"
 
 
+def unlike(seed: int, noise: Noise, *, steps: int, step_s: float = 0.5) -> str:
+    """A log by other means, for runs of unlike lengths: the card warms up and slows by 0.5 to 3 % of a step, from a
+    start as warm as it happens to be; on top a random walk that is pulled back, Gamma tails, stalls, lost lines."""
+    rng = random.Random(seed)
+    start, offset, wander = 1 + rng.gauss(0, noise.start), rng.gauss(0, noise.seed), 0.0
+    slows, tau_s, warm = rng.uniform(0.005, 0.03), rng.uniform(40, 200), rng.uniform(0, 0.3)
+    lines = ["tokens per iteration will be: 32,768", "number of parameters: 10.65M"]
+    elapsed_s = 0.0
+    for i in range(steps):
+        wander = 0.98 * wander + rng.gauss(0, 0.2 * noise.drift)
+        heat = 1 - (1 - warm) * math.exp(-elapsed_s / tau_s)
+        tail = rng.gammavariate(2.0, noise.step / math.sqrt(2)) - noise.step * math.sqrt(2)
+        time_s = step_s * start * (1 + slows * heat) * math.exp(wander + tail)
+        time_s += rng.expovariate(1 / (0.3 * step_s)) if rng.random() < noise.outliers else 0.0
+        elapsed_s += time_s
+        loss = (2.0 + 8.0 * (i + 10) ** -0.35) * (1 + offset) * (1 + rng.gauss(0, noise.batch))
+        if i % 250 == 0:
+            lines.append(f"step {i}: train loss {loss:.4f}, val loss {loss * 1.01:.4f}")
+            time_s += 3 * step_s + (20 if i == 0 else 0)
+        if rng.random() > 0.01:
+            lines.append(f"iter {i}: loss {loss:.4f}, time {time_s * 1e3:.2f}ms, mfu 30.00%")
+    return "\n".join(lines) + "\n"
+
+
+def unlike_pairs(folder: Path, noise: Noise, steps: int, share: float = 0.0, pairs: int = PAIRS) -> int:
+    """How often the answer on speed is right for a run and one 2 to 12 times as long, in any order.
+
+    `share`: by how much the second of them is faster; without it "no difference" is right, in every question.
+    """
+    right = 0
+    for pair in range(pairs):
+        rng = random.Random(5000 + pair)
+        lengths = [steps, round(steps * math.exp(rng.uniform(math.log(2), math.log(12))))]
+        rng.shuffle(lengths)
+        first = unlike(2 * pair + 5000, noise, steps=lengths[0])
+        second = unlike(2 * pair + 5001, noise, steps=lengths[1], step_s=0.5 / (1 + share))
+        found = outcomes(folder, first, second)
+        if share:
+            right += found["speed"] == ("difference", "other")
+        else:
+            right += all(outcome != "difference" for outcome, _ in found.values())
+    return right
+
+
 def outcomes(folder: Path, first: str, second: str) -> dict[str, tuple[str, str]]:
     """{question: (outcome, winner)} of two logs."""
     subjects: list[Subject] = []
@@ -196,6 +240,7 @@ def row_of(name: str, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as there:
         folder = Path(there)
         return {
+            "unlike_lengths": {f"{share:.0%}": unlike_pairs(folder, noise, steps, share) for share in (0.0, 0.03)},
             "noise": name, "steps": steps, "same": same_pairs(folder, noise, steps),
             "speed_found": {f"{share:.0%}": planted(folder, noise, share, steps) for share in (0.02, 0.03)},
             "loss_found": {f"{share:.0%}": learned(folder, noise, share, steps) for share in (0.05, 0.1)},

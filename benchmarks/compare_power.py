@@ -6,7 +6,8 @@ real logs and runs that its floors come from.
 
 A synthetic log has: a power-law loss with the noise of batches, correlated from step to step; an offset that its seed
 gives it; step times with AR(1) noise, slow drift, outliers, compilation, evaluations, and an offset that its start
-gives it. `card` is a quiet GPU, `desktop` one that draws a screen as well, `busy` one that others use.
+gives it. `card` is a quiet GPU, `desktop` one that draws a screen as well, `busy` one that others use. Runs of unlike
+lengths come from a second generator, of other noise, whose card slows as it warms up.
 """
 
 import json
@@ -100,12 +101,13 @@ def synthetic(seed: int, noise: Noise, *, steps: int, step_s: float = 0.5, learn
     return "\n".join(lines) + "\n"
 
 
-def unlike(seed: int, noise: Noise, *, steps: int, step_s: float = 0.5) -> str:
-    """A log by other means, for runs of unlike lengths: the card warms up and slows by 0.5 to 3 % of a step, from a
-    start as warm as it happens to be; on top a random walk that is pulled back, Gamma tails, stalls, lost lines."""
+def unlike(seed: int, noise: Noise, *, steps: int, slows: float, step_s: float = 0.5) -> str:
+    """A log by other means, for runs of unlike lengths: the card slows by a share `slows` of a step as it warms up,
+    give or take a sixth, from a start as warm as it happens to be; on top a random walk that is pulled back, Gamma
+    tails, stalls, lost lines."""
     rng = random.Random(seed)
     start, offset, wander = 1 + rng.gauss(0, noise.start), rng.gauss(0, noise.seed), 0.0
-    slows, tau_s, warm = rng.uniform(0.005, 0.03), rng.uniform(40, 200), rng.uniform(0, 0.3)
+    slows, tau_s, warm = slows * rng.gauss(1, 1 / 6), rng.uniform(40, 200), rng.uniform(0, 0.3)
     lines = ["tokens per iteration will be: 32,768", "number of parameters: 10.65M"]
     elapsed_s = 0.0
     for i in range(steps):
@@ -115,9 +117,11 @@ def unlike(seed: int, noise: Noise, *, steps: int, step_s: float = 0.5) -> str:
         time_s = step_s * start * (1 + slows * heat) * math.exp(wander + tail)
         time_s += rng.expovariate(1 / (0.3 * step_s)) if rng.random() < noise.outliers else 0.0
         elapsed_s += time_s
-        loss = (2.0 + 8.0 * (i + 10) ** -0.35) * (1 + offset) * (1 + rng.gauss(0, noise.batch))
+        clean = (2.0 + 8.0 * (i + 10) ** -0.35) * (1 + offset)
+        loss = clean * (1 + rng.gauss(0, noise.batch))
         if i % 250 == 0:
-            lines.append(f"step {i}: train loss {loss:.4f}, val loss {loss * 1.01:.4f}")
+            evaluated = clean * (1 + rng.gauss(0, 0.001))
+            lines.append(f"step {i}: train loss {evaluated:.4f}, val loss {evaluated * 1.01:.4f}")
             time_s += 3 * step_s + (20 if i == 0 else 0)
         if rng.random() > 0.01:
             lines.append(f"iter {i}: loss {loss:.4f}, time {time_s * 1e3:.2f}ms, mfu 30.00%")
@@ -134,8 +138,9 @@ def unlike_pairs(folder: Path, noise: Noise, steps: int, share: float = 0.0, pai
         rng = random.Random(5000 + pair)
         lengths = [steps, round(steps * math.exp(rng.uniform(math.log(2), math.log(12))))]
         rng.shuffle(lengths)
-        first = unlike(2 * pair + 5000, noise, steps=lengths[0])
-        second = unlike(2 * pair + 5001, noise, steps=lengths[1], step_s=0.5 / (1 + share))
+        slows = rng.uniform(0.005, 0.03)
+        first = unlike(2 * pair + 5000, noise, steps=lengths[0], slows=slows)
+        second = unlike(2 * pair + 5001, noise, steps=lengths[1], slows=slows, step_s=0.5 / (1 + share))
         found = outcomes(folder, first, second)
         if share:
             right += found["speed"] == ("difference", "other")
@@ -263,10 +268,11 @@ def main() -> None:
             data["synthetic"] = list(pool.map(row_of, *zip(*wanted, strict=True)))
     rows = [
         [row["noise"], f"{row['steps']:,}", f"{PAIRS - row['same']['any']}",
-         *(str(n) for n in (*row["speed_found"].values(), *row["loss_found"].values()))]
+         *(str(n) for n in (*row["speed_found"].values(), *row["loss_found"].values(), *row["unlike_lengths"].values()))]
         for row in data["synthetic"]
     ]  # fmt: skip
-    columns = ["noise", "steps", "same: right", "2 % faster", "3 % faster", "5 % less loss left", "10 % less"]
+    columns = ["noise", "steps", "same: right", "2 % faster", "3 % faster", "5 % less loss left", "10 % less",
+               "unlike lengths: right", "3 % faster"]  # fmt: skip
     report(args.out, f"Of {PAIRS} pairs each", columns, rows, data)
 
 

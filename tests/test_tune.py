@@ -662,7 +662,7 @@ def test_a_real_search_from_config_to_written_file(own_directory: Path, monkeypa
     job = prepare(from_values(values), ("attention",))
     assert [s.config.attention for s in job.settings()] == ["sdpa", "bmm"]
     told: list[str] = []
-    found = job.search(60.0, 4, lambda id, values: told.append(id))
+    found = job.search(240.0, 4, lambda id, values: told.append(id))
     assert told[:3] == ["predicted", "trying", "tried"]
     assert found.config.tokens_per_step == job.base.tokens_per_step
     assert {t.knobs["attention"] for t in found.trials} == {"sdpa", "bmm"}

@@ -255,9 +255,7 @@ def _attribution(pair: Pair, count: int, unknown: int) -> Attribution:
     return "one" if count else "none" if pair.outcome == "difference" else "forecast"
 
 
-def _best(
-    compare: Compare, subjects: Sequence[Subject], found: Sequence[Setting]
-) -> tuple[Pair, Subject, Subject]:
+def _best(compare: Compare, subjects: Sequence[Subject], found: Sequence[Setting]) -> tuple[Pair, Subject, Subject]:
     """(the pair, the best, the next best); whoever cannot be compared with the best so far is passed over, and so are
     repeats of the best where there is anybody else."""
     best = subjects[0]

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist, fmean, median
 
-from foretrain.advise import settings
 from foretrain.advise.noise import LEVEL, RUN_TO_RUN, RUN_TO_RUN_CPU, bootstrap, t_quantile
 from foretrain.advise.settings import Setting
 from foretrain.advise.stretch import shared
@@ -26,7 +25,7 @@ FEWEST = 2  # degrees of freedom: three runs of the same settings, or two pairs
 class Scatter(Record):
     """From start to start on one device, as shares of a step. `runs`: labels of the repeats, by settings.
 
-    `assumed`: without repeats; `seen`: of the repeats, as one standard deviation; `counted`: what intervals are made of.
+    `assumed`: without repeats; `seen`: of the repeats, as a standard deviation; `counted`: what intervals are made of.
     """
 
     device: str

@@ -236,7 +236,7 @@ def _verdicts(found: Comparison) -> list[Block]:
 def _learned(scatter: Scatter) -> Message:
     """What repeats told."""
     values = {"runs": "; ".join(", ".join(labels) for labels in scatter.runs), "device": scatter.device,
-              "seen": scatter.seen * 100, "assumed": scatter.assumed * 100, "counted": scatter.counted * 100}  # fmt: skip
+              **{name: getattr(scatter, name) * 100 for name in ("seen", "assumed", "counted")}}  # fmt: skip
     return Message("side.learned", values)
 
 

@@ -127,7 +127,7 @@ def _useless(plan: Plan, idle: tuple[Idle, ...]) -> list[Block]:
         if each.reason in ONE_BY_ONE:
             values = {"shorter": 0.0, **_known(each), "rules": each.rule}
             own = f"idle.{each.reason}.{each.rule}"
-            same = f"{own}_same"
+            same = f"idle.{each.reason}_same.{each.rule}"
             id = same if has(same) and rounds_to_zero(values["shorter"]) else own if has(own) else f"idle.{each.reason}"
             blocks.append(Paragraph(Message(id, values)))
         else:

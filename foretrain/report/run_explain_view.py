@@ -106,8 +106,8 @@ def _farthest(pieces: tuple[Piece, ...]) -> tuple[Paragraph, ...]:
         id, tone = "memory_as_predicted", "good"
     else:
         id, tone = "memory_more" if by > 0 else "memory_less", "warn"
-    right = "_right" if rounds_to_zero(error) else ""
-    return (Paragraph(Message(f"run_explain.{id}{right}", values | {"size": abs(by)}), tone),)
+    table = "run_explain.right" if rounds_to_zero(error) else "run_explain"
+    return (Paragraph(Message(f"{table}.{id}", values | {"size": abs(by)}), tone),)
 
 
 # -- time --------------------------------------------------------------------------------------------------

@@ -68,12 +68,8 @@ def _answer(found: Tuning) -> tuple[Block, ...]:
         blocks.append(Paragraph(Message(f"tune.learning.{best.learning}")))
     if found.stop != "decided":
         values = {"took": found.took_s, "near": NEAR, "count": TRIALS, "least": rounded_up(found.least_budget_s or 0.0)}
-        blocks.append(
-            Paragraph(
-                Message(f"tune.stop.{found.stop}{'' if found.least_budget_s is None else '_least'}", values),
-                "plain" if found.stop == "alike" else "warn",
-            )
-        )
+        id = f"tune.stop.{found.stop}" if found.least_budget_s is None else "tune.stop.budget_least"
+        blocks.append(Paragraph(Message(id, values), "plain" if found.stop == "alike" else "warn"))
     return tuple(blocks)
 
 
@@ -134,7 +130,7 @@ def _off(id: str, error: ForecastError | None) -> Message:
     if error is None:
         return Message("tune.no_forecast")
     values = {"trials": error.trials, "middle": error.middle, "spread": error.spread, "worst": error.worst}
-    return Message(f"tune.off.{id}" if error.trials > 1 else f"tune.off.{id}_once", values)
+    return Message(f"tune.off.{id}" if error.trials > 1 else f"tune.off_once.{id}", values)
 
 
 def _how(found: Tuning) -> tuple[Block, ...]:

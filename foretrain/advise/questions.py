@@ -102,7 +102,7 @@ def _by_rate(one: Subject, other: Subject, value: Callable[[Subject], float | No
         second /= stretch.slower(1, other.step_s.expected_s)
         share, stretch_s = first / second - 1, stretch.seconds_s
         scatter = max(assumed(s) if s.start_scatter is None else s.start_scatter for s in (one, other))
-        interval = of_times(*stretch.times_s, math.hypot(scatter, stretch.floor))
+        interval = of_times(stretch.times_s[0], stretch.times_s[1], math.hypot(scatter, stretch.floor))
         low, high = ((1 + interval.low) * scale - 1, (1 + interval.high) * scale - 1) if interval else (None, None)
         outcome = "few_steps" if low is None or high is None else _beyond(low, high)
     return Pair(

@@ -224,9 +224,9 @@ class Tuner:
         """A burst of a setting; None where it died, which its trial then knows."""
         trial = self.tried[number]
         limit_s = self.end - self.clock()
-        if self.reference is None and len(self.settings) > 1:  # one trial must not take all the time
+        if self.reference is None and len(self.tried) == 1 < len(self.settings):  # one trial must not take all the time
             limit_s /= 2
-        elif not self.race.alive:
+        elif self.reference is not None and not self.race.alive:
             limit_s = min(limit_s, self._left() + ENDING_S)
         limit_s = max(10.0, limit_s)
         found = self.bench.burst(self.settings[number].config, seconds, limit_s, trial.predicted_bytes)

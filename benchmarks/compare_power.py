@@ -2,11 +2,13 @@
 real logs and runs that its floors come from.
 
     python benchmarks/compare_power.py             the synthetic pairs, and the noise of case B1's published log
+    python benchmarks/compare_power.py --unlike    of the pairs those of unlike lengths alone, beside what is there
     python benchmarks/compare_power.py --train     six seeds of a tiny model trained on this CPU, beside what is there
 
 A synthetic log has: a power-law loss with the noise of batches, correlated from step to step; an offset that its seed
 gives it; step times with AR(1) noise, slow drift, outliers, compilation, evaluations, and an offset that its start
-gives it. `card` is a quiet GPU, `desktop` one that draws a screen as well, `busy` one that others use.
+gives it. `card` is a quiet GPU, `desktop` one that draws a screen as well, `busy` one that others use. Runs of unlike
+lengths come from a second generator, of other noise, whose card slows as it warms up.
 """
 
 import json
@@ -100,6 +102,54 @@ def synthetic(seed: int, noise: Noise, *, steps: int, step_s: float = 0.5, learn
     return "\n".join(lines) + "\n"
 
 
+def unlike(seed: int, noise: Noise, *, steps: int, slows: float, step_s: float = 0.5) -> str:
+    """A log by other means, for runs of unlike lengths: the card slows by a share `slows` of a step as it warms up,
+    give or take a sixth, from a start as warm as it happens to be; on top a random walk that is pulled back, Gamma
+    tails, stalls, lost lines."""
+    rng = random.Random(seed)
+    start, offset, wander = 1 + rng.gauss(0, noise.start), rng.gauss(0, noise.seed), 0.0
+    slows, tau_s, warm = slows * rng.gauss(1, 1 / 6), rng.uniform(40, 200), rng.uniform(0, 0.3)
+    lines = ["tokens per iteration will be: 32,768", "number of parameters: 10.65M"]
+    elapsed_s = 0.0
+    for i in range(steps):
+        wander = 0.98 * wander + rng.gauss(0, 0.2 * noise.drift)
+        heat = 1 - (1 - warm) * math.exp(-elapsed_s / tau_s)
+        tail = rng.gammavariate(2.0, noise.step / math.sqrt(2)) - noise.step * math.sqrt(2)
+        time_s = step_s * start * (1 + slows * heat) * math.exp(wander + tail)
+        time_s += rng.expovariate(1 / (0.3 * step_s)) if rng.random() < noise.outliers else 0.0
+        elapsed_s += time_s
+        clean = (2.0 + 8.0 * (i + 10) ** -0.35) * (1 + offset)
+        loss = clean * (1 + rng.gauss(0, noise.batch))
+        if i % 250 == 0:
+            evaluated = clean * (1 + rng.gauss(0, 0.001))
+            lines.append(f"step {i}: train loss {evaluated:.4f}, val loss {evaluated * 1.01:.4f}")
+            time_s += 3 * step_s + (20 if i == 0 else 0)
+        if rng.random() > 0.01 or i == 0:
+            lines.append(f"iter {i}: loss {loss:.4f}, time {time_s * 1e3:.2f}ms, mfu 30.00%")
+    return "\n".join(lines) + "\n"
+
+
+def unlike_pairs(folder: Path, noise: Noise, steps: int, share: float = 0.0, pairs: int = PAIRS) -> int:
+    """How often the answer on speed is right for a run and one 2 to 12 times as long, in any order.
+
+    `share`: by how much the second of them is faster; without it "no difference" is right, in every question.
+    """
+    right = 0
+    for pair in range(pairs):
+        rng = random.Random(5000 + pair)
+        lengths = [steps, round(steps * math.exp(rng.uniform(math.log(2), math.log(12))))]
+        rng.shuffle(lengths)
+        slows = rng.uniform(0.005, 0.03)
+        first = unlike(2 * pair + 5000, noise, steps=lengths[0], slows=slows)
+        second = unlike(2 * pair + 5001, noise, steps=lengths[1], slows=slows, step_s=0.5 / (1 + share))
+        found = outcomes(folder, first, second)
+        if share:
+            right += found["speed"] == ("difference", "other")
+        else:
+            right += all(outcome != "difference" for outcome, _ in found.values())
+    return right
+
+
 def outcomes(folder: Path, first: str, second: str) -> dict[str, tuple[str, str]]:
     """{question: (outcome, winner)} of two logs."""
     subjects: list[Subject] = []
@@ -190,20 +240,29 @@ def of_runs(paths: list[Path]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def unlike_of(name: str, steps: int) -> dict[str, int]:
+    """Right answers about runs of unlike lengths: of one speed, and 3 % apart."""
+    with tempfile.TemporaryDirectory() as there:
+        return {f"{share:.0%}": unlike_pairs(Path(there), NOISES[name], steps, share) for share in (0.0, 0.03)}
+
+
 def row_of(name: str, steps: int) -> dict[str, Any]:
     """One line of the table."""
     noise = NOISES[name]
     with tempfile.TemporaryDirectory() as there:
         folder = Path(there)
         return {
-            "noise": name, "steps": steps, "same": same_pairs(folder, noise, steps),
+            "unlike_lengths": unlike_of(name, steps), "noise": name, "steps": steps, "same": same_pairs(folder, noise, steps),
             "speed_found": {f"{share:.0%}": planted(folder, noise, share, steps) for share in (0.02, 0.03)},
             "loss_found": {f"{share:.0%}": learned(folder, noise, share, steps) for share in (0.05, 0.1)},
         }  # fmt: skip
 
 
 def main() -> None:
-    args = arguments("compare_power", __doc__ or "", train="train six seeds on this CPU instead of the synthetic pairs")
+    args = arguments(
+        "compare_power", __doc__ or "", train="train six seeds on this CPU instead of the synthetic pairs",
+        unlike="the pairs of unlike lengths alone",
+    )  # fmt: skip
     data: dict[str, Any] = {"pairs": PAIRS, "b1": of_b1(), "synthetic": [], "trained": None}
     if args.out.is_file():
         data |= {key: value for key, value in json.loads(args.out.read_text("utf-8")).items() if key in data}
@@ -212,16 +271,22 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             data["trained"] = of_runs(train(Path(name)))
         print(json.dumps(data["trained"], indent=1))
+    elif args.unlike:
+        with ProcessPoolExecutor(2) as pool:
+            wanted = [(row["noise"], row["steps"]) for row in data["synthetic"]]
+            found = pool.map(unlike_of, *zip(*wanted, strict=True))
+            data["synthetic"] = [row | {"unlike_lengths": u} for row, u in zip(data["synthetic"], found, strict=True)]
     else:
         with ProcessPoolExecutor(2) as pool:
             wanted = [(name, steps) for name in NOISES for steps in (200, 1000)]
             data["synthetic"] = list(pool.map(row_of, *zip(*wanted, strict=True)))
     rows = [
         [row["noise"], f"{row['steps']:,}", f"{PAIRS - row['same']['any']}",
-         *(str(n) for n in (*row["speed_found"].values(), *row["loss_found"].values()))]
+         *(str(n) for n in (*row["speed_found"].values(), *row["loss_found"].values(), *row["unlike_lengths"].values()))]
         for row in data["synthetic"]
     ]  # fmt: skip
-    columns = ["noise", "steps", "same: right", "2 % faster", "3 % faster", "5 % less loss left", "10 % less"]
+    columns = ["noise", "steps", "same: right", "2 % faster", "3 % faster", "5 % less loss left", "10 % less",
+               "unlike lengths: right", "3 % faster"]  # fmt: skip
     report(args.out, f"Of {PAIRS} pairs each", columns, rows, data)
 
 

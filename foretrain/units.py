@@ -131,6 +131,11 @@ def format_signed_percent(share: float) -> str:
     return text[1:] if float(text[:-2]) == 0 else text
 
 
+def rounds_to_zero(share: float) -> bool:
+    """Whether a share would be shown as 0.0 %: then a sentence says that nothing changes."""
+    return float(format_percent(share)[:-2]) == 0
+
+
 def format_digits4(number: float | str) -> str:
     """A loss or a cosine: '10.8241'. A record keeps what is not finite as text ('nan')."""
     return f"{float(number):.4f}"

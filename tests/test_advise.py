@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from foretrain.advise import combine
-from foretrain.advise.advice import Advice, Advices
+from foretrain.advise.advice import Advice, Advices, Effect
 from foretrain.advise.advisor import advise, short_list, start_of
 from foretrain.advise.confirm import confirm, state_of
 from foretrain.advise.planner import Planner
@@ -24,11 +24,13 @@ from foretrain.errors import UserError
 from foretrain.hardware import catalogue, find
 from foretrain.lm.techniques import TECHNIQUES
 from foretrain.messages import has
+from foretrain.precision import check_matmul
 from foretrain.predict.allocator_settings import Settings
 from foretrain.predict.exact import service, worker
 from foretrain.predict.exact.service import Request
 from foretrain.predict.memory import worst_verdict
 from foretrain.predict.plan import Plan, plan
+from foretrain.report.document import Paragraph
 from foretrain.units import parse_bytes
 from tests.helpers import REPO, foretrain
 
@@ -155,6 +157,88 @@ def claims(rule: Rule, state: State) -> list[Change]:
     """Options that the trace can check: not what is about the card."""
     options = rule.options(state)
     return [options[-1]] if options and rule.kind not in ("card", "quality") and not rule.traced else []
+
+
+MODES = {
+    "RTX 4070": {"fp8", "int8", "fp16_accumulation"}, "RTX 3090": {"int8", "fp16_accumulation"},
+    "Tesla T4": {"fp16_accumulation"}, "Tesla P100": set(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("gpu", MODES)
+def test_matmul_is_offered_where_card_and_sizes_take_it(gpu: str) -> None:
+    rule = BY_ID["matmul"]
+    wide = SMALL.model_copy(update={"n_embd": 256})
+    state = State(wide, find(gpu), "foretrain", 0)
+    offered = {change.knobs["matmul"]: change.applied(state) for change in rule.options(state)}
+    assert set(offered) == MODES[gpu]
+    for after in offered.values():
+        check_matmul(after.config, after.gpu, after.dtype)  # as plan and train do
+    odd = State(wide.model_copy(update={"n_embd": 264, "n_head": 4}), find(gpu), "foretrain", 0)  # no multiple of 16
+    assert {change.knobs["matmul"] for change in rule.options(odd)} == MODES[gpu] & {"fp16_accumulation"}
+    assert rule.exactness == "rounding"
+
+
+def test_matmul_is_advised_for_speed_with_the_time_of_its_plan() -> None:
+    """The gain is the one that the plan of the written config has; nothing of it is called exact."""
+    base = plan(resolve(["gpt2-124m"]).config, find("RTX 3090"))
+    found = advise(base, "foretrain", "speed")
+    advice = by_rules(found)["matmul"]
+    assert {s.knob: s.after for s in advice.settings} == {"matmul": "fp16_accumulation", "dtype": "float16"}
+    assert advice.exactness == "rounding"
+    assert advice.effect.slower is not None
+    assert -0.30 < advice.effect.slower < -0.10
+    holds(base, advice)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["fp8", "int8", "fp16_accumulation"])
+def test_the_trace_of_other_products_needs_no_more_than_the_advice_says(mode: str) -> None:
+    """The ledger counts the plain dtype for 8 bits, which is more than such a step takes where the loss is the peak."""
+    state = State(SMALL.model_copy(update={"vocab_size": 8192}), GPU, "foretrain", 0)
+    change = next(change for change in BY_ID["matmul"].options(state) if change.knobs["matmul"] == mode)
+    after = change.applied(state)
+    planned = Planner().outcome(after)
+    assert planned
+    claimed = max(p.allocated_bytes for p in planned.memory.phases if p.phase != "resume")
+    assert 0.85 * claimed <= traced_peak(after) <= 1.02 * claimed
+
+
+def _idle(values: dict[str, float]) -> str:
+    """What `advise` says of fewer eval_iters."""
+    from foretrain.advise.advice import Idle
+    from foretrain.report import advice_view
+
+    base = plan(resolve(["gpt2-124m"]).config, GPU)
+    blocks = advice_view._useless(base, (Idle(rule="eval_iters", reason="no_peak", values=values),))
+    assert isinstance(blocks[0], Paragraph)
+    return blocks[0].message.text()
+
+
+def test_a_saving_that_rounds_to_nothing_is_said_to_change_nothing() -> None:
+    assert "by 0.6 %" in _idle({"shorter": 0.006})
+    for little in ({"shorter": 0.0004}, {"shorter": 0.0}, {}):
+        assert "0.0 %" not in _idle(little)
+        assert "It changes nothing here" in _idle(little)
+
+
+@pytest.mark.parametrize(
+    ("slower", "longer", "text"),
+    [
+        (0.0, -0.0004, "nothing changes"), (0.0, 0.012, "the same time a step, +1.2 % the whole run"),
+        (-0.0201, 0.0, "-2.0 % a step, the same time"), (0.01, 0.02, "+1.0 % a step, +2.0 % the whole run"),
+    ],
+)  # fmt: skip
+def test_times_of_a_change_are_plain(slower: float, longer: float, text: str) -> None:
+    from foretrain.report import advice_view
+
+    effect = Effect(
+        needed_bytes=1, saved_bytes=0, allocated_bytes=1, available_bytes=2, verdict="fits", phases=(), step_s=1.0,
+        total_s=1.0, slower=slower, longer=longer, money=None, source="x",
+    )  # fmt: skip
+    said = advice_view._time(effect).text()
+    assert text in said
+    assert "0.0 %" not in said
 
 
 TRACED = [
@@ -371,7 +455,7 @@ def test_for_speed_it_compiles_cuts_larger_and_switches_off_what_is_not_needed()
     found = advise(base, "foretrain")
     assert found.goal == "speed"
     best = found.advised[0]
-    assert set(best.rules) == {"larger_micro_batch", "compile", "unneeded"}
+    assert set(best.rules) == {"larger_micro_batch", "compile", "matmul", "unneeded"}
     assert best.effect.slower is not None
     assert best.effect.slower < -0.3
     for advice in found.advised:

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain import messages
-from foretrain.advise import noise, settings
+from foretrain.advise import noise, questions, repeats, settings, stretch
 from foretrain.advise.compare import Comparison, compare
 from foretrain.advise.equal import meet
 from foretrain.advise.questions import SAME_CARD_RATIO
@@ -41,7 +41,7 @@ from tests.helpers import REPO, foretrain, tiny
 CASES = REPO / "examples" / "real-cases"
 GPU = find("RTX 4070")
 sys.path.insert(0, str(REPO / "benchmarks"))
-from compare_power import NOISES, planted, same_pairs, synthetic  # noqa: E402
+from compare_power import NOISES, planted, same_pairs, synthetic, unlike_pairs  # noqa: E402
 
 
 def of(word: str, **more: object) -> Subject:
@@ -249,6 +249,7 @@ def test_committed_result_holds_the_promise() -> None:
     for row in result["synthetic"]:
         assert row["same"]["any"] <= 5
         assert row["speed_found"]["3%"] >= 95
+        assert min(row["unlike_lengths"].values()) >= 95  # called right: of one speed, and 3 % apart
     assert result["trained"]["called_different"]["tokens"] <= 0.05 * result["trained"]["pairs"]
 
 
@@ -292,6 +293,144 @@ def test_predicted_ratios_on_one_card_are_as_good_as_stated() -> None:
     ]
     assert len(off) >= 15
     assert sum(error <= SAME_CARD_RATIO for error in off) / len(off) >= 0.9
+
+
+# -- runs of unlike lengths, and repeats -------------------------------------------------------------------
+
+
+def warming(steps: int, *, factor: float = 1.0, slows: float = 0.02, seed: int = 1, label: str = "x") -> Subject:
+    """A card that slows by `slows` as it warms up, within 100 steps or so."""
+    rng = random.Random(seed)
+    times = [factor * (1 + slows * (1 - math.exp(-i / 100)) + rng.gauss(0, 0.002)) for i in range(steps)]
+    return timed(times, label=label, path=label, steps_since_start=tuple(range(steps)))
+
+
+def test_a_warm_up_makes_no_difference_between_a_short_and_a_long_run() -> None:
+    short, long = warming(150, slows=0.04, seed=1), warming(3000, slows=0.04, seed=2, label="y")
+    found = compare([short, long])
+    pair = found.verdict("speed").pair
+    assert pair
+    assert found.verdict("speed").outcome == "within_noise"
+    assert pair.stretch_s == pytest.approx(149 * median(short.step_times_s))
+    assert pair.one_value == pytest.approx(pair.other_value, rel=0.005)  # over the stretch that both have
+    assert found.sides[0].tokens_per_s != pytest.approx(found.sides[1].tokens_per_s, rel=0.01)  # over all of each
+    assert "over the first" in " ".join(shown(found).split())
+    whole = compare([replace(s, steps_since_start=()) for s in (short, long)])  # as where no source says which step
+    other = whole.verdict("speed").pair
+    assert other
+    assert other.share > 0.01 > 2 * pair.share
+
+
+def test_a_difference_over_the_common_stretch_is_found() -> None:
+    found = compare([warming(200, seed=1), warming(2000, factor=1 / 1.03, seed=2, label="y")])
+    verdict = found.verdict("speed")
+    assert (verdict.outcome, verdict.pair and verdict.pair.one) == ("difference", "y")
+
+
+def test_runs_of_like_lengths_are_compared_whole() -> None:
+    pair = compare([warming(200), warming(240, seed=2, label="y")]).verdict("speed").pair
+    assert pair
+    assert pair.stretch_s is None
+
+
+def test_a_long_log_with_few_lines_counts_whole_but_with_the_drift_that_may_be_in_it() -> None:
+    """One line each 100 steps: two of them in the stretch of the short run."""
+    long = warming(5000, seed=2, label="y")
+    sparse = replace(
+        long, step_times_s=long.step_times_s[::100], steps_since_start=tuple(range(0, 5000, 100))
+    )  # fmt: skip
+    found = stretch.shared([warming(200), sparse])
+    assert (len(found.times_s[1]), found.floor, found.seconds_s) == (50, stretch.WARM_UP, None)
+    assert compare([warming(200), sparse]).verdict("speed").outcome == "within_noise"
+
+
+def test_steps_count_from_the_start_of_each_process(tmp_path: Path) -> None:
+    lines = [f"iter {i}: loss 3.0, time 500.00ms, mfu 30.00%" for i in (*range(1000, 1100), *range(1050, 1200))]
+    path = tmp_path / "resumed.log"
+    path.write_text("\n".join(lines))
+    since = load(take_apart(str(path))).steps_since_start
+    assert max(since[:95]) == 99
+    assert since[-1] == 149
+
+
+def starts(count: int, deviation: float, *, factor: float = 1.0, seed: int = 1, **knobs: object) -> list[Subject]:
+    """Runs of one config whose starts differ by this deviation."""
+    rng = random.Random(seed)
+    config = tiny(**knobs)
+    found = []
+    for i in range(count):
+        speed = factor * math.exp(rng.gauss(0, deviation))
+        times = [speed * (1 + rng.gauss(0, 0.002)) for _ in range(60)]
+        known = settings.of_config(config, GPU, "foretrain")
+        label = f"{seed}.{i}"
+        found.append(timed(times, label=label, path=label, config=config, gpu=GPU, settings=known))
+    return found
+
+
+def test_the_scatter_of_starts_is_learned_from_repeats_and_said() -> None:
+    found = compare(starts(8, 0.03))
+    (scatter,) = found.scatters
+    assert scatter.device == GPU.name
+    assert len(scatter.runs[0]) == 8
+    assert scatter.seen == pytest.approx(0.03, rel=0.5)
+    assert scatter.counted > scatter.assumed == noise.RUN_TO_RUN
+    assert found.verdict("speed").outcome == "within_noise"
+    text = " ".join(shown(found).split())
+    assert f"differs by {scatter.seen * 100:.2f} %, as repeats of the same settings show" in text
+    assert Comparison.from_json(json.dumps(found.to_json())) == found
+
+
+def test_repeats_that_agree_narrow_the_intervals_and_never_widen_them() -> None:
+    for count in (3, 4, 12):
+        (scatter,) = compare(starts(count, 0.0002)).scatters
+        assert scatter.seen < 0.001
+        assert scatter.counted <= scatter.assumed
+    assert scatter.counted < 0.8 * scatter.assumed
+    assert not compare(starts(2, 0.0002)).scatters  # two runs tell nothing of a deviation
+
+
+def test_what_differs_in_speed_or_is_unknown_is_no_repeat() -> None:
+    runs = [*starts(2, 0.03), *starts(2, 0.03, seed=2, n_layer=3)]
+    assert [len(group) for group in compare(runs).scatters[0].runs] == [2, 2]  # two pairs
+    assert not compare(
+        [*starts(1, 0.03), *starts(1, 0.03, seed=2, n_layer=3), *starts(1, 0.03, seed=3, n_layer=4)]
+    ).scatters
+    bare = [replace(run, config=None, settings={}) for run in starts(4, 0.03)]
+    assert not compare(bare).scatters
+
+
+def test_the_fastest_is_held_against_other_settings_and_not_against_its_repeats() -> None:
+    quick = starts(3, 0.001, factor=0.9, learning_rate=1e-3, compile=True)
+    verdict = compare([*quick, *starts(3, 0.001, seed=2, learning_rate=1e-3, compile=False)]).verdict("speed")
+    assert verdict.outcome == "difference"
+    assert verdict.pair
+    assert (verdict.pair.one[0], verdict.pair.other[0]) == ("1", "2")
+    assert verdict.settings == ("compile",)
+
+
+def test_of_three_starts_each_a_scatter_beyond_the_assumed_one_misleads_less_often() -> None:
+    """Starts 1.5 % apart where 0.4 % is assumed: the same settings under two names, three runs each."""
+    wrong = {"assumed": 0, "learned": 0}
+    for seed in range(24):
+        runs = [*starts(3, 0.015, seed=2 * seed + 1), *starts(3, 0.015, seed=2 * seed + 2)]
+        found = settings.between(runs)
+        told, _ = repeats.learned(runs, found)
+        for name, those in (("assumed", runs), ("learned", told)):
+            pair = questions.speed(those[0], those[3])
+            wrong[name] += isinstance(pair, questions.Pair) and pair.outcome == "difference"
+    assert wrong["learned"] <= 2
+    assert wrong["assumed"] >= 3 * max(1, wrong["learned"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(NOISES))
+def test_of_a_hundred_pairs_of_unlike_lengths_95_are_right(tmp_path: Path, name: str) -> None:
+    assert unlike_pairs(tmp_path, NOISES[name], 200) >= 95
+
+
+def test_a_few_pairs_of_unlike_lengths_are_right(tmp_path: Path) -> None:
+    assert unlike_pairs(tmp_path, NOISES["card"], 200, pairs=8) == 8
+    assert unlike_pairs(tmp_path, NOISES["card"], 200, 0.03, pairs=6) >= 5
 
 
 # -- losses at equal places --------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """foretrain tune: the statistics on synthetic times, the space, the search, real child processes, the cache."""
 
+import io
 import json
 import math
 import os
@@ -53,6 +54,9 @@ from foretrain.hardware import find
 from foretrain.lm.dataset import BUILT_IN_VOCABULARY
 from foretrain.lm.tokenizer import ByteTokenizer, Gpt2Tokenizer
 from foretrain.predict.memory import worst_verdict
+from foretrain.quantities import parse_duration
+from foretrain.report import text as text_view
+from foretrain.report import tune_view
 from foretrain.run.trial_pool import Burst, Death, Pool
 from foretrain.run.tune_trial import TimedStep, rows_of
 from foretrain.tuned_steps import step_of, tuned_like
@@ -387,6 +391,91 @@ def test_the_budget_is_kept() -> None:
     assert bench.now <= 60.0 + 5.0
 
 
+class SlowMachinery(Machinery):
+    """Steps take seconds: a start has two of them, a burst two more, of which a few micro-batches count; what takes
+    longer than its limit dies."""
+
+    def __init__(self, seed: int, step_s: float) -> None:
+        super().__init__(seed, noise=0.005, hits=0.0)
+        self.step_s = step_s
+
+    def true_s(self, config: RunConfig) -> float:
+        return self.step_s * math.exp(self.effect(0.1, config.batch_size))
+
+    def burst(self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None) -> Burst | Death:
+        text, micro_s = config.model_dump_json(), self.true_s(config) / config.gradient_accumulation_steps
+        timed_s = micro_s * min(config.gradient_accumulation_steps, max(2, math.ceil(1.0 / micro_s)))
+        started_s = 0.0 if text in self.alive else self.start_s + 2 * timed_s
+        taken_s = started_s + max(seconds, 2 * timed_s)
+        self.now += min(taken_s, limit_s)
+        if taken_s > limit_s:
+            return Death(reason="timeout")
+        self.alive.add(text)
+        return Burst(step_s=self.true_s(config), steps=2, peak_bytes=10**8, started_s=started_s, loss=5.5)
+
+
+SLOW = tiny(dtype="float32", attention="sdpa", block_size=256, n_embd=256, n_layer=6, n_head=4, batch_size=64)
+
+
+def short_search(step_s: float, budget_s: float, base: RunConfig = SLOW) -> tuple[Tuner, SlowMachinery]:
+    bench = SlowMachinery(3, step_s)
+    found = space("batch_size", base=base, asked=base)
+    return search(found, bench, budget_s), bench
+
+
+def shown_answer(tuner: Tuner, budget_s: float) -> str:
+    known = {name: value for name, value in tune_answer.answer(tuner).items() if name in Tuning.model_fields}
+    return " ".join(printed(tuned_with(**known, budget_s=budget_s, given_knobs=tuner.settings[0].named)).split())
+
+
+def test_a_short_budget_goes_to_short_trials() -> None:
+    """A step of 5 s: the config as given, one micro-batch, needs 20 s and a start; a cut step needs two pieces."""
+    tuner, bench = short_search(5.0, 30.0)
+    lived = [trial for trial in tuner.tried.values() if trial.lives]
+    assert len(lived) >= 2
+    assert bench.now <= 30.0 + 10.0
+    assert tuner.settings[lived[0].number].config.gradient_accumulation_steps > 1
+    text = shown_answer(tuner, 30.0)
+    assert "The config as given was not timed" in text
+    assert "does not run here" not in text
+
+
+def test_a_longer_budget_begins_with_the_config_as_given() -> None:
+    tuner, _ = short_search(5.0, 300.0)
+    assert next(iter(tuner.tried)) == tuner.given
+    assert tuner.least_budget_s() is None
+
+
+def test_one_trial_that_took_all_is_no_advice_to_leave_it() -> None:
+    """Where only the config as given was timed, nothing is said about the others but what they would need."""
+    one = SLOW.model_copy(update={"batch_size": 1, "gradient_accumulation_steps": 2})
+    tuner, _ = short_search(20.0, 250.0, one)
+    assert [t.number for t in tuner.tried.values() if t.lives] == [tuner.given]
+    text = shown_answer(tuner, 250.0)
+    assert "There was no time to try anything else" in text
+    assert "Leave it as it is" not in text
+    assert "at least --budget" in text
+
+
+def test_where_no_step_ends_in_time_the_least_budget_is_named() -> None:
+    tuner, bench = short_search(600.0, 30.0)
+    with pytest.raises(UserError) as caught:
+        tune_answer.answer(tuner)
+    assert caught.value.id == "check.tune_too_slow"
+    assert bench.now <= 30.0 + 20.0
+    least = str(caught.value).partition("--budget ")[2].partition(".")[0]
+    assert parse_duration(least) >= 60
+    assert "30 s" in str(caught.value)
+
+
+def printed(found: Tuning) -> str:
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    text_view.render(tune_view.document(found), console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_one_trial_speaks_for_its_neighbours() -> None:
     found = space("batch_size", "attention")
     model = Model(found, log_forecasts(found, GPU, "float32"), calibrated=False)
@@ -662,7 +751,7 @@ def test_a_real_search_from_config_to_written_file(own_directory: Path, monkeypa
     job = prepare(from_values(values), ("attention",))
     assert [s.config.attention for s in job.settings()] == ["sdpa", "bmm"]
     told: list[str] = []
-    found = job.search(60.0, 4, lambda id, values: told.append(id))
+    found = job.search(240.0, 4, lambda id, values: told.append(id))
     assert told[:3] == ["predicted", "trying", "tried"]
     assert found.config.tokens_per_step == job.base.tokens_per_step
     assert {t.knobs["attention"] for t in found.trials} == {"sdpa", "bmm"}

@@ -180,7 +180,7 @@ def _smaller_models(search: Search, prefix: tuple[str, ...], start: State) -> It
             yield search.of((*rules, rule), found[1])
 
 
-def faster(search: Search, gaining: list[str], rounds: int = 3) -> list[Candidate]:
+def faster(search: Search, gaining: list[str], rounds: int = 4) -> list[Candidate]:
     """The best improvement again and again, from the run as it is; `gaining`: rules to look at."""
     found: list[Candidate] = []
     rules: tuple[str, ...] = ()

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from foretrain.advise import settings
+from foretrain.advise import repeats, settings
 from foretrain.advise.comparable import brought_together
 from foretrain.advise.questions import QUESTIONS, Pair, Question, Verdict, answer
+from foretrain.advise.repeats import Scatter
 from foretrain.advise.settings import Setting
 from foretrain.advise.settle import OneChange, one_change_runs
 from foretrain.advise.subject import Memory, Subject
@@ -64,6 +65,7 @@ class Comparison(Record):
     """The answer. `differing`: settings that are known to differ; `unknown`: that some say and others do not.
 
     `losses_apart`: why losses are not compared as they are, between any two: vocab_size, tokenizer, dataset, unit.
+    `scatters`: what repeats among the runs tell of the scatter from start to start, by device.
     """
 
     sides: tuple[Side, ...]
@@ -72,6 +74,7 @@ class Comparison(Record):
     verdicts: tuple[Verdict, ...]
     losses_apart: tuple[str, ...] = ()
     one_change: tuple[OneChange, ...] = ()
+    scatters: tuple[Scatter, ...] = ()
 
     def verdict(self, question: Question) -> Verdict:
         return next(verdict for verdict in self.verdicts if verdict.question == question)
@@ -83,6 +86,7 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
         raise UserError("usage.compare_count", count=len(subjects), most=MOST)
     subjects = _told_apart(subjects)
     found = settings.between(subjects)
+    subjects, scatters = repeats.learned(subjects, found)
     verdicts = tuple(answer(question, subjects, found) for question in QUESTIONS)
     differing = tuple(s for s in found if s.differs)
     if all(verdict.outcome == "not_comparable" for verdict in verdicts) and not differing:
@@ -93,7 +97,7 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
     return Comparison(
         sides=tuple(_side(subject) for subject in subjects), differing=differing,
         unknown=tuple(s for s in found if not s.differs), verdicts=verdicts, losses_apart=tuple(apart),
-        one_change=_one_change(subjects, differing, verdicts),
+        one_change=_one_change(subjects, differing, verdicts), scatters=scatters,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 And whether the answer can be put down to a setting: only where one alone differs that can have this effect.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -10,8 +11,10 @@ from pydantic import Field
 
 from foretrain.advise import equal, settings
 from foretrain.advise.comparable import Basis, brought_together
-from foretrain.advise.noise import RUN_TO_RUN, RUN_TO_RUN_CPU, Interval, of_times
+from foretrain.advise.noise import Interval, of_times
+from foretrain.advise.repeats import are_repeats, assumed
 from foretrain.advise.settings import Effect, Setting
+from foretrain.advise.stretch import shared
 from foretrain.advise.subject import Subject
 from foretrain.records import Record
 
@@ -31,7 +34,9 @@ Attribution = Literal["", "one", "confounded", "none", "forecast", "unknown"]
 
 
 class Pair(Record):
-    """Two figures of a question. `share`: how much better the first is, with its bounds; None where none is known.
+    """Two figures of a question. `stretch_s`: of runs of unlike lengths, the seconds from their starts that count.
+
+    `share`: how much better the first is, with its bounds; None where none is known.
 
     `at`: the place on the `axis` where losses were read; `split` and `unit`: which loss. `predicted_times`: whose hours
     are by a predicted step.
@@ -50,6 +55,7 @@ class Pair(Record):
     split: str = ""
     unit: str = ""
     predicted_times: tuple[str, ...] = ()
+    stretch_s: float | None = None
 
 
 class Verdict(Record):
@@ -83,21 +89,25 @@ def _by_rate(one: Subject, other: Subject, value: Callable[[Subject], float | No
     first, second = value(one), value(other)
     if first is None or second is None:
         return "no_speed"
-    share = first / second - 1
+    share, stretch_s = first / second - 1, None
     assert one.step_s
     assert other.step_s
     if not (one.measured and other.measured):
         low, high = _bounds(share, one, other)
         outcome: Outcome = "forecast" if low > 0 or high < 0 else "within_forecast"
     else:
-        floor = max(RUN_TO_RUN_CPU if s.gpu and s.gpu.kind == "cpu" else RUN_TO_RUN for s in (one, other))
-        interval = of_times(one.step_times_s, other.step_times_s, floor)
+        stretch = shared((one, other))
         scale = (1 + share) * one.step_s.expected_s / other.step_s.expected_s  # what is not the step time
+        first /= stretch.slower(0, one.step_s.expected_s)
+        second /= stretch.slower(1, other.step_s.expected_s)
+        share, stretch_s = first / second - 1, stretch.seconds_s
+        scatter = max(assumed(s) if s.start_scatter is None else s.start_scatter for s in (one, other))
+        interval = of_times(stretch.times_s[0], stretch.times_s[1], math.hypot(scatter, stretch.floor))
         low, high = ((1 + interval.low) * scale - 1, (1 + interval.high) * scale - 1) if interval else (None, None)
         outcome = "few_steps" if low is None or high is None else _beyond(low, high)
     return Pair(
         one=one.label, other=other.label, one_value=first, other_value=second, share=share, low=low, high=high,
-        outcome=outcome,
+        outcome=outcome, stretch_s=stretch_s,
     )  # fmt: skip
 
 
@@ -221,7 +231,7 @@ def answer(question: Question, subjects: Sequence[Subject], found: Sequence[Sett
         reason = next(text for text in against_first if isinstance(text, str))
         return Verdict(question=question, outcome="not_comparable", reason=reason,
                        reason_values=_reason_values(reason, subjects))  # fmt: skip
-    pair, best, other = _best(compare, subjects)
+    pair, best, other = _best(compare, subjects, found)
     one, two = subjects.index(best), subjects.index(other)
     can = _can(found, one, two, EFFECTS[question])
     unknown = sum(s.unknown_between(one, two) and bool(set(s.affects) & set(EFFECTS[question])) for s in found)
@@ -245,14 +255,19 @@ def _attribution(pair: Pair, count: int, unknown: int) -> Attribution:
     return "one" if count else "none" if pair.outcome == "difference" else "forecast"
 
 
-def _best(compare: Compare, subjects: Sequence[Subject]) -> tuple[Pair, Subject, Subject]:
-    """(the pair, the best, the next best); whoever cannot be compared with the best so far is passed over."""
+def _best(compare: Compare, subjects: Sequence[Subject], found: Sequence[Setting]) -> tuple[Pair, Subject, Subject]:
+    """(the pair, the best, the next best); whoever cannot be compared with the best so far is passed over, and so are
+    repeats of the best where there is anybody else."""
     best = subjects[0]
     for other in subjects[1:]:
         pair = compare(best, other)
         if isinstance(pair, Pair) and pair.share < 0:
             best = other
     rest = [(pair, s) for s in subjects if s is not best and isinstance(pair := compare(best, s), Pair)]
+    place = subjects.index(best)
+    others = [item for item in rest if not are_repeats(found, subjects, place, subjects.index(item[1]))]
+    if compare in (speed, mfu) and others:
+        rest = others
     if not rest:  # the best so far meets nobody: the first pair that can be had
         rest = [
             (pair, s) for s in subjects[1:] if isinstance(pair := compare(subjects[0], s), Pair)

@@ -51,6 +51,9 @@ class Memory(Record):
 class Subject:
     """One side of a comparison. `step_times_s`: steady steps as measured; `step_s`: the step, measured or predicted.
 
+    `steps_since_start`: which step after the start of its process each of them was, empty if unknown. `start_scatter`:
+    deviation of its speed from start to start, as learned from repeats.
+
     `settings`: knob -> value, with gpu, program and tokens_per_step beside the knobs. `val_unit`: of `val`.
     """
 
@@ -64,6 +67,8 @@ class Subject:
     tokens_per_step: int | None = None
     bytes_per_token: float | None = None
     step_times_s: tuple[float, ...] = ()
+    steps_since_start: tuple[int, ...] = ()
+    start_scatter: float | None = None
     step_s: Range | None = None
     step_voice: Voice | None = None
     others_bytes: int = 0

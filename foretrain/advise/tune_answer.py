@@ -5,6 +5,7 @@ import statistics
 from typing import Any
 
 from foretrain.advise.race import NEAR, estimate
+from foretrain.advise.tune_cost import rounded_up
 from foretrain.advise.tune_space import learning
 from foretrain.advise.tuner import UNPAIRED_NOISE, Tried, Tuner
 from foretrain.advise.tuning import ForecastError, TuneTrial, Verdict, with_pareto
@@ -34,6 +35,7 @@ def answer(tuner: Tuner) -> dict[str, Any]:
         "time_error": ForecastError.of([(t.predicted_s, t.step_s) for t in lived]),
         "memory_error": ForecastError.of([(t.predicted_bytes, t.peak_bytes) for t in lived]),
         "stop": tuner.stop, "rounds": len(tuner.race.rounds),
+        "least_budget_s": tuner.least_budget_s() if tuner.stop == "budget" else None,
         "elsewhere": statistics.median(burst.elsewhere for trial in living for burst in trial.bursts),
     }  # fmt: skip
 
@@ -46,7 +48,9 @@ def _nothing(tuner: Tuner) -> UserError:
     if failed:
         return UserError("environment.tune_failed", count=len(deaths), problem=failed[0].problem)
     if any(death.reason == "timeout" for death in deaths):
-        return UserError("check.tune_too_slow", count=len(deaths))
+        least_s = tuner.least_budget_s() or 2 * tuner.budget_s
+        values = {"count": len(deaths), "budget": tuner.budget_s, "least": rounded_up(least_s)}
+        return UserError("check.tune_too_slow", **values)
     peak = min(death.peak_bytes for death in deaths)
     return UserError("memory.tune_none_lives", count=len(deaths), peak=peak, cap=tuner.outlook.room_bytes or 0)
 

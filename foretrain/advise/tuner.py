@@ -11,9 +11,11 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from foretrain.advise.race import LOOKS, NEAR, Estimate, Race, estimate
+from foretrain.advise.tune_bench import Bench, Limits, Outlook
+from foretrain.advise.tune_cost import EXPLORE_S, RACE_S, TRIALS, burst_s, first_trial, looking_around_s, start_s
 from foretrain.advise.tune_model import Model
 from foretrain.advise.tune_space import (
     Setting,
@@ -24,60 +26,19 @@ from foretrain.advise.tune_space import (
     needed_bytes,
 )
 from foretrain.advise.tuning import Stop
-from foretrain.config import RunConfig
 from foretrain.errors import UserError
-from foretrain.hardware import Dtype, Gpu
 from foretrain.run.trial_pool import Burst, Death
 
-EXPLORE_S, RACE_S = 0.25, 0.4  # of one burst
 # Bursts of a trial, each beside one of the reference: more where they do not agree, as something else was running.
 PAIRS, MOST_PAIRS, AGREE = 3, 7, 0.04
 EXPLORING = 0.65  # share of the budget, at most, before the race
 ENOUGH = 0.0015  # no trial promises more than this share of a step's time: stop looking
-START_S, COMPILE_S = 5.0, 30.0  # what starting a child costs, until it was seen
+ENDING_S = 5.0  # by which a trial may be later than the time to look around
 FINALISTS, WITHIN = 6, 0.06
 UNPAIRED_NOISE, FINEST_NOISE = 0.08, 0.01
 ALIKE = 0.02  # forecasts of memory that differ by less are the same
 LOSS_TOLERANCE = {"float32": 1e-3}  # relative; half precision rounds more
 HALF_TOLERANCE = 1e-2
-
-
-class Bench(Protocol):
-    """What times a setting; run/trial_pool.py's Pool, or a simulation."""
-
-    def burst(self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None) -> Burst | Death:
-        """Some steps of it."""
-        ...
-
-    def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | Death:
-        """An evaluation beside its training state: the peak in bytes."""
-        ...
-
-    def holds(self, config: RunConfig) -> bool:
-        """Whether a burst of it costs no start."""
-        ...
-
-    def drop(self, config: RunConfig) -> None:
-        """It is not needed any more."""
-        ...
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """Where the settings run, for their forecasts. `room_bytes`: what a process may take there."""
-
-    gpu: Gpu
-    dtype: Dtype
-    room_bytes: int | None
-    calibrated: bool
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long, and how many settings at most; None: a quarter of the space, 4 to 24."""
-
-    budget_s: float = 180.0
-    most_trials: int | None = None
 
 
 Listen = Callable[[str, dict[str, Any]], None]
@@ -132,7 +93,7 @@ class Tuner:
         self.settings = fitting(settings, outlook.gpu, outlook.dtype, outlook.room_bytes)
         self.given = 0 if self.settings and self.settings[0] is settings[0] else None
         self.most = limits.most_trials or min(24, max(4, self.total // 4))
-        self.end = clock() + limits.budget_s
+        self.budget_s, self.end = limits.budget_s, clock() + limits.budget_s
         self.explore_end = clock() + EXPLORING * limits.budget_s
         self.tried: dict[int, Tried] = {}
         self.closed: set[int] = set()  # of no interest any more
@@ -168,7 +129,9 @@ class Tuner:
 
     def _explore(self) -> None:
         """Try what promises most for its time, until nothing promises enough."""
-        number = self.given if self.given is not None else int(self.model.prior.argmin())
+        self.steps_s = [math.exp(log_s) for log_s in self.model.prior]
+        wanted = self.given if self.given is not None else int(self.model.prior.argmin())
+        number = first_trial([s.config for s in self.settings], self.steps_s, wanted, self.budget_s)
         while number is not None and len(self.tried) < self.most:
             self._try(number)
             number = self._next()
@@ -177,15 +140,17 @@ class Tuner:
         """The setting to try next; None where it is time to race."""
         left_s = self._left()
         if any(trial.lives for trial in self.tried.values()):
+            self.steps_s = [math.exp(log_s) for log_s in self.model.posterior()[0]]
             gains = self.model.improvement()
             gains[list(self.closed)] = 0.0
             costs = {n: self._cost_s(n) for n in map(int, (gains >= ENOUGH).nonzero()[0])}
             order = [n for n, cost_s in costs.items() if cost_s <= left_s]
             order.sort(key=lambda n: -float(gains[n]) / costs[n])
             self.cut_short = bool(costs) and not order
-        else:  # where the first ones die, the next best by forecast
+        else:  # where the first ones die, the next best by forecast; the shortest trial where they took too long
+            late = any(trial.death and trial.death.reason == "timeout" for trial in self.tried.values())
             order = [n for n in range(len(self.settings)) if n not in self.closed] if left_s > 0 else []
-            order.sort(key=lambda n: float(self.model.prior[n]))
+            order.sort(key=lambda n: self._cost_s(n) if late else float(self.model.prior[n]))
         for number in order:
             if self._needed(number) < self.edge_bytes:
                 return number
@@ -200,11 +165,25 @@ class Tuner:
         return self.explore_end - self.clock()
 
     def _cost_s(self, number: int) -> float:
-        """What a trial probably takes: a start, as others took, and its bursts."""
-        compiled = self.settings[number].config.compile
-        seen = [t.started_s for t in self.tried.values() if self.settings[t.number].config.compile == compiled]
-        start_s = statistics.median(seen) if seen else START_S + (COMPILE_S if compiled else 0.0)
-        return start_s + 2 * PAIRS * EXPLORE_S
+        """What a trial probably takes: a start, as others took, and its bursts beside those of the reference; of the
+        first few settings one pair has to do."""
+        config = self.settings[number].config
+        seen = [t.started_s for t in self.tried.values() if t.lives and self._compiles(t.number) == config.compile]
+        ready_s = statistics.median(seen) if seen else start_s(config, self.steps_s[number])
+        both = [number, number if self.reference is None else self.reference]
+        pair_s = sum(burst_s(self.settings[n].config, self.steps_s[n], EXPLORE_S) for n in both)
+        return ready_s + (PAIRS if len(self.tried) >= TRIALS else 1) * pair_s
+
+    def _compiles(self, number: int) -> bool:
+        return self.settings[number].config.compile
+
+    def least_budget_s(self) -> float | None:
+        """The budget for a look around, by what was seen and forecast; None where there was one. It is twice as much
+        as was too little, at least."""
+        if sum(trial.lives for trial in self.tried.values()) >= min(TRIALS, self.most, len(self.settings)):
+            return None
+        costs_s = [self._cost_s(n) for n in range(len(self.settings))]
+        return max(2 * self.budget_s, looking_around_s(costs_s, self.given) / EXPLORING)
 
     def _try(self, number: int) -> None:
         setting, o = self.settings[number], self.outlook
@@ -217,7 +196,7 @@ class Tuner:
             if burst is None:
                 break
             self._compare(trial, burst)
-            if trial.agrees or not trial.lives:
+            if trial.agrees or not trial.lives or self._left() <= 0:
                 break
         if trial.lives and self.reference is None:
             self.reference = number
@@ -245,8 +224,10 @@ class Tuner:
         """A burst of a setting; None where it died, which its trial then knows."""
         trial = self.tried[number]
         limit_s = self.end - self.clock()
-        if self.reference is not None and not self.race.alive:  # one trial must not take all the time
-            limit_s = min(limit_s, self._left() + START_S)
+        if self.reference is None and len(self.tried) == 1 < len(self.settings):  # one trial must not take all the time
+            limit_s /= 2
+        elif self.reference is not None and not self.race.alive:
+            limit_s = min(limit_s, self._left() + ENDING_S)
         limit_s = max(10.0, limit_s)
         found = self.bench.burst(self.settings[number].config, seconds, limit_s, trial.predicted_bytes)
         trial.peak_bytes = max(trial.peak_bytes, found.peak_bytes)
@@ -326,7 +307,9 @@ class Tuner:
             return []
         best = living[0]
         margin = max(WITHIN, 3 * float(deviation[best]))
-        chosen = [n for n in living if mean[n] <= mean[best] + margin][:FINALISTS]
+        round_s = burst_s(self.settings[best].config, math.exp(float(mean[best])), RACE_S)
+        most = min(FINALISTS, max(2, int((self.end - self.clock()) / (LOOKS[0] * round_s))))
+        chosen = [n for n in living if mean[n] <= mean[best] + margin][:most]
         if self.given is not None and self.given in living and self.given not in chosen:
             chosen.append(self.given)  # for its own sake: the gain is told against it
         return chosen

@@ -69,7 +69,9 @@ class Tuning(Record):
     `gain`: by what share it does more tokens a second than the config as given, with its bounds; None where that did
     not run. `clock`: what was counted, wall time or the process's CPU time. `elsewhere`: share of the machine that
     other programs used, in the middle. `first_choice`: by what share the forecast's own first choice is slower than
-    the pick, where it was tried. `fed`: how many of the trials now correct this device's plans.
+    the pick, where it was tried.
+    `least_budget_s`: what a look around needs, where there was too little. `fed`: how many of the trials now correct
+    this device's plans.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Tuning(Record):
     elsewhere: float
     cap_bytes: int | None
     fed: int = 0
+    least_budget_s: float | None = None
     known: bool = False  # from the cache
 
     @property

@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from foretrain.advise.advice import Advice, Advices, Idle
+from foretrain.advise.advice import Advice, Advices, Effect, Idle
 from foretrain.advise.candidates import with_settings
 from foretrain.config import RunConfig
 from foretrain.messages import has
 from foretrain.predict.plan import Plan
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.report.plan_view import TONES
+from foretrain.units import rounds_to_zero
 
 EXACTNESS_ID = {"exact": "exact", "rounding": "rounding", "other optimizer": "optimizer", "other model": "model"}
 NOW = {
@@ -124,9 +125,11 @@ def _useless(plan: Plan, idle: tuple[Idle, ...]) -> list[Block]:
     together: dict[str, list[str]] = {}
     for each in idle:
         if each.reason in ONE_BY_ONE:
+            values = {"shorter": 0.0, **_known(each), "rules": each.rule}
             own = f"idle.{each.reason}.{each.rule}"
-            id = own if has(own) else f"idle.{each.reason}"
-            blocks.append(Paragraph(Message(id, {"shorter": 0.0, **_known(each), "rules": each.rule})))
+            same = f"idle.{each.reason}_same.{each.rule}"
+            id = same if has(same) and rounds_to_zero(values["shorter"]) else own if has(own) else f"idle.{each.reason}"
+            blocks.append(Paragraph(Message(id, values)))
         else:
             together.setdefault(each.reason, []).append(each.rule)
     for reason, rules in together.items():
@@ -184,15 +187,13 @@ def _effects(found: Advices, advice: Advice) -> tuple[tuple[Cell, ...], ...]:
         "needed": effect.needed_bytes, "before": found.now.needed_bytes, "available": effect.available_bytes or 0,
         "verdict": Message(f"word.{effect.verdict}") if effect.verdict else "–", "source": effect.source,
     }  # fmt: skip
-    timed = effect.slower is not None and effect.longer is not None
-    time = Message("advice.time_values", {"slower": effect.slower, "longer": effect.longer})
     kept = Message("advice.tokens_kept", {"tokens": advice.tokens_per_step})
     changed = Message("advice.tokens_changed", {"tokens": advice.tokens_per_step, "before": found.tokens_per_step})
     rows: list[tuple[Cell, ...]] = [
         (Message("advice.exactness"), Message(f"exactness.long.{EXACTNESS_ID[advice.exactness]}")),
         (Message("advice.tokens"), kept if advice.keeps_tokens_per_step else changed),
         (Message("advice.needs"), Message("advice.needs_values", memory)),
-        (Message("column.hours"), time if timed else Message("advice.time_unknown")),
+        (Message("column.hours"), _time(effect)),
     ]
     traced, estimate = advice.confirmation, advice.estimate
     if traced is not None:
@@ -206,6 +207,15 @@ def _effects(found: Advices, advice: Advice) -> tuple[tuple[Cell, ...], ...]:
         }  # fmt: skip
         rows.append((Message("column.est_loss"), Message("advice.loss_values", values)))
     return tuple(rows)
+
+
+def _time(effect: Effect) -> Message:
+    """Of a step and of the whole run; what rounds to nothing is said to be the same."""
+    if effect.slower is None or effect.longer is None:
+        return Message("advice.time_unknown")
+    step, run = rounds_to_zero(effect.slower), rounds_to_zero(effect.longer)
+    id = "time_same" if step and run else "time_same_step" if step else "time_same_run" if run else "time_values"
+    return Message(f"advice.{id}", {"slower": effect.slower, "longer": effect.longer})
 
 
 def _phases(advice: Advice) -> Table:

@@ -4,6 +4,7 @@ from typing import Any
 
 from foretrain.advise.compare import Comparison, Side
 from foretrain.advise.questions import Pair, Verdict
+from foretrain.advise.repeats import Scatter
 from foretrain.advise.settings import GROUPS, Setting
 from foretrain.advise.settle import OneChange
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
@@ -228,7 +229,15 @@ def _verdicts(found: Comparison) -> list[Block]:
     if len(found.sides) > 2:
         blocks += [_against_first(verdict) for verdict in found.verdicts if verdict.others]
     blocks.append(Paragraph(Message("side.noise")))
+    blocks += [Paragraph(_learned(scatter)) for scatter in found.scatters]
     return blocks
+
+
+def _learned(scatter: Scatter) -> Message:
+    """What repeats told."""
+    values = {"runs": "; ".join(", ".join(labels) for labels in scatter.runs), "device": scatter.device,
+              **{name: getattr(scatter, name) * 100 for name in ("seen", "assumed", "counted")}}  # fmt: skip
+    return Message("side.learned", values)
 
 
 def answer(verdict: Verdict) -> Message:
@@ -270,6 +279,8 @@ def _value(verdict: Verdict, value: float) -> Cell:
 
 
 def _where(verdict: Verdict, pair: Pair) -> Cell:
+    if pair.stretch_s is not None:
+        return Message("side_at.stretch", {"seconds": pair.stretch_s})
     if pair.at is None:
         return ""
     values = {

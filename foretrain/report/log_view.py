@@ -3,6 +3,7 @@
 from foretrain.advise.log_analysis import LogAnalysis
 from foretrain.advise.utilization import Utilization
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
+from foretrain.units import rounds_to_zero
 
 Rows = list[tuple[Cell, ...]]
 
@@ -96,7 +97,8 @@ def _longer(found: LogAnalysis) -> tuple[Block, ...]:
     )
     values = {"lost": found.lost_s, "logged": found.logged_s, "share": min(1.0, found.lost_s / found.logged_s)}
     where = "log.evaluation_inside" if found.format == "nanogpt" else "log.evaluation_outside"
-    id = "log.lost" if found.log_interval == 1 else "log.lost_some"
+    little = rounds_to_zero(found.lost_s / found.logged_s)
+    id = "log.lost_some" if found.log_interval > 1 else "log.lost_little" if little else "log.lost"
     return Table(columns, rows, frozenset({1, 3, 4})), Paragraph(Message(id, values)), Paragraph(Message(where))
 
 

@@ -7,6 +7,7 @@ from foretrain.advise.run_pace import RunPace, Slower, much_is_lost
 from foretrain.report import log_view, watch_view
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.run.watch_record import WatchRecord
+from foretrain.units import rounds_to_zero
 
 Rows = list[tuple[Cell, ...]]
 MATTERS = 0.05  # of the peak: a piece that is farther off than this is named
@@ -99,11 +100,14 @@ def _farthest(pieces: tuple[Piece, ...]) -> tuple[Paragraph, ...]:
     if peak is None or not peak.measured_bytes or not peak.predicted_bytes or not known:
         return ()
     by, piece = max(known, key=lambda pair: abs(pair[0]))
-    values = {"error": peak.predicted_bytes / peak.measured_bytes - 1, "piece": Message(f"memory_piece.{piece.id}")}
+    error = peak.predicted_bytes / peak.measured_bytes - 1
+    values = {"error": error, "piece": Message(f"memory_piece.{piece.id}")}
     if abs(by) < MATTERS * peak.measured_bytes:
-        return (Paragraph(Message("run_explain.memory_as_predicted", values), "good"),)
-    id = "run_explain.memory_more" if by > 0 else "run_explain.memory_less"
-    return (Paragraph(Message(id, values | {"size": abs(by)}), "warn"),)
+        id, tone = "memory_as_predicted", "good"
+    else:
+        id, tone = "memory_more" if by > 0 else "memory_less", "warn"
+    table = "run_explain.right" if rounds_to_zero(error) else "run_explain"
+    return (Paragraph(Message(f"{table}.{id}", values | {"size": abs(by)}), tone),)
 
 
 # -- time --------------------------------------------------------------------------------------------------

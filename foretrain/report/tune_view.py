@@ -4,9 +4,11 @@ import math
 from collections.abc import Mapping
 
 from foretrain.advise.race import NEAR
+from foretrain.advise.tune_cost import TRIALS, rounded_up
 from foretrain.advise.tuning import ForecastError, TuneTrial, Tuning
 from foretrain.messages import say
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
+from foretrain.units import rounds_to_zero
 
 BUSY = 0.25  # share of the machine that others used, from which on it is said
 
@@ -51,19 +53,23 @@ def _answer(found: Tuning) -> tuple[Block, ...]:
         "low": found.gain_low or 0.0, "high": found.gain_high or 0.0, "near": NEAR,
     }  # fmt: skip
     if best.given:
-        id = "tune.as_it_is"
+        alone = found.least_budget_s is not None and sum(trial.step_s is not None for trial in found.trials) == 1
+        id = "tune.nothing_else" if alone else "tune.as_it_is"
+    elif found.gain is None and found.least_budget_s is not None:
+        id = "tune.given_untried"
     elif found.gain is None:
         id = "tune.only_this"
+    elif rounds_to_zero(found.gain):
+        id = "tune.no_faster"
     else:
         id = "tune.faster"
     blocks: list[Block] = [Paragraph(Message(id, values), "good")]
     if not best.given:
         blocks.append(Paragraph(Message(f"tune.learning.{best.learning}")))
     if found.stop != "decided":
-        values = {"took": found.took_s, "near": NEAR}
-        blocks.append(
-            Paragraph(Message(f"tune.stop.{found.stop}", values), "plain" if found.stop == "alike" else "warn")
-        )
+        values = {"took": found.took_s, "near": NEAR, "count": TRIALS, "least": rounded_up(found.least_budget_s or 0.0)}
+        id = f"tune.stop.{found.stop}" if found.least_budget_s is None else "tune.stop.budget_least"
+        blocks.append(Paragraph(Message(id, values), "plain" if found.stop == "alike" else "warn"))
     return tuple(blocks)
 
 
@@ -124,7 +130,7 @@ def _off(id: str, error: ForecastError | None) -> Message:
     if error is None:
         return Message("tune.no_forecast")
     values = {"trials": error.trials, "middle": error.middle, "spread": error.spread, "worst": error.worst}
-    return Message(f"tune.off.{id}", values)
+    return Message(f"tune.off.{id}" if error.trials > 1 else f"tune.off_once.{id}", values)
 
 
 def _how(found: Tuning) -> tuple[Block, ...]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.run.card import SLOWING
 from foretrain.run.watch_record import WatchedCard, WatchRecord
+from foretrain.units import rounds_to_zero
 
 Rows = list[tuple[Cell, ...]]
 NAMED_SHARE = 0.05  # reasons for a lower clock that were there less often say nothing
@@ -67,7 +68,8 @@ def _process(record: WatchRecord) -> Rows:
     if record.samples:
         values = {"count": record.samples, "interval": record.interval_s}
         share = record.sampling_s / record.wall_s if record.wall_s else 0.0
-        rows.append((Message("watch_row.samples"), Message("watch_value.samples", {**values, "share": share})))
+        id = "watch_value.samples_free" if rounds_to_zero(share) else "watch_value.samples"
+        rows.append((Message("watch_row.samples"), Message(id, {**values, "share": share})))
     return rows
 
 

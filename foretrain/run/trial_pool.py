@@ -145,7 +145,7 @@ class Pool:
                 return found
             seen = found
         ready_s = time.monotonic() - began if new else 0.0
-        found = self._ask(key, {"burst": seconds}, limit_s)
+        found = self._ask(key, {"burst": seconds}, max(1.0, limit_s - ready_s))
         if isinstance(found, Death):
             return found
         times = sorted(found["times"])

@@ -12,6 +12,7 @@ from foretrain.advise.log_checks import findings
 from foretrain.advise.log_steady import steady
 from foretrain.advise.sources.given import Given, card
 from foretrain.advise.sources.predicted import bytes_per_token, with_forecast, with_vocabulary
+from foretrain.advise.sources.runs import since_start
 from foretrain.advise.subject import Curve, Subject, curve, exact
 from foretrain.config import RunConfig
 from foretrain.configfile import KNOBS
@@ -44,7 +45,8 @@ def of_log(given: Given, log: TrainingLog, config: RunConfig | None, seen: Gpu |
     subject = Subject(
         label=given.name, path=given.path, kind="log", settings=_settings(log, gpu), gpu=gpu,
         tokens_per_step=int(stated) if stated else tokens, bytes_per_token=bytes_per_token(given, config),
-        step_times_s=tuple(log.steps.time_s[i] for i in pace.indices), step_s=exact(pace.median_s),
+        step_times_s=tuple(log.steps.time_s[i] for i in pace.indices),
+        steps_since_start=since_start(log, pace.indices), step_s=exact(pace.median_s),
         step_voice="measured (log)", others_bytes=given.held_bytes, train=train, val=val,
         val_unit="bits a byte" if log.format == "nanochat" else "nats a token",
         wall_s=train.seconds_s[-1] if train.seconds_s else None,

@@ -1,6 +1,7 @@
 """A run directory of foretrain's as a subject: everything in it was measured."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -16,6 +17,7 @@ from foretrain.errors import UserError
 from foretrain.lm.dataset import BUILT_IN
 from foretrain.predict.plan import Note
 from foretrain.run.store import RunDirectory, RunRecord
+from foretrain.training_log import TrainingLog
 
 
 def claims(path: Path, head: bytes) -> bool:
@@ -31,28 +33,37 @@ def load(given: Given) -> Subject:
     if given.words:
         raise UserError("usage.source_has_config", path=given.path)
     lines = directory.read_lines("metrics")
-    times = steady_times(*_columns([line for line in lines if line["kind"] == "step"]))
+    times, since = steady_times(*_columns([line for line in lines if line["kind"] == "step"]))
     config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
     known = settings.of_config(config, record.gpu, "foretrain") | _data(record)
     if not times and record.step_s:
-        times = (record.step_s,)
+        times, since = (record.step_s,), ()
     middle = median(times) if times else None
     subject = Subject(
         label=given.name, path=given.path, kind="run", settings=known, config=config, gpu=record.gpu, step="foretrain",
         tokens_per_step=config.tokens_per_step, bytes_per_token=bytes_per_token(given, config), step_times_s=times,
-        others_bytes=given.held_bytes, memory=_memory(record), wall_s=record.wall_s or None,
+        steps_since_start=since, others_bytes=given.held_bytes, memory=_memory(record), wall_s=record.wall_s or None,
         notes=_notes(record, lines), train=_curve(lines, "step", "loss"), val=_curve(lines, "evaluation", "val_loss"),
     )  # fmt: skip
     return subject.with_speed(exact(middle), "measured") if middle else replace(subject, mfu=record.mfu)
 
 
-def steady_times(numbers: list[int], times_s: list[float]) -> tuple[float, ...]:
-    """The steady ones of these step times: without warm-up, slow-downs and spikes, as `explain` counts them."""
+def steady_times(numbers: list[int], times_s: list[float]) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """(the steady ones of these step times, which step since its start each was): without warm-up, slow-downs and
+    spikes, as `explain` counts them."""
     times = [time_s if 0 < time_s < 1e9 else math.nan for time_s in times_s]
     if not any(math.isfinite(time_s) for time_s in times):
-        return ()
+        return (), ()
     starts = [i for i, number in enumerate(numbers) if i == 0 or number <= numbers[i - 1]]
-    return tuple(times[i] for i in steady(log_of(numbers, times, starts), None).indices)
+    log = log_of(numbers, times, starts)
+    kept = steady(log, None).indices
+    return tuple(times[i] for i in kept), since_start(log, kept)
+
+
+def since_start(log: TrainingLog, indices: Sequence[int]) -> tuple[int, ...]:
+    """How many steps after the first one of its segment each of these was."""
+    firsts = {i: log.steps.number[segment[0]] for segment in log.steps.segments() for i in segment}
+    return tuple(log.steps.number[i] - firsts[i] for i in indices)
 
 
 def _columns(lines: list[dict[str, Any]]) -> tuple[list[int], list[float]]:

@@ -92,7 +92,7 @@ def _values(steps: list[Value], values: list[Value]) -> dict[int, float]:
 def _subject(given: Given, roles: dict[str, dict[int, float]]) -> Subject:
     seconds = _seconds(roles)
     tokens, stated = _tokens_per_step(roles), given.number("tokens_per_step", 1, 10**13)
-    times = _times(roles, seconds)
+    times, since = _times(roles, seconds)
     bpb = not roles.get("val_loss") and bool(roles.get("val_bpb"))
     resolved = given.resolved
     config = with_vocabulary(resolved, None) if resolved else None
@@ -102,8 +102,9 @@ def _subject(given: Given, roles: dict[str, dict[int, float]]) -> Subject:
     subject = Subject(
         label=given.name, path=given.path, kind="table", settings=known | settings.of_gpu(gpu), gpu=gpu,
         tokens_per_step=per_step, bytes_per_token=bytes_per_token(given, config), step_times_s=times,
-        step_s=exact(median(times)) if times else None, step_voice="measured" if times else None,
-        others_bytes=given.held_bytes, train=_curve(roles.get("train_loss", {}), seconds),
+        steps_since_start=since, step_s=exact(median(times)) if times else None,
+        step_voice="measured" if times else None, others_bytes=given.held_bytes,
+        train=_curve(roles.get("train_loss", {}), seconds),
         val=_curve(roles.get("val_bpb" if bpb else "val_loss", {}), seconds),
         val_unit="bits a byte" if bpb else "nats a token", notes=_notes(roles),
         wall_s=max(seconds.values(), default=None),
@@ -131,8 +132,9 @@ def _tokens_per_step(roles: dict[str, dict[int, float]]) -> int | None:
     return round(middle) if 1 <= middle < 1e13 else None
 
 
-def _times(roles: dict[str, dict[int, float]], seconds: dict[int, float]) -> tuple[float, ...]:
-    """Steady step times: as logged, else from tokens a second, else from the time stamps of neighbouring records."""
+def _times(roles: dict[str, dict[int, float]], seconds: dict[int, float]) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Steady step times, and how many steps after the first each was: as logged, else from tokens a second, else from
+    the time stamps of neighbouring records."""
     column = roles.get("step_s") or {step: ms / 1e3 for step, ms in roles.get("step_ms", {}).items()}
     tokens = _tokens_per_step(roles)
     if not column and tokens and roles.get("tokens_per_s"):

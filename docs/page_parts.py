@@ -51,7 +51,25 @@ def exit_codes() -> str:
     return "\n".join(lines)
 
 
+def reserved() -> str:
+    """How near the ledger's reserved memory is to a trace's, by mode and step."""
+    found = result("reserved")
+    lines = [
+        "| what | configs | reserved / allocated | median error | errors | within 2 % |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in found["summary"]:
+        least, _, most = row["reserved_over_allocated"]
+        lines.append(
+            f"| {row['mode']}, {row['step']}'s step | {row['configs']} | {least:.2f} to {most:.2f} | {row['median_abs_error']:.2%} "
+            f"| {row['lowest_error']:+.1%} to {row['highest_error']:+.1%} | {row['within_2_percent']} |"
+        )
+    source = f"(`python benchmarks/reserved.py`, random configs on five cards, torch {found['versions']['torch']}, {found['date']})"
+    return "\n".join([*lines, "", source])
+
+
 PARTS = {
+    "reserved": reserved,
     "start-baby-plan": baby_plan,
     "start-baby-train": baby_train,
     "start-baby-compare": lambda: console("compare"),

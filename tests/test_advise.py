@@ -31,7 +31,7 @@ from foretrain.predict.exact.service import Request
 from foretrain.predict.memory import worst_verdict
 from foretrain.predict.plan import Plan, plan
 from foretrain.report.document import Paragraph
-from foretrain.units import parse_bytes
+from foretrain.units import GIB, MIB, parse_bytes
 from tests.helpers import REPO, foretrain
 
 sys.path.insert(0, str(REPO / "benchmarks"))
@@ -126,12 +126,15 @@ def _options_are_sound(rule: Rule, state: State, planner: Planner) -> None:
         if rule.id not in ("accumulation", "step_tokens"):
             assert after.config.tokens_per_step == state.config.tokens_per_step
         if state.step == "nanogpt" and after.step == "nanogpt" and not rule.traced:
-            assert not change.knobs.keys() & OURS - {"vocab_size"}, "nanoGPT has no such knob"
+            # The allocator's settings are from its environment.
+            assert not change.knobs.keys() & OURS - {"vocab_size", "allocator_settings"}, "nanoGPT has no such knob"
     if rule.kind in ("memory", "model") and len(options) > 1:
         first, last = (planner.outcome(options[i].applied(state)) for i in (0, -1))
         assert first
         assert last
-        assert (last.needed_bytes, -(last.available_bytes or 0)) <= (first.needed_bytes, -(first.available_bytes or 0))
+        rounding = 4 * MIB  # segments are multiples of 2 MiB
+        assert last.needed_bytes <= first.needed_bytes + rounding
+        assert (last.available_bytes or 0) >= (first.available_bytes or 0)
     if not options and (reason := rule.idle(state)):
         assert has(f"idle.{reason}"), reason
 
@@ -352,7 +355,7 @@ def test_what_is_said_in_vain_is_called_useless() -> None:
     assert why["accumulation"] == "no_peak"
     assert why["eval_batch"] == why["eval_block_size"] == "not_the_peak"
     assert why["compile"] == "already_on"
-    assert why["expandable_segments"] == "needs_trace"
+    assert why["auto_chunker"] == "needs_trace"
     values = next(each.values for each in found.useless if each.rule == "eval_batch")
     assert values["evaluation"] < values["worst"]
 
@@ -379,7 +382,7 @@ def test_memory_that_others_hold_is_freed_no_further_than_needed() -> None:
 
 
 def test_several_changes_are_put_together_where_one_is_not_enough() -> None:
-    base = plan(resolve(["gpt2-774m"]).config, find("RTX 3060"))
+    base = plan(resolve(["gpt2-774m"]).config, find("RTX 3060"), others_bytes=GIB)
     found = advise(base, "foretrain")
     best = found.advised[0]
     assert len(best.rules) > 1

@@ -69,7 +69,7 @@ def test_case_c_does_not_fit_beside_a_desktop() -> None:
     beside = plan(resolved.config, GPU, others_bytes=parse_bytes("2.1GB"))
     assert beside.verdict_of("nanogpt") == "does_not_fit"
     failing = [p.phase for p in beside.memory_of("nanogpt").phases if p.verdict == "does_not_fit"]
-    assert failing == ["steady_step"]
+    assert failing == ["first_step"]
     assert plan(resolved.config, GPU).verdict_of("nanogpt") != "does_not_fit"  # the desktop is what breaks it
     assert beside.verdict_of("foretrain") == "fits"
     # In eager mode it would die before the first step: the evaluation holds five copies of the logits.
@@ -181,7 +181,7 @@ def test_plan_says_the_verdict_first() -> None:
     result = foretrain("plan", str(CASES / "c.py"), "--gpu", "RTX 4070", "--others", "2.1GB")
     assert result.returncode == 0
     verdict = result.stdout.split("Memory by phase")[0]
-    assert "nanoGPT (compiled) does not fit: in later steps (backward, at the loss)" in verdict
+    assert "nanoGPT (compiled) does not fit: in the first step (backward, at the loss)" in verdict
     assert "foretrain (compiled) fits" in verdict
     assert "1.96 GiB that others hold" in verdict
 

@@ -181,7 +181,7 @@ def test_plan_says_the_verdict_first() -> None:
     result = foretrain("plan", str(CASES / "c.py"), "--gpu", "RTX 4070", "--others", "2.1GB")
     assert result.returncode == 0
     verdict = result.stdout.split("Memory by phase")[0]
-    assert "nanoGPT (compiled) does not fit: in the first step (backward, at the loss)" in verdict
+    assert "nanoGPT (compiled) does not fit: in first step (backward, at the loss)" in verdict
     assert "foretrain (compiled) fits" in verdict
     assert "1.96 GiB that others hold" in verdict
 

@@ -302,9 +302,13 @@ def test_explanation_of_a_traced_plan() -> None:
 def test_nvidia_smi_line_by_line() -> None:
     """Case A's reading against its own prediction: 4,464 MiB of the process, 6,582 MiB of the card."""
     found = small_plan()
+    context, reserved = found.memory_of("nanogpt").context, 4214 * MIB
     phase = found.memory_of("nanogpt").worst.model_copy(
-        update={"reserved_bytes": 4214 * MIB, "allocated_bytes": 3566 * MIB}
-    )
+        update={
+            "reserved_bytes": reserved, "allocated_bytes": 3566 * MIB,
+            "needed_low_bytes": reserved + context.low_bytes, "needed_high_bytes": reserved + context.high_bytes,
+        }
+    )  # fmt: skip
     lines, conclusion = reconcile(found, phase, 6582 * MIB, 4464 * MIB)
     sizes = {line.id: (line.low_bytes // MIB, line.high_bytes // MIB) for line in lines}
     assert sizes == {

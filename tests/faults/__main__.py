@@ -26,7 +26,7 @@ TIERS = {
     },
     "nightly": {
         "kills": 1000, "every_call": 400, "sigterm": 200, "full_disk": 10000, "bit_flips": 10000, "not_finite": 1000,
-        "out_of_memory": 400, "fuzzed_configs": 20000, "hostile_configs": 1000, "hostile_payloads": 1000,
+        "out_of_memory": 430, "fuzzed_configs": 20000, "hostile_configs": 1000, "hostile_payloads": 1000,
         "data_flips": 10000,
     },
 }  # fmt: skip

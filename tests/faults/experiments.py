@@ -205,7 +205,7 @@ def not_finite(count: int, seed: int) -> Counts:
 
 def out_of_memory(count: int, seed: int) -> Counts:
     """Memory runs out once, in each phase, step and micro-step in turn, at most at `count` points spread over all."""
-    steps, accumulation = 9, 20
+    steps, accumulation = 10, 20
     base = {**harness.RUN, "batch_size": 2, "gradient_accumulation_steps": accumulation, "max_iters": steps,
             "eval_interval": 4, "block_size": 8, "n_embd": 16}  # fmt: skip
     points = [(where, s, m) for s in range(steps) for m in range(accumulation) for where in ("forward", "backward")]

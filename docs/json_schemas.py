@@ -129,6 +129,9 @@ OUTPUTS: dict[str, Output] = {
         "runs", "runs and watched programs",
         _object("Runs", runs=(list[_LISTED_RUN], ...), watched=(list[_LISTED_WATCH], ...)),
     ),
+    "foretrain.languages/1": Output(
+        "languages", "languages, and what each lacks", _object("Languages", languages=(list[dict[str, Any]], ...))
+    ),
     "foretrain.report/1": Output("report", "where the report was written", _object("Report", path=(str, ...))),
     "foretrain.sample/1": Output(
         "sample", "text from a checkpoint",

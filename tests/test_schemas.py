@@ -58,6 +58,7 @@ ANSWERS = {
     ),
     "foretrain.snapshot/1": ("explain", str(REPO / "examples/snapshots/fragmented.pickle")),
     "foretrain.gpus/1": ("gpus",),
+    "foretrain.languages/1": ("languages",),
 }  # fmt: skip
 SLOW = {
     "foretrain.best/1": ("plan", *CARD, "--best", "--within", "20h", "--data-tokens", "3.68B"),

@@ -50,7 +50,7 @@ def test_small_requests_make_little_difference() -> None:
             if position in marks:
                 events.append(("phase", marks[position], 0))
             events.append(("alloc", event, t.sizes[event]) if event >= 0 else ("free", ~event, 0))
-        whole = {peak.name: peak.peak_reserved_bytes for peak in replay(events).phases}  # type: ignore[arg-type]
+        whole = {peak.name: peak.peak_reserved_bytes for peak in replay(events).phases}
         short = reserved_bytes(t)
         assert set(whole) == set(short)
         for phase, nbytes in whole.items():

@@ -358,6 +358,8 @@ def test_what_is_said_in_vain_is_called_useless() -> None:
     assert why["auto_chunker"] == "needs_trace"
     values = next(each.values for each in found.useless if each.rule == "eval_batch")
     assert values["evaluation"] < values["worst"]
+    nanogpt = {each.rule: each.reason for each in advise(case_c(), "nanogpt", "fit").useless}
+    assert nanogpt["adamw8bit"] == "no_gain"  # 0.4 % more, by where the replay puts what it saves
 
 
 def test_an_evaluation_that_is_the_peak_gets_its_own_smaller_batch() -> None:

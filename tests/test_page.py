@@ -354,6 +354,18 @@ def test_serve_says_what_is_wrong(tmp_path: Path) -> None:
     assert foretrain("serve", "--runs", "nowhere", cwd=tmp_path).returncode == 7
 
 
+def test_the_link_is_printed_as_it_is_typed(tmp_path: Path) -> None:
+    """Whoever copies the line gets no unseen mark behind the token, in a language from right to left either."""
+    command = [sys.executable, "-m", "foretrain", "serve", "--port", str(free_port()), "--lang", "ar"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, encoding="utf-8") as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+        finally:
+            process.terminate()
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/#token=[\w-]+\n", line, re.ASCII)
+
+
 def test_a_connection_that_sends_nothing_whole_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.3)
     served = server.prepare(free_port(), [tmp_path])

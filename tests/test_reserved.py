@@ -3,11 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretrain.advise.planner import Planner
+from foretrain.advise.rules.base import State
 from foretrain.config import RunConfig
 from foretrain.hardware import find
 from foretrain.predict.allocator import Allocator
 from foretrain.predict.allocator_replay import replay
 from foretrain.predict.allocator_settings import Settings
+from foretrain.predict.memory import worst_verdict
+from foretrain.predict.plan import plan
 from foretrain.predict.reserved import LargePool, dies_in, reserved_bytes
 from foretrain.predict.simulated_run import SimulatedRun
 from foretrain.units import MIB
@@ -46,7 +50,7 @@ def test_small_requests_make_little_difference() -> None:
             if position in marks:
                 events.append(("phase", marks[position], 0))
             events.append(("alloc", event, t.sizes[event]) if event >= 0 else ("free", ~event, 0))
-        whole = {peak.name: peak.peak_reserved_bytes for peak in replay(events).phases}  # type: ignore[arg-type]
+        whole = {peak.name: peak.peak_reserved_bytes for peak in replay(events).phases}
         short = reserved_bytes(t)
         assert set(whole) == set(short)
         for phase, nbytes in whole.items():
@@ -89,3 +93,16 @@ def test_settings_of_their_own_take_the_whole_simulator() -> None:
     assert reserved_bytes(t, Settings()) == reserved_bytes(t)
     rounded = reserved_bytes(t, Settings.parse("roundup_power2_divisions:2"))
     assert max(rounded.values()) > max(reserved_bytes(t).values())
+
+
+def test_a_fraction_of_the_card_caps_the_run() -> None:
+    """per_process_memory_fraction is one of the whole card, and memory_limit takes its place."""
+    config = RunConfig(batch_size=8, compile=False, dtype="bfloat16")
+    halved = config.model_copy(update={"allocator_settings": "per_process_memory_fraction:0.3"})
+    limited = halved.model_copy(update={"memory_limit": "23GiB"})
+    card = find("RTX 4090")
+    worst = [worst_verdict(step) for each in (config, halved, limited) for step in plan(each, card).memory]
+    assert worst == ["fits", "fits", "does_not_fit", "does_not_fit", "fits", "fits"]
+    advised = Planner().outcome(State(halved, card, "nanogpt", 0))
+    assert advised is not None
+    assert advised.verdict == "does_not_fit"

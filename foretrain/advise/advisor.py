@@ -173,7 +173,8 @@ def _nothing(search: Search, candidate: Candidate) -> Idle:
         if rule == "free_others":
             values |= {"needed": before.needed_bytes, "available": candidate.outcome.available_bytes or 0}
             return Idle(rule=rule, reason="enough_already" if not search.must_fit else "not_enough", values=values)
-        return Idle(rule=rule, reason="needs_more" if saved < 0 else "no_gain", values=values)
+        more = -saved >= WORTH * before.needed_bytes  # less is where the replay happened to put a tensor
+        return Idle(rule=rule, reason="needs_more" if more else "no_gain", values=values)
     if not search.accepts(candidate.outcome):
         return Idle(rule=rule, reason="beyond", values={**values, "needed": candidate.outcome.needed_bytes})
     if rule == "accumulation":

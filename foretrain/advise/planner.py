@@ -82,7 +82,7 @@ class Planner:
         except UserError:
             return None
         room, _ = available(config, state.gpu, state.others_bytes)
-        return Outcome(state, self._ledger(state).judged(room), room)
+        return Outcome(state, self._ledger(state).judged(room, state.gpu.memory_bytes), room)
 
     def _ledger(self, state: State) -> Ledger:
         c, gpu = state.effective, state.gpu

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from foretrain import bidi
 from foretrain.cli.common import OUT, Json, Quiet, print_json
 from foretrain.cli.language import asked_for
 from foretrain.errors import UserError
@@ -51,7 +52,7 @@ def serve_command(
     if as_json:
         print_json({"schema": "foretrain.serve/1", "url": served.link, "port": served.port})
     else:
-        OUT.print(Text(say("page.served", link=served.link)), soft_wrap=True)
+        OUT.print(Text(bidi.bare(say("page.served", link=served.link))), soft_wrap=True)  # to be copied
         if not quiet:
             OUT.print(Text(say("page.served_how")), style="dim")
     with server.opener(served.link) as path:

@@ -135,6 +135,7 @@ class Ledger:
 
     def __init__(self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> None:
         self.compiled, self.cpu, self.context = compiled, gpu.kind == "cpu", Context.of(gpu)
+        self.capped = config.memory_limit_bytes is not None
         run = SimulatedRun(config, gpu, dtype, step, compiled)
         self.peaks = run.peaks() | (resumed := resume(run)).peaks
         self.t, self.settings = run.t, _settings_of(config)
@@ -157,13 +158,17 @@ class Ledger:
             reserved_bytes=reserved,
         )  # fmt: skip
 
-    def judged(self, available_bytes: int | None) -> StepMemory:
-        """With verdicts for what the process may take, context included; without where nobody knows that."""
+    def judged(self, available_bytes: int | None, card_bytes: int | None = None) -> StepMemory:
+        """With verdicts for what the process may take, context included; without where nobody knows that.
+
+        `card_bytes`: the whole card's memory, of which per_process_memory_fraction is one.
+        """
         phases = self.memory.phases
         if self.cpu:
             phases = tuple(self._with_copy(phase, available_bytes) for phase in phases)
         if available_bytes is not None:
-            verdicts = [_on_cpu(p, available_bytes) for p in phases] if self.cpu else self._on_card(available_bytes)
+            on_cpu = [_on_cpu(phase, available_bytes) for phase in phases] if self.cpu else None
+            verdicts = on_cpu or self._on_card(available_bytes, card_bytes)
             pairs = zip(phases, verdicts, strict=True)
             phases = tuple(phase.model_copy(update={"verdict": verdict}) for phase, verdict in pairs)
         return self.memory.model_copy(update={"phases": phases})
@@ -177,12 +182,16 @@ class Ledger:
         high = phase.needed_high_bytes + copy
         return phase.model_copy(update={"needed_expected_bytes": expected, "needed_high_bytes": high})
 
-    def _on_card(self, available_bytes: int) -> list[Verdict]:
+    def _on_card(self, available_bytes: int, card_bytes: int | None) -> list[Verdict]:
         """fits: the run lives with the expected context and 200 MiB to spare; does_not_fit: it dies even with the
         smallest context; else tight. A phase in which it does not die is judged by its tensors."""
         c, (low, expected, _) = self.context, self.roughly
         strictly = round((available_bytes - c.expected_bytes - MARGIN_BYTES) / expected)
         leniently = round((available_bytes - c.low_bytes) / (low * RESERVED[self.compiled][0]))
+        # The trainer's own cap, which memory_limit is, takes the place of the setting.
+        cap = None if self.capped or card_bytes is None else self.settings.cap_bytes(card_bytes)
+        if cap is not None:
+            strictly, leniently = min(strictly, cap), min(leniently, cap)
         dead = self._dies_in(leniently)
         certain = dead is not None
         dead = dead or self._dies_in(strictly)
@@ -238,7 +247,7 @@ def predict(
     config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool, available_bytes: int | None
 ) -> StepMemory:
     """The ledger of a run on a device. `available_bytes`: what the process may take there, context included."""
-    return Ledger(config, gpu, dtype, step, compiled=compiled).judged(available_bytes)
+    return Ledger(config, gpu, dtype, step, compiled=compiled).judged(available_bytes, gpu.memory_bytes)
 
 
 def worst_verdict(memory: StepMemory) -> Verdict | None:

@@ -32,7 +32,7 @@ from foretrain.report.numbers import behind
 from foretrain.report.palette import LINES_DARK, LINES_LIGHT
 
 SIGNS = {"good": "✓", "warn": "!", "bad": "✗"}
-SCRIPT_TEXTS = ("report.light", "report.dark", "report.by_keys")
+SCRIPT_TEXTS = ("report.light", "report.dark", "report.by_keys", "unit.days")
 
 
 def render(document: Document) -> str:
@@ -42,7 +42,7 @@ def render(document: Document) -> str:
     sections = [page.section(number, section.title, section.blocks) for number, section in enumerate(document.sections)]
     data = {
         "pictures": page.pictures, "light": LINES_LIGHT, "dark": LINES_DARK,
-        "texts": {id.rpartition(".")[2]: say(id) for id in SCRIPT_TEXTS},
+        "texts": {id.rpartition(".")[2]: say(id, days="{days}") for id in SCRIPT_TEXTS},
     }  # fmt: skip
     return Template((files / "page.html").read_text("utf-8")).substitute(
         lang=escape(language.id, quote=True),

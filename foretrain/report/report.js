@@ -16,7 +16,7 @@ const scaled = (x, steps, digits) => { for (const [size, unit] of steps) if (Mat
 const bytes = x => { for (const [size, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
   if (Math.abs(x) >= size) return (x / size).toFixed(size >= 2 ** 30 ? 2 : x / size >= 100 ? 0 : 1) + " " + unit; return Math.round(x) + " B"; };
 const duration = s => s === 0 ? "0" : s < 1 ? +(s * 1e3).toPrecision(3) + " ms" : s < 90 ? +s.toPrecision(3) + " s" : s < 5400 ? +(s / 60).toFixed(1) + " min" :
-  s < 72 * 3600 ? +(s / 3600).toFixed(1) + " h" : +(s / 86400).toFixed(1) + " days";
+  s < 72 * 3600 ? +(s / 3600).toFixed(1) + " h" : data.texts.days.replace("{days}", +(s / 86400).toFixed(1));
 const energy = j => j === 0 ? "0" : j >= 3.6e6 ? +(j / 3.6e6).toPrecision(3) + " kWh" : +(j / 3600).toPrecision(3) + " Wh";
 const count = x => x === 0 ? "0" : scaled(x, [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]], 4);
 const rate = x => x === 0 ? "0" : scaled(x, [[1e15, "PFLOP/s"], [1e12, "TFLOP/s"], [1e9, "GFLOP/s"], [1e6, "MFLOP/s"]], 3);

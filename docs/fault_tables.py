@@ -43,7 +43,7 @@ def faults() -> str:
         found = result(file)
         lines += [_row(name, counts) for name, counts in found["experiments"].items()]
         held.append(f"{'All held' if found['ok'] else '**Not all held**'} (tier {found['tier']}, seed {found['seed']}, "
-                    f"{found['date']}, {found['machine']['cpu']}, torch {found['versions']['torch']}; `make faults`).")  # fmt: skip
+                    f"{found['date']}, {found['machine']['cpu']}, torch {found['versions']['torch']}; `make {'faults-long' if found['tier'] == 'nightly' else 'faults'}`).")  # fmt: skip
     return "\n".join([*lines, "", *dict.fromkeys(held)])
 
 

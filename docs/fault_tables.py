@@ -83,6 +83,7 @@ def soak() -> str:
                     f"{same['steps']:,} steps the same")  # fmt: skip
     rows = [
         ("faults", f"{found['faults']} in {found['hours']:.2f} h, one each {found['every_s']:.0f} s: {kinds}"),
+        ("faults that could not be put in", ", ".join(each["kind"] for each in found["not_done"]) or "none"),
         ("done by hand", str(found["manual_actions"])),
         ("training processes", str(found["processes"])),
         ("useful share of the time in which it could work", f"{found['goodput']:.1%}"),

@@ -41,14 +41,19 @@ class Coverage:
 
 
 @cache
-def _files() -> dict[str, dict[str, str]]:
-    """Every language's texts as {dotted id: template}, English first."""
-    found = {}
-    for file in _FOLDER.iterdir():
-        id = file.name.removesuffix(".toml")
-        if id != file.name and _ID.fullmatch(id):
-            found[id] = flat(tomllib.loads(file.read_text("utf-8")))
-    return {ENGLISH: found[ENGLISH], **dict(sorted(found.items()))}
+def _ids() -> tuple[str, ...]:
+    """Of every language, English first."""
+    names = (file.name for file in _FOLDER.iterdir() if file.name.endswith(".toml"))
+    found = {id for name in names if _ID.fullmatch(id := name.removesuffix(".toml"))}
+    return (ENGLISH, *sorted(found - {ENGLISH}))
+
+
+@cache
+def _file(id: str) -> dict[str, str]:
+    """A language's file as {dotted id: text}, read when somebody speaks it. Raises KeyError where there is none."""
+    if id not in _ids():
+        raise KeyError(id)
+    return flat(tomllib.loads((_FOLDER / f"{id}.toml").read_text("utf-8")))
 
 
 def flat(table: dict[str, Any], prefix: str = "") -> dict[str, str]:
@@ -61,16 +66,18 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 def texts_of(id: str) -> dict[str, str]:
     """The texts that a language itself has, without those about itself. Raises KeyError where it is not known."""
-    return {key: text for key, text in _files()[id].items() if not key.startswith("language.")}
+    return {key: text for key, text in _file(id).items() if not key.startswith("language.")}
 
 
 @cache
+def _language(id: str) -> Language:
+    """A language by its id. Raises KeyError."""
+    return Language(id, _file(id).get("language.name", id), _file(id).get("language.direction", "ltr"))
+
+
 def known() -> dict[str, Language]:
     """Every language by id, English first."""
-    return {
-        id: Language(id, texts.get("language.name", id), texts.get("language.direction", "ltr"))
-        for id, texts in _files().items()
-    }
+    return {id: _language(id) for id in _ids()}
 
 
 @cache
@@ -85,20 +92,20 @@ _here: ContextVar[str | None] = ContextVar("language", default=None)
 
 def current() -> Language:
     """The language that is spoken here and now."""
-    return known()[_here.get() or _process]
+    return _language(_here.get() or _process)
 
 
 def use(id: str) -> str:
     """Speak this language in the whole process from now on; returns what was spoken. Raises KeyError."""
     global _process  # one process has one voice, in every thread of it
-    before, _process = _process, known()[id].id
+    before, _process = _process, _language(id).id
     return before
 
 
 @contextmanager
 def speaking(id: str) -> Iterator[None]:
     """Speak this language within, in this thread or task only. Raises KeyError."""
-    token = _here.set(known()[id].id)
+    token = _here.set(_language(id).id)
     try:
         yield
     finally:
@@ -108,7 +115,7 @@ def speaking(id: str) -> Iterator[None]:
 def matching(word: str) -> str | None:
     """The id of the language that a word such as 'ar', 'AR' or 'ar_EG.UTF-8' means; None where none is."""
     tag = re.split(r"[.@]", word.strip(), maxsplit=1)[0].replace("_", "-").lower()
-    while tag and tag not in known():
+    while tag and tag not in _ids():
         tag = tag.rpartition("-")[0]
     return tag or None
 
@@ -131,4 +138,4 @@ def coverage(id: str, extra: frozenset[str] = frozenset()) -> Coverage:
     wanted = texts_of(ENGLISH).keys() | extra
     own = wanted if id == ENGLISH else texts_of(id).keys()
     missing, unknown = sorted(wanted - own), sorted(own - wanted)
-    return Coverage(known()[id], len(wanted & own), len(wanted), tuple(missing), tuple(unknown))
+    return Coverage(_language(id), len(wanted & own), len(wanted), tuple(missing), tuple(unknown))

@@ -50,9 +50,12 @@ def pretended() -> dict[str, dict[str, str]]:
 @contextmanager
 def pretending(**more: dict[str, str]) -> Iterator[None]:
     """The languages of this module, and `more` of them, are known within."""
-    files = {**languages._files(), **pretended(), **more}
+    files = {**{id: languages._file(id) for id in languages._ids()}, **pretended(), **more}
     try:
-        with mock.patch.object(languages, "_files", return_value=files):
+        with (
+            mock.patch.object(languages, "_ids", return_value=tuple(files)),
+            mock.patch.object(languages, "_file", side_effect=files.__getitem__),
+        ):
             forget()
             yield
     finally:
@@ -61,7 +64,7 @@ def pretending(**more: dict[str, str]) -> Iterator[None]:
 
 def forget() -> None:
     """What was kept of the files is read again."""
-    for kept in (languages.known, languages.texts):
+    for kept in (languages._language, languages.texts):
         kept.cache_clear()
 
 

@@ -6,6 +6,7 @@ order, and logs and errors are read by others and looked up. With --json all is 
 
 import os
 import sys
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +17,6 @@ from foretrain import languages
 from foretrain.cli.common import OUT, Json, print_json
 from foretrain.config import knobs
 from foretrain.errors import UserError
-from foretrain.report import text
 from foretrain.report.document import Cell, Document, Message, Paragraph, Quantity, Section, Table, Verbatim
 
 VARIABLE = "FORETRAIN_LANG"
@@ -51,6 +51,7 @@ def _give_option(command: Any) -> None:
             _give_option(each)
 
 
+@cache
 def _option() -> Any:
     """The option as typer itself makes it, of a command that is nothing else."""
     own = typer.Typer(add_completion=False)
@@ -128,6 +129,8 @@ def languages_command(
         ]  # fmt: skip
         print_json({"schema": "foretrain.languages/1", "languages": listed})
         return
+    from foretrain.report import text
+
     text.render(_document(found, with_ids=language is not None), OUT)
 
 

@@ -96,7 +96,8 @@ class Soak:
         try:
             fault |= kind(watch, self.chance)
         except (OSError, subprocess.CalledProcessError, TimeoutError, IndexError) as error:
-            fault |= {"not_done": f"{type(error).__name__}: {error}"}
+            reason = str(error).replace(str(self.work), self.work.name)  # results name no machine's folders
+            fault |= {"not_done": f"{type(error).__name__}: {reason}"}
         self.faults.append(fault)
 
     def _sample(self, watch: Watch, started: float) -> None:

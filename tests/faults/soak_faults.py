@@ -88,10 +88,19 @@ def read_only(run: Watch, chance: random.Random) -> Note:
     folder = str(run.checkpoints)
     subprocess.run(["mount", "--bind", folder, folder], check=True)
     try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+        _make_read_only(folder)
         return _hold(run)
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def _make_read_only(mounted: str, tries: int = 100) -> None:
+    """Asked again while it is busy: no mount turns read-only under a file that is being written."""
+    for left in reversed(range(tries)):
+        done = subprocess.run(["mount", "-o", "remount,bind,ro", mounted], check=not left, capture_output=True)
+        if done.returncode == 0:
+            return
+        time.sleep(0.05)
 
 
 def slow_disk(run: Watch, chance: random.Random) -> Note:

@@ -40,12 +40,11 @@ class LanguageModel(nn.Module):
         """The normed last hidden states, B x T x C, of token ids idx, B x T."""
         raise NotImplementedError
 
-    def through_blocks(self, x: Tensor, *others: Tensor) -> Tensor:
-        """x through all blocks, the first of which may be checkpointed; `others` go to each."""
-        for i, block in enumerate(self.layers()):
-            recompute = self.training and i < self.checkpointed_blocks
-            x = checkpoint(block, x, *others, use_reentrant=False) if recompute else block(x, *others)
-        return x
+    def block(self, i: int, x: Tensor, *others: Tensor) -> Tensor:
+        """x, and what every block takes besides, through block i: checkpointed if it is among the first that are."""
+        if self.training and i < self.checkpointed_blocks:
+            return checkpoint(self.layers()[i], x, *others, use_reentrant=False)
+        return self.layers()[i](x, *others)
 
     def head_input(self, idx: Tensor) -> Tensor:
         """The hidden states, B x T x C, in the dtype that autocast gives to matrix products."""
@@ -206,8 +205,12 @@ class GPT(LanguageModel):
         assert self.block_size >= T, f"context of {T} tokens, the model has {self.block_size} positions"
         parts: Any = self.transformer
         position = torch.arange(T, device=idx.device)
-        # Without a name of its own, the embedding dies with the first block where nothing saves it.
-        return parts["ln_f"](self.through_blocks(parts["drop"](parts["wte"](idx) + parts["wpe"](position))))
+        # One name for all that goes from block to block, in the frame that calls them: a function given the embedding
+        # would have it kept by its caller as long as it runs (where Python's calls are not inlined, as under Dynamo).
+        x = parts["drop"](parts["wte"](idx) + parts["wpe"](position))
+        for i in range(len(self.layers())):
+            x = self.block(i, x)
+        return parts["ln_f"](x)
 
 
 def _init(module: nn.Module) -> None:

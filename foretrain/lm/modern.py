@@ -179,7 +179,10 @@ class ModernGPT(LanguageModel):
         tables: Any = self.cos, self.sin
         cos, sin = (table[:T].to(low) for table in tables)
         x0 = norm(embedded, embedded.dtype)
-        return norm(self.through_blocks(x0, x0, cos, sin), low)
+        x = x0
+        for i in range(len(self.layers())):
+            x = self.block(i, x, x0, cos, sin)
+        return norm(x, low)
 
 
 def _init(module: nn.Module) -> None:

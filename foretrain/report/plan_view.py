@@ -93,7 +93,10 @@ def _verdict(plan: Plan) -> tuple[Block, ...]:
         phase = next(doubtful, memory.worst)
         id = f"verdict.{verdict or 'unknown'}"
         beside = ".beside" if plan.others_bytes and verdict else ".alone" if verdict else ""
-        blocks.append(Paragraph(Message(id + beside, _verdict_values(plan, memory, phase)), TONES[verdict]))
+        values = _verdict_values(plan, memory, phase)
+        blocks.append(Paragraph(Message(id + beside, values), TONES[verdict]))
+        if verdict == "fits" and values["high"] > values["available"]:
+            blocks.append(Paragraph(Message("verdict.given_back", values)))
     return tuple(blocks)
 
 

@@ -284,10 +284,15 @@ def _where(verdict: Verdict, pair: Pair) -> Cell:
     if pair.at is None:
         return ""
     values = {
-        "split": Message(f"side_split.{pair.split}"), "at": pair.at, "unit": pair.unit,
+        "split": Message(f"side_split.{pair.split}"), "at": pair.at, "unit": loss_unit(pair.unit),
         "seconds": pair.at * 3600 if pair.axis == "hours" else 0.0,
     }  # fmt: skip
     return Message(f"side_at.{pair.axis}", values)
+
+
+def loss_unit(unit: str) -> Message:
+    """What a loss is counted in, as words."""
+    return Message("side_unit.bits" if unit == "bits a byte" else "side_unit.nats")
 
 
 def _times(pair: Pair) -> str:

@@ -1,6 +1,6 @@
 """Runs beside each other for the page: the report of a comparison as JSON, each run as far as it goes.
 
-Files are read and nothing else (observe.py); what cannot be read is one sentence in its place, and the rest is compared.
+Files are read and nothing else (observe.py); what cannot be read is a sentence in its place, and the rest is compared.
 """
 
 import shlex

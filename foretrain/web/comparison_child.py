@@ -1,4 +1,4 @@
-"""The process that compares large runs for the page: their ids and folders come in as JSON, the page's answer goes out."""
+"""The process that compares large runs for the page: ids and folders come in as JSON, the page's answer goes out."""
 
 import json
 import os

@@ -23,6 +23,7 @@ from foretrain.web.guard import Guard
 from foretrain.web.language import Speaking
 
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+LATER = frozenset({"/compare.js", "/draw.js"})  # files that a browser fetches when somebody compares, not before
 
 
 @cache

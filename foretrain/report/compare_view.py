@@ -77,7 +77,8 @@ def _settings(found: Comparison, labels: list[str]) -> tuple[Block, ...]:
 def _headline(able: list[Setting], unknown: tuple[Setting, ...]) -> Paragraph:
     if not able:
         return Paragraph(Message("side.same" if not unknown else "side.same_so_far"))
-    groups = [group for group in GROUPS if any(setting.group == group for setting in able)]
+    present = [group for group in GROUPS if any(setting.group == group for setting in able)]
+    groups = [Message(f"side_group.{group}").text() for group in present]
     values = {"count": len(able), "groups": _and(groups), "names": _and([setting.name for setting in able])}
     if len(able) == 1:
         return Paragraph(Message("side.one_differs", values))

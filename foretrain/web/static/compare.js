@@ -75,8 +75,8 @@ export class ComparePage {
     const first = [run.id, ...this.ids.filter((_, i) => i !== place)];
     const state = run.status_text ? h("span", {}, " · ", h("span", { class: run.tone }, run.status_text),
       ` · ${t("page.steps_of", { done: apart(run.steps.toLocaleString("en")), of: apart(run.of.toLocaleString("en")) })}`) : "";
-    return h("li", {}, run.name ? h("a", { href: `#/run/${run.id}` }, run.name) : "", state,
-      place ? h("span", {}, " · ", h("a", { href: compareHash(first), "aria-label": `${t("page.beside.first")}: ${run.name || run.id}` }, t("page.beside.first"))) : "",
+    return h("li", {}, run.name ? h("a", { href: `#/run/${run.id}` }, run.name) : apart(run.id), state,
+      place && !run.problem ? h("span", {}, " · ", h("a", { href: compareHash(first), "aria-label": `${t("page.beside.first")}: ${run.name}` }, t("page.beside.first"))) : "",
       run.path ? h("div", { class: "help" }, apart(run.path)) : "",
       run.notes.map(text => h("p", { class: "warn" }, text)), run.problem ? h("p", { class: "bad" }, run.problem) : "");
   }

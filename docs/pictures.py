@@ -2,9 +2,9 @@
 
     python docs/pictures.py            all of them; needs a Chromium, playwright and Pillow
     python docs/pictures.py planner    those whose name begins so
-    python docs/pictures.py --in work  with the run that is in this folder, or made there
+    python docs/pictures.py --in work  with the runs that are in this folder, or made there
 
-What is shown is real: a run is trained on this CPU first, in a temporary folder, and `foretrain serve` is started on it.
+What is shown is real: two runs are trained on this CPU first, in a temporary folder, and `foretrain serve` is started on them.
 """
 
 import contextlib
@@ -25,10 +25,11 @@ from foretrain import languages
 ROOT = Path(__file__).parent.parent
 TO = ROOT / "docs" / "pictures"
 RUN = (
-    "train", "baby", "--out_dir=out-baby", "--n_layer=2", "--n_embd=64", "--n_head=2", "--block_size=64", "--batch_size=8",
+    "train", "baby", "--n_layer=2", "--n_embd=64", "--n_head=2", "--block_size=64", "--batch_size=8",
     "--gradient_accumulation_steps=1", "--max_iters=300", "--lr_decay_iters=300", "--warmup_iters=20", "--eval_interval=50",
     "--eval_iters=5", "--quiet",
 )  # fmt: skip
+RUNS = {"out-baby": (), "out-wide": ("--n_embd=96", "--n_head=3", "--learning_rate=3e-3")}
 MOST_BYTES = 150_000
 COLOURS = 64
 
@@ -106,12 +107,27 @@ def cards(page: Page) -> None:
     page.evaluate("document.querySelector('.cards').scrollIntoView()")
 
 
-def run(page: Page) -> None:
-    """A run and its curves."""
+def runs(page: Page) -> None:
+    """The list of runs."""
     page.wait_for_selector("#nav a")
     page.locator("#nav a").nth(1).click()
-    page.locator("tbody th a").first.click()
+    page.wait_for_selector("tbody th a")
+
+
+def run(page: Page) -> None:
+    """A run and its curves."""
+    runs(page)
+    page.locator("th", has_text="out-baby").locator("a").first.click()
     page.wait_for_selector(".picture canvas")
+
+
+def compare(page: Page) -> None:
+    """Two runs beside each other."""
+    runs(page)
+    for name in RUNS:
+        page.locator(f'.pick input[aria-label*="{name}"]').check()
+    page.locator("#compare-runs").click()
+    page.wait_for_selector(".comparison[aria-busy=false] canvas")
 
 
 def narrow(page: Page) -> None:
@@ -121,6 +137,7 @@ def narrow(page: Page) -> None:
 
 VIEWS: dict[str, tuple[Callable[[Page], None], int, int]] = {
     "planner": (planner, 1280, 1000), "advice": (advice, 1280, 900), "cards": (cards, 1280, 800), "run": (run, 1280, 1000),
+    "compare": (compare, 1280, 1300),
     "narrow": (narrow, 360, 900),
 }  # fmt: skip
 
@@ -152,7 +169,9 @@ def main() -> None:
     names = [*languages.known()]
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         work = kept or Path(folder)
-        assert (work / "out-baby" / "run.json").exists() or foretrain(work, *RUN).wait() == 0
+        for name, knobs in RUNS.items():
+            made = (work / name / "run.json").exists()
+            assert made or foretrain(work, *RUN, f"--out_dir={name}", *knobs).wait() == 0
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         with served(work) as link:
             for view, (show, width, height) in VIEWS.items():

@@ -68,9 +68,10 @@ def _build(out: Path, cache: Path, runtime: Path, packages: list[Path]) -> dict[
 
 
 def _page(out: Path) -> None:
-    """The page's own files, with the transport that needs no server."""
+    """The page's own files, with the transport that needs no server; without comparisons, as there are no runs."""
     for path in sorted((PACKAGE / "web" / "static").iterdir()):
-        shutil.copyfile(path, out / path.name)
+        if path.name != "compare.js":
+            shutil.copyfile(path, out / path.name)
     shutil.copyfile(PACKAGE / "report" / "vendor" / "chart.umd.min.js", out / "chart.js")
     for name in ("transport.js", "worker.js"):
         shutil.copyfile(HERE / name, out / name)

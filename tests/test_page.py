@@ -280,6 +280,8 @@ def test_the_first_load_is_small(client: TestClient) -> None:
         assert answer.content == content
         sizes[path] = int(answer.headers["content-length"])
         assert client.get(path, headers={**GOOD, "accept-encoding": "identity"}).content == content
+    for later in routes.LATER:
+        assert sizes.pop(later) < 20_000
     sizes["/api/start"] = len(client.get("/api/start", headers=GOOD).content)
     sizes["/api/plan"] = len(client.post("/api/plan", headers={**GOOD, **POSTED}, json={}).content)
     assert sum(sizes.values()) < 150_000, sizes

@@ -36,8 +36,8 @@ ORIGIN = f"http://127.0.0.1:{PORT}"
 GOOD = {"host": f"127.0.0.1:{PORT}", guard.TOKEN_HEADER: TOKEN}
 POSTED = {"origin": ORIGIN, "sec-fetch-site": "same-origin", "content-type": "application/json"}
 # The page's own files: they hold nothing of the user's, and must load before the page can send its token.
-OPEN = {"/", "/advice.js", "/api.js", "/chart.js", "/form.js", "/icon.svg", "/language.js", "/main.js", "/pictures.js", "/planner.js",
-        "/runs.js", "/state.js", "/style.css", "/transport.js", "/ui.js"}  # fmt: skip
+OPEN = {"/", "/advice.js", "/api.js", "/chart.js", "/compare.js", "/draw.js", "/form.js", "/icon.svg", "/language.js", "/main.js",
+        "/pictures.js", "/planner.js", "/runs.js", "/state.js", "/style.css", "/transport.js", "/ui.js"}  # fmt: skip
 EVIL_NAME = "<img src=x onerror=alert(1)>\x1b[31m"
 
 
@@ -162,7 +162,8 @@ def test_methods_are_few_and_reading_changes_nothing(app: Starlette, client: Tes
                 answer = client.request(method, path, headers={**GOOD, **POSTED})
                 assert answer.status_code == 405, (method, path)
     assert {path for method, path in known if method == "POST"} == {
-        "/api/plan", "/api/cards", "/api/read", "/api/toml", "/api/advice", "/api/exact", "/api/exact/0123456789abcdef/stop"
+        "/api/plan", "/api/cards", "/api/read", "/api/toml", "/api/advice", "/api/compare", "/api/exact",
+        "/api/exact/0123456789abcdef/stop"
     } & {path for _, path in known}  # fmt: skip
 
 

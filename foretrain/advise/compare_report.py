@@ -1,6 +1,6 @@
 """What a report of a comparison shows besides it: losses on one axis, what fits, how far forecasts were off."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,17 +26,21 @@ class CompareFacts:
     source: str
 
 
-def gather(subjects: Sequence[Subject], found: Comparison) -> CompareFacts:
-    """`found`: the comparison of these subjects, in the same order; it has told their labels apart."""
+Opened = Callable[[Path], RunDirectory]
+
+
+def gather(subjects: Sequence[Subject], found: Comparison, opened: Opened = RunDirectory) -> CompareFacts:
+    """`found`: the comparison of these subjects, in the same order; it has told their labels apart. `opened`: how the
+    directories of runs are read."""
     named = [replace(s, label=side.label) for s, side in zip(subjects, found.sides, strict=True)]
     checks, source = [], ""
     for subject in named:
-        rows, voice = _checked(subject)
+        rows, voice = _checked(subject, opened)
         if rows:
             checks.append((subject.label, rows))
             source = voice
     return CompareFacts(
-        losses=loss_curves(named, [_meter(subject) for subject in named]),
+        losses=loss_curves(named, [_meter(subject, opened) for subject in named]),
         verdicts={s.label: _verdict(s) for s in named if s.memory and s.memory.voice != "measured"},
         checks=tuple(checks), source=source,
     )  # fmt: skip
@@ -47,17 +51,17 @@ def _directory(subject: Subject) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _meter(subject: Subject) -> EnergyMeter | None:
-    return meter_of(RunDirectory(_directory(subject)).read_lines("metrics")) if subject.kind == "run" else None
+def _meter(subject: Subject, opened: Opened) -> EnergyMeter | None:
+    return meter_of(opened(_directory(subject)).read_lines("metrics")) if subject.kind == "run" else None
 
 
-def _checked(subject: Subject) -> tuple[tuple[Row, ...], str]:
+def _checked(subject: Subject, opened: Opened) -> tuple[tuple[Row, ...], str]:
     """A run against its own forecast; a damaged forecast spoils no comparison."""
     if subject.kind != "run":
         return (), ""
     path = _directory(subject)
     try:
-        record = RunDirectory(path).read_record()
+        record = opened(path).read_record()
         made = check(plan_of(path, record), record)
     except UserError:
         return (), ""

@@ -8,14 +8,13 @@ is an error here.
 """
 
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 MIB = 1 << 20
 LARGE_SEGMENT_BYTES = 20 * MIB  # large_segment_size_; kLargeBuffer before 2.11
 MIN_LARGE_ALLOC_BYTES = 10 * MIB  # kMinLargeAlloc: a large segment must be larger than that
-UNLIMITED = sys.maxsize  # stands for std::numeric_limits<size_t>::max()
+UNLIMITED = 2**63 - 1  # stands for std::numeric_limits<size_t>::max(), in a browser with its 32 bits too
 INTERVALS = 16  # kRoundUpPowerOfTwoIntervals: from 1 MiB on one for each power of two, the last without end
 FIRST_INTERVAL_BITS = MIB.bit_length()
 

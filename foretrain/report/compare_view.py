@@ -77,7 +77,8 @@ def _settings(found: Comparison, labels: list[str]) -> tuple[Block, ...]:
 def _headline(able: list[Setting], unknown: tuple[Setting, ...]) -> Paragraph:
     if not able:
         return Paragraph(Message("side.same" if not unknown else "side.same_so_far"))
-    groups = [group for group in GROUPS if any(setting.group == group for setting in able)]
+    present = [group for group in GROUPS if any(setting.group == group for setting in able)]
+    groups = [Message(f"side_group.{group}").text() for group in present]
     values = {"count": len(able), "groups": _and(groups), "names": _and([setting.name for setting in able])}
     if len(able) == 1:
         return Paragraph(Message("side.one_differs", values))
@@ -284,10 +285,15 @@ def _where(verdict: Verdict, pair: Pair) -> Cell:
     if pair.at is None:
         return ""
     values = {
-        "split": Message(f"side_split.{pair.split}"), "at": pair.at, "unit": pair.unit,
+        "split": Message(f"side_split.{pair.split}"), "at": pair.at, "unit": loss_unit(pair.unit),
         "seconds": pair.at * 3600 if pair.axis == "hours" else 0.0,
     }  # fmt: skip
     return Message(f"side_at.{pair.axis}", values)
+
+
+def loss_unit(unit: str) -> Message:
+    """What a loss is counted in, as words."""
+    return Message("side_unit.bits" if unit == "bits a byte" else "side_unit.nats")
 
 
 def _times(pair: Pair) -> str:

@@ -56,9 +56,16 @@ def render(document: Document) -> str:
         theme=escape(say("report.dark")),
         style=(files / "report.css").read_text("utf-8"),
         library=(files / "vendor" / "chart.umd.min.js").read_text("utf-8"),
-        script=(files / "report.js").read_text("utf-8"),
+        script=script(),
         data=script_json(data),
     )
+
+
+def script() -> str:
+    """What draws, then what makes it draw here; a script in a page exports nothing."""
+    files = resources.files("foretrain") / "report"
+    draws = (files / "draw.js").read_text("utf-8").partition("\nexport ")[0]
+    return f"{draws}\n{(files / 'report.js').read_text('utf-8')}"
 
 
 def script_json(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from foretrain.advise.log_analysis import LogAnalysis
 from foretrain.advise.utilization import Utilization
+from foretrain.report.compare_view import loss_unit
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.units import rounds_to_zero
 
@@ -111,7 +112,7 @@ def _losses(found: LogAnalysis) -> Table:
     if losses.best_val_loss is not None:
         values = {
             "last": losses.last_val_loss, "best": losses.best_val_loss, "step": losses.best_val_step,
-            "count": losses.evaluations, "unit": losses.val_unit,
+            "count": losses.evaluations, "unit": loss_unit(losses.val_unit),
         }  # fmt: skip
         rows.append((Message("row.val_loss"), Message("value.val_loss", values)))
     return Table((), tuple(rows or [(Message("log.no_losses"),)]))

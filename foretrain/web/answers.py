@@ -44,10 +44,11 @@ def document_json(document: Document) -> dict[str, Any]:
 
 def section_json(section: Section) -> dict[str, Any]:
     """A section: its title and its blocks."""
-    return {"title": section.title.text(), "blocks": [_block(block) for block in section.blocks]}
+    return {"title": section.title.text(), "blocks": [block_json(block) for block in section.blocks]}
 
 
-def _block(block: Block) -> dict[str, Any]:
+def block_json(block: Block) -> dict[str, Any]:
+    """A block with its texts made; of a picture that only the report draws, its numbers."""
     match block:
         case Paragraph(message=message, tone=tone):
             return {"kind": "paragraph", "text": printable(message.text()), "tone": tone}
@@ -70,7 +71,7 @@ def _block(block: Block) -> dict[str, Any]:
             shown = [[label, *(format_value(value, block.format) for value in both)] for label, *both in pairs]
             return {"kind": "pairs", "title": block.title.text(), "format": block.format, "rows": pairs, "shown": shown}
         case _:  # a picture that only the report draws
-            return _block(behind(block))
+            return block_json(behind(block))
 
 
 def _mark(limit_bytes: int | None) -> list[dict[str, Any]]:

@@ -6,16 +6,14 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
-import foretrain
 from foretrain.configfile import ResolvedConfig
 from foretrain.errors import UserError
 from foretrain.predict.exact import service
 from foretrain.predict.plan import Plan
+from foretrain.web import child
 
 _KEPT = 4
 _GRACE_S = 3.0
@@ -29,13 +27,7 @@ class Job:
         self.found = found
         self.state, self.progress, self.reason = "working", "", ""
         self.plan: Plan | None = None
-        source = str(Path(foretrain.__file__).parent.parent)
-        path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "foretrain.web.exact_child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}, text=True, encoding="utf-8",
-            start_new_session=True,
-        )  # fmt: skip
+        self._process = child.start("foretrain.web.exact_child")
         self._gpu = plan.gpu
         self._thread = threading.Thread(target=self._follow, args=({"plan": plan.to_json()},), daemon=True)
         self._thread.start()

@@ -17,19 +17,24 @@ from starlette.routing import Route
 
 from foretrain.errors import UserError
 from foretrain.messages import say
-from foretrain.web import answers, calls, jobs, planner, runs
+from foretrain.web import answers, calls, comparing, jobs, planner, runs
 from foretrain.web.calls import Made
 from foretrain.web.guard import Guard
 from foretrain.web.language import Speaking
 
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+LATER = frozenset({"/compare.js", "/draw.js"})  # files that a browser fetches when somebody compares, not before
 
 
 @cache
 def files() -> dict[str, tuple[bytes, str]]:
     """The page's own files by path: their bytes and type. Nothing else is ever served from disk."""
     package = resources.files("foretrain")
-    found = {"/chart.js": (package / "report" / "vendor" / "chart.umd.min.js", "text/javascript")}
+    report = package / "report"
+    found = {
+        "/chart.js": (report / "vendor" / "chart.umd.min.js", "text/javascript"),
+        "/draw.js": (report / "draw.js", "text/javascript"),
+    }
     for file in (package / "web" / "static").iterdir():
         kind = _TYPES.get(Path(file.name).suffix)
         if kind is not None:
@@ -50,12 +55,14 @@ def create_app(port: int, token: str, roots: list[Path], language: str | None = 
         Route("/api/runs", handlers.runs, methods=["GET"]),
         Route("/api/runs/{id}", handlers.run, methods=["GET"]),
         Route("/api/runs/{id}/live", handlers.live, methods=["GET"]),
+        Route("/api/compare", handlers.compare, methods=["POST"]),
         Route("/api/comparisons", handlers.comparisons, methods=["GET"]),
     ]
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
+        handlers.comparer.stop()
         await run_in_threadpool(handlers.jobs.stop_all)
 
     guard = Middleware(Guard, port=port, token=token, open_paths=frozenset(files()))
@@ -105,7 +112,7 @@ class _Handlers:
     """What answers; holds the runs' folders and the exact jobs."""
 
     def __init__(self, known: runs.Runs) -> None:
-        self._runs, self.jobs = known, jobs.Jobs()
+        self._runs, self.jobs, self.comparer = known, jobs.Jobs(), comparing.Comparer(known)
 
     async def start(self, request: Request) -> Response:
         """Everything that the page needs once: the form, texts, devices, presets."""
@@ -159,6 +166,10 @@ class _Handlers:
         id = request.path_params["id"]
         run = await run_in_threadpool(self._runs.get, id)
         return _refusal("missing", 404) if run is None else await _answer(lambda: (200, work(id, run)))
+
+    async def compare(self, request: Request) -> Response:
+        """Some runs beside each other."""
+        return await self._with(request, lambda body: calls.answered(body, comparing.Asked, self.comparer.answer))
 
     async def comparisons(self, request: Request) -> Response:
         """Predicted against measured, of all runs."""

@@ -47,12 +47,13 @@ class Runs:
             except UserError as error:
                 unreadable.append(printable(str(error)))
                 continue
-            rows.append(_row(id, run, record))
-        rows.sort(key=lambda row: row["started"], reverse=True)
+            rows.append(row(id, run, record))
+        rows.sort(key=lambda one: one["started"], reverse=True)
         return {"schema": SCHEMA, "runs": rows[:MAX_RUNS], "unreadable": unreadable}
 
 
-def _row(id: str, run: ObservedRun, record: RunRecord) -> dict[str, Any]:
+def row(id: str, run: ObservedRun, record: RunRecord) -> dict[str, Any]:
+    """One run as the list has it."""
     return {
         "id": id, "name": printable(record.name), "path": printable(str(run.path)), **_state(run, record),
         "of": record.config.max_iters, "val_loss": record.val_loss, "started": record.started_at,
@@ -74,7 +75,7 @@ def page(id: str, run: ObservedRun) -> dict[str, Any]:
     """One run: its report as a document, its curve, and where to go on reading. Raises UserError."""
     record = run.read_record()
     metrics, end = curve(run.path / "metrics.jsonl")
-    answer = {"schema": SCHEMA, **_row(id, run, record), "metrics": metrics, "next": end, "events": _events(run)}
+    answer = {"schema": SCHEMA, **row(id, run, record), "metrics": metrics, "next": end, "events": _events(run)}
     try:
         plan = plan_of(run.path, record)
         document = run_view.report_document(record, _whole(metrics), plan, compare(plan, record), _sample(run))

@@ -28,10 +28,14 @@ def claims(path: Path, head: bytes) -> bool:
 def load(given: Given) -> Subject:
     """The run. Raises UserError where there is none, or its record is damaged."""
     path = Path(given.path)
-    directory = RunDirectory(path if path.is_dir() else path.parent)
-    record = directory.read_record()
     if given.words:
         raise UserError("usage.source_has_config", path=given.path)
+    return of(given, RunDirectory(path if path.is_dir() else path.parent))
+
+
+def of(given: Given, directory: RunDirectory) -> Subject:
+    """The run in this directory. Raises UserError as `load`."""
+    record = directory.read_record()
     lines = directory.read_lines("metrics")
     times, since = steady_times(*_columns([line for line in lines if line["kind"] == "step"]))
     config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})

@@ -4,6 +4,7 @@ import { choose, speak } from "./language.js";
 import { freeAll, setLegend } from "./pictures.js";
 import { Planner } from "./planner.js";
 import { RunPage, RunsPage } from "./runs.js";
+import { comparedIn } from "./state.js";
 import { announce, h, setTexts, t } from "./ui.js";
 
 const main = document.getElementById("main");
@@ -17,11 +18,29 @@ class Missing {
   redraw() {}
 }
 
+// A part whose script is loaded when somebody comes to it.
+class Later {
+  constructor(load) { this.load = load; this.element = h("div", {}); }
+  async enter() {
+    const page = await this.load().catch(() => new Missing(t("page.no_server")));
+    if (this.gone) return;
+    this.page = page;
+    this.element.replaceChildren(page.element);
+    page.enter();
+  }
+  leave() { this.gone = true; this.page?.leave(); }
+  redraw() { this.page?.redraw(); }
+}
+
+const comparison = ids => new Later(() => import("./compare.js").then(({ ComparePage }) => new ComparePage(ids)));
+
 function pageOf(hash) {
   const path = hash.replace(/^#/, "").split("?")[0];
   const run = /^\/run\/([\w-]+)$/.exec(path);
-  if ((run || path === "/runs") && start.no_runs) return ["runs", () => new Missing(start.no_runs)];
+  const elsewhere = run || path === "/runs" || path === "/compare";
+  if (elsewhere && start.no_runs) return ["runs", () => new Missing(start.no_runs)];
   if (run) return ["runs", () => new RunPage(run[1])];
+  if (path === "/compare") return ["runs", () => comparison(comparedIn(hash))];
   return path === "/runs" ? ["runs", () => new RunsPage()] : ["plan", () => new Planner(start)];
 }
 

@@ -2,9 +2,11 @@
 import { get } from "./api.js";
 import { apart } from "./language.js";
 import { drawLines, Picture, section } from "./pictures.js";
+import { MOST, compareHash } from "./state.js";
 import { h, seconds, t } from "./ui.js";
 
 const EVERY_MS = 2000, MOST_POINTS = 2400;
+let picked = [];  // ids of those that are ticked, in the order of ticking, kept for the way back
 
 // Ask again and again while somebody looks.
 class Polled {
@@ -22,7 +24,29 @@ export class RunsPage extends Polled {
     super();
     this.list = h("div", {});
     this.against = h("div", {});
-    this.element.append(h("h1", {}, t("page.runs")), this.list, this.against);
+    this.said = h("span", { class: "help", role: "status" });
+    const button = h("button", { type: "button", id: "compare-runs", onclick: () => this.beside() }, t("page.compare"));
+    this.choice = h("p", { class: "buttons", hidden: true }, button, this.said);
+    this.element.append(h("h1", {}, t("page.runs")), this.choice, this.list, this.against);
+  }
+
+  // A box that was ticked or not; more than can be compared are not taken.
+  pick(run, box) {
+    const full = box.checked && picked.length >= MOST;
+    if (full) box.checked = false;
+    else picked = box.checked ? [...picked, run.id] : picked.filter(id => id !== run.id);
+    this.tell(full);
+  }
+
+  tell(full = false) {
+    const first = this.names.get(picked[0]);
+    const text = first ? t("page.beside.picked", { count: picked.length, most: MOST, name: first }) : t("page.beside.pick");
+    this.said.textContent = full ? `${t("page.beside.full", { most: MOST })} ${text}` : text;
+  }
+
+  beside() {
+    if (picked.length > 1) location.hash = compareHash(picked);
+    else this.said.textContent = t("page.beside.more");
   }
 
   async first() { await this.again(); if (!this.gone) this.compare(); }
@@ -41,21 +65,33 @@ export class RunsPage extends Polled {
   show(found) {
     const ids = found.runs.map(run => run.id).join();
     if (ids !== this.ids) {
-      this.rows = new Map(found.runs.map(run => [run.id, h("tr", {},
+      const focused = document.activeElement?.id;
+      this.names = new Map(found.runs.map(run => [run.id, run.name]));
+      picked = picked.filter(id => this.names.has(id));
+      this.choice.hidden = found.runs.length < 2;
+      this.rows = new Map(found.runs.map(run => [run.id, h("tr", {}, h("td", {}, this.box(run)),
         h("th", { scope: "row" }, h("a", { href: `#/run/${run.id}` }, run.name), h("div", { class: "help" }, run.path)),
         ["", "number", "number", "number", "number", ""].map(kind => h("td", { class: kind })))]));
-      const head = h("tr", {}, ["run", "status", "steps", "val_loss", "speed", "mfu", "started"].map(heading));
+      const head = h("tr", {}, ["pick", "run", "status", "steps", "val_loss", "speed", "mfu", "started"].map(heading));
       const table = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("page.runs") },
         h("table", {}, h("thead", {}, head), h("tbody", {}, [...this.rows.values()])));
       this.list.replaceChildren(found.runs.length ? table : h("p", { class: "box" }, t("page.no_runs")), ...found.unreadable.map(text => h("p", { class: "warn" }, text)));
       this.ids = ids;
+      this.tell();
+      if (focused?.startsWith("pick-")) document.getElementById(focused)?.focus();
     }
     for (const run of found.runs) {
-      const cells = [...this.rows.get(run.id).children].slice(1);
+      const cells = [...this.rows.get(run.id).children].slice(2);
       const loss = run.val_loss === null ? "–" : run.val_loss.toFixed(4), steps = apart(`${run.steps.toLocaleString("en")} / ${run.of.toLocaleString("en")}`);
       cells[0].className = run.tone;
       [run.status_text, steps, loss, run.speed || "–", run.mfu || "–", apart(run.started.replace("T", " ").slice(0, 16))].forEach((text, i) => { cells[i].textContent = text; });
     }
+  }
+
+  box(run) {
+    const box = h("input", { type: "checkbox", id: `pick-${run.id}`, checked: picked.includes(run.id), onchange: () => this.pick(run, box),
+      "aria-label": t("page.beside.pick_this", { name: run.name, path: run.path }) });
+    return h("label", { class: "pick" }, box);
   }
 
   async compare() {

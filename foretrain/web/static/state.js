@@ -16,3 +16,8 @@ export function fromHash(hash) {
   return { preset: query.get("preset") ?? "", gpu: query.get("gpu") || START.gpu, others: query.get("others") || "",
     cards: query.getAll("card"), values };
 }
+
+// Runs to compare, the one that the others are held against first.
+export const MOST = 4;
+export const compareHash = ids => `#/compare?${new URLSearchParams(ids.map(id => ["run", id]))}`;
+export const comparedIn = hash => new URLSearchParams(hash.split("?")[1] || "").getAll("run");

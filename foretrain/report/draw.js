@@ -1,0 +1,308 @@
+// Draws the pictures of a report, and those of a comparison on the local page: {kind, …} as charts.py makes them.
+// A module of its own on the page; html.py puts it before report.js, without its last line.
+"use strict";
+const root = document.documentElement;
+let colours = { light: ["#000"], dark: ["#fff"] }, texts = { days: "{days}", by_keys: "" }, rtl = false;
+
+// The colours of lines on light and on dark paper, the few texts that are needed here, and where lines of text begin.
+function prepare(given) {
+  colours = { light: given.light, dark: given.dark };
+  texts = given.texts;
+  rtl = root.dir === "rtl";
+}
+
+const css = name => getComputedStyle(root).getPropertyValue(name).trim();
+const SCHEME = matchMedia("(prefers-color-scheme: dark)"), PRINT = matchMedia("print");
+function dark() {  // what the root says: one of them, or both, as the reader's system has it
+  const scheme = css("color-scheme");
+  return !PRINT.matches && (scheme === "dark" || (scheme.includes("dark") && SCHEME.matches));
+}
+const line = number => (dark() ? colours.dark : colours.light)[number % colours.light.length];
+const SHAPES = ["circle", "rectRot", "triangle", "rect", "star", "crossRot"], DASHES = [[], [6, 3], [2, 3], [9, 3, 2, 3]];
+
+// -- numbers ------------------------------------------------------------------------------------------------
+
+const trim = text => text.replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
+const number = x => x === 0 ? "0" : Math.abs(x) >= 1e4 || Number.isInteger(x) ? Math.round(x).toLocaleString("en") : String(+x.toPrecision(4));
+const scaled = (x, steps, digits) => { for (const [size, unit] of steps) if (Math.abs(x) >= size) return trim((x / size).toPrecision(digits)) + " " + unit;
+  return number(x); };
+const bytes = x => { for (const [size, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
+  if (Math.abs(x) >= size) return (x / size).toFixed(size >= 2 ** 30 ? 2 : x / size >= 100 ? 0 : 1) + " " + unit; return Math.round(x) + " B"; };
+const duration = s => s === 0 ? "0" : s < 1 ? +(s * 1e3).toPrecision(3) + " ms" : s < 90 ? +s.toPrecision(3) + " s" : s < 5400 ? +(s / 60).toFixed(1) + " min" :
+  s < 72 * 3600 ? +(s / 3600).toFixed(1) + " h" : texts.days.replace("{days}", +(s / 86400).toFixed(1));
+const energy = j => j === 0 ? "0" : j >= 3.6e6 ? +(j / 3.6e6).toPrecision(3) + " kWh" : +(j / 3600).toPrecision(3) + " Wh";
+const count = x => x === 0 ? "0" : scaled(x, [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]], 4);
+const rate = x => x === 0 ? "0" : scaled(x, [[1e15, "PFLOP/s"], [1e12, "TFLOP/s"], [1e9, "GFLOP/s"], [1e6, "MFLOP/s"]], 3);
+const percent = x => +(100 * x).toFixed(1) + " %", money = x => x === 0 ? "0" : Math.abs(x) >= .1 ? x.toFixed(2) : String(+x.toPrecision(2));
+const formats = { bytes, duration, energy, count, rate, percent, money, number, digits4: x => x.toFixed(4) };
+// In a line from right to left a number keeps its unit on its right (Unicode's isolates, as bidi.py sets them).
+const apart = text => rtl ? `\u2066${text}\u2069` : text;
+const show = format => value => apart((formats[format] || number)(value));
+
+// Round steps in the unit of a format: bytes by powers of two, time by minutes and hours.
+function niceTicks(axis, format) {
+  const span = axis.max - axis.min, least = span / Math.max(2, Math.min(8, (axis.isHorizontal() ? axis.width / 75 : axis.height / 40)));
+  let step;
+  if (format === "bytes") {
+    const unit = [2 ** 40, 2 ** 30, 2 ** 20, 2 ** 10, 1].find(size => axis.max >= size) || 1;
+    const power = 10 ** Math.floor(Math.log10(least / unit));
+    step = unit * power * [1, 2, 5, 10].find(k => k * power * unit >= least * .999);
+  } else if (format === "energy") {
+    const unit = axis.max >= 3.6e6 ? 3.6e6 : 3600, power = 10 ** Math.floor(Math.log10(least / unit));
+    step = unit * power * [1, 2, 5, 10].find(k => k * power * unit >= least * .999);
+  } else {
+    const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000];
+    step = axis.max < 2 ? null : steps.find(one => one >= least) || 864000 * Math.ceil(least / 864000);
+    if (!step) { const power = 10 ** Math.floor(Math.log10(least)); step = power * [1, 2, 5, 10].find(k => k * power >= least * .999); }
+  }
+  if (!(step > 0)) return;
+  axis.ticks = [];
+  for (let value = Math.ceil(axis.min / step - 1e-9) * step; value <= axis.max * (1 + 1e-9); value += step) axis.ticks.push({ value });
+}
+function logTicks(axis, format) {   // powers of two of bytes, of ten of all else, a few of them
+  const base = format === "bytes" ? 4 : 10, low = Math.floor(Math.log(axis.min) / Math.log(base)), high = Math.ceil(Math.log(axis.max) / Math.log(base));
+  const found = [];
+  for (let power = low; power <= high; power++) for (const k of base === 10 && high - low < 3 ? [1, 2, 5] : [1]) {
+    const value = k * base ** power;
+    if (value >= axis.min * .999 && value <= axis.max * 1.001) found.push(value);
+  }
+  if (found.length < 3 && base === 10) for (const k of [3, 4, 6, 7, 8, 9].flatMap(k => [k * 10 ** low, k * 10 ** (low + 1)])) if (k >= axis.min && k <= axis.max) found.push(k);
+  found.sort((a, b) => a - b);
+  const most = Math.max(2, axis.isHorizontal() ? axis.width / 70 : axis.height / 30), every = Math.ceil(found.length / most);
+  axis.ticks = found.filter((_, i) => i % every === 0).map(value => ({ value }));
+}
+function scale(axis, extra) {
+  const special = axis.log ? logTicks : ["bytes", "duration", "energy"].includes(axis.format) ? niceTicks : null;
+  return { type: axis.log ? "logarithmic" : "linear", grid: { color: css("--line") }, border: { color: css("--line") },
+    title: { display: !!axis.label, text: axis.label, color: css("--dim") },
+    ticks: { color: css("--dim"), maxRotation: 0, includeBounds: false, callback: value => trimmed(axis.format, value) },
+    ...(special ? { afterBuildTicks: one => special(one, axis.format) } : {}), ...extra };
+}
+const trimmed = (format, value) => format === "bytes" ? apart(bytes(value).replace(/\.0+ /, " ").replace(/(\.\d)0 /, "$1 ")) : show(format)(value);
+
+// -- what Chart.js does not draw: limits, throttled stretches, ranges, texts at the ends of bars -----------------
+
+const extras = {
+  id: "extras",
+  beforeDatasetsDraw(chart, _, o) {
+    const { ctx, chartArea: a, scales: { x, y } } = chart;
+    ctx.save(); ctx.beginPath(); ctx.rect(a.left, a.top, a.width, a.height); ctx.clip();
+    for (const span of o.spans || []) {
+      const from = x.getPixelForValue(span.start), to = Math.max(from + 2, x.getPixelForValue(span.end));
+      ctx.fillStyle = css("--warn"); ctx.globalAlpha = .16; ctx.fillRect(from, a.top, to - from, a.height); ctx.globalAlpha = .9; ctx.fillRect(from, a.top, to - from, 3);
+    }
+    if (o.band) {
+      ctx.globalAlpha = .13; ctx.fillStyle = css("--ink"); ctx.beginPath();
+      for (const [at, low] of o.band.places) ctx.lineTo(x.getPixelForValue(at), y.getPixelForValue(low));
+      for (const [at, , high] of [...o.band.places].reverse()) ctx.lineTo(x.getPixelForValue(at), y.getPixelForValue(high));
+      ctx.fill();
+    }
+    ctx.restore();
+  },
+  afterDatasetsDraw(chart, _, o) {
+    const { ctx, chartArea: a, scales: { x, y } } = chart;
+    ctx.save(); ctx.font = "12px system-ui, sans-serif"; ctx.lineWidth = 1.5; ctx.textBaseline = "middle";
+    for (const range of o.ranges || []) drawRange(ctx, x, y, range);
+    for (const [place, level] of (o.levels || []).entries()) drawLevel(ctx, a, x, y, level, place, o.levels.length);
+    for (const end of o.ends || []) {
+      const width = ctx.measureText(end.text).width, at = y.getPixelForValue(end.row);
+      let from = rtl ? Math.max(x.getPixelForValue(end.at) - 6 - width, a.left + 2) : Math.min(x.getPixelForValue(end.at) + 6, a.right - width - 2);
+      ctx.fillStyle = css("--card"); ctx.globalAlpha = .85; ctx.fillRect(from - 2, at - 8, width + 4, 16); ctx.globalAlpha = 1;
+      ctx.fillStyle = css("--ink"); ctx.textAlign = "left"; ctx.fillText(end.text, from, at);
+    }
+    const taken = [];
+    for (const { at, text, r } of o.names || []) {
+      const px = x.getPixelForValue(at.x), py = y.getPixelForValue(at.y), width = ctx.measureText(text).width;
+      const left = px + r + 4 + width > a.right ? px - r - 4 - width : px + r + 4, box = [left, py - 8, left + width, py + 8];
+      if (left < a.left || taken.some(b => box[0] < b[2] && b[0] < box[2] && box[1] < b[3] && b[1] < box[3])) continue;
+      taken.push(box); ctx.fillStyle = css("--card"); ctx.globalAlpha = .75; ctx.fillRect(left - 2, py - 8, width + 4, 16); ctx.globalAlpha = 1; ctx.fillStyle = css("--ink"); ctx.textAlign = "left"; ctx.fillText(text, left, py);
+    }
+    ctx.restore();
+  },
+};
+function drawLevel(ctx, a, x, y, level, place, all) {
+  ctx.strokeStyle = ctx.fillStyle = css("--ink"); ctx.setLineDash(place % 2 ? [2, 3] : [6, 4]); ctx.beginPath();
+  if (level.along === "x") {
+    const at = x.getPixelForValue(level.value);
+    const top = a.top - 6 - 15 * (all - 1 - place);
+    if (at < a.left - 1 || at > a.right + 1) {   // farther away than the picture goes
+      ctx.setLineDash([]); ctx.textAlign = rtl ? "left" : "right"; ctx.fillText(rtl ? "← " + level.label : level.label + " →", rtl ? a.left : a.right, top); return;
+    }
+    const width = ctx.measureText(level.label).width, fits = at + 5 + width <= a.right;
+    ctx.moveTo(at, top - 5); ctx.lineTo(at, a.bottom); ctx.stroke(); ctx.setLineDash([]); ctx.textAlign = "left";
+    ctx.fillText(level.label, fits ? at + 5 : Math.max(2, at - 5 - width), top);
+  } else {
+    const at = y.getPixelForValue(level.value), inside = at >= a.top - 1 && at <= a.bottom + 1;
+    if (inside) { ctx.moveTo(a.left, at); ctx.lineTo(a.right, at); ctx.stroke(); }
+    ctx.setLineDash([]); ctx.textAlign = "right";
+    if (inside) ctx.fillText(level.label, a.right - 4, at - 8 < a.top ? at + 9 : at - 8);
+  }
+  ctx.setLineDash([]);
+}
+function drawRange(ctx, x, y, range) {   // from low to high with little ends, across or upright
+  const across = range.row !== undefined, low = (across ? x : y).getPixelForValue(range.low), high = (across ? x : y).getPixelForValue(range.high);
+  const at = across ? y.getPixelForValue(range.row) : x.getPixelForValue(range.at);
+  ctx.strokeStyle = across ? css("--ink") : range.colour; ctx.beginPath();
+  if (across) { ctx.moveTo(low, at); ctx.lineTo(high, at); for (const end of [low, high]) { ctx.moveTo(end, at - 4); ctx.lineTo(end, at + 4); } }
+  else { ctx.moveTo(at, low); ctx.lineTo(at, high); for (const end of [low, high]) { ctx.moveTo(at - 3, end); ctx.lineTo(at + 3, end); } }
+  ctx.stroke();
+}
+
+// -- kinds of pictures: each gives {config, height, stops}: a stop is what one press of an arrow key points to --------
+
+const legend = (display, extra) => ({ display, position: "bottom", rtl, textDirection: rtl ? "rtl" : "ltr",
+  labels: { color: css("--ink"), boxWidth: 12, boxHeight: extra ? 7 : 12, padding: 12, ...extra } });
+const tooltip = callbacks => ({ callbacks, rtl, textDirection: rtl ? "rtl" : "ltr", boxPadding: 4, backgroundColor: "#1b1f24", titleColor: "#fff", bodyColor: "#fff", footerColor: "#fff",
+  borderColor: "#6e7781", borderWidth: 1 });
+const legendRows = (labels, width) => Math.ceil(labels.reduce((sum, label) => sum + 40 + 6.6 * label.length, 0) / Math.max(200, width));
+const sideways = { indexAxis: "y" };
+const rows = (labels, width) => ({ grid: { display: false }, position: rtl ? "right" : "left", border: { color: css("--line") },
+  ticks: { autoSkip: false, color: css("--ink"), callback(_, i) { return folded(labels[i], width); } } });
+function folded(label, width) {
+  const most = width < 420 ? 13 : 30;
+  if (label.length <= most) return label;
+  const lines = [""];
+  for (const word of label.split(" ")) {
+    if (lines.at(-1) && lines.at(-1).length + word.length + 1 > most) lines.push(word); else lines[lines.length - 1] += (lines.at(-1) ? " " : "") + word;
+  }
+  return lines.slice(0, 3).map(one => one.length > most + 6 ? one.slice(0, most + 5) + "…" : one);
+}
+
+const kinds = {
+  stacked(p, width) {
+    const datasets = p.groups.map(group => ({ label: group.label, data: group.values, backgroundColor: group.colour, borderColor: css("--card"),
+      borderWidth: { right: 1 }, barThickness: 20 }));
+    const sums = p.labels.map((_, i) => p.groups.reduce((sum, group) => sum + group.values[i], 0));
+    const most = Math.max(...sums), highest = Math.max(most * 1.15, ...p.levels.filter(level => level.value < 4 * most).map(level => level.value * 1.02));
+    const ends = sums.map((at, row) => ({ at, row, text: p.ends[row] }));
+    return { height: 70 + 36 * p.labels.length + 15 * p.levels.length + 22 * legendRows(p.groups.map(g => g.label), width),
+      stops: p.labels.map((_, index) => datasets.map((_, datasetIndex) => ({ datasetIndex, index }))),
+      config: { type: "bar", data: { labels: p.labels, datasets }, options: { ...sideways, interaction: { mode: "index", axis: "y", intersect: false },
+        layout: { padding: { top: 4 + 15 * p.levels.length } },
+        scales: { x: scale({ format: "bytes" }, { stacked: true, max: highest, reverse: rtl }), y: { ...rows(p.labels, width), stacked: true } },
+        plugins: { legend: legend(true), extras: { levels: p.levels, ends }, tooltip: tooltip({
+          label: item => item.parsed.x ? ` ${item.dataset.label}: ${apart(bytes(item.parsed.x))}` : null, footer: items => items.length ? p.ends[items[0].dataIndex] : "" }) } } } };
+  },
+  moments(p, width) {
+    const n = p.labels.length, xs = [...Array(n).keys()];
+    const datasets = p.groups.map((group, i) => ({ label: group.label, data: xs.map(x => ({ x, y: group.values[x] })), backgroundColor: group.colour, borderColor: group.colour,
+      borderWidth: 0, pointRadius: 0, stepped: true, fill: i ? "-1" : "origin" }));
+    const totals = xs.map(i => p.groups.reduce((sum, group) => sum + group.values[i], 0));
+    const room = Math.max(...totals, ...p.levels.map(level => level.value)) * 1.06;
+    const starts = xs.filter(i => !i || p.parts[i] !== p.parts[i - 1]);
+    const ticks = axis => { let last = -Infinity; axis.ticks = starts.filter(value => (value - last) * axis.width / n > 62 && (last = value, true)).map(value => ({ value })); };
+    return { height: 340 + 22 * legendRows(p.groups.map(g => g.label), width), stops: xs.map(index => datasets.map((_, datasetIndex) => ({ datasetIndex, index }))),
+      config: { type: "line", data: { datasets }, options: { parsing: false, normalized: true, interaction: { mode: "index", intersect: false },
+        scales: { x: { ...scale({ label: p.x, format: "number" }), min: 0, max: n - 1, afterBuildTicks: ticks, ticks: { color: css("--dim"), maxRotation: 0, autoSkip: false, align: "inner", callback: value => p.words[p.parts[value]] } },
+          y: scale({ label: p.y, format: "bytes" }, { stacked: true, min: 0, max: room }) },
+        plugins: { legend: legend(true), extras: { levels: p.levels }, tooltip: { ...tooltip({ title: items => items.length ? p.words[p.labels[items[0].dataIndex]] : "",
+          label: item => item.parsed.y ? ` ${item.dataset.label}: ${apart(bytes(item.parsed.y))}` : null, footer: items => items.length ? `${p.total}: ${show("bytes")(totals[items[0].dataIndex])}` : "" }),
+          itemSort: (one, other) => other.datasetIndex - one.datasetIndex } } } } };
+  },
+  curves(p, width) {
+    const chosen = p.chosen || 0, axis = p.axes[chosen], many = p.traces.length > 1;
+    const datasets = p.traces.map((trace, i) => ({ label: trace.label, order: -i, data: trace.values.map((y, k) => ({ x: trace.places[chosen][k], y })), borderColor: line(trace.colour),
+      backgroundColor: line(trace.colour), borderWidth: trace.dashed ? 2.2 : 1.6, borderDash: many && !trace.dashed && trace.colour >= colours.light.length ? DASHES[1 + Math.floor(trace.colour / colours.light.length) % 3] : [],
+      pointStyle: SHAPES[trace.colour % SHAPES.length], pointRadius: trace.values.length < 60 && (trace.dashed || !many) ? 3 : 0, pointHoverRadius: 4 }));
+    const longest = datasets.reduce((best, one, i) => one.data.length > datasets[best].data.length ? i : best, 0);
+    const stops = datasets[longest].data.map((at, index) => [{ datasetIndex: longest, index }, ...datasets.flatMap((one, i) => i === longest || !one.data.length ? [] :
+      [{ datasetIndex: i, index: one.data.reduce((best, other, k) => Math.abs(other.x - at.x) < Math.abs(one.data[best].x - at.x) ? k : best, 0) }])]);
+    const used = [...new Set(p.spans.map(span => span.label))];
+    return { height: p.small ? 190 : 320 + 22 * legendRows(p.traces.map(t => t.label), width), stops,
+      config: { type: "line", data: { datasets }, options: { parsing: false, normalized: true, interaction: { mode: "nearest", axis: "x", intersect: false },
+        scales: { x: scale(p.small ? { ...axis, label: "" } : axis, { bounds: "data" }), y: scale(p.small ? { ...p.y, label: "" } : p.y, { grace: "6%" }) },
+        plugins: { legend: legend(many, { usePointStyle: true }), extras: { levels: p.levels, spans: p.spans },
+          tooltip: tooltip({ title: items => items.length ? `${show(axis.format)(items[0].parsed.x)} ${["number", "count", "money"].includes(axis.format) ? axis.label : ""}` : "",
+            label: item => ` ${item.dataset.label}: ${show(p.y.format)(item.parsed.y)}`,
+            footer: items => { const at = items.length ? items[0].parsed.x : NaN; return used.filter(label => p.spans.some(s => s.label === label && s.start <= at && at <= s.end)); } }) } } } };
+  },
+  scatter(p, width) {
+    const biggest = Math.max(0, ...p.clouds.flatMap(cloud => cloud.dots.map(dot => dot.size || 0)));
+    const radius = dot => biggest ? 4 + 11 * Math.sqrt((dot.size || 0) / biggest) : dot.strong ? 6 : 4;
+    const clouds = p.clouds.map(cloud => ({ label: cloud.label, data: cloud.dots, type: "scatter", backgroundColor: line(cloud.colour) + (biggest ? "b0" : ""), borderColor: line(cloud.colour),
+      pointStyle: SHAPES[cloud.colour % SHAPES.length], pointRadius: cloud.dots.map(radius), pointHoverRadius: cloud.dots.map(dot => radius(dot) + 2), borderWidth: 1.2 }));
+    const lines = p.lines.map((one, i) => ({ label: one.label, data: one.places.map(([x, y]) => ({ x, y })), type: "line", borderColor: css("--ink"), backgroundColor: css("--ink"), borderWidth: 1.5,
+      borderDash: DASHES[i % 4], pointRadius: 0, pointHitRadius: 0, pointStyle: "line" }));
+    const ranges = p.clouds.flatMap(cloud => cloud.dots.filter(dot => dot.low !== undefined).map(dot => ({ at: dot.x, low: dot.low, high: dot.high, colour: line(cloud.colour) })));
+    const names = p.clouds.flatMap(cloud => cloud.dots.filter(dot => dot.strong).map(dot => ({ at: dot, text: dot.label, r: radius(dot) })));
+    const labels = [...p.clouds, ...p.lines].map(one => one.label), band = p.band ? 1 : 0;
+    const all = [0, 1].map(i => [...p.clouds.flatMap(cloud => cloud.dots.flatMap(dot => i ? [dot.y, dot.low ?? dot.y, dot.high ?? dot.y] : [dot.x])), ...p.lines.flatMap(one => one.places.map(at => at[i]))]);
+    const wide = i => ({ min: Math.min(...all[i]) / (p.band ? 1 : 1.4), max: Math.max(...all[i]) * (p.band ? 1 : 1.4) });
+    const along = p.levels.filter(level => level.along === "x").length;
+    const extra = { label: p.band?.label, data: [], type: "line", backgroundColor: css("--line"), borderColor: css("--line"), pointStyle: "rect" };
+    return { height: 360 + 22 * legendRows(labels, width), stops: p.clouds.flatMap((cloud, datasetIndex) => cloud.dots.map((_, index) => [{ datasetIndex, index }])),
+      config: { type: "scatter", data: { datasets: [...clouds, ...lines, ...(band ? [extra] : [])] }, options: { layout: { padding: { top: 15 * along, right: 8 } },
+        interaction: { mode: "nearest", intersect: true },
+        scales: { x: scale(p.x, p.x.log ? wide(0) : { grace: "6%" }), y: scale(p.y, p.y.log ? wide(1) : { grace: "10%" }) },
+        plugins: { legend: legend(labels.length > 1, { usePointStyle: true }), extras: { levels: p.levels, band: p.band, ranges, names },
+          tooltip: tooltip({ title: items => items.length && items[0].raw.label || "", label: item => item.raw.label === undefined ? item.dataset.label : [` ${p.x.label}: ${show(p.x.format)(item.raw.x)}`,
+            ` ${p.y.label}: ${show(p.y.format)(item.raw.y)}` + (item.raw.low === undefined ? "" : ` (${show(p.y.format)(item.raw.low)} – ${show(p.y.format)(item.raw.high)})`), ...(item.raw.note ? [` ${item.raw.note}`] : [])] }) } } } };
+  },
+  ranks(p, width) {
+    const tones = { good: css("--good"), warn: css("--warn"), bad: css("--bad"), plain: line(0) };
+    const most = Math.max(...p.rows.map(row => Math.max(row.value, row.high ?? 0)), ...p.levels.map(level => level.value));
+    const colours = p.rows.map(row => tones[row.tone] + (row.strong ? "" : "99"));
+    const ends = p.rows.map((row, i) => ({ row: i, at: Math.max(row.value, row.high ?? 0), text: `${show(p.axis.format)(row.value)}${row.said ? " · " + row.said : ""}` }));
+    const ranges = p.rows.flatMap((row, i) => row.low == null ? [] : [{ row: i, low: row.low, high: row.high }]);
+    return { height: 60 + (width < 420 ? 40 : 30) * p.rows.length + 15 * p.levels.length, stops: p.rows.map((_, index) => [{ datasetIndex: 0, index }]),
+      config: { type: "bar", data: { labels: p.rows.map(row => row.label), datasets: [{ label: p.axis.label, data: p.rows.map(row => row.value), backgroundColor: colours, barThickness: 15 }] },
+        options: { ...sideways, interaction: { mode: "index", axis: "y", intersect: false }, layout: { padding: { top: 15 * p.levels.length } },
+          scales: { x: scale(p.axis, { beginAtZero: !p.axis.log, max: p.axis.log ? undefined : most * (width < 420 ? 1.6 : 1.3), reverse: rtl }), y: rows(p.rows.map(row => row.label), width) },
+          plugins: { legend: legend(false), extras: { levels: p.levels.map(level => ({ ...level, along: "x" })), ends, ranges },
+            tooltip: tooltip({ label: item => ` ${ends[item.dataIndex].text}`, footer: items => { const row = items.length ? p.rows[items[0].dataIndex] : {};
+              return row.low == null ? "" : `${show(p.axis.format)(row.low)} – ${show(p.axis.format)(row.high)}`; } }) } } } };
+  },
+  pairs(p, width) {
+    const datasets = p.names.map((label, i) => ({ label, data: p.values[i], backgroundColor: line(i) }));
+    return { height: 70 + 42 * p.labels.length, stops: p.labels.map((_, index) => datasets.map((_, datasetIndex) => ({ datasetIndex, index }))),
+      config: { type: "bar", data: { labels: p.labels, datasets }, options: { ...sideways, scales: { x: scale({ format: p.format, log: true }, { reverse: rtl }), y: rows(p.labels, width) },
+        plugins: { legend: legend(true), tooltip: tooltip({ label: item => ` ${item.dataset.label}: ${show(p.format)(item.parsed.x)}` }) } } } };
+  },
+};
+
+// -- a picture on its canvas --------------------------------------------------------------------------------
+
+// Drawn anew where it must be, and walked through by arrow keys: what they point to is said in `said`.
+class Drawing {
+  constructor(picture, canvas, said) {
+    Object.assign(this, { picture, canvas, said, chart: null, at: -1 });
+    canvas.title = texts.by_keys;
+    canvas.addEventListener("keydown", event => this.walk(event));
+    canvas.addEventListener("blur", () => { said.textContent = ""; });
+  }
+
+  draw() {
+    const frame = this.canvas.parentElement, { config, height, stops } = kinds[this.picture.kind](this.picture, frame.clientWidth);
+    this.chart?.destroy();
+    Chart.defaults.color = css("--ink"); Chart.defaults.borderColor = css("--line");
+    Chart.defaults.font.family = getComputedStyle(document.body).fontFamily;
+    frame.style.height = `${height}px`;
+    const options = { ...config.options, animation: false, maintainAspectRatio: false };
+    this.chart = new Chart(this.canvas, { ...config, options, plugins: [extras] });
+    Object.assign(this, { stops, at: -1, width: frame.clientWidth });
+  }
+
+  get words() { return texts; }
+
+  choose(axis) { this.picture.chosen = axis; this.draw(); }
+
+  // Labels are folded, and legends given their room, by the width.
+  fit() { if (Math.abs(this.width - this.canvas.parentElement.clientWidth) > 60) this.draw(); }
+
+  walk(event) {
+    const { chart, stops, said } = this, far = Math.max(1, Math.round(stops.length / 12));
+    const by = { ArrowRight: rtl ? -1 : 1, ArrowLeft: rtl ? 1 : -1, ArrowDown: 1, ArrowUp: -1, PageDown: far, PageUp: -far, Home: -Infinity, End: Infinity }[event.key];
+    if (event.key === "Escape") { chart.setActiveElements([]); chart.tooltip.setActiveElements([], { x: 0, y: 0 }); chart.update("none"); said.textContent = ""; return; }
+    if (by === undefined || !stops.length) return;
+    event.preventDefault();
+    this.at = Math.min(stops.length - 1, Math.max(0, (by === -Infinity ? 0 : by === Infinity ? stops.length - 1 : this.at < 0 ? 0 : this.at + by)));
+    const elements = stops[this.at], point = chart.getDatasetMeta(elements[0].datasetIndex).data[elements[0].index];
+    chart.setActiveElements(elements); chart.tooltip.setActiveElements(elements, { x: point.x, y: point.y }); chart.update("none");
+    const { title = [], body = [], footer = [] } = chart.tooltip;
+    said.textContent = [...title, ...body.flatMap(one => one.lines), ...footer].map(text => text.trim()).filter(Boolean).join(" · ");
+  }
+
+  free() { this.chart?.destroy(); this.chart = null; }
+}
+
+export { Drawing, dark, prepare };

@@ -1,0 +1,81 @@
+"""Which runs are asked to be compared, and where that is done: small ones in a thread, large ones in a process.
+
+The metrics of a long run, parsed, take many times their size, and seconds in which sliders would stand still.
+"""
+
+import contextlib
+import json
+import subprocess
+import threading
+from typing import Annotated, Any
+
+from pydantic import Field, StrictStr
+
+from foretrain import languages
+from foretrain.errors import UserError
+from foretrain.records import Record
+from foretrain.web import child
+from foretrain.web.calls import Made
+from foretrain.web.observe import ObservedRun
+from foretrain.web.runs import Runs
+
+MOST = 4  # stand side by side in a table that can be read
+LARGE_BYTES = 512 * 1024
+TIMEOUT_S = 180.0
+
+Chosen = list[tuple[str, ObservedRun | None]]  # an id, and its run where the server found it
+
+
+class Asked(Record):
+    """Runs by the ids that the list of runs gave; the others are held against the first."""
+
+    runs: Annotated[tuple[Annotated[StrictStr, Field(max_length=64)], ...], Field(min_length=2, max_length=MOST)]
+
+
+class Comparer:
+    """Compares runs of a server; of large ones one comparison at a time, the newest wins."""
+
+    def __init__(self, known: Runs) -> None:
+        self._known, self._turn = known, threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def answer(self, asked: Asked) -> Made:
+        """What the page shows of these runs. Raises UserError where the process ends without an answer."""
+        found = self._known.all()
+        chosen = [(id, found.get(id)) for id in asked.runs]
+        if sum(_size(run) for _, run in chosen if run) <= LARGE_BYTES:
+            from foretrain.web import comparison
+
+            return 200, comparison.made(chosen)
+        self.stop()
+        with self._turn:
+            return 200, self._beside(chosen)
+
+    def _beside(self, chosen: Chosen) -> dict[str, Any]:
+        job = {"language": languages.current().id, "runs": [[id, str(run.path) if run else None] for id, run in chosen]}
+        with child.start("foretrain.web.comparison_child") as process:
+            self._process = process
+            try:
+                answer, _ = process.communicate(json.dumps(job), TIMEOUT_S)
+                return json.loads(answer)
+            except subprocess.TimeoutExpired:
+                raise UserError("page.compare_failed", reason=f"{TIMEOUT_S:.0f} s") from None
+            except (ValueError, OSError):
+                raise UserError("page.compare_failed", reason=f"exit {process.wait()}") from None
+            finally:
+                process.kill()
+
+    def stop(self) -> None:
+        """End what is being compared in a process, if anything is."""
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(OSError):
+                process.kill()
+
+
+def _size(run: ObservedRun) -> int:
+    """Bytes of its metrics."""
+    try:
+        return (run.path / "metrics.jsonl").stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,114 @@
+"""Runs beside each other for the page: the report of a comparison as JSON, each run as far as it goes.
+
+Files are read and nothing else (observe.py); what cannot be read is a sentence in its place, and the rest is compared.
+"""
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from foretrain.advise.compare import compare
+from foretrain.advise.compare_report import gather
+from foretrain.advise.forecast import plan_of
+from foretrain.advise.sources import runs as source
+from foretrain.advise.sources.given import Given
+from foretrain.advise.subject import Subject
+from foretrain.errors import UserError
+from foretrain.messages import printable, say
+from foretrain.report import compare_report
+from foretrain.report.charts import chart
+from foretrain.report.document import Block, Curves, Document, Moments, Ranks, Scatter
+from foretrain.report.numbers import behind
+from foretrain.report.palette import LINES_DARK, LINES_LIGHT
+from foretrain.run.store import RunRecord
+from foretrain.web.answers import SCHEMA, block_json
+from foretrain.web.observe import ObservedRun
+from foretrain.web.runs import row
+
+_TEXTS = ("unit.days", "report.by_keys", "report.over")
+
+
+def made(chosen: Sequence[tuple[str, ObservedRun | None]]) -> dict[str, Any]:
+    """`runs`: how each is, in the order of `chosen`; `document`: the comparison of those that can be read, or why there
+    is none in `problem`; `command`: what makes a file of it. None in place of a run: the server has none of that id."""
+    told, subjects = [], []
+    for id, run in chosen:
+        state, subject = _read(id, run)
+        told.append(state)
+        subjects += [subject] if subject else []
+    answer = {"schema": SCHEMA, "runs": told, "document": None, "problem": "", "command": "", "drawing": _drawing()}
+    if len(subjects) < 2:
+        return {**answer, "problem": say("page.beside.too_few")}
+    try:
+        found = compare(subjects)
+        facts = gather(subjects, found, ObservedRun)
+    except UserError as error:
+        return {**answer, "problem": printable(str(error))}
+    except OSError as error:  # went away between two readings
+        return {**answer, "problem": _unreadable(str(error.filename or ""), error)}
+    document = compare_report.document(found, facts.losses, dict(facts.verdicts), facts.checks, facts.source)
+    command = shlex.join(["foretrain", "report", *(subject.path for subject in subjects)])
+    return {**answer, "document": _document(document), "command": printable(command)}
+
+
+def _read(id: str, run: ObservedRun | None) -> tuple[dict[str, Any], Subject | None]:
+    """How a run is, with what is to be said of it, and the run as far as it goes."""
+    if run is None:
+        return {"id": id, "name": "", "path": "", "notes": [], "problem": say("page.beside.gone")}, None
+    state = {"id": id, "name": printable(run.id), "path": printable(str(run.path)), "notes": [], "problem": ""}
+    try:
+        record = run.read_record()
+        subject = source.of(Given(path=str(run.path), label=printable(run.id)), run)
+    except UserError as error:
+        return {**state, "problem": printable(str(error))}, None
+    except OSError as error:
+        return {**state, "problem": _unreadable(str(run.path), error)}, None
+    return {**row(id, run, record), **state, "notes": _notes(run, record)}, subject
+
+
+def _unreadable(path: str, error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return printable(str(UserError("data.log_unreadable", path=path, reason=reason)))
+
+
+def _notes(run: ObservedRun, record: RunRecord) -> list[str]:
+    """What makes the comparison less than whole."""
+    notes = [] if record.status == "finished" else [say("page.beside.so_far")]
+    try:
+        plan_of(run.path, record)
+    except UserError as error:
+        notes.append(printable(str(error)))
+    return notes
+
+
+def _drawing() -> dict[str, Any]:
+    """What the pictures need besides themselves: colours of lines and some words."""
+    texts = {id.rpartition(".")[2]: say(id, days="{days}") for id in _TEXTS}
+    return {"light": LINES_LIGHT, "dark": LINES_DARK, "texts": texts}
+
+
+def _document(document: Document) -> dict[str, Any]:
+    sections = [
+        {"title": section.title.text(), "blocks": [_block(block) for block in section.blocks]}
+        for section in document.sections
+    ]
+    return {"title": printable(document.title.text()), "subtitle": document.subtitle.text(), "sections": sections}
+
+
+def _block(block: Block) -> dict[str, Any]:
+    """As the page shows it; pictures as the report draws them."""
+    if not isinstance(block, Curves | Moments | Scatter | Ranks):
+        return block_json(block)
+    return {
+        "kind": "chart", "title": printable(block.title.text()), "picture": _plain(chart(block)),
+        "voice": printable(block.voice.text()) if block.voice else "", "numbers": block_json(behind(block)),
+    }  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    """The same with every text in it printable: a run's labels and settings may hold anything."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return printable(value) if isinstance(value, str) else value

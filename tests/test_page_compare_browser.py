@@ -1,0 +1,273 @@
+"""Comparisons on the page in headless Chromium: by mouse, by keys alone, by link, in every language, dark and narrow."""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("playwright")
+
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from foretrain import languages
+from foretrain.web import routes, server
+from tests.language_kit import ARABIC, BRACKETS, pretending, unsaid
+from tests.test_languages import SAME
+from tests.test_page_browser import browser, opened, pytestmark
+from tests.test_page_compare import write_curve
+from tests.test_page_security import EVIL_NAME
+from tests.test_report_browser import blank_pictures
+
+__all__ = ["browser", "pytestmark"]  # a fixture and marks that hold here, too
+EVERY = [*languages.known(), BRACKETS, ARABIC]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """(link, folder of the runs): a server in this process, which knows the languages of the tests, too."""
+    folder = tmp_path_factory.mktemp("compare") / "runs"
+    write_curve(folder / "slow")
+    write_curve(folder / "quick", seed=2, rate=2e-3, knobs={"weight_decay": 0.3})
+    write_curve(folder / "third", seed=3, rate=3e-3)
+    write_curve(folder / "fourth", seed=4, rate=4e-3)
+    write_curve(folder / "evil", seed=5, rate=4e-3, name=EVIL_NAME)
+    live = write_curve(folder / "live", seed=6, steps=120, status="running", knobs={"max_iters": 900})
+    live.acquire()
+    with pretending():
+        made = server.prepare(0, [folder])
+        thread = threading.Thread(target=lambda: made.server.run(sockets=[made.listening]), daemon=True)
+        thread.start()
+        until = time.monotonic() + 20
+        while not made.server.started:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        yield made.link, folder
+        made.server.should_exit = True
+        thread.join(10)
+    live.release()
+
+
+def to_runs(page: Page) -> None:
+    page.wait_for_selector("#nav a")
+    page.locator("#nav a").nth(1).click()
+    page.wait_for_selector("tbody th a")
+
+
+def box(page: Page, name: str) -> Locator:
+    return page.locator(f'.pick input[aria-label*="runs/{name}"]')
+
+
+def tick(page: Page, *names: str) -> None:
+    for name in names:
+        box(page, name).check()
+
+
+def compared(page: Page) -> None:
+    page.wait_for_selector(".comparison[aria-busy=false]")
+
+
+def beside(page: Page, *names: str) -> None:
+    to_runs(page)
+    tick(page, *names)
+    page.locator("#compare-runs").click()
+    compared(page)
+
+
+def test_runs_are_ticked_and_compared(browser: Browser, served: tuple[str, Path]) -> None:
+    loaded: list[str] = []
+    with opened(browser, served[0]) as page:
+        page.on("request", lambda request: loaded.append(f"/{request.url.rpartition('/')[2]}"))
+        to_runs(page)
+        said = page.get_by_role("status").filter(has_text="Tick two")
+        expect(said).to_be_visible()
+        page.locator("#compare-runs").click()
+        expect(page.get_by_text("A comparison is of two to four runs")).to_be_visible()
+        assert not routes.LATER & set(loaded)
+        tick(page, "quick", "slow", "third", "fourth")
+        expect(page.get_by_text("Ticked: 4, at most 4. The others are held against quick.")).to_be_visible()
+        fifth = box(page, "live")
+        fifth.click()
+        assert not fifth.is_checked()
+        expect(page.get_by_text("A comparison has at most 4 runs.")).to_be_visible()
+        for name in ("third", "fourth"):
+            box(page, name).uncheck()
+        page.locator("#compare-runs").click()
+        compared(page)
+        assert set(loaded) >= routes.LATER
+        expect(page.get_by_role("heading", level=1)).to_have_text("Comparison: quick, slow")
+        for title in ("What follows", "Settings that differ", "Learning", "Runs that would settle it"):
+            expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+        expect(page.locator(".comparison")).to_contain_text("weight_decay")
+        assert blank_pictures(page) == []
+        assert page.locator("canvas").count() == page.locator(".behind table").count() >= 3
+        page.get_by_role("link", name="Put first: slow").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Comparison: slow, quick")
+        page.go_back()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Comparison: quick, slow")
+        page.get_by_role("link", name="All runs").click()  # what was ticked still is
+        expect(box(page, "quick")).to_be_checked()
+
+
+def test_the_link_holds_the_comparison(browser: Browser, served: tuple[str, Path]) -> None:
+    with opened(browser, served[0]) as page:
+        beside(page, "slow", "evil", "quick")
+        link, shown = page.url, page.locator("#main").inner_text()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/#/compare\?run=[0-9a-f]{16}(&run=[0-9a-f]{16}){2}", link)
+        assert page.locator("img").count() == 0
+        again = page.context.new_page()
+        again.goto(link)
+        compared(again)
+        assert again.locator("#main").inner_text() == shown
+        page.evaluate("navigator.clipboard.writeText = async text => { window.kept = text; }")
+        page.get_by_role("button", name="Copy link").click()
+        expect(page.get_by_text("Copied; the link holds which runs")).to_be_visible()
+        assert page.evaluate("kept") == link
+        for wrong in (link.partition("&")[0], f"{link}{'&run=0' * 4}"):
+            again.goto(wrong)
+            expect(again.get_by_role("alert")).to_contain_text("two to four runs")
+        again.goto(re.sub(r"run=\w+&", "run=gone&", link, count=1))
+        expect(again.locator(".compared .bad")).to_have_text(re.compile("no such run"))
+        expect(again.get_by_role("heading", level=1)).to_have_text("Comparison: evil, quick")
+
+
+def test_a_run_that_goes_on_is_compared_again(browser: Browser, served: tuple[str, Path]) -> None:
+    link, folder = served
+    with opened(browser, link) as page:
+        beside(page, "slow", "live")
+        expect(page.locator(".compared")).to_contain_text("running")
+        expect(page.locator(".compared .warn")).to_have_text(
+            "It has not come to its end; it is compared as far as it goes."
+        )
+        row = page.locator("tr", has=page.get_by_role("cell", name="last step", exact=True)).last
+        expect(row).to_contain_text("119")
+        line = (folder / "live" / "metrics.jsonl").read_text().splitlines()[-1]
+        with (folder / "live" / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({**json.loads(line), "step": 130}) + "\n")
+        page.get_by_role("button", name="Compare again").click()
+        expect(row).to_contain_text("130")
+
+
+def test_by_keys_alone(browser: Browser, served: tuple[str, Path]) -> None:
+    with opened(browser, served[0]) as page:
+        to_runs(page)
+        page.locator("#main").focus()
+
+        def tab_to(selector: str) -> None:
+            for _ in range(60):
+                page.keyboard.press("Tab")
+                assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+                if page.evaluate("s => document.activeElement.matches(s)", selector):
+                    return
+            raise AssertionError(f"{selector} is not reached")
+
+        for name in ("quick", "slow"):
+            page.locator("#main").focus()
+            tab_to(f"input[aria-label*='runs/{name}']")
+            page.keyboard.press("Space")
+        page.locator("#main").focus()
+        tab_to("#compare-runs")
+        page.keyboard.press("Enter")
+        compared(page)
+        assert page.evaluate("document.activeElement.id") == "main"  # where the new part begins
+        tab_to(".switch input")
+        page.keyboard.press("ArrowRight")
+        chart = "Chart.getChart(document.querySelector('.comparison canvas'))"
+        assert page.evaluate(f"{chart}.options.scales.x.title.text") == "hours"
+        tab_to("canvas")
+        page.keyboard.press("End")
+        expect(page.locator(".canvas + p").first).to_contain_text(re.compile("(quick|slow), (training|validation)"))
+        page.keyboard.press("Escape")
+        expect(page.locator(".canvas + p").first).to_be_empty()
+        tab_to(".behind summary")
+        page.keyboard.press("Enter")
+        expect(page.locator(".behind table").first).to_contain_text("validation")
+
+
+def test_colours_and_width_are_followed(browser: Browser, served: tuple[str, Path]) -> None:
+    ink = "Chart.getChart(document.querySelector('.comparison canvas')).data.datasets[0].borderColor"
+    with opened(browser, served[0], color_scheme="light") as page:
+        beside(page, "slow", "quick")
+        light = page.evaluate(ink)
+        page.emulate_media(color_scheme="dark")
+        page.wait_for_function(f"before => {ink} !== before", arg=light)
+        assert blank_pictures(page) == []
+        page.set_viewport_size({"width": 400, "height": 800})
+        page.wait_for_function("[...document.querySelectorAll('.comparison canvas')].every(c => c.clientWidth < 400)")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_from_the_right_the_comparison_is_mirrored(browser: Browser, served: tuple[str, Path]) -> None:
+    with opened(browser, served[0], locale="ar") as page:
+        beside(page, "slow", "quick")
+        title, back = page.locator("h1").bounding_box(), page.locator("#again").bounding_box()
+        assert title is not None
+        assert back is not None
+        assert back["x"] > 640  # buttons begin on the right
+        found = page.evaluate(
+            "[...document.querySelectorAll('.comparison canvas')].map(c => Chart.getChart(c)).map(c =>"
+            " [c.config.type, !!c.options.scales.x.reverse, c.options.plugins.legend.rtl])"
+        )
+        assert {tuple(one) for one in found} >= {("bar", True, True), ("line", False, True)}
+        page.locator("#language").select_option("en")  # and back, where it stands
+        compared(page)
+        expect(page.get_by_role("heading", level=1)).to_have_text("Comparison: slow, quick")
+        assert (
+            page.evaluate("Chart.getChart(document.querySelector('.comparison canvas')).options.plugins.legend.rtl")
+            is False
+        )
+
+
+def test_nothing_is_said_but_by_id(browser: Browser, served: tuple[str, Path]) -> None:
+    names = r"foretrain|nanoGPT|slow|quick|third|fourth|live|evil|img|src|onerror|alert|runs|report|compare|English|token|tokens|RTX"
+    same = re.compile(rf"^({names}|FLOP|TFLOP|kWh|EUR|MiB|GiB|learning_rate|weight_decay|max_iters|optimizer)$")
+    with opened(browser, served[0], locale=BRACKETS) as page:
+        to_runs(page)
+        listed = page.locator("#main").inner_text()
+        beside(page, "slow", "quick")
+        for details in page.locator("details").all():
+            details.evaluate("e => { e.open = true; }")
+        labels = page.evaluate(
+            "[...document.querySelectorAll('[aria-label]')].map(e => e.getAttribute('aria-label')).join('\\n')"
+        )
+        shown = [
+            text.replace(str(served[1].parent), "") for text in (listed, page.locator("#main").inner_text(), labels)
+        ]
+        left = "\n".join(unsaid(text) for text in shown)
+        words = {word for word in re.findall(r"[A-Za-z_]{3,}", left) if not same.match(word)}
+        assert not words - SAME, " ".join(sorted(words - SAME))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("id", EVERY)
+def test_accessible_and_nothing_sticks_out_at_320_pixels(
+    browser: Browser, served: tuple[str, Path], id: str, scheme: Any
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python")
+    with opened(browser, served[0], viewport={"width": 320, "height": 640}, locale=id, color_scheme=scheme) as page:
+        for where in ("list", "comparison"):
+            if where == "list":
+                to_runs(page)
+                tick(page, "slow", "quick", "live")
+            else:
+                page.locator("#compare-runs").click()
+                compared(page)
+            for details in page.locator("details").all():
+                details.evaluate("e => { e.open = true; }")
+            page.wait_for_timeout(300)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 320
+            page.evaluate((resources.files(axe) / "axe.min.js").read_text("utf-8"))
+            found = page.evaluate("axe.run()")
+            wrong = [
+                (v["id"], [n["target"] for n in v["nodes"]][:4])
+                for v in found["violations"]
+                if v["impact"] in ("serious", "critical")
+            ]
+            assert not wrong, (where, json.dumps(wrong))

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -168,19 +169,13 @@ def comparison(asked: Asked) -> "Document":
     """Of several sources, as `foretrain compare` reads them. Raises UserError."""
     from foretrain.advise.compare import compare
     from foretrain.advise.compare_report import gather
-    from foretrain.advise.sources import load
-    from foretrain.advise.sources.given import take_apart
+    from foretrain.advise.sources import subjects_of
     from foretrain.cli.compare import card_of, with_rents
     from foretrain.report import compare_report
 
     card, held = card_of(asked.gpu), stated_bytes(asked.others, "--others") if asked.others else 0
-    given = [replace(take_apart(word), gpu=card, others_bytes=held) for word in asked.sources]
-    subjects = []
-    for one in given:
-        subjects.append(load(one))
-        if one.words and one.resolved:
-            print_notes(one.resolved.notes, quiet=asked.quiet)
-    subjects = with_rents(subjects, asked.price)
+    tell = partial(print_notes, quiet=asked.quiet)
+    subjects = with_rents(subjects_of(asked.sources, tell, gpu=card, others_bytes=held), asked.price)
     found = compare(subjects)
     facts = gather(subjects, found)
     return compare_report.document(found, facts.losses, dict(facts.verdicts), facts.checks, facts.source)

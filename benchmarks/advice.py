@@ -37,7 +37,6 @@ from foretrain.predict.memory import StepName, worst_verdict
 from foretrain.predict.plan import Plan, plan
 
 SEED = 20261121
-PROMISE = 0.01
 TRACED_BLOCKS, TRACED_BATCH_TOKENS = 12, 16_384
 TRACED_EACH = 2  # of the advices of one run
 Pair = tuple[Plan, StepName]

@@ -37,7 +37,6 @@ from foretrain.predict.memory import StepName, worst_verdict
 from foretrain.predict.plan import Plan, plan
 
 SEED = 20261121
-PROMISE = 0.01
 TRACED_BLOCKS, TRACED_BATCH_TOKENS = 12, 16_384
 TRACED_EACH = 2  # of the advices of one run
 Pair = tuple[Plan, StepName]
@@ -114,7 +113,7 @@ def held(base: Plan, advice: Advice) -> dict[str, Any]:
     state = state_of(advice, base)
     again = plan(state.config, state.gpu, others_bytes=state.others_bytes)
     memory = again.memory_of(advice.step)
-    needed = max(phase.needed_expected_bytes for phase in memory.phases)
+    needed = memory.needed_bytes
     timing = again.timing if advice.step == "foretrain" else again.nanogpt_timing
     off = abs(needed / advice.effect.needed_bytes - 1)
     if timing is not None and advice.effect.step_s:
@@ -162,7 +161,7 @@ def traced(base: Plan, found: Advices) -> list[dict[str, Any]]:
             [worker.trace(request.job()) for request in requests], changed.memory_of(advice.step),
             available_bytes=changed.available_bytes, device_bytes=state.gpu.memory_bytes,
         )  # fmt: skip
-        needed = max(phase.needed_expected_bytes for phase in made.memory.phases)
+        needed = made.memory.needed_bytes
         rows.append({
             "rules": advice.rules, "verdict": worst_verdict(made.memory), "needed_bytes": needed,
             "lives_from_bytes": made.smallest_limit_bytes + made.memory.context.expected_bytes,

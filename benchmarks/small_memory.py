@@ -49,8 +49,7 @@ class Memory:
 def traced(config: RunConfig, step: StepName, *, compiled: bool) -> Memory:
     made = plan(config.model_copy(update={"compile": compiled}), GPU)
     answer = answers_for(made, [step], None)[0].memory
-    worst = max(answer.phases, key=lambda phase: phase.allocated_bytes)
-    return Memory(worst.allocated_bytes, max(p.needed_expected_bytes for p in answer.phases), worst.phase)
+    return Memory(answer.worst.allocated_bytes, answer.needed_bytes, answer.worst.phase)
 
 
 def seconds(config: RunConfig, dtype: Dtype, step: StepName, *, compiled: bool) -> float:

@@ -7,7 +7,6 @@ from foretrain.errors import UserError
 from foretrain.presets import GPT2_SHAPES
 from foretrain.weights_file import TANH_GELUS, WeightsFile, look
 
-FIXED = ("n_layer", "n_head", "n_embd", "bias")
 PUBLISHED_VOCABULARY, PUBLISHED_BLOCK = 50257, 1024
 
 

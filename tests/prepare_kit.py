@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from foretrain.lm import corpus
-from foretrain.lm.shards import INDEX
 from foretrain.lm.tokenizer import BpeTokenizer
 from foretrain.prepare.engine import Outcome, prepare
 from foretrain.prepare.options import PrepareOptions
@@ -118,10 +117,6 @@ def expected(
 def digests(folder: Path | str) -> dict[str, str]:
     """SHA-256 of every file of a dataset; the index as it is."""
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(Path(folder).iterdir()) if p.is_file()}
-
-
-def index_of(folder: Path | str) -> dict[str, Any]:
-    return json.loads((Path(folder) / INDEX).read_text("utf-8"))
 
 
 # -- the engine in one process, and what can go wrong in it ---------------------------------------------------

@@ -5,7 +5,6 @@ import http.server
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,18 +13,16 @@ pytest.importorskip("zensical")
 pytest.importorskip("playwright")
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
+from tests.browser_kit import browser, pytestmark
 from tests.helpers import REPO
 
 sys.path.insert(0, str(REPO / "docs"))
 import build_site
 
-CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-)
 PAGES = ("index", "start-no-gpu", "verbs", "advice", "schemas", "source/examples/real-cases/b1.log")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")]
+__all__ = ["browser", "pytestmark"]  # a fixture and marks that hold here, too
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +30,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("docs")
     assert build_site.build(folder) == 0
     return folder / "site"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
 
 
 def opened(browser: Browser, url: str, width: int = 1300, scheme: str = "light") -> tuple[Page, list[str]]:

@@ -18,12 +18,13 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from foretrain import languages
 from foretrain.web import server
+from tests.browser_kit import browser, pytestmark
 from tests.language_kit import ARABIC, BRACKETS, pretending, unsaid
 from tests.test_languages import SAME
-from tests.test_page_browser import answered, browser, opened, pytestmark
+from tests.test_page_browser import answered, opened
+from tests.test_page_security import write_run
 
 __all__ = ["browser", "pytestmark"]  # a fixture and marks that hold here, too
-from tests.test_page_security import write_run
 
 EVERY = [*languages.known(), BRACKETS, ARABIC]
 FROM_THE_RIGHT = [id for id in EVERY if languages.known().get(id) is None or languages.known()[id].direction == "rtl"]

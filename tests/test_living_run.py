@@ -32,10 +32,6 @@ from tests.test_train import assert_same, final_tensors, train
 LOST = torch.AcceleratorError("CUDA error: unspecified launch failure\nCompile with TORCH_USE_CUDA_DSA")
 
 
-def ids_of(out: str = "out") -> list[str]:
-    return [line["id"] for line in RunDirectory(Path(out)).read_lines("events")]
-
-
 # -- the card ----------------------------------------------------------------------------------------------
 
 

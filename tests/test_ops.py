@@ -9,11 +9,16 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from foretrain.config import RunConfig
 from foretrain.lm.shape import ModelShape
 from foretrain.lm.step import build
-from foretrain.predict.ops import Way, flops, nbytes
+from foretrain.predict.ops import Operation, Way, flops
 from foretrain.predict.step_ops import accumulation, micro_batch, optimizer, step
 from tests.helpers import tiny
 
 aten = torch.ops.aten
+
+
+def nbytes(operations: list[Operation]) -> int:
+    """Bytes that the kernels of a list read and write."""
+    return sum(op.runs * op.nbytes for op in operations)
 
 
 def forward_flops(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], *args: object, **kwargs: object) -> int:

@@ -4,8 +4,6 @@ on the console. Skipped where there is no browser."""
 import contextlib
 import json
 import re
-import shutil
-import sys
 import tomllib
 from collections.abc import Iterator
 from importlib import resources
@@ -18,29 +16,15 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("playwright")
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from foretrain.configfile import resolve
 from foretrain.run.store import RunDirectory
+from tests.browser_kit import browser, pytestmark
 from tests.test_page import NANOGPT, free_port, serving
 from tests.test_page_security import EVIL_NAME, write_run
 
-CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-)
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None or not sys.platform.startswith("linux"), reason="no Chromium here"),
-]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
+__all__ = ["browser", "pytestmark"]  # a fixture and marks that hold here, too
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 finds nothing serious, and no request is made. Skipped where there is no browser."""
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -12,28 +11,17 @@ import pytest
 
 pytest.importorskip("playwright")
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
+from tests.browser_kit import browser, pytestmark
 from tests.helpers import REPO
 from tests.helpers import foretrain as run_foretrain
-from tests.test_page_browser import CHROMIUM
 from tests.test_report import HOSTILE
 from tests.test_report_pictures import write_run
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None or not sys.platform.startswith("linux"), reason="no Chromium here"),
-]
+__all__ = ["browser", "pytestmark"]  # a fixture and marks that hold here, too
 KINDS = ("run", "plan", "log", "comparison")
 CASES = REPO / "examples" / "real-cases"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
 
 
 @pytest.fixture(scope="module")

@@ -28,9 +28,11 @@ from foretrain.hardware import catalogue
 from foretrain.messages import say
 from foretrain.presets import PRESETS
 from foretrain.web import browser, calls, devices, fields, routes
+from tests.browser_kit import browser as chromium
+from tests.browser_kit import in_chromium
 from tests.helpers import REPO
 from tests.test_page import NANOGPT, free_port
-from tests.test_page_browser import CHROMIUM, answered, needs
+from tests.test_page_browser import answered, needs
 from tests.test_page_security import GOOD, ORIGIN, PORT, POSTED, TOKEN
 
 SITE = REPO / "static_site"
@@ -41,7 +43,7 @@ ASK = """async asked => {
   for (const [path, body] of asked) answers.push(await send("POST", path, JSON.stringify(body)));
   return answers;
 }"""
-in_chromium = pytest.mark.skipif(CHROMIUM is None or not sys.platform.startswith("linux"), reason="no Chromium here")
+__all__ = ["chromium"]  # a fixture that holds here, too
 
 
 def drawn(random: random.Random) -> dict[str, Any]:
@@ -169,15 +171,6 @@ def hosted(folder: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.communicate(timeout=20)
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        made = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
 
 
 @contextlib.contextmanager

@@ -334,12 +334,13 @@ def test_a_bug_shows_itself_and_the_record_says_failed(own_directory: Path, monk
     assert RunDirectory(Path("out")).read_record().reason == "ZeroDivisionError"
 
 
-def test_resume_refuses_what_would_change_the_learning(own_directory: Path) -> None:
-    def stop(event: Any) -> None:
-        if getattr(event, "kind", "") == "step" and event.step == 6:
-            os.kill(os.getpid(), signal.SIGTERM)
+def stop_at_6(event: Any) -> None:
+    if getattr(event, "kind", "") == "step" and event.step == 6:
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    train(tiny(), listen=stop)
+
+def test_resume_refuses_what_would_change_the_learning(own_directory: Path) -> None:
+    train(tiny(), listen=stop_at_6)
     with pytest.raises(UserError) as caught:
         train(tiny(learning_rate=2e-2, batch_size=8), resume=True)
     assert caught.value.id == "usage.resume_changed"
@@ -399,14 +400,10 @@ def test_another_torch_is_told(own_directory: Path) -> None:
 
 
 def test_resume_refuses_other_data(own_directory: Path) -> None:
-    def stop(event: Any) -> None:
-        if getattr(event, "kind", "") == "step" and event.step == 6:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     write_dataset(Path("data/toy"))
     meta = {"dtype": "uint16", "vocab_size": 96, "fingerprint": "one"}
     Path("data/toy/meta.json").write_text(json.dumps(meta))
-    train(tiny(), listen=stop)
+    train(tiny(), listen=stop_at_6)
     Path("data/toy/meta.json").write_text(json.dumps({**meta, "fingerprint": "two"}))
     with pytest.raises(UserError) as caught:
         train(tiny(), resume=True)

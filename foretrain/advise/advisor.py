@@ -59,7 +59,7 @@ def advise(
         return lower_losses(plan, search, given=goal is not None)
     singles, idle = _singles(search, quick)
     found = [*singles, *_sets(search, singles, quick)]
-    if not quick or not any(search.accepts(c.outcome) for c in found):
+    if not quick or not any(c.outcome.fits for c in found):
         found += _cards(search, found)
     return _answer(plan, search, goal is not None, found, idle)
 
@@ -99,7 +99,7 @@ def _answer(plan: Plan, search: Search, given: bool, found: list[Candidate], idl
     for candidate in sorted(found, key=lambda c: (len(c.rules), search.order(c))):
         distinct.setdefault(candidate.state, candidate)
     advised = _worthwhile(search, [c for c in distinct.values() if _is_advice(search, c)])
-    partial = [c for c in distinct.values() if not search.accepts(c.outcome) and search.must_fit and _saves(search, c)]
+    partial = [c for c in distinct.values() if not c.outcome.fits and search.must_fit and _saves(search, c)]
     partial.sort(key=lambda c: c.outcome.needed_bytes)
     buys = {c.rules[-1] for c in (*advised, *partial)}
     alone = [c for c in distinct.values() if c.rules[-1] not in buys and c.rules[:-1] in ((), ("foretrain_step",))]
@@ -145,7 +145,7 @@ def _worthwhile(search: Search, fitting: list[Candidate]) -> list[Candidate]:
 def _is_advice(search: Search, candidate: Candidate) -> bool:
     """It fits, and it buys what the goal wants. What trains on fewer tokens a step is never advised."""
     kept = candidate.state.config.tokens_per_step == search.state.config.tokens_per_step
-    if not search.accepts(candidate.outcome) or not kept:
+    if not candidate.outcome.fits or not kept:
         return False
     if search.goal == "fit":
         return search.must_fit or search.saves(candidate.outcome)
@@ -175,7 +175,7 @@ def _nothing(search: Search, candidate: Candidate) -> Idle:
             return Idle(rule=rule, reason="enough_already" if not search.must_fit else "not_enough", values=values)
         more = -saved >= WORTH * before.needed_bytes  # less is where the replay happened to put a tensor
         return Idle(rule=rule, reason="needs_more" if more else "no_gain", values=values)
-    if not search.accepts(candidate.outcome):
+    if not candidate.outcome.fits:
         return Idle(rule=rule, reason="beyond", values={**values, "needed": candidate.outcome.needed_bytes})
     if rule == "accumulation":
         return Idle(rule=rule, reason="fewer_tokens", values=values)

@@ -128,8 +128,7 @@ class _Search:
         memory = predict(
             config, self.gpu, self.dtype, self.step, compiled=config.compile, available_bytes=available
         )  # fmt: skip
-        fits = worst_verdict(memory) == "fits"
-        return max(phase.needed_expected_bytes for phase in memory.phases) if fits else None
+        return memory.needed_bytes if worst_verdict(memory) == "fits" else None
 
     def fitting(self, shape: dict[str, int]) -> tuple[RunConfig, int] | None:
         """The quickest settings of a shape that fit the memory, and what they need."""

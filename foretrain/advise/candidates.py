@@ -61,10 +61,6 @@ class Search:
         """What the goal wants little of."""
         return {"fit": outcome.step_s, "cost": outcome.money}.get(self.goal, outcome.total_s)
 
-    def accepts(self, outcome: Outcome) -> bool:
-        """Whether it may be advised."""
-        return outcome.fits
-
     def ratio(self, outcome: Outcome) -> float | None:
         """The metric over that of now, minus 1."""
         now, then = self.metric(self.base), self.metric(outcome)

@@ -63,6 +63,6 @@ def _option(plan: Plan, gpu: Gpu, step: StepName) -> CardOption | None:
     memory = predict(config, gpu, dtype, step, compiled=config.compile, available_bytes=room)
     return CardOption(
         name=gpu.name, own=own, usual=gpu.name in USUAL, memory_bytes=gpu.memory_bytes, dtype=dtype,
-        needed_bytes=max(phase.needed_expected_bytes for phase in memory.phases), verdict=worst_verdict(memory),
+        needed_bytes=memory.needed_bytes, verdict=worst_verdict(memory),
         total_s=took.total_s, energy_j=took.energy_expected_j, cost=took.cost_expected,
     )  # fmt: skip

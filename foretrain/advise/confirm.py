@@ -80,17 +80,13 @@ def state_of(advice: Advice, base: Plan) -> State:
     return State(with_settings(base.config, advice.settings), gpu, advice.step, advice.others_bytes)
 
 
-def _needed(found: Exact) -> int:
-    return max(phase.needed_expected_bytes for phase in found.memory.phases)
-
-
 def _confirmation(found: Exact, now: Exact | None, made: Advices) -> Confirmation:
     """It holds where the replay survives with its margin; and, where memory is the goal, less is needed than now."""
     verdict = worst_verdict(found.memory)
-    saved = None if now is None else _needed(now) - _needed(found)
+    saved = None if now is None else now.memory.needed_bytes - found.memory.needed_bytes
     to_save = made.goal == "fit" and made.now.verdict in ("fits", None)
     holds = verdict in ("fits", None) and (saved is None or not to_save or saved > 0)
-    return Confirmation(verdict=verdict, needed_bytes=_needed(found), saved_bytes=saved, holds=holds)
+    return Confirmation(verdict=verdict, needed_bytes=found.memory.needed_bytes, saved_bytes=saved, holds=holds)
 
 
 def _only_traced(made: Advices, search: Search, now: Exact, tracer: Tracer) -> tuple[list[Advice], list[Idle]]:

@@ -107,7 +107,7 @@ def _point(plan: Plan, step: StepName, way: Way, config: RunConfig, given: RunCo
     memory = predict(config, plan.gpu, dtype, step, compiled=config.compile, available_bytes=room)
     return FrontierPoint(
         way=way, batch_size=config.batch_size, setting="", tokens_per_s=config.tokens_per_step / time_s.expected_s,
-        needed_bytes=max(phase.needed_expected_bytes for phase in memory.phases), verdict=worst_verdict(memory),
+        needed_bytes=memory.needed_bytes, verdict=worst_verdict(memory),
         given=way == "as_is" and config.batch_size == given.batch_size,
     )  # fmt: skip
 

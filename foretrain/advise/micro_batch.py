@@ -63,7 +63,7 @@ def choose(config: RunConfig, gpu: Gpu, dtype: Dtype, available_bytes: int | Non
     def need(batch: int) -> tuple[int, Verdict | None]:
         made = cut(config, batch)
         memory = predict(made, gpu, dtype, "foretrain", compiled=made.compile, available_bytes=available_bytes)
-        return max(phase.needed_expected_bytes for phase in memory.phases), worst_verdict(memory)
+        return memory.needed_bytes, worst_verdict(memory)
 
     if available_bytes is None:
         return choice(config.batch_size, "auto_unknown")

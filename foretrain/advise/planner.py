@@ -38,7 +38,7 @@ class Outcome:
     @property
     def needed_bytes(self) -> int:
         """What the worst phase is expected to need."""
-        return max(phase.needed_expected_bytes for phase in self.memory.phases)
+        return self.memory.needed_bytes
 
     @cached_property
     def timing(self) -> Timing | None:

@@ -31,7 +31,7 @@ def lower_losses(plan: Plan, search: Search, *, given: bool) -> Advices:
     for id in ("decay_to_end", "modern_recipe", "step_tokens"):
         options = BY_ID[id].options(search.state)
         made = search.made((id,), options[0], search.state) if options else None
-        if made is not None and search.accepts(made.outcome):
+        if made is not None and made.outcome.fits:
             found.append(search.advice(made))
         elif made is not None:
             useless.append(Idle(rule=id, reason="beyond", values={"needed": made.outcome.needed_bytes}))
@@ -79,7 +79,7 @@ def _with(search: Search, plan: Plan, rules: tuple[str, ...], config: RunConfig,
     """The advice of a config that is estimated to be better, and fits."""
     estimate = _estimate(plan, config)
     outcome = search.planner.outcome(State(config, step.gpu, step.step, step.others_bytes))
-    if estimate is None or outcome is None or not search.accepts(outcome):
+    if estimate is None or outcome is None or not outcome.fits:
         return None
     exactness = loosest([BY_ID[rule].exactness_on(search.state) for rule in rules])
     advice = search.advice(Candidate(rules, outcome, exactness))

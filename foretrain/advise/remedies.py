@@ -8,7 +8,7 @@ from foretrain.config import RunConfig
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu
 from foretrain.predict.memory import StepName
-from foretrain.predict.plan import Plan, plan
+from foretrain.predict.plan import plan
 from foretrain.records import Record
 
 FREES_NOTHING = {"free_others", "another_card"}  # of the run's own memory
@@ -42,7 +42,7 @@ def remedies(
         made = plan(config, gpu, others_bytes=others_bytes)
         if made.available_bytes is None:
             return ()
-        beyond = max(0, made.available_bytes + max(1, over_bytes) - _needed(made, step))
+        beyond = max(0, made.available_bytes + max(1, over_bytes) - made.memory_of(step).needed_bytes)
         held = others_bytes + min(beyond, made.available_bytes)
         found = advise(plan(config, gpu, others_bytes=held), step, "fit")
     except UserError:  # a card that cannot do what the config asks for
@@ -57,7 +57,3 @@ def _remedy(advice: Advice) -> Remedy:
         id="+".join(advice.rules), changes={setting.knob: setting.after for setting in advice.settings},
         saves_bytes=effect.saved_bytes, needed_bytes=effect.needed_bytes, slower=effect.slower,
     )  # fmt: skip
-
-
-def _needed(made: Plan, step: StepName) -> int:
-    return max(phase.needed_expected_bytes for phase in made.memory_of(step).phases)

@@ -180,11 +180,6 @@ def forecast_memory(config: RunConfig, gpu: Gpu, dtype: Dtype, room_bytes: int |
     )
 
 
-def needed_bytes(memory: StepMemory) -> int:
-    """What the worst phase of a run is expected to need."""
-    return max(phase.needed_expected_bytes for phase in memory.phases)
-
-
 def fitting(found: Sequence[Setting], gpu: Gpu, dtype: Dtype, room_bytes: int | None) -> list[Setting]:
     """Those that are not forecast to fail: in each combination of the other knobs, the micro-batches up to the largest
     that may fit. The need grows with the micro-batch, so a few looks find it; threads take no memory."""

@@ -23,7 +23,6 @@ from foretrain.advise.tune_space import (
     forecast_memory,
     forecast_s,
     log_forecasts,
-    needed_bytes,
 )
 from foretrain.advise.tuning import Stop
 from foretrain.errors import UserError
@@ -110,7 +109,7 @@ class Tuner:
         if not self.settings:
             memory = forecast_memory(self.base, self.outlook.gpu, self.outlook.dtype, self.outlook.room_bytes)
             raise UserError(
-                "memory.tune_none_fits", count=self.total, needed=needed_bytes(memory),
+                "memory.tune_none_fits", count=self.total, needed=memory.needed_bytes,
                 available=self.outlook.room_bytes or 0,
             )  # fmt: skip
         self.listen("predicted", {"settings": self.total, "fitting": len(self.settings), "trials": self.most})
@@ -159,7 +158,7 @@ class Tuner:
 
     def _needed(self, number: int) -> int:
         o = self.outlook
-        return needed_bytes(forecast_memory(self.settings[number].config, o.gpu, o.dtype, o.room_bytes))
+        return forecast_memory(self.settings[number].config, o.gpu, o.dtype, o.room_bytes).needed_bytes
 
     def _left(self) -> float:
         return self.explore_end - self.clock()

@@ -10,7 +10,6 @@ from foretrain.thin import extremes
 
 SignName = Literal["tokens_per_s", "mfu", "power_w", "temperature_c", "clock_ghz", "memory_bytes"]
 SIGNS: tuple[SignName, ...] = ("mfu", "tokens_per_s", "power_w", "temperature_c", "clock_ghz", "memory_bytes")
-OF_CARD = ("power_w", "temperature_c", "clock_ghz")
 MOST = 300  # points of a curve that are kept
 MOST_SPANS = 60
 

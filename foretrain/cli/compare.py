@@ -1,6 +1,7 @@
 """`foretrain compare`: runs, plans, logs and trackers' exports side by side; one run: its forecast too."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,18 +76,11 @@ def compare_command(
         _forecast_check(Path(sources[0]), as_json)
         return
     from foretrain.advise.compare import SCHEMA, compare
-    from foretrain.advise.sources import load
-    from foretrain.advise.sources.given import take_apart
+    from foretrain.advise.sources import subjects_of
 
     card, held, columns = card_of(gpu), stated_bytes(others, "--others") if others else 0, _columns(column or [])
-    given = [replace(take_apart(word), gpu=card, others_bytes=held, columns=columns) for word in sources]
-    if len(given) == 1:
-        raise UserError("usage.compare_one", path=given[0].path)
-    subjects = []
-    for one in given:
-        subjects.append(load(one))
-        if one.words and one.resolved:
-            print_notes(one.resolved.notes, quiet=as_json)
+    tell = partial(print_notes, quiet=as_json)
+    subjects = subjects_of(sources, tell, gpu=card, others_bytes=held, columns=columns)
     found = compare(with_rents(subjects, price))
     if as_json:
         print_json(found.to_json(schema=SCHEMA))

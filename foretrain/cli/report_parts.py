@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foretrain.cli.common import print_notes
+from foretrain.cli.plan_exact import Depth, chosen_step, deepen, trace_of
 from foretrain.configfile import KNOBS, ResolvedConfig, resolve
 from foretrain.errors import UserError
 from foretrain.hardware import stated_bytes
@@ -69,7 +71,6 @@ def run(path: Path, sample: str | None = None) -> "Document":
 def plan(resolved: ResolvedConfig, asked: Asked, one: "Given", now: datetime) -> "Document":
     """Of a config on one card. Raises UserError."""
     from foretrain.cli.plan import make_plans, targets
-    from foretrain.cli.plan_exact import chosen_step
     from foretrain.cli.plan_limits import Limits, priced
 
     limits = Limits(price=asked.price, given=frozenset(resolved.sources))
@@ -92,7 +93,6 @@ def plan_file(path: Path, asked: Asked, now: datetime) -> "Document":
 def _of_plan(made: "Plan", step: "StepName", asked: Asked, now: datetime, tuning: "Tuning | None") -> "Document":
     from foretrain.advise.advisor import short_list
     from foretrain.advise.outlook import outlook
-    from foretrain.cli.plan_exact import Depth, deepen
     from foretrain.report import plan_report
 
     traced = None
@@ -104,11 +104,9 @@ def _of_plan(made: "Plan", step: "StepName", asked: Asked, now: datetime, tuning
     return plan_report.document(made, outlook(made, step, traced=traced, tuning=tuning), now, advice)
 
 
-def _traced(made: "Plan", step: "StepName", depth: "object") -> "StepMoments | None":
-    from foretrain.cli.plan_exact import Depth, trace_of
+def _traced(made: "Plan", step: "StepName", depth: Depth) -> "StepMoments | None":
     from foretrain.predict.step_moments import traced_moments
 
-    assert isinstance(depth, Depth)
     trace = trace_of(made, step, depth)
     return traced_moments(trace, step, min(2, made.config.gradient_accumulation_steps)) if trace else None
 
@@ -168,19 +166,13 @@ def comparison(asked: Asked) -> "Document":
     """Of several sources, as `foretrain compare` reads them. Raises UserError."""
     from foretrain.advise.compare import compare
     from foretrain.advise.compare_report import gather
-    from foretrain.advise.sources import load
-    from foretrain.advise.sources.given import take_apart
+    from foretrain.advise.sources import subjects_of
     from foretrain.cli.compare import card_of, with_rents
     from foretrain.report import compare_report
 
     card, held = card_of(asked.gpu), stated_bytes(asked.others, "--others") if asked.others else 0
-    given = [replace(take_apart(word), gpu=card, others_bytes=held) for word in asked.sources]
-    subjects = []
-    for one in given:
-        subjects.append(load(one))
-        if one.words and one.resolved:
-            print_notes(one.resolved.notes, quiet=asked.quiet)
-    subjects = with_rents(subjects, asked.price)
+    tell = partial(print_notes, quiet=asked.quiet)
+    subjects = with_rents(subjects_of(asked.sources, tell, gpu=card, others_bytes=held), asked.price)
     found = compare(subjects)
     facts = gather(subjects, found)
     return compare_report.document(found, facts.losses, dict(facts.verdicts), facts.checks, facts.source)

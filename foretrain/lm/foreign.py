@@ -4,7 +4,7 @@ The one form inside is nanoGPT's: names of its state dict, matrices out x in, th
 keeps the four matrices of a block as Conv1D, in x out (transformers, pytorch_utils.py), and always has biases.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,7 +18,6 @@ from foretrain.weights_file import canonical
 
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 TOKENS, POSITIONS = "transformer.wte.weight", "transformer.wpe.weight"
-Fit = Callable[[str, Tensor, tuple[int, ...]], Tensor]
 
 
 def read_weights(files: Sequence[str], shape: ModelShape, *, conv1d: bool) -> Iterator[tuple[str, Tensor]]:

@@ -177,10 +177,6 @@ class ModelShape:
         """6·N + 12·L·C·T, nanoGPT's estimate_mfu (PaLM, arXiv:2204.02311, appendix B): full attention."""
         return self.flops_per_token_6n + 12 * self.n_layer * self.n_embd * self.block_size
 
-    def matmul_flops_per_token(self, block: int | None = None) -> int:
-        """Matrix products only, exactly: 6 per weight and 12·L·C·T of attention over the full square."""
-        return 6 * self.n_matmul_params + 12 * self.n_layer * self.n_embd * (block or self.block_size)
-
 
 @lru_cache(maxsize=256)
 def _shape(*values: Any) -> ModelShape:

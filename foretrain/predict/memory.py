@@ -101,6 +101,11 @@ class StepMemory(Record):
     def worst(self) -> PhaseMemory:
         return max(self.phases, key=lambda phase: phase.allocated_bytes)
 
+    @property
+    def needed_bytes(self) -> int:
+        """What the phase that needs most is expected to need; `worst` has the highest tensors, which can be another."""
+        return max(phase.needed_expected_bytes for phase in self.phases)
+
     def phase(self, name: str) -> PhaseMemory:
         return next(phase for phase in self.phases if phase.phase == name)
 

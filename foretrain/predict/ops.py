@@ -215,8 +215,3 @@ class OperationList:
 def flops(operations: list[Operation], *, causal: bool = False) -> int:
     """FLOPs of a list; `causal`: with the half of attention's square that flash kernels compute."""
     return sum(op.runs * (op.causal_flops if causal else op.flops) for op in operations)
-
-
-def nbytes(operations: list[Operation]) -> int:
-    """Bytes that the kernels of a list read and write."""
-    return sum(op.runs * op.nbytes for op in operations)

@@ -25,8 +25,7 @@ def reserved_bytes(timeline: Timeline, settings: Settings | None = None) -> dict
     small = most_small = 0
     found: dict[str, int] = {}
     sizes, events = timeline.sizes, timeline.events
-    ends = [position for position, _ in timeline.marks[1:]] + [len(events)]
-    for (start, phase), end in zip(timeline.marks, ends, strict=True):
+    for phase, start, end in timeline.spans():
         for event in events[start:end]:
             if event >= 0:
                 nbytes = sizes[event]
@@ -50,8 +49,7 @@ def dies_in(timeline: Timeline, settings: Settings, limit_bytes: int) -> str | N
     so much for the allocator; None where all are served."""
     allocator = Allocator(settings, limit_bytes, physical=True)
     blocks: dict[int, Block | None] = {}
-    ends = [position for position, _ in timeline.marks[1:]] + [len(timeline.events)]
-    for (start, phase), end in zip(timeline.marks, ends, strict=True):
+    for phase, start, end in timeline.spans():
         for event in timeline.events[start:end]:
             try:
                 if event >= 0:

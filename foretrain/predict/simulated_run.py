@@ -4,7 +4,6 @@ It writes the life of every tensor into a timeline: three optimizer steps of at 
 `exact/drive.py` traces them, since what the allocator reserves settles there; fewer on a CPU, where peaks alone count.
 """
 
-from collections.abc import Callable
 from typing import Literal
 
 from foretrain.config import RunConfig
@@ -89,14 +88,11 @@ def moment_sizes(optimizer: str) -> tuple[tuple[int, str], ...]:
     return kinds.get(optimizer, ((8, "P"),))
 
 
-MakeTimeline = Callable[[dict[str, int], int], Timeline]
-
-
 class SimulatedRun:
     """One run of a config on a device. `t` is its timeline once `peaks` was asked for."""
 
     def __init__(
-        self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool, make: MakeTimeline = Timeline
+        self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool, make: type[Timeline] = Timeline
     ) -> None:
         self.keeps = step == "nanogpt"
         self.config = config = config.as_nanogpt() if self.keeps else config

@@ -86,20 +86,15 @@ class _Recorder(Timeline):
 
 def step_moments(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> StepMoments:
     """By the ledger, in milliseconds."""
-    recorder = _Recorder({}, 1)
-
-    def make(symbols: dict[str, int], granule: int) -> Timeline:
-        recorder.symbols, recorder.granule = symbols, granule
-        return recorder
-
-    run = SimulatedRun(config, gpu, dtype, step, compiled, make)
+    run = SimulatedRun(config, gpu, dtype, step, compiled, make=_Recorder)
+    assert isinstance(run.t, _Recorder)
     run.micro_steps, run.steady_steps = MICRO_BATCHES, 1
     run.peaks()
+    seen = run.t.seen
     shown = min(MICRO_BATCHES, config.gradient_accumulation_steps)
     return StepMoments(
-        step=step, source="predicted (ledger)", events=len(recorder.seen), micro_batches=shown,
-        moments=_thinned(recorder.seen),
-    )  # fmt: skip
+        step=step, source="predicted (ledger)", events=len(seen), micro_batches=shown, moments=_thinned(seen)
+    )
 
 
 def traced_moments(trace: Trace, step: StepName, micro_batches: int) -> StepMoments:

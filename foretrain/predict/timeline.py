@@ -128,6 +128,12 @@ class Timeline:
         self._top_bytes = self._peaks[name].nbytes if name in self._peaks else -1
         self._note()
 
+    def spans(self) -> Iterator[tuple[str, int, int]]:
+        """(phase, position of its first event, position after its last) in order; a phase may come again."""
+        ends = [position for position, _ in self.marks[1:]] + [len(self.events)]
+        for (start, phase), end in zip(self.marks, ends, strict=True):
+            yield phase, start, end
+
     @property
     def peaks(self) -> dict[str, Peak]:
         """The highest moment of each phase."""

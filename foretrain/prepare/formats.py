@@ -20,7 +20,6 @@ from foretrain.prepare.sources import SourceFile
 # A file that unpacks to this many times its size, and to more than this, is taken for a bomb: text packs 3 to 10 fold.
 BOMB_RATIO, BOMB_BYTES = 500, 256 * 2**20
 _BUFFER = 2**20
-_GONE = "�"
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ def figures(plan: Plan, step: StepName) -> Figures:
     """What people look at first, each with its voice."""
     memory = plan.memory_of(step)
     timing = plan.timing if step == "foretrain" else plan.nanogpt_timing
-    highest = max(phase.needed_expected_bytes for phase in memory.phases)
-    found: list[tuple[str, Cell | None, str]] = [("memory_needed", Quantity(highest, "bytes"), memory.source)]
+    needed = Quantity(memory.needed_bytes, "bytes")
+    found: list[tuple[str, Cell | None, str]] = [("memory_needed", needed, memory.source)]
     if plan.available_bytes is not None:
         found.append(("available", Quantity(plan.available_bytes, "bytes"), plan.gpu.name))
     if timing is not None:

@@ -4,14 +4,16 @@ A further kind is one file and one line here. A loader says whether a path is it
 and loads it. The first that claims it wins.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from foretrain.advise.sources import configs, logs, plans, runs, tables, watched
-from foretrain.advise.sources.given import OWN_KEYS, Given
+from foretrain.advise.sources.given import OWN_KEYS, Given, take_apart
 from foretrain.advise.subject import Subject
 from foretrain.errors import UserError
+from foretrain.hardware import Gpu
 
 
 class Loader(NamedTuple):
@@ -50,3 +52,27 @@ def load(given: Given) -> Subject:
     if given.tables and loader.id != "table":
         raise UserError("usage.source_table_unused", path=given.path, table=str(given.tables[0]))
     return loader.load(given)
+
+
+def subjects_of(
+    words: Sequence[str],
+    tell: Callable[[tuple[UserError, ...]], None] = lambda notes: None,
+    *,
+    gpu: Gpu | None = None,
+    others_bytes: int = 0,
+    columns: Mapping[str, str] | None = None,
+) -> list[Subject]:
+    """The subjects of sources as a user names them, in that order; the rest as in `Given`.
+
+    `tell` hears what was skipped in a config, as soon as its source is read. Raises UserError, where there is but one
+    source too.
+    """
+    given = [replace(take_apart(word), gpu=gpu, others_bytes=others_bytes, columns=columns or {}) for word in words]
+    if len(given) == 1:
+        raise UserError("usage.compare_one", path=given[0].path)
+    subjects = []
+    for one in given:
+        subjects.append(load(one))
+        if one.resolved:
+            tell(one.resolved.notes)
+    return subjects

@@ -97,7 +97,7 @@ def _probe(changed: Plan, step: StepName, value: int, settings: Settings | None,
     return Probe(
         value=value,
         verdict=worst_verdict(found.memory),
-        needed_expected_bytes=max(phase.needed_expected_bytes for phase in found.memory.phases),
+        needed_expected_bytes=found.memory.needed_bytes,
         smallest_limit_bytes=found.smallest_limit_bytes,
     )
 

@@ -1,0 +1,27 @@
+"""Headless Chromium, for the tests that look at pages as people do. Skipped where there is none.
+
+A test file imports what it needs by name, so that the fixture and the marks hold in it, too.
+"""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+in_chromium = pytest.mark.skipif(CHROMIUM is None or not sys.platform.startswith("linux"), reason="no Chromium here")
+pytestmark = [pytest.mark.slow, in_chromium]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A playwright Browser."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        made = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()

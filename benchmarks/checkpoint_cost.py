@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from common import arguments, report
@@ -40,7 +41,7 @@ def one_step(state: TrainState) -> float:
     return time.perf_counter() - before
 
 
-def case(name: str, knobs: dict[str, int]) -> dict[str, object]:
+def case(name: str, knobs: dict[str, Any]) -> dict[str, Any]:
     config = RunConfig(batch_size=8, gradient_accumulation_steps=1, compile=False, device="cpu", **knobs)
     state = build(config, torch.device("cpu"), torch.float32, compile=False)
     plain = [one_step(state) for _ in range(8)][2:]

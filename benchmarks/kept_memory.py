@@ -44,7 +44,7 @@ print(json.dumps([sorted(times)[1], process_bytes("VmHWM")]))
 
 def measured(knobs: dict[str, int | bool], dtype: str, keep: bool) -> tuple[float, int]:
     words = [sys.executable, "-c", CHILD, json.dumps([knobs, dtype, keep])]
-    return tuple(json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout))  # type: ignore[return-value]
+    return tuple(json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout))
 
 
 def main() -> None:

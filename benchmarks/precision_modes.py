@@ -49,7 +49,7 @@ def agreement(state: TrainState, tokens: TokenFile) -> dict[str, float] | None:
         return None
     c = state.config
     batches = evaluation_batches(
-        tokens, 0, "train", batch_size=c.batch_size, iterations=4, block=c.block_size, device=CPU
+        tokens, 0, "train", rows=4 * c.batch_size, batch_size=c.batch_size, block=c.block_size, device=CPU
     )  # fmt: skip
     found = compare(state, batches, "bfloat16")
     return {
@@ -78,7 +78,8 @@ def run(name: str, dtype: torch.dtype, knobs: dict[str, Any], all_three: bool) -
     took_s = time.perf_counter() - start
     after = agreement(state, files["train"])
     held_out = evaluation_batches(
-        files["val"], 0, "val", batch_size=config.batch_size, iterations=24, block=config.block_size, device=CPU
+        files["val"], 0, "val", rows=24 * config.batch_size, batch_size=config.batch_size, block=config.block_size,
+        device=CPU,
     )  # fmt: skip
     val = [float(evaluation_loss(state, batch)) for batch in held_out]
     return {

@@ -9,6 +9,7 @@ about 2.1 GB. Everything else here is predicted; which torch the owner had is no
 import os
 import subprocess
 import sys
+from typing import Any
 
 from common import arguments, report
 
@@ -25,7 +26,7 @@ LOGGED_BYTES, DESKTOP_BYTES = 4464 * MIB, 2_100_000_000
 GPU = find("RTX 4070")
 
 
-def case_a() -> dict[str, object]:
+def case_a() -> dict[str, Any]:
     """Reserved and context of nanoGPT's compiled step against the log; eager by its tensors alone."""
     config = resolve(["examples/real-cases/a.py"]).config
     forecast = traced(plan(config, GPU))
@@ -40,7 +41,7 @@ def case_a() -> dict[str, object]:
     }  # fmt: skip
 
 
-def case_c(compiled: bool, others: int) -> dict[str, object]:
+def case_c(compiled: bool, others: int) -> dict[str, Any]:
     """Where nanoGPT's step dies beside so much, for the published contexts, and from how much on it lives."""
     config = resolve(["examples/real-cases/c.py", f"--compile={compiled}"]).config
     base = plan(config, GPU, others_bytes=others)
@@ -90,10 +91,10 @@ def main() -> None:
             mib(a["process_bytes"][1]),
             f"logged {mib(a['logged_bytes'])}, {a['error']:+.1%}",
         ]
-    ]  # type: ignore[index]
+    ]
     table.append(["A eager: tensors alone", mib(a["eager_allocated_bytes"]), "more than was logged: excluded"])
     for c in cs:
-        middle = c["under_limits"][1]  # type: ignore[index]
+        middle = c["under_limits"][1]
         death = middle["death"]
         where = f"dies in {death['phase']}, {death['moment']}" if death else "lives"
         name = f"C {'compiled' if c['compiled'] else 'eager'}, others {mib(c['others_bytes'])}"

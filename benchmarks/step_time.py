@@ -9,18 +9,20 @@ counts, as it does in the calibration.
 """
 
 import sys
+from typing import Any
 
 import torch
 from common import arguments, report
 
 from foretrain.config import RunConfig
+from foretrain.hardware import Dtype
 from foretrain.predict.time import step_time
 from foretrain.run.calibrate import Stepper, calibrate, modes_for, usual_dtypes
 from foretrain.run.device import place
 from foretrain.run.host_memory import keep_memory
 
 SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 128, "vocab_size": 256, "batch_size": 16}
-CASES: list[tuple[str, dict[str, int], str, bool]] = [
+CASES: list[tuple[str, dict[str, Any], Dtype, bool]] = [
     ("4 × 256, T 128, B 16, V 256", SMALL, "float32", False),
     ("4 × 256, T 128, B 4, V 256", {**SMALL, "batch_size": 4}, "float32", False),
     ("8 × 256, T 128, B 8, V 256", {**SMALL, "n_layer": 8, "batch_size": 8}, "float32", False),
@@ -50,10 +52,10 @@ def main() -> None:
     print(f"calibrated in {calibration.took_s:.0f} s", file=sys.stderr, flush=True)
     gpu = placement.gpu.model_copy(update={"calibration": calibration})
     cases = [case for case in CASES if case[2] in dtypes and case[3] in modes]
-    configs = [RunConfig(**{"gradient_accumulation_steps": 1, **knobs}, dropout=0.0) for _, knobs, _, _ in cases]  # type: ignore[arg-type]
+    configs = [RunConfig(**{"gradient_accumulation_steps": 1, **knobs}, dropout=0.0) for _, knobs, _, _ in cases]
     forecasts = []
     for config, (_, _, dtype, compiled) in zip(configs, cases, strict=True):
-        forecasts.append(step_time(config, gpu, dtype, "foretrain", compiled=compiled))  # type: ignore[arg-type]
+        forecasts.append(step_time(config, gpu, dtype, "foretrain", compiled=compiled))
     samples: list[list[float]] = [[] for _ in cases]
     for _ in range(ROUNDS):
         for i, (config, (name, _, dtype, compiled)) in enumerate(zip(configs, cases, strict=True)):
@@ -74,7 +76,7 @@ def main() -> None:
             {"config": name, "knobs": knobs, "dtype": dtype, "mode": mode, "predicted": forecast.model_dump(),
              "measured_s": measured_s, "steps_s": times, "error": error}
         )  # fmt: skip
-    errors = sorted(abs(record["error"]) for record in records)  # type: ignore[arg-type]
+    errors = sorted(abs(record["error"]) for record in records)
     summary = {"median_abs_error": errors[len(errors) // 2], "worst_abs_error": errors[-1], "configs": len(errors)}
     report(
         options.out,

@@ -44,7 +44,7 @@ def main() -> None:
             for step in ("foretrain", "nanogpt"):
                 if step == "nanogpt" and (name, knobs, dtype) in OURS:
                     continue
-                truth = compare(RunConfig(**knobs), dtype, step, compiled=compiled)  # type: ignore[arg-type]
+                truth = compare(RunConfig(**knobs), dtype, step, compiled=compiled)
                 difference = truth.traced_bytes - truth.real_bytes
                 scratch = truth.real_with_scratch_bytes - truth.real_bytes
                 mode = "compiled" if compiled else "eager"

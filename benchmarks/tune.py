@@ -153,7 +153,7 @@ def measure(name: str, case: dict[str, Any]) -> dict[str, Any]:
     knobs, wanted = CASES[name]
     job = prepare(from_values({**USUAL, **knobs}), tuple(wanted.split(",")))
     settings = job.settings()
-    base = dict(zip(TUNABLE, levels_of(job.base), strict=True))
+    base: dict[str, object] = dict(zip(TUNABLE, levels_of(job.base), strict=True))
     shown = [difference(s.named, s.config.gradient_accumulation_steps, base) for s in settings]
     log(f"{name}: {len(settings)} settings")
     if "pick" not in case or case["given"] != shown[0] or case["settings"] != len(settings):

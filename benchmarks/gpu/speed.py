@@ -105,13 +105,14 @@ def main() -> None:
     )
     plain = placement.gpu.model_copy(update={"calibration": None})
     known = placement.gpu.model_copy(update={"calibration": calibration})
-    rows = [
+    rows: list[dict[str, Any]] = [
         {**case._asdict(), "catalogue": forecast(case, plain), "calibrated": forecast(case, known)} for case in cases
     ]
     table = []
     for case, row in zip(cases, rows, strict=True):
         row["measured"] = measure(case, placement) if time.monotonic() < end else {"error": "no time left"}
-        name, found = [case.name, case.dtype, "compiled" if case.compiled else "eager"], row["measured"]
+        name: list[str] = [case.name, case.dtype, "compiled" if case.compiled else "eager"]
+        found: dict[str, Any] = row["measured"]
         if "error" in found:
             table.append([*name, found["error"][:40], "", "", ""])
             continue

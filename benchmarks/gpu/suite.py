@@ -82,7 +82,7 @@ def measure_memory(case: Case, device: str) -> dict[str, Any]:
     torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=400_000)
     drive.RUNS[case.step](job(case, device, watch))
     watch.close()
-    snapshot = torch.cuda.memory._snapshot()
+    snapshot: Any = torch.cuda.memory._snapshot()
     torch.cuda.memory._record_memory_history(enabled=None)
     return {
         "phases": watch.phases, "process_bytes": process_bytes(), "context_at_start_bytes": context,

@@ -11,6 +11,7 @@ Known limits: see predict/scaling.py for what such a loss is worth; learning rat
 """
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 from foretrain.config import RunConfig
@@ -85,6 +86,7 @@ class _Search:
         self.gpu: Gpu = base.gpu
         self.dtype: Dtype = base.dtype
         self.data = base.work.dataset_tokens
+        self.fitted: dict[bool, int] = {}  # micro-batches that fitted the last shape, by checkpointing
         self.sequences = 8  # of one optimizer step; a first guess, by which the real one is found
         middle = {"n_layer": 8, "n_head": 8, "n_embd": 512}
         for _ in range(2):  # the guess decides how much is computed only slightly; a second round is steady
@@ -134,16 +136,25 @@ class _Search:
         """The quickest settings of a shape that fit the memory, and what they need."""
         batches = [batch for batch in MICRO_BATCHES if batch <= self.sequences]
         for checkpointing in (False, True) if self.step == "foretrain" else (False,):
-            found: list[tuple[RunConfig, int]] = []
-            for batch in batches:  # the need grows with the micro-batch
-                config = self.configured(shape, batch, checkpointing)
-                needed = self.needed_bytes(config)
-                if needed is None:
-                    break
-                found.append((config, needed))
-            if found:
-                return min(found, key=lambda pair: self.timing(pair[0]).step_s.expected_s)
+            configs = [self.configured(shape, batch, checkpointing) for batch in batches]
+            needs = cache(lambda i, configs=configs: self.needed_bytes(configs[i]) or 0)
+            count = self.that_fit(needs, len(batches), checkpointing)
+            if count:
+                quickest = min(range(count), key=lambda i: self.timing(configs[i]).step_s.expected_s)
+                return configs[quickest], needs(quickest)
         return None
+
+    def that_fit(self, needs: Callable[[int], int], count: int, checkpointing: bool) -> int:
+        """How many of the first of `count` settings fit; the need, 0 for one that does not fit, grows from each to the
+        next. The last shape's answer is tried first, as most end where the one before did, and a ledger costs much.
+        """
+        fit = min(self.fitted.get(checkpointing, count), count)
+        while fit and not needs(fit - 1):
+            fit -= 1
+        while fit < count and needs(fit):
+            fit += 1
+        self.fitted[checkpointing] = fit
+        return fit
 
     def candidate(self, config: RunConfig, needed: int) -> Candidate | None:
         found = self.timing(config)

@@ -1,6 +1,7 @@
 """Configs that are wrong: put through the real command line by thousands, and judged by an oracle of its own."""
 
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -76,7 +77,7 @@ def judged(case: Case, code: int, out: str, err: str) -> tuple[str, str]:
     accepted = code in (0, int(ExitCode.CHECK_FAILED)) or reached
     if code and not err.strip():
         return "no sentence", f"exit code {code}"
-    if "--json" in case.words:
+    if "--json" in itertools.takewhile(lambda word: word != "--", case.words):  # behind a -- nothing is an option
         try:
             value = _strict(out)
         except ValueError as error:

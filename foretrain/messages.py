@@ -6,7 +6,7 @@ They are said in the language that is spoken here and now (`languages`), and in 
 """
 
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from foretrain import bidi, languages, units
@@ -37,12 +37,17 @@ _FORMATS = {
 }
 
 
+def listed(words: Iterable[object]) -> str:
+    """'a, b, c', with the language's comma."""
+    return say("list.comma").join(map(str, words))
+
+
 def format_value(value: Any, spec: str) -> str:
     """A value in one of the formats above, else as Python formats it; a list is joined by commas."""
     if spec in _FORMATS:
         return bidi.isolated(_FORMATS[spec](value))
     if isinstance(value, list | tuple):
-        return ", ".join(str(v) for v in value)
+        return listed(value)
     return format(value, spec)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from foretrain.advise.advice import Advice, Advices, Effect, Idle
 from foretrain.advise.candidates import with_settings
 from foretrain.config import RunConfig
-from foretrain.messages import has
+from foretrain.messages import has, listed
 from foretrain.predict.plan import Plan
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.report.plan_view import TONES
@@ -133,7 +133,7 @@ def _useless(plan: Plan, idle: tuple[Idle, ...]) -> list[Block]:
         else:
             together.setdefault(each.reason, []).append(each.rule)
     for reason, rules in together.items():
-        blocks.append(Paragraph(Message(f"idle.{reason}", {"rules": ", ".join(rules)})))
+        blocks.append(Paragraph(Message(f"idle.{reason}", {"rules": listed(rules)})))
     return blocks
 
 

@@ -7,6 +7,7 @@ from foretrain.advise.questions import Pair, Verdict
 from foretrain.advise.repeats import Scatter
 from foretrain.advise.settings import GROUPS, Setting
 from foretrain.advise.settle import OneChange
+from foretrain.messages import listed
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 
 WIDE = 4  # subjects that stand side by side; more of them stand one below the other
@@ -67,7 +68,7 @@ def _settings(found: Comparison, labels: list[str]) -> tuple[Block, ...]:
         blocks.append(Paragraph(Message("side.idle", {"settings": values})))
     if found.unknown:
         able = [s.name for s in found.unknown if s.matters]
-        values = {"count": len(found.unknown), "names": ", ".join(able[:6]) + (", …" if len(able) > 6 else "")}
+        values = {"count": len(found.unknown), "names": listed([*able[:6], *(["…"] if len(able) > 6 else [])])}
         blocks.append(Paragraph(Message("side.unknown" if able else "side.unknown_idle", values), "warn"))
     if found.losses_apart:
         blocks.append(Paragraph(Message("side.losses_apart", {"what": list(found.losses_apart)}), "warn"))
@@ -89,7 +90,7 @@ def _and(words: list[Any]) -> str:
     """'a, b and c'."""
     if len(words) < 2:
         return "".join(words)
-    return Message("side.and", {"first": ", ".join(words[:-1]), "last": words[-1]}).text()
+    return Message("side.and", {"first": listed(words[:-1]), "last": words[-1]}).text()
 
 
 def _table_of(able: list[Setting], labels: list[str]) -> Table:
@@ -98,7 +99,7 @@ def _table_of(able: list[Setting], labels: list[str]) -> Table:
     for setting in able:
         group = Message(f"side_group.{setting.group}") if setting.group != last else ""
         last = setting.group
-        effects = ", ".join(Message(f"side_effect.{effect}").text() for effect in setting.affects)
+        effects = listed(Message(f"side_effect.{effect}").text() for effect in setting.affects)
         rows.append((group, setting.name, *(shown(value) for value in setting.values), effects))
     columns = ("", Message("column.key"), *(_short(label) for label in labels), Message("column.can_change"))
     count = len(columns)
@@ -236,7 +237,7 @@ def _verdicts(found: Comparison) -> list[Block]:
 
 def _learned(scatter: Scatter) -> Message:
     """What repeats told."""
-    values = {"runs": "; ".join(", ".join(labels) for labels in scatter.runs), "device": scatter.device,
+    values = {"runs": "; ".join(listed(labels) for labels in scatter.runs), "device": scatter.device,
               **{name: getattr(scatter, name) * 100 for name in ("seen", "assumed", "counted")}}  # fmt: skip
     return Message("side.learned", values)
 
@@ -331,7 +332,7 @@ def _settle(found: Comparison) -> tuple[Block, ...]:
     notes: list[Block] = []
     for run in runs:
         change = Message("side.change", {"setting": run.setting, "value": shown(run.value)})
-        effects = ", ".join(Message(f"side_effect.{effect}").text() for effect in run.settles)
+        effects = listed(Message(f"side_effect.{effect}").text() for effect in run.settles)
         if run.impossible:
             known = run.impossible in ("program", "tokens", "shape")
             why = Message(f"side_impossible.{run.impossible}") if known else run.impossible

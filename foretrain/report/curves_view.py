@@ -2,6 +2,7 @@
 
 from foretrain.advise.loss_axes import AxisName, LossCurve, LossCurves
 from foretrain.advise.vital_signs import Sign, VitalSigns
+from foretrain.messages import listed
 from foretrain.predict.energy import JOULES_PER_KWH
 from foretrain.report.document import Axis, Block, Curves, Level, Message, Paragraph, Span, Trace
 
@@ -13,7 +14,7 @@ def losses(
     found: LossCurves, *, levels: tuple[Level, ...] = (), voice: str = "report.voice_losses"
 ) -> tuple[Block, ...]:
     """The loss over tokens, hours, energy and money, as far as each is known; one picture for each unit of loss."""
-    guessed = {"names": ", ".join(found.predicted_hours)}
+    guessed = {"names": listed(found.predicted_hours)}
     said = (Paragraph(Message("report.predicted_hours", guessed)),) if found.predicted_hours else ()
     return said + tuple(
         _losses(found, [c for c in found.curves if c.unit == unit], levels, voice)

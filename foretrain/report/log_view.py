@@ -2,6 +2,7 @@
 
 from foretrain.advise.log_analysis import LogAnalysis
 from foretrain.advise.utilization import Utilization
+from foretrain.messages import listed
 from foretrain.report.compare_view import loss_unit
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.units import rounds_to_zero
@@ -33,7 +34,7 @@ def document(found: LogAnalysis) -> Document:
 def _named(values: dict[str, object]) -> dict[str, object]:
     """A list of what agrees, in words."""
     what = values.get("what")
-    return {"what": ", ".join(Message(f"log_what.{id}").text() for id in what)} if isinstance(what, list) else {}
+    return {"what": listed(Message(f"log_what.{id}").text() for id in what)} if isinstance(what, list) else {}
 
 
 def _speed(found: LogAnalysis) -> tuple[Block, ...]:

@@ -1,5 +1,6 @@
 """Pictures of memory: what each phase needs against what there is, and one step from moment to moment."""
 
+from foretrain.messages import listed
 from foretrain.predict.memory import PhaseMemory, StepMemory
 from foretrain.predict.plan import Plan
 from foretrain.predict.step_moments import MomentMemory, StepMoments
@@ -74,7 +75,7 @@ def moments_picture(plan: Plan, moments: StepMoments) -> tuple[Block, ...]:
             levels = (Level(Message("axis.room"), room),)
     values = {"moment": Message(f"moment.{moments.peak.moment}"), "size": moments.peak.total_bytes}
     parts = sorted(grouped_sizes(moments.peak), key=lambda part: -part[1])[:3]
-    shares = ", ".join(f"{Message(f'group.{group}').text()} {Quantity(size, 'bytes').text()}" for group, size in parts)
+    shares = listed(f"{Message(f'group.{group}').text()} {Quantity(size, 'bytes').text()}" for group, size in parts)
     values |= {"parts": shares}
     micro = plan.config.gradient_accumulation_steps
     voice = {"source": moments.source, "events": moments.events, "shown": moments.micro_batches, "micro": micro}

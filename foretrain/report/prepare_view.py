@@ -1,5 +1,6 @@
 """What a preparation will take, as a document."""
 
+from foretrain.messages import listed
 from foretrain.prepare.estimate import PreparePlan
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Section, Table
 
@@ -7,7 +8,7 @@ from foretrain.report.document import Block, Cell, Document, Message, Paragraph,
 def document(plan: PreparePlan, out: str) -> Document:
     """One row for each thing that is read, written, held or waited for."""
     unknown = Message("prepare.unknown")
-    kinds = ", ".join(f"{count} {suffix}" for suffix, count in list(plan.left_out.items())[:4])
+    kinds = listed(f"{count} {suffix}" for suffix, count in list(plan.left_out.items())[:4])
     files: Cell = unknown
     if plan.source_bytes is not None:
         files = Message("prepare.files", {"files": plan.files, "size": plan.source_bytes}).text()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from foretrain.advise.race import NEAR
 from foretrain.advise.tune_cost import TRIALS, rounded_up
 from foretrain.advise.tuning import ForecastError, TuneTrial, Tuning
-from foretrain.messages import say
+from foretrain.messages import listed, say
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.units import rounds_to_zero
 
@@ -27,7 +27,7 @@ def difference(knobs: Mapping[str, object], accumulation: int, given: Mapping[st
             "cpu_threads": say("tune.threads", count=value or say("tune.usual")),
         }  # fmt: skip
         parts.append(str(words[knob]))
-    return ", ".join(parts)
+    return listed(parts)
 
 
 def document(found: Tuning) -> Document:

@@ -167,7 +167,10 @@ def test_only_two_to_four_runs_by_the_ids_of_the_list(client: TestClient, roots:
         assert post(client, "/api/compare", {"runs": wrong}, 400)["problems"][0]["message"]
     write_run(roots.parent / "elsewhere")
     paths = [str(roots / "quick"), str(roots.parent / "elsewhere"), "../elsewhere", "quick"]
-    for text in [*paths, *(text for text in traversals()[::4] if len(text) <= 64)]:
+    for text in [*paths, *traversals()[::4]]:
+        if len(text) > 64:  # longer than any id: a folder of tests may be named at length
+            post(client, "/api/compare", {"runs": [one, text]}, 400)
+            continue
         answer = post(client, "/api/compare", {"runs": [one, text]})
         assert answer["runs"][1]["problem"] == say("page.beside.gone"), text
         assert answer["document"] is None

@@ -15,17 +15,21 @@ RECORD_BYTES = 4 * MIB  # plans, run records, manifests: some kilobytes each; re
 MAX_DOTS = 100  # in a line of TOML; the numbers and names of a config have a few
 
 
-def read_bytes(path: Path, most_bytes: int = RECORD_BYTES) -> bytes:
-    """The bytes of a file. Raises OSError with a sentence for a pipe, a device or a file beyond `most_bytes`.
+def read_bytes(path: Path, most_bytes: int = RECORD_BYTES, *, last_bytes: int = 0) -> bytes:
+    """The bytes of a file; with `last_bytes`, so many from its end. Raises OSError with a sentence for a pipe, a device
+    or a file beyond `most_bytes`.
 
     Opened without waiting: a pipe nobody writes to, or a file of /proc that blocks, would be waited for without end.
     """
     file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
-        if stat.S_ISDIR(mode := os.fstat(file).st_mode):
+        found = os.fstat(file)
+        if stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not stat.S_ISREG(mode):
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is not a file")
+        if last_bytes:
+            os.lseek(file, max(0, found.st_size - last_bytes), os.SEEK_SET)
         pieces, left = [], most_bytes + 1
         while left and (piece := os.read(file, min(left, MIB))):
             pieces.append(piece)

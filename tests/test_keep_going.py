@@ -1,5 +1,6 @@
 """`train --keep-going`: crashes are gone on from, everything else is passed on, nobody is left behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -106,6 +107,17 @@ def test_a_damaged_checkpoint_written_anew_is_a_new_one(own_directory: Path) -> 
     Path("out/checkpoints/step-0000000008").mkdir()
     assert supervisor._standing(tiny(max_iters=20)) != before
     assert supervisor._last_step(tiny(max_iters=20)) >= 7
+
+
+def test_the_last_step_is_read_from_the_end_of_a_long_log(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tiny(max_iters=8))
+    log = Path("out/metrics.jsonl")
+    whole = log.read_bytes()
+    wanted = supervisor._last_step(tiny(max_iters=20))
+    log.write_bytes(b"x" * 300_000 + b"\n" + whole + b'{"kind": "step", "st')  # cut by a crash
+    assert supervisor._last_step(tiny(max_iters=20)) == wanted == json.loads(whole.splitlines()[-1])["step"]
+    monkeypatch.setattr(supervisor, "LAST_LINES_BYTES", 20)
+    assert supervisor._last_step(tiny(max_iters=20)) == -1
 
 
 def test_a_stop_is_a_stop(children: Any) -> None:

@@ -29,6 +29,7 @@ PIPE = "FORETRAIN_KEEP_GOING_PIPE"
 # machine, and at whatever steps, which is bad luck that has to end some time.
 MOST_CRASHES, MOST_ANYWHERE = 4, 12
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 300.0
+LAST_LINES_BYTES = 65536
 
 
 def end_with_parent() -> None:
@@ -102,9 +103,10 @@ def _standing(config: RunConfig) -> tuple[str, str, int]:
 
 
 def _last_step(config: RunConfig) -> int:
-    """The last step that was logged; -1 where there is none."""
+    """The last step that was logged; -1 where there is none. Not all lines are read: a run of weeks has many."""
     found = store.newest_unfinished(config.out_dir, config.max_iters)
-    return max((line["step"] for line in found.read_lines("metrics")), default=-1) if found else -1
+    lines = found.read_lines("metrics", last_bytes=LAST_LINES_BYTES) if found else []
+    return lines[-1]["step"] if lines else -1
 
 
 def _one(words: list[str]) -> tuple[int, bool]:

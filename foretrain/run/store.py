@@ -192,13 +192,15 @@ class RunDirectory:
     def event(self, id: str, /, **values: Any) -> None:
         self.append("events", {"at": now(), "id": id, "values": values})
 
-    def read_lines(self, name: str) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl or events.jsonl; lines that a crash or a hand has spoilt are left out."""
+    def read_lines(self, name: str, *, last_bytes: int = 0) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl or events.jsonl, or those within its last bytes; lines that a crash, a hand or
+        that cut has spoilt are left out.
+        """
         path = self.path / f"{name}.jsonl"
         if not path.is_file():
             return []
         lines = []
-        for text in read_bytes(path, _MOST_LINES_BYTES).decode("utf-8", "replace").splitlines():
+        for text in read_bytes(path, _MOST_LINES_BYTES, last_bytes=last_bytes).decode("utf-8", "replace").splitlines():
             try:
                 line = json.loads(text)
                 if name == "metrics":

@@ -74,7 +74,7 @@ def _run(base: Subject, other: Subject, setting: Setting, value: Any, compared_t
             return OneChange(**common, changes={}, impossible=reason)
         knobs = found
         try:
-            changed = _checked(base.config, knobs)
+            changed = _checked(base, base.config, knobs)
         except UserError as error:
             return OneChange(**common, changes=knobs, impossible=str(error).splitlines()[-1].strip())
     steps = SHORT_STEPS
@@ -88,11 +88,12 @@ def _run(base: Subject, other: Subject, setting: Setting, value: Any, compared_t
         return OneChange(**common, changes=knobs, impossible=str(error))
 
 
-def _checked(config: RunConfig, knobs: dict[str, Any]) -> RunConfig:
-    """The config with these knobs. Raises UserError where they do not go together."""
+def _checked(base: Subject, config: RunConfig, knobs: dict[str, Any]) -> RunConfig:
+    """The base's config with these knobs. Raises UserError where they do not go together."""
     defaults = RunConfig().model_dump()
     values = {k: v for k, v in config.model_dump().items() if v != defaults[k] and k != "total_batch_size"}
-    changed, problems = check(values | knobs, dict.fromkeys(knobs, "compare"))
+    sources = dict.fromkeys(values, base.label) | dict.fromkeys(knobs, "compare")
+    changed, problems = check(values | knobs, sources)
     if changed is None:
         raise problems[0]
     return changed

@@ -1,6 +1,9 @@
 """The ledger's reserved memory: its short replay against the whole simulator, and against traces of the real step."""
 
-from hypothesis import given
+from typing import Any
+from unittest import mock
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrain.advise.planner import Planner
@@ -14,6 +17,7 @@ from foretrain.predict.memory import worst_verdict
 from foretrain.predict.plan import plan
 from foretrain.predict.reserved import LargePool, dies_in, reserved_bytes
 from foretrain.predict.simulated_run import SimulatedRun
+from foretrain.predict.timeline import Timeline
 from foretrain.units import MIB
 
 SIZES = st.integers(2049, 2**21).map(lambda n: 512 * n)  # just over 1 MiB to 1 GiB
@@ -75,6 +79,36 @@ def test_every_tensor_dies_once_and_sums_are_the_peaks() -> None:
                 now -= t.sizes[~event]
             top = max(top, now)
         assert abs(top / max(peak.nbytes for peak in t.peaks.values()) - 1) < 1e-4  # sums round once, parts each
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(["nanogpt", "modern"]), st.sampled_from(["foretrain", "nanogpt"]), st.booleans(), st.integers(1, 5),
+    st.fixed_dictionaries(
+        {}, optional={
+            "activation_checkpointing": st.just(True), "loss_chunk_size": st.sampled_from([200, 1024]),
+            "optimizer": st.sampled_from(["adamw8bit", "muon"]), "optimizer_offload": st.just(True), "dropout": st.just(0.1),
+        },
+    ),
+)  # fmt: skip
+def test_what_repeats_is_what_would_have_happened(
+    recipe: str, step: str, compiled: bool, accumulation: int, knobs: dict[str, Any]
+) -> None:
+    config = RunConfig.model_validate(
+        {"recipe": recipe, "n_layer": 3, "n_embd": 256, "n_head": 4, "block_size": 256, "batch_size": 8,
+         "gradient_accumulation_steps": accumulation, "compile": compiled, **knobs}
+    )  # fmt: skip
+    repeated = events_of(config, step)
+    with mock.patch.object(Timeline, "repeat", return_value=None):
+        whole = events_of(config, step)
+    assert (repeated.t.events, repeated.t.sizes) == (whole.t.events, whole.t.sizes)
+    assert repeated.t.nbytes == whole.t.nbytes
+    for phase, peak in whole.t.peaks.items():
+        own = repeated.t.peaks[phase]
+        assert (own.nbytes, own.moment) == (peak.nbytes, peak.moment)
+        assert sorted((k.component, n) for k, n in own.alive.items()) == sorted(
+            (k.component, n) for k, n in peak.alive.items()
+        )
 
 
 def test_expandable_segments_live_from_less() -> None:

@@ -181,6 +181,30 @@ class Timeline:
         """Everything of a component dies, as gradients do in zero_grad(set_to_none=True)."""
         self.free(*[tensor for tensor in self._living.values() if tensor.kind.component == component])
 
+    def now(self) -> tuple[int, int]:
+        """How many events and tensors there were so far."""
+        return len(self.events), len(self.sizes)
+
+    def repeat(self, since: tuple[int, int]) -> dict[int, Tensor] | None:
+        """All that happened since a `now()` once more, with tensors of its own; nothing of it is higher than before.
+
+        Returns what lives on of it, by serial, with its successor: the repetition frees the one as the first time freed
+        that one's predecessor. None, and nothing is done, where what is left differs in size from what was found.
+        """
+        events, first = self.events[since[0] :], since[1]
+        found = sorted(~event for event in events if event < 0 and ~event < first)
+        left = sorted(serial for serial in self._living if serial >= first)
+        if [self.sizes[serial] for serial in found] != [self.sizes[serial] for serial in left]:
+            return None
+        shift, heirs = len(self.sizes) - first, dict(zip(found, left, strict=True))
+        self.events += [
+            event + shift if event >= 0 else event - shift if ~event >= first else ~heirs[~event] for event in events
+        ]
+        self.sizes += self.sizes[first:]
+        successors = {serial: Tensor(self._living.pop(serial).kind, serial + shift) for serial in left}
+        self._living.update({tensor.serial: tensor for tensor in successors.values()})
+        return successors
+
     def living(self) -> Iterator[Kind]:
         """Of what there is something now."""
         return (kind for kind in self._kinds.values() if kind.count)

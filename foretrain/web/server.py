@@ -78,8 +78,8 @@ def prepare(port: int | None, roots: list[Path], language: str | None = None) ->
 
 
 def _listen(port: int, *, or_any: bool) -> socket.socket:
-    # By name: asyncio switches Nagle's algorithm off only where it reads TCP here (base_events._set_nodelay), and with it
-    # each answer, sent as head and body, waits for the browser's delayed acknowledgement: 40 ms.
+    # TCP by name, or asyncio leaves Nagle's algorithm on (base_events._set_nodelay), and each answer, sent as head and
+    # body, waits 40 ms for the delayed acknowledgement of its head.
     candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     if os.name == "posix":  # elsewhere this would let two servers share a port
         candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -36,6 +36,25 @@ _SHOWN = {
 }  # fmt: skip
 
 
+def cost() -> str:
+    """What saving holds up."""
+    found = result("checkpoint_cost")
+    lines = [
+        "| model | checkpoint | step | the loop writes itself | in the background: blocked | the steps beside it take longer by | "
+        f"share of {found['interval_steps']:,} steps: blocked | with that |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for c in found["cases"]:
+        lines.append(
+            f"| {c['case']} | {c['checkpoint_bytes'] / 2**20:,.1f} MiB | {c['step_s'] * 1e3:,.0f} ms | "
+            f"{c['loop_s'] * 1e3:,.0f} ms | {c['background_s'] * 1e3:,.1f} ms | {c['beside_s'] * 1e3:,.0f} ms | "
+            f"{c['blocked_share'] * 100:.4f} % | {c['whole_share'] * 100:.3f} % |"
+        )
+    lines += ["", f"({found['threads']} threads on {found['machine']['cpu']}, {found['date']}; "
+              "`python benchmarks/checkpoint_cost.py`. Not yet measured on a GPU.)"]  # fmt: skip
+    return "\n".join(lines)
+
+
 def faults() -> str:
     """What the last run of `make faults` or `make faults-long` counted, of faults and of wrong inputs."""
     lines, held = ["| fault | how often | what came of it |", "| --- | ---: | --- |"], []

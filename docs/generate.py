@@ -438,6 +438,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "page-speed": page_speed,
     "static-site": static_site,
     "faults": fault_tables.faults,
+    "checkpoint-cost": fault_tables.cost,
     "fault-catalogue": fault_tables.catalogue,
     "soak": fault_tables.soak,
     "resume-keys": fault_tables.resume,

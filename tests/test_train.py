@@ -348,12 +348,14 @@ def test_a_resume_that_makes_no_step_keeps_what_was_measured(own_directory: Path
 
     before = train(tiny(max_iters=8, lr_decay_iters=8, log_interval=1), listen=stop)
     assert (before.status, before.steps_done) == ("interrupted", 8)
-    assert before.step_s and before.memory.phase("steady_step")
+    assert before.step_s
+    assert before.memory.phase("steady_step")
     after = train(tiny(max_iters=8, lr_decay_iters=8, log_interval=1), resume=True)
     assert (after.status, after.steps_done, after.resumed_from) == ("finished", 8, (8,))
     for name in ("step_s", "tokens_per_s", "mfu", "data_wait_s"):
         assert getattr(after, name) == getattr(before, name), name
-    assert after.val_loss is not None and after.memory.phase("evaluate_first")
+    assert after.val_loss is not None
+    assert after.memory.phase("evaluate_first")
     for phase in ("first_step", "steady_step"):
         assert after.memory.phase(phase) == before.memory.phase(phase)
     assert after.memory.gradients_bytes == before.memory.gradients_bytes

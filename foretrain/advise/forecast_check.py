@@ -66,14 +66,12 @@ def _memory(plan: Plan, run: RunRecord) -> list[Row]:
         *_row("component.optimizer", "bytes", at_peak.get("optimizer"), measured.optimizer_bytes),
         *_row("component.saved", "bytes", predicted.saved_bytes, measured.saved_bytes),
     ]
-    highest = 0
     for phase in predicted.phases:
         sample = measured.phase(phase.phase)
-        if sample is None:
-            continue
-        rows += _row(f"phase.{phase.phase}", "bytes", phase.allocated_bytes, sample.allocated_bytes)
-        highest = max(highest, sample.reserved_bytes or sample.process_bytes or 0)
+        if sample is not None:
+            rows += _row(f"phase.{phase.phase}", "bytes", phase.allocated_bytes, sample.allocated_bytes)
     worst = predicted.worst
+    highest = run.highest_bytes if measured.phases else None  # of a process that has begun nothing it says nothing
     id = "process.reserved" if plan.gpu.kind == "cuda" else "process.resident"
     rows += _row(id, "bytes", worst.needed_expected_bytes, highest, worst.needed_low_bytes, worst.needed_high_bytes)
     return rows

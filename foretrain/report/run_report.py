@@ -73,17 +73,11 @@ def _figures(facts: RunFacts) -> Figures:
         ("step", Quantity(record.step_s, "duration") if record.step_s else None, measured),
         ("speed", f"{record.tokens_per_s:,.0f}" if record.tokens_per_s else None, measured),
         ("mfu", Quantity(record.mfu, "percent") if record.mfu else None, measured),
-        ("memory", Quantity(_highest(record), "bytes") if _highest(record) else None, measured),
+        ("memory", Quantity(record.highest_bytes, "bytes") if record.highest_bytes else None, measured),
         ("data_wait", Quantity(record.data_wait_s, "duration") if record.data_wait_s else None, measured),
         *_spent(facts),
     ]  # fmt: skip
     return Figures(tuple(Figure(Message(f"figure.{id}"), value, voice) for id, value, voice in found if value))
-
-
-def _highest(record: RunRecord) -> int | None:
-    """The most that the process held, in any phase."""
-    phases = (phase.reserved_bytes or phase.process_bytes or phase.allocated_bytes for phase in record.memory.phases)
-    return max((size for size in (*phases, record.memory.process_peak_bytes) if size), default=None)
 
 
 def _spent(facts: RunFacts) -> list[tuple[str, Cell | None, Cell]]:

@@ -33,11 +33,15 @@ class Row(Record):
         return None if self.low is None or self.high is None else self.low <= self.measured <= self.high
 
 
+Sources = dict[Literal["bytes", "seconds"], tuple[str, ...]]  # of each kind of row: memory and time are two forecasts
+
+
 class Comparison(Record):
-    """Of one run. `predicted_source` and `measured_source` say where the figures are from."""
+    """Of one run. `predicted_source` (memory), `time_source`, `measured_source` (memory): where figures are from."""
 
     run_id: str
     predicted_source: str
+    time_source: str | None = None
     measured_source: str
     memory: tuple[Row, ...]
     time: tuple[Row, ...]
@@ -45,6 +49,11 @@ class Comparison(Record):
     @property
     def rows(self) -> tuple[Row, ...]:
         return self.memory + self.time
+
+    @property
+    def sources(self) -> Sources:
+        """Where the predictions are from."""
+        return {"bytes": (self.predicted_source,), "seconds": (self.time_source,) if self.time_source else ()}
 
 
 def _row(
@@ -103,6 +112,7 @@ def compare(plan: Plan, run: RunRecord) -> Comparison:
     return Comparison(
         run_id=run.id,
         predicted_source=voice,
+        time_source=plan.timing.source if plan.timing else None,
         measured_source=run.memory.method,
         memory=tuple(_memory(plan, run)),
         time=tuple(_time(plan, run)),

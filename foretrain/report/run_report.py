@@ -18,7 +18,6 @@ from foretrain.report.document import (
     Verbatim,
 )
 from foretrain.report.memory_view import phase_bars
-from foretrain.run.store import RunRecord
 
 MEASURED = "axis.measured"
 LEAST_MONEY = 0.005  # less is not worth a figure
@@ -36,7 +35,7 @@ def document(facts: RunFacts) -> Document:
     memory, time = run_view.comparison_sections(facts.check)
     bars = phase_bars(facts.plan, facts.plan.memory_of("foretrain"), record.memory)
     sections.append(Section(Message("report.memory"), (bars, *memory.blocks)))
-    scatter = agreement_view.pictures([(record.name, facts.check.rows)], facts.check.predicted_source)
+    scatter = agreement_view.pictures([(record.name, facts.check.rows)], facts.check.sources)
     slower = [s for s in explanation.sections if s.title.id in ("run_explain.time", "run_explain.slower")]
     sections.append(Section(Message("report.check"), (*scatter, *time.blocks)))
     sections += slower

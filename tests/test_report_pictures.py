@@ -249,6 +249,16 @@ def test_a_plan_has_every_picture_with_its_numbers() -> None:
     assert '<html lang="dv" dir="rtl">' in right
 
 
+def test_times_say_whose_step_they_are_of() -> None:
+    """The figures at the top are of nanoGPT's step for a config of nanoGPT; the section of times is of ours."""
+    p = made("gpt2-124m")
+    whole = plan_report.document(p, outlook.outlook(p, "nanogpt"))
+    blocks = {section.title.id: section.blocks for section in whole.sections}
+    said = {id: [b.message.text() for b in found if isinstance(b, Paragraph)] for id, found in blocks.items()}
+    assert "For the step of nanoGPT:" in said["plan.verdict"]
+    assert said["plan.time"][0] == "For the step of foretrain:"
+
+
 def test_bars_show_the_card_and_what_is_free_of_it() -> None:
     p = made("gpt2-124m", others=2 * 2**30)
     bars = next(b for s in plan_report.document(p, outlook.outlook(p, "foretrain")).sections for b in s.blocks

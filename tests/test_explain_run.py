@@ -73,6 +73,26 @@ def test_memory_and_time_add_up_and_agree_with_the_plan(
     assert all(0 <= s < 60 for s in cpu)
 
 
+def test_even_steps_that_are_all_off_the_forecast_are_said(
+    own_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty times the step time of the forecast, without one step that stands out."""
+    record = train(tiny(max_iters=8, out_dir="r"))
+    timing = plan_of(Path("r"), record).timing
+    assert timing is not None
+    lines = Path("r/metrics.jsonl").read_text("utf-8").splitlines()
+    monkeypatch.setenv("COLUMNS", "80")
+    for share, words in ((20, "slower than predicted"), (1, None), (0.01, "quicker than predicted")):
+        took = {"step_s": share * timing.step_s.expected_s}
+        changed = [json.dumps(one | took if one["kind"] == "step" else one) for one in map(json.loads, lines)]
+        Path("r/metrics.jsonl").write_text("".join(f"{line}\n" for line in changed), "utf-8")
+        shown = " ".join(said(capsys, "explain", "r").split())
+        assert "Where the steps were slow" in shown
+        assert (" than predicted: " in shown) == (words is not None)
+        assert (words or "Nowhere") in shown
+        assert " error" in shown.split("Where the time went")[1]  # the column
+
+
 def test_runs_that_are_missing_or_half_written(own_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = foretrain("explain", "nothing")
     assert (told.returncode, told.stdout) == (7, "")

@@ -210,6 +210,11 @@ def test_runs_are_shown_with_their_forecast(client: TestClient) -> None:
     assert len(get(client, f"/api/runs/{run['id']}/live?after=-5")["metrics"]) == 3
     against = get(client, "/api/comparisons")["runs"][0]["rows"]
     assert against[0]["measured"] == 0.5
+    assert get(client, "/api/comparisons")["runs"][0]["path"] == run["path"]
+    speeds = {key: run[key] for key in ("step", "speed", "mfu")}
+    assert speeds["step"] == "500 ms"
+    for other in (page, get(client, f"/api/runs/{run['id']}/live?after=0")):
+        assert {key: other[key] for key in speeds} == speeds
     get(client, "/api/runs/ffffffffffffffff", 404)
 
 

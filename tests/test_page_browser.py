@@ -183,6 +183,9 @@ def test_a_running_run_is_followed(browser: Browser, served: tuple[str, Path]) -
         expect(page.locator(".figures")).to_contain_text("1.2345", timeout=15_000)
         RunDirectory(folder / "live").event("saved", name="step-11")
         expect(page.locator(".events")).to_contain_text("saved step-11", timeout=15_000)
+        page.get_by_role("link", name="Runs", exact=True).click()
+        page.get_by_role("link", name="<img src=x onerror=alert(1)>").first.click()
+        expect(page.locator(".figures")).to_contain_text("100 tokens/s")  # its record's; its last line says 9
 
 
 def test_by_keyboard_alone(browser: Browser, served: tuple[str, Path]) -> None:

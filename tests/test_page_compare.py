@@ -77,7 +77,7 @@ def reported(*paths: Path) -> Document:
     subjects = [load(take_apart(str(path))) for path in paths]
     found = compare(subjects)
     facts = gather(subjects, found)
-    return compare_report.document(found, facts.losses, dict(facts.verdicts), facts.checks, facts.source)
+    return compare_report.document(found, facts.losses, dict(facts.verdicts), facts.checks, facts.sources)
 
 
 def test_the_page_shows_what_the_report_of_the_comparison_says(client: TestClient, roots: Path) -> None:

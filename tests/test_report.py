@@ -125,6 +125,17 @@ def test_comparison_has_signed_errors_and_ranges() -> None:
     assert RunRecord.from_json(run.model_dump_json()) == run
 
 
+def test_the_highest_memory_is_one_figure() -> None:
+    """Between two phases a process can hold the most; on a card the process is the host's, and says nothing of it."""
+    memory = record().memory.model_copy(update={"process_peak_bytes": 3 << 40})
+    run = record(memory=memory)
+    rows = {row.id: row for row in compare(plan(run.config, run.gpu), run).rows}
+    assert rows["process.resident"].measured == run.highest_bytes == 3 << 40
+    on_card = record(memory=memory, gpu=find("RTX 4070"))
+    assert on_card.highest_bytes is None
+    assert "process.reserved" not in {row.id for row in compare(plan(on_card.config, on_card.gpu), on_card).rows}
+
+
 def test_a_run_that_measured_nothing_has_no_rows() -> None:
     run = record(memory=MeasuredMemory(method="none"), step_s=None, evaluation_s=None, status="failed")
     comparison = compare(plan(run.config, run.gpu), run)

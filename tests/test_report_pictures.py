@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from foretrain import languages
 from foretrain.advise import card_options, frontier, loss_axes, outlook, vital_signs
-from foretrain.advise.forecast_check import Row
+from foretrain.advise.forecast_check import Row, Sources
 from foretrain.advise.subject import Curve, Subject, exact
 from foretrain.advise.tuning import TuneTrial, Tuning
 from foretrain.cli import report_parts
@@ -24,7 +24,7 @@ from foretrain.predict.plan import Plan, plan
 from foretrain.predict.roofline import roofline
 from foretrain.predict.step_moments import step_moments
 from foretrain.report import agreement_view, charts, curves_view, html, numbers, plan_report
-from foretrain.report.document import Document, Message, Paragraph, Section, StackedBars, Verbatim
+from foretrain.report.document import Document, Message, Paragraph, Scatter, Section, StackedBars, Verbatim
 from foretrain.report.html import script_json
 from foretrain.thin import extremes
 from tests.helpers import foretrain as run_foretrain
@@ -202,8 +202,15 @@ def test_agreement_has_the_line_the_band_and_the_stated_ranges() -> None:
         Row(id="time.step", kind="seconds", predicted=1.1, measured=1.0, low=0.9, high=1.5),
         Row(id="time.run", kind="seconds", predicted=90, measured=100),
     )
-    (picture,) = agreement_view.pictures([("a", rows)], "predicted (ledger)")
-    drawn = charts.chart(picture)  # type: ignore[arg-type]
+    sources: Sources = {
+        "bytes": ("predicted (ledger)",),
+        "seconds": ("predicted (catalogue)", "predicted (calibrated)"),
+    }
+    (picture,) = agreement_view.pictures([("a", rows)], sources)
+    assert isinstance(picture, Scatter)
+    assert picture.voice is not None
+    assert "predicted (catalogue), predicted (calibrated)" in picture.voice.text()
+    drawn = charts.chart(picture)
     dot = drawn["clouds"][0]["dots"][0]
     assert (dot["x"], dot["y"], dot["low"], dot["high"], dot["note"]) == (1, 1.1, 0.9, 1.5, "+10.0 %")
     assert all(
@@ -240,6 +247,16 @@ def test_a_plan_has_every_picture_with_its_numbers() -> None:
     with pretending(), languages.speaking(ARABIC):
         right = html.render(Document(Message("report.more"), Message("report.more"), []))
     assert '<html lang="dv" dir="rtl">' in right
+
+
+def test_times_say_whose_step_they_are_of() -> None:
+    """The figures at the top are of nanoGPT's step for a config of nanoGPT; the section of times is of ours."""
+    p = made("gpt2-124m")
+    whole = plan_report.document(p, outlook.outlook(p, "nanogpt"))
+    blocks = {section.title.id: section.blocks for section in whole.sections}
+    said = {id: [b.message.text() for b in found if isinstance(b, Paragraph)] for id, found in blocks.items()}
+    assert "For the step of nanoGPT:" in said["plan.verdict"]
+    assert said["plan.time"][0] == "For the step of foretrain:"
 
 
 def test_bars_show_the_card_and_what_is_free_of_it() -> None:

@@ -339,6 +339,29 @@ def stop_at_6(event: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def test_a_resume_that_makes_no_step_keeps_what_was_measured(own_directory: Path) -> None:
+    """Stopped after the last step, before the last evaluation: the process that evaluates has no step to measure."""
+
+    def stop(event: Any) -> None:
+        if getattr(event, "kind", "") == "step" and event.step == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = train(tiny(max_iters=8, lr_decay_iters=8, log_interval=1), listen=stop)
+    assert (before.status, before.steps_done) == ("interrupted", 8)
+    assert before.step_s
+    assert before.memory.phase("steady_step")
+    after = train(tiny(max_iters=8, lr_decay_iters=8, log_interval=1), resume=True)
+    assert (after.status, after.steps_done, after.resumed_from) == ("finished", 8, (8,))
+    for name in ("step_s", "tokens_per_s", "mfu", "data_wait_s"):
+        assert getattr(after, name) == getattr(before, name), name
+    assert after.val_loss is not None
+    assert after.memory.phase("evaluate_first")
+    for phase in ("first_step", "steady_step"):
+        assert after.memory.phase(phase) == before.memory.phase(phase)
+    assert after.memory.gradients_bytes == before.memory.gradients_bytes
+    assert (after.memory.process_peak_bytes or 0) >= (before.memory.process_peak_bytes or 0)
+
+
 def test_resume_refuses_what_would_change_the_learning(own_directory: Path) -> None:
     train(tiny(), listen=stop_at_6)
     with pytest.raises(UserError) as caught:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from foretrain.advise.compare import Comparison
 from foretrain.advise.forecast import plan_of
-from foretrain.advise.forecast_check import Row
+from foretrain.advise.forecast_check import Comparison as RunCheck
+from foretrain.advise.forecast_check import Row, Sources
 from foretrain.advise.forecast_check import compare as check
 from foretrain.advise.loss_axes import EnergyMeter, LossCurves, loss_curves, meter_of
 from foretrain.advise.subject import Subject
@@ -18,12 +19,12 @@ from foretrain.run.store import RunDirectory
 
 @dataclass(frozen=True)
 class CompareFacts:
-    """`verdicts`: by label, of those whose memory is predicted. `checks`: rows of the runs, forecast by `source`."""
+    """`verdicts`: by label, of those whose memory is predicted. `checks`: rows of the runs, forecast by `sources`."""
 
     losses: LossCurves
     verdicts: dict[str, Verdict | None]
     checks: tuple[tuple[str, tuple[Row, ...]], ...]
-    source: str
+    sources: Sources
 
 
 Opened = Callable[[Path], RunDirectory]
@@ -33,16 +34,17 @@ def gather(subjects: Sequence[Subject], found: Comparison, opened: Opened = RunD
     """`found`: the comparison of these subjects, in the same order; it has told their labels apart. `opened`: how the
     directories of runs are read."""
     named = [replace(s, label=side.label) for s, side in zip(subjects, found.sides, strict=True)]
-    checks, source = [], ""
+    checks: list[tuple[str, tuple[Row, ...]]] = []
+    sources: Sources = {"bytes": (), "seconds": ()}
     for subject in named:
-        rows, voice = _checked(subject, opened)
-        if rows:
-            checks.append((subject.label, rows))
-            source = voice
+        made = _checked(subject, opened)
+        if made is not None and made.rows:
+            checks.append((subject.label, made.rows))
+            sources = {kind: tuple(dict.fromkeys(known + made.sources[kind])) for kind, known in sources.items()}
     return CompareFacts(
         losses=loss_curves(named, [_meter(subject, opened) for subject in named]),
         verdicts={s.label: _verdict(s) for s in named if s.memory and s.memory.voice != "measured"},
-        checks=tuple(checks), source=source,
+        checks=tuple(checks), sources=sources,
     )  # fmt: skip
 
 
@@ -55,17 +57,16 @@ def _meter(subject: Subject, opened: Opened) -> EnergyMeter | None:
     return meter_of(opened(_directory(subject)).read_lines("metrics")) if subject.kind == "run" else None
 
 
-def _checked(subject: Subject, opened: Opened) -> tuple[tuple[Row, ...], str]:
+def _checked(subject: Subject, opened: Opened) -> RunCheck | None:
     """A run against its own forecast; a damaged forecast spoils no comparison."""
     if subject.kind != "run":
-        return (), ""
+        return None
     path = _directory(subject)
     try:
         record = opened(path).read_record()
-        made = check(plan_of(path, record), record)
+        return check(plan_of(path, record), record)
     except UserError:
-        return (), ""
-    return made.rows, made.predicted_source
+        return None
 
 
 def _verdict(subject: Subject) -> Verdict | None:

@@ -33,11 +33,15 @@ class Row(Record):
         return None if self.low is None or self.high is None else self.low <= self.measured <= self.high
 
 
+Sources = dict[Literal["bytes", "seconds"], tuple[str, ...]]  # of each kind of row: memory and time are two forecasts
+
+
 class Comparison(Record):
-    """Of one run. `predicted_source` and `measured_source` say where the figures are from."""
+    """Of one run. `predicted_source` (memory), `time_source`, `measured_source` (memory): where figures are from."""
 
     run_id: str
     predicted_source: str
+    time_source: str | None = None
     measured_source: str
     memory: tuple[Row, ...]
     time: tuple[Row, ...]
@@ -45,6 +49,11 @@ class Comparison(Record):
     @property
     def rows(self) -> tuple[Row, ...]:
         return self.memory + self.time
+
+    @property
+    def sources(self) -> Sources:
+        """Where the predictions are from."""
+        return {"bytes": (self.predicted_source,), "seconds": (self.time_source,) if self.time_source else ()}
 
 
 def _row(
@@ -66,14 +75,12 @@ def _memory(plan: Plan, run: RunRecord) -> list[Row]:
         *_row("component.optimizer", "bytes", at_peak.get("optimizer"), measured.optimizer_bytes),
         *_row("component.saved", "bytes", predicted.saved_bytes, measured.saved_bytes),
     ]
-    highest = 0
     for phase in predicted.phases:
         sample = measured.phase(phase.phase)
-        if sample is None:
-            continue
-        rows += _row(f"phase.{phase.phase}", "bytes", phase.allocated_bytes, sample.allocated_bytes)
-        highest = max(highest, sample.reserved_bytes or sample.process_bytes or 0)
+        if sample is not None:
+            rows += _row(f"phase.{phase.phase}", "bytes", phase.allocated_bytes, sample.allocated_bytes)
     worst = predicted.worst
+    highest = run.highest_bytes if measured.phases else None  # of a process that has begun nothing it says nothing
     id = "process.reserved" if plan.gpu.kind == "cuda" else "process.resident"
     rows += _row(id, "bytes", worst.needed_expected_bytes, highest, worst.needed_low_bytes, worst.needed_high_bytes)
     return rows
@@ -105,6 +112,7 @@ def compare(plan: Plan, run: RunRecord) -> Comparison:
     return Comparison(
         run_id=run.id,
         predicted_source=voice,
+        time_source=plan.timing.source if plan.timing else None,
         measured_source=run.memory.method,
         memory=tuple(_memory(plan, run)),
         time=tuple(_time(plan, run)),

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from foretrain.advise.forecast_check import Row
 from foretrain.advise.remedies import Remedy, remedies
 from foretrain.advise.run_pace import RunPace, logged_steps, pace_of
 from foretrain.predict.plan import Plan
@@ -72,7 +73,8 @@ class OutOfMemory(Record):
 class RunExplanation(Record):
     """The answer for one run. `phase`: the one whose memory the pieces are of.
 
-    `steps_logged` of `steps_to_log`: what metrics.jsonl still tells of, and what such a run writes.
+    `steps_logged` of `steps_to_log`: what metrics.jsonl still tells of, and what such a run writes. `step`: the steady
+    step beside the forecast's.
     """
 
     run_id: str
@@ -93,6 +95,7 @@ class RunExplanation(Record):
     time: tuple[TimePiece, ...]
     wall_s: float
     pace: RunPace | None
+    step: Row | None = None
     failures: tuple[OutOfMemory, ...]
     survived: int
     remedies: tuple[Remedy, ...]
@@ -113,7 +116,8 @@ def explain_run(
         predicted_source=memory.source, time_source=plan.timing.source if plan.timing else None,
         measured_source=record.memory.method,
         phase=phase.phase if phase else None, memory=_memory(plan, record, phase), phases=_phases(plan, record),
-        time=_time(plan, record, metrics, events, pace), wall_s=record.wall_s, pace=pace, failures=failures,
+        time=_time(plan, record, metrics, events, pace), wall_s=record.wall_s, pace=pace,
+        step=_step(plan, pace), failures=failures,
         survived=sum(not failure.fatal for failure in failures), remedies=_remedies(record, failures),
     )  # fmt: skip
 
@@ -220,6 +224,14 @@ def _time(
             TimePiece(id="data_in_steps", predicted_s=None, measured_s=pace.data_wait_s, count=count, inside=True)
         )
     return tuple(pieces)
+
+
+def _step(plan: Plan, pace: RunPace | None) -> Row | None:
+    if plan.timing is None or pace is None or not pace.steady_s:
+        return None
+    step = plan.timing.step_s
+    low, high = step.low_s, step.high_s
+    return Row(id="time.step", kind="seconds", predicted=step.expected_s, measured=pace.steady_s, low=low, high=high)
 
 
 # -- out of memory -----------------------------------------------------------------------------------------

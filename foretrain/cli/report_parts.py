@@ -175,7 +175,7 @@ def comparison(asked: Asked) -> "Document":
     subjects = with_rents(subjects_of(asked.sources, tell, gpu=card, others_bytes=held), asked.price)
     found = compare(subjects)
     facts = gather(subjects, found)
-    return compare_report.document(found, facts.losses, dict(facts.verdicts), facts.checks, facts.source)
+    return compare_report.document(found, facts.losses, dict(facts.verdicts), facts.checks, facts.sources)
 
 
 # -- what a path is -------------------------------------------------------------------------------------------

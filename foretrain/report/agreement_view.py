@@ -1,24 +1,27 @@
 """Predicted against measured as points: on the line where both are the same, with the range that was stated."""
 
 from collections.abc import Sequence
+from typing import Literal
 
-from foretrain.advise.forecast_check import Row
+from foretrain.advise.forecast_check import Row, Sources
+from foretrain.messages import listed, voice
 from foretrain.report.document import Axis, Block, Cloud, Dot, Message, Quantity, Scatter
 
 BAND = 0.1  # either way of what was measured: what the eye compares with
 
 
-def pictures(groups: Sequence[tuple[str, Sequence[Row]]], source: str) -> tuple[Block, ...]:
+def pictures(groups: Sequence[tuple[str, Sequence[Row]]], sources: Sources) -> tuple[Block, ...]:
     """A picture of bytes and one of times, as far as there are any. `groups`: (name of the run, its rows)."""
     found = []
-    for kind in ("bytes", "seconds"):
+    kinds: tuple[Literal["bytes", "seconds"], ...] = ("bytes", "seconds")
+    for kind in kinds:
         rows = [(name, [row for row in rows if row.kind == kind]) for name, rows in groups]
         if sum(len(some) for _, some in rows) > 1:
-            found.append(_picture(kind, [(name, some) for name, some in rows if some], source))
+            found.append(_picture(kind, [(name, some) for name, some in rows if some], sources[kind]))
     return tuple(found)
 
 
-def _picture(kind: str, groups: list[tuple[str, list[Row]]], source: str) -> Scatter:
+def _picture(kind: str, groups: list[tuple[str, list[Row]]], sources: Sequence[str]) -> Scatter:
     name, format = ("bytes", "bytes") if kind == "bytes" else ("time", "duration")
     clouds = tuple(
         Cloud(label if len(groups) > 1 else Message("report.quantities"), tuple(_dot(row) for row in rows), number)
@@ -32,7 +35,8 @@ def _picture(kind: str, groups: list[tuple[str, list[Row]]], source: str) -> Sca
         Axis(Message(f"axis_measured.{name}"), format, True), Axis(Message(f"axis_predicted.{name}"), format, True),
         clouds,
         ((Message("report.same_line"), tuple((x, x) for x in ends)),), (Message("report.band", {"share": BAND}), band),
-        note_label=Message("column.error"), voice=Message("report.voice_check", {"source": source}),
+        note_label=Message("column.error"),
+        voice=Message("report.voice_check", {"source": listed(map(voice, sources))}),
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from foretrain.advise.compare import Comparison, Side
-from foretrain.advise.forecast_check import Row
+from foretrain.advise.forecast_check import Row, Sources
 from foretrain.advise.loss_axes import LossCurves
 from foretrain.report import agreement_view, compare_view, curves_view
 from foretrain.report.document import (
@@ -23,7 +23,11 @@ Checks = Sequence[tuple[str, Sequence[Row]]]
 
 
 def document(
-    found: Comparison, losses: LossCurves, verdicts: dict[str, str | None], checks: Checks = (), source: str = ""
+    found: Comparison,
+    losses: LossCurves,
+    verdicts: dict[str, str | None],
+    checks: Checks = (),
+    sources: Sources | None = None,
 ) -> Document:
     """The comparison with pictures. `verdicts`: does it fit, by label, where memory was predicted. `checks`: of the
     runs among the subjects, predicted against measured."""
@@ -36,7 +40,7 @@ def document(
         sections.append(Section(Message("report.learning"), curves))
     pictures = (*_speed(found.sides), *_memory(found.sides, verdicts))
     sections.append(Section(Message("side.figures"), (*pictures, *by_id["side.figures"].blocks)))
-    agreement = agreement_view.pictures(checks, source) if checks else ()
+    agreement = agreement_view.pictures(checks, sources) if checks and sources else ()
     if agreement:
         sections.append(Section(Message("report.check"), agreement))
     if "side.settle" in by_id:

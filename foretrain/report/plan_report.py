@@ -18,16 +18,21 @@ def document(plan: Plan, found: Outlook, now: datetime | None = None, advice: Ad
     for section in whole.sections:
         if section.title.id == "plan.verdict":
             ordered = sorted(section.blocks, key=lambda block: not _of_step(block, found.step))
-            of = Paragraph(Message("report.figures_of", {"step": Message(f"step.{found.step}")}))
-            section = Section(section.title, (*ordered, of, figures(plan, found.step)))
+            section = Section(section.title, (*ordered, _of(found.step), figures(plan, found.step)))
         elif section.title.id == "plan.memory":
             section = Section(section.title, (*memory_pictures(plan, found.step), *section.blocks))
+        elif section.title.id == "plan.time" and plan.timing and plan.timing.source.startswith("predicted"):
+            section = Section(section.title, (_of("foretrain"), *section.blocks))  # whichever the figures above are of
         elif section.title.id == "plan.notes":
             continue
         sections.append(section)
     sections += outlook_view.sections(plan, found)
     sections += [section for section in whole.sections if section.title.id == "plan.notes"]
     return Document(Message("report.plan_title", {"name": plan.name}), whole.subtitle, sections)
+
+
+def _of(step: StepName) -> Paragraph:
+    return Paragraph(Message("report.figures_of", {"step": Message(f"step.{step}")}))
 
 
 def _of_step(block: Block, step: StepName) -> bool:

@@ -1,5 +1,6 @@
 """A run's explanation, and memory that ran out, as Documents."""
 
+from foretrain.advise.forecast_check import Row
 from foretrain.advise.log_analysis import LogAnalysis
 from foretrain.advise.remedies import Remedy
 from foretrain.advise.run_explain import OutOfMemory, Piece, RunExplanation, TimePiece
@@ -26,7 +27,7 @@ def document(found: RunExplanation) -> Document:
     sections.append(Section(Message("run_explain.memory"), _memory(found)))
     sections.append(Section(Message("run_explain.time"), _time(found)))
     if found.pace is not None:
-        sections.append(Section(Message("run_explain.slower"), _slower(found.pace)))
+        sections.append(Section(Message("run_explain.slower"), (*_slower(found.pace), *_level(found.step))))
     values = {"status": Message(f"status.{found.status}"), "steps": found.steps_done, "gpu": found.gpu_name}
     subtitle = Message("run_explain.subtitle", values | {"mode": Message(_mode(found))})
     return Document(Message("run_explain.title", {"name": found.run_id}), subtitle, sections)
@@ -125,7 +126,7 @@ def _time(found: RunExplanation) -> tuple[Block, ...]:
     rows: Rows = [_time_row(piece, found.wall_s) for piece in found.time if not piece.inside]
     rows.append((Message("time_piece.wall"), "", "", Quantity(found.wall_s, "duration"), "", Quantity(1.0, "percent")))
     rows += [_time_row(piece, found.wall_s) for piece in found.time if piece.inside]
-    blocks: list[Block] = [*lost, Table(columns, tuple(rows), frozenset({1, 2, 3, 4, 5}), optional=(4, 1))]
+    blocks: list[Block] = [*lost, Table(columns, tuple(rows), frozenset({1, 2, 3, 4, 5}), optional=(1, 5))]
     besides = [p for p in found.time if p.id not in ("steps", "other") and not p.inside]
     largest = max(besides, default=None, key=_measured)
     if largest is not None and _measured(largest) >= MATTERS * found.wall_s:
@@ -158,6 +159,16 @@ def _slower(pace: RunPace) -> tuple[Block, ...]:
     if not pace.slower:
         return (Paragraph(Message("run_explain.steady", values)),)
     return Paragraph(Message("run_explain.unsteady", values)), *(_why(one) for one in pace.slower)
+
+
+def _level(step: Row | None) -> tuple[Block, ...]:
+    """Steps that are even can still all be off the forecast."""
+    if step is None or step.in_range is not False:
+        return ()
+    id = "above_forecast" if step.measured > step.predicted else "below_forecast"
+    values = {"predicted": step.predicted, "low": step.low, "high": step.high, "measured": step.measured}
+    values["factor"] = step.measured / step.predicted
+    return (Paragraph(Message(f"run_explain.{id}", values), "warn"),)
 
 
 def _why(one: Slower) -> Paragraph:

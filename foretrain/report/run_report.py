@@ -18,7 +18,6 @@ from foretrain.report.document import (
     Verbatim,
 )
 from foretrain.report.memory_view import phase_bars
-from foretrain.run.store import RunRecord
 
 MEASURED = "axis.measured"
 LEAST_MONEY = 0.005  # less is not worth a figure
@@ -36,7 +35,7 @@ def document(facts: RunFacts) -> Document:
     memory, time = run_view.comparison_sections(facts.check)
     bars = phase_bars(facts.plan, facts.plan.memory_of("foretrain"), record.memory)
     sections.append(Section(Message("report.memory"), (bars, *memory.blocks)))
-    scatter = agreement_view.pictures([(record.name, facts.check.rows)], facts.check.predicted_source)
+    scatter = agreement_view.pictures([(record.name, facts.check.rows)], facts.check.sources)
     slower = [s for s in explanation.sections if s.title.id in ("run_explain.time", "run_explain.slower")]
     sections.append(Section(Message("report.check"), (*scatter, *time.blocks)))
     sections += slower
@@ -73,17 +72,11 @@ def _figures(facts: RunFacts) -> Figures:
         ("step", Quantity(record.step_s, "duration") if record.step_s else None, measured),
         ("speed", f"{record.tokens_per_s:,.0f}" if record.tokens_per_s else None, measured),
         ("mfu", Quantity(record.mfu, "percent") if record.mfu else None, measured),
-        ("memory", Quantity(_highest(record), "bytes") if _highest(record) else None, measured),
+        ("memory", Quantity(record.highest_bytes, "bytes") if record.highest_bytes else None, measured),
         ("data_wait", Quantity(record.data_wait_s, "duration") if record.data_wait_s else None, measured),
         *_spent(facts),
     ]  # fmt: skip
     return Figures(tuple(Figure(Message(f"figure.{id}"), value, voice) for id, value, voice in found if value))
-
-
-def _highest(record: RunRecord) -> int | None:
-    """The most that the process held, in any phase."""
-    phases = (phase.reserved_bytes or phase.process_bytes or phase.allocated_bytes for phase in record.memory.phases)
-    return max((size for size in (*phases, record.memory.process_peak_bytes) if size), default=None)
 
 
 def _spent(facts: RunFacts) -> list[tuple[str, Cell | None, Cell]]:

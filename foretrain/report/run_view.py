@@ -69,7 +69,7 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
     sources = {"predicted": comparison.predicted_source, "measured": comparison.measured_source}
     parts = (
         ("compare.memory", comparison.memory, Message("compare.memory_voice", sources)),
-        ("compare.time", comparison.time, Message("compare.time_voice")),
+        ("compare.time", comparison.time, Message("compare.time_voice", {"predicted": comparison.time_source})),
     )
     return [
         Section(

@@ -91,3 +91,29 @@ def check_compatible(progress: Progress, config: RunConfig, info: DatasetInfo, d
         raise UserError("usage.resume_changed", path=str(directory.path), changed=changed)
     if progress.dataset_fingerprint != info.fingerprint:
         raise UserError("data.changed", path=info.path)
+
+
+def with_former(record: RunRecord, former: RunRecord | None) -> RunRecord:
+    """`record`, with what the process before it measured wherever this one has made no step: its speed, its memory.
+
+    Only of the same device, dtype and way to run the step; of another one it would be no measurement. `former`: the
+    record as the resume found it. A phase that both measured is this one's.
+    """
+    same = ("gpu", "dtype", "compiled")
+    if former is None or any(getattr(record, name) != getattr(former, name) for name in same):
+        return record
+    kept: dict[str, Any] = {}
+    if record.step_s is None:
+        kept = {name: getattr(former, name) for name in ("step_s", "tokens_per_s", "mfu", "data_wait_s")}
+    if record.evaluation_s is None:
+        kept["evaluation_s"] = former.evaluation_s
+    now, before = record.memory, former.memory
+    if not any(now.phase(name) for name in ("first_step", "steady_step")):
+        own = {phase.phase for phase in now.phases}
+        phases = (*(phase for phase in before.phases if phase.phase not in own), *now.phases)
+        sizes = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "saved_bytes")
+        memory: dict[str, Any] = {name: getattr(before, name) or getattr(now, name) for name in sizes}
+        peaks = [size for size in (before.process_peak_bytes, now.process_peak_bytes) if size]
+        memory |= {"phases": phases, "process_peak_bytes": max(peaks, default=None)}
+        kept["memory"] = now.model_copy(update=memory)
+    return record.model_copy(update=kept)

@@ -119,6 +119,19 @@ class RunRecord(Record):
     data_wait_s: float | None = None  # of a step, waited for batches; a mean without the first three steps
     memory: MeasuredMemory = MeasuredMemory(method="none")
 
+    @property
+    def highest_bytes(self) -> int | None:
+        """The run's memory at its highest: what the allocator reserved on a card, the process's on a CPU.
+
+        The process's own peak counts there besides its phases', since memory can be highest between two of them.
+        """
+        phases = self.memory.phases
+        if self.gpu.kind == "cuda":
+            found = [phase.reserved_bytes for phase in phases]
+        else:
+            found = [*(phase.process_bytes for phase in phases), self.memory.process_peak_bytes]
+        return max((size for size in found if size), default=None)
+
 
 def now() -> str:
     """Local time with offset, to the second; a label only, never used for order or durations."""

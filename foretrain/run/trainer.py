@@ -67,6 +67,7 @@ class Trainer:
         self.pace = Pace()
         self.resumed_from: tuple[int, ...] = ()
         self.shrunk_from: int | None = None
+        self.former: RunRecord | None = None  # as a resume found it
         self.started_at = now()
         self.clock = time.monotonic
         self.state: TrainState
@@ -155,7 +156,7 @@ class Trainer:
                 self._note(id, **values)
             self.progress = loaded.progress
         step = self.progress.step
-        self._entered = True
+        self._entered, self.former = True, previous
         self._elapsed_before_s = self.progress.elapsed_s
         self.resumed_from += (step,)
         self._resume_split(previous)
@@ -386,5 +387,6 @@ class Trainer:
             wall_s=self._elapsed_s(), data_wait_s=self.feed.mean_wait_s,
             memory=self.meter.result(self.state) if hasattr(self, "state") else self.meter.empty(),
         )  # fmt: skip
+        record = resume_from.with_former(record, self.former)
         self.directory.write_record(record)
         return record

@@ -46,7 +46,7 @@ def made(chosen: Sequence[tuple[str, ObservedRun | None]]) -> dict[str, Any]:
         return {**answer, "problem": printable(str(error))}
     except OSError as error:  # went away between two readings
         return {**answer, "problem": _unreadable(str(error.filename or ""), error)}
-    document = compare_report.document(found, facts.losses, dict(facts.verdicts), facts.checks, facts.source)
+    document = compare_report.document(found, facts.losses, dict(facts.verdicts), facts.checks, facts.sources)
     command = shlex.join(["foretrain", "report", *(subject.path for subject in subjects)])
     return {**answer, "document": _document(document), "command": printable(command)}
 

@@ -57,18 +57,21 @@ def row(id: str, run: ObservedRun, record: RunRecord) -> dict[str, Any]:
     return {
         "id": id, "name": printable(record.name), "path": printable(str(run.path)), **_state(run, record),
         "of": record.config.max_iters, "val_loss": record.val_loss, "started": record.started_at,
-        "speed": say("value.throughput", tokens_per_s=record.tokens_per_s) if record.tokens_per_s else "",
-        "mfu": format_value(record.mfu, "percent") if record.mfu else "", "params": record.n_params,
-        "gpu": printable(record.gpu.name),
+        "params": record.n_params, "gpu": printable(record.gpu.name),
     }  # fmt: skip
 
 
 def _state(run: ObservedRun, record: RunRecord) -> dict[str, Any]:
-    """Where it stands; a running one's record lags behind its metrics."""
+    """Where it stands, and how fast it was; a running one's record lags behind its metrics."""
     tone = run_view.STATUS_TONES.get(record.status, "plain")
     last = newest(run.path / "metrics.jsonl") if record.status == "running" else None
     steps = max(record.steps_done, last["step"] + 1) if last else record.steps_done
-    return {"status": record.status, "status_text": say(f"status.{record.status}"), "tone": tone, "steps": steps}
+    return {
+        "status": record.status, "status_text": say(f"status.{record.status}"), "tone": tone, "steps": steps,
+        "step": format_value(record.step_s, "duration") if record.step_s else "",
+        "speed": say("value.throughput", tokens_per_s=record.tokens_per_s) if record.tokens_per_s else "",
+        "mfu": format_value(record.mfu, "percent") if record.mfu else "",
+    }  # fmt: skip
 
 
 def page(id: str, run: ObservedRun) -> dict[str, Any]:
@@ -131,7 +134,8 @@ def comparisons(runs: Runs) -> dict[str, Any]:
             continue
         picked = _picked(found)
         if picked:
-            rows.append({"id": id, "name": printable(record.name), "rows": picked, "source": found.predicted_source})
+            named = {"id": id, "name": printable(record.name), "path": printable(str(run.path))}
+            rows.append({**named, "rows": picked, "source": found.predicted_source})
     return {"schema": SCHEMA, "runs": rows}
 
 

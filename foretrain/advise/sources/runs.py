@@ -94,14 +94,10 @@ def _data(record: RunRecord) -> dict[str, Any]:
 
 def _memory(record: RunRecord) -> Memory | None:
     """The highest moment: what the allocator reserved on a card, the process on a CPU."""
-    reserved = [phase.reserved_bytes for phase in record.memory.phases if phase.reserved_bytes]
-    process = [phase.process_bytes for phase in record.memory.phases if phase.process_bytes]
-    if record.memory.process_peak_bytes:
-        process.append(record.memory.process_peak_bytes)
-    highest = max(reserved or process, default=0)
-    if not highest:
+    highest = record.highest_bytes
+    if highest is None:
         return None
-    what = "reserved" if reserved else "process"
+    what = "reserved" if record.gpu.kind == "cuda" else "process"
     return Memory(low_bytes=highest, expected_bytes=highest, high_bytes=highest, voice="measured", what=what)
 
 

@@ -98,7 +98,7 @@ export class RunsPage extends Polled {
     const found = await get("/api/comparisons").catch(() => null);
     if (!found || !found.runs.length || this.gone) return;
     const rows = found.runs.flatMap(run => run.rows.map((row, i) => h("tr", {},
-      h("th", { scope: "row" }, i ? "" : h("a", { href: `#/run/${run.id}` }, run.name)), h("td", {}, row.label), h("td", { class: "number" }, row.predicted_text),
+      h("th", { scope: "row" }, ...(i ? [] : [h("a", { href: `#/run/${run.id}` }, run.name), h("div", { class: "help" }, run.path)])), h("td", {}, row.label), h("td", { class: "number" }, row.predicted_text),
       h("td", { class: "number" }, row.measured_text), h("td", { class: "number" }, row.error),
       h("td", {}, row.in_range === null ? "" : t(row.in_range ? "page.inside" : "page.outside")))));
     const head = h("tr", {}, ["run", "quantity", "predicted", "measured", "error", "range"].map(heading));
@@ -170,9 +170,14 @@ export class RunPage extends Polled {
     const add = (id, value) => rows.push(h("div", {}, h("dt", {}, t(`page.now.${id}`)), h("dd", {}, value), h("dd", { class: "voice" }, t("page.measured"))));
     if (newest?.loss !== undefined) add("loss", newest.loss.toFixed(4));
     if (evaluation?.val_loss !== undefined) add("val_loss", evaluation.val_loss.toFixed(4));
-    if (newest?.step_s !== undefined) add("step", seconds(newest.step_s));
-    if (newest?.tokens_per_s !== undefined) add("speed", apart(`${Math.round(newest.tokens_per_s).toLocaleString("en")} tokens/s`));
-    if (newest?.mfu) add("mfu", apart(`${(100 * newest.mfu).toFixed(1)} %`));
+    // Of a run that goes, the newest step; of one that is over, the medians that the list and the report have.
+    if (this.run.status !== "running" && this.run.step) {
+      for (const id of ["step", "speed", "mfu"]) if (this.run[id]) add(id, this.run[id]);
+    } else {
+      if (newest?.step_s !== undefined) add("step", seconds(newest.step_s));
+      if (newest?.tokens_per_s !== undefined) add("speed", apart(`${Math.round(newest.tokens_per_s).toLocaleString("en")} tokens/s`));
+      if (newest?.mfu) add("mfu", apart(`${(100 * newest.mfu).toFixed(1)} %`));
+    }
     if (this.run.status === "running" && newest?.eta_s !== undefined) add("left", seconds(newest.eta_s));
     this.now.replaceChildren(...rows);
   }

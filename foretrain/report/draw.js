@@ -64,7 +64,9 @@ const DIGITS = { 4: [[1, 2], [1]], 10: [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 5
 const CLOCK = [[1, 60], [60, 3600], [3600, 86400], [86400, Infinity]];   // a unit of time, and where the next begins
 function logTicks(axis, format) {
   const base = format === "bytes" ? 4 : 10, power = value => Math.log(value) / Math.log(base), ratio = axis.max / axis.min;
-  const least = ratio ** (axis.isHorizontal() ? 72 / axis.width : 28 / axis.height);   // between neighbours
+  axis.ctx.font = `12px ${Chart.defaults.font.family}`;
+  const wide = Math.max(...[axis.min, axis.max].map(value => axis.ctx.measureText(trimmed(format, base ** Math.floor(power(value)))).width));
+  const least = ratio ** (axis.isHorizontal() ? (wide + 16) / axis.width : 28 / axis.height);   // between neighbours
   const digits = DIGITS[base].find(some => some.every((k, i) => (some[i + 1] ?? base) / k >= least)) || [1];
   const every = Math.max(1, Math.ceil(power(least))), all = [], found = [];
   for (const [unit, end] of format === "duration" ? CLOCK : [[1, Infinity]]) {
@@ -75,12 +77,18 @@ function logTicks(axis, format) {
   if (found.length < 3 && ratio < 2.5) niceTicks(axis, format);   // so short that even steps stand well
   else axis.ticks = found.map(value => ({ value }));
 }
+// Chart.js sets one more where the numbers end, however near to the round one before it.
+function evenTicks(axis) {
+  const step = Math.max(...axis.ticks.slice(1).map(({ value }, i) => value - axis.ticks[i].value));
+  const even = axis.ticks.filter(({ value }) => Math.abs(value / step - Math.round(value / step)) < 1e-6);
+  if (axis.isHorizontal() && even.length > 1) axis.ticks = even;
+}
 function scale(axis, extra) {
-  const special = axis.log ? logTicks : ["bytes", "duration", "energy"].includes(axis.format) ? niceTicks : null;
+  const special = axis.log ? logTicks : ["bytes", "duration", "energy"].includes(axis.format) ? niceTicks : evenTicks;
   return { type: axis.log ? "logarithmic" : "linear", grid: { color: css("--line") }, border: { color: css("--line") },
     title: { display: !!axis.label, text: axis.label, color: css("--dim") },
     ticks: { color: css("--dim"), maxRotation: 0, includeBounds: false, callback: value => trimmed(axis.format, value) },
-    ...(special ? { afterBuildTicks: one => special(one, axis.format) } : {}), ...extra };
+    afterBuildTicks: one => special(one, axis.format), ...extra };
 }
 const trimmed = (format, value) => format === "bytes" ? apart(bytes(value).replace(/\.0+ /, " ").replace(/(\.\d)0 /, "$1 ")) : show(format)(value);
 
@@ -204,7 +212,7 @@ const kinds = {
     return { height: 70 + rowHeight(p.labels, width, 36) * p.labels.length + 15 * p.levels.length + 22 * legendRows(p.groups.map(g => g.label), width),
       stops: p.labels.map((_, index) => datasets.map((_, datasetIndex) => ({ datasetIndex, index }))),
       config: { type: "bar", data: { labels: p.labels, datasets }, options: { ...sideways, interaction: { mode: "index", axis: "y", intersect: false },
-        layout: { padding: { top: 4 + 15 * p.levels.length } },
+        layout: { padding: { top: 4 + 15 * p.levels.length, left: rtl ? 16 : 0 } },   // Chart.js leaves room for a word at the right end only
         scales: { x: scale({ format: "bytes" }, { stacked: true, max: highest, reverse: rtl }), y: { ...rows(p.labels, width), stacked: true } },
         plugins: { legend: legend(true), extras: { levels: p.levels, ends }, tooltip: tooltip({
           label: item => item.parsed.x ? ` ${item.dataset.label}: ${apart(bytes(item.parsed.x))}` : null, footer: items => items.length ? p.ends[items[0].dataIndex] : "" }) } } } };

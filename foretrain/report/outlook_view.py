@@ -152,9 +152,10 @@ def _cards(plan: Plan, found: Outlook) -> tuple[Block, ...]:
     rows = tuple(_card_row(option) for option in options)
     tones = tuple("strong" if option.own else "plain" for option in options)
     table = Table(columns, rows, frozenset({1, 2, 4, 5, 6}), tones, (7, 6, 1))
-    beside = "_beside" if plan.others_bytes and plan.gpu.kind == "cuda" else ""
+    beside = plan.others_bytes and plan.gpu.kind == "cuda"
     told = {"count": len(options), "step": Message(f"step.{found.step}"), "others": plan.others_bytes}
-    voice, said = Message(f"report.voice_cards{beside}", told), Message("column.verdict")
+    voice = Message("report.voice_cards_beside" if beside else "report.voice_cards", told)
+    said = Message("column.verdict")
     return (Ranks(Message("picture.cards"), axis, ranks, said, voice=voice, numbers=table),)
 
 

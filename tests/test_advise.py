@@ -244,6 +244,28 @@ def test_times_of_a_change_are_plain(slower: float, longer: float, text: str) ->
     assert "0.0 %" not in said
 
 
+@pytest.mark.parametrize(("needed", "verdict", "told"), [(13, "fits", True), (13, "tight", True), (11, "fits", False)])
+def test_what_fits_though_it_needs_more_than_there_is_is_explained(needed: int, verdict: str, told: bool) -> None:
+    from foretrain.report import advice_view, document
+
+    base = plan(resolve(["gpt2-124m"]).config, GPU)
+    effect = Effect.model_validate({
+        "needed_bytes": needed * GIB, "saved_bytes": GIB, "allocated_bytes": 10 * GIB, "available_bytes": 12 * GIB,
+        "verdict": verdict, "phases": (), "step_s": 1.0, "total_s": 1.0, "slower": 0.0, "longer": 0.0, "money": None,
+        "source": "predicted (ledger)",
+    })  # fmt: skip
+    found = advise(base, "foretrain", "speed")
+    advice = found.advised[0].model_copy(update={"effect": effect})
+    found = found.model_copy(update={"advised": (advice,)})
+
+    def says(blocks: tuple[document.Block, ...]) -> bool:
+        return any("gives back blocks" in b.message.text() for b in blocks if isinstance(b, Paragraph))
+
+    listed, one = advice_view.document(base, found).sections[1], advice_view.one(base, found, 1)
+    verdicts = next(section for section in one.sections if section.title.id == "plan.verdict")
+    assert [says(listed.blocks), says(verdicts.blocks), says(advice_view.section(base, found).blocks)] == [told] * 3
+
+
 TRACED = [
     rule
     for rule in RULES

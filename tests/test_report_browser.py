@@ -89,6 +89,38 @@ def test_at_320_px_nothing_is_wider_than_the_page(browser: Browser, reports: dic
         assert min(page.evaluate("[...document.querySelectorAll('canvas')].map(c => c.clientWidth)")) > 220
 
 
+TOUCHING = """() => [...drawn.values()].flatMap(({ chart }) => {
+  const x = chart.scales.x, { ctx } = chart, edges = { left: 0, start: 0, center: .5, right: 1, end: 1 };
+  if (!x) return [];
+  ctx.font = `12px ${Chart.defaults.font.family}`;
+  const boxes = x.getLabelItems(chart.chartArea).map(({ label, options }) => {
+    const width = Math.max(...[label].flat().map(one => ctx.measureText(one).width));
+    const left = options.translation[0] - edges[options.textAlign] * width;
+    return { label, left, right: left + width };
+  }).sort((a, b) => a.left - b.left);
+  return boxes.filter((box, i) => box.left < 0 || (i && box.left < boxes[i - 1].right)).map(box => `${chart.canvas.id}: ${box.label}`);
+})"""
+OFF_AXIS = """() => [...drawn.values()].flatMap(({ chart, picture }) => picture.kind !== "ranks" ? [] :
+  picture.rows.filter(row => row.low != null && row.low < chart.scales.x.min).map(row => row.label))"""
+
+
+@pytest.mark.parametrize("width", [320, 1280])
+@pytest.mark.parametrize("language", ["en", "ar", "hi"])
+def test_words_of_axes_stand_apart_and_ranges_on_their_axis(
+    browser: Browser, tmp_path: Path, language: str, width: int
+) -> None:
+    """Of a plan for a processor, next to which cards are hundreds of times as fast, and of a short run's times."""
+    run = write_run(tmp_path / "run", 900, "short")
+    for words in ([f"{CASES}/c.py", "--gpu", "cpu"], [str(run)]):
+        out = tmp_path / "report.html"
+        found = run_foretrain("report", *words, "--lang", language, "--out", str(out))
+        assert found.returncode == 0, found.stderr
+        with opened(browser, out, viewport={"width": width, "height": 900}) as page:
+            page.evaluate("document.querySelectorAll('canvas').forEach(one => one.scrollIntoView())")
+            assert page.evaluate(TOUCHING) == []
+            assert page.evaluate(OFF_AXIS) == []
+
+
 def test_keys_alone(browser: Browser, reports: dict[str, Path]) -> None:
     with opened(browser, reports["run"]) as page:
         loss = page.locator("canvas").first

@@ -25,8 +25,11 @@ from foretrain.predict.roofline import roofline
 from foretrain.predict.step_moments import step_moments
 from foretrain.report import agreement_view, charts, curves_view, html, numbers, plan_report
 from foretrain.report.document import Document, Message, Paragraph, Scatter, Section, StackedBars, Verbatim
+from foretrain.report import agreement_view, charts, curves_view, html, numbers, outlook_view, plan_report
+from foretrain.report.document import Document, Message, Paragraph, Ranks, Section, StackedBars, Verbatim
 from foretrain.report.html import script_json
 from foretrain.thin import extremes
+from tests.helpers import REPO
 from tests.helpers import foretrain as run_foretrain
 from tests.language_kit import ARABIC, pretending
 from tests.test_report import HOSTILE, Tags
@@ -114,11 +117,26 @@ def test_cards_are_planned_as_plan_does() -> None:
     options = {option.name: option for option in card_options.card_options(p, "foretrain")}
     assert options[CARD].own
     assert len(options) > 40
-    other = plan(p.config, find("RTX 3090"))
+    other = plan(p.config, find("RTX 3090"), others_bytes=2**30)
     assert other.timing is not None
     assert options["RTX 3090"].total_s == other.timing.total_s
     assert options["RTX 3090"].verdict == other.verdict_of("foretrain")
     assert all(name in options for name in card_options.USUAL)
+
+
+def test_no_other_card_is_told_to_be_emptier_than_the_runs_own() -> None:
+    """A card of the same size fits no more than the own one does, and whose step it is stands below."""
+    p = plan(resolve([str(REPO / "examples" / "real-cases" / "c.py")]).config, find(CARD), others_bytes=2 * 10**9)
+    options = {option.name: option for option in card_options.card_options(p, "nanogpt")}
+    assert options["RTX 4070"].verdict == options["RTX 5070"].verdict == "does_not_fit"
+    found = outlook.Outlook("nanogpt", None, None, None, tuple(options.values()))
+    (ranks,) = outlook_view.sections(p, found)[0].blocks
+    assert isinstance(ranks, Ranks)
+    assert ranks.voice is not None
+    said = ranks.voice.text()
+    assert said.startswith("nanoGPT's step")
+    assert "1.86 GiB that others hold" in said
+    assert "nothing else on the card" not in said
 
 
 @given(st.lists(st.floats(-1e9, 1e9), max_size=400), st.integers(4, 60))

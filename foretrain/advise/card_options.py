@@ -1,6 +1,7 @@
 """The same run on the other cards of the catalogue: does it fit, how long, how much energy. All predicted.
 
-What others hold there is taken to be nothing, and a card's rent is not known; electricity costs what the config says.
+What others hold is taken to be the same on every card. A card's rent is not known; electricity costs what the config
+says.
 """
 
 from foretrain.errors import UserError
@@ -34,7 +35,7 @@ class CardOption(Record):
 
 
 def card_options(plan: Plan, step: StepName) -> tuple[CardOption, ...]:
-    """Every card whose speed is known, the quickest first. The run's own with what others hold there."""
+    """Every card whose speed is known, the quickest first, each beside what others hold on the run's own card."""
     found = []
     for gpu in [plan.gpu, *(gpu for gpu in catalogue().values() if gpu.name != plan.gpu.name)]:
         option = _option(plan, gpu, step)
@@ -59,7 +60,8 @@ def _option(plan: Plan, gpu: Gpu, step: StepName) -> CardOption | None:
     took = timing(config, gpu, dtype, step, config.compile)
     if took is None or gpu.memory_bytes is None:
         return None
-    room, _ = available(config, gpu, plan.others_bytes if own else 0)
+    others = plan.others_bytes if own or plan.gpu.kind == "cuda" else 0  # what fills a computer's memory is on no card
+    room, _ = available(config, gpu, others)
     memory = predict(config, gpu, dtype, step, compiled=config.compile, available_bytes=room)
     return CardOption(
         name=gpu.name, own=own, usual=gpu.name in USUAL, memory_bytes=gpu.memory_bytes, dtype=dtype,

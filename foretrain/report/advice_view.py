@@ -27,7 +27,7 @@ def document(plan: Plan, found: Advices, hidden: int = 0) -> Document:
     """All advice; `hidden`: how many were cut off."""
     sections = [Section(Message("advice.now"), _now(plan, found))]
     if found.advised:
-        blocks: list[Block] = [_table(plan, found, found.advised)]
+        blocks: list[Block] = [_table(plan, found, found.advised), *_given_back(found.advised)]
         if hidden:
             total = {"count": hidden, "all": len(found.advised) + hidden}
             blocks.append(Paragraph(Message("advice.more", total)))
@@ -50,7 +50,8 @@ def section(plan: Plan, found: Advices) -> Section:
     title = Message(
         "advice.plan_section", {"step": Message(f"step.{found.step}"), "goal": Message(f"goal.{found.goal}")}
     )
-    return Section(title, (_table(plan, found, found.advised), Paragraph(Message("advice.plan_more"))))
+    table = _table(plan, found, found.advised)
+    return Section(title, (table, *_given_back(found.advised), Paragraph(Message("advice.plan_more"))))
 
 
 def _now(plan: Plan, found: Advices) -> tuple[Block, ...]:
@@ -68,6 +69,15 @@ def _now(plan: Plan, found: Advices) -> tuple[Block, ...]:
         told = Message("advice.traced_now", {"verdict": verdict, "needed": traced.needed_bytes})
         blocks.append(Paragraph(told, TONES[traced.verdict]))
     return tuple(blocks)
+
+
+def _given_back(shown: tuple[Advice, ...]) -> tuple[Block, ...]:
+    """Why something fits that needs more than there is, where that is so."""
+    effects = (advice.effect for advice in shown)
+    beyond = any(
+        e.verdict != "does_not_fit" and e.needed_bytes > e.available_bytes for e in effects if e.available_bytes
+    )
+    return (Paragraph(Message("advice.given_back")),) if beyond else ()
 
 
 def short(plan: Plan, advice: Advice) -> str:
@@ -164,7 +174,7 @@ def one(plan: Plan, found: Advices, number: int) -> Document:
     subtitle = {"gpu": advice.gpu, "goal": Message(f"goal.{found.goal}"), "voice": Message("plan.voice")}
     sections = [
         *(Section(Message(f"rule.{rule}.short", _values(plan, advice)), (_rule(rule),)) for rule in advice.rules),
-        Section(Message("plan.verdict"), (Table((), _effects(found, advice)),)),
+        Section(Message("plan.verdict"), (Table((), _effects(found, advice)), *_given_back((advice,)))),
         Section(Message("advice.by_phase"), (_phases(advice),)),
         Section(Message("advice.diff"), (_diff(advice),)),
         Section(Message("advice.do"), tuple(Paragraph(message) for message in commands(plan.config, found, advice))),

@@ -52,31 +52,43 @@ function niceTicks(axis, format) {
     step = unit * power * [1, 2, 5, 10].find(k => k * power * unit >= least * .999);
   } else {
     const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000];
-    step = axis.max < 2 ? null : steps.find(one => one >= least) || 864000 * Math.ceil(least / 864000);
+    step = format !== "duration" || axis.max < 2 ? null : steps.find(one => one >= least) || 864000 * Math.ceil(least / 864000);
     if (!step) { const power = 10 ** Math.floor(Math.log10(least)); step = power * [1, 2, 5, 10].find(k => k * power >= least * .999); }
   }
   if (!(step > 0)) return;
   axis.ticks = [];
   for (let value = Math.ceil(axis.min / step - 1e-9) * step; value <= axis.max * (1 + 1e-9); value += step) axis.ticks.push({ value });
 }
-function logTicks(axis, format) {   // powers of two of bytes, of ten of all else, a few of them
-  const base = format === "bytes" ? 4 : 10, low = Math.floor(Math.log(axis.min) / Math.log(base)), high = Math.ceil(Math.log(axis.max) / Math.log(base));
-  const found = [];
-  for (let power = low; power <= high; power++) for (const k of base === 10 && high - low < 3 ? [1, 2, 5] : [1]) {
-    const value = k * base ** power;
-    if (value >= axis.min * .999 && value <= axis.max * 1.001) found.push(value);
+// As many as their labels have room for: all digits, a few of them, powers of ten (of four of bytes), some of these.
+const DIGITS = { 4: [[1, 2], [1]], 10: [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 5], [1, 2, 5], [1, 3], [1]] };
+const CLOCK = [[1, 60], [60, 3600], [3600, 86400], [86400, Infinity]];   // a unit of time, and where the next begins
+function logTicks(axis, format) {
+  const base = format === "bytes" ? 4 : 10, power = value => Math.log(value) / Math.log(base), ratio = axis.max / axis.min;
+  axis.ctx.font = `12px ${Chart.defaults.font.family}`;
+  const wide = Math.max(...[axis.min, axis.max].map(value => axis.ctx.measureText(trimmed(format, base ** Math.floor(power(value)))).width));
+  const least = ratio ** (axis.isHorizontal() ? (wide + 16) / axis.width : 28 / axis.height);   // between neighbours
+  const digits = DIGITS[base].find(some => some.every((k, i) => (some[i + 1] ?? base) / k >= least)) || [1];
+  const every = Math.max(1, Math.ceil(power(least))), all = [], found = [];
+  for (const [unit, end] of format === "duration" ? CLOCK : [[1, Infinity]]) {
+    const first = unit > 1 ? 0 : Math.floor(power(axis.min) / every) * every, last = Math.ceil(power(Math.min(axis.max, end) / unit));
+    for (let at = first; at <= last; at += every) all.push(...digits.map(k => unit * k * base ** at).filter(value => value < end));
   }
-  if (found.length < 3 && base === 10) for (const k of [3, 4, 6, 7, 8, 9].flatMap(k => [k * 10 ** low, k * 10 ** (low + 1)])) if (k >= axis.min && k <= axis.max) found.push(k);
-  found.sort((a, b) => a - b);
-  const most = Math.max(2, axis.isHorizontal() ? axis.width / 70 : axis.height / 30), every = Math.ceil(found.length / most);
-  axis.ticks = found.filter((_, i) => i % every === 0).map(value => ({ value }));
+  for (const value of all.reverse()) if (value >= axis.min * .999 && value <= axis.max * 1.001 && !(found[0] / value < least)) found.unshift(value);
+  if (found.length < 3 && ratio < 2.5) niceTicks(axis, format);   // so short that even steps stand well
+  else axis.ticks = found.map(value => ({ value }));
+}
+// Chart.js sets one more where the numbers end, however near to the round one before it.
+function evenTicks(axis) {
+  const step = Math.max(...axis.ticks.slice(1).map(({ value }, i) => value - axis.ticks[i].value));
+  const even = axis.ticks.filter(({ value }) => Math.abs(value / step - Math.round(value / step)) < 1e-6);
+  if (axis.isHorizontal() && even.length > 1) axis.ticks = even;
 }
 function scale(axis, extra) {
-  const special = axis.log ? logTicks : ["bytes", "duration", "energy"].includes(axis.format) ? niceTicks : null;
+  const special = axis.log ? logTicks : ["bytes", "duration", "energy"].includes(axis.format) ? niceTicks : evenTicks;
   return { type: axis.log ? "logarithmic" : "linear", grid: { color: css("--line") }, border: { color: css("--line") },
     title: { display: !!axis.label, text: axis.label, color: css("--dim") },
     ticks: { color: css("--dim"), maxRotation: 0, includeBounds: false, callback: value => trimmed(axis.format, value) },
-    ...(special ? { afterBuildTicks: one => special(one, axis.format) } : {}), ...extra };
+    afterBuildTicks: one => special(one, axis.format), ...extra };
 }
 const trimmed = (format, value) => format === "bytes" ? apart(bytes(value).replace(/\.0+ /, " ").replace(/(\.\d)0 /, "$1 ")) : show(format)(value);
 
@@ -154,7 +166,14 @@ const legend = (display, extra) => ({ display, position: "bottom", rtl, textDire
   labels: { color: css("--ink"), boxWidth: 12, boxHeight: extra ? 7 : 12, padding: 12, ...extra } });
 const tooltip = callbacks => ({ callbacks, rtl, textDirection: rtl ? "rtl" : "ltr", boxPadding: 4, backgroundColor: "#1b1f24", titleColor: "#fff", bodyColor: "#fff", footerColor: "#fff",
   borderColor: "#6e7781", borderWidth: 1 });
-const legendRows = (labels, width) => Math.ceil(labels.reduce((sum, label) => sum + 40 + 6.6 * label.length, 0) / Math.max(200, width));
+function legendRows(labels, width) {   // a label too long for what is left of a row begins another
+  let rows = 1, left = Math.max(200, width);
+  for (const needs of labels.map(label => 40 + 6.6 * label.length)) {
+    if (needs > left) { rows += 1; left = Math.max(200, width); }
+    left -= needs;
+  }
+  return rows;
+}
 const sideways = { indexAxis: "y" };
 const rows = (labels, width) => ({ grid: { display: false }, position: rtl ? "right" : "left", border: { color: css("--line") },
   ticks: { autoSkip: false, color: css("--ink"), callback(_, i) { return folded(labels[i], width); } } });
@@ -168,6 +187,21 @@ function folded(label, width) {
   return lines.slice(0, 3).map(one => one.length > most + 6 ? one.slice(0, most + 5) + "…" : one);
 }
 
+// Ticks whose words (a list of lines each) do not touch: the first word begins at its place, the last ends there, others
+// stand in the middle, as Chart.js sets them. One alone would be set as the last.
+function apartTicks(axis, places, words) {
+  axis.ctx.font = `12px ${Chart.defaults.font.family}`;
+  const boxes = places.map(value => ({ value, at: (value - axis.min) / (axis.max - axis.min) * axis.width,
+    width: 8 + Math.max(...words(value).map(one => axis.ctx.measureText(one).width)) }));
+  const kept = [], free = left => !kept.length || left >= kept.at(-1).at + kept.at(-1).width * (kept.length > 1 ? .5 : 1);
+  for (const box of boxes) if (free(box.at - box.width / 2)) kept.push(box);
+  const last = kept.pop(), left = last.at - last.width;
+  while (kept.length > 1 && !free(left)) kept.pop();
+  return kept.length && free(left) ? [...kept, last].map(({ value }) => ({ value })) : [];
+}
+// Height of a row whose label is folded into lines.
+const rowHeight = (labels, width, least) => Math.max(least, 6 + 15 * Math.max(...labels.map(label => [folded(label, width)].flat().length)));
+
 const kinds = {
   stacked(p, width) {
     const datasets = p.groups.map(group => ({ label: group.label, data: group.values, backgroundColor: group.colour, borderColor: css("--card"),
@@ -175,10 +209,10 @@ const kinds = {
     const sums = p.labels.map((_, i) => p.groups.reduce((sum, group) => sum + group.values[i], 0));
     const most = Math.max(...sums), highest = Math.max(most * 1.15, ...p.levels.filter(level => level.value < 4 * most).map(level => level.value * 1.02));
     const ends = sums.map((at, row) => ({ at, row, text: p.ends[row] }));
-    return { height: 70 + 36 * p.labels.length + 15 * p.levels.length + 22 * legendRows(p.groups.map(g => g.label), width),
+    return { height: 70 + rowHeight(p.labels, width, 36) * p.labels.length + 15 * p.levels.length + 22 * legendRows(p.groups.map(g => g.label), width),
       stops: p.labels.map((_, index) => datasets.map((_, datasetIndex) => ({ datasetIndex, index }))),
       config: { type: "bar", data: { labels: p.labels, datasets }, options: { ...sideways, interaction: { mode: "index", axis: "y", intersect: false },
-        layout: { padding: { top: 4 + 15 * p.levels.length } },
+        layout: { padding: { top: 4 + 15 * p.levels.length, left: rtl ? 16 : 0 } },   // Chart.js leaves room for a word at the right end only
         scales: { x: scale({ format: "bytes" }, { stacked: true, max: highest, reverse: rtl }), y: { ...rows(p.labels, width), stacked: true } },
         plugins: { legend: legend(true), extras: { levels: p.levels, ends }, tooltip: tooltip({
           label: item => item.parsed.x ? ` ${item.dataset.label}: ${apart(bytes(item.parsed.x))}` : null, footer: items => items.length ? p.ends[items[0].dataIndex] : "" }) } } } };
@@ -190,10 +224,11 @@ const kinds = {
     const totals = xs.map(i => p.groups.reduce((sum, group) => sum + group.values[i], 0));
     const room = Math.max(...totals, ...p.levels.map(level => level.value)) * 1.06;
     const starts = xs.filter(i => !i || p.parts[i] !== p.parts[i - 1]);
-    const ticks = axis => { let last = -Infinity; axis.ticks = starts.filter(value => (value - last) * axis.width / n > 62 && (last = value, true)).map(value => ({ value })); };
+    const words = value => width < 420 ? p.words[p.parts[value]].split(" ") : [p.words[p.parts[value]]];
+    const ticks = axis => { axis.ticks = apartTicks(axis, starts, words); };
     return { height: 340 + 22 * legendRows(p.groups.map(g => g.label), width), stops: xs.map(index => datasets.map((_, datasetIndex) => ({ datasetIndex, index }))),
       config: { type: "line", data: { datasets }, options: { parsing: false, normalized: true, interaction: { mode: "index", intersect: false },
-        scales: { x: { ...scale({ label: p.x, format: "number" }), min: 0, max: n - 1, afterBuildTicks: ticks, ticks: { color: css("--dim"), maxRotation: 0, autoSkip: false, align: "inner", callback: value => p.words[p.parts[value]] } },
+        scales: { x: { ...scale({ label: p.x, format: "number" }), min: 0, max: n - 1, afterBuildTicks: ticks, ticks: { color: css("--dim"), maxRotation: 0, autoSkip: false, align: "inner", callback: words } },
           y: scale({ label: p.y, format: "bytes" }, { stacked: true, min: 0, max: room }) },
         plugins: { legend: legend(true), extras: { levels: p.levels }, tooltip: { ...tooltip({ title: items => items.length ? p.words[p.labels[items[0].dataIndex]] : "",
           label: item => item.parsed.y ? ` ${item.dataset.label}: ${apart(bytes(item.parsed.y))}` : null, footer: items => items.length ? `${p.total}: ${show("bytes")(totals[items[0].dataIndex])}` : "" }),
@@ -241,13 +276,15 @@ const kinds = {
   ranks(p, width) {
     const tones = { good: css("--good"), warn: css("--warn"), bad: css("--bad"), plain: line(0) };
     const most = Math.max(...p.rows.map(row => Math.max(row.value, row.high ?? 0)), ...p.levels.map(level => level.value));
+    const least = Math.min(...p.rows.map(row => Math.min(row.value, row.low ?? row.value))) / 1.3, names = p.rows.map(row => row.label);
+    const span = p.axis.log ? { min: least, max: most * (most / least) ** (width < 420 ? .6 : .3) } : { beginAtZero: true, max: most * (width < 420 ? 1.6 : 1.3) };
     const colours = p.rows.map(row => tones[row.tone] + (row.strong ? "" : "99"));
     const ends = p.rows.map((row, i) => ({ row: i, at: Math.max(row.value, row.high ?? 0), text: `${show(p.axis.format)(row.value)}${row.said ? " · " + row.said : ""}` }));
     const ranges = p.rows.flatMap((row, i) => row.low == null ? [] : [{ row: i, low: row.low, high: row.high }]);
-    return { height: 60 + (width < 420 ? 40 : 30) * p.rows.length + 15 * p.levels.length, stops: p.rows.map((_, index) => [{ datasetIndex: 0, index }]),
-      config: { type: "bar", data: { labels: p.rows.map(row => row.label), datasets: [{ label: p.axis.label, data: p.rows.map(row => row.value), backgroundColor: colours, barThickness: 15 }] },
+    return { height: 60 + rowHeight(names, width, width < 420 ? 40 : 30) * p.rows.length + 15 * p.levels.length, stops: p.rows.map((_, index) => [{ datasetIndex: 0, index }]),
+      config: { type: "bar", data: { labels: names, datasets: [{ label: p.axis.label, data: p.rows.map(row => row.value), backgroundColor: colours, barThickness: 15 }] },
         options: { ...sideways, interaction: { mode: "index", axis: "y", intersect: false }, layout: { padding: { top: 15 * p.levels.length } },
-          scales: { x: scale(p.axis, { beginAtZero: !p.axis.log, max: p.axis.log ? undefined : most * (width < 420 ? 1.6 : 1.3), reverse: rtl }), y: rows(p.rows.map(row => row.label), width) },
+          scales: { x: scale(p.axis, { ...span, reverse: rtl }), y: rows(names, width) },
           plugins: { legend: legend(false), extras: { levels: p.levels.map(level => ({ ...level, along: "x" })), ends, ranges },
             tooltip: tooltip({ label: item => ` ${ends[item.dataIndex].text}`, footer: items => { const row = items.length ? p.rows[items[0].dataIndex] : {};
               return row.low == null ? "" : `${show(p.axis.format)(row.low)} – ${show(p.axis.format)(row.high)}`; } }) } } } };

@@ -39,7 +39,7 @@ def sections(plan: Plan, found: Outlook) -> list[Section]:
     if found.frontier is not None and len(found.frontier.points) > 1:
         made.append(Section(Message("report.trade"), _frontier(found.frontier)))
     if len(found.cards) > 1:
-        made.append(Section(Message("report.others"), _cards(plan, found.cards)))
+        made.append(Section(Message("report.others"), _cards(plan, found)))
     return made
 
 
@@ -133,7 +133,8 @@ def _trade(found: Frontier) -> tuple[Block, ...]:
 # -- cards ---------------------------------------------------------------------------------------------------
 
 
-def _cards(plan: Plan, options: tuple[CardOption, ...]) -> tuple[Block, ...]:
+def _cards(plan: Plan, found: Outlook) -> tuple[Block, ...]:
+    options = found.cards
     shown = [option for option in options if option.usual or option.own]
     ranks = tuple(
         Rank(
@@ -151,7 +152,10 @@ def _cards(plan: Plan, options: tuple[CardOption, ...]) -> tuple[Block, ...]:
     rows = tuple(_card_row(option) for option in options)
     tones = tuple("strong" if option.own else "plain" for option in options)
     table = Table(columns, rows, frozenset({1, 2, 4, 5, 6}), tones, (7, 6, 1))
-    voice, said = Message("report.voice_cards", {"count": len(options)}), Message("column.verdict")
+    beside = plan.others_bytes and plan.gpu.kind == "cuda"
+    told = {"count": len(options), "step": Message(f"step.{found.step}"), "others": plan.others_bytes}
+    voice = Message("report.voice_cards_beside" if beside else "report.voice_cards", told)
+    said = Message("column.verdict")
     return (Ranks(Message("picture.cards"), axis, ranks, said, voice=voice, numbers=table),)
 
 

@@ -23,10 +23,8 @@ from foretrain.hardware import find
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.roofline import roofline
 from foretrain.predict.step_moments import step_moments
-from foretrain.report import agreement_view, charts, curves_view, html, numbers, plan_report
-from foretrain.report.document import Document, Message, Paragraph, Scatter, Section, StackedBars, Verbatim
 from foretrain.report import agreement_view, charts, curves_view, html, numbers, outlook_view, plan_report
-from foretrain.report.document import Document, Message, Paragraph, Ranks, Section, StackedBars, Verbatim
+from foretrain.report.document import Document, Message, Paragraph, Ranks, Scatter, Section, StackedBars, Verbatim
 from foretrain.report.html import script_json
 from foretrain.thin import extremes
 from tests.helpers import REPO

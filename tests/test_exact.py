@@ -422,20 +422,6 @@ def test_exact_on_the_command_line(own_directory: Path) -> None:
     assert data["exact"][0]["torch"]
 
 
-def test_tensors_keep_their_size_count_shape_and_kind_at_80_columns() -> None:
-    """The longest of modules and kernels go first: what is left says what it is."""
-    from foretrain.advise.explain import Explanation, TensorGroup
-    from foretrain.report import document, explain_view, text
-
-    group = TensorGroup(
-        component="logits", where="transformer.h.*.mlp.c_proj.weight", op="triton_red_fused__log_softmax__log_softmax",
-        shape="16×1024×50304", dtype="float16", count=24, size_bytes=3 << 29,
-    )  # fmt: skip
-    table = explain_view._tensors(Explanation.model_construct(tensors=(group,)))
-    kept = [f"column.{name}" for name in ("bytes", "count", "tensor", "component")]
-    assert [table.columns[i] for i in text._fitting(table, 78)] == [document.Message(id) for id in kept]
-
-
 def test_explain_on_the_command_line(own_directory: Path) -> None:
     words = [
         "plan",

@@ -2,13 +2,11 @@
 
 import json
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from torch._dynamo.exc import BackendCompilerFailed
 
 from foretrain.config import RunConfig
 from foretrain.hardware import find
@@ -159,21 +157,6 @@ def test_compiled_with_a_chunked_loss(knobs: dict[str, int]) -> None:
     for phase, (peak, _) in found.peaks().items():
         if phase not in ("build", "save"):
             assert expected.phase(phase).allocated_bytes == pytest.approx(peak, rel=0.001)
-
-
-def test_a_compiler_that_failed_before_changes_no_lifetime() -> None:
-    """From then on Python's calls are no longer inlined (PEP 523), and a caller keeps what it passed to a function."""
-    config = RunConfig(n_layer=2, n_head=1, n_embd=260, block_size=256, vocab_size=65, batch_size=2, eval_batch_size=20)
-    before = traced(config, "bfloat16")
-
-    def fails(*_: Any) -> Any:
-        raise RuntimeError("no compiler here")
-
-    with pytest.raises(BackendCompilerFailed):
-        torch.compile(torch.relu, backend=fails)(torch.ones(3))
-    torch.compiler.reset()
-    peaks = {phase: peak for phase, (peak, _) in traced(config, "bfloat16").peaks().items()}
-    assert peaks == {phase: peak for phase, (peak, _) in before.peaks().items()}
 
 
 TINY_BYTES = 16 * MIB

@@ -57,7 +57,7 @@ def _tensors(explanation: Explanation) -> Table:
     if rest:
         size = Quantity(sum(group.size_bytes for group in rest), "bytes")
         rows.append((size, f"{sum(group.count for group in rest):,}", "", "", "", Message("component.rest")))
-    return Table(columns, tuple(rows), frozenset({0, 1}), optional=(3, 4, 5, 1))
+    return Table(columns, tuple(rows), frozenset({0, 1}), optional=(4, 1, 2, 5))
 
 
 def _short(op: str) -> str:

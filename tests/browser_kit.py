@@ -6,6 +6,7 @@ A test file imports what it needs by name, so that the fixture and the marks hol
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib import resources
 from typing import Any
 
 import pytest
@@ -25,3 +26,19 @@ def browser() -> Iterator[Any]:
         made = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield made
         made.close()
+
+
+def violations(page: Any) -> list[dict[str, Any]]:
+    """All that axe-core finds on a page."""
+    axe = pytest.importorskip("axe_playwright_python")
+    page.evaluate((resources.files(axe) / "axe.min.js").read_text("utf-8"))
+    return page.evaluate("axe.run()")["violations"]
+
+
+def serious(page: Any) -> list[tuple[str, list[Any]]]:
+    """Of it what is serious or critical: the rule and the first places."""
+    return [
+        (v["id"], [n["target"] for n in v["nodes"]][:4])
+        for v in violations(page)
+        if v["impact"] in ("serious", "critical")
+    ]

@@ -1,12 +1,13 @@
 """The page in every language, in headless Chromium: the switch, the mirrored layout by geometry, keyboard, 320 pixels,
 axe. Skipped where there is no browser."""
 
+import contextlib
 import json
 import re
 import threading
 import time
 from collections.abc import Iterator
-from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from foretrain import languages
 from foretrain.web import server
-from tests.browser_kit import browser, pytestmark
+from tests.browser_kit import browser, pytestmark, serious
 from tests.language_kit import ARABIC, BRACKETS, pretending, unsaid
 from tests.test_languages import SAME
 from tests.test_page_browser import answered, opened
@@ -31,13 +32,11 @@ FROM_THE_RIGHT = [id for id in EVERY if languages.known().get(id) is None or lan
 FROM_THE_RIGHT.remove(BRACKETS)
 
 
-@pytest.fixture(scope="module")
-def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@contextlib.contextmanager
+def serving_here(runs: Path) -> Iterator[str]:
     """The link of a server in this process, which knows the languages of the tests, too."""
-    folder = tmp_path_factory.mktemp("languages")
-    write_run(folder / "runs" / "baby")
     with pretending():
-        made = server.prepare(0, [folder / "runs"])
+        made = server.prepare(0, [runs])
         thread = threading.Thread(target=lambda: made.server.run(sockets=[made.listening]), daemon=True)
         thread.start()
         until = time.monotonic() + 20
@@ -47,6 +46,14 @@ def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield made.link
         made.server.should_exit = True
         thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    runs = tmp_path_factory.mktemp("languages") / "runs"
+    write_run(runs / "baby")
+    with serving_here(runs) as link:
+        yield link
 
 
 def choose(page: Page, id: str) -> None:
@@ -174,7 +181,6 @@ def test_nothing_on_the_page_is_said_but_by_id(browser: Browser, speaking: str) 
 def test_accessible_and_nothing_sticks_out_in_any_language(
     browser: Browser, speaking: str, id: str, where: str
 ) -> None:
-    axe = pytest.importorskip("axe_playwright_python")
     with opened(browser, speaking, viewport={"width": 320, "height": 640}, locale=id) as page:
         answered(page)
         if where != "#/plan":
@@ -193,13 +199,7 @@ def test_accessible_and_nothing_sticks_out_in_any_language(
             "&& e.scrollHeight > e.clientHeight + 2 && getComputedStyle(e).display !== 'inline').map(e => e.outerHTML.slice(0, 90))"
         )
         assert not clipped  # no glyph is cut off above or below
-        page.evaluate((resources.files(axe) / "axe.min.js").read_text("utf-8"))
-        found = page.evaluate("axe.run()")
-        wrong = [
-            (v["id"], [n["target"] for n in v["nodes"]][:4])
-            for v in found["violations"]
-            if v["impact"] in ("serious", "critical")
-        ]
+        wrong = serious(page)
         assert not wrong, json.dumps(wrong)
 
 

@@ -6,7 +6,6 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from foretrain.configfile import resolve
 from foretrain.run.store import RunDirectory
-from tests.browser_kit import browser, pytestmark
+from tests.browser_kit import browser, pytestmark, serious
 from tests.test_page import NANOGPT, free_port, serving
 from tests.test_page_security import EVIL_NAME, write_run
 
@@ -223,7 +222,6 @@ def test_by_keyboard_alone(browser: Browser, served: tuple[str, Path]) -> None:
 def test_accessible_and_nothing_sticks_out_at_320_pixels(
     browser: Browser, served: tuple[str, Path], where: str, scheme: Any
 ) -> None:
-    axe = pytest.importorskip("axe_playwright_python")
     with opened(browser, served[0], viewport={"width": 320, "height": 640}, color_scheme=scheme) as page:
         answered(page)
         if where != "#/plan":
@@ -236,11 +234,5 @@ def test_accessible_and_nothing_sticks_out_at_320_pixels(
             details.evaluate("e => { e.open = true; }")
         page.wait_for_timeout(300)
         assert page.evaluate("document.documentElement.scrollWidth") <= 320
-        page.evaluate((resources.files(axe) / "axe.min.js").read_text("utf-8"))
-        found = page.evaluate("axe.run()")
-        wrong = [
-            (v["id"], [n["target"] for n in v["nodes"]][:4])
-            for v in found["violations"]
-            if v["impact"] in ("serious", "critical")
-        ]
+        wrong = serious(page)
         assert not wrong, json.dumps(wrong)

@@ -2,10 +2,7 @@
 
 import json
 import re
-import threading
-import time
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +15,12 @@ pytest.importorskip("playwright")
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from foretrain import languages
-from foretrain.web import routes, server
-from tests.language_kit import ARABIC, BRACKETS, pretending, unsaid
+from foretrain.web import routes
+from tests.browser_kit import browser, pytestmark, serious
+from tests.language_kit import ARABIC, BRACKETS, unsaid
+from tests.test_language_browser import serving_here
 from tests.test_languages import SAME
-from tests.test_page_browser import browser, opened, pytestmark
+from tests.test_page_browser import opened
 from tests.test_page_compare import write_curve
 from tests.test_page_security import EVIL_NAME
 from tests.test_report_browser import blank_pictures
@@ -41,17 +40,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     write_curve(folder / "evil", seed=5, rate=4e-3, name=EVIL_NAME)
     live = write_curve(folder / "live", seed=6, steps=120, status="running", knobs={"max_iters": 900})
     live.acquire()
-    with pretending():
-        made = server.prepare(0, [folder])
-        thread = threading.Thread(target=lambda: made.server.run(sockets=[made.listening]), daemon=True)
-        thread.start()
-        until = time.monotonic() + 20
-        while not made.server.started:
-            assert time.monotonic() < until
-            time.sleep(0.02)
-        yield made.link, folder
-        made.server.should_exit = True
-        thread.join(10)
+    with serving_here(folder) as link:
+        yield link, folder
     live.release()
 
 
@@ -250,7 +240,6 @@ def test_nothing_is_said_but_by_id(browser: Browser, served: tuple[str, Path]) -
 def test_accessible_and_nothing_sticks_out_at_320_pixels(
     browser: Browser, served: tuple[str, Path], id: str, scheme: Any
 ) -> None:
-    axe = pytest.importorskip("axe_playwright_python")
     with opened(browser, served[0], viewport={"width": 320, "height": 640}, locale=id, color_scheme=scheme) as page:
         for where in ("list", "comparison"):
             if where == "list":
@@ -263,11 +252,5 @@ def test_accessible_and_nothing_sticks_out_at_320_pixels(
                 details.evaluate("e => { e.open = true; }")
             page.wait_for_timeout(300)
             assert page.evaluate("document.documentElement.scrollWidth") <= 320
-            page.evaluate((resources.files(axe) / "axe.min.js").read_text("utf-8"))
-            found = page.evaluate("axe.run()")
-            wrong = [
-                (v["id"], [n["target"] for n in v["nodes"]][:4])
-                for v in found["violations"]
-                if v["impact"] in ("serious", "critical")
-            ]
+            wrong = serious(page)
             assert not wrong, (where, json.dumps(wrong))

@@ -3,7 +3,6 @@ finds nothing serious, and no request is made. Skipped where there is no browser
 
 import contextlib
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ pytest.importorskip("playwright")
 
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser_kit import browser, pytestmark
+from tests.browser_kit import browser, pytestmark, violations
 from tests.helpers import REPO
 from tests.helpers import foretrain as run_foretrain
 from tests.test_report import HOSTILE
@@ -70,14 +69,11 @@ def blank_pictures(page: Page) -> list[str]:
 def test_every_report_draws_and_axe_finds_nothing_serious(
     browser: Browser, reports: dict[str, Path], kind: str, scheme: Any
 ) -> None:
-    axe = pytest.importorskip("axe_playwright_python")
     with opened(browser, reports[kind], color_scheme=scheme) as page:
         assert page.locator("canvas").count() >= 3
         assert blank_pictures(page) == []
         page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-        page.evaluate((resources.files(axe) / "axe.min.js").read_text("utf-8"))
-        found = page.evaluate("axe.run()")
-        assert [(v["id"], v["nodes"][0]["html"][:90]) for v in found["violations"]] == []
+        assert [(v["id"], v["nodes"][0]["html"][:90]) for v in violations(page)] == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,5 +1,6 @@
 """What the page draws, as JSON: documents with their texts made, and the numbers of pictures. No engine in here."""
 
+from collections.abc import Callable
 from typing import Any
 
 from foretrain.configfile import ResolvedConfig
@@ -27,6 +28,9 @@ from foretrain.report.palette import COLOURS, SERIES_COLOURS
 SCHEMA = "foretrain.page/1"
 
 
+OfBlock = Callable[[Block], dict[str, Any]]
+
+
 def error_json(error: UserError) -> dict[str, Any]:
     """An error as the command line's --json has it, with the knob of each problem."""
     problems = error.problems if isinstance(error, ConfigError) else [error]
@@ -34,17 +38,17 @@ def error_json(error: UserError) -> dict[str, Any]:
     return {"schema": "foretrain.error/1", "id": error.id, "message": printable(str(error)), "problems": listed}
 
 
-def document_json(document: Document) -> dict[str, Any]:
-    """A document with every text made."""
+def document_json(document: Document, of_block: OfBlock | None = None) -> dict[str, Any]:
+    """A document with every text made. `of_block`: another way than `block_json` to make a block."""
     return {
         "title": printable(document.title.text()), "subtitle": printable(document.subtitle.text()),
-        "sections": [section_json(section) for section in document.sections],
+        "sections": [section_json(section, of_block) for section in document.sections],
     }  # fmt: skip
 
 
-def section_json(section: Section) -> dict[str, Any]:
+def section_json(section: Section, of_block: OfBlock | None = None) -> dict[str, Any]:
     """A section: its title and its blocks."""
-    return {"title": section.title.text(), "blocks": [block_json(block) for block in section.blocks]}
+    return {"title": section.title.text(), "blocks": [(of_block or block_json)(block) for block in section.blocks]}
 
 
 def block_json(block: Block) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from foretrain.errors import UserError
 from foretrain.messages import printable, say
 from foretrain.report import compare_report
 from foretrain.report.charts import chart
-from foretrain.report.document import Block, Curves, Document, Moments, Ranks, Scatter
+from foretrain.report.document import Block, Curves, Moments, Ranks, Scatter
 from foretrain.report.numbers import behind
 from foretrain.report.palette import LINES_DARK, LINES_LIGHT
 from foretrain.run.store import RunRecord
-from foretrain.web.answers import SCHEMA, block_json
+from foretrain.web.answers import SCHEMA, block_json, document_json
 from foretrain.web.observe import ObservedRun
 from foretrain.web.runs import row
 
@@ -48,7 +48,7 @@ def made(chosen: Sequence[tuple[str, ObservedRun | None]]) -> dict[str, Any]:
         return {**answer, "problem": _unreadable(str(error.filename or ""), error)}
     document = compare_report.document(found, facts.losses, dict(facts.verdicts), facts.checks, facts.sources)
     command = shlex.join(["foretrain", "report", *(subject.path for subject in subjects)])
-    return {**answer, "document": _document(document), "command": printable(command)}
+    return {**answer, "document": document_json(document, _block), "command": printable(command)}
 
 
 def _read(id: str, run: ObservedRun | None) -> tuple[dict[str, Any], Subject | None]:
@@ -85,14 +85,6 @@ def _drawing() -> dict[str, Any]:
     """What the pictures need besides themselves: colours of lines and some words."""
     texts = {id.rpartition(".")[2]: say(id, days="{days}") for id in _TEXTS}
     return {"light": LINES_LIGHT, "dark": LINES_DARK, "texts": texts}
-
-
-def _document(document: Document) -> dict[str, Any]:
-    sections = [
-        {"title": section.title.text(), "blocks": [_block(block) for block in section.blocks]}
-        for section in document.sections
-    ]
-    return {"title": printable(document.title.text()), "subtitle": document.subtitle.text(), "sections": sections}
 
 
 def _block(block: Block) -> dict[str, Any]:

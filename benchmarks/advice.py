@@ -68,7 +68,7 @@ def pairs(count: int) -> Iterator[Pair]:
         if config is None or others > (gpu.memory_bytes or 0):
             continue
         made += 1
-        yield plan(config, gpu, name=f"pair {made}", others_bytes=others), step
+        yield plan(config, gpu, name=f"pair {made}", used_by_others_bytes=others), step
 
 
 def some_set_fits(planner: Planner, base: State) -> Exactness | None:
@@ -111,7 +111,7 @@ def some_set_fits(planner: Planner, base: State) -> Exactness | None:
 def held(base: Plan, advice: Advice) -> dict[str, Any]:
     """An advice beside a plan of its config, made anew."""
     state = state_of(advice, base)
-    again = plan(state.config, state.gpu, others_bytes=state.others_bytes)
+    again = plan(state.config, state.gpu, used_by_others_bytes=state.used_by_others_bytes)
     memory = again.memory_of(advice.step)
     needed = memory.needed_bytes
     timing = again.timing if advice.step == "foretrain" else again.nanogpt_timing
@@ -141,7 +141,7 @@ def one(base: Plan, step: StepName) -> tuple[dict[str, Any], Advices]:
 
 def digest(base: Plan, step: StepName) -> str:
     """What a pair is: rows of other runs are not taken up again."""
-    what = [base.config.model_dump(mode="json"), base.gpu.name, base.others_bytes, step]
+    what = [base.config.model_dump(mode="json"), base.gpu.name, base.used_by_others_bytes, step]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -155,7 +155,7 @@ def traced(base: Plan, found: Advices) -> list[dict[str, Any]]:
     rows = []
     for advice in [a for a in found.advised if not state_of(a, base).config.compile][:TRACED_EACH]:
         state = state_of(advice, base)
-        changed = plan(state.config, state.gpu, others_bytes=state.others_bytes)
+        changed = plan(state.config, state.gpu, used_by_others_bytes=state.used_by_others_bytes)
         requests = requests_for(state.config, state.gpu, changed.dtype, advice.step, compiled=False)
         made = exact(
             [worker.trace(request.job()) for request in requests], changed.memory_of(advice.step),

@@ -19,7 +19,7 @@ from foretrain.lm.step import build, evaluation_loss, train_step
 from foretrain.predict.memory import predict
 from foretrain.run.meter import Meter, allocator_peak
 
-PHASES = ("evaluate_first", "first_step", "steady_step", "evaluate_later")
+PHASES = ("evaluate_first", "first_step", "steady_step", "evaluate_steady")
 SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 128, "vocab_size": 256, "batch_size": 16}
 CONFIGS: list[tuple[str, dict[str, object]]] = [
     ("baby", {**SMALL, "gradient_accumulation_steps": 1}),

@@ -44,7 +44,7 @@ def case_a() -> dict[str, Any]:
 def case_c(compiled: bool, others: int) -> dict[str, Any]:
     """Where nanoGPT's step dies beside so much, for the published contexts, and from how much on it lives."""
     config = resolve(["examples/real-cases/c.py", f"--compile={compiled}"]).config
-    base = plan(config, GPU, others_bytes=others)
+    base = plan(config, GPU, used_by_others_bytes=others)
     answer = traced(base).exact_of("nanogpt")
     assert answer is not None
     trace = traces(requests_for(config, GPU, base.dtype, "nanogpt", compiled=compiled))[0]
@@ -54,7 +54,7 @@ def case_c(compiled: bool, others: int) -> dict[str, Any]:
         death = replay(trace, limit_bytes=limit, physical=True).death
         deaths.append({"context_bytes": context, "limit_bytes": limit, "death": death.to_json() if death else None})
     return {
-        "case": "C", "compiled": compiled, "others_bytes": others, "smallest_limit_bytes": answer.smallest_limit_bytes,
+        "case": "C", "compiled": compiled, "used_by_others_bytes": others, "smallest_limit_bytes": answer.smallest_limit_bytes,
         "peak_reserved_bytes": max(p.reserved_bytes or 0 for p in answer.memory.phases), "under_limits": deaths,
     }  # fmt: skip
 
@@ -97,7 +97,7 @@ def main() -> None:
         middle = c["under_limits"][1]
         death = middle["death"]
         where = f"dies in {death['phase']}, {death['moment']}" if death else "lives"
-        name = f"C {'compiled' if c['compiled'] else 'eager'}, others {mib(c['others_bytes'])}"
+        name = f"C {'compiled' if c['compiled'] else 'eager'}, others {mib(c['used_by_others_bytes'])}"
         table.append([name, mib(c["smallest_limit_bytes"]), f"{where} at {mib(middle['limit_bytes'])}"])
     consoles = {"explain_a": console(*EXPLAIN), "verdict_c": console(*VERDICT).split("\n\nMemory by phase")[0]}
     data = {"what": (__doc__ or "").splitlines()[0], "a": a, "c": cs, "consoles": consoles}

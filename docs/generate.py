@@ -61,8 +61,14 @@ WIDTH = 108
 
 def case(name: str, *, others: str = "", step_s: float | None = None) -> Plan:
     resolved = resolve([str(CASES / f"{name}.py")])
-    others_bytes = parse_bytes(others) if others else 0
-    return plan(resolved.config, find("RTX 4070"), name=resolved.name, others_bytes=others_bytes, logged_step_s=step_s)
+    used_by_others_bytes = parse_bytes(others) if others else 0
+    return plan(
+        resolved.config,
+        find("RTX 4070"),
+        name=resolved.name,
+        used_by_others_bytes=used_by_others_bytes,
+        logged_step_s=step_s,
+    )
 
 
 def terminal(made: Plan, sections: tuple[str, ...] = (), advice: Advices | None = None) -> str:
@@ -103,7 +109,9 @@ def plan_case_d() -> str:
 
 
 def start_plan() -> str:
-    made = plan(resolve(["gpt2-124m"]).config, find("RTX 4070"), name="gpt2-124m", others_bytes=parse_bytes("2GB"))
+    made = plan(
+        resolve(["gpt2-124m"]).config, find("RTX 4070"), name="gpt2-124m", used_by_others_bytes=parse_bytes("2GB")
+    )
     command = 'foretrain plan gpt2-124m --gpu "RTX 4070" --others 2GB'
     return block(command, terminal(made, ("plan.verdict", "plan.bytes", "plan.time")))
 
@@ -123,7 +131,9 @@ def within_case_d() -> str:
 
 
 def best_model() -> str:
-    base = plan(resolve([]).config, find("RTX 4070"), others_bytes=parse_bytes("2GB"), dataset_tokens=3_680_000_000)
+    base = plan(
+        resolve([]).config, find("RTX 4070"), used_by_others_bytes=parse_bytes("2GB"), dataset_tokens=3_680_000_000
+    )
     document = best_view.document(base, best(base, parse_limit("20h")))
     command = 'foretrain plan --gpu "RTX 4070" --others 2GB --best --within 20h --data-tokens 3.68B'
     return block(command, rendered(document, ("best.section", "best.binds", "best.candidates")))

@@ -95,29 +95,29 @@ _PREPARED = _object(
 )  # fmt: skip
 
 OUTPUTS: dict[str, Output] = {
-    "foretrain.plan/1": Output(
+    "foretrain.plan/2": Output(
         "plan", "a plan for one card", Plan, {"advice": (advice.Advices | None, None)}
     ),
-    "foretrain.plans/1": Output(
+    "foretrain.plans/2": Output(
         "plan --gpu A,B", "plans for several cards and the best of them",
         _object("Plans", plans=(list[_PLAN_OF_CARDS], ...), best=(cards.Choice, ...)),
     ),
-    "foretrain.explanation/1": Output("plan --explain", "why so much", explain.Explanation),
-    "foretrain.largest/1": Output("plan --largest KNOB", "the largest value that fits", Largest),
-    "foretrain.within/1": Output("plan --within LIMIT", "the steps that fit", within.Within),
-    "foretrain.best/1": Output("plan --best", "the GPT of lowest estimated loss", best.Best),
+    "foretrain.explanation/2": Output("plan --explain", "why so much", explain.Explanation),
+    "foretrain.largest/2": Output("plan --largest KNOB", "the largest value that fits", Largest),
+    "foretrain.within/2": Output("plan --within LIMIT", "the steps that fit", within.Within),
+    "foretrain.best/2": Output("plan --best", "the GPT of lowest estimated loss", best.Best),
     "foretrain.config/1": Output(
         "plan --show-config", "every knob and where it is from",
         _object("Config", config=(RunConfig, ...), sources=(dict[str, str], ...)),
     ),
-    "foretrain.advice/1": Output("advise", "changes, ranked", advice.Advices),
+    "foretrain.advice/2": Output("advise", "changes, ranked", advice.Advices),
     "foretrain.mfu/1": Output("mfu", "shares of the peak", utilization.Utilization),
-    "foretrain.compare/1": Output("compare A B", "runs side by side", compare.Comparison),
-    "foretrain.comparison/1": Output(
+    "foretrain.compare/2": Output("compare A B", "runs side by side", compare.Comparison),
+    "foretrain.comparison/2": Output(
         "compare RUN", "a run beside its forecast", forecast_check.Comparison,
         {"errors": (dict[str, float | None], ...)},
     ),
-    "foretrain.explain/1": Output("explain RUN", "where a run's memory and time went", run_explain.RunExplanation),
+    "foretrain.explain/2": Output("explain RUN", "where a run's memory and time went", run_explain.RunExplanation),
     "foretrain.log/1": Output("explain LOG", "what a log says", log_analysis.LogAnalysis, _LOG_EXTRA, whole=False),
     "foretrain.snapshot/1": Output(
         "explain SNAPSHOT", "what a memory snapshot says", snapshot_analysis.SnapshotAnalysis
@@ -193,7 +193,7 @@ def _bare(made: dict[str, Any]) -> dict[str, Any]:
 
 
 def path_of(name: str) -> Path:
-    """docs/schemas/foretrain.plan-1.json for foretrain.plan/1."""
+    """docs/schemas/foretrain.plan-2.json for foretrain.plan/2."""
     return FOLDER / f"{name.replace('/', '-')}.json"
 
 

@@ -68,7 +68,7 @@ def moments() -> str:
         for optimizer in ("adamw", "adamw8bit"):
             config = RunConfig.model_validate({**knobs, "optimizer": optimizer})
             memory = predict(config, gpu, "bfloat16", "foretrain", compiled=True, available_bytes=None)
-            size = next(row.size_bytes for row in memory.phase("evaluate_later").components if row.id == "optimizer")
+            size = next(row.size_bytes for row in memory.phase("evaluate_steady").components if row.id == "optimizer")
             rows.append(f"{size / 2**20:,.0f} MiB")
             timing = plan(config, gpu).timing
             times.append(timing.step_s.expected_s if timing else 0.0)

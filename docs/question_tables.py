@@ -31,7 +31,7 @@ ADVICE: tuple[tuple[str, dict[str, Any], bool, str], ...] = (
 
 def _plan(changes: dict[str, Any]) -> Plan:
     config = resolve([str(ROOT / "examples" / "real-cases" / "c.py")]).config
-    return plan(config.model_copy(update=changes), find("RTX 4070"), others_bytes=OTHERS_BYTES)
+    return plan(config.model_copy(update=changes), find("RTX 4070"), used_by_others_bytes=OTHERS_BYTES)
 
 
 def _row(said: str, made: Plan, base: Plan, step: StepName, learning: str) -> str:

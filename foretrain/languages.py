@@ -97,7 +97,7 @@ def current() -> Language:
 
 def use(id: str) -> str:
     """Speak this language in the whole process from now on; returns what was spoken. Raises KeyError."""
-    global _process  # one process has one voice, in every thread of it
+    global _process  # one process has one source, in every thread of it
     before, _process = _process, _language(id).id
     return before
 

@@ -97,12 +97,12 @@ def knob_unit(unit: str) -> str:
     return texts(languages.current().id).get(f"knob_unit.{unit}", unit)
 
 
-_VOICES = {
-    "predicted": "predicted", "measured": "measured", "predicted (ledger)": "ledger", "predicted (trace)": "trace",
-    "predicted (catalogue)": "catalogue", "predicted (calibrated)": "calibrated", "measured (log)": "log",
+_SOURCES = {
+    "estimated": "estimated", "traced": "traced", "calibrated": "calibrated", "measured": "measured",
+    "measured (log)": "log",
 }  # fmt: skip
 
 
-def voice(source: Any) -> Any:
+def source_name(source: Any) -> Any:
     """How a record names where a figure is from, as a text; what is no such name stays as it is."""
-    return say(f"voice_name.{_VOICES[source]}") if isinstance(source, str) and source in _VOICES else source
+    return say(f"source_name.{_SOURCES[source]}") if isinstance(source, str) and source in _SOURCES else source

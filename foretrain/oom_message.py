@@ -36,7 +36,7 @@ class OutOfMemoryMessage(Record):
     card_bytes: int | None = None
     free_bytes: int | None = None
     process_bytes: int | None = None
-    others_bytes: int | None = None
+    used_by_others_bytes: int | None = None
     allowed_bytes: int | None = None
     allocated_bytes: int | None = None
     unused_bytes: int | None = None
@@ -53,7 +53,7 @@ def parse(text: str) -> OutOfMemoryMessage | None:
     text = text[begin:]
     values = {name: _found(pattern, text) for name, pattern in _SAYS.items()}
     others = [_bytes(*match.groups()) for match in _OTHERS.finditer(text)]
-    return OutOfMemoryMessage(**values, others_bytes=sum(others) if others else None)
+    return OutOfMemoryMessage(**values, used_by_others_bytes=sum(others) if others else None)
 
 
 def _found(pattern: str, text: str) -> int | None:

@@ -179,7 +179,7 @@ def test_the_ledger_counts_the_moments() -> None:
     sizes = {}
     for name, c in (("low", config), ("plain", plain)):
         made = predict(c, gpu, "bfloat16", "foretrain", compiled=True, available_bytes=None)
-        rows = {row.id: row.size_bytes for row in made.phase("evaluate_later").components}
+        rows = {row.id: row.size_bytes for row in made.phase("evaluate_steady").components}
         sizes[name] = rows["optimizer"]
     P = ModelShape.of(config).n_params
     assert sizes["low"] == pytest.approx(P * (2 + 8 / 256), rel=1e-3)

@@ -49,7 +49,7 @@ OURS = {knob.name for knob in knobs() if knob.ours}
 
 
 def case_c(*words: str) -> Plan:
-    return plan(resolve([CASE_C, *words]).config, GPU, name="c", others_bytes=DESKTOP)
+    return plan(resolve([CASE_C, *words]).config, GPU, name="c", used_by_others_bytes=DESKTOP)
 
 
 def by_rules(found: Advices) -> dict[str, Advice]:
@@ -58,7 +58,7 @@ def by_rules(found: Advices) -> dict[str, Advice]:
 
 def again(base: Plan, advice: Advice) -> Plan:
     state = state_of(advice, base)
-    return plan(state.config, state.gpu, others_bytes=state.others_bytes)
+    return plan(state.config, state.gpu, used_by_others_bytes=state.used_by_others_bytes)
 
 
 def holds(base: Plan, advice: Advice) -> None:
@@ -252,7 +252,7 @@ def test_what_fits_though_it_needs_more_than_there_is_is_explained(needed: int, 
     effect = Effect.model_validate({
         "needed_bytes": needed * GIB, "saved_bytes": GIB, "allocated_bytes": 10 * GIB, "available_bytes": 12 * GIB,
         "verdict": verdict, "phases": (), "step_s": 1.0, "total_s": 1.0, "slower": 0.0, "longer": 0.0, "money": None,
-        "source": "predicted (ledger)",
+        "source": "estimated",
     })  # fmt: skip
     found = advise(base, "foretrain", "speed")
     advice = found.advised[0].model_copy(update={"effect": effect})
@@ -364,7 +364,7 @@ def test_eager_case_c_dies_in_evaluation_and_is_told_so() -> None:
     base = case_c("--compile=False")
     found = advise(base, "nanogpt")
     dies = {p.phase for p in base.memory_of("nanogpt").phases if p.verdict == "does_not_fit"}
-    assert "evaluate_later" in dies
+    assert "evaluate_steady" in dies
     fixed = by_rules(found)
     assert {"micro_batch", "foretrain_step+compile"} <= fixed.keys()
     assert fixed["micro_batch"].effect.phases[-2].saved_bytes > 2**30
@@ -395,9 +395,9 @@ def test_an_evaluation_that_is_the_peak_gets_its_own_smaller_batch() -> None:
 
 def test_memory_that_others_hold_is_freed_no_further_than_needed() -> None:
     advice = by_rules(advise(case_c(), "nanogpt"))["free_others"]
-    assert 0 < advice.others_bytes < DESKTOP
+    assert 0 < advice.used_by_others_bytes < DESKTOP
     state = state_of(advice, case_c())
-    more = Planner().outcome(State(state.config, GPU, "nanogpt", advice.others_bytes + 100_000_000))
+    more = Planner().outcome(State(state.config, GPU, "nanogpt", advice.used_by_others_bytes + 100_000_000))
     assert more
     assert not more.fits
 
@@ -406,7 +406,7 @@ def test_memory_that_others_hold_is_freed_no_further_than_needed() -> None:
 
 
 def test_several_changes_are_put_together_where_one_is_not_enough() -> None:
-    base = plan(resolve(["gpt2-774m"]).config, find("RTX 3060"), others_bytes=GIB)
+    base = plan(resolve(["gpt2-774m"]).config, find("RTX 3060"), used_by_others_bytes=GIB)
     found = advise(base, "foretrain")
     best = found.advised[0]
     assert len(best.rules) > 1
@@ -574,13 +574,13 @@ def test_exact_confirms_or_denies(traced_here: None) -> None:
 def test_json_round_trip() -> None:
     found = advise(case_c(), "nanogpt")
     assert Advices.from_json(found.model_dump_json()) == found
-    assert Advices.from_json(json.dumps(found.to_json(schema="foretrain.advice/1"))) == found
+    assert Advices.from_json(json.dumps(found.to_json(schema="foretrain.advice/2"))) == found
 
 
 def test_apply_writes_a_config_of_which_a_plan_says_what_was_promised(tmp_path: Path) -> None:
     words = ("advise", CASE_C, "--gpu", "4070", "--others", "2.1GB")
     listed = json.loads(foretrain(*words, "--json").stdout)
-    assert listed["schema"] == "foretrain.advice/1"
+    assert listed["schema"] == "foretrain.advice/2"
     number = next(i for i, a in enumerate(listed["advised"], 1) if a["rules"] == ["micro_batch"])
     result = foretrain(*words, "--apply", str(number), "--write", "new.toml")
     assert result.returncode == 0, result.stderr

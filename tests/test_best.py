@@ -98,7 +98,7 @@ def test_the_grid_is_of_gpts() -> None:
 def answer(
     *words: str, gpu: str = "RTX 4070", limit: str = "20h", others: int = 0, data: int | None = None
 ) -> tuple[Plan, Best]:
-    base = plan(resolve(list(words)).config, find(gpu), others_bytes=others, dataset_tokens=data)
+    base = plan(resolve(list(words)).config, find(gpu), used_by_others_bytes=others, dataset_tokens=data)
     return base, best(base, parse_limit(limit))
 
 
@@ -200,7 +200,7 @@ def test_on_the_command_line() -> None:
     ):
         assert said in " ".join(shown.stdout.split())
     made = json.loads(foretrain(*words, "--write", "best.toml", "--json").stdout)
-    assert made["schema"] == "foretrain.best/1"
+    assert made["schema"] == "foretrain.best/2"
     assert resolve(["best.toml"]).config.n_layer == made["candidates"][0]["config"]["n_layer"]
     planned = json.loads(foretrain("plan", "best.toml", "--gpu", "RTX 4070", "--json").stdout)
     assert planned["timing"] == made["candidates"][0]["timing"]

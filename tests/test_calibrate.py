@@ -97,7 +97,7 @@ def test_command_keeps_it_and_plan_uses_it(cli: Cli, hasty: Path) -> None:
     assert found["schema"] == "foretrain.calibration/1"
     assert path_of(found["device"], "").is_file()
     code, out, _ = cli("plan", "baby", "--gpu", "cpu", "--compile=false", "--json")
-    assert json.loads(out)["timing"]["source"] == "predicted (calibrated)"
+    assert json.loads(out)["timing"]["source"] == "calibrated"
     code, out, _ = cli("plan", "baby", "--gpu", "cpu", "--compile=false")
     assert "calibrated" in out
     code, out, _ = cli("calibrate", "--device", "cpu", "--show")

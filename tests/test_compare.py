@@ -102,7 +102,9 @@ def write_run(
 
 
 def test_a_watched_run_is_its_log_and_the_memory_that_was_seen(tmp_path: Path) -> None:
-    card = WatchedCard(index=0, name="NVIDIA GeForce RTX 4070", ours_peak_bytes=4 << 30, others_peak_bytes=2 << 30)
+    card = WatchedCard(
+        index=0, name="NVIDIA GeForce RTX 4070", ours_peak_bytes=4 << 30, used_by_others_peak_bytes=2 << 30
+    )
     record = WatchRecord(
         id="w", command=("python", "train.py"), status="finished", started_at="2026-11-21T10:00:00Z", interval_s=1.0,
         wall_s=77.0, rss_peak_bytes=1 << 30, cards=(card,),
@@ -112,8 +114,8 @@ def test_a_watched_run_is_its_log_and_the_memory_that_was_seen(tmp_path: Path) -
     for path in (tmp_path, tmp_path / watch_record.RECORD):
         found = load(take_apart(str(path)))
         assert found.memory
-        assert (found.memory.expected_bytes, found.memory.voice) == (4 << 30, "measured")
-        assert (found.others_bytes, found.wall_s, found.gpu) == (2 << 30, 77.0, find("RTX 4070"))
+        assert (found.memory.expected_bytes, found.memory.source) == (4 << 30, "measured")
+        assert (found.used_by_others_bytes, found.wall_s, found.gpu) == (2 << 30, 77.0, find("RTX 4070"))
     assert found.step_times_s == of(f"{CASES}/b1.log").step_times_s
     watch_record.write(RunDirectory(tmp_path), record.model_copy(update={"cards": ()}))
     found = load(take_apart(str(tmp_path)))
@@ -256,7 +258,7 @@ def test_committed_result_holds_the_promise() -> None:
 def timed(times: list[float], **more: object) -> Subject:
     middle = median(times)
     known = {"label": "x", "path": "x", "kind": "log", "tokens_per_step": 1000, "step_times_s": tuple(times)}
-    return Subject(**{**known, "step_s": exact(middle), "step_voice": "measured (log)", **more})  # type: ignore[arg-type]
+    return Subject(**{**known, "step_s": exact(middle), "step_source": "measured (log)", **more})  # type: ignore[arg-type]
 
 
 @given(st.integers(0, 10**6), st.floats(0.0001, 0.03), st.floats(-0.5, 1.0))
@@ -544,7 +546,7 @@ def test_runs_are_compared_as_measured() -> None:
     write_run(Path("a"))
     write_run(Path("b"), seed=2, step_s=0.08, batch_size=8, gradient_accumulation_steps=1)
     found = compare([of("a"), of("b")])
-    assert [side.speed_voice for side in found.sides] == ["measured", "measured"]
+    assert [side.speed_source for side in found.sides] == ["measured", "measured"]
     assert [side.memory_bytes for side in found.sides] == [2**29, 2**29]
     verdict = found.verdict("speed")
     assert (verdict.outcome, verdict.attribution) == ("difference", "one")
@@ -580,7 +582,7 @@ def test_a_plan_of_the_command_line_is_a_source() -> None:
     assert found.sides[0].kind == "plan"
     assert found.sides[0].label == "p"
     assert [s.name for s in found.differing if s.matters] == ["batch_size x accumulation"]
-    assert found.sides[0].memory_voice == "predicted"
+    assert found.sides[0].memory_source == "predicted"
 
 
 def test_a_log_alone_leaves_unknown_what_it_does_not_say() -> None:
@@ -752,7 +754,7 @@ def test_command_line_shows_case_b_and_its_json_reads_back() -> None:
     assert result.returncode == 0, result.stderr
     assert "69.0 %" in result.stdout
     data = json.loads(foretrain("compare", *words, "--json").stdout)
-    assert data["schema"] == "foretrain.compare/1"
+    assert data["schema"] == "foretrain.compare/2"
     assert Comparison.from_json(json.dumps(data)).verdict("speed").attribution == "confounded"
 
 
@@ -799,7 +801,7 @@ def test_bad_sources_are_one_sentence_and_a_code(
     Path("columns.csv").write_text("a,b\n1,2\n")
     Path("words.csv").write_text("step,loss\nx,y\n")
     Path("error.json").write_text('{"schema": "foretrain.error/1", "id": "x"}')
-    Path("half.json").write_text('{"schema": "foretrain.plan/1", "name"')
+    Path("half.json").write_text('{"schema": "foretrain.plan/2", "name"')
     Path("nothing").mkdir()
     half = write_run(Path("half"))
     (half / "run.json").write_text((half / "run.json").read_text()[:200])

@@ -182,7 +182,7 @@ def test_exact_plan_in_the_ledgers_form() -> None:
     found = traced(small_plan())
     for exact in found.exact:
         wanted = small_plan().memory_of(exact.memory.step)
-        assert exact.memory.source == "predicted (trace)"
+        assert exact.memory.source == "traced"
         for phase in exact.memory.phases:
             ledger = wanted.phase(phase.phase)
             assert phase.allocated_bytes == pytest.approx(ledger.allocated_bytes, rel=0.02, abs=MIB)
@@ -205,7 +205,7 @@ def test_the_verdict_is_a_replay_at_the_limit() -> None:
         (lives.smallest_limit_bytes + context + MIB, "fits"),
         (lives.smallest_limit_bytes // 2, "does_not_fit"),
     ):
-        found = traced(plan(config, GPU, others_bytes=(GPU.memory_bytes or 0) - available))
+        found = traced(plan(config, GPU, used_by_others_bytes=(GPU.memory_bytes or 0) - available))
         assert found.verdict_of("nanogpt") == verdict
         exact = found.exact_of("nanogpt")
         assert exact is not None
@@ -326,13 +326,13 @@ def test_nvidia_smi_line_by_line() -> None:
 def test_only_a_reading_of_the_process_excludes_the_other_mode() -> None:
     config = RunConfig(batch_size=2, compile=True, dtype="float16")
     for others in (0, 4000 * MIB):
-        base = plan(config, GPU, others_bytes=others)
+        base = plan(config, GPU, used_by_others_bytes=others)
         for process, excluded in ((None, False), (3000 * MIB, True)):
             found = explain(base, "nanogpt", observed_bytes=6582 * MIB, process_bytes=process)
             said = "that is not how it ran" in str(_texts(explain_view.document(base, found)))
             assert said == excluded, (others, process)
             (line,) = [line for line in found.lines if line.id == "process"]
-            assert (line.voice == "observed") == (process is not None)
+            assert (line.source == "observed") == (process is not None)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -364,7 +364,7 @@ def test_largest_batch_is_one_below_what_dies() -> None:
     base = plan(
         RunConfig.model_validate({**SMALL, "compile": False, "vocab_size": 8192}),
         GPU,
-        others_bytes=GPU.memory_bytes - GIB,
+        used_by_others_bytes=GPU.memory_bytes - GIB,
     )  # type: ignore[operator]
     found = largest(base, "batch_size", "foretrain")
     assert found.value
@@ -375,7 +375,7 @@ def test_largest_batch_is_one_below_what_dies() -> None:
     # Each row has the verdict that a plan of that value has.
     for value in (found.value, found.value + 1):
         config = base.config.model_copy(update={"batch_size": value})
-        again = traced(plan(config, GPU, others_bytes=base.others_bytes))
+        again = traced(plan(config, GPU, used_by_others_bytes=base.used_by_others_bytes))
         assert worst_verdict(again.memory_of("foretrain")) == probes[value].verdict
     text = str(_texts(explain_view.largest(base, found)))
     assert "is the largest that fits" in text
@@ -415,10 +415,10 @@ def test_exact_on_the_command_line(own_directory: Path) -> None:
     words = ["plan", *WORDS, "--compile=false", "--gpu", "4070", "--exact"]
     result = foretrain(*words)
     assert result.returncode == 0, result.stderr
-    assert "predicted (trace)" in result.stdout
+    assert "traced" in result.stdout
     assert "reserved" in result.stdout
     data = json.loads(foretrain(*words, "--json").stdout)
-    assert data["memory"][0]["source"] == "predicted (trace)"
+    assert data["memory"][0]["source"] == "traced"
     assert data["exact"][0]["torch"]
 
 
@@ -440,7 +440,7 @@ def test_explain_on_the_command_line(own_directory: Path) -> None:
     for words_said in ("with your numbers", "transformer.wte.weight", "= the process", "observed (yours)"):
         assert words_said in result.stdout
     data = json.loads(foretrain(*words, "--json").stdout)
-    assert data["schema"] == "foretrain.explanation/1"
+    assert data["schema"] == "foretrain.explanation/2"
     assert data["timeline"]
 
 
@@ -571,7 +571,7 @@ def test_a_measured_context_replaces_the_published_range() -> None:
     plain, measured = (
         predict(config, card, "float16", "foretrain", compiled=False, available_bytes=None) for card in (gpu, known)
     )
-    assert plain.context.voice == "published"
-    assert measured.context.voice == "calibrated"
+    assert plain.context.source == "published"
+    assert measured.context.source == "calibrated"
     assert measured.worst.needed_low_bytes - plain.worst.needed_low_bytes == (250 - 133) * MIB
     assert measured.context.high_bytes == 250 * MIB + LATER_KERNELS_BYTES

@@ -68,7 +68,7 @@ def test_memory_and_time_add_up_and_agree_with_the_plan(
     assert "Where the memory went" in shown
     assert "steps at the steady pace" in shown
     line = json.loads(said(capsys, "explain", "r", "--json"))
-    assert line["schema"] == "foretrain.explain/1"
+    assert line["schema"] == "foretrain.explain/2"
     cpu = [m["cpu_s"] for m in RunDirectory(Path("r")).read_lines("metrics") if m["kind"] == "step"]
     assert all(0 <= s < 60 for s in cpu)
 
@@ -139,7 +139,7 @@ def lines(count: int = 200, every: int = 1, **slow: Any) -> list[dict[str, Any]]
         ("thermal", {"clock_ghz": 2.5, "clock_reasons": ["power_cap"]}, {"clock_ghz": 1.2, "clock_reasons": ["thermal"]}),
         ("power_cap", {"clock_ghz": 2.5}, {"clock_ghz": 1.2, "clock_reasons": ["power_cap"]}),
         ("clock", {"clock_ghz": 2.5}, {"clock_ghz": 1.2, "clock_reasons": []}),
-        ("others_card", {"clock_ghz": 2.5, "others_bytes": GIB}, {"clock_ghz": 2.5, "others_bytes": 3 * GIB}),
+        ("others_card", {"clock_ghz": 2.5, "used_by_others_bytes": GIB}, {"clock_ghz": 2.5, "used_by_others_bytes": 3 * GIB}),
         ("others_cpu", {"cpu_s": 0.2}, {"cpu_s": 0.2}),
         ("unknown", {"clock_ghz": 2.5, "data_wait_s": 0.0}, {}),
         ("unknown", {}, {"clock_reasons": "nonsense", "data_wait_s": "x", "clock_ghz": None}),
@@ -227,7 +227,7 @@ def test_out_of_memory_in_an_evaluation_and_a_report_that_fails(
     monkeypatch.setattr(trainer, "evaluation_loss", failing)
     train(tiny(max_iters=6, out_dir="r"))
     (failure,) = explained("r").failures
-    assert (failure.phase, failure.fatal) == ("evaluate_later", False)
+    assert (failure.phase, failure.fatal) == ("evaluate_steady", False)
     with monkeypatch.context() as patch:  # a full disk must not become the run's error
         patch.setattr(RunDirectory, "event", lambda *_, **__: 1 / 0)
         Vitals(RunDirectory(Path("r")), torch.device("cpu")).ran_out(MemoryError("x"), None, 0)
@@ -264,7 +264,7 @@ def test_on_a_card_the_driver_is_asked(own_directory: Path, monkeypatch: pytest.
     vitals.ran_out(torch.OutOfMemoryError(MESSAGE), None, 3, phase="steady_step", micro_step=1)
     found = failure_of(directory.read_lines("events")[0]["values"])
     assert (found.allocated_bytes, found.unused_bytes, found.free_bytes) == (5 * GIB, 2 * GIB, GIB // 2)
-    assert found.others_bytes == 2 * GIB
+    assert found.used_by_others_bytes == 2 * GIB
     assert found.over_bytes == (found.asked_bytes or 0) - GIB // 2
     assert not found.fragmented
     nvml.breaks_at = 0
@@ -285,7 +285,7 @@ def test_the_message_is_read() -> None:
     assert found is not None
     assert found.asked_bytes == round(3.07 * GIB)
     assert (found.free_bytes, found.card_bytes) == (round(1.02 * GIB), round(11.99 * GIB))
-    assert (found.process_bytes, found.others_bytes) == (round(8.87 * GIB), round(2.10 * GIB))
+    assert (found.process_bytes, found.used_by_others_bytes) == (round(8.87 * GIB), round(2.10 * GIB))
     assert (found.allowed_bytes, found.allocated_bytes) == (round(9.5 * GIB), round(6.2 * GIB))
     assert found.unused_bytes == round(2.41 * GIB)
     host = oom_message.parse(
@@ -314,12 +314,12 @@ def test_a_moment_without_a_traceback_is_another() -> None:
 def test_case_c_has_three_exact_changes_that_fit() -> None:
     config = resolve([CASE_C]).config
     others = round(2.1e9)
-    found = remedies(config, find("RTX 4070"), others_bytes=others, over_bytes=GIB)
+    found = remedies(config, find("RTX 4070"), used_by_others_bytes=others, over_bytes=GIB)
     assert len(found) == 3
-    before = plan(config, find("RTX 4070"), others_bytes=others)
+    before = plan(config, find("RTX 4070"), used_by_others_bytes=others)
     for remedy in found:
         words = [f"--{name}={value}" for name, value in remedy.changes.items()]
-        made = plan(resolve([CASE_C, *words]).config, find("RTX 4070"), others_bytes=others)
+        made = plan(resolve([CASE_C, *words]).config, find("RTX 4070"), used_by_others_bytes=others)
         assert made.verdict_of("foretrain") != "does_not_fit"
         assert made.work.tokens_per_step == 524_288
         needed = max(p.needed_expected_bytes for p in made.memory_of("foretrain").phases)
@@ -340,9 +340,9 @@ def test_no_remedy_is_promised_that_the_plan_denies(
     card: Any, width: int, layers: int, rows: int, others: int, over: int, step: Any
 ) -> None:
     config = RunConfig(n_layer=layers, n_head=8, n_embd=width, batch_size=rows, gradient_accumulation_steps=8)
-    for remedy in remedies(config, card, others_bytes=others, over_bytes=over, step=step):
+    for remedy in remedies(config, card, used_by_others_bytes=others, over_bytes=over, step=step):
         changed = config.model_copy(update=remedy.changes)
-        made = plan(changed, card, others_bytes=others)
+        made = plan(changed, card, used_by_others_bytes=others)
         assert (
             made.verdict_of("foretrain" if step == "foretrain" or not remedy.changes else "nanogpt") != "does_not_fit"
         )

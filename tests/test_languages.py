@@ -270,7 +270,7 @@ def test_values_are_isolated_wherever_they_stand(pretence: None) -> None:
     with languages.speaking(ARABIC):
         assert shown(Quantity(2**30, "bytes").text()) == ["1.00 GiB"]
         assert shown(cell_text("RTX 4070")) == ["RTX 4070"]
-        said = Message("plan.subtitle_short", {"gpu": "RTX 4070", "dtype": "bfloat16", "voice": inner}).text()
+        said = Message("plan.subtitle_short", {"gpu": "RTX 4070", "dtype": "bfloat16", "source": inner}).text()
         assert "\u2066RTX 4070\u2069" in said
         assert said.count("\u2068") + said.count("\u2066") == said.count("\u2069")
         assert "\u2068" + inner.text() + "\u2069" in said  # a name in Arabic does not pull what stands beside it
@@ -305,7 +305,7 @@ CASES, CARDS = REPO / "examples" / "real-cases", ("3060", "4070", "4090")
 def planned(name: str, gpu: str) -> Plan:
     """What the engines make of it, once: they know no language."""
     config = resolve([str(CASES / name) if name.endswith(".py") else name]).config
-    return plan(config, cpu_device() if gpu == "cpu" else find(gpu), name=name, others_bytes=2 * 10**9)
+    return plan(config, cpu_device() if gpu == "cpu" else find(gpu), name=name, used_by_others_bytes=2 * 10**9)
 
 
 def cards() -> Document:

@@ -56,7 +56,7 @@ def measured_on_cpu(config: RunConfig, dtype: str) -> dict[str, int]:
             evaluation_loss(state, batch(config.eval_batch, config.eval_block))
 
     found = {"evaluate_first": peak(evaluate), "first_step": peak(train)}
-    found |= {"steady_step": peak(train), "evaluate_later": peak(evaluate)}
+    found |= {"steady_step": peak(train), "evaluate_steady": peak(evaluate)}
     found["saved"] = saved_for_backward(state, meter, batch(config.batch_size, config.block_size))
     return found
 
@@ -77,7 +77,7 @@ KERNEL_SCRATCH_BYTES = {"float32": 64 * 1024, "bfloat16": 128 * 1024}
 def check_against_the_real_allocator(config: RunConfig, dtype: str, tolerance: float) -> None:
     predicted = predict(config, cpu_device(), dtype, "foretrain", compiled=False, available_bytes=None)  # type: ignore[arg-type]
     measured = measured_on_cpu(config, dtype)
-    for phase in ("evaluate_first", "first_step", "steady_step", "evaluate_later"):
+    for phase in ("evaluate_first", "first_step", "steady_step", "evaluate_steady"):
         expected = pytest.approx(measured[phase], rel=tolerance, abs=KERNEL_SCRATCH_BYTES[dtype])
         assert predicted.phase(phase).allocated_bytes == expected, phase
     if not config.activation_checkpointing:
@@ -169,7 +169,7 @@ def test_timeline_of_the_published_trace() -> None:
         ("evaluate_first", 6.52),
         ("first_step", 11.93),
         ("steady_step", 12.86),
-        ("evaluate_later", 8.60),
+        ("evaluate_steady", 8.60),
     ):
         assert memory.phase(phase).allocated_bytes / GIB == pytest.approx(gib, rel=0.006), phase
     assert memory.worst.moment == "backward.loss"

@@ -326,7 +326,7 @@ def test_each_card_plans_a_mode_or_says_why_not(mode: str) -> None:
         if gpu.kind == "cuda" and gpu.capability >= least:
             made = plan(config, gpu)
             assert {"matmul_unmeasured"} <= {note.id for note in made.notes}
-            assert made.timing is None or made.timing.source == "predicted (catalogue)"
+            assert made.timing is None or made.timing.source == "estimated"
         else:
             with pytest.raises(UserError):
                 plan(config, gpu)

@@ -249,7 +249,7 @@ def test_the_exact_trace_runs_it() -> None:
     found = traced(plan(config, find("RTX 4070")))
     shape = ModelShape.of(config)
     inside = sum(rows * columns * count for (rows, columns), count in shape.block_matrices.items())
-    last = next(phase for phase in found.memory[0].phases if phase.phase == "evaluate_later")
+    last = next(phase for phase in found.memory[0].phases if phase.phase == "evaluate_steady")
     sizes = {component.id: component.size_bytes for component in last.components}
     assert sizes["weights"] == pytest.approx(4 * shape.n_params, abs=512 * 20)
     assert sizes["optimizer"] == pytest.approx(8 * shape.n_params - 4 * inside, abs=512 * 60)

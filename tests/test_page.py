@@ -91,10 +91,12 @@ def test_a_plan_on_the_page_is_the_plan(client: TestClient) -> None:
     }
     answer = post(client, "/api/plan", asked)
     expected = plan(
-        resolve(["gpt2-124m", "--batch_size=12", "--compile=false"]).config, find("4090"), others_bytes=2 * 10**9
+        resolve(["gpt2-124m", "--batch_size=12", "--compile=false"]).config,
+        find("4090"),
+        used_by_others_bytes=2 * 10**9,
     )
     for step, memory in zip(answer["memory"]["steps"], expected.memory, strict=True):
-        assert step["voice"] == "predicted (ledger)"
+        assert step["source"] == "estimated"
         for bar, phase in zip(step["bars"], memory.phases, strict=True):
             assert bar["needed"] == phase.needed_expected_bytes
             assert sum(bar["parts"].values()) == max(phase.needed_expected_bytes, phase.allocated_bytes)
@@ -103,7 +105,7 @@ def test_a_plan_on_the_page_is_the_plan(client: TestClient) -> None:
     figures = {figure["id"]: figure["value"] for figure in answer["figures"]}
     assert figures["memory"] == format_bytes(expected.memory_of("foretrain").worst.needed_expected_bytes)
     assert {"step", "run", "speed", "mfu", "energy", "cost"} < set(figures)
-    assert all(figure["voice"].startswith("predicted") for figure in answer["figures"])
+    assert all(figure["source"].startswith("predicted") for figure in answer["figures"])
     assert answer["config"]["batch_size"] == 12
 
 
@@ -183,7 +185,7 @@ def test_advice_can_be_applied_and_then_holds(client: TestClient) -> None:
     assert len(answer["changes"]) == len(answer["list"]["blocks"][0]["rows"]) > 2
     for change in answer["changes"][:3]:
         values = {key: str(value) for key, value in change["values"].items()}
-        others = asked["others"] if change["others_bytes"] is None else str(change["others_bytes"])
+        others = asked["others"] if change["used_by_others_bytes"] is None else str(change["used_by_others_bytes"])
         then = post(
             client,
             "/api/plan",

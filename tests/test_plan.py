@@ -66,7 +66,7 @@ def test_case_b_the_other_way_round() -> None:
 
 def test_case_c_does_not_fit_beside_a_desktop() -> None:
     resolved = resolve([str(CASES / "c.py")])
-    beside = plan(resolved.config, GPU, others_bytes=parse_bytes("2.1GB"))
+    beside = plan(resolved.config, GPU, used_by_others_bytes=parse_bytes("2.1GB"))
     assert beside.verdict_of("nanogpt") == "does_not_fit"
     failing = [p.phase for p in beside.memory_of("nanogpt").phases if p.verdict == "does_not_fit"]
     assert failing == ["first_step"]
@@ -74,8 +74,8 @@ def test_case_c_does_not_fit_beside_a_desktop() -> None:
     assert beside.verdict_of("foretrain") == "fits"
     # In eager mode it would die before the first step: the evaluation holds five copies of the logits.
     eager = resolve([str(CASES / "c.py"), "--compile=False"])
-    phases = plan(eager.config, GPU, others_bytes=parse_bytes("2.1GB")).memory_of("nanogpt")
-    assert phases.phase("evaluate_later").verdict == "does_not_fit"
+    phases = plan(eager.config, GPU, used_by_others_bytes=parse_bytes("2.1GB")).memory_of("nanogpt")
+    assert phases.phase("evaluate_steady").verdict == "does_not_fit"
 
 
 def test_case_d_tokens_flops_hours() -> None:
@@ -132,7 +132,7 @@ def test_evaluations_are_counted() -> None:
 def test_plan_round_trips_through_json() -> None:
     made = case("c", "--activation_checkpointing=true")
     assert Plan.from_json(made.model_dump_json()) == made
-    assert Plan.from_json(json.dumps(made.to_json(schema="foretrain.plan/1"))) == made
+    assert Plan.from_json(json.dumps(made.to_json(schema="foretrain.plan/2"))) == made
 
 
 def test_every_preset_plans_on_every_card() -> None:
@@ -189,7 +189,7 @@ def test_plan_says_the_verdict_first() -> None:
 def test_json_is_one_object_with_units_in_its_keys() -> None:
     result = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--json", "--wandb_log=True")
     made = json.loads(result.stdout)
-    assert made["schema"] == "foretrain.plan/1"
+    assert made["schema"] == "foretrain.plan/2"
     assert made["memory"][0]["phases"][0]["allocated_bytes"] > 0
     assert "note:" in result.stderr  # everything else
 
@@ -264,7 +264,7 @@ def test_of_a_card_with_unknown_memory_the_highest_phase_is_told() -> None:
 def test_check_with_json_is_one_object() -> None:
     result = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--batch_size=64", "--check", "--json")
     assert result.returncode == 3
-    assert json.loads(result.stdout)["schema"] == "foretrain.plan/1"
+    assert json.loads(result.stdout)["schema"] == "foretrain.plan/2"
     assert "does not fit" in result.stderr
 
 

@@ -36,7 +36,7 @@ CARD = "RTX 4070"
 
 
 def made(*words: str, gpu: str = CARD, others: int = 0) -> Plan:
-    return plan(resolve(list(words)).config, find(gpu), name="p", others_bytes=others)
+    return plan(resolve(list(words)).config, find(gpu), name="p", used_by_others_bytes=others)
 
 
 # -- engines -------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_cards_are_planned_as_plan_does() -> None:
     options = {option.name: option for option in card_options.card_options(p, "foretrain")}
     assert options[CARD].own
     assert len(options) > 40
-    other = plan(p.config, find("RTX 3090"), others_bytes=2**30)
+    other = plan(p.config, find("RTX 3090"), used_by_others_bytes=2**30)
     assert other.timing is not None
     assert options["RTX 3090"].total_s == other.timing.total_s
     assert options["RTX 3090"].verdict == other.verdict_of("foretrain")
@@ -124,14 +124,16 @@ def test_cards_are_planned_as_plan_does() -> None:
 
 def test_no_other_card_is_told_to_be_emptier_than_the_runs_own() -> None:
     """A card of the same size fits no more than the own one does, and whose step it is stands below."""
-    p = plan(resolve([str(REPO / "examples" / "real-cases" / "c.py")]).config, find(CARD), others_bytes=2 * 10**9)
+    p = plan(
+        resolve([str(REPO / "examples" / "real-cases" / "c.py")]).config, find(CARD), used_by_others_bytes=2 * 10**9
+    )
     options = {option.name: option for option in card_options.card_options(p, "nanogpt")}
     assert options["RTX 4070"].verdict == options["RTX 5070"].verdict == "does_not_fit"
     found = outlook.Outlook("nanogpt", None, None, None, tuple(options.values()))
     (ranks,) = outlook_view.sections(p, found)[0].blocks
     assert isinstance(ranks, Ranks)
-    assert ranks.voice is not None
-    said = ranks.voice.text()
+    assert ranks.source is not None
+    said = ranks.source.text()
     assert said.startswith("nanoGPT's step")
     assert "1.86 GiB that others hold" in said
     assert "nothing else on the card" not in said
@@ -164,14 +166,14 @@ def test_losses_over_tokens_hours_energy_and_money() -> None:
     meter = loss_axes.meter_of([{"elapsed_s": 3600.0, "power_w": 100.0}, {"elapsed_s": 7200.0, "power_w": 300.0}])
     found = loss_axes.loss_curves([subject()], [meter])
     axes = found.curves[0].axes
-    assert found.energy_voice == "measured"
+    assert found.energy_source == "measured"
     assert found.axes == loss_axes.AXES
     assert axes["tokens"] == (0, 10_000, 20_000)
     assert axes["hours"] == pytest.approx((0, 1, 2))
     assert axes["kwh"] == pytest.approx((0, 0.1, 0.4))
     assert axes["cost"] == pytest.approx((0, 2.05, 4.2))
     predicted = loss_axes.loss_curves([subject()])
-    assert predicted.energy_voice == "predicted"
+    assert predicted.energy_source == "predicted"
     assert predicted.curves[0].axes["kwh"][-1] == pytest.approx(2 * 0.97 * 0.2, rel=0.01)  # 97 % of 200 W, two hours
 
 
@@ -219,13 +221,13 @@ def test_agreement_has_the_line_the_band_and_the_stated_ranges() -> None:
         Row(id="time.run", kind="seconds", predicted=90, measured=100),
     )
     sources: Sources = {
-        "bytes": ("predicted (ledger)",),
-        "seconds": ("predicted (catalogue)", "predicted (calibrated)"),
+        "bytes": ("estimated",),
+        "seconds": ("estimated", "calibrated"),
     }
     (picture,) = agreement_view.pictures([("a", rows)], sources)
     assert isinstance(picture, Scatter)
-    assert picture.voice is not None
-    assert "predicted (catalogue), predicted (calibrated)" in picture.voice.text()
+    assert picture.source is not None
+    assert "estimated, calibrated" in picture.source.text()
     drawn = charts.chart(picture)
     dot = drawn["clouds"][0]["dots"][0]
     assert (dot["x"], dot["y"], dot["low"], dot["high"], dot["note"]) == (1, 1.1, 0.9, 1.5, "+10.0 %")

@@ -15,7 +15,7 @@ from foretrain.predict.allocator_replay import replay
 from foretrain.predict.allocator_settings import Settings
 from foretrain.predict.memory import worst_verdict
 from foretrain.predict.plan import plan
-from foretrain.predict.reserved import LargePool, dies_in, reserved_bytes
+from foretrain.predict.reserved import LargePool, fails_in, reserved_bytes
 from foretrain.predict.simulated_run import SimulatedRun
 from foretrain.predict.timeline import Timeline
 from foretrain.units import MIB
@@ -116,10 +116,10 @@ def test_expandable_segments_live_from_less() -> None:
     run = events_of(RunConfig(batch_size=16, compile=False, dropout=0.0), "nanogpt")
     tensors = max(peak.nbytes for peak in run.t.peaks.values())
     joined = Settings(expandable_segments=True)
-    assert dies_in(run.t, Settings(), round(1.12 * tensors)) is not None
-    assert dies_in(run.t, joined, round(1.03 * tensors)) is None
-    assert dies_in(run.t, joined, round(0.98 * tensors)) is not None
-    assert dies_in(run.t, Settings(), max(reserved_bytes(run.t).values()) + 8 * MIB) is None
+    assert fails_in(run.t, Settings(), round(1.12 * tensors)) is not None
+    assert fails_in(run.t, joined, round(1.03 * tensors)) is None
+    assert fails_in(run.t, joined, round(0.98 * tensors)) is not None
+    assert fails_in(run.t, Settings(), max(reserved_bytes(run.t).values()) + 8 * MIB) is None
 
 
 def test_settings_of_their_own_take_the_whole_simulator() -> None:

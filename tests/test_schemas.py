@@ -44,13 +44,13 @@ def asked(name: str, *words: str, code: int = 0) -> dict[str, Any]:
 
 
 ANSWERS = {
-    "foretrain.plan/1": ("plan", str(CASES / "c.py"), *CARD, "--others", "2.1GB"),
-    "foretrain.plans/1": ("plan", "gpt2-124m", "--gpu", "3060,4070"),
-    "foretrain.within/1": ("plan", "gpt2-124m", *CARD, "--within", "12h"),
+    "foretrain.plan/2": ("plan", str(CASES / "c.py"), *CARD, "--others", "2.1GB"),
+    "foretrain.plans/2": ("plan", "gpt2-124m", "--gpu", "3060,4070"),
+    "foretrain.within/2": ("plan", "gpt2-124m", *CARD, "--within", "12h"),
     "foretrain.config/1": ("plan", "baby", "--show-config"),
-    "foretrain.advice/1": ("advise", str(CASES / "c.py"), *CARD, "--others", "2.1GB"),
+    "foretrain.advice/2": ("advise", str(CASES / "c.py"), *CARD, "--others", "2.1GB"),
     "foretrain.mfu/1": ("mfu", str(CASES / "b1.py"), "--tokens-per-s", "134k", *CARD),
-    "foretrain.compare/1": (
+    "foretrain.compare/2": (
         "compare", f"B1={CASES}/b1.log+{CASES}/b1.py", f"B2={CASES}/b2.csv+{CASES}/b2.py", *CARD,
     ),
     "foretrain.log/1": (
@@ -61,9 +61,9 @@ ANSWERS = {
     "foretrain.languages/1": ("languages",),
 }  # fmt: skip
 SLOW = {
-    "foretrain.best/1": ("plan", *CARD, "--best", "--within", "20h", "--data-tokens", "3.68B"),
-    "foretrain.explanation/1": ("plan", "gpt2-30m", *CARD, "--explain", "--n_layer=2", "--compile=false"),
-    "foretrain.largest/1": ("plan", "gpt2-30m", *CARD, "--largest", "batch_size", "--n_layer=2", "--compile=false"),
+    "foretrain.best/2": ("plan", *CARD, "--best", "--within", "20h", "--data-tokens", "3.68B"),
+    "foretrain.explanation/2": ("plan", "gpt2-30m", *CARD, "--explain", "--n_layer=2", "--compile=false"),
+    "foretrain.largest/2": ("plan", "gpt2-30m", *CARD, "--largest", "batch_size", "--n_layer=2", "--compile=false"),
     "foretrain.calibration/1": ("calibrate", "--quick"),
     "foretrain.demo/1": ("demo", "--steps", "20"),
 }
@@ -97,8 +97,8 @@ def test_a_run_and_what_is_said_of_it(own_directory: Path) -> None:
     write_dataset(own_directory / "data" / "toy")
     words = ("--dataset=toy", "--vocab_size=96")
     asked("foretrain.run/1", *TRAIN, *words)
-    asked("foretrain.comparison/1", "compare", "run")
-    asked("foretrain.explain/1", "explain", "run")
+    asked("foretrain.comparison/2", "compare", "run")
+    asked("foretrain.explain/2", "explain", "run")
     asked("foretrain.report/1", "report", "run")
     assert asked("foretrain.runs/1", "runs")["runs"]
     asked("foretrain.export/1", "export", "run", "--to", "safetensors")

@@ -36,7 +36,7 @@ def test_case_b1_is_forecast_within_a_fifth() -> None:
     """Logged: 3.9 s an iteration, the first one 32 s with compilation and an evaluation."""
     made = plan(case("b1"), RTX_4070)
     assert made.nanogpt_timing
-    assert made.nanogpt_timing.source == "predicted (catalogue)"
+    assert made.nanogpt_timing.source == "estimated"
     assert made.nanogpt_timing.step_s.expected_s == pytest.approx(3.9, rel=0.20)
     assert made.nanogpt_timing.step_s.low_s < 3.9 < made.nanogpt_timing.step_s.high_s
     assert made.nanogpt_timing.compile_s.low_s < 13 < made.nanogpt_timing.compile_s.high_s
@@ -168,7 +168,7 @@ def test_a_calibrated_plan_says_so_and_its_json_stays_small(tmp_path: Path) -> N
     gpu = nominal_cpu().model_copy(update={"calibration": made_up()})
     made = plan(tiny(compile=False), gpu)
     assert made.timing
-    assert made.timing.source == "predicted (calibrated)"
+    assert made.timing.source == "calibrated"
     assert "kernels" not in made.model_dump_json()
     assert made.timing.step_s.high_s / made.timing.step_s.low_s < 1.5
 

@@ -149,7 +149,7 @@ def test_compiled_case_a_equals_the_published_trace() -> None:
     ids=str,
 )
 def test_compiled_with_a_chunked_loss(knobs: dict[str, int]) -> None:
-    """The loop over chunks is the same code in both voices, so the ledger meets a compiled step to 0.1 %."""
+    """The loop over chunks is the same code in both sources, so the ledger meets a compiled step to 0.1 %."""
     config = RunConfig(
         n_layer=3, n_head=4, n_embd=256, block_size=256, batch_size=8, gradient_accumulation_steps=2, **knobs
     )

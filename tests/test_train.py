@@ -214,7 +214,7 @@ def test_measured_memory_agrees_with_the_plan(own_directory: Path) -> None:
     comparison = compare(plan_of(Path("out"), record), record)
     rows = {row.id: row for row in comparison.memory}
     assert {"component.weights", "component.gradients", "component.optimizer", "component.saved", "phase.evaluate_first",
-            "phase.first_step", "phase.steady_step", "phase.evaluate_later"} <= set(rows)  # fmt: skip
+            "phase.first_step", "phase.steady_step", "phase.evaluate_steady"} <= set(rows)  # fmt: skip
     for id, row in rows.items():
         if not id.startswith("process"):
             assert abs(row.error) < 0.01, (id, row.error)
@@ -540,7 +540,7 @@ def test_sample_from_a_run(own_directory: Path) -> None:
     assert Path(report.stdout.strip()).stat().st_size < 500_000
     shown = foretrain("compare", "out-baby")
     assert "peak, first step" in shown.stdout
-    assert json.loads(foretrain("compare", "out-baby", "--json").stdout)["schema"] == "foretrain.comparison/1"
+    assert json.loads(foretrain("compare", "out-baby", "--json").stdout)["schema"] == "foretrain.comparison/2"
 
 
 def test_a_damaged_record_is_a_sentence(own_directory: Path) -> None:

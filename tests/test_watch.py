@@ -255,7 +255,7 @@ def test_a_card_is_shared_out_between_the_command_and_others(
     monkeypatch.setattr(process_tree, "sample", sample)
     record, path = watched("import time; time.sleep(0.4)", nvml)
     (card,) = record.cards
-    assert (card.by, card.ours_peak_bytes, card.others_peak_bytes) == ("processes", 4 * GIB, 2 * GIB)
+    assert (card.by, card.ours_peak_bytes, card.used_by_others_peak_bytes) == ("processes", 4 * GIB, 2 * GIB)
     assert (card.before_bytes, card.used_peak_bytes, card.total_bytes) == (2 * GIB, 6 * GIB, 12 * GIB)
     assert card.reasons == {"power_cap": 1.0, "thermal": 1.0}
     assert (card.clock_ghz, card.power_w, card.temperature_max_c) == (pytest.approx(2.475), pytest.approx(200), 84)
@@ -272,7 +272,7 @@ def test_a_card_is_shared_out_between_the_command_and_others(
 def test_where_nvml_names_no_processes_the_rise_counts() -> None:
     record, _ = watched("import time; time.sleep(0.3)", Nvml(processes=False))
     (card,) = record.cards
-    assert (card.by, card.ours_peak_bytes, card.others_peak_bytes) == ("rise", 4 * GIB, 2 * GIB)
+    assert (card.by, card.ours_peak_bytes, card.used_by_others_peak_bytes) == ("rise", 4 * GIB, 2 * GIB)
 
 
 def test_a_driver_that_breaks_in_the_middle_ends_samples_not_the_command() -> None:

@@ -68,7 +68,7 @@ def forecast(case: Case, gpu: Any) -> dict[str, Any]:
     found = step_time(config, gpu, case.dtype, "foretrain", compiled=case.compiled)  # type: ignore[arg-type]
     evaluation = evaluation_time(config, gpu, case.dtype, "foretrain", compiled=case.compiled)  # type: ignore[arg-type]
     assert found
-    run = whole_run(config, gpu, case.dtype, "predicted (catalogue)", found, evaluation, compile_time(case.compiled))  # type: ignore[arg-type]
+    run = whole_run(config, gpu, case.dtype, "estimated", found, evaluation, compile_time(case.compiled))  # type: ignore[arg-type]
     watts = power(gpu, run.mfu)
     return {**found.model_dump(), "step_j": watts.expected_w * found.expected_s if watts else None, "mfu": run.mfu}
 
@@ -116,8 +116,8 @@ def main() -> None:
         if "error" in found:
             table.append([*name, found["error"][:40], "", "", ""])
             continue
-        for voice in ("catalogue", "calibrated"):
-            row[f"{voice}_error"] = row[voice]["expected_s"] / found["step_s"] - 1
+        for source in ("catalogue", "calibrated"):
+            row[f"{source}_error"] = row[source]["expected_s"] / found["step_s"] - 1
         if found["power_w"] and row["catalogue"]["step_j"]:
             row["energy_error"] = row["calibrated"]["step_j"] / (found["power_w"] * found["step_s"]) - 1
         errors = [

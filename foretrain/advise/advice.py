@@ -63,7 +63,7 @@ class Estimate(Record):
 
 
 class Confirmation(Record):
-    """What a trace's replay says of an advice: predicted (trace)."""
+    """What a trace's replay says of an advice: traced."""
 
     verdict: Verdict | None
     needed_bytes: int
@@ -74,15 +74,16 @@ class Confirmation(Record):
 class Advice(Record):
     """One change, or a few together.
 
-    `rules`: in the order in which they are applied. `settings`: the knobs that differ. `step`, `gpu`, `others_bytes`:
-    whose step runs then, on which card, beside how much. `price`: what it is ranked by (docs/advice.md).
+    `rules`: in the order in which they are applied. `settings`: the knobs that differ. `step`, `gpu`,
+    `used_by_others_bytes`: whose step runs then, on which card, beside how much. `price`: what it is ranked by
+    (docs/advice.md).
     """
 
     rules: tuple[str, ...]
     settings: tuple[Setting, ...]
     step: StepName
     gpu: str
-    others_bytes: int
+    used_by_others_bytes: int
     exactness: Exactness
     tokens_per_step: int
     keeps_tokens_per_step: bool
@@ -112,7 +113,7 @@ class Advices(Record):
     goal_given: bool
     step: StepName
     gpu: str
-    others_bytes: int
+    used_by_others_bytes: int
     tokens_per_step: int
     now: Effect
     advised: tuple[Advice, ...]

@@ -40,7 +40,7 @@ def default_goal(plan: Plan, step: StepName) -> Goal:
 
 def start_of(plan: Plan, step: StepName) -> State:
     """The run that a plan is of."""
-    return State(plan.config, plan.gpu, step, plan.others_bytes)
+    return State(plan.config, plan.gpu, step, plan.used_by_others_bytes)
 
 
 def advise(
@@ -107,7 +107,8 @@ def _answer(plan: Plan, search: Search, given: bool, found: list[Candidate], idl
     useless = {each.rule: each for each in (*idle, *nothing) if each.rule not in buys}
     return Advices(
         name=plan.name, goal=search.goal, goal_given=given, step=search.state.step, gpu=plan.gpu.name,
-        others_bytes=plan.others_bytes, tokens_per_step=plan.config.tokens_per_step, now=search.effect(search.base),
+        used_by_others_bytes=plan.used_by_others_bytes, tokens_per_step=plan.config.tokens_per_step,
+        now=search.effect(search.base),
         advised=tuple(search.advice(c) for c in advised), partial=tuple(search.advice(c) for c in partial),
         useless=tuple(sorted(useless.values(), key=lambda each: list(BY_ID).index(each.rule))),
         planned=search.planner.planned, nothing_fits=search.must_fit and not advised,

@@ -125,7 +125,7 @@ class Search:
         state, config = candidate.state, self.state.config
         return Advice(
             rules=candidate.rules, settings=settings(config, state.config), step=state.step, gpu=state.gpu.name,
-            others_bytes=state.others_bytes, exactness=candidate.exactness,
+            used_by_others_bytes=state.used_by_others_bytes, exactness=candidate.exactness,
             tokens_per_step=state.config.tokens_per_step,
             keeps_tokens_per_step=state.config.tokens_per_step == config.tokens_per_step,
             effect=self.effect(candidate.outcome), price=round(self.price(candidate), 4),

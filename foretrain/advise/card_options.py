@@ -60,7 +60,9 @@ def _option(plan: Plan, gpu: Gpu, step: StepName) -> CardOption | None:
     took = timing(config, gpu, dtype, step, config.compile)
     if took is None or gpu.memory_bytes is None:
         return None
-    others = plan.others_bytes if own or plan.gpu.kind == "cuda" else 0  # what fills a computer's memory is on no card
+    others = (
+        plan.used_by_others_bytes if own or plan.gpu.kind == "cuda" else 0
+    )  # what fills a computer's memory is on no card
     room, _ = available(config, gpu, others)
     memory = predict(config, gpu, dtype, step, compiled=config.compile, available_bytes=room)
     return CardOption(

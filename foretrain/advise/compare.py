@@ -18,7 +18,7 @@ from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S
 from foretrain.predict.plan import Note
 from foretrain.records import Record
 
-SCHEMA = "foretrain.compare/1"
+SCHEMA = "foretrain.compare/2"
 MOST = 32
 
 
@@ -33,7 +33,7 @@ class Side(Record):
     kind: str
     program: str
     gpu_name: str | None
-    speed_voice: str | None
+    speed_source: str | None
     tokens_per_step: int | None
     step_s: float | None
     step_low_s: float | None
@@ -47,7 +47,7 @@ class Side(Record):
     memory_bytes: float | None
     memory_low_bytes: float | None
     memory_high_bytes: float | None
-    memory_voice: str | None
+    memory_source: str | None
     memory_what: str | None
     last_step: int | None
     tokens: int | None
@@ -148,7 +148,7 @@ def _side(subject: Subject) -> Side:
         bits = subject.val.losses[-1]
     return Side(
         label=subject.label, path=subject.path, kind=subject.kind, program=str(subject.settings.get("program", "")),
-        gpu_name=subject.gpu.name if subject.gpu else None, speed_voice=subject.step_voice,
+        gpu_name=subject.gpu.name if subject.gpu else None, speed_source=subject.step_source,
         tokens_per_step=subject.tokens_per_step, step_s=step.expected_s if step else None, step_low_s=low,
         step_high_s=high, steady_steps=len(subject.step_times_s),
         micro_batch_s=step.expected_s / accumulation if step and accumulation else None,
@@ -166,7 +166,7 @@ def _memory(memory: Memory | None) -> dict[str, Any]:
         "memory_bytes": memory.expected_bytes if memory else None,
         "memory_low_bytes": memory.low_bytes if memory else None,
         "memory_high_bytes": memory.high_bytes if memory else None,
-        "memory_voice": memory.voice if memory else None,
+        "memory_source": memory.source if memory else None,
         "memory_what": memory.what if memory else None,
     }
 

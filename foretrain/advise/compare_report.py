@@ -43,7 +43,7 @@ def gather(subjects: Sequence[Subject], found: Comparison, opened: Opened = RunD
             sources = {kind: tuple(dict.fromkeys(known + made.sources[kind])) for kind, known in sources.items()}
     return CompareFacts(
         losses=loss_curves(named, [_meter(subject, opened) for subject in named]),
-        verdicts={s.label: _verdict(s) for s in named if s.memory and s.memory.voice != "measured"},
+        verdicts={s.label: _verdict(s) for s in named if s.memory and s.memory.source != "measured"},
         checks=tuple(checks), sources=sources,
     )  # fmt: skip
 
@@ -74,7 +74,7 @@ def _verdict(subject: Subject) -> Verdict | None:
     config, gpu = subject.config, subject.gpu
     if config is None or gpu is None:
         return None
-    room, _ = available(config, gpu, subject.others_bytes)
+    room, _ = available(config, gpu, subject.used_by_others_bytes)
     dtype, _ = choose_dtype(config, gpu)
     return worst_verdict(
         predict(config, gpu, dtype, subject.step, compiled=config.compile, available_bytes=room)

@@ -33,7 +33,7 @@ class Tracer:
     def exact(self, state: State, what: str) -> Exact:
         """Raises service.TraceUnavailable."""
         self.listen(what)
-        changed = plan(state.config, state.gpu, others_bytes=state.others_bytes)
+        changed = plan(state.config, state.gpu, used_by_others_bytes=state.used_by_others_bytes)
         settings = self.settings_of(changed)
         if "expandable_segments:True" in state.config.allocator_settings:  # nanoGPT has it from its environment
             settings = replace(settings, expandable_segments=True)
@@ -77,7 +77,7 @@ def confirm(
 def state_of(advice: Advice, base: Plan) -> State:
     """The run after an advice."""
     gpu = base.gpu if advice.gpu == base.gpu.name else find(advice.gpu)
-    return State(with_settings(base.config, advice.settings), gpu, advice.step, advice.others_bytes)
+    return State(with_settings(base.config, advice.settings), gpu, advice.step, advice.used_by_others_bytes)
 
 
 def _confirmation(found: Exact, now: Exact | None, made: Advices) -> Confirmation:

@@ -44,13 +44,16 @@ class TensorGroup(Record):
     size_bytes: int
 
 
+LineSource = Literal["estimated", "traced", "published", "calibrated", "observed", "left over"]
+
+
 class Line(Record):
-    """One line of the reconciliation with nvidia-smi. `voice`: predicted, published, observed or left over."""
+    """One line of the reconciliation with nvidia-smi. `source`: estimated, traced, published, observed or left over."""
 
     id: str
     low_bytes: int
     high_bytes: int
-    voice: Literal["predicted", "published", "calibrated", "observed", "left over"]
+    source: LineSource
 
 
 class Point(Record):
@@ -162,40 +165,41 @@ def reconcile(
     left over: for the process beside what the allocator reserves, for the card what others hold.
     """
     allocated, context = phase.allocated_bytes, plan.memory[0].context
+    source: LineSource = "traced" if plan.memory[0].source == "traced" else "estimated"
     reserved_low = phase.needed_low_bytes - context.low_bytes
     reserved_high = phase.needed_high_bytes - context.high_bytes
     lines = [
-        Line(id="allocated", low_bytes=allocated, high_bytes=allocated, voice="predicted"),
-        Line(id="slack", low_bytes=reserved_low - allocated, high_bytes=reserved_high - allocated, voice="predicted"),
+        Line(id="allocated", low_bytes=allocated, high_bytes=allocated, source=source),
+        Line(id="slack", low_bytes=reserved_low - allocated, high_bytes=reserved_high - allocated, source=source),
     ]
-    process_voice = "observed"
-    if process_bytes is None and observed_bytes is not None and plan.others_bytes:
-        process_bytes, process_voice = max(0, observed_bytes - plan.others_bytes), "left over"
+    process_source = "observed"
+    if process_bytes is None and observed_bytes is not None and plan.used_by_others_bytes:
+        process_bytes, process_source = max(0, observed_bytes - plan.used_by_others_bytes), "left over"
     conclusion = "none"
     if process_bytes is None:
         low, high = context.low_bytes, context.high_bytes
-        lines.append(Line(id="context", low_bytes=low, high_bytes=high, voice=context.voice))
+        lines.append(Line(id="context", low_bytes=low, high_bytes=high, source=context.source))
         low, high = phase.needed_low_bytes, phase.needed_high_bytes
-        lines.append(Line(id="process", low_bytes=low, high_bytes=high, voice="predicted"))
+        lines.append(Line(id="process", low_bytes=low, high_bytes=high, source=source))
         if observed_bytes is not None:
             left = (max(0, observed_bytes - high), max(0, observed_bytes - low))
-            lines.append(Line(id="others", low_bytes=left[0], high_bytes=left[1], voice="left over"))
+            lines.append(Line(id="others", low_bytes=left[0], high_bytes=left[1], source="left over"))
             conclusion = "below" if observed_bytes < low else "no_process"
     else:
         low, high = process_bytes - reserved_high, process_bytes - reserved_low
-        lines.append(Line(id="context_left", low_bytes=low, high_bytes=high, voice="left over"))
-        lines.append(Line(id="process", low_bytes=process_bytes, high_bytes=process_bytes, voice=process_voice))
+        lines.append(Line(id="context_left", low_bytes=low, high_bytes=high, source="left over"))
+        lines.append(Line(id="process", low_bytes=process_bytes, high_bytes=process_bytes, source=process_source))
         if observed_bytes is not None:
             rest = observed_bytes - process_bytes
-            lines.append(Line(id="others", low_bytes=rest, high_bytes=rest, voice="left over"))
+            lines.append(Line(id="others", low_bytes=rest, high_bytes=rest, source="left over"))
         conclusion = _judge(low, high, context)
     if observed_bytes is not None:
-        lines.append(Line(id="card", low_bytes=observed_bytes, high_bytes=observed_bytes, voice="observed"))
-    elif plan.others_bytes and process_bytes is None:
-        held = plan.others_bytes
-        lines.append(Line(id="others", low_bytes=held, high_bytes=held, voice="observed"))
+        lines.append(Line(id="card", low_bytes=observed_bytes, high_bytes=observed_bytes, source="observed"))
+    elif plan.used_by_others_bytes and process_bytes is None:
+        held = plan.used_by_others_bytes
+        lines.append(Line(id="others", low_bytes=held, high_bytes=held, source="observed"))
         low, high = phase.needed_low_bytes + held, phase.needed_high_bytes + held
-        lines.append(Line(id="card", low_bytes=low, high_bytes=high, voice="predicted"))
+        lines.append(Line(id="card", low_bytes=low, high_bytes=high, source=source))
     return tuple(lines), conclusion
 
 

@@ -9,7 +9,7 @@ from foretrain.predict.plan import Plan
 from foretrain.records import Record
 from foretrain.run.store import RunRecord
 
-SCHEMA = "foretrain.comparison/1"
+SCHEMA = "foretrain.comparison/2"
 
 
 class Row(Record):
@@ -108,10 +108,10 @@ def _time(plan: Plan, run: RunRecord) -> list[Row]:
 
 def compare(plan: Plan, run: RunRecord) -> Comparison:
     """A plan beside the run that it was made for."""
-    voice = plan.memory_of("foretrain").source
+    source = plan.memory_of("foretrain").source
     return Comparison(
         run_id=run.id,
-        predicted_source=voice,
+        predicted_source=source,
         time_source=plan.timing.source if plan.timing else None,
         measured_source=run.memory.method,
         memory=tuple(_memory(plan, run)),

@@ -35,7 +35,7 @@ class FrontierPoint(Record):
 
 
 class Frontier(Record):
-    """All ways that were looked at, by memory. `source` is their voice."""
+    """All ways that were looked at, by memory. `source` is their source."""
 
     points: tuple[FrontierPoint, ...]
     source: str
@@ -57,7 +57,7 @@ def predicted(plan: Plan, step: StepName) -> Frontier | None:
     if not points:
         return None
     timing = plan.timing if step == "foretrain" else plan.nanogpt_timing
-    source = timing.source if timing and timing.source.startswith("predicted") else "predicted (catalogue)"
+    source = timing.source if timing and timing.source != "measured (log)" else "estimated"
     return Frontier(points=_marked(points), source=source, available_bytes=plan.available_bytes)
 
 

@@ -46,14 +46,14 @@ class LossCurve(Record):
 
 
 class LossCurves(Record):
-    """All curves of a report. `axes`: those that every curve has. `energy_voice`: where energy and money are from.
+    """All curves of a report. `axes`: those that every curve has. `energy_source`: where energy and money are from.
 
     `predicted_hours`: labels of those whose hours are steps times a step's time, as nobody wrote them down.
     """
 
     curves: tuple[LossCurve, ...]
     axes: tuple[AxisName, ...]
-    energy_voice: Literal["measured", "predicted", "none"]
+    energy_source: Literal["measured", "estimated", "none"]
     predicted_hours: tuple[str, ...]
     currency: str
 
@@ -87,11 +87,11 @@ def loss_curves(subjects: Sequence[Subject], meters: Sequence[EnergyMeter | None
         name for name in AXES if curves and all(name in curve.axes for curve in curves)
     )
     measured = all(meter is not None for meter in known)
-    voice = "none" if "kwh" not in shared else "measured" if measured else "predicted"
+    source = "none" if "kwh" not in shared else "measured" if measured else "estimated"
     guessed = tuple(s.label for s in subjects if any(len(c) and not c.seconds_s for c in (s.train, s.val)))
     currencies = [s.config.currency for s in subjects if s.config]
     return LossCurves(
-        curves=tuple(curves), axes=shared, energy_voice=voice, currency=(currencies or [RunConfig().currency])[0],
+        curves=tuple(curves), axes=shared, energy_source=source, currency=(currencies or [RunConfig().currency])[0],
         predicted_hours=guessed if "hours" in shared else (),
     )  # fmt: skip
 

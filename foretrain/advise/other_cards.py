@@ -28,7 +28,7 @@ def other_cards(search: Search, state: State | None = None, rules: tuple[str, ..
         return []
     found: list[Candidate] = []
     for gpu in catalogue().values():
-        if not usable(gpu, start) or start.others_bytes > (gpu.memory_bytes or 0):
+        if not usable(gpu, start) or start.used_by_others_bytes > (gpu.memory_bytes or 0):
             continue
         config = start.config
         if search.rents:

@@ -81,7 +81,7 @@ class Planner:
             check_matmul(config, state.gpu, state.dtype)
         except UserError:
             return None
-        room, _ = available(config, state.gpu, state.others_bytes)
+        room, _ = available(config, state.gpu, state.used_by_others_bytes)
         return Outcome(state, self._ledger(state).judged(room, state.gpu.memory_bytes), room)
 
     def _ledger(self, state: State) -> Ledger:

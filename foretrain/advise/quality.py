@@ -48,7 +48,8 @@ def lower_losses(plan: Plan, search: Search, *, given: bool) -> Advices:
     found.sort(key=lambda each: ORDER.index(each.rules[-1]))
     return Advices(
         name=plan.name, goal="quality", goal_given=given, step=search.state.step, gpu=plan.gpu.name,
-        others_bytes=plan.others_bytes, tokens_per_step=plan.config.tokens_per_step, now=search.effect(search.base),
+        used_by_others_bytes=plan.used_by_others_bytes, tokens_per_step=plan.config.tokens_per_step,
+        now=search.effect(search.base),
         advised=tuple(found), partial=(), useless=tuple(useless), planned=search.planner.planned,
         nothing_fits=search.must_fit and not found,
     )  # fmt: skip
@@ -78,7 +79,7 @@ def _budget(search: Search) -> Limit:
 def _with(search: Search, plan: Plan, rules: tuple[str, ...], config: RunConfig, step: State) -> Advice | None:
     """The advice of a config that is estimated to be better, and fits."""
     estimate = _estimate(plan, config)
-    outcome = search.planner.outcome(State(config, step.gpu, step.step, step.others_bytes))
+    outcome = search.planner.outcome(State(config, step.gpu, step.step, step.used_by_others_bytes))
     if estimate is None or outcome is None or not outcome.fits:
         return None
     exactness = loosest([BY_ID[rule].exactness_on(search.state) for rule in rules])
@@ -98,7 +99,7 @@ def _more_steps(plan: Plan, search: Search) -> Advice | None:
         if faster.exactness not in ("exact", "rounding") or faster.gpu != plan.gpu.name:
             continue
         config = with_settings(plan.config, faster.settings)
-        then = State(config, plan.gpu, faster.step, faster.others_bytes)
+        then = State(config, plan.gpu, faster.step, faster.used_by_others_bytes)
         outcome = search.planner.outcome(then)
         if outcome is None or outcome.timing is None:
             continue

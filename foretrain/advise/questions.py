@@ -127,7 +127,7 @@ def _bounds(share: float, one: Subject, other: Subject) -> tuple[float, float]:
 
 def _alike(one: Subject, other: Subject) -> bool:
     """Whether two predictions are of one kind: device, program, compiled or not, arithmetic."""
-    if one.measured or other.measured or one.step_voice != other.step_voice or one.gpu != other.gpu:
+    if one.measured or other.measured or one.step_source != other.step_source or one.gpu != other.gpu:
         return False
     return all(one.settings.get(name) == other.settings.get(name) for name in ("program", "compile", "dtype", "matmul"))
 
@@ -150,11 +150,11 @@ def memory(one: Subject, other: Subject) -> Pair | str:
         return "no_memory"
     share = 1 - a.expected_bytes / b.expected_bytes
     low, high = 1 - a.high_bytes / b.low_bytes, 1 - a.low_bytes / b.high_bytes
-    if a.voice == b.voice == "predicted" and a.what == b.what:
+    if a.source == b.source and a.source in ("estimated", "traced") and a.what == b.what:
         # The same formulas: context and slack, which make the range, are off in the same way.
         low = high = share
         outcome: Outcome = "forecast" if share else "within_forecast"
-    elif a.voice == b.voice:
+    elif a.source == b.source:
         noise = MEMORY_NOISE[a.what]
         low, high = share - noise, share + noise
         outcome = _beyond(low, high)

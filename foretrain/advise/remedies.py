@@ -29,7 +29,7 @@ class Remedy(Record):
 
 
 def remedies(
-    config: RunConfig, gpu: Gpu, *, others_bytes: int = 0, over_bytes: int = 0, step: StepName = "foretrain",
+    config: RunConfig, gpu: Gpu, *, used_by_others_bytes: int = 0, over_bytes: int = 0, step: StepName = "foretrain",
     most: int = 3,
 ) -> tuple[Remedy, ...]:  # fmt: skip
     """Exact changes that fit what the card had, kindest first.
@@ -39,12 +39,12 @@ def remedies(
     step, and the sequences of an evaluation, stay as they are.
     """
     try:
-        made = plan(config, gpu, others_bytes=others_bytes)
+        made = plan(config, gpu, used_by_others_bytes=used_by_others_bytes)
         if made.available_bytes is None:
             return ()
         beyond = max(0, made.available_bytes + max(1, over_bytes) - made.memory_of(step).needed_bytes)
-        held = others_bytes + min(beyond, made.available_bytes)
-        found = advise(plan(config, gpu, others_bytes=held), step, "fit")
+        held = used_by_others_bytes + min(beyond, made.available_bytes)
+        found = advise(plan(config, gpu, used_by_others_bytes=held), step, "fit")
     except UserError:  # a card that cannot do what the config asks for
         return ()
     kept = [a for a in found.advised if a.exactness == "exact" and not FREES_NOTHING & set(a.rules)]

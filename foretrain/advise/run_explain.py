@@ -10,7 +10,7 @@ from foretrain.predict.plan import Plan
 from foretrain.records import Record
 from foretrain.run.store import MeasuredPhase, RunRecord
 
-SCHEMA = "foretrain.explain/1"
+SCHEMA = "foretrain.explain/2"
 Status = Literal["running", "finished", "interrupted", "diverged", "failed", "killed"]
 STEP_PHASES = ("steady_step", "first_step")
 
@@ -53,7 +53,7 @@ class OutOfMemory(Record):
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     unused_bytes: int | None = None
-    others_bytes: int | None = None
+    used_by_others_bytes: int | None = None
     card_bytes: int | None = None
     weights_bytes: int | None = None
     gradients_bytes: int | None = None
@@ -285,6 +285,6 @@ def _remedies(record: RunRecord, failures: tuple[OutOfMemory, ...]) -> tuple[Rem
     on_card = record.gpu.kind == "cuda"
     return remedies(
         record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype}), record.gpu,
-        others_bytes=(last.others_bytes or 0) if last and on_card else 0,
+        used_by_others_bytes=(last.used_by_others_bytes or 0) if last and on_card else 0,
         over_bytes=(last.over_bytes or 0) if last else 0,
     )  # fmt: skip

@@ -147,7 +147,10 @@ def _cause(line: _Line, usual: list[_Line], steady_s: float) -> str:
         return hot
     if lower:
         return "power_cap" if "power_cap" in reasons else "clock"
-    others, usual_others = line.number("others_bytes"), _usual(usual, lambda one: one.number("others_bytes"))
+    others, usual_others = (
+        line.number("used_by_others_bytes"),
+        _usual(usual, lambda one: one.number("used_by_others_bytes")),
+    )
     if others is not None and usual_others is not None and others > usual_others + OTHERS_BYTES:
         return "others_card"
     cores, usual_cores = line.cores, _usual(usual, lambda one: one.cores)
@@ -162,7 +165,8 @@ def _slower(cause: str, group: list[_Line], usual: list[_Line], steady_s: float)
     lost_s = sum((line.step_s - steady_s) * line.covers for line in group)
     values: dict[str, float] = {}
     measures: tuple[tuple[str, Callable[[_Line], float | None]], ...] = (
-        ("clock_ghz", lambda one: one.number("clock_ghz")), ("others_bytes", lambda one: one.number("others_bytes")),
+        ("clock_ghz", lambda one: one.number("clock_ghz")),
+        ("used_by_others_bytes", lambda one: one.number("used_by_others_bytes")),
         ("temperature_c", lambda one: one.number("temperature_c")), ("cores", lambda one: one.cores),
         ("data_wait_s", lambda one: one.data_wait_s),
     )  # fmt: skip

@@ -109,7 +109,7 @@ def _priced(base: Subject, changed: RunConfig, gpu: Gpu, steps: int, common: dic
     predicted = step_time(own, gpu, dtype, base.step, compiled=run.compile)
     logged_s = predicted.expected_s * factor if predicted and factor else None
     timed = timing(run, gpu, dtype, base.step, run.compile, logged_s)
-    room, _ = available(changed, gpu, base.others_bytes)
+    room, _ = available(changed, gpu, base.used_by_others_bytes)
     memory = predict(changed, gpu, dtype, base.step, compiled=changed.compile, available_bytes=room)
     money = timed.money() if timed else None
     return OneChange(

@@ -17,7 +17,7 @@ from foretrain.predict.time import Range
 from foretrain.records import Record
 
 Kind = Literal["run", "plan", "config", "log", "table"]
-Voice = Literal["measured", "measured (log)", "predicted (catalogue)", "predicted (calibrated)", "predicted"]
+Source = Literal["measured", "measured (log)", "estimated", "traced", "calibrated"]
 
 
 class Curve(Record):
@@ -43,7 +43,7 @@ class Memory(Record):
     low_bytes: float
     expected_bytes: float
     high_bytes: float
-    voice: Voice
+    source: Source
     what: Literal["reserved", "process", "needed"]
 
 
@@ -70,8 +70,8 @@ class Subject:
     steps_since_start: tuple[int, ...] = ()
     start_scatter: float | None = None
     step_s: Range | None = None
-    step_voice: Voice | None = None
-    others_bytes: int = 0
+    step_source: Source | None = None
+    used_by_others_bytes: int = 0
     memory: Memory | None = None
     train: Curve = NO_CURVE
     val: Curve = NO_CURVE
@@ -87,7 +87,7 @@ class Subject:
     @property
     def measured(self) -> bool:
         """Whether its speed was measured."""
-        return self.step_voice is not None and self.step_voice.startswith("measured")
+        return self.step_source is not None and self.step_source.startswith("measured")
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -109,13 +109,13 @@ class Subject:
         electricity = drawn.expected_w * 3600 / JOULES_PER_KWH * config.price_per_kwh if drawn else 0.0
         return electricity + rent
 
-    def with_speed(self, step_s: Range, voice: Voice) -> "Subject":
+    def with_speed(self, step_s: Range, source: Source) -> "Subject":
         """The same with this step time, and the MFU that follows from it."""
         used = None
         if self.config is not None and self.gpu is not None:
             used = utilization(self.config, self.gpu, step_s.expected_s, tokens_per_step=self.tokens_per_step)
         mfu = used.mfu if used else self.mfu
-        return replace(self, step_s=step_s, step_voice=voice, used=used, mfu=mfu)
+        return replace(self, step_s=step_s, step_source=source, used=used, mfu=mfu)
 
 
 def curve(points: Sequence[tuple[int, float, float | None]]) -> Curve:

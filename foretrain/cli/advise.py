@@ -22,7 +22,7 @@ from foretrain.messages import say
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan
 
-SCHEMA = "foretrain.advice/1"
+SCHEMA = "foretrain.advice/2"
 TRACED = 3  # how many advices --exact traces where --top does not say
 
 EPILOG = """Examples:

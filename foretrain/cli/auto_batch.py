@@ -61,7 +61,7 @@ def _tell(id: str, quiet: bool, **values: Any) -> None:
         ERR.print(Text(printable(say(id, **values)), style="dim"), soft_wrap=True)
 
 
-def others_bytes(placement: Placement) -> int:
+def used_by_others_bytes(placement: Placement) -> int:
     """What other programs hold on the run's device now; 0 where the system does not say."""
     from foretrain.cpu import available_memory_bytes
     from foretrain.errors import UserError
@@ -83,7 +83,7 @@ def chosen(resolved: ResolvedConfig, placement: Placement, *, trial: bool, quiet
 
     device = placement.device.type if placement.device.index is None else str(placement.device)
     config = resolved.config.model_copy(update={"device": device})
-    room, _ = available(config, placement.gpu, others_bytes(placement))
+    room, _ = available(config, placement.gpu, used_by_others_bytes(placement))
     planned = config.model_copy(update={"compile": placement.compiled})
     choice = choose(planned, placement.gpu, placement.dtype, room)
     _tell(f"note.{choice.note.id}", quiet, **choice.note.values)

@@ -80,7 +80,7 @@ def compare_command(
 
     card, held, columns = card_of(gpu), stated_bytes(others, "--others") if others else 0, _columns(column or [])
     tell = partial(print_notes, quiet=as_json)
-    subjects = subjects_of(sources, tell, gpu=card, others_bytes=held, columns=columns)
+    subjects = subjects_of(sources, tell, gpu=card, used_by_others_bytes=held, columns=columns)
     found = compare(with_rents(subjects, price))
     if as_json:
         print_json(found.to_json(schema=SCHEMA))

@@ -110,12 +110,12 @@ def failures(
         values["reserved_bytes"] = allocated + unused
     if {"card_bytes", "free_bytes", "process_bytes"} <= set(values):
         held = values["card_bytes"] - values["free_bytes"] - values["process_bytes"]
-        values["others_bytes"] = max(0, held)
+        values["used_by_others_bytes"] = max(0, held)
     failure = failure_of(values).model_copy(update={"fatal": True})
     if config is None or gpu is None:
         return (failure,), ()
-    others, over = failure.others_bytes or 0, failure.over_bytes or 0
-    return (failure,), remedies(config, gpu, others_bytes=others, over_bytes=over, step="nanogpt")
+    others, over = failure.used_by_others_bytes or 0, failure.over_bytes or 0
+    return (failure,), remedies(config, gpu, used_by_others_bytes=others, over_bytes=over, step="nanogpt")
 
 
 def show(

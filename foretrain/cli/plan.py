@@ -55,7 +55,7 @@ class Target:
     """A device to plan for, and what others hold there."""
 
     gpu: Gpu
-    others_bytes: int
+    used_by_others_bytes: int
 
 
 def add_to(app: typer.Typer) -> None:
@@ -153,48 +153,48 @@ def _check(plans: list[Plan], step: StepName, as_json: bool) -> None:
 
 def targets(names: str, others: str, config: RunConfig) -> list[Target]:
     """The devices that were named, or the card of this machine."""
-    others_bytes = stated_bytes(others, "--others") if others else None
+    used_by_others_bytes = stated_bytes(others, "--others") if others else None
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if len(wanted) > MOST_CARDS:
         raise UserError("usage.too_many_cards", count=len(wanted), most=MOST_CARDS)
     if wanted in ([], ["auto"]):
-        return [_here(config, others_bytes)]
+        return [_here(config, used_by_others_bytes)]
     found = []
     for name in wanted:
         if name.lower() == "cpu":
-            found.append(_cpu(others_bytes))
+            found.append(_cpu(used_by_others_bytes))
         elif name.lower() == "auto":
-            found.append(_here(config, others_bytes))
+            found.append(_here(config, used_by_others_bytes))
         else:
-            found.append(_checked(find(name), others_bytes or 0))
+            found.append(_checked(find(name), used_by_others_bytes or 0))
     return found
 
 
-def _checked(gpu: Gpu, others_bytes: int) -> Target:
-    if gpu.memory_bytes is not None and others_bytes > gpu.memory_bytes:
-        raise UserError("gpu.others_beyond", others=others_bytes, memory=gpu.memory_bytes, gpu=gpu.name)
-    return Target(gpu, others_bytes)
+def _checked(gpu: Gpu, used_by_others_bytes: int) -> Target:
+    if gpu.memory_bytes is not None and used_by_others_bytes > gpu.memory_bytes:
+        raise UserError("gpu.others_beyond", others=used_by_others_bytes, memory=gpu.memory_bytes, gpu=gpu.name)
+    return Target(gpu, used_by_others_bytes)
 
 
-def _here(config: RunConfig, others_bytes: int | None) -> Target:
+def _here(config: RunConfig, used_by_others_bytes: int | None) -> Target:
     """The card in this machine with what is in use there now; the CPU where the config asks for it."""
     if config.device == "cpu":
-        return _cpu(others_bytes)
+        return _cpu(used_by_others_bytes)
     index = int(config.device.partition(":")[2] or 0)
     found = detect(index)
     if found is None:
         raise UserError("gpu.none_here", count=len(catalogue()))
-    return _checked(found.gpu, found.used_bytes if others_bytes is None else others_bytes)
+    return _checked(found.gpu, found.used_bytes if used_by_others_bytes is None else used_by_others_bytes)
 
 
-def _cpu(others_bytes: int | None) -> Target:
+def _cpu(used_by_others_bytes: int | None) -> Target:
     from foretrain.cpu import available_memory_bytes, cpu_device
 
     gpu = cpu_device()
     available = available_memory_bytes()
-    if others_bytes is None:
-        others_bytes = max(0, gpu.memory_bytes - available) if gpu.memory_bytes and available else 0
-    return _checked(gpu, others_bytes)
+    if used_by_others_bytes is None:
+        used_by_others_bytes = max(0, gpu.memory_bytes - available) if gpu.memory_bytes and available else 0
+    return _checked(gpu, used_by_others_bytes)
 
 
 def make_plan(
@@ -216,7 +216,8 @@ def make_plan(
         step_time = flops / (logged_mfu / 100 * NANOGPT_PEAK_FLOP_PER_S)
     decided = auto_batch(config, target) if config.auto_batch_size else None
     made = plan(
-        decided.config if decided else config, target.gpu, name=resolved.name, others_bytes=target.others_bytes,
+        decided.config if decided else config, target.gpu, name=resolved.name,
+        used_by_others_bytes=target.used_by_others_bytes,
         dataset_tokens=tokens, dataset_source=source, logged_step_s=step_time,
     )  # fmt: skip
     notes = (*([decided.note] if decided else []), *made.notes, *data_notes(made.config, info))
@@ -228,7 +229,7 @@ def auto_batch(config: RunConfig, target: Target) -> Choice:
     from foretrain.advise.micro_batch import choose
     from foretrain.predict.plan import available, choose_dtype
 
-    room, _ = available(config, target.gpu, target.others_bytes)
+    room, _ = available(config, target.gpu, target.used_by_others_bytes)
     return choose(config, target.gpu, choose_dtype(config, target.gpu)[0], room)
 
 

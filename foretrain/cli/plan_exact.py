@@ -20,8 +20,8 @@ from foretrain.predict.exact.record import Trace
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan
 
-EXPLAIN_SCHEMA = "foretrain.explanation/1"
-LARGEST_SCHEMA = "foretrain.largest/1"
+EXPLAIN_SCHEMA = "foretrain.explanation/2"
+LARGEST_SCHEMA = "foretrain.largest/2"
 
 
 @dataclass(frozen=True)

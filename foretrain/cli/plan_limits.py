@@ -17,9 +17,9 @@ from foretrain.predict.memory import StepName
 from foretrain.predict.plan import SCHEMA, Plan
 from foretrain.quantities import Limit, currency_code, parse_count, parse_limit, parse_price
 
-WITHIN_SCHEMA = "foretrain.within/1"
-BEST_SCHEMA = "foretrain.best/1"
-PLANS_SCHEMA = "foretrain.plans/1"
+WITHIN_SCHEMA = "foretrain.within/2"
+BEST_SCHEMA = "foretrain.best/2"
+PLANS_SCHEMA = "foretrain.plans/2"
 
 T = TypeVar("T")
 

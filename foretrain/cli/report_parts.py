@@ -172,7 +172,7 @@ def comparison(asked: Asked) -> "Document":
 
     card, held = card_of(asked.gpu), stated_bytes(asked.others, "--others") if asked.others else 0
     tell = partial(print_notes, quiet=asked.quiet)
-    subjects = with_rents(subjects_of(asked.sources, tell, gpu=card, others_bytes=held), asked.price)
+    subjects = with_rents(subjects_of(asked.sources, tell, gpu=card, used_by_others_bytes=held), asked.price)
     found = compare(subjects)
     facts = gather(subjects, found)
     return compare_report.document(found, facts.losses, dict(facts.verdicts), facts.checks, facts.sources)

@@ -181,7 +181,7 @@ def prepare(resolved: ResolvedConfig, knobs: tuple[str, ...] = ()) -> Job:
     """Decide what the config leaves open as `train` would, and what may be changed. Raises UserError."""
     from foretrain.advise.micro_batch import choose
     from foretrain.advise.tune_space import Machine, default_knobs, options
-    from foretrain.cli.auto_batch import others_bytes
+    from foretrain.cli.auto_batch import used_by_others_bytes
     from foretrain.cli.plan import with_dataset
     from foretrain.cli.train import set_allocator
     from foretrain.predict.plan import available
@@ -195,7 +195,7 @@ def prepare(resolved: ResolvedConfig, knobs: tuple[str, ...] = ()) -> Job:
     placement, given = place(asked), frozenset(resolved.sources)
     if placement.device.type == "cpu":
         keep_memory()
-    room, _ = available(asked, placement.gpu, others_bytes(placement))
+    room, _ = available(asked, placement.gpu, used_by_others_bytes(placement))
     config = asked
     if asked.auto_batch_size:
         planned = asked.model_copy(update={"compile": placement.compiled})

@@ -16,7 +16,7 @@ from foretrain.config import RunConfig
 from foretrain.errors import UserError
 from foretrain.hardware import Dtype, Gpu
 from foretrain.predict.allocator_settings import Settings, of_run
-from foretrain.predict.reserved import dies_in, reserved_bytes
+from foretrain.predict.reserved import fails_in, reserved_bytes
 from foretrain.predict.simulated_run import SimulatedRun, StepName, resume, staged_bytes
 from foretrain.predict.timeline import Kind, Peak
 from foretrain.records import Record
@@ -37,7 +37,7 @@ CPU_SLACK_EXPECTED, CPU_SLACK_HIGH = 1.05, 1.25
 STAGING_SPARE = 1.25  # of the copy that a save makes has to be free, else it makes none: run/saver.py
 
 MARGIN_BYTES = 200 * MIB  # what "fits" leaves to spare beside the expected context
-PHASES = ("evaluate_first", "first_step", "steady_step", "evaluate_later", "resume")
+PHASES = ("evaluate_first", "first_step", "steady_step", "evaluate_steady", "resume")
 
 
 class Context(Record):
@@ -49,7 +49,7 @@ class Context(Record):
     low_bytes: int = CONTEXT_LOW_BYTES
     expected_bytes: int = CONTEXT_EXPECTED_BYTES
     high_bytes: int = CONTEXT_HIGH_BYTES
-    voice: Literal["published", "calibrated"] = "published"
+    source: Literal["published", "calibrated"] = "published"
 
     @classmethod
     def of(cls, gpu: Gpu) -> "Context":
@@ -58,7 +58,7 @@ class Context(Record):
         if measured is None:
             return cls()
         return cls(
-            low_bytes=measured, expected_bytes=measured, high_bytes=measured + LATER_KERNELS_BYTES, voice="calibrated"
+            low_bytes=measured, expected_bytes=measured, high_bytes=measured + LATER_KERNELS_BYTES, source="calibrated"
         )
 
 
@@ -88,13 +88,13 @@ class PhaseMemory(Record):
 
 
 class StepMemory(Record):
-    """The phases of one way to run the step. `source` is the figure's voice."""
+    """The phases of one way to run the step. `source` is the figure's source."""
 
     step: StepName
     compiled: bool
     phases: tuple[PhaseMemory, ...]
     saved_bytes: int  # what autograd keeps of one micro-batch between its forward and its backward pass
-    source: str = "predicted (ledger)"
+    source: str = "estimated"
     context: Context = Context()
 
     @property
@@ -215,7 +215,7 @@ class Ledger:
         if all((phase.reserved_bytes or 0) <= limit_bytes for phase in phases):
             return None
         too_much = next((phase.phase for phase in phases if phase.allocated_bytes > limit_bytes), None)
-        return too_much or dies_in(self.t, self.settings, limit_bytes)
+        return too_much or fails_in(self.t, self.settings, limit_bytes)
 
 
 def _settings_of(config: RunConfig) -> Settings:

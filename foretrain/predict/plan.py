@@ -1,6 +1,6 @@
 """`plan()`: what a run will take on a device, as one record. Instant: arithmetic on the config, no torch.
 
-Every figure carries its voice: memory and time are *predicted*; a step time that the user read from a log makes
+Every figure carries its source: memory and time are *predicted*; a step time that the user read from a log makes
 time, energy and MFU *measured (log)*.
 """
 
@@ -26,8 +26,8 @@ from foretrain.predict.memory import (
 from foretrain.predict.time import Range, compile_time, evaluation_time, is_calibrated, step_time
 from foretrain.records import Record
 
-SCHEMA = "foretrain.plan/1"
-TimingSource = Literal["predicted (catalogue)", "predicted (calibrated)", "measured (log)"]
+SCHEMA = "foretrain.plan/2"
+TimingSource = Literal["estimated", "calibrated", "measured (log)"]
 # Bytes a second at which a checkpoint is hashed and written: SHA-256 does about 1.2 GB/s on one EPYC core, a cloud
 # disk took 0.2, a home NVMe waits for the hash.
 SAVE_BYTES_PER_S_LOW, SAVE_BYTES_PER_S, SAVE_BYTES_PER_S_HIGH = 0.1e9, 0.4e9, 1.0e9
@@ -95,7 +95,7 @@ class Plan(Record):
     work: Work
     available_bytes: int | None
     available_reason: str
-    others_bytes: int
+    used_by_others_bytes: int
     memory: tuple[StepMemory, StepMemory]
     timing: Timing | None
     nanogpt_timing: Timing | None
@@ -189,9 +189,7 @@ def timing(
     if step_s is None:
         return None
     evaluation = evaluation_time(config, gpu, dtype, step, compiled=compiled)
-    source: TimingSource = (
-        "predicted (calibrated)" if is_calibrated(config, gpu, dtype, step) else "predicted (catalogue)"
-    )
+    source: TimingSource = "calibrated" if is_calibrated(config, gpu, dtype, step) else "estimated"
     if logged_step_s is not None:
         source = "measured (log)"
     return whole_run(config, gpu, dtype, source, step_s, evaluation, compile_time(compiled))
@@ -223,22 +221,24 @@ def whole_run(
     )  # fmt: skip
 
 
-def available(config: RunConfig, gpu: Gpu, others_bytes: int) -> tuple[int | None, str]:
+def available(config: RunConfig, gpu: Gpu, used_by_others_bytes: int) -> tuple[int | None, str]:
     """Bytes that the process may take, context included, and the id of what limits it."""
     limit = config.memory_limit_bytes
-    free = gpu.memory_bytes - others_bytes if gpu.memory_bytes is not None else None
+    free = gpu.memory_bytes - used_by_others_bytes if gpu.memory_bytes is not None else None
     if limit is not None and (free is None or limit <= free):
         return limit, "memory_limit"
     return (max(0, free), "memory") if free is not None else (None, "unknown")
 
 
-def _notes(config: RunConfig, gpu: Gpu, dtype: Dtype, others_bytes: int, dataset_tokens: int | None) -> list[Note]:
+def _notes(
+    config: RunConfig, gpu: Gpu, dtype: Dtype, used_by_others_bytes: int, dataset_tokens: int | None
+) -> list[Note]:
     notes = []
 
     def note(id: str, **values: Any) -> None:
         notes.append(Note(id=id, values=values))
 
-    if gpu.kind == "cuda" and not others_bytes:
+    if gpu.kind == "cuda" and not used_by_others_bytes:
         note("others_unknown")
     if dtype == "bfloat16" and not gpu.supports_bf16:
         note("bf16_unsupported", gpu=gpu.name)
@@ -276,14 +276,14 @@ def plan(
     gpu: Gpu,
     *,
     name: str = "run",
-    others_bytes: int = 0,
+    used_by_others_bytes: int = 0,
     dataset_tokens: int | None = None,
     dataset_source: str = "unknown",
     logged_step_s: float | None = None,
 ) -> Plan:
     """The forecast for a config on a device.
 
-    `others_bytes`: what other processes hold there. `dataset_tokens`: tokens in the training split.
+    `used_by_others_bytes`: what other processes hold there. `dataset_tokens`: tokens in the training split.
     `logged_step_s`: seconds of one iteration from the user's own log; replaces the predicted step time.
     Raises UserError where the device cannot do what `matmul` asks for.
     """
@@ -291,7 +291,7 @@ def plan(
     dtype, reason = choose_dtype(config, gpu)
     check_matmul(config, gpu, dtype)
     compiled = config.compile
-    available_bytes, limited_by = available(config, gpu, others_bytes)
+    available_bytes, limited_by = available(config, gpu, used_by_others_bytes)
     dataset_tokens = config.dataset_tokens or dataset_tokens
     if config.dataset_tokens:
         dataset_source = "config"
@@ -301,12 +301,12 @@ def plan(
         predict(config, gpu, dtype, step, compiled=compiled, available_bytes=available_bytes) for step in steps
     )
     timings = [timing(config, gpu, dtype, step, compiled, logged_step_s) for step in steps]
-    notes = _notes(config, gpu, dtype, others_bytes, dataset_tokens)
+    notes = _notes(config, gpu, dtype, used_by_others_bytes, dataset_tokens)
     if logged_step_s is not None and timings[0] is not None and (timings[0].mfu or 0) > 1:
         notes.append(Note(id="mfu_beyond_peak", values={"mfu": timings[0].mfu, "gpu": gpu.name}))
     return Plan(
         name=name, config=config, gpu=gpu, dtype=dtype, dtype_reason=reason, compiled=compiled,
         counts=_counts(shape), work=work, available_bytes=available_bytes, available_reason=limited_by,
-        others_bytes=others_bytes, memory=(ours, nanos), timing=timings[0], nanogpt_timing=timings[1],
+        used_by_others_bytes=used_by_others_bytes, memory=(ours, nanos), timing=timings[0], nanogpt_timing=timings[1],
         notes=tuple(notes),
     )  # fmt: skip

@@ -44,7 +44,7 @@ def reserved_bytes(timeline: Timeline, settings: Settings | None = None) -> dict
     return found
 
 
-def dies_in(timeline: Timeline, settings: Settings, limit_bytes: int) -> str | None:
+def fails_in(timeline: Timeline, settings: Settings, limit_bytes: int) -> str | None:
     """The phase in which a request cannot be served, even after unused segments were given back, where the device has
     so much for the allocator; None where all are served."""
     allocator = Allocator(settings, limit_bytes, physical=True)

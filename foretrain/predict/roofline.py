@@ -79,7 +79,7 @@ def _under(operations: Iterable[Operation], rates: Rates, peak: float, bandwidth
             )  # fmt: skip
     return Roofline(
         peak_flop_per_s=peak, bandwidth_bytes_per_s=bandwidth,
-        source="predicted (calibrated)" if isinstance(rates, MeasuredRates) else "predicted (catalogue)",
+        source="calibrated" if isinstance(rates, MeasuredRates) else "estimated",
         points=tuple(sorted(points, key=lambda point: -point.time_s)),
         other_share=times.get(("", "", ""), 0.0) / total_s,
     )  # fmt: skip

@@ -225,7 +225,7 @@ class SimulatedRun:
         for _ in range(1, self.steady_steps):
             if not self._again(before):
                 self.train("steady_step")
-        self.evaluate("evaluate_later")
+        self.evaluate("evaluate_steady")
         return self.t.peaks
 
 

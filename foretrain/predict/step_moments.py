@@ -96,9 +96,7 @@ def step_moments(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, c
     run.peaks()
     seen = run.t.seen
     shown = min(MICRO_BATCHES, config.gradient_accumulation_steps)
-    return StepMoments(
-        step=step, source="predicted (ledger)", events=len(seen), micro_batches=shown, moments=_thinned(seen)
-    )
+    return StepMoments(step=step, source="estimated", events=len(seen), micro_batches=shown, moments=_thinned(seen))
 
 
 def traced_moments(trace: Trace, step: StepName, micro_batches: int) -> StepMoments:
@@ -114,7 +112,7 @@ def traced_moments(trace: Trace, step: StepName, micro_batches: int) -> StepMome
         sums[component_id(allocation)] += allocation.nbytes if event >= 0 else -allocation.nbytes
         seen.append((moment_id(trace, position), {key: size for key, size in sums.items() if size}))
     return StepMoments(
-        step=step, source="predicted (trace)", events=len(seen), micro_batches=micro_batches, moments=_thinned(seen)
+        step=step, source="traced", events=len(seen), micro_batches=micro_batches, moments=_thinned(seen)
     )
 
 

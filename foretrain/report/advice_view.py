@@ -40,8 +40,8 @@ def document(plan: Plan, found: Advices, hidden: int = 0) -> Document:
     if found.useless:
         sections.append(Section(Message("advice.useless"), tuple(_useless(plan, found.useless))))
     sections.append(Section(Message("advice.explained"), _explained(plan, found)))
-    voice = Message("plan.voice_trace" if found.now_confirmation else "plan.voice")
-    subtitle = {"gpu": plan.gpu.name, "goal": Message(f"goal.{found.goal}"), "voice": voice}
+    source = Message("plan.source_trace" if found.now_confirmation else "plan.source")
+    subtitle = {"gpu": plan.gpu.name, "goal": Message(f"goal.{found.goal}"), "source": source}
     return Document(Message("advice.title", {"name": found.name}), Message("advice.subtitle", subtitle), sections)
 
 
@@ -89,7 +89,7 @@ def _values(plan: Plan, advice: Advice) -> dict[str, Any]:
     config = with_settings(plan.config, advice.settings)
     return {
         **config.model_dump(), "checkpointed": config.checkpointed, "gpu": advice.gpu,
-        "tokens_per_step": config.tokens_per_step, "freed": plan.others_bytes - advice.others_bytes,
+        "tokens_per_step": config.tokens_per_step, "freed": plan.used_by_others_bytes - advice.used_by_others_bytes,
     }  # fmt: skip
 
 
@@ -158,9 +158,9 @@ def _explained(plan: Plan, found: Advices) -> tuple[Block, ...]:
         blocks.append(Paragraph(Message("advice.how_traced")))
     if found.advised:
         blocks.append(Paragraph(Message("advice.apply")))
-    voice = "cpu" if plan.gpu.kind == "cpu" else "catalogue"
-    calibrated = plan.timing is not None and plan.timing.source == "predicted (calibrated)"
-    blocks.append(Paragraph(Message("voice.calibrated" if calibrated else f"voice.{voice}")))
+    source = "cpu" if plan.gpu.kind == "cpu" else "catalogue"
+    calibrated = plan.timing is not None and plan.timing.source == "calibrated"
+    blocks.append(Paragraph(Message("source.calibrated" if calibrated else f"source.{source}")))
     return tuple(blocks)
 
 
@@ -171,7 +171,7 @@ def one(plan: Plan, found: Advices, number: int) -> Document:
     """Advice `number` (from 1): what, why, what it costs, its effect by phase, and what changes in the config."""
     advice = found.advised[number - 1]
     title = Message("advice.detail", {"number": number, "short": short(plan, advice)})
-    subtitle = {"gpu": advice.gpu, "goal": Message(f"goal.{found.goal}"), "voice": Message("plan.voice")}
+    subtitle = {"gpu": advice.gpu, "goal": Message(f"goal.{found.goal}"), "source": Message("plan.source")}
     sections = [
         *(Section(Message(f"rule.{rule}.short", _values(plan, advice)), (_rule(rule),)) for rule in advice.rules),
         Section(Message("plan.verdict"), (Table((), _effects(found, advice)), *_given_back((advice,)))),
@@ -257,8 +257,8 @@ def commands(config: RunConfig, found: Advices, advice: Advice) -> list[Message]
     own = [s for s in advice.settings if s not in environment]
     options = " ".join(f"--{s.knob}={s.after}" for s in own)
     messages: list[Message] = []
-    if advice.others_bytes < found.others_bytes:
-        messages.append(Message("advice.beside", {"others": advice.others_bytes}))
+    if advice.used_by_others_bytes < found.used_by_others_bytes:
+        messages.append(Message("advice.beside", {"others": advice.used_by_others_bytes}))
     if advice.gpu != found.gpu:
         messages.append(Message("advice.on_card", {"gpu": advice.gpu}))
     messages += [Message("advice.environment", {"setting": s.after}) for s in environment]

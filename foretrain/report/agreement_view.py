@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from foretrain.advise.forecast_check import Row, Sources
-from foretrain.messages import listed, voice
+from foretrain.messages import listed, source_name
 from foretrain.report.document import Axis, Block, Cloud, Dot, Message, Quantity, Scatter
 
 BAND = 0.1  # either way of what was measured: what the eye compares with
@@ -36,7 +36,7 @@ def _picture(kind: str, groups: list[tuple[str, list[Row]]], sources: Sequence[s
         clouds,
         ((Message("report.same_line"), tuple((x, x) for x in ends)),), (Message("report.band", {"share": BAND}), band),
         note_label=Message("column.error"),
-        voice=Message("report.voice_check", {"source": listed(map(voice, sources))}),
+        source=Message("report.source_check", {"source": listed(map(source_name, sources))}),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ def document(plan: Plan, answer: Best) -> Document:
         Section(Message("best.binds"), tuple(Paragraph(Message(f"bind.{bind}")) for bind in answer.binds)),
         Section(Message("best.candidates"), (_candidates(answer),)),
         Section(Message("best.settings"), (_settings(plan.config, winner.config),)),
-        Section(Message("within.takes"), (Table((), _takes(plan, winner)), Paragraph(Message("voice.power")))),
+        Section(Message("within.takes"), (Table((), _takes(plan, winner)), Paragraph(Message("source.power")))),
         Section(Message("best.ratio"), (_practice(winner), Paragraph(Message("best.ratio_why")))),
         Section(Message("plan.notes"), _notes(plan, answer)),
     ]
@@ -114,4 +114,4 @@ def _notes(plan: Plan, answer: Best) -> tuple[Block, ...]:
     )
     kept = ("others_unknown", "bf16_unsupported", "vocab_unaligned", "mps_as_cuda")
     blocks += [Paragraph(Message(f"note.{note.id}", note.values)) for note in plan.notes if note.id in kept]
-    return *blocks, Paragraph(Message("voice.cpu" if plan.gpu.kind == "cpu" else "voice.catalogue"))
+    return *blocks, Paragraph(Message("source.cpu" if plan.gpu.kind == "cpu" else "source.catalogue"))

@@ -10,13 +10,13 @@ def document(plans: list[Plan], choice: Choice) -> Document:
     """`--gpu a,b,c`: does it fit and where is it highest; hours, energy and money; the best of those that fit."""
     sections = [
         Section(Message("cards.memory"), (_memory(plans),)),
-        Section(Message("cards.takes"), (_takes(plans, choice), *_best(plans, choice), *_voices(plans))),
+        Section(Message("cards.takes"), (_takes(plans, choice), *_best(plans, choice), *_sources(plans))),
     ]
     return Document(Message("plan.title", {"name": plans[0].name}), Message("cards.subtitle"), sections)
 
 
-def _voices(plans: list[Plan]) -> list[Block]:
-    return [Paragraph(Message("voice.catalogue")), Paragraph(Message("voice.power"))] if plans else []
+def _sources(plans: list[Plan]) -> list[Block]:
+    return [Paragraph(Message("source.catalogue")), Paragraph(Message("source.power"))] if plans else []
 
 
 def _word(verdict: str | None) -> Cell:

@@ -35,7 +35,7 @@ def document(
     by_id = {section.title.id: section for section in plain.sections}
     sections = [Section(Message("side.verdicts"), (*_answers(found), *by_id["side.verdicts"].blocks))]
     sections.append(by_id["side.settings"])
-    curves = curves_view.losses(losses, voice="report.voice_losses_many")
+    curves = curves_view.losses(losses, source="report.source_losses_many")
     if curves:
         sections.append(Section(Message("report.learning"), curves))
     pictures = (*_speed(found.sides), *_memory(found.sides, verdicts))
@@ -64,7 +64,7 @@ def _answers(found: Comparison) -> tuple[Block, ...]:
 def _speed(sides: tuple[Side, ...]) -> tuple[Block, ...]:
     ranks = tuple(
         Rank(
-            side.label, side.tokens_per_s, *_rates(side), said=side.speed_voice or "", strong=_measured(side),
+            side.label, side.tokens_per_s, *_rates(side), said=side.speed_source or "", strong=_measured(side),
         )
         for side in sides
         if side.tokens_per_s
@@ -72,15 +72,15 @@ def _speed(sides: tuple[Side, ...]) -> tuple[Block, ...]:
     if len(ranks) < 2:
         return ()
     axis = Axis(Message("axis.speed"), "number")
-    return (Ranks(Message("picture.compared_speed"), axis, ranks, Message("column.voice"), voice=_ranges()),)
+    return (Ranks(Message("picture.compared_speed"), axis, ranks, Message("column.source"), source=_ranges()),)
 
 
 def _ranges() -> Message:
-    return Message("report.voice_ranges")
+    return Message("report.source_ranges")
 
 
 def _measured(side: Side) -> bool:
-    return bool(side.speed_voice and side.speed_voice.startswith("measured"))
+    return bool(side.speed_source and side.speed_source.startswith("measured"))
 
 
 def _rates(side: Side) -> tuple[float | None, float | None]:
@@ -98,15 +98,15 @@ def _memory(sides: tuple[Side, ...], verdicts: dict[str, str | None]) -> tuple[B
         verdict = verdicts.get(side.label)
         said = " · ".join(
             part
-            for part in (side.memory_voice or "", Message(f"word.{verdict}").text() if verdict else "")
+            for part in (side.memory_source or "", Message(f"word.{verdict}").text() if verdict else "")
             if part
         )  # fmt: skip
         ranged = side.memory_low_bytes != side.memory_high_bytes
         low, high = (side.memory_low_bytes, side.memory_high_bytes) if ranged else (None, None)
         tone = TONES[verdict] if verdict else "plain"
-        ranks.append(Rank(side.label, side.memory_bytes, low, high, said, tone, side.memory_voice == "measured"))
+        ranks.append(Rank(side.label, side.memory_bytes, low, high, said, tone, side.memory_source == "measured"))
     if len(ranks) < 2:
         return ()
     axis = Axis(Message("axis.memory_bytes"), "bytes")
     title = Message("picture.compared_memory")
-    return (Ranks(title, axis, tuple(ranks), Message("column.voice"), voice=_ranges()),)
+    return (Ranks(title, axis, tuple(ranks), Message("column.source"), source=_ranges()),)

@@ -174,10 +174,10 @@ def _memory_range(side: Side) -> Cell:
     return Quantity((side.memory_low_bytes, side.memory_high_bytes), "bytes_range")
 
 
-def _voice(voice: str | None, what: str | None = None) -> Cell:
-    if voice is None:
+def _source(source: str | None, what: str | None = None) -> Cell:
+    if source is None:
         return "–"
-    return voice if what is None else Message(f"side_memory.{what}", {"voice": voice})
+    return source if what is None else Message(f"side_memory.{what}", {"source": source})
 
 
 def _money(side: Side) -> Cell:
@@ -197,12 +197,12 @@ _CELLS = {
     "iteration": lambda s: _milliseconds(s.step_s),
     "spread": _spread,
     "micro_batch": lambda s: _milliseconds(s.micro_batch_s),
-    "speed_from": lambda s: _voice(s.speed_voice),
+    "speed_from": lambda s: _source(s.speed_source),
     "mfu": lambda s: Quantity(s.mfu, "percent"),
     "nanogpt_mfu": lambda s: Quantity(s.nanogpt_mfu, "percent"),
     "memory": lambda s: Quantity(s.memory_bytes, "bytes"),
     "memory_range": _memory_range,
-    "memory_from": lambda s: _voice(s.memory_voice, s.memory_what),
+    "memory_from": lambda s: _source(s.memory_source, s.memory_what),
     "steps": lambda s: f"{s.last_step:,}" if s.last_step else "–",
     "tokens": lambda s: Quantity(s.tokens, "count"),
     "train_loss": lambda s: _loss(s.train_loss),
@@ -355,6 +355,6 @@ def _settle(found: Comparison) -> tuple[Block, ...]:
     )
     table = [Table(columns, tuple(rows), frozenset({2, 3, 4, 5}), optional=(4, 1))] if rows else []
     first = Paragraph(Message("side.settle_how", {"base": runs[0].base}))
-    voice = Paragraph(Message("side.settle_scaled" if any(r.scaled for r in runs) else "side.settle_planned",
+    source = Paragraph(Message("side.settle_scaled" if any(r.scaled for r in runs) else "side.settle_planned",
                               {"base": runs[0].base}))  # fmt: skip
-    return (first, *table, *notes, *([voice] if rows else []))
+    return (first, *table, *notes, *([source] if rows else []))

@@ -11,18 +11,18 @@ SIGN_FORMATS = {"mfu": "percent", "memory_bytes": "bytes", "tokens_per_s": "numb
 
 
 def losses(
-    found: LossCurves, *, levels: tuple[Level, ...] = (), voice: str = "report.voice_losses"
+    found: LossCurves, *, levels: tuple[Level, ...] = (), source: str = "report.source_losses"
 ) -> tuple[Block, ...]:
     """The loss over tokens, hours, energy and money, as far as each is known; one picture for each unit of loss."""
     guessed = {"names": listed(found.predicted_hours)}
     said = (Paragraph(Message("report.predicted_hours", guessed)),) if found.predicted_hours else ()
     return said + tuple(
-        _losses(found, [c for c in found.curves if c.unit == unit], levels, voice)
+        _losses(found, [c for c in found.curves if c.unit == unit], levels, source)
         for unit in dict.fromkeys(curve.unit for curve in found.curves)
     )
 
 
-def _losses(found: LossCurves, curves: list[LossCurve], levels: tuple[Level, ...], voice: str) -> Curves:
+def _losses(found: LossCurves, curves: list[LossCurve], levels: tuple[Level, ...], source: str) -> Curves:
     axes = tuple(_axis(name, found.currency) for name in found.axes)
     labels = list(dict.fromkeys(curve.label for curve in curves))
     traces = tuple(
@@ -34,8 +34,8 @@ def _losses(found: LossCurves, curves: list[LossCurve], levels: tuple[Level, ...
         for curve in curves
     )  # fmt: skip
     y = Axis(Message("axis.loss" if curves[0].unit == "nats a token" else "axis.bits"), "number")
-    energy = Message(f"energy_from.{found.energy_voice}")
-    return Curves(Message("picture.loss_over"), axes, y, traces, levels, voice=Message(voice, {"energy": energy}))
+    energy = Message(f"energy_from.{found.energy_source}")
+    return Curves(Message("picture.loss_over"), axes, y, traces, levels, source=Message(source, {"energy": energy}))
 
 
 def _axis(name: AxisName, currency: str) -> Axis:
@@ -81,6 +81,6 @@ def _sign(sign: Sign, spans: tuple[Span, ...]) -> Curves:
     trace = Trace(label, (tuple(h * 3600 for h in sign.hours),), sign.values)
     return Curves(
         Message(f"sign.{sign.name}"), (Axis(Message("axis.hours"), "duration"),),
-        Axis(label, SIGN_FORMATS.get(sign.name, "number")), (trace,), spans=spans, voice=Message("axis.measured"),
+        Axis(label, SIGN_FORMATS.get(sign.name, "number")), (trace,), spans=spans, source=Message("axis.measured"),
         small=True,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretrain import bidi
-from foretrain.messages import format_value, say, voice
+from foretrain.messages import format_value, say, source_name
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Message:
     values: dict[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
-        values = {k: v.text() if isinstance(v, Message) else voice(v) for k, v in self.values.items()}
+        values = {k: v.text() if isinstance(v, Message) else source_name(v) for k, v in self.values.items()}
         return say(self.id, **values)
 
 
@@ -39,7 +39,7 @@ Cell = str | Message | Quantity
 
 def cell_text(cell: Cell) -> str:
     """A cell as text."""
-    return bidi.isolated(voice(cell)) if isinstance(cell, str) else cell.text()
+    return bidi.isolated(source_name(cell)) if isinstance(cell, str) else cell.text()
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class StackedBars:
     bars: tuple[Bar, ...]
     limit_bytes: int | None
     card_bytes: int | None = None  # all that the device has, where that is another line
-    voice: Message | None = None
+    source: Message | None = None
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,11 @@ class Verbatim:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that people look for first, with its voice: predicted, calibrated, measured."""
+    """A number that people look for first, with its source: predicted, calibrated, measured."""
 
     label: Message
     value: Cell
-    voice: Cell
+    source: Cell
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Curves:
     traces: tuple[Trace, ...]
     levels: tuple[Level, ...] = ()
     spans: tuple[Span, ...] = ()
-    voice: Message | None = None
+    source: Message | None = None
     small: bool = False  # one of several that belong side by side
 
 
@@ -203,7 +203,7 @@ class Moments:
     title: Message
     moments: tuple[Moment, ...]
     levels: tuple[Level, ...] = ()
-    voice: Message | None = None
+    source: Message | None = None
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class Scatter:
     band: tuple[Message, tuple[tuple[float, float, float], ...]] | None = None
     levels: tuple[Level, ...] = ()
     note_label: Cell = ""
-    voice: Message | None = None
+    source: Message | None = None
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ class Ranks:
     ranks: tuple[Rank, ...]
     said_label: Cell = ""
     levels: tuple[Level, ...] = ()
-    voice: Message | None = None
+    source: Message | None = None
     numbers: Table | None = None  # where more is known than is shown
 
 

@@ -26,7 +26,7 @@ def document(plan: Plan, explanation: Explanation) -> Document:
         sections.append(Section(Message("explain.alive"), (_tensors(explanation),)))
     sections.append(Section(Message("explain.smi"), _smi(explanation)))
     title = Message("explain.title", {"name": plan.name})
-    return Document(title, Message("explain.subtitle", {"gpu": plan.gpu.name, "voice": explanation.source}), sections)
+    return Document(title, Message("explain.subtitle", {"gpu": plan.gpu.name, "source": explanation.source}), sections)
 
 
 def _sums(sums: tuple[Sum, ...]) -> Table:
@@ -66,14 +66,14 @@ def _short(op: str) -> str:
 
 
 def _smi(explanation: Explanation) -> tuple[Block, ...]:
-    columns = tuple(Message(f"column.{name}") for name in ("line", "bytes", "voice"))
+    columns = tuple(Message(f"column.{name}") for name in ("line", "bytes", "source"))
     rows = tuple(
-        (Message(f"smi.{line.id}"), _range(line), Message(f"voice_of.{line.voice}")) for line in explanation.lines
+        (Message(f"smi.{line.id}"), _range(line), Message(f"source_of.{line.source}")) for line in explanation.lines
     )
     blocks: list[Block] = [Table(columns, rows, frozenset({1}))]
     if explanation.conclusion != "none":
         other = "eager" if explanation.compiled else "compiled"
-        observed = (line for line in explanation.lines if line.id == "process" and line.voice == "observed")
+        observed = (line for line in explanation.lines if line.id == "process" and line.source == "observed")
         process = next(observed, None)
         values = {"mode": Message(f"mode.{other}"), "other": explanation.other_mode_bytes}
         tone = "warn" if explanation.conclusion in CONTEXT_DOUBTS else "good"
@@ -111,4 +111,4 @@ def largest(plan: Plan, found: Largest) -> Document:
     section = Section(
         Message("largest.title", values), (Paragraph(answer, tone), table, Paragraph(Message("largest.how")))
     )
-    return Document(Message("plan.title", {"name": plan.name}), Message("plan.voice_trace"), [section])
+    return Document(Message("plan.title", {"name": plan.name}), Message("plan.source_trace"), [section])

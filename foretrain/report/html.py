@@ -134,8 +134,8 @@ class _Page:
     def picture(self, picture: Picture) -> str:
         id, title = f"picture-{len(self.pictures)}", picture.title.text()
         self.pictures.append({"id": id, **chart(picture)})
-        voice = getattr(picture, "voice", None)
-        said = f'<p class="voice">{_text(voice.text())}</p>' if voice else ""
+        source = getattr(picture, "source", None)
+        said = f'<p class="source">{_text(source.text())}</p>' if source else ""
         switch = _switch(id, picture) if isinstance(picture, Curves) and len(picture.axes) > 1 else ""
         return (
             f'<figure class="picture"><figcaption><h3>{_text(title)}</h3>{said}</figcaption>{switch}'
@@ -159,7 +159,7 @@ def _switch(id: str, picture: Curves) -> str:
 def _figures(figures: Figures) -> str:
     items = "".join(
         f"<div><dt>{_text(item.label.text())}</dt><dd><b>{_text(cell_text(item.value))}</b>"
-        f"<small>{_text(cell_text(item.voice))}</small></dd></div>"
+        f"<small>{_text(cell_text(item.source))}</small></dd></div>"
         for item in figures.items
     )
     return f'<dl class="figures">{items}</dl>'

@@ -22,7 +22,7 @@ def within(plan: Plan, answer: Within) -> Document:
         blocks.append(Paragraph(Message(f"within.{answer.verdict}", values), TONES[answer.verdict]))
     sections = [
         Section(Message("within.section"), tuple(blocks)),
-        Section(Message("within.takes"), (Table((), _rows(plan, answer)), *_voice(plan))),
+        Section(Message("within.takes"), (Table((), _rows(plan, answer)), *_source(plan))),
     ]
     if answer.changed:
         rows = tuple(
@@ -33,8 +33,8 @@ def within(plan: Plan, answer: Within) -> Document:
         if "lr_decay_iters" in answer.changed:
             notes.append(Paragraph(Message("within.decay"), "warn"))
         sections.append(Section(Message("within.change"), tuple(notes)))
-    voice = Message("within.voice_logged" if _logged(plan) else "plan.voice")
-    subtitle = Message("within.subtitle", {**values, "voice": voice})
+    source = Message("within.source_logged" if _logged(plan) else "plan.source")
+    subtitle = Message("within.subtitle", {**values, "source": source})
     return Document(Message("within.title", {"name": plan.name}), subtitle, sections)
 
 
@@ -46,9 +46,9 @@ def _number(value: int) -> Cell:
     return f"{value:,}"
 
 
-def _voice(plan: Plan) -> tuple[Block, ...]:
-    voice = "log" if _logged(plan) else "cpu" if plan.gpu.kind == "cpu" else "catalogue"
-    return Paragraph(Message(f"voice.{voice}")), Paragraph(Message("voice.power"))
+def _source(plan: Plan) -> tuple[Block, ...]:
+    source = "log" if _logged(plan) else "cpu" if plan.gpu.kind == "cpu" else "catalogue"
+    return Paragraph(Message(f"source.{source}")), Paragraph(Message("source.power"))
 
 
 def _rows(plan: Plan, answer: Within) -> tuple[tuple[Cell, ...], ...]:

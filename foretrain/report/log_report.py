@@ -47,7 +47,7 @@ def _verdict(found: LogAnalysis | None, failures: tuple[OutOfMemory, ...]) -> tu
 
 
 def _figures(found: LogAnalysis | None, record: WatchRecord | None) -> Figures:
-    logged, measured = Message("report.voice_log"), Message("axis.measured")
+    logged, measured = Message("report.source_log"), Message("axis.measured")
     items: list[tuple[str, Cell | None, Cell]] = []
     if found is not None:
         loss, used = found.losses, found.utilization
@@ -67,5 +67,5 @@ def _figures(found: LogAnalysis | None, record: WatchRecord | None) -> Figures:
             ("memory", Quantity(held, "bytes") if held else None, measured),
             ("energy", Quantity(joules, "energy") if joules else None, measured),
         ]
-    shown = (Figure(Message(f"figure.{id}"), value, voice) for id, value, voice in items if value is not None)
+    shown = (Figure(Message(f"figure.{id}"), value, source) for id, value, source in items if value is not None)
     return Figures(tuple(shown))

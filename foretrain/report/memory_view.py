@@ -22,10 +22,10 @@ def phase_bars(plan: Plan, memory: StepMemory, measured: MeasuredMemory | None =
             label = Message("report.measured_phase", {"phase": Message(f"phase.{phase.phase}")})
             bars.append(Bar(label, _measured(measured, seen.allocated_bytes, top)))
     card = plan.gpu.memory_bytes if plan.gpu.memory_bytes != plan.available_bytes else None
-    voice = {"source": memory.source, "context": Message(f"context_from.{memory.context.voice}")}
+    source = {"source": memory.source, "context": Message(f"context_from.{memory.context.source}")}
     return StackedBars(
         Message("picture.phases"), tuple(bars), plan.available_bytes, card,
-        Message("report.voice_phases_measured" if len(bars) > len(memory.phases) else "report.voice_phases", voice),
+        Message("report.source_phases_measured" if len(bars) > len(memory.phases) else "report.source_phases", source),
     )  # fmt: skip
 
 
@@ -78,10 +78,10 @@ def moments_picture(plan: Plan, moments: StepMoments) -> tuple[Block, ...]:
     shares = listed(f"{Message(f'group.{group}').text()} {Quantity(size, 'bytes').text()}" for group, size in parts)
     values |= {"parts": shares}
     micro = plan.config.gradient_accumulation_steps
-    voice = {"source": moments.source, "events": moments.events, "shown": moments.micro_batches, "micro": micro}
-    id = "report.voice_moments_some" if micro > moments.micro_batches else "report.voice_moments"
+    source = {"source": moments.source, "events": moments.events, "shown": moments.micro_batches, "micro": micro}
+    id = "report.source_moments_some" if micro > moments.micro_batches else "report.source_moments"
     picture = Moments(
-        Message("picture.moments"), tuple(_moment(moment) for moment in moments.moments), levels, Message(id, voice)
+        Message("picture.moments"), tuple(_moment(moment) for moment in moments.moments), levels, Message(id, source)
     )
     return Paragraph(Message("report.highest_moment", values)), picture
 

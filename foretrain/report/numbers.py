@@ -41,7 +41,7 @@ def behind(picture: Picture | Figures) -> Table:
         case Ranks():
             return _ranks(picture)
         case Figures():
-            rows = tuple((item.label, item.value, item.voice) for item in picture.items)
+            rows = tuple((item.label, item.value, item.source) for item in picture.items)
             return Table((), rows, frozenset({1}))
 
 

@@ -64,7 +64,7 @@ def _roofline(plan: Plan, found: Roofline) -> tuple[Block, ...]:
     picture = Scatter(
         Message("picture.roofline"), Axis(Message("axis.intensity"), "number", True),
         Axis(Message("axis.flop_rate"), "rate", True), clouds, ((Message("report.roof_line", values), roof),),
-        note_label=Message("column.time_share"), voice=Message("report.voice_roofline", {"source": found.source}),
+        note_label=Message("column.time_share"), source=Message("report.source_roofline", {"source": found.source}),
     )  # fmt: skip
     means: tuple[Block, ...] = (Paragraph(Message("report.roof_means", values)),)
     if any(point.flop_per_s > peak for point in found.points):
@@ -101,7 +101,7 @@ def _frontier(found: Frontier) -> tuple[Block, ...]:
         Message("picture.frontier"), Axis(Message("axis.needed"), "bytes"), Axis(Message("axis.speed"), "number"),
         clouds,
         line, levels=levels, note_label=Message("column.verdict"),
-        voice=Message("report.voice_frontier", {"source": found.source}),
+        source=Message("report.source_frontier", {"source": found.source}),
     )  # fmt: skip
     return (*_trade(found), picture)
 
@@ -152,11 +152,11 @@ def _cards(plan: Plan, found: Outlook) -> tuple[Block, ...]:
     rows = tuple(_card_row(option) for option in options)
     tones = tuple("strong" if option.own else "plain" for option in options)
     table = Table(columns, rows, frozenset({1, 2, 4, 5, 6}), tones, (7, 6, 1))
-    beside = plan.others_bytes and plan.gpu.kind == "cuda"
-    told = {"count": len(options), "step": Message(f"step.{found.step}"), "others": plan.others_bytes}
-    voice = Message("report.voice_cards_beside" if beside else "report.voice_cards", told)
+    beside = plan.used_by_others_bytes and plan.gpu.kind == "cuda"
+    told = {"count": len(options), "step": Message(f"step.{found.step}"), "others": plan.used_by_others_bytes}
+    source = Message("report.source_cards_beside" if beside else "report.source_cards", told)
     said = Message("column.verdict")
-    return (Ranks(Message("picture.cards"), axis, ranks, said, voice=voice, numbers=table),)
+    return (Ranks(Message("picture.cards"), axis, ranks, said, source=source, numbers=table),)
 
 
 def _word(option: CardOption) -> Cell:

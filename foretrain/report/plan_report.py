@@ -21,7 +21,7 @@ def document(plan: Plan, found: Outlook, now: datetime | None = None, advice: Ad
             section = Section(section.title, (*ordered, _of(found.step), figures(plan, found.step)))
         elif section.title.id == "plan.memory":
             section = Section(section.title, (*memory_pictures(plan, found.step), *section.blocks))
-        elif section.title.id == "plan.time" and plan.timing and plan.timing.source.startswith("predicted"):
+        elif section.title.id == "plan.time" and plan.timing and plan.timing.source != "measured (log)":
             section = Section(section.title, (_of("foretrain"), *section.blocks))  # whichever the figures above are of
         elif section.title.id == "plan.notes":
             continue
@@ -50,13 +50,13 @@ def memory_pictures(plan: Plan, first: StepName) -> tuple[Block, ...]:
         mode = Message("mode.compiled" if memory.compiled else "mode.eager")
         head = Message("report.bars_of", {"step": Message(f"step.{memory.step}"), "mode": mode})
         bars = phase_bars(plan, memory)
-        blocks += [type(bars)(head, bars.bars, bars.limit_bytes, bars.card_bytes, bars.voice)]
+        blocks += [type(bars)(head, bars.bars, bars.limit_bytes, bars.card_bytes, bars.source)]
         blocks += verdicts(plan, memory) if memory.step == first else ()
     return tuple(blocks)
 
 
 def figures(plan: Plan, step: StepName) -> Figures:
-    """What people look at first, each with its voice."""
+    """What people look at first, each with its source."""
     memory = plan.memory_of(step)
     timing = plan.timing if step == "foretrain" else plan.nanogpt_timing
     needed = Quantity(memory.needed_bytes, "bytes")
@@ -75,5 +75,5 @@ def figures(plan: Plan, step: StepName) -> Figures:
             ("cost", Message("value.amount", amount) if money else None, timing.source),
         ]
     found.append(("tokens", Quantity(plan.work.tokens, "count") if plan.work.tokens else None, "config"))
-    items = (Figure(Message(f"figure.{id}"), value, voice) for id, value, voice in found if value is not None)
+    items = (Figure(Message(f"figure.{id}"), value, source) for id, value, source in found if value is not None)
     return Figures(tuple(items))

@@ -51,10 +51,10 @@ def document(plan: Plan, now: datetime | None = None, advice: Advices | None = N
     gpu = plan.gpu
     peak = gpu.peak_flop_per_s(plan.dtype)
     logged = plan.timing is not None and plan.timing.source.startswith("measured")
-    voice = Message("plan.voice_logged" if logged else "plan.voice_trace" if plan.exact else "plan.voice")
+    source = Message("plan.source_logged" if logged else "plan.source_trace" if plan.exact else "plan.source")
     subtitle = Message(
         "plan.subtitle" if peak and gpu.memory_bytes else "plan.subtitle_short",
-        {"gpu": gpu.name, "memory": gpu.memory_bytes or 0, "peak": peak or 0, "dtype": plan.dtype, "voice": voice},
+        {"gpu": gpu.name, "memory": gpu.memory_bytes or 0, "peak": peak or 0, "dtype": plan.dtype, "source": source},
     )
     sections = [
         Section(Message("plan.verdict"), _verdict(plan)),
@@ -92,7 +92,7 @@ def _verdict(plan: Plan) -> tuple[Block, ...]:
         doubtful = (p for p in memory.phases if verdict not in (None, "fits") and p.verdict == verdict)
         phase = next(doubtful, memory.worst)
         id = f"verdict.{verdict or 'unknown'}"
-        beside = ".beside" if plan.others_bytes and verdict else ".alone" if verdict else ""
+        beside = ".beside" if plan.used_by_others_bytes and verdict else ".alone" if verdict else ""
         values = _verdict_values(plan, memory, phase)
         blocks.append(Paragraph(Message(id + beside, values), TONES[verdict]))
         if verdict == "fits" and values["high"] > values["available"]:
@@ -110,7 +110,7 @@ def _verdict_values(plan: Plan, memory: StepMemory, phase: PhaseMemory) -> dict[
         "expected": phase.needed_expected_bytes,
         "high": phase.needed_high_bytes,
         "available": plan.available_bytes or 0,
-        "others": plan.others_bytes,
+        "others": plan.used_by_others_bytes,
     }
 
 
@@ -120,7 +120,7 @@ def _exact_verdict(plan: Plan, exact: Exact, verdict: str | None) -> Message:
     values = _verdict_values(plan, memory, memory.worst)
     values |= {
         "lives": exact.smallest_limit_bytes + exact.memory.context.expected_bytes,
-        "room": Message("room.beside" if plan.others_bytes else "room.alone", dict(values)),
+        "room": Message("room.beside" if plan.used_by_others_bytes else "room.alone", dict(values)),
     }
     if death is not None:
         values |= {
@@ -231,7 +231,7 @@ def _time(plan: Plan, now: datetime | None) -> tuple[Block, ...]:
     if timing is None:
         return (Paragraph(Message("plan.no_time", {"gpu": plan.gpu.name})),)
     rows = _time_rows(plan, timing, now)
-    if plan.nanogpt_timing and timing.source.startswith("predicted"):
+    if plan.nanogpt_timing and timing.source != "measured (log)":
         nanos = plan.nanogpt_timing
         rows.append(
             (
@@ -240,10 +240,10 @@ def _time(plan: Plan, now: datetime | None) -> tuple[Block, ...]:
             )
         )
     table = Table((), tuple(rows))
-    voice = "cpu" if plan.gpu.kind == "cpu" else "catalogue"
-    if timing.source != "predicted (catalogue)":
-        voice = "log" if timing.source.startswith("measured") else "calibrated"
-    return table, Paragraph(Message(f"voice.{voice}"))
+    source = "cpu" if plan.gpu.kind == "cpu" else "catalogue"
+    if timing.source != "estimated":
+        source = "log" if timing.source.startswith("measured") else "calibrated"
+    return table, Paragraph(Message(f"source.{source}"))
 
 
 def _duration(low: float, expected: float, high: float) -> Message:

@@ -133,7 +133,7 @@ def _time(found: RunExplanation) -> tuple[Block, ...]:
         values = {"piece": _time_name(largest), "took": _measured(largest), "share": _measured(largest) / found.wall_s}
         blocks.append(Paragraph(Message("run_explain.largest", values)))
     if found.time_source:
-        blocks.append(Paragraph(Message("run_explain.time_voice", {"source": found.time_source})))
+        blocks.append(Paragraph(Message("run_explain.time_source", {"source": found.time_source})))
     return tuple(blocks)
 
 
@@ -177,7 +177,7 @@ def _why(one: Slower) -> Paragraph:
         "last": one.last_step, "lost": one.lost_s, "factor": one.factor,
     }  # fmt: skip
     shown = None
-    for key in ("clock_ghz", "others_bytes", "cores", "data_wait_s"):
+    for key in ("clock_ghz", "used_by_others_bytes", "cores", "data_wait_s"):
         if key in one.values and key in _SHOWN.get(one.cause, ()):
             shown = Message(f"slow_shown.{key}", {"there": one.values[key], "usual": one.values[f"usual_{key}"]})
     if shown is not None:
@@ -187,7 +187,7 @@ def _why(one: Slower) -> Paragraph:
 
 _CLOCKED = ("hardware_thermal", "thermal", "hardware_slowdown", "power_brake", "power_cap", "clock")
 _SHOWN = {
-    **dict.fromkeys(_CLOCKED, ("clock_ghz",)), "others_card": ("others_bytes",), "others_cpu": ("cores",),
+    **dict.fromkeys(_CLOCKED, ("clock_ghz",)), "others_card": ("used_by_others_bytes",), "others_cpu": ("cores",),
     "data_wait": ("data_wait_s",),
 }  # fmt: skip
 _EXPECTED = ("compilation", "first_steps")

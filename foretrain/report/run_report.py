@@ -76,7 +76,7 @@ def _figures(facts: RunFacts) -> Figures:
         ("data_wait", Quantity(record.data_wait_s, "duration") if record.data_wait_s else None, measured),
         *_spent(facts),
     ]  # fmt: skip
-    return Figures(tuple(Figure(Message(f"figure.{id}"), value, voice) for id, value, voice in found if value))
+    return Figures(tuple(Figure(Message(f"figure.{id}"), value, source) for id, value, source in found if value))
 
 
 def _spent(facts: RunFacts) -> list[tuple[str, Cell | None, Cell]]:
@@ -86,13 +86,13 @@ def _spent(facts: RunFacts) -> list[tuple[str, Cell | None, Cell]]:
         for name in ("kwh", "cost")
         if name in facts.losses.axes
     }
-    voice = Message(f"energy_voice.{facts.losses.energy_voice}")
+    source = Message(f"energy_source.{facts.losses.energy_source}")
     kwh = facts.energy_j / JOULES_PER_KWH if facts.energy_j else last.get("kwh")
     cost = last.get("cost", 0.0)
     money = Message("value.amount", {"amount": cost, "currency": facts.losses.currency})
     return [
-        ("energy", Quantity(kwh * JOULES_PER_KWH, "energy") if kwh else None, voice),
-        ("cost", money if cost >= LEAST_MONEY else None, voice),
+        ("energy", Quantity(kwh * JOULES_PER_KWH, "energy") if kwh else None, source),
+        ("cost", money if cost >= LEAST_MONEY else None, source),
     ]
 
 

@@ -68,15 +68,15 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
     """Memory and time, each a table with signed errors."""
     sources = {"predicted": comparison.predicted_source, "measured": comparison.measured_source}
     parts = (
-        ("compare.memory", comparison.memory, Message("compare.memory_voice", sources)),
-        ("compare.time", comparison.time, Message("compare.time_voice", {"predicted": comparison.time_source})),
+        ("compare.memory", comparison.memory, Message("compare.memory_source", sources)),
+        ("compare.time", comparison.time, Message("compare.time_source", {"predicted": comparison.time_source})),
     )
     return [
         Section(
             Message(title),
-            (_rows(rows), Paragraph(voice)) if rows else (Paragraph(Message("compare.nothing")),),
+            (_rows(rows), Paragraph(source)) if rows else (Paragraph(Message("compare.nothing")),),
         )
-        for title, rows, voice in parts
+        for title, rows, source in parts
     ]
 
 

@@ -63,7 +63,7 @@ def _text(text: str, style: str = "") -> Text:
 def _block(block: Block, console: Console) -> RenderableType:
     match block:
         case Paragraph(message=message, tone=tone):
-            style = STYLES[tone] or ("dim" if message.id.startswith("voice") else "")
+            style = STYLES[tone] or ("dim" if message.id.startswith("source") else "")
             return facing(_text(message.text(), style=style))
         case Table():
             return mirrored(_table(block, console.width - 2))

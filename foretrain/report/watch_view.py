@@ -75,8 +75,12 @@ def _process(record: WatchRecord) -> Rows:
 
 def _card(card: WatchedCard) -> tuple[Block, ...]:
     rows: Rows = []
-    if card.ours_peak_bytes is not None and card.others_peak_bytes is not None:
-        values = {"ours": card.ours_peak_bytes, "others": card.others_peak_bytes, "total": card.total_bytes or 0}
+    if card.ours_peak_bytes is not None and card.used_by_others_peak_bytes is not None:
+        values = {
+            "ours": card.ours_peak_bytes,
+            "others": card.used_by_others_peak_bytes,
+            "total": card.total_bytes or 0,
+        }
         rows.append((Message("watch_row.card_memory"), Message(_MEMORY[card.by], values)))
     elif card.used_peak_bytes:
         used = Message("watch_value.card_used", {"used": card.used_peak_bytes})

@@ -32,13 +32,13 @@ def context_bytes(placement: Placement) -> tuple[int, str]:
 
 def cap(placement: Placement, limit_bytes: int) -> dict[str, int | str]:
     """Cap the allocator of a CUDA device; the values of the note about it. Raises UserError where nothing is left."""
-    held, voice = context_bytes(placement)
+    held, source = context_bytes(placement)
     if limit_bytes <= held:
-        raise UserError("usage.limit_below_context", limit=limit_bytes, context=held, voice=voice)
+        raise UserError("usage.limit_below_context", limit=limit_bytes, context=held, source=source)
     total = torch.cuda.get_device_properties(placement.device).total_memory
     allowed = min(total, limit_bytes - held)
     torch.cuda.set_per_process_memory_fraction(allowed / total, placement.device)
-    return {"limit": limit_bytes, "allowed": allowed, "context": held, "voice": voice}
+    return {"limit": limit_bytes, "allowed": allowed, "context": held, "source": source}
 
 
 class Watch:

@@ -309,7 +309,7 @@ class Trainer:
     def _evaluate_and_save(self, step: int, *, force: bool) -> None:
         before = self.clock()
         losses = {}
-        phase = "evaluate_first" if step == 0 else "evaluate_later"
+        phase = "evaluate_first" if step == 0 else "evaluate_steady"
         for split, tokens in (("train", self.train_tokens), ("val", self.val_tokens)):
             while isinstance(loss := self._mean_loss(split, tokens, phase), str | NotCompiled):
                 self._go_eager(loss) if isinstance(loss, NotCompiled) else self._shrink_evaluation(step)

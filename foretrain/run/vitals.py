@@ -79,7 +79,7 @@ class Vitals:
             "clock_reasons": list(sample.reasons),
         }  # fmt: skip
         if sample.used_bytes is not None and sample.ours_bytes:
-            found["others_bytes"] = max(0, sample.used_bytes - sample.ours_bytes)
+            found["used_by_others_bytes"] = max(0, sample.used_bytes - sample.ours_bytes)
         return {key: value for key, value in found.items() if value is not None}
 
     def _watch_clock(self, sample: CardSample) -> None:
@@ -147,7 +147,7 @@ class Vitals:
         sample = self._sample()
         if sample is not None and sample.used_bytes is not None and sample.ours_bytes:
             found["process_bytes"] = sample.ours_bytes
-            found["others_bytes"] = max(0, sample.used_bytes - sample.ours_bytes)
+            found["used_by_others_bytes"] = max(0, sample.used_bytes - sample.ours_bytes)
         return found
 
 
@@ -161,7 +161,7 @@ def of_host() -> dict[str, int]:
     if free is not None and total is not None:
         found["free_bytes"], found["card_bytes"] = free, total
         if resident is not None:
-            found["others_bytes"] = max(0, total - free - resident)
+            found["used_by_others_bytes"] = max(0, total - free - resident)
     return found
 
 

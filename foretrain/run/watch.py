@@ -93,7 +93,8 @@ class _CardSums:
         return WatchedCard(
             index=facts.index, name=facts.name, driver=facts.driver, total_bytes=facts.total_bytes,
             before_bytes=self.before.used_bytes if self.before else None, used_peak_bytes=self.used_peak or None,
-            ours_peak_bytes=self.ours_peak if known else None, others_peak_bytes=self.others_peak if known else None,
+            ours_peak_bytes=self.ours_peak if known else None,
+            used_by_others_peak_bytes=self.others_peak if known else None,
             by=self.by, busy=mean(self.busy), clock_ghz=mean(self.clock), clock_max_ghz=self.clock_max or None,
             power_w=mean(self.power), energy_j=counted or self.power_j or None, energy_by=energy_by,
             temperature_max_c=self.temperature_max,

@@ -48,7 +48,7 @@ class WatchedCard(Record):
     before_bytes: int | None = None
     used_peak_bytes: int | None = None
     ours_peak_bytes: int | None = None
-    others_peak_bytes: int | None = None
+    used_by_others_peak_bytes: int | None = None
     by: Literal["processes", "rise", "nothing"] = "nothing"
     busy: float | None = None
     clock_ghz: float | None = None

@@ -32,7 +32,9 @@ def answer(asked: AskedAdvice) -> dict[str, Any]:
         {
             "text": advice_view.short(plan, advice), "gpu": advice.gpu if advice.gpu != found.gpu else None,
             "values": {setting.knob: setting.after for setting in advice.settings}, "step": advice.step,
-            "others_bytes": advice.others_bytes if advice.others_bytes != found.others_bytes else None,
+            "used_by_others_bytes": (
+                advice.used_by_others_bytes if advice.used_by_others_bytes != found.used_by_others_bytes else None
+            ),
         }
         for advice in found.advised
     ]  # fmt: skip

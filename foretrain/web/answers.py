@@ -5,7 +5,7 @@ from typing import Any
 
 from foretrain.configfile import ResolvedConfig
 from foretrain.errors import ConfigError, UserError
-from foretrain.messages import format_value, printable, say, voice
+from foretrain.messages import format_value, printable, say, source_name
 from foretrain.predict.memory import StepMemory
 from foretrain.predict.plan import Plan, Timing
 from foretrain.report import plan_view
@@ -101,7 +101,7 @@ def plan_json(plan: Plan, found: ResolvedConfig) -> dict[str, Any]:
 
 
 def _figures(plan: Plan) -> list[dict[str, str]]:
-    """The numbers that people look at first; each says whose voice it has."""
+    """The numbers that people look at first; each says whose source it has."""
     worst = plan.memory_of("foretrain").worst
     source = plan.memory_of("foretrain").source
     figures = [_figure("memory", format_value(worst.needed_expected_bytes, "bytes"), source)]
@@ -131,7 +131,7 @@ def _spending(plan: Plan, timing: Timing) -> list[dict[str, str]]:
 
 
 def _figure(id: str, value: str, source: str) -> dict[str, str]:
-    return {"id": id, "label": say(f"page.figure.{id}"), "value": value, "voice": voice(source)}
+    return {"id": id, "label": say(f"page.figure.{id}"), "value": value, "source": source_name(source)}
 
 
 def _memory(plan: Plan) -> dict[str, Any]:
@@ -161,5 +161,5 @@ def _step(plan: Plan, memory: StepMemory) -> dict[str, Any]:
                 "tone": plan_view.TONES[phase.verdict],
             }
         )  # fmt: skip
-    return {"step": memory.step, "title": title, "voice": voice(memory.source), "bars": phases,
+    return {"step": memory.step, "title": title, "source": source_name(memory.source), "bars": phases,
             "tone": plan_view.TONES[verdict], "verdict": say(f"word.{verdict}") if verdict else ""}  # fmt: skip

@@ -93,7 +93,7 @@ def _block(block: Block) -> dict[str, Any]:
         return block_json(block)
     return {
         "kind": "chart", "title": printable(block.title.text()), "picture": _plain(chart(block)),
-        "voice": printable(block.voice.text()) if block.voice else "", "numbers": block_json(behind(block)),
+        "source": printable(block.source.text()) if block.source else "", "numbers": block_json(behind(block)),
     }  # fmt: skip
 
 

@@ -57,10 +57,10 @@ def target(name: str, others: str) -> tuple[Gpu, int]:
         raise UserError("gpu.none_here", count=len(catalogue()))
     else:
         gpu, used = find(name), 0
-    others_bytes = used if stated is None else stated
-    if gpu.memory_bytes is not None and others_bytes > gpu.memory_bytes:
-        raise UserError("gpu.others_beyond", others=others_bytes, memory=gpu.memory_bytes, gpu=gpu.name)
-    return gpu, others_bytes
+    used_by_others_bytes = used if stated is None else stated
+    if gpu.memory_bytes is not None and used_by_others_bytes > gpu.memory_bytes:
+        raise UserError("gpu.others_beyond", others=used_by_others_bytes, memory=gpu.memory_bytes, gpu=gpu.name)
+    return gpu, used_by_others_bytes
 
 
 def _size(text: str) -> int:

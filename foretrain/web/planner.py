@@ -60,17 +60,22 @@ def resolved(asked: Asked) -> ResolvedConfig:
 
 def made(found: ResolvedConfig, gpu: str, others: str) -> Plan:
     """The plan of a config on a device, by the ledger. Raises UserError."""
-    device, others_bytes = devices.target(gpu, others)
+    device, used_by_others_bytes = devices.target(gpu, others)
     config, tokens, source = _with_dataset(found)
     notes = ()
     if config.auto_batch_size:
         from foretrain.advise.micro_batch import choose
 
-        room, _ = available(config, device, others_bytes)
+        room, _ = available(config, device, used_by_others_bytes)
         choice = choose(config, device, choose_dtype(config, device)[0], room)
         config, notes = choice.config, (choice.note,)
     answer = plan(
-        config, device, name=found.name, others_bytes=others_bytes, dataset_tokens=tokens, dataset_source=source
+        config,
+        device,
+        name=found.name,
+        used_by_others_bytes=used_by_others_bytes,
+        dataset_tokens=tokens,
+        dataset_source=source,
     )
     return answer.model_copy(update={"notes": (*notes, *answer.notes)}) if notes else answer
 

@@ -29,10 +29,10 @@ class State:
     config: RunConfig
     gpu: Gpu
     step: StepName
-    others_bytes: int
+    used_by_others_bytes: int
 
     def __hash__(self) -> int:  # a calibrated card holds tables, which have no hash
-        return hash((self.config, self.gpu.name, self.step, self.others_bytes))
+        return hash((self.config, self.gpu.name, self.step, self.used_by_others_bytes))
 
     @property
     def dtype(self) -> Dtype:
@@ -56,7 +56,7 @@ class Change:
     knobs: dict[str, Any] = field(default_factory=dict)
     step: StepName | None = None
     gpu: Gpu | None = None
-    others_bytes: int | None = None
+    used_by_others_bytes: int | None = None
 
     def applied(self, state: State) -> State:
         """The run after the change."""
@@ -64,7 +64,9 @@ class Change:
             config=state.config.model_copy(update=self.knobs),
             gpu=self.gpu or state.gpu,
             step=self.step or state.step,
-            others_bytes=state.others_bytes if self.others_bytes is None else self.others_bytes,
+            used_by_others_bytes=state.used_by_others_bytes
+            if self.used_by_others_bytes is None
+            else self.used_by_others_bytes,
         )
 
 

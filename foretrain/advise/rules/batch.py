@@ -17,11 +17,11 @@ def foretrain_step(state: State) -> Sequence[Change]:
 
 def free_others(state: State) -> Sequence[Change]:
     """Less and less beside the run, in tenths of a GB down to nothing."""
-    held = state.others_bytes
+    held = state.used_by_others_bytes
     if state.config.memory_limit_bytes is not None or not held:
         return []
     steps = range(1, -(-held // TENTH_GB) + 1)
-    return [Change(others_bytes=max(0, held - n * TENTH_GB)) for n in steps]
+    return [Change(used_by_others_bytes=max(0, held - n * TENTH_GB)) for n in steps]
 
 
 def recut(state: State, batch: int) -> Change:

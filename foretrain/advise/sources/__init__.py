@@ -59,7 +59,7 @@ def subjects_of(
     tell: Callable[[tuple[UserError, ...]], None] = lambda notes: None,
     *,
     gpu: Gpu | None = None,
-    others_bytes: int = 0,
+    used_by_others_bytes: int = 0,
     columns: Mapping[str, str] | None = None,
 ) -> list[Subject]:
     """The subjects of sources as a user names them, in that order; the rest as in `Given`.
@@ -67,7 +67,10 @@ def subjects_of(
     `tell` hears what was skipped in a config, as soon as its source is read. Raises UserError, where there is but one
     source too.
     """
-    given = [replace(take_apart(word), gpu=gpu, others_bytes=others_bytes, columns=columns or {}) for word in words]
+    given = [
+        replace(take_apart(word), gpu=gpu, used_by_others_bytes=used_by_others_bytes, columns=columns or {})
+        for word in words
+    ]
     if len(given) == 1:
         raise UserError("usage.compare_one", path=given[0].path)
     subjects = []

@@ -24,7 +24,7 @@ def load(given: Given) -> Subject:
         raise UserError("gpu.none_here", count=len(catalogue()))
     config = with_vocabulary(resolved, None)
     subject = Subject(
-        label=given.name, path=given.path, kind="config", others_bytes=given.held_bytes,
+        label=given.name, path=given.path, kind="config", used_by_others_bytes=given.held_bytes,
         bytes_per_token=bytes_per_token(given, config),
     )  # fmt: skip
     return with_forecast(subject, config, gpu, own_step(resolved))

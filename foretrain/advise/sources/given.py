@@ -20,7 +20,7 @@ OWN_KEYS = ("gpu", "others", "bytes_per_token", "tokens_per_step", "run")
 class Given:
     """One source. `words`: its config as in `plan`; `own`: keys of this command; `tables`: further exports of it.
 
-    `gpu`, `others_bytes`: for all sources, from the command line; `columns`: role -> column.
+    `gpu`, `used_by_others_bytes`: for all sources, from the command line; `columns`: role -> column.
     """
 
     path: str
@@ -29,7 +29,7 @@ class Given:
     own: Mapping[str, str] = field(default_factory=dict)
     tables: tuple[Path, ...] = ()
     gpu: Gpu | None = None
-    others_bytes: int = 0
+    used_by_others_bytes: int = 0
     columns: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -50,7 +50,7 @@ class Given:
     @property
     def held_bytes(self) -> int:
         """What others hold on its card. Raises UserError."""
-        return stated_bytes(self.own["others"], "others") if "others" in self.own else self.others_bytes
+        return stated_bytes(self.own["others"], "others") if "others" in self.own else self.used_by_others_bytes
 
     def number(self, key: str, least: float, most: float) -> float | None:
         """The number under a key of `own`. Raises UserError for what is none."""

@@ -47,7 +47,7 @@ def of_log(given: Given, log: TrainingLog, config: RunConfig | None, seen: Gpu |
         tokens_per_step=int(stated) if stated else tokens, bytes_per_token=bytes_per_token(given, config),
         step_times_s=tuple(log.steps.time_s[i] for i in pace.indices),
         steps_since_start=since_start(log, pace.indices), step_s=exact(pace.median_s),
-        step_voice="measured (log)", others_bytes=given.held_bytes, train=train, val=val,
+        step_source="measured (log)", used_by_others_bytes=given.held_bytes, train=train, val=val,
         val_unit="bits a byte" if log.format == "nanochat" else "nats a token",
         wall_s=train.seconds_s[-1] if train.seconds_s else None,
         printed_mfu=next((m for m in reversed(log.steps.logged_mfu) if math.isfinite(m)), None), notes=_notes(log),

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from foretrain.advise import settings
 from foretrain.advise.sources.given import Given
 from foretrain.advise.sources.predicted import bytes_per_token
-from foretrain.advise.subject import Memory, Subject, Voice
+from foretrain.advise.subject import Memory, Source, Subject
 from foretrain.bounded import read_text
 from foretrain.errors import UserError
 from foretrain.predict.plan import Plan
@@ -24,21 +24,23 @@ def load(given: Given) -> Subject:
     if given.words:
         raise UserError("usage.source_has_config", path=given.path)
     made = read(Path(given.path))
-    worst, timing = made.memory_of("foretrain").worst, made.timing
+    step, timing = made.memory_of("foretrain"), made.timing
+    worst = step.worst
     memory = Memory(
         low_bytes=worst.needed_low_bytes, expected_bytes=worst.needed_expected_bytes,
-        high_bytes=worst.needed_high_bytes, voice="predicted", what="needed",
+        high_bytes=worst.needed_high_bytes, source="traced" if step.source == "traced" else "estimated", what="needed",
     )  # fmt: skip
     subject = Subject(
         label=given.label or (made.name if given.name in ("plan", "-") else given.name), path=given.path, kind="plan",
         settings=settings.of_config(made.config, made.gpu, "foretrain"), config=made.config, gpu=made.gpu,
-        step="foretrain", tokens_per_step=made.config.tokens_per_step, others_bytes=made.others_bytes, memory=memory,
+        step="foretrain", tokens_per_step=made.config.tokens_per_step,
+        used_by_others_bytes=made.used_by_others_bytes, memory=memory,
         bytes_per_token=bytes_per_token(given, made.config),
     )  # fmt: skip
     if timing is None:
         return subject
-    voice: Voice = timing.source
-    return subject.with_speed(timing.step_s, voice)
+    source: Source = timing.source
+    return subject.with_speed(timing.step_s, source)
 
 
 def read(path: Path) -> Plan:
@@ -47,7 +49,7 @@ def read(path: Path) -> Plan:
         text = read_text(path)
         data = json.loads(text)
         schema = data.get("schema") if isinstance(data, dict) else None
-        if schema not in (None, "foretrain.plan/1"):
+        if schema not in (None, "foretrain.plan/2"):
             raise UserError("data.not_a_plan", path=str(path), schema=str(schema)[:60])
         return Plan.from_json(text)
     except (OSError, ValidationError, ValueError, AttributeError, TypeError, RecursionError) as error:

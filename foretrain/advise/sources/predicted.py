@@ -57,26 +57,26 @@ def with_forecast(subject: Subject, config: RunConfig, gpu: Gpu | None, step: St
     dtype, _ = choose_dtype(config, gpu)
     check_matmul(config, gpu, dtype)
     own = config.as_nanogpt() if step == "nanogpt" else config
-    if subject.step_s is not None and subject.step_voice is not None:
-        subject = subject.with_speed(subject.step_s, subject.step_voice)
+    if subject.step_s is not None and subject.step_source is not None:
+        subject = subject.with_speed(subject.step_s, subject.step_source)
     else:
         step_s = step_time(own, gpu, dtype, step, compiled=config.compile)
         if step_s is not None:
             calibrated = is_calibrated(own, gpu, dtype, step)
-            subject = subject.with_speed(step_s, "predicted (calibrated)" if calibrated else "predicted (catalogue)")
+            subject = subject.with_speed(step_s, "calibrated" if calibrated else "estimated")
     if subject.memory is None:
-        subject = replace(subject, memory=needed(config, gpu, step, subject.others_bytes))
+        subject = replace(subject, memory=needed(config, gpu, step, subject.used_by_others_bytes))
     return subject
 
 
-def needed(config: RunConfig, gpu: Gpu, step: StepName, others_bytes: int = 0) -> Memory:
+def needed(config: RunConfig, gpu: Gpu, step: StepName, used_by_others_bytes: int = 0) -> Memory:
     """The ledger's highest moment. Raises UserError where others are said to hold more than the card has."""
-    if gpu.memory_bytes is not None and others_bytes > gpu.memory_bytes:
-        raise UserError("gpu.others_beyond", others=others_bytes, memory=gpu.memory_bytes, gpu=gpu.name)
-    room, _ = available(config, gpu, others_bytes)
+    if gpu.memory_bytes is not None and used_by_others_bytes > gpu.memory_bytes:
+        raise UserError("gpu.others_beyond", others=used_by_others_bytes, memory=gpu.memory_bytes, gpu=gpu.name)
+    room, _ = available(config, gpu, used_by_others_bytes)
     dtype, _ = choose_dtype(config, gpu)
     worst = predict(config, gpu, dtype, step, compiled=config.compile, available_bytes=room).worst
     return Memory(
         low_bytes=worst.needed_low_bytes, expected_bytes=worst.needed_expected_bytes,
-        high_bytes=worst.needed_high_bytes, voice="predicted", what="needed",
+        high_bytes=worst.needed_high_bytes, source="estimated", what="needed",
     )  # fmt: skip

@@ -46,7 +46,8 @@ def of(given: Given, directory: RunDirectory) -> Subject:
     subject = Subject(
         label=given.name, path=given.path, kind="run", settings=known, config=config, gpu=record.gpu, step="foretrain",
         tokens_per_step=config.tokens_per_step, bytes_per_token=bytes_per_token(given, config), step_times_s=times,
-        steps_since_start=since, others_bytes=given.held_bytes, memory=_memory(record), wall_s=record.wall_s or None,
+        steps_since_start=since, used_by_others_bytes=given.held_bytes,
+        memory=_memory(record), wall_s=record.wall_s or None,
         notes=_notes(record, lines), train=_curve(lines, "step", "loss"), val=_curve(lines, "evaluation", "val_loss"),
     )  # fmt: skip
     return subject.with_speed(exact(middle), "measured") if middle else replace(subject, mfu=record.mfu)
@@ -98,7 +99,7 @@ def _memory(record: RunRecord) -> Memory | None:
     if highest is None:
         return None
     what = "reserved" if record.gpu.kind == "cuda" else "process"
-    return Memory(low_bytes=highest, expected_bytes=highest, high_bytes=highest, voice="measured", what=what)
+    return Memory(low_bytes=highest, expected_bytes=highest, high_bytes=highest, source="measured", what=what)
 
 
 def _notes(record: RunRecord, lines: list[dict[str, Any]]) -> tuple[Note, ...]:

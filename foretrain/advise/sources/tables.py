@@ -103,7 +103,7 @@ def _subject(given: Given, roles: dict[str, dict[int, float]]) -> Subject:
         label=given.name, path=given.path, kind="table", settings=known | settings.of_gpu(gpu), gpu=gpu,
         tokens_per_step=per_step, bytes_per_token=bytes_per_token(given, config), step_times_s=times,
         steps_since_start=since, step_s=exact(median(times)) if times else None,
-        step_voice="measured" if times else None, others_bytes=given.held_bytes,
+        step_source="measured" if times else None, used_by_others_bytes=given.held_bytes,
         train=_curve(roles.get("train_loss", {}), seconds),
         val=_curve(roles.get("val_bpb" if bpb else "val_loss", {}), seconds),
         val_unit="bits a byte" if bpb else "nats a token", notes=_notes(roles),

@@ -29,10 +29,14 @@ def load(given: Given) -> Subject:
         config = with_vocabulary(given.resolved, log.header.vocab_size)
     used = max(record.cards, key=lambda one: one.ours_peak_bytes or 0, default=None)
     subject = of_log(given, log, config, _known(used))
-    others = used.others_peak_bytes if used and "others" not in given.own and not given.others_bytes else None
+    others = (
+        used.used_by_others_peak_bytes
+        if used and "others" not in given.own and not given.used_by_others_bytes
+        else None
+    )
     return replace(
         subject, memory=_memory(record, used) or subject.memory, wall_s=record.wall_s or subject.wall_s,
-        others_bytes=subject.others_bytes if others is None else others,
+        used_by_others_bytes=subject.used_by_others_bytes if others is None else others,
     )  # fmt: skip
 
 
@@ -49,4 +53,4 @@ def _memory(record: WatchRecord, used: WatchedCard | None) -> Memory | None:
     held = (used.ours_peak_bytes if used is not None else None) or record.rss_peak_bytes
     if not held:
         return None
-    return Memory(low_bytes=held, expected_bytes=held, high_bytes=held, voice="measured", what="process")
+    return Memory(low_bytes=held, expected_bytes=held, high_bytes=held, source="measured", what="process")

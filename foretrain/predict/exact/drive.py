@@ -88,7 +88,7 @@ def foretrain_run(job: Job) -> bool:
         micro = (job.batch(c.batch_size, c.block_size, cut=True) for _ in range(job.micro_steps))
         train_step(state, micro, c.learning_rate)
         if step == 1:
-            evaluate("evaluate_later")
+            evaluate("evaluate_steady")
             _save(job, state)
     return state.scaler.is_enabled()
 
@@ -184,7 +184,7 @@ def nanogpt_run(job: Job) -> bool:
     _logits = loss = None
     for step in range(STEPS):
         if step != 1:
-            estimate_loss("evaluate_first" if step == 0 else "evaluate_later")
+            estimate_loss("evaluate_first" if step == 0 else "evaluate_steady")
         if c.eval_only:
             break
         job.tracer.enter("first_step" if step == 0 else "steady_step")

@@ -89,7 +89,7 @@ def _with(base: Plan, knob: str, value: int) -> Plan:
     config = base.config.model_copy(update={knob: value})
     if config.eval_block_size > config.block_size:
         config = config.model_copy(update={"eval_block_size": 0})
-    return plan(config, base.gpu, name=base.name, others_bytes=base.others_bytes)
+    return plan(config, base.gpu, name=base.name, used_by_others_bytes=base.used_by_others_bytes)
 
 
 def _probe(changed: Plan, step: StepName, value: int, settings: Settings | None, listen: Listener) -> Probe:

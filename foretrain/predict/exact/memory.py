@@ -148,7 +148,7 @@ def exact(
         phases = [_judged(p, available_bytes, ledger.context, len(dies) == len(traces), dead) for p in phases]
     memory = StepMemory(
         step=ledger.step, compiled=ledger.compiled, phases=tuple(phases), saved_bytes=_saved_bytes(trace),
-        source="predicted (trace)", context=ledger.context,
+        source="traced", context=ledger.context,
     )  # fmt: skip
     return Exact(
         memory=memory,

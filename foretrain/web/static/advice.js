@@ -48,7 +48,7 @@ export class Advice {
     for (const [name, value] of Object.entries(change.values)) values[name] = String(value);
     const parts = { values };
     if (change.gpu !== null) parts.gpu = change.gpu;
-    if (change.others_bytes !== null) parts.others = `${change.others_bytes}B`;
+    if (change.used_by_others_bytes !== null) parts.others = `${change.used_by_others_bytes}B`;
     this.planner.begin(parts);
     this.answer.replaceChildren();
     this.said.textContent = t("page.applied", { text: change.text });

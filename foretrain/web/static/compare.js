@@ -97,7 +97,7 @@ export class ComparePage {
     const drawing = new Drawing(found.picture, canvas, said), axes = found.picture.axes || [];
     const group = `axis-${this.drawings.push(drawing)}`;
     const choice = (axis, i) => h("label", {}, h("input", { type: "radio", name: group, value: String(i), checked: i === 0, onchange: () => drawing.choose(i) }), h("span", {}, axis.label));
-    return h("figure", { class: "picture" }, h("h3", {}, found.title), found.voice ? h("p", { class: "voice" }, found.voice) : "",
+    return h("figure", { class: "picture" }, h("h3", {}, found.title), found.source ? h("p", { class: "source" }, found.source) : "",
       axes.length > 1 ? h("fieldset", { class: "switch" }, h("legend", {}, drawing.words.over), axes.map(choice)) : "",
       h("div", { class: "canvas" }, canvas), said,
       h("details", { class: "behind" }, h("summary", {}, t("page.numbers")), table({ ...found.numbers, label: this.named(found.title) })));

@@ -149,11 +149,11 @@ export class Planner {
     this.show();
     this.verdict.replaceChildren(h("h2", {}, t("page.verdict")), ...answer.verdict.map(part => h("p", { class: part.tone }, part.text)),
       h("p", { class: "help" }, answer.subtitle));
-    this.figures.replaceChildren(...answer.figures.map(figure => h("div", {}, h("dt", {}, figure.label), h("dd", {}, figure.value), h("dd", { class: "voice" }, figure.voice))));
+    this.figures.replaceChildren(...answer.figures.map(figure => h("div", {}, h("dt", {}, figure.label), h("dd", {}, figure.value), h("dd", { class: "source" }, figure.source))));
     const memory = answer.memory, needs = memory.steps.flatMap(step => step.bars.map(bar => bar.needed));
     const highest = 1.06 * Math.max(...needs, ...memory.marks.map(mark => mark.value));
     memory.steps.forEach((step, i) => {
-      this.pictures[i].title(t("page.memory_title", { step: step.title, voice: step.voice }));
+      this.pictures[i].title(t("page.memory_title", { step: step.title, source: step.source }));
       drawBars(this.pictures[i], step.bars, memory.marks, highest);
     });
     this.drawStrip(memory, highest);

@@ -167,7 +167,7 @@ export class RunPage extends Polled {
 
   figures(newest, evaluation) {
     const rows = [];
-    const add = (id, value) => rows.push(h("div", {}, h("dt", {}, t(`page.now.${id}`)), h("dd", {}, value), h("dd", { class: "voice" }, t("page.measured"))));
+    const add = (id, value) => rows.push(h("div", {}, h("dt", {}, t(`page.now.${id}`)), h("dd", {}, value), h("dd", { class: "source" }, t("page.measured"))));
     if (newest?.loss !== undefined) add("loss", newest.loss.toFixed(4));
     if (evaluation?.val_loss !== undefined) add("val_loss", evaluation.val_loss.toFixed(4));
     // Of a run that goes, the newest step; of one that is over, the medians that the list and the report have.

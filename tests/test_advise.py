@@ -219,17 +219,17 @@ def _idle(values: dict[str, float]) -> str:
 
 
 def test_a_saving_that_rounds_to_nothing_is_said_to_change_nothing() -> None:
-    assert "by 0.6 %" in _idle({"shorter": 0.006})
+    assert "0.6 % shorter" in _idle({"shorter": 0.006})
     for little in ({"shorter": 0.0004}, {"shorter": 0.0}, {}):
         assert "0.0 %" not in _idle(little)
-        assert "It changes nothing here" in _idle(little)
+        assert "no effect" in _idle(little)
 
 
 @pytest.mark.parametrize(
     ("slower", "longer", "text"),
     [
-        (0.0, -0.0004, "nothing changes"), (0.0, 0.012, "the same time a step, +1.2 % the whole run"),
-        (-0.0201, 0.0, "-2.0 % a step, the same time"), (0.01, 0.02, "+1.0 % a step, +2.0 % the whole run"),
+        (0.0, -0.0004, "no change"), (0.0, 0.012, "the same time a step, +1.2 % for the whole run"),
+        (-0.0201, 0.0, "-2.0 % a step, the same time"), (0.01, 0.02, "+1.0 % a step, +2.0 % for the whole run"),
     ],
 )  # fmt: skip
 def test_times_of_a_change_are_plain(slower: float, longer: float, text: str) -> None:
@@ -259,7 +259,7 @@ def test_what_fits_though_it_needs_more_than_there_is_is_explained(needed: int, 
     found = found.model_copy(update={"advised": (advice,)})
 
     def says(blocks: tuple[document.Block, ...]) -> bool:
-        return any("gives back blocks" in b.message.text() for b in blocks if isinstance(b, Paragraph))
+        return any("frees its cache" in b.message.text() for b in blocks if isinstance(b, Paragraph))
 
     listed, one = advice_view.document(base, found).sections[1], advice_view.one(base, found, 1)
     verdicts = next(section for section in one.sections if section.title.id == "plan.verdict")

@@ -105,7 +105,7 @@ def test_a_plan_on_the_page_is_the_plan(client: TestClient) -> None:
     figures = {figure["id"]: figure["value"] for figure in answer["figures"]}
     assert figures["memory"] == format_bytes(expected.memory_of("foretrain").worst.needed_expected_bytes)
     assert {"step", "run", "speed", "mfu", "energy", "cost"} < set(figures)
-    assert all(figure["source"].startswith("predicted") for figure in answer["figures"])
+    assert all(figure["source"].startswith(("estimated", "calibrated")) for figure in answer["figures"])
     assert answer["config"]["batch_size"] == 12
 
 

@@ -30,7 +30,7 @@ CODES: dict[str, tuple[ExitCode, ...]] = {
 }  # fmt: skip
 MEANINGS = {
     "DONE": "done",
-    "INTERNAL": "internal error: a bug, with its traceback",
+    "INTERNAL": "internal error: a bug of foretrain, told in one sentence that names the file with its details",
     "USAGE": "bad usage or configuration",
     "CHECK_FAILED": "`--check`: it does not fit",
     "ENVIRONMENT": "something is missing here: torch, a card, a package, a writable folder",

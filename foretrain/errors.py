@@ -1,7 +1,8 @@
 """What a user can get wrong, as ids with values, and the one table of exit codes.
 
 Two classes are enough: `UserError` for what the user can mend (no traceback, a documented exit code) and
-`ConfigError`, which carries every problem of a configuration at once. Anything else is a bug and shows itself.
+`ConfigError`, which carries every problem of a configuration at once. Anything else is a
+bug, which `bugs.told` makes a sentence of.
 """
 
 from enum import IntEnum
@@ -28,6 +29,7 @@ class ExitCode(IntEnum):
 
 # The first part of an error's id decides the exit code, so that no raise site has to know it.
 EXIT_CODE_OF = {
+    "internal": ExitCode.INTERNAL,
     "config": ExitCode.USAGE,
     "gpu": ExitCode.USAGE,
     "usage": ExitCode.USAGE,

@@ -27,7 +27,7 @@ from foretrain.advise.sources import LOADERS, load
 from foretrain.advise.sources.given import Given, take_apart
 from foretrain.advise.sources.table_file import number, read_table
 from foretrain.advise.subject import Curve, Subject, curve, exact
-from foretrain.configfile import to_toml
+from foretrain.configfile import KNOBS, to_toml
 from foretrain.errors import UserError
 from foretrain.hardware import find
 from foretrain.lm.dataset import DatasetInfo
@@ -883,3 +883,32 @@ def test_every_reason_has_a_text_and_names_who_lacks_what() -> None:
     assert shown(both)
     for reason in ("no_tokens", "no_flops", "no_hours", "no_money"):
         assert messages.has(f"side_reason.{reason}")
+
+
+LOG = """Overriding: {key} = {value}
+tokens per iteration will be: 65,536
+iter 0: loss 10.8, time 900.00ms, mfu -100.00%
+iter 1: loss 10.7, time {ms}ms, mfu 10.00%
+iter 2: loss 10.6, time {ms}ms, mfu 10.00%
+iter 3: loss 10.5, time {ms}ms, mfu 10.00%
+iter 4: loss 10.4, time {ms}ms, mfu 10.00%
+iter 5: loss 10.3, time {ms}ms, mfu 10.00%
+iter 6: loss 10.2, time {ms}ms, mfu 10.00%
+"""
+
+
+def test_logs_that_print_an_option_of_any_group_are_compared(tmp_path: Path) -> None:
+    """Each option that nanoGPT could print: none of them is unknown to the comparison."""
+    other = tmp_path / "other.log"
+    for name, knob in KNOBS.items():
+        value = {"bool": "True", "int": "3", "float": "0.5"}.get(knob.type, "x")
+        one = tmp_path / f"{name}.log"
+        one.write_text(LOG.format(key=name, value=value, ms="400.00"))
+        other.write_text(LOG.format(key=name, value=value + "1" if knob.type != "bool" else "False", ms="500.00"))
+        found = compare([load(take_apart(str(one))), load(take_apart(str(other)))])
+        assert found.verdict("speed").outcome, name
+        names = {setting.name for setting in found.differing}
+        if name in ("log_interval", "out_dir", "wandb_log", "price_per_kwh"):  # these say nothing of the training
+            assert name not in names
+        if name in ("learning_rate", "dropout", "n_layer", "weight_decay"):
+            assert name in names

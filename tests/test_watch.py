@@ -17,6 +17,7 @@ import pytest
 
 from foretrain.cli.watch import config_of
 from foretrain.errors import UserError
+from foretrain.redaction import redacted
 from foretrain.run import process_tree, store, watch_record
 from foretrain.run.card import REASONS, Cards
 from foretrain.run.watch import watch
@@ -372,7 +373,7 @@ def test_a_killed_watch_is_told_by_its_lock(capsys: pytest.CaptureFixture[str]) 
 
 def test_secrets_of_the_command_line_are_not_kept() -> None:
     words = ["python", "train.py", "--wandb-key=abc", "--api_key", "def", "--tokenizer=gpt2", "HF_TOKEN=ghi"]
-    kept = watch_record.redacted(words)
+    kept = redacted(words)
     assert not {"abc", "def", "ghi"} & set("=".join(kept).split("="))
     assert kept[5] == "--tokenizer=gpt2"
 

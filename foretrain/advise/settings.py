@@ -93,11 +93,16 @@ class Setting(Record):
         return (self.values[one] is None) != (self.values[other] is None)
 
 
+def is_compared(name: str) -> bool:
+    """Whether this is an option that says something of the training: not where its files go, nor what a kWh costs."""
+    knob = KNOBS.get(name)
+    return knob is not None and not knob.inert and name not in _LEFT_OUT and knob.group in _GROUP_OF_KNOBS
+
+
 def of_config(config: RunConfig, gpu: Gpu | None, step: StepName) -> dict[str, Any]:
     """What a config settles. Automatic choices are those that the card decides, where it is known."""
     known: dict[str, Any] = {
-        name: getattr(config, name) for name, knob in KNOBS.items()
-        if not knob.inert and name not in _LEFT_OUT and knob.group in _GROUP_OF_KNOBS
+        name: getattr(config, name) for name in KNOBS if is_compared(name)
     }  # fmt: skip
     if config.dtype == "auto":
         known["dtype"] = choose_dtype(config, gpu)[0] if gpu else None
@@ -146,7 +151,7 @@ def _kind(name: str) -> tuple[Group, tuple[Effect, ...]]:
 
 def _decisions(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What is compared of the settings; the split of a step as one decision."""
-    found = {name: value for name, value in settings.items() if name in KNOBS and name not in _LEFT_OUT}
+    found = {name: value for name, value in settings.items() if is_compared(name)}
     found |= {name: settings[name] for name in _OTHERS if settings.get(name) is not None}
     micro, accumulation = settings.get("batch_size"), settings.get("gradient_accumulation_steps")
     if micro is not None:

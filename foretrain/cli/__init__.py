@@ -8,7 +8,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from foretrain import languages
+from foretrain import bugs, languages
 from foretrain.cli.common import OUT, print_error, print_json
 from foretrain.cli.language import Group, from_environment, own_words
 from foretrain.errors import ExitCode, UserError
@@ -87,6 +87,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal of another encoding shows ? for what it lacks
             stream.reconfigure(errors="replace")
+    bugs.watch_threads()
     try:
         code = _run()
         sys.stdout.flush()
@@ -94,11 +95,15 @@ def main() -> None:
         _silence(sys.stdout)
         code = int(ExitCode.DONE)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno == errno.ENOSPC:
+            found = UserError("disk.full_output")
+        elif bugs.wants_traceback():
             raise
+        else:
+            found = bugs.told(error)
         _silence(sys.stdout)
-        print_error(UserError("disk.full_output"), as_json=False)
-        code = int(ExitCode.DISK_FULL)
+        print_error(found, as_json=False)
+        code = int(found.exit_code)
     sys.exit(code)
 
 
@@ -123,9 +128,24 @@ def _run() -> int:
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
+    except OSError as error:
+        if error.errno == errno.ENOSPC or isinstance(error, BrokenPipeError):  # of our own output: `main` says it
+            raise
+        return _bug(error)
+    except Exception as error:
+        return _bug(error)
     finally:
         languages.use(before)
     return int(ExitCode.DONE)
+
+
+def _bug(error: Exception) -> int:
+    """Tell what nobody expected; its exit code."""
+    if bugs.wants_traceback():
+        raise error
+    found = bugs.told(error)
+    print_error(found, as_json="--json" in own_words())
+    return int(found.exit_code)
 
 
 def _silence(stream: TextIO) -> None:

@@ -51,7 +51,8 @@ class Child:
 
     def __init__(self, module: str, *words: str, stdin: int | None = subprocess.PIPE, one_thread: bool = True) -> None:
         code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from foretrain.prepare.{module} import main; main(*sys.argv[1:])"
+            f"import sys; sys.path[:] = {sys.path!r}; from foretrain import bugs; "
+            f"from foretrain.prepare.{module} import main; bugs.in_child(main, *sys.argv[1:])"
         )
         # Arrow and glibc reserve address space by thread and pool; the limit of `limit_memory` is on that.
         quiet = {"MALLOC_ARENA_MAX": "2", "ARROW_DEFAULT_MEMORY_POOL": "system"}

@@ -196,6 +196,11 @@ _EXPECTED = ("compilation", "first_steps")
 # -- out of memory -----------------------------------------------------------------------------------------
 
 
+_ROWS = (
+    "weights", "gradients", "optimizer", "rest", "allocated", "unused", "reserved", "used_by_others", "card"
+)  # fmt: skip
+
+
 def out_of_memory_sections(
     failures: tuple[OutOfMemory, ...], remedies: tuple[Remedy, ...], exact: str = "oom.exact"
 ) -> list[Section]:
@@ -213,7 +218,7 @@ def out_of_memory_sections(
         blocks.append(Paragraph(Message("oom.asked_only", values)))
     rows: Rows = [
         (Message(f"oom_row.{name}"), Quantity(values[f"{name}_bytes"], "bytes"))
-        for name in ("weights", "gradients", "optimizer", "rest", "allocated", "unused", "reserved", "others", "card")
+        for name in _ROWS
         if values[f"{name}_bytes"] is not None
     ]
     if rows:

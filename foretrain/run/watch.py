@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Literal
 
 from foretrain.config import RunConfig
 from foretrain.errors import UserError
+from foretrain.redaction import redacted
 from foretrain.run import process_tree, watch_record
 from foretrain.run.card import Cards, CardSample
 from foretrain.run.passthrough import CommandStart, Ended, Passthrough
@@ -240,7 +241,7 @@ def watch(
     cards = Cards(nvml)
     sampler = _Sampler(directory, cards, interval_s)
     record = WatchRecord(
-        id=directory.id, command=watch_record.redacted(command), status="running", started_at=now(),
+        id=directory.id, command=redacted(command), status="running", started_at=now(),
         interval_s=interval_s, config=config,
     )  # fmt: skip
     with (directory.path / watch_record.LOG).open("wb", buffering=0) as file:

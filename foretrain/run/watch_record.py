@@ -13,8 +13,6 @@ foretrain.run/1. `config` is there where the command names one that can be read 
 """
 
 import json
-import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -29,8 +27,6 @@ from foretrain.run.store import RunDirectory, replace_text
 SCHEMA = "foretrain.watch/1"
 RECORD, LOG = "watch.json", "output.log"
 Status = Literal["running", "finished", "failed", "stopped", "killed"]
-_SECRET = re.compile(r"(?i)(api[-_]?key|secret|passw|credential|auth|(access|hf|bearer|github|wandb)[-_]?(token|key))")
-_HIDDEN = "…"
 
 
 class WatchedCard(Record):
@@ -92,18 +88,6 @@ class WatchRecord(Record):
     step_s: float | None = None
     last_loss: float | None = None
     last_val_loss: float | None = None
-
-
-def redacted(command: Sequence[str]) -> tuple[str, ...]:
-    """The command's words; the value of one that looks like a secret is left out."""
-    words: list[str] = []
-    hide = False
-    for word in command:
-        name, sign, _ = word.partition("=")
-        secret = bool(_SECRET.search(name))
-        words.append(_HIDDEN if hide else f"{name}={_HIDDEN}" if secret and sign else word)
-        hide = secret and not sign and name.startswith("-")
-    return tuple(words)
 
 
 def write(directory: RunDirectory, record: WatchRecord) -> None:

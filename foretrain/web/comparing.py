@@ -57,7 +57,10 @@ class Comparer:
             self._process = process
             try:
                 answer, _ = process.communicate(json.dumps(job), TIMEOUT_S)
-                return json.loads(answer)
+                found = json.loads(answer)
+                if "bug" in found:
+                    raise UserError("page.compare_failed", reason=found["bug"])
+                return found
             except subprocess.TimeoutExpired:
                 raise UserError("page.compare_failed", reason=f"{TIMEOUT_S:.0f} s") from None
             except (ValueError, OSError):

@@ -6,15 +6,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from foretrain import languages
+from foretrain import bugs, languages
 from foretrain.web import comparison
 from foretrain.web.observe import ObservedRun
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a job, in its language."""
+    """The answer to a job, in its language; {"bug": a sentence} where foretrain has one."""
     with languages.speaking(job["language"]):
-        return comparison.made([(id, ObservedRun(Path(path)) if path else None) for id, path in job["runs"]])
+        try:
+            return comparison.made([(id, ObservedRun(Path(path)) if path else None) for id, path in job["runs"]])
+        except Exception as error:
+            return {"bug": str(bugs.told(error))}
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import os
 import sys
 from typing import Any
 
+from foretrain import bugs
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu
 from foretrain.predict.allocator_settings import Settings, of_run
@@ -31,6 +32,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         deeper = traced(plan, settings_of(plan), lambda text: _say({"progress": text}))
     except UserError as error:
         return {"error": str(error)}
+    except Exception as error:
+        return {"error": str(bugs.told(error))}
     return {"plan": deeper.to_json()}
 
 

@@ -21,6 +21,7 @@ from foretrain.web import answers, calls, comparing, jobs, planner, runs
 from foretrain.web.calls import Made
 from foretrain.web.guard import Guard
 from foretrain.web.language import Speaking
+from foretrain.web.telling import Telling
 
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 LATER = frozenset({"/compare.js", "/draw.js"})  # files that a browser fetches when somebody compares, not before
@@ -68,7 +69,8 @@ def create_app(port: int, token: str, roots: list[Path], language: str | None = 
     guard = Middleware(Guard, port=port, token=token, open_paths=frozenset(files()))
     speaking = Middleware(Speaking, language=language)
     refusals = {404: _missing, 405: _no_method}
-    app = Starlette(routes=routes, middleware=[speaking, guard], lifespan=lifespan, exception_handlers=refusals)
+    layers = [speaking, Middleware(Telling), guard]
+    app = Starlette(routes=routes, middleware=layers, lifespan=lifespan, exception_handlers=refusals)
     app.router.redirect_slashes = False  # an address is right or wrong
     return app
 

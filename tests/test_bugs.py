@@ -1,0 +1,144 @@
+"""A bug of foretrain's own is one sentence and a file, in every command, on the page and in every child process."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import typer
+from starlette.testclient import TestClient
+
+from foretrain import bugs, cli
+from foretrain.prepare import frames
+from foretrain.web import calls, comparison_child, exact_child, routes
+from foretrain.web.guard import TOKEN_HEADER
+from tests.helpers import foretrain, tiny
+
+
+def broken(*args: object, **more: object) -> NoReturn:
+    raise KeyError("run")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(bugs.DEBUG, raising=False)
+
+
+def leaves(group: object, before: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], object]]:
+    """(words, command) of every command that does something."""
+    found: list[tuple[tuple[str, ...], object]] = []
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        words = (*before, name)
+        found += leaves(command, words) if hasattr(command, "commands") else [(words, command)]
+    return found
+
+
+def kept(sentence: str) -> str:
+    """The file that a sentence names."""
+    found = re.search(r"\S+[/\\]bug-[\w-]+\.txt", sentence)
+    assert found, sentence
+    return Path(found[0]).read_text("utf-8")
+
+
+def test_a_failure_in_any_command_is_one_sentence_and_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = typer.main.get_command(cli.app)
+    monkeypatch.setattr(cli, "app", group)
+    found = leaves(group)
+    assert len(found) >= 20
+    for words, command in found:
+        monkeypatch.setattr(command, "invoke", broken)
+        monkeypatch.setattr(command, "params", [])  # what it takes is not what is asked here
+        ended = foretrain(*words)
+        assert ended.returncode == 1, words
+        assert "Traceback" not in ended.stdout + ended.stderr
+        assert re.fullmatch(r"error: This is a bug in foretrain: KeyError at .+ Please report it .+\n", ended.stderr)
+        assert "Traceback (most recent call last)" in kept(ended.stderr)
+
+
+def test_the_sentence_names_the_line_and_the_file_holds_the_command_without_its_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("foretrain.predict.plan.available", broken)
+    ended = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--out_dir=x", "--wandb_run_name=me")
+    assert ended.returncode == 1
+    assert "KeyError at foretrain/predict/plan.py:" in ended.stderr
+    text = kept(ended.stderr)
+    assert "plan gpt2-124m --gpu 4070" in text
+    assert "KeyError: 'run'" in text
+    as_json = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--json")
+    told = json.loads(as_json.stdout)
+    assert (told["id"], told["exit_code"], as_json.returncode) == ("internal.bug", 1, 1)
+
+
+def test_the_traceback_is_shown_to_who_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretrain.predict.plan.available", broken)
+    monkeypatch.setenv(bugs.DEBUG, "1")
+    ended = foretrain("plan", "gpt2-124m", "--gpu", "4070")
+    assert "KeyError: 'run'" in ended.stderr
+    assert "Traceback" in ended.stderr
+
+
+def test_where_no_file_can_be_written_the_sentence_is_still_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(bugs.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
+    assert "No file could be written" in str(bugs.told(KeyError("run")))
+
+
+def test_no_memory_left_is_not_called_a_bug() -> None:
+    found = bugs.told(MemoryError())
+    assert (found.id, int(found.exit_code)) == ("memory.computer", 5)
+
+
+def test_a_thread_that_fails_says_one_sentence(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    bugs.watch_threads()
+    thread = threading.Thread(target=broken)
+    thread.start()
+    thread.join()
+    said = capfd.readouterr().err
+    assert "This is a bug in foretrain: KeyError" in said
+    assert "Traceback" not in said
+
+
+def test_a_bug_behind_the_page_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(calls.POSTED, "/api/plan", broken)
+    client = TestClient(routes.create_app(80, "secret", []), base_url="http://127.0.0.1:80")
+    headers = {TOKEN_HEADER: "secret", "content-type": "application/json", "origin": "http://127.0.0.1"}
+    answer = client.post("/api/plan", content=b"{}", headers=headers)
+    assert answer.status_code == 500
+    assert answer.json()["id"] == "internal.bug"
+    assert "KeyError" in kept(answer.json()["message"])
+
+
+def test_the_page_s_children_answer_with_the_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    from foretrain.hardware import find
+    from foretrain.predict.plan import plan
+
+    monkeypatch.setattr(exact_child, "traced", broken)
+    monkeypatch.setattr(comparison_child.comparison, "made", broken)
+    made = plan(tiny(device="cuda"), find("RTX 4070"))
+    assert "This is a bug in foretrain" in exact_child.work({"plan": made.to_json()})["error"]
+    assert "This is a bug in foretrain" in comparison_child.work({"language": "en", "runs": []})["bug"]
+
+
+def test_a_child_of_prepare_says_its_sentence_on_stderr() -> None:
+    code = (
+        "import foretrain.prepare.encode as e, foretrain.prepare.frames as f\n"
+        "from foretrain import bugs\n"
+        "def main(*words): raise KeyError('run')\n"
+        "bugs.in_child(main)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert re.fullmatch(r"This is a bug in foretrain: KeyError at .+\n", ended.stderr)
+    assert "bugs.in_child" in Path(frames.__file__).read_text("utf-8")

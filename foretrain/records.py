@@ -22,3 +22,10 @@ class Record(BaseModel):
         if isinstance(data, dict):
             data.pop("schema", None)
         return cls.model_validate(data)
+
+
+class Note(Record):
+    """Something the user should know: an id of a text and its values."""
+
+    id: str
+    values: dict[str, Any]

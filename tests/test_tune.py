@@ -736,10 +736,10 @@ def test_the_model_is_the_one_that_train_would_make(own_directory: Path) -> None
     trained = prepare_data(resolved, quiet=True)[0].config
     assert trained.vocab_size == 256
     assert prepare(resolved).base.vocab_size == 256
-    assert with_dataset(resolved)[0] == with_vocabulary(resolved, None) == trained
+    assert with_dataset(resolved) == with_vocabulary(resolved, None) == trained
     assert {"byte": ByteTokenizer.vocab_size, "gpt2": Gpt2Tokenizer.vocab_size} == BUILT_IN_VOCABULARY
     asked = from_values({**values, "dataset": "python-stdlib", "tokenizer": "bpe", "vocab_size": 300})
-    assert with_dataset(asked)[0].vocab_size == with_vocabulary(asked, None).vocab_size == 300
+    assert with_dataset(asked).vocab_size == with_vocabulary(asked, None).vocab_size == 300
 
 
 def test_a_real_search_from_config_to_written_file(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,12 +90,9 @@ def config_of(resolved: ResolvedConfig | None, log: TrainingLog | None) -> RunCo
     """The config; a vocabulary that it does not set is the dataset's, which the log may name."""
     if resolved is None:
         return None
-    from foretrain.cli.plan import with_dataset
+    from foretrain.lm.config_data import of_config
 
-    vocabulary = log.header.vocab_size if log else None
-    if vocabulary and "vocab_size" not in resolved.sources:
-        return resolved.config.model_copy(update={"vocab_size": vocabulary})
-    return with_dataset(resolved)[0]
+    return of_config(resolved, logged_vocab_size=log.header.vocab_size if log else None).config
 
 
 def card_of(name: str, log: TrainingLog | None, watched: "WatchRecord | None") -> Gpu | None:

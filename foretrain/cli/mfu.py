@@ -60,7 +60,7 @@ def mfu_command(
     clock_ghz = _value(parse_clock_ghz, "--clock", clock, (0.1, 10), "usage.bad_clock") if clock else None
     resolved = resolve(words or [])
     print_notes(resolved.notes, quiet=as_json)
-    config, _, _ = with_dataset(resolved)
+    config = with_dataset(resolved)
     found = targets(gpu, "", config)
     if len(found) > 1:
         raise UserError("usage.one_speed", option="--tokens-per-s" if tokens_per_s else "--step-time", count=len(found))

@@ -1,8 +1,6 @@
 """`foretrain plan`: what a run will take, before it is started."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -19,9 +17,6 @@ from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Gpu, catalogue, detect, 
 from foretrain.messages import knob_help, knob_unit
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan
-
-if TYPE_CHECKING:
-    from foretrain.lm.dataset import DatasetInfo
 
 MOST_CARDS = 64  # of --gpu; the catalogue has fewer
 
@@ -201,11 +196,13 @@ def make_plan(
     resolved: ResolvedConfig, target: Target, step_time: float | None = None, logged_mfu: float | None = None
 ) -> Plan:
     """The plan of a resolved config on a target, with the dataset of this machine where it is there."""
+    from foretrain.lm.config_data import of_config
     from foretrain.lm.shape import ModelShape
     from foretrain.predict.data_notes import data_notes
     from foretrain.predict.plan import plan
 
-    config, tokens, source, info = _with_info(resolved)
+    data = of_config(resolved)
+    config = data.config
     if step_time is not None and logged_mfu is not None:
         raise UserError("usage.two_speeds")
     for option, value in (("--step-time", step_time), ("--logged-mfu", logged_mfu)):
@@ -218,10 +215,10 @@ def make_plan(
     made = plan(
         decided.config if decided else config, target.gpu, name=resolved.name,
         used_by_others_bytes=target.used_by_others_bytes,
-        dataset_tokens=tokens, dataset_source=source, logged_step_s=step_time,
+        dataset_tokens=data.tokens, dataset_source=data.source, logged_step_s=step_time,
     )  # fmt: skip
-    notes = (*([decided.note] if decided else []), *made.notes, *data_notes(made.config, info))
-    return made.model_copy(update={"notes": notes})
+    notes = (*([decided.note] if decided else []), *made.notes, *data_notes(made.config, data.info))
+    return made.model_copy(update={"notes": notes, "assumptions": data.assumptions})
 
 
 def auto_batch(config: RunConfig, target: Target) -> Choice:
@@ -233,28 +230,11 @@ def auto_batch(config: RunConfig, target: Target) -> Choice:
     return choose(config, target.gpu, choose_dtype(config, target.gpu)[0], room)
 
 
-def with_dataset(resolved: ResolvedConfig) -> tuple[RunConfig, int | None, str]:
-    """(config, training tokens, where they are from). A dataset's own vocabulary is taken where none was set."""
-    return _with_info(resolved)[:3]
+def with_dataset(resolved: ResolvedConfig) -> RunConfig:
+    """The config with its dataset's vocabulary, where it sets none itself."""
+    from foretrain.lm.config_data import of_config
 
-
-def _with_info(resolved: ResolvedConfig) -> tuple[RunConfig, int | None, str, "DatasetInfo | None"]:
-    """The same, and the dataset where one is here."""
-    from foretrain.lm import corpus, dataset
-    from foretrain.lm.locate import locate
-
-    config = resolved.config
-    if config.dataset == dataset.BUILT_IN:
-        size = dataset.BUILT_IN_VOCABULARY.get(config.tokenizer)
-        if size and "vocab_size" not in resolved.sources:
-            config = config.model_copy(update={"vocab_size": size})
-        return config, corpus.size_bytes("train") if config.tokenizer == "byte" else None, "built-in corpus", None
-    info = locate(config.dataset)
-    if info is None:
-        return config, None, "unknown", None
-    if info.vocab_size and "vocab_size" not in resolved.sources:
-        config = config.model_copy(update={"vocab_size": info.vocab_size})
-    return config, info.train_tokens, info.remote or str(Path(info.path)), info
+    return of_config(resolved).config
 
 
 def _show_config(resolved: ResolvedConfig, as_json: bool) -> None:

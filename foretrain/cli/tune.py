@@ -191,7 +191,7 @@ def prepare(resolved: ResolvedConfig, knobs: tuple[str, ...] = ()) -> Job:
     from foretrain.run.device import obstacle_to_compile, place
     from foretrain.run.host_memory import keep_memory
 
-    asked, _, _ = with_dataset(resolved)
+    asked = with_dataset(resolved)
     placement, given = place(asked), frozenset(resolved.sources)
     if placement.device.type == "cpu":
         keep_memory()

@@ -24,20 +24,13 @@ from foretrain.predict.memory import (
     worst_verdict,
 )
 from foretrain.predict.time import Range, compile_time, evaluation_time, is_calibrated, step_time
-from foretrain.records import Record
+from foretrain.records import Note, Record
 
 SCHEMA = "foretrain.plan/2"
 TimingSource = Literal["estimated", "calibrated", "measured (log)"]
 # Bytes a second at which a checkpoint is hashed and written: SHA-256 does about 1.2 GB/s on one EPYC core, a cloud
 # disk took 0.2, a home NVMe waits for the hash.
 SAVE_BYTES_PER_S_LOW, SAVE_BYTES_PER_S, SAVE_BYTES_PER_S_HIGH = 0.1e9, 0.4e9, 1.0e9
-
-
-class Note(Record):
-    """Something the user should know: an id of a text and its values."""
-
-    id: str
-    values: dict[str, Any]
 
 
 class ModelCounts(Record):
@@ -83,7 +76,10 @@ class Timing(Spending):
 
 
 class Plan(Record):
-    """The whole forecast for one config on one device."""
+    """The whole forecast for one config on one device.
+
+    `assumptions`: what was not known and taken all the same, such as a vocabulary; texts `assumed.ID`.
+    """
 
     name: str
     config: RunConfig
@@ -100,6 +96,7 @@ class Plan(Record):
     timing: Timing | None
     nanogpt_timing: Timing | None
     notes: tuple[Note, ...]
+    assumptions: tuple[Note, ...] = ()
     exact: tuple[Exact, ...] = ()
 
     @classmethod

@@ -7,6 +7,7 @@ from foretrain.advise.candidates import with_settings
 from foretrain.config import RunConfig
 from foretrain.messages import has, listed
 from foretrain.predict.plan import Plan
+from foretrain.report.assumed_view import assumed
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.report.plan_view import TONES
 from foretrain.units import rounds_to_zero
@@ -25,7 +26,7 @@ ONE_BY_ONE = ("not_the_peak", "not_enough", "trace_denies", "trace_tight", "trac
 
 def document(plan: Plan, found: Advices, hidden: int = 0) -> Document:
     """All advice; `hidden`: how many were cut off."""
-    sections = [Section(Message("advice.now"), _now(plan, found))]
+    sections = [Section(Message("advice.now"), (*_now(plan, found), *assumed(plan)))]
     if found.advised:
         blocks: list[Block] = [_table(plan, found, found.advised), *_given_back(found.advised)]
         if hidden:

@@ -6,6 +6,7 @@ from foretrain.advise.best import Best, Candidate
 from foretrain.config import RunConfig
 from foretrain.predict.plan import Plan
 from foretrain.predict.scaling import PRACTICE, SMALLEST_FITTED, SMALLEST_VOCABULARY
+from foretrain.report.assumed_view import assumed
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.report.plan_view import spending_rows
 
@@ -14,7 +15,7 @@ def document(plan: Plan, answer: Best) -> Document:
     """The whole answer."""
     winner = answer.candidates[0]
     sections = [
-        Section(Message("best.section"), _answer(plan, answer, winner)),
+        Section(Message("best.section"), (*_answer(plan, answer, winner), *assumed(plan))),
         Section(Message("best.binds"), tuple(Paragraph(Message(f"bind.{bind}")) for bind in answer.binds)),
         Section(Message("best.candidates"), (_candidates(answer),)),
         Section(Message("best.settings"), (_settings(plan.config, winner.config),)),

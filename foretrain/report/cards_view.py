@@ -2,6 +2,7 @@
 
 from foretrain.advise.cards import Choice
 from foretrain.predict.plan import Plan, Timing
+from foretrain.report.assumed_view import assumed
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.report.plan_view import TONES
 
@@ -9,7 +10,7 @@ from foretrain.report.plan_view import TONES
 def document(plans: list[Plan], choice: Choice) -> Document:
     """`--gpu a,b,c`: does it fit and where is it highest; hours, energy and money; the best of those that fit."""
     sections = [
-        Section(Message("cards.memory"), (_memory(plans),)),
+        Section(Message("cards.memory"), (_memory(plans), *assumed(plans[0]))),
         Section(Message("cards.takes"), (_takes(plans, choice), *_best(plans, choice), *_sources(plans))),
     ]
     return Document(Message("plan.title", {"name": plans[0].name}), Message("cards.subtitle"), sections)

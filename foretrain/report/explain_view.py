@@ -3,6 +3,7 @@
 from foretrain.advise.explain import Explanation, Line, Sum
 from foretrain.predict.exact.largest import Largest
 from foretrain.predict.plan import Plan
+from foretrain.report.assumed_view import assumed
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 
 TENSOR_ROWS = 16
@@ -20,7 +21,10 @@ def document(plan: Plan, explanation: Explanation) -> Document:
         "weights": 4 * plan.counts.n_params, "share": 4 * plan.counts.n_params / worst.allocated_bytes,
     }  # fmt: skip
     sections = [
-        Section(Message("explain.answer"), (Paragraph(Message("explain.peak", values)), _sums(explanation.sums))),
+        Section(
+            Message("explain.answer"),
+            (Paragraph(Message("explain.peak", values)), *assumed(plan), _sums(explanation.sums)),
+        ),
     ]
     if explanation.tensors:
         sections.append(Section(Message("explain.alive"), (_tensors(explanation),)))

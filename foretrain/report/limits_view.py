@@ -2,6 +2,7 @@
 
 from foretrain.predict.plan import Plan
 from foretrain.predict.within import Within
+from foretrain.report.assumed_view import assumed
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.report.plan_view import TONES, spending_rows
 
@@ -21,7 +22,7 @@ def within(plan: Plan, answer: Within) -> Document:
     if answer.verdict in ("tight", "does_not_fit"):
         blocks.append(Paragraph(Message(f"within.{answer.verdict}", values), TONES[answer.verdict]))
     sections = [
-        Section(Message("within.section"), tuple(blocks)),
+        Section(Message("within.section"), (*blocks, *assumed(plan))),
         Section(Message("within.takes"), (Table((), _rows(plan, answer)), *_source(plan))),
     ]
     if answer.changed:

@@ -9,6 +9,7 @@ from foretrain.hardware import Gpu
 from foretrain.predict.exact.memory import Exact
 from foretrain.predict.memory import Component, PhaseMemory, StepMemory
 from foretrain.predict.plan import Plan, Timing
+from foretrain.report.assumed_view import assumed
 from foretrain.report.document import (
     Bar,
     Block,
@@ -57,7 +58,7 @@ def document(plan: Plan, now: datetime | None = None, advice: Advices | None = N
         {"gpu": gpu.name, "memory": gpu.memory_bytes or 0, "peak": peak or 0, "dtype": plan.dtype, "source": source},
     )
     sections = [
-        Section(Message("plan.verdict"), _verdict(plan)),
+        Section(Message("plan.verdict"), (*_verdict(plan), *assumed(plan))),
         Section(Message("plan.memory"), _memory(plan)),
     ]
     if advice is not None:

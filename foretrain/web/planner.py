@@ -9,10 +9,10 @@ from typing import Annotated
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from foretrain import init_from
-from foretrain.config import RunConfig
 from foretrain.configfile import ResolvedConfig, resolve
 from foretrain.errors import ConfigError, UserError
 from foretrain.lm import corpus, dataset
+from foretrain.lm.config_data import of_config
 from foretrain.predict.plan import Plan, available, choose_dtype, plan
 from foretrain.presets import PRESETS
 from foretrain.records import Record
@@ -61,8 +61,8 @@ def resolved(asked: Asked) -> ResolvedConfig:
 def made(found: ResolvedConfig, gpu: str, others: str) -> Plan:
     """The plan of a config on a device, by the ledger. Raises UserError."""
     device, used_by_others_bytes = devices.target(gpu, others)
-    config, tokens, source = _with_dataset(found)
-    notes = ()
+    data = of_config(found, find=_find, built_in_tokens=_built_in_tokens)
+    config, notes = data.config, ()
     if config.auto_batch_size:
         from foretrain.advise.micro_batch import choose
 
@@ -74,24 +74,16 @@ def made(found: ResolvedConfig, gpu: str, others: str) -> Plan:
         device,
         name=found.name,
         used_by_others_bytes=used_by_others_bytes,
-        dataset_tokens=tokens,
-        dataset_source=source,
+        dataset_tokens=data.tokens,
+        dataset_source=data.source,
     )
-    return answer.model_copy(update={"notes": (*notes, *answer.notes)}) if notes else answer
+    return answer.model_copy(update={"notes": (*notes, *answer.notes), "assumptions": data.assumptions})
 
 
-def _with_dataset(found: ResolvedConfig) -> tuple[RunConfig, int | None, str]:
-    """(config, training tokens, where they are from): the built-in corpus, or a folder that lies under data/."""
-    config = found.config
-    if config.dataset == dataset.BUILT_IN:
-        return config, _built_in_tokens() if config.tokenizer == "byte" else None, "built-in corpus"
-    path = _datasets().get(config.dataset)
-    if path is None:
-        return config, None, "unknown"
-    info = _info(path, (path / "train.bin").stat().st_mtime)
-    if info.vocab_size and "vocab_size" not in found.sources:
-        config = config.model_copy(update={"vocab_size": info.vocab_size})
-    return config, info.train_tokens, str(path)
+def _find(name: str) -> dataset.DatasetInfo | None:
+    """The dataset of this name, of those that lie under data/."""
+    path = _datasets().get(name)
+    return None if path is None else _info(path, (path / "train.bin").stat().st_mtime)
 
 
 def _built_in_tokens() -> int:

@@ -10,6 +10,7 @@ from foretrain.configfile import ResolvedConfig
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu
 from foretrain.lm import dataset
+from foretrain.lm.config_data import of_config
 from foretrain.precision import check_matmul
 from foretrain.predict.memory import StepName, predict
 from foretrain.predict.plan import available, choose_dtype
@@ -23,16 +24,14 @@ def own_step(resolved: ResolvedConfig) -> StepName:
 
 
 def with_vocabulary(resolved: ResolvedConfig, vocab_size: int | None) -> RunConfig:
-    """The config; a vocabulary that it does not set is the log's, else that of the dataset on this machine."""
-    config = resolved.config
-    if "vocab_size" in resolved.sources:
-        return config
-    if vocab_size is None and config.dataset == dataset.BUILT_IN:
-        vocab_size = dataset.BUILT_IN_VOCABULARY.get(config.tokenizer)
-    elif vocab_size is None:
-        path = dataset.find(config.dataset)
-        vocab_size = dataset.read_info(path).vocab_size if path else None
-    return config.model_copy(update={"vocab_size": vocab_size}) if vocab_size else config
+    """The config; a vocabulary that it does not set is the log's, else that of its dataset."""
+    return of_config(resolved, logged_vocab_size=vocab_size, find=_here).config
+
+
+def _here(name: str) -> dataset.DatasetInfo | None:
+    """The dataset in a folder of this machine; a comparison asks no other one."""
+    path = dataset.find(name)
+    return dataset.read_info(path) if path else None
 
 
 def bytes_per_token(given: Given, config: RunConfig | None) -> float | None:

@@ -220,8 +220,8 @@ def test_what_is_no_loss_is_not_called_one() -> None:
     [
         (["--best"], 2, "give --within"),
         (["--best", "--tokens", "5B"], 2, "give --within"),
-        (["--best", "--within", "4s"], 3, "no GPT of the grid"),
-        (["--best", "--within", "5h", "--memory_limit=300MiB"], 3, "no GPT of the grid"),
+        (["--best", "--within", "4s"], 3, "no GPT in the grid"),
+        (["--best", "--within", "5h", "--memory_limit=300MiB"], 3, "no GPT in the grid"),
         (["--best", "--within", "5h", "--step-time", "3"], 2, "--step-time"),
         (["--best", "--within", "5h", "--data-tokens", "0"], 2, "--data-tokens"),
         (["--best", "--within", "5USD"], 2, "EUR"),

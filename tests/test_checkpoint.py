@@ -244,7 +244,7 @@ def test_no_number_that_is_none_passes(dtype: torch.dtype, value: float) -> None
     info = torch.finfo(dtype)
     extremes = torch.tensor([info.max, info.min, info.smallest_normal / 2, -0.0], dtype=dtype)
     assert b"".join(bytes(piece) for piece in pieces({"a": extremes}, 0))
-    with pytest.raises(UserError, match="no longer finite"):
+    with pytest.raises(UserError, match="not finite"):
         list(pieces({"a": torch.tensor([0.0, value, 1.0]).to(dtype)}, 3))
 
 

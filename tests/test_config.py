@@ -268,7 +268,7 @@ def test_exit_code_two_in_under_a_second_without_torch() -> None:
     assert result.returncode == 2
     assert time.monotonic() - before < 5  # a loaded machine; importing torch alone would show in test_rules
     assert "Traceback" not in result.stderr
-    assert "2 problem(s)" in result.stderr
+    assert "in the configuration (2):" in result.stderr
 
 
 def test_show_config_names_every_source() -> None:

@@ -100,5 +100,5 @@ def test_parts_that_are_missing_damaged_or_of_another_run() -> None:
     assert problem() == "data.parts_differ"
     (parts / "00001.json").unlink()
     assert problem() == "data.parts_missing"
-    with pytest.raises(UserError, match="are not there"):
+    with pytest.raises(UserError, match="are missing"):
         merge(Path("nothing"))

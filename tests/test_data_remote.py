@@ -82,7 +82,7 @@ def test_a_file_address_and_a_mixture_of_both() -> None:
 
 @pytest.mark.fault(
     "a download that breaks", row="B.4",
-    sees="the same command goes on",
+    sees="the same command continues",
     safe="what was fetched",
 )  # fmt: skip
 def test_a_broken_fetch_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

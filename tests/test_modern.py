@@ -303,7 +303,7 @@ def test_a_written_config_reads_as_itself(own_directory: Path) -> None:
         (["--dropout=0.1"], "dropout = 0.1"),
         (["--bias=True"], "bias = True"),
         (["--init_from=gpt2"], "init_from = gpt2"),
-        (["--n_embd=36", "--n_head=12"], "even number"),
+        (["--n_embd=36", "--n_head=12"], "even width"),
     ],
 )
 def test_what_the_recipe_lacks_is_said(words: list[str], word: str) -> None:

@@ -234,7 +234,7 @@ def test_a_dataset_at_hugging_face(hub: type[Hub], monkeypatch: pytest.MonkeyPat
 def test_a_server_that_never_answers_right(hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
     hub.faults = ["size"] * 50
     start = time.monotonic()
-    with pytest.raises(UserError, match="the same command goes on") as caught:
+    with pytest.raises(UserError, match="the same command continues") as caught:
         list(
             documents(
                 OpenFile(expand(["hf://datasets/me/texts/other/c.jsonl", "hf://datasets/me/texts/other"]).files[0]),

@@ -104,7 +104,7 @@ def test_a_limit_of_the_system_on_file_size(own_directory: Path) -> None:
     words = ["prepare", "a.jsonl", "--tokenizer", "byte", "--out", "o", "--workers", "1"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert done.returncode == ExitCode.DISK_FULL, done.stderr
-    assert "still to be written" in done.stderr
+    assert "left to write" in done.stderr
     assert Path("o/.progress/state.json").is_file()
 
 
@@ -121,7 +121,7 @@ def test_other_settings_are_refused(
 ) -> None:
     stopped(monkeypatch)
     for folder in ("out", "reference"):  # unfinished, and finished
-        with pytest.raises(UserError, match="begun in another way") as caught:
+        with pytest.raises(UserError, match="started with other settings") as caught:
             kit.run("a.jsonl", out=folder, **{**SETTINGS, **changes})
         assert said in str(caught.value)
     assert kit.run("a.jsonl", **{**SETTINGS, "workers": 3}).index is not None  # which decide nothing
@@ -183,7 +183,7 @@ def test_files_of_others_are_left_alone(reference: dict[str, str]) -> None:
         Path("out").mkdir()
         Path("out", name).write_bytes(b"mine")
         for restart in (False, True):
-            with pytest.raises(UserError, match="not made by"):
+            with pytest.raises(UserError, match="did not make"):
                 kit.run("a.jsonl", restart=restart, **SETTINGS)
         assert Path("out", name).read_bytes() == b"mine"
 

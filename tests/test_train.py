@@ -673,5 +673,5 @@ def test_a_full_disk_beneath_the_output(own_directory: Path) -> None:
             stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert result.returncode == ExitCode.DISK_FULL
-    assert "disk behind it is full" in result.stderr
+    assert "disk is full" in result.stderr
     assert "Traceback" not in result.stderr

@@ -405,8 +405,8 @@ def test_explain_reads_stdin_and_needs_no_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "No such file"), (b"", "is empty"), (b"\n \n", "is empty"), (b"\x00\x01\x02" * 50, "is no text"),
-        (b"epoch 1 loss 3\n", "no line of it"), (b"iter 0: loss 1.0, time 0.00ms, mfu 1%\n", "possible time"),
+        (None, "No such file"), (b"", "is empty"), (b"\n \n", "is empty"), (b"\x00\x01\x02" * 50, "is not text"),
+        (b"epoch 1 loss 3\n", "no training step"), (b"iter 0: loss 1.0, time 0.00ms, mfu 1%\n", "possible time"),
     ],
 )  # fmt: skip
 def test_what_is_no_log_is_said_in_a_sentence(tmp_path: Path, content: bytes | None, says: str) -> None:

@@ -364,3 +364,12 @@ def test_right_digests_over_wrong_contents_are_a_sentence(name: str, content: st
         checkpoint.load(FOLDER, build(tiny(), torch.device("cpu"), torch.float32, compile=False))
     assert caught.value.id.startswith("checkpoint.")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks /proc what is mapped")
+def test_a_loaded_state_lives_in_memory_of_its_own(own_directory: Path) -> None:
+    """Moments that are views of the mapped file would go with it: with what a disk does to it, and keep its space."""
+    checkpoint.save(FOLDER, trained(), Progress(step=2))
+    state = trained(steps=0)
+    assert checkpoint.load(FOLDER, state)
+    assert "optimizer.safetensors" not in Path("/proc/self/maps").read_text()

@@ -1,6 +1,5 @@
 """What is chosen on a CPU: the quickest way of those that a config leaves open, once, and again on resume."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,19 @@ import torch
 
 from foretrain.config import RunConfig
 from foretrain.hardware import Gpu
+from foretrain.lm.dataset import DatasetInfo
 from foretrain.run import choices
 from foretrain.run.choices import Way
 from foretrain.run.device import Placement, place
+from foretrain.run.store import RunRecord
 from tests.helpers import TINY, foretrain, tiny, write_dataset
 
 LONG = {"max_iters": 10**9, "warmup_iters": 0, "decay_lr": False}
 
 
 @pytest.fixture(autouse=True)
-def own_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path / "cache"))
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def on_cpu(config: RunConfig) -> Placement:
@@ -115,12 +113,45 @@ def test_short_runs_and_cards_measure_nothing(monkeypatch: pytest.MonkeyPatch) -
 def test_a_resumed_run_goes_on_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     built = steps_take(monkeypatch, QUICK_HALF)
     config = tiny(**LONG)
-    recorded = config.model_copy(update={"dtype": "bfloat16", "attention": "bmm", "master_weights": True})
-    found = choices.recall(config, on_cpu(config), recorded, set())
+    chosen = {"dtype": "bfloat16", "attention": "bmm", "master_weights": True, "cpu_threads": 1}
+    recorded = config.model_copy(update=chosen)
+    record = record_of(recorded, dtype="bfloat16")
+    found = choices.recall(config, on_cpu(config), record, set())
     assert (found.config, found.placement.dtype) == (recorded, "bfloat16")
-    asked = choices.recall(tiny(**LONG, dtype="float32"), on_cpu(config), recorded, {"dtype"})
+    asked = choices.recall(tiny(**LONG, dtype="float32"), on_cpu(config), record, {"dtype"})
     assert asked.placement.dtype == "float32"  # which the trainer then refuses, as it changes what is learned
+    open_in_words = choices.recall(config, on_cpu(config), record, {"dtype", "attention", "cpu_threads"})
+    assert (open_in_words.config, open_in_words.placement.dtype) == (recorded, "bfloat16")  # auto is no wish
     assert not built
+
+
+def record_of(config: RunConfig, **changes: object) -> RunRecord:
+    """Of a run that has begun."""
+    placement = on_cpu(config)
+    info = DatasetInfo(name="toy", path="data/toy", dtype="uint16", vocab_size=96, train_tokens=2000, val_tokens=500)
+    record = RunRecord(
+        id="out", name="tiny", status="interrupted", started_at="now", config=config, gpu=placement.gpu,
+        dtype=placement.dtype, compiled=False, dataset=info, n_params=1,
+    )  # fmt: skip
+    return record.model_copy(update=changes)
+
+
+def test_what_did_not_compile_before_a_stop_is_not_compiled_after_it() -> None:
+    """Compiled kernels round otherwise, so the resumed run would not be the same."""
+    config = tiny(compile=True)
+    placement = replace(on_cpu(config), compiled=True)
+    found = choices.recall(config, placement, record_of(config, compiled=False), set())
+    assert (found.placement.compiled, found.placement.notes[-1][0]) == (False, "still_eager")
+    found = choices.recall(config, placement, record_of(config, compiled=True), set())
+    assert (found.placement.compiled, found.placement.notes) == (True, placement.notes)
+    asked_now = choices.recall(config, placement, record_of(tiny(compile=False), compiled=False), set())
+    assert asked_now.placement.compiled
+
+
+def test_auto_keeps_the_dtype_that_it_meant_on_another_card() -> None:
+    config = tiny(dtype="auto")
+    card = replace(on_cpu(config), device=torch.device("cuda"), dtype="float16")  # which knows no bfloat16
+    assert choices.recall(config, card, record_of(config, dtype="bfloat16"), set()).placement.dtype == "bfloat16"
 
 
 def test_the_real_measurement_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from foretrain.errors import ExitCode, UserError
 from foretrain.lm.dataset import read_info
 from foretrain.lm.step import train_step
 from foretrain.resume_keys import EVALUATION, FREE, ROUNDING, effect_of
-from foretrain.run import checkpoint, store, trainer
+from foretrain.run import checkpoint, store, threads, trainer
 from foretrain.run.device import place
 from foretrain.run.store import RunDirectory, RunRecord
 from foretrain.run.trainer import Trainer
@@ -380,7 +380,7 @@ def test_resume_refuses_what_would_change_the_learning(own_directory: Path) -> N
 @pytest.mark.parametrize(
     ("key", "value"),
     [("seed", 5), ("dropout", 0.2), ("beta2", 0.9), ("optimizer", "adamw8bit"), ("grad_clip", 0.5), ("bias", True),
-     ("cpu_threads", 1), ("loss_chunk_size", 8), ("eval_iters", 3), ("eval_interval", 3), ("keep_checkpoints", 5),
+     ("cpu_threads", 2), ("loss_chunk_size", 8), ("eval_iters", 3), ("eval_interval", 3), ("keep_checkpoints", 5),
      ("on_nonfinite", "skip"), ("price_per_kwh", 1.0)],
 )  # fmt: skip
 def test_a_changed_knob_is_free_or_warns_or_refuses(key: str, value: Any, own_directory: Path) -> None:
@@ -396,6 +396,36 @@ def test_a_changed_knob_is_free_or_warns_or_refuses(key: str, value: Any, own_di
     train(changed, resume=True, listen=notes.append)
     told = [note for note in notes if getattr(note, "id", "") in ("resumed_otherwise", "evaluation_changed")]
     assert [key in str(note.values["changed"]) for note in told] == [True] * (effect == "warns")
+
+
+@pytest.mark.fault(
+    "a resume with other cores or another OMP_NUM_THREADS", row="B.3",
+    sees="nothing: the run keeps its number of threads; a note where there are fewer cores",
+    safe="everything, bit for bit while there are as many cores",
+)  # fmt: skip
+def test_a_resume_takes_as_many_threads_as_the_run_had(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over another number of threads round differently: tensors of this size already."""
+    monkeypatch.setattr(threads, "usable_cores", lambda: 4)
+    torch.set_num_threads(2)
+    train(tiny(dropout=0.1, n_embd=64, out_dir="whole"))
+    train(tiny(dropout=0.1, n_embd=64), listen=stop_at_6)
+    torch.set_num_threads(1)  # as OMP_NUM_THREADS=1 has it, or one core that is left
+    notes: list[Any] = []
+    record = train(tiny(dropout=0.1, n_embd=64), resume=True, listen=notes.append)
+    assert (record.threads, torch.get_num_threads()) == (2, 2)
+    assert_same(final_tensors(Path("whole")), final_tensors(Path("out")))
+    assert "resumed_otherwise" not in [getattr(note, "id", "") for note in notes]
+
+
+def test_fewer_cores_on_resume_are_told(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(2)
+    train(tiny(), listen=stop_at_6)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 1)
+    notes: list[Any] = []
+    assert train(tiny(), resume=True, listen=notes.append).threads == 1
+    assert [n.values["changed"] for n in notes if getattr(n, "id", "") == "resumed_otherwise"] == [
+        ["cpu_threads: 2 → 1"]
+    ]
 
 
 def test_every_effect_is_of_a_knob() -> None:

@@ -134,7 +134,7 @@ def _choose(
 
     given = set(resolved.sources)
     if resuming:
-        chosen = choices.recall(resolved.config, placement, directory.read_record().config, given)
+        chosen = choices.recall(resolved.config, placement, directory.read_record(), given)
     else:
         chosen = choices.decide(resolved.config, placement, given)
     return replace(resolved, config=chosen.config), chosen.placement

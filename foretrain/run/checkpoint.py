@@ -291,7 +291,7 @@ def _load_rest(path: Path, state: TrainState) -> None:
         if value.dim() and tuple(value.shape) != expected:
             raise ValueError(f"{key} is {tuple(value.shape)}, its parameter {tuple(parameter.shape)}")
         # The fused kernel wants its step count on the device, the plain one on the CPU: as it was saved.
-        state.optimizer.state[parameter][kind] = value.to(state.device)
+        state.optimizer.state[parameter][kind] = value.to(state.device, copy=True)  # the file is only mapped
     lacking = [name for name, p in state.trained.named_parameters() if moments and p not in state.optimizer.state]
     if lacking:
         raise ValueError(f"it has no moments of {lacking[0]}")

@@ -27,12 +27,14 @@ from foretrain.lm.step import TrainState, build, train_step
 from foretrain.records import Record
 from foretrain.run.device import TORCH_DTYPES, Placement
 from foretrain.run.files import replace_text
+from foretrain.run.store import RunRecord
 
 SHORT_S = 20.0  # a run of fewer seconds at the CPU's nominal peak is not measured for
 BUDGET_S = 2.0
 LEAST_GAIN = 0.05  # what is not faster by this share is not worth other kernels
 LAGS = 1.5  # a candidate that is slower by this factor is not timed again
 CHOSEN = ("dtype", "attention", "master_weights", "cpu_threads")
+OPEN = ("auto", 0)  # leaves the choice to us, also where it is written down in the config
 SMALL_STEP_S = 0.005  # of a step that one thread may do as fast as several
 _SLICE_FLOPS = 8e9  # of one step: 25 to 100 ms on two cores
 _SHAPE = (
@@ -69,12 +71,19 @@ class Chosen:
     placement: Placement
 
 
-def recall(config: RunConfig, placement: Placement, recorded: RunConfig, given: set[str]) -> Chosen:
-    """A resumed run goes on as it was recorded, except for what the user now gives."""
-    update = {key: getattr(recorded, key) for key in CHOSEN if key not in given}
+def recall(config: RunConfig, placement: Placement, record: RunRecord, given: set[str]) -> Chosen:
+    """A resumed run goes on as it was recorded, bit for bit, except for what the user now asks for otherwise."""
+    old = record.config
+    is_open = {key for key in CHOSEN if key not in given or getattr(config, key) in OPEN}
+    update = {key: getattr(old, key) for key in is_open}
     if "cpu_threads" in update:  # the machine may be another one
         update["cpu_threads"] = min(update["cpu_threads"], usable_cores())
-    return _apply(config.model_copy(update=update), placement, ())
+    if "dtype" in update:  # what auto meant on the card that it ran on
+        placement = replace(placement, dtype=record.dtype)
+    notes: tuple[tuple[str, dict[str, Any]], ...] = ()
+    if placement.compiled and old.compile and not record.compiled:  # it could not be compiled then
+        placement, notes = replace(placement, compiled=False), (("still_eager", {}),)
+    return _apply(config.model_copy(update=update), placement, notes)
 
 
 def decide(config: RunConfig, placement: Placement, given: set[str]) -> Chosen:

@@ -9,10 +9,10 @@ import torch
 from foretrain.batchsplit import cut, sequences_of
 from foretrain.config import RunConfig
 from foretrain.errors import UserError
-from foretrain.hardware import Gpu
 from foretrain.lm.dataset import DatasetInfo
 from foretrain.resume_keys import EVALUATION, ROUNDING, SPLIT, decides
 from foretrain.run.checkpoint import Loaded, Progress
+from foretrain.run.device import Placement
 from foretrain.run.store import RunDirectory, RunRecord
 
 
@@ -23,9 +23,9 @@ def config_digest(config: RunConfig) -> str:
     return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16]
 
 
-def keep_origin(config: RunConfig, directory: RunDirectory) -> RunConfig:
+def keep_origin(config: RunConfig, record: RunRecord, directory: RunDirectory) -> RunConfig:
     """A run goes on from where it once started, which init_from = resume does not say. Raises UserError."""
-    keys, before = ("init_from", "init_optimizer"), directory.read_record().config
+    keys, before = ("init_from", "init_optimizer"), record.config
     if config.init_from == "resume":
         return config.model_copy(update={key: getattr(before, key) for key in keys})
     if (config.init_from, before.init_from) != ("scratch", "resume"):  # which are the same
@@ -45,17 +45,25 @@ def _changes(keys: Iterable[str], old: RunConfig, new: RunConfig) -> list[str]:
     return [f"{key}: {change}" for key in sorted(keys) if (change := _change(key, old, new))]
 
 
-def differences(loaded: Loaded, previous: RunRecord, config: RunConfig, gpu: Gpu) -> list[tuple[str, dict[str, Any]]]:
+def differences(
+    loaded: Loaded, previous: RunRecord, config: RunConfig, placement: Placement, threads: int | None
+) -> list[tuple[str, dict[str, Any]]]:
     """What the user should hear of a resume, as (event id, values): what was passed over, and what is not as it was."""
     found: list[tuple[str, dict[str, Any]]] = [
         ("checkpoint_skipped", {"name": name, "problem": problem}) for name, problem in loaded.skipped
     ]
     old = previous.config
-    rounding = _changes(ROUNDING.difference(SPLIT), old, config)  # another split has an event of its own
+    # Another split has an event of its own; what the steps were carried out with counts, not what was asked for.
+    rounding = _changes(ROUNDING.difference(SPLIT, {"compile", "cpu_threads"}), old, config)
+    if previous.compiled != placement.compiled:
+        rounding.append(f"compile: {previous.compiled} → {placement.compiled}")
+    had = previous.threads or old.cpu_threads
+    if had and threads and had != threads:
+        rounding.append(f"cpu_threads: {had} → {threads}")
     if loaded.torch_version != torch.__version__:
         rounding.append(f"torch: {loaded.torch_version} → {torch.__version__}")
-    if previous.gpu.name != gpu.name:
-        rounding.append(f"device: {previous.gpu.name} → {gpu.name}")
+    if previous.gpu.name != placement.gpu.name:
+        rounding.append(f"device: {previous.gpu.name} → {placement.gpu.name}")
     if rounding:
         found.append(("resumed_otherwise", {"changed": rounding}))
     if (old.eval_rows, old.eval_block) != (config.eval_rows, config.eval_block):

@@ -103,6 +103,7 @@ class RunRecord(Record):
     gpu: Gpu
     dtype: Dtype
     compiled: bool
+    threads: int | None = None  # of a run on a CPU
     dataset: DatasetInfo
     n_params: int
     steps_done: int = 0

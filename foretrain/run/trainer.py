@@ -21,7 +21,7 @@ from foretrain.lm.low_precision import fp16_accumulation
 from foretrain.lm.optimizer import learning_rate
 from foretrain.lm.shape import ModelShape
 from foretrain.lm.step import Batch, StepResult, TrainState, build, evaluation_loss, train_step
-from foretrain.run import checkpoint, initial, matmul_check, resume_from
+from foretrain.run import checkpoint, initial, matmul_check, resume_from, threads
 from foretrain.run.checkpoint import Progress
 from foretrain.run.compilation import NotCompiled, go_eager
 from foretrain.run.device import TORCH_DTYPES, Placement
@@ -67,6 +67,7 @@ class Trainer:
         self.pace = Pace()
         self.resumed_from: tuple[int, ...] = ()
         self.shrunk_from: int | None = None
+        self.threads: int | None = None
         self.former: RunRecord | None = None  # as a resume found it
         self.started_at = now()
         self.clock = time.monotonic
@@ -120,8 +121,11 @@ class Trainer:
             self._note(id, **values)
         if self.placement.device.type == "cuda" and self.config.memory_limit_bytes:
             self._note("memory_capped", **cap(self.placement, self.config.memory_limit_bytes))
-        if resume:
-            self.config = resume_from.keep_origin(self.config, self.directory)
+        before = self.directory.read_record() if resume else None
+        if before:
+            self.config = resume_from.keep_origin(self.config, before, self.directory)
+        if self.placement.device.type == "cpu":
+            self.threads = threads.settle(self.config, before.threads if before else None)
         dtype = TORCH_DTYPES[self.placement.dtype]
         self.state = build(self.config, self.placement.device, dtype, compile=self.placement.compiled)
         checkpoint.sweep(self.directory.checkpoints)
@@ -152,7 +156,7 @@ class Trainer:
             self._check_compatible(start)
             self._start(initial.known_digest(self.directory.read_lines("events")))
         else:
-            for id, values in resume_from.differences(loaded, previous, self.config, self.placement.gpu):
+            for id, values in resume_from.differences(loaded, previous, self.config, self.placement, self.threads):
                 self._note(id, **values)
             self.progress = loaded.progress
         step = self.progress.step
@@ -378,7 +382,7 @@ class Trainer:
         record = RunRecord(
             id=self.directory.id, name=self.name, status=status, reason=reason, started_at=self.started_at,
             ended_at=None if status == "running" else now(), config=self.config, gpu=self.placement.gpu,
-            dtype=self.placement.dtype, compiled=self.placement.compiled, dataset=self.info,
+            dtype=self.placement.dtype, compiled=self.placement.compiled, threads=self.threads, dataset=self.info,
             n_params=self.shape.n_params, steps_done=self.progress.step, resumed_from=self.resumed_from,
             shrunk_from=self.shrunk_from, first_val_loss=self.progress.first_val_loss, val_loss=self.progress.val_loss,
             best_val_loss=self.progress.best_val_loss, step_s=step_s, tokens_per_s=tokens_per_s,

@@ -2,7 +2,8 @@
 
 Nobody does anything by hand: every fault has to be got over by the run and its supervisor. For the last third of the
 time the faults are those that end no process, so that one training process is old enough to show what it leaks. At the
-end the run is stopped by SIGTERM, and the same steps are done once more without a fault, to compare every bit.
+end the run is stopped by SIGTERM. The same steps are done once more without a fault (soak_whole.py), to compare every
+bit.
 
 The JSON is written after each fault. `--check` counts again from the files of a soak (`--work`).
 """
@@ -11,7 +12,6 @@ import argparse
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +24,7 @@ from benchmarks.common import RESULTS, report
 from tests.faults import soak_faults
 from tests.faults.soak_count import counted
 from tests.faults.soak_watch import SAVE_EVERY, Watch
+from tests.faults.soak_whole import Whole
 from tests.helpers import REPO
 
 CONFIG = {
@@ -51,6 +52,7 @@ class Soak:
 
     def __init__(self, work: Path, hours: float, every_s: float, seed: int, out: Path) -> None:
         self.work, self.hours, self.every_s, self.out = work, hours, every_s, out
+        self.whole = Whole(work, command, environment(faults=False))
         self.chance = random.Random(seed)
         self.faults: list[dict[str, Any]] = []
         self.squeezes = 0
@@ -66,6 +68,7 @@ class Soak:
             assert own.poll() is None, (self.work / "stderr.txt").read_text()
         started, first = time.monotonic(), watch.last_step()
         threading.Thread(target=self._sample, args=(watch, started), daemon=True).start()
+        self.whole.begin()
         while own.poll() is None and time.monotonic() - started < self.hours * 3600:
             self._wait(watch, started)
             self._one(watch, started)
@@ -88,9 +91,8 @@ class Soak:
         kinds: list[soak_faults.Fault] = [*soak_faults.PASSING]
         if at < self.hours * 3600 * (1 - LAST_SHARE):
             kinds += soak_faults.KILLING
-            if self.squeezes < soak_faults.MOST_SQUEEZES:
-                kinds.append(soak_faults.no_memory)
-        kind = self.chance.choice(kinds)
+        squeeze = self.squeezes < soak_faults.MOST_SQUEEZES and len(self.faults) % 2 == 1  # early: see soak_whole.py
+        kind = soak_faults.no_memory if squeeze else self.chance.choice(kinds)
         self.squeezes += kind is soak_faults.no_memory
         fault = {"at_s": at, "kind": kind.__name__, "step": watch.last_step()}
         try:
@@ -128,40 +130,6 @@ def write(work: Path, out: Path, same: dict[str, Any] | None = None) -> dict[str
     return found
 
 
-def compare(work: Path) -> dict[str, Any]:
-    """The same steps without a fault, with the micro-batches that memory forced, and whether every bit is the same."""
-    from foretrain.run import checkpoint
-    from tests.faults.soak_count import segments
-
-    shutil.rmtree(work / "whole", ignore_errors=True)
-    last = checkpoint.steps_in(work / "out/checkpoints")[-1]
-    parts = [part for part in segments(work / "out") if part[0] < last]
-    before = time.monotonic()
-    for i, (start, batch) in enumerate(parts):
-        end = parts[i + 1][0] if i + 1 < len(parts) else last
-        more = ["--resume=auto"] if i else []
-        words = command(
-            "whole", *more, batch_size=batch, gradient_accumulation_steps=16 // batch, max_iters=end,
-            eval_interval=1_000_000,
-        )  # fmt: skip
-        print(f"without faults: steps {start} to {end}, micro-batch {batch}", file=sys.stderr, flush=True)
-        log = (work / "whole.txt").open("a")
-        subprocess.run(words, cwd=work, env=environment(faults=False), check=True, stdout=log, stderr=log)
-    digests, losses = [], []
-    for name in ("out", "whole"):
-        path = checkpoint.path_of(work / name / "checkpoints", last)
-        assert checkpoint.problem_of(path) is None
-        files = json.loads((path / "manifest.json").read_text())["files"]
-        digests.append({n: files[f"{n}.safetensors"]["sha256"] for n in ("model", "optimizer", "rng")})
-        lines = [json.loads(line) for line in (work / name / "metrics.jsonl").read_text().splitlines()]
-        losses.append({line["step"]: line["loss"] for line in lines if line["kind"] == "step"})
-    return {
-        "steps": last, "weights_moments_generators_equal": digests[0] == digests[1],
-        "losses_equal": sum(losses[0].get(step) == losses[1][step] for step in range(last)),
-        "took_s": time.monotonic() - before, "digests": digests[0],
-    }  # fmt: skip
-
-
 def main() -> None:
     """Exit code 1 where it did not show what it must."""
     parser = argparse.ArgumentParser(description="A run of an hour with a fault every 30 seconds.")
@@ -173,10 +141,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "soak.json")
     words = parser.parse_args()
     work, out = words.work.absolute(), words.out.absolute()
-    if not words.check:
+    if words.check:
+        whole = Whole(work, command, environment(faults=False))
+    else:
         work.mkdir(parents=True)
-        Soak(work, words.hours, words.every, words.seed, out).run()
-    same = compare(work)
+        soak = Soak(work, words.hours, words.every, words.seed, out)
+        soak.run()
+        whole = soak.whole
+    same = whole.compare()
     found = write(work, out, same)
     print((work / "table.txt").read_text())
     raise SystemExit(0 if found["ok"] and same["weights_moments_generators_equal"] else 1)

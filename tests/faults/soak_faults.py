@@ -17,6 +17,7 @@ from foretrain.run import checkpoint
 from tests.faults.soak_watch import Watch
 
 Note = dict[str, Any]
+MOST_SAVES_HELD = 1.5  # no fault lasts longer than from one save to the next and a half, as the last steps went
 MOST_SQUEEZES = 2  # each halves the micro-batch for good
 
 
@@ -114,10 +115,11 @@ def no_memory(run: Watch, chance: random.Random) -> Note:
 
 
 def _hold(run: Watch) -> Note:
-    """Long enough for one save or two; three in a row would end the run."""
-    held_s = 1.05 * run.save_every_s
-    time.sleep(held_s)
-    return {"lasted_s": held_s}
+    """Until one save has met it; three in a row would end the run."""
+    began, before = time.monotonic(), run.failed_saves()
+    while time.monotonic() < began + MOST_SAVES_HELD * run.save_every_s and run.failed_saves() == before:
+        time.sleep(0.02)
+    return {"lasted_s": time.monotonic() - began}
 
 
 class _limit:

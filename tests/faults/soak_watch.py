@@ -60,6 +60,10 @@ class Watch:
         """Steps at which it was gone on."""
         return [event["values"]["step"] for event in self.events() if event["id"] == "resumed"]
 
+    def failed_saves(self) -> int:
+        """How many saves the disk has refused so far."""
+        return sum(event["id"] == "save_failed" for event in self.events())
+
     def events(self) -> list[dict[str, Any]]:
         found = []
         for text in (self.path / "events.jsonl").read_text().splitlines():

@@ -328,7 +328,7 @@ class RunConfig(Record):
     def obstacle_to_bmm(self) -> str:
         """Why attention = bmm cannot serve this model in training; empty where it can."""
         if self.recipe != "nanogpt":
-            return "its recipe is another one"
+            return "it needs recipe = nanogpt"
         return "it has no dropout" if self.dropout else ""
 
     @property

@@ -140,7 +140,7 @@ def test_case_b_is_not_attributed_and_its_settings_are_named() -> None:
     assert set(found.verdict("flops").settings) == {"n_embd", "learning_rate"}  # no split changes what a token teaches
     text = " ".join(shown(found).split())
     assert "3 settings differ, in the groups model, optimizer and execution" in text
-    assert "No difference below can be put down to one of them alone" in text
+    assert "No single one of them explains a difference below" in text
     # 0.0134 nats apart at iteration 500, in two runs with one seed each.
     tokens = found.verdict("tokens")
     assert tokens.outcome == "within_noise"
@@ -185,7 +185,7 @@ def test_one_difference_takes_the_credit() -> None:
         ("batch_size x accumulation",),
     )
     assert not found.one_change
-    assert "may be put down to it" in shown(found)
+    assert "It explains any difference below" in " ".join(shown(found).split())
 
 
 # -- noise -------------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def test_the_scatter_of_starts_is_learned_from_repeats_and_said() -> None:
     assert scatter.counted > scatter.assumed == noise.RUN_TO_RUN
     assert found.verdict("speed").outcome == "within_noise"
     text = " ".join(shown(found).split())
-    assert f"differs by {scatter.seen * 100:.2f} %, as repeats of the same settings show" in text
+    assert f"with the same settings, the speed on {scatter.device} differs by {scatter.seen * 100:.2f} %" in text
     assert Comparison.from_json(json.dumps(found.to_json())) == found
 
 
@@ -582,7 +582,7 @@ def test_a_plan_of_the_command_line_is_a_source() -> None:
     assert found.sides[0].kind == "plan"
     assert found.sides[0].label == "p"
     assert [s.name for s in found.differing if s.matters] == ["batch_size x accumulation"]
-    assert found.sides[0].memory_source == "predicted"
+    assert found.sides[0].memory_source == "estimated"
 
 
 def test_a_log_alone_leaves_unknown_what_it_does_not_say() -> None:
@@ -766,7 +766,7 @@ def test_many_subjects_fit_80_columns_and_html() -> None:
         found = compare(subjects[:count])
         text = shown(found)
         assert max(len(line) for line in text.splitlines()) <= 80
-        assert "against m12" in text or count == 2
+        assert "Against m12" in text or count == 2
     assert "<table" in html.render(compare_view.document(found))
 
 

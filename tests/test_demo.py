@@ -19,7 +19,7 @@ def uncalibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_demo_in_short(own_directory: Path) -> None:
     result = foretrain("demo", "--steps", "60", timeout=400)
     assert result.returncode == 0, result.stderr
-    for words in ("1. The forecast", "2. The run", "3. What the model writes", "4. Forecast and measurement"):
+    for words in ("1. The forecast", "2. The run", "3. What the model writes", "4. Forecast against measurement"):
         assert words in result.stderr
     assert "Validation loss" in result.stdout
     assert Path("out-demo/report.html").is_file()

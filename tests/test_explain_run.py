@@ -82,7 +82,7 @@ def test_even_steps_that_are_all_off_the_forecast_are_said(
     assert timing is not None
     lines = Path("r/metrics.jsonl").read_text("utf-8").splitlines()
     monkeypatch.setenv("COLUMNS", "80")
-    for share, words in ((20, "slower than predicted"), (1, None), (0.01, "quicker than predicted")):
+    for share, words in ((20, "slower than predicted"), (1, None), (0.01, "faster than predicted")):
         took = {"step_s": share * timing.step_s.expected_s}
         changed = [json.dumps(one | took if one["kind"] == "step" else one) for one in map(json.loads, lines)]
         Path("r/metrics.jsonl").write_text("".join(f"{line}\n" for line in changed), "utf-8")
@@ -113,7 +113,7 @@ def test_runs_that_are_missing_or_half_written(own_directory: Path, capsys: pyte
     assert "Run explained" in said(capsys, "explain", "r")
     assert "steps that such a run logs" not in said(capsys, "explain", "r")  # a crash may cut off one or two
     Path("r/metrics.jsonl").unlink()
-    assert "No step was logged" in said(capsys, "explain", "r")
+    assert "The run logged no step" in said(capsys, "explain", "r")
     with pytest.raises(UserError):
         said(capsys, "explain", "r", "--config", "baby")
 
@@ -209,7 +209,7 @@ def test_a_run_that_memory_ended_says_how(
     assert failure.free_bytes
     shown = said(capsys, "explain", "r")
     assert f"step 2, micro-step 2 of 2, in the {moment}" in shown
-    assert ("What would have saved it" in shown) == (where == "optimizer")
+    assert ("What would have prevented it" in shown) == (where == "optimizer")
 
 
 def test_out_of_memory_in_an_evaluation_and_a_report_that_fails(
@@ -354,8 +354,8 @@ def test_a_log_that_ends_in_out_of_memory_is_explained(capsys: pytest.CaptureFix
     steps = "".join(f"iter {i}: loss 9.5000, time 3900.{i:02}ms, mfu 12.90%\n" for i in range(20))
     Path("train.log").write_text(steps + "torch.OutOfMemoryError: " + MESSAGE + "\n")
     shown = said(capsys, "explain", "train.log", "--config", CASE_C, "--gpu", "RTX 4070")
-    assert "3.07 GiB were asked for, 911 MiB were left" in shown  # of the 9.50 GiB that were allowed
-    assert "held by other processes" in shown
+    assert "asked for 3.07 GiB, with 911 MiB left" in shown  # of the 9.50 GiB that were allowed
+    assert "used by other programs" in shown
     assert "--batch_size=8" in shown
     assert "steady step" in shown
     Path("short.log").write_text("torch.OutOfMemoryError: " + MESSAGE)

@@ -230,7 +230,7 @@ def test_without_a_history_or_stacks_it_says_what_to_do(capsys: pytest.CaptureFi
     written(bare)
     shown = said(capsys, "explain", "s.pickle")
     assert "_record_memory_history" in shown
-    assert "60.0 MiB that nobody uses" in shown
+    assert "60.0 MiB that nothing uses" in shown
 
 
 def test_the_device_that_holds_most_is_taken() -> None:
@@ -253,8 +253,8 @@ def test_expandable_segments_are_not_promised_where_they_would_not_help() -> Non
 def test_the_views_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     written(by_hand())
     shown = said(capsys, "explain", "s.pickle")
-    assert "60.0 MiB were asked for, and the driver had 8.0 MiB: 52.0 MiB too little" in shown
-    assert "80.0 MiB were reserved and not in use, but in pieces" in shown
+    assert "asked for 60.0 MiB. The driver had 8.0 MiB left, 52.0 MiB too little" in shown
+    assert "80.0 MiB were reserved but unused, in separate pieces" in shown
     assert "model.py:187 forward" in shown
     found = json.loads(said(capsys, "explain", "s.pickle", "--json"))
     assert found.pop("schema") == "foretrain.snapshot/1"

@@ -88,7 +88,7 @@ def test_the_switch_changes_everything_and_is_remembered_but_not_in_the_link(bro
         expect(page.locator(".verdict h2")).to_have_text("⟦Does it fit?⟧")
         expect(page.locator('label[for="language"]')).to_have_text("⟦Language⟧")
         assert page.evaluate("document.activeElement.id") == "language"  # the switch keeps the focus
-        assert "⟦The page speaks ⟧[English]⟦ now.⟧" in page.evaluate("told")
+        assert "⟦The page now speaks ⟧[English]⟦.⟧" in page.evaluate("told")
         again = page.context.new_page()
         again.goto(state)
         answered(again)

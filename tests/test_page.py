@@ -422,4 +422,4 @@ def test_serve_takes_a_language_before_the_browsers(tmp_path: Path) -> None:
         assert {one["id"] for one in start["languages"]} == set(languages.known())
         with TestClient(routes.create_app(PORT, TOKEN, [tmp_path]), base_url=ORIGIN) as made:  # refusals, too
             refused = made.get("/api/start", headers={**GOOD, guard.TOKEN_HEADER: "no", "accept-language": BRACKETS})
-            assert refused.json()["message"].startswith("⟦This needs the link")
+            assert refused.json()["message"].startswith("⟦Open the newest link")

@@ -120,13 +120,13 @@ def test_paste_share_and_download(browser: Browser, served: tuple[str, Path], tm
     with opened(browser, served[0]) as page:
         answered(page)
         page.get_by_text("Your own config").click()
-        page.get_by_label("The text of the config").fill(NANOGPT)
+        page.get_by_label("Text of the config").fill(NANOGPT)
         page.get_by_role("button", name="Use it").click()
         expect(page.locator("#paste-said")).to_contain_text("8 values")
         answered(page)
         assert page.get_by_label("n_embd", exact=True).input_value() == "384"
-        page.get_by_label("Held by others").fill("2.1GB")
-        page.get_by_label("Card or processor").select_option("RTX 3090")
+        page.get_by_label("Used by other programs").fill("2.1GB")
+        page.get_by_label("GPU or CPU").select_option("RTX 3090")
         answered(page)
         link, strip = page.url, page.locator(".strip").inner_text()
         with page.expect_download() as waiting:
@@ -139,8 +139,8 @@ def test_paste_share_and_download(browser: Browser, served: tuple[str, Path], tm
         again.goto(link)
         again.wait_for_selector(".results[aria-busy=false]")
         assert again.locator(".strip").inner_text() == strip
-        assert again.get_by_label("Held by others").input_value() == "2.1GB"
-        page.get_by_label("The text of the config").fill("import os\nn_layer = os.getpid()")
+        assert again.get_by_label("Used by other programs").input_value() == "2.1GB"
+        page.get_by_label("Text of the config").fill("import os\nn_layer = os.getpid()")
         page.get_by_role("button", name="Use it").click()
         expect(page.locator("#paste-said .bad")).to_contain_text(":2")
 

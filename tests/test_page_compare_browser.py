@@ -79,26 +79,26 @@ def test_runs_are_ticked_and_compared(browser: Browser, served: tuple[str, Path]
         said = page.get_by_role("status").filter(has_text="Tick two")
         expect(said).to_be_visible()
         page.locator("#compare-runs").click()
-        expect(page.get_by_text("A comparison is of two to four runs")).to_be_visible()
+        expect(page.get_by_text("A comparison needs two to four runs")).to_be_visible()
         assert not routes.LATER & set(loaded)
         tick(page, "quick", "slow", "third", "fourth")
         expect(page.get_by_text("Ticked: 4, at most 4. The others are held against quick.")).to_be_visible()
         fifth = box(page, "live")
         fifth.click()
         assert not fifth.is_checked()
-        expect(page.get_by_text("A comparison has at most 4 runs.")).to_be_visible()
+        expect(page.get_by_text("A comparison takes at most 4 runs.")).to_be_visible()
         for name in ("third", "fourth"):
             box(page, name).uncheck()
         page.locator("#compare-runs").click()
         compared(page)
         assert set(loaded) >= routes.LATER
         expect(page.get_by_role("heading", level=1)).to_have_text("Comparison: quick, slow")
-        for title in ("What follows", "Settings that differ", "Learning", "Runs that would settle it"):
+        for title in ("Conclusions", "Settings that differ", "Learning", "Experiments that would tell"):
             expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
         expect(page.locator(".comparison")).to_contain_text("weight_decay")
         assert blank_pictures(page) == []
         assert page.locator("canvas").count() == page.locator(".behind table").count() >= 3
-        page.get_by_role("link", name="Put first: slow").click()
+        page.get_by_role("link", name="Make baseline: slow").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("Comparison: slow, quick")
         page.go_back()
         expect(page.get_by_role("heading", level=1)).to_have_text("Comparison: quick, slow")
@@ -118,13 +118,13 @@ def test_the_link_holds_the_comparison(browser: Browser, served: tuple[str, Path
         assert again.locator("#main").inner_text() == shown
         page.evaluate("navigator.clipboard.writeText = async text => { window.kept = text; }")
         page.get_by_role("button", name="Copy link").click()
-        expect(page.get_by_text("Copied; the link holds which runs")).to_be_visible()
+        expect(page.get_by_text("Link copied; it includes the runs")).to_be_visible()
         assert page.evaluate("kept") == link
         for wrong in (link.partition("&")[0], f"{link}{'&run=0' * 4}"):
             again.goto(wrong)
             expect(again.get_by_role("alert")).to_contain_text("two to four runs")
         again.goto(re.sub(r"run=\w+&", "run=gone&", link, count=1))
-        expect(again.locator(".compared .bad")).to_have_text(re.compile("no such run"))
+        expect(again.locator(".compared .bad")).to_have_text(re.compile("no longer in the folders"))
         expect(again.get_by_role("heading", level=1)).to_have_text("Comparison: evil, quick")
 
 
@@ -134,7 +134,7 @@ def test_a_run_that_goes_on_is_compared_again(browser: Browser, served: tuple[st
         beside(page, "slow", "live")
         expect(page.locator(".compared")).to_contain_text("running")
         expect(page.locator(".compared .warn")).to_have_text(
-            "It has not come to its end; it is compared as far as it goes."
+            "This run has not ended; the comparison uses what it has so far."
         )
         row = page.locator("tr", has=page.get_by_role("cell", name="last step", exact=True)).last
         expect(row).to_contain_text("119")

@@ -238,10 +238,10 @@ def test_all_that_the_page_does_it_does_without_a_server(chromium: Any, site: st
         answered(page)
         assert needs(page) > 1.3 * before
         page.get_by_text("Your own config").click()
-        page.get_by_label("The text of the config").fill(NANOGPT)
+        page.get_by_label("Text of the config").fill(NANOGPT)
         page.get_by_role("button", name="Use it").click()
         page.wait_for_selector("#paste-said .good")
-        page.get_by_label("Card or processor").select_option("RTX 3090")
+        page.get_by_label("GPU or CPU").select_option("RTX 3090")
         answered(page)
         with page.expect_download() as waiting:
             page.get_by_role("button", name="Download as TOML").click()

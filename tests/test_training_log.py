@@ -356,7 +356,7 @@ def test_mfu_of_case_b1() -> None:
     result = foretrain("mfu", B1, "--tokens-per-s", "134k", "--gpu", "RTX 4070")
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines[:4] == [
-        "MFU: b1 RTX 4070 · float16", "", "What share of the card",
+        "MFU: b1 RTX 4070 · float16", "", "Share of the card's peak",
         "throughput 134,000 tokens/s: 524,288 tokens a step in 3.91 s",
     ]  # fmt: skip
     assert lines[4].startswith("MFU 68.9 %: 40.2 TFLOP/s with full attention")
@@ -378,7 +378,7 @@ def test_explain_of_case_b1(tmp_path: Path) -> None:
     for says in (
         "Log: b1.log nanoGPT · 300 step(s), 0 to 299, every 1 · measured", "steady step 3.9 s: the median of 295",
         "134,433 tokens/s", "MFU 69.2 %: 40.3 TFLOP/s with full attention", "nanoGPT would print 12.9 %",
-        "The printed mfu fits the config (12.9 % printed, 12.9 % expected).",
+        "The printed mfu matches the config (12.9 % printed, 12.9 % expected).",
         "first steps: compilation, first evaluation 1 0 28.1 s", "for 19,701 steps up to 20,000",
     ):  # fmt: skip
         assert says in shown, says
@@ -386,7 +386,7 @@ def test_explain_of_case_b1(tmp_path: Path) -> None:
     assert made["schema"] == "foretrain.log/1"
     assert made["utilization"]["mfu"] == pytest.approx(0.692, abs=0.001)
     alone = foretrain("explain", str(path)).stdout
-    assert "With --config" in alone
+    assert "Add --config" in alone
     assert "134,433 tokens/s" in alone
 
 
@@ -399,7 +399,7 @@ def test_explain_reads_stdin_and_needs_no_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", code], input=nanogpt([3.9] * 20), capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
-    assert "does not belong" in result.stdout
+    assert "does not match" in result.stdout
 
 
 @pytest.mark.parametrize(

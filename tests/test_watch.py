@@ -266,7 +266,7 @@ def test_a_card_is_shared_out_between_the_command_and_others(
     assert len(lines) == record.samples
     assert lines[-1]["cards"][0]["ours_bytes"] == 4 * GIB
     shown = said(capsys, "explain", "w")
-    assert "4.00 GiB by the command, 2.00 GiB by others" in shown
+    assert "4.00 GiB by the command, 2.00 GiB by other programs" in shown
     assert "too hot in 100.0 %" in shown
 
 
@@ -346,7 +346,7 @@ def test_the_log_is_read_as_it_comes_and_afterwards(capsys: pytest.CaptureFixtur
 
 def test_a_command_without_a_log_is_explained_too(capsys: pytest.CaptureFixture[str]) -> None:
     watched("print('nothing of interest')")
-    assert "no line that is a step" in said(capsys, "explain", "w")
+    assert "no step of nanoGPT" in said(capsys, "explain", "w")
 
 
 def test_progress_bars_and_lines_in_pieces_are_read() -> None:

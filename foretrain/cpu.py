@@ -5,10 +5,12 @@ may exceed this peak); two FMA units per core are assumed; bandwidth is a flat g
 """
 
 import functools
+import json
 import os
 import platform
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from foretrain.calibration import load
 from foretrain.hardware import Gpu
@@ -20,11 +22,28 @@ _FMA_UNITS = 2
 _FLOP_PER_FMA = 2
 
 
-def _cpuinfo() -> str:
+class Machine(NamedTuple):
+    """What the system says of this machine's CPU. `cpuinfo`: as in /proc/cpuinfo, empty where there is none;
+    `cores`: those that this process may run on."""
+
+    cpuinfo: str
+    architecture: str
+    processor: str
+    cores: int
+
+
+def machine() -> Machine:
+    """This machine; or the one in the JSON file that FORETRAIN_TEST_MACHINE names, which only tests set: their results
+    must not depend on where they run."""
+    if made_up := os.environ.get("FORETRAIN_TEST_MACHINE"):
+        return Machine(**json.loads(Path(made_up).read_text("utf-8")))
     try:
-        return Path("/proc/cpuinfo").read_text("utf-8", "replace")
+        cpuinfo = Path("/proc/cpuinfo").read_text("utf-8", "replace")
     except OSError:
-        return ""
+        cpuinfo = ""
+    # macOS and Windows have no sched_getaffinity.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Machine(cpuinfo, platform.machine(), platform.processor(), cores)
 
 
 def _first(pattern: str, text: str) -> str | None:
@@ -34,7 +53,7 @@ def _first(pattern: str, text: str) -> str | None:
 
 def cpu_flags() -> set[str]:
     """The instruction sets that the system names."""
-    return set((_first(r"^flags\s*:\s*(.*)$", _cpuinfo()) or "").split())
+    return set((_first(r"^flags\s*:\s*(.*)$", machine().cpuinfo) or "").split())
 
 
 @functools.cache
@@ -45,16 +64,15 @@ def cpu_has_bf16() -> bool:
 
 def usable_cores() -> int:
     """Cores that this process may run on."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS or Windows
-        return os.cpu_count() or 1
+    return machine().cores
 
 
 def physical_cores() -> int:
     """Usable cores, two threads of one core counted once; all of them where the system does not tell them apart."""
-    places = re.findall(r"^physical id\s*:\s*(\d+)$.*?^core id\s*:\s*(\d+)$", _cpuinfo(), re.MULTILINE | re.DOTALL)
-    return min(usable_cores(), len(set(places)) or usable_cores())
+    here = machine()
+    pair = r"^physical id\s*:\s*(\d+)$.*?^core id\s*:\s*(\d+)$"
+    places = re.findall(pair, here.cpuinfo, re.MULTILINE | re.DOTALL)
+    return min(here.cores, len(set(places)) or here.cores)
 
 
 def total_memory_bytes() -> int | None:
@@ -73,21 +91,21 @@ def cpu_device() -> Gpu:
 
 def nominal_cpu() -> Gpu:
     """The CPU of this machine; peaks are nominal (cores x lanes x 2 FMA units x 2 x clock)."""
-    info, flags = _cpuinfo(), cpu_flags()
+    here, flags = machine(), cpu_flags()
     lanes = 16 if "avx512f" in flags else 8 if "avx2" in flags or not flags else 4
-    clock_ghz = float(_first(r"^cpu MHz\s*:\s*([\d.]+)", info) or _DEFAULT_CLOCK_GHZ * 1e3) / 1e3
-    cores = usable_cores()
+    clock_ghz = float(_first(r"^cpu MHz\s*:\s*(\d+(?:\.\d+)?)", here.cpuinfo) or 0) / 1e3 or _DEFAULT_CLOCK_GHZ
+    cores = here.cores
     fp32_tflops = cores * lanes * _FMA_UNITS * _FLOP_PER_FMA * clock_ghz / 1e3
     # AMX: 2048 bf16 operations per clock and core (Intel's optimisation guide); AVX512_BF16 doubles the lanes.
     bf16_tflops = (
         cores * 2048 * clock_ghz / 1e3 if "amx_bf16" in flags else fp32_tflops * (2 if "avx512_bf16" in flags else 1)
     )
     memory = total_memory_bytes()
-    model = _first(r"^model name\s*:\s*(.*)$", info) or platform.processor() or platform.machine()
+    model = _first(r"^model name\s*:\s*(.*)$", here.cpuinfo) or here.processor or here.architecture
     return Gpu(
         name=f"CPU ({re.sub(r'[^ -~]', '', model)[:60]}, {cores} core{'s' if cores != 1 else ''})",
         kind="cpu",
-        architecture=platform.machine(),
+        architecture=here.architecture,
         sm_count=cores,
         boost_clock_ghz=clock_ghz,
         fp32_flop_per_clock_per_sm=lanes * _FMA_UNITS * _FLOP_PER_FMA,

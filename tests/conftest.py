@@ -1,4 +1,4 @@
-"""Every test runs in a directory of its own, on one thread, without the user's environment."""
+"""Every test runs in a directory of its own, on one thread, without the user's environment, on a made-up machine."""
 
 import os
 import signal
@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from foretrain.predict.exact import service
+from tests import fork_server, machines
+
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 settings.load_profile("ci")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault(machines.VARIABLE, str(machines.FILES[machines.USUAL]))
+# Many tests start a Python of their own: each compiled the whole package anew where bytecode may not be kept.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ["TIKTOKEN_CACHE_DIR"] = "/nonexistent"
 # A shell's background job ignores SIGINT and one of nohup SIGHUP; the runs that tests start would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -44,3 +51,10 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         os.environ.pop(name, None)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def quick_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of traces are forks of one process that has imported torch."""
+    if hasattr(os, "fork"):
+        monkeypatch.setattr(service, "_start", fork_server.start)

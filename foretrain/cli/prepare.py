@@ -100,7 +100,8 @@ def prepare_command(
 
 def _options(typed: dict[str, Any]) -> "PrepareOptions":
     """What was typed as a record. Raises typer.BadParameter."""
-    from foretrain.prepare.options import PrepareOptions, usable_cores
+    from foretrain.cpu import usable_cores
+    from foretrain.prepare.options import PrepareOptions
 
     if typed["tokenizer"] is not None and typed["train_bpe"] is not None:
         raise typer.BadParameter("give either --tokenizer or --train-bpe", param_hint="--train-bpe")

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from foretrain.cpu import usable_cores
 from foretrain.errors import ExitCode, UserError
 from foretrain.lm.dataset import DatasetInfo, read_meta
 from foretrain.lm.shards import block_digest
@@ -64,7 +65,7 @@ def verify(info: DatasetInfo, progress: Progress = lambda count: None, threads: 
     def one(pair: tuple[DatasetInfo, Segment]) -> list[UserError]:
         return _problems(*pair, tell)
 
-    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(threads or usable_cores()) as pool:
         try:
             problems = [problem for result in pool.map(one, found) for problem in result]
         except BaseException:

@@ -1,22 +1,17 @@
 """What `foretrain prepare` was asked for, as one record."""
 
 import hashlib
-import os
 from pathlib import Path
 
 from pydantic import Field
 
+from foretrain.cpu import usable_cores
 from foretrain.lm.shards import DEFAULT_SHARD_TOKENS, Settings
 from foretrain.prepare.reader import Job, Position
 from foretrain.prepare.sources import SourceList
 from foretrain.records import Record
 
 DEFAULT_DOCUMENT_BYTES = 16 * 2**20
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class PrepareOptions(Record):

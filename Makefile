@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 DOCS_STAMP := $(VENV)/.installed-docs
 
-.PHONY: help demo test faults faults-long soak slow check fix docs docs-serve site site-of-docs picture clean
+.PHONY: help demo test test-machines faults faults-long soak slow check fix docs docs-serve site site-of-docs picture clean
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -30,6 +30,9 @@ demo: $(DEMO_STAMP) ## plan, train a small GPT on the built-in corpus, compare, 
 
 test: $(STAMP) ## the whole test suite on the CPU
 	$(BIN)/python -m pytest
+
+test-machines: $(STAMP) ## the suite on four made-up machines, on one core, and beside eight busy processes
+	$(BIN)/python -m tests.machines
 
 faults: $(STAMP) ## put hundreds of faults into runs: kills, signals, full disks, flipped bits, NaN (ten minutes)
 	$(BIN)/python -m tests.faults --tier pr

@@ -4,10 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from foretrain.configfile import resolve
 from foretrain.cpu import cpu_device
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu, catalogue, detect, find, match, nearest
+from foretrain.predict.plan import plan
+from foretrain.report import html, plan_view
 from foretrain.units import GIB
+from tests import machines
 from tests.helpers import foretrain
 
 CARDS = list(catalogue().values())
@@ -191,6 +195,24 @@ def test_this_machine() -> None:
     assert gpu.peak_flop_per_s("float32")
     assert gpu.memory_bytes
     assert "derived" in gpu.source
+
+
+@pytest.mark.parametrize("machine", machines.FILES)
+def test_any_machine_is_planned_for(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its name is, that is text; an instruction set, a number of cores and a clock make the peak."""
+    monkeypatch.setenv(machines.VARIABLE, str(machines.FILES[machine]))
+    gpu = cpu_device()
+    cores, gflops = {"intel": (2, 173.6), "intel-amx": (8, 1075.2), "arm": (1, 96.0), "hostile": (3, 288.0)}[machine]
+    assert gpu.name.endswith(f", {cores} core{'s' if cores > 1 else ''})")
+    assert gpu.name.isascii()
+    assert gpu.name.isprintable()
+    assert gpu.peak_flop_per_s("float32") == pytest.approx(gflops * 1e9, rel=1e-3)
+    assert gpu.peak_flop_per_s("bfloat16") / gpu.peak_flop_per_s("float32") == (32 if machine == "intel-amx" else 1)
+    shown = foretrain("plan", "baby", "--gpu", "cpu")
+    assert shown.returncode == 0, shown.stderr
+    assert gpu.name in " ".join(shown.stdout.split())  # [bold red] is no markup
+    config = resolve(["baby"]).config
+    assert "<script>alert" not in html.render(plan_view.document(plan(config, gpu)))
 
 
 def test_gpus_command() -> None:

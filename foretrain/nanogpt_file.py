@@ -98,12 +98,12 @@ def _kind(node: ast.AST) -> str:
     return f"a construct ({type(node).__name__})"
 
 
-def parse_expression(text: str) -> Any:
-    """The value of '5 * 8', '1e-3', 'True'; text that is no such expression stays text."""
+def parse_expression(text: str, names: dict[str, Any] | None = None) -> Any:
+    """The value of '5 * 8', '1e-3', 'True', or of `names`; text that is not such an expression stays text."""
     if len(text) > 1000:
         return text
     try:
-        return evaluate(ast.parse(text.strip(), mode="eval").body, {})
+        return evaluate(ast.parse(text.strip(), mode="eval").body, names or {})
     except (SyntaxError, ValueError, RecursionError, MemoryError, Unsupported):
         return text
 
@@ -129,7 +129,8 @@ def parse(text: str, path: str, known: set[str], inert: set[str]) -> ParsedFile:
         )
         return result
     except (ValueError, RecursionError, MemoryError) as error:
-        reason = str(error) or type(error).__name__
+        too_deep = isinstance(error, RecursionError | MemoryError)  # of the parser's own stack, not of the machine
+        reason = "it is nested too deeply" if too_deep else str(error) or type(error).__name__
         result.problems.append(UserError("config.not_python", source=f"{path}:1", reason=reason))
         return result
     _Reader(path, known, inert, result, _names_read(tree)).read(tree)

@@ -17,6 +17,7 @@ from typing import BinaryIO, Literal
 from pydantic import Field
 
 from foretrain.errors import UserError
+from foretrain.nanogpt_file import parse_expression
 from foretrain.records import Record
 
 Format = Literal["nanogpt", "nanochat", "build-nanogpt", "llm.c"]
@@ -61,7 +62,11 @@ _EVALUATION = _pattern(
 _SAVING = _pattern(r"\bsaving checkpoint to\b")
 _RANK = _pattern(r"^\s*\[(?:rank|default)?(\d{1,5})\]")  # what torchrun and its --tee put before a line
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_OVERRIDE = re.compile(r"\bOverriding: (\w{1,40}) = (.{1,80})$")  # nanoGPT's configurator.py
+# What nanoGPT's configurator.py prints: a config file as it is, and each option of the command line.
+_CONFIG_FILE = re.compile(r"\bOverriding config with .{1,300}:\s*$")
+_OVERRIDE = re.compile(r"\bOverriding: (\w{1,40}) = (.{1,80})$")
+_ASSIGNMENT = re.compile(r"^([a-z]\w{0,39})\s*=\s*(\S.{0,199})$")
+_MOST_SETTINGS = 500
 
 # What a log says of its run before the first step. Each pattern has one group for each field.
 _TENSORS = r"parameter tensors:\s*(\d{1,9}),\s*with\s*([\d,]{1,20}) parameters"
@@ -79,7 +84,10 @@ _HEADERS: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
 
 
 class LogHeader(Record):
-    """What the log says of its run; None where it does not. `n_params_millions` is nanoGPT's two decimals."""
+    """What the log says of its run; None where it does not. `n_params_millions` is nanoGPT's two decimals.
+
+    `settings`: the config file and the options that nanoGPT prints, the later ones over the earlier.
+    """
 
     tokens_per_step: int | None = None
     n_params_millions: float | None = None
@@ -92,7 +100,7 @@ class LogHeader(Record):
     gpu_name: str | None = None
     peak_flop_per_s: float | None = None
     total_steps: int | None = None
-    overrides: dict[str, str] = Field(default_factory=dict)
+    settings: dict[str, bool | int | float | str] = Field(default_factory=dict)
 
 
 class Evaluation(Record):
@@ -151,6 +159,10 @@ def number(text: str, *, grouped_thousands: bool = True) -> float:
     return value if math.isfinite(value) else math.nan
 
 
+def _plain(value: object) -> bool | int | float | str:
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
 def _header_value(name: str, text: str) -> float | int | None:
     value = number(text.replace(",", "") if name.endswith("params") else text)
     if not 0 < value < 1e18:
@@ -164,7 +176,8 @@ class Reader:
     def __init__(self) -> None:
         self.format: Format | None = None
         self.header: dict[str, object] = {}
-        self.overrides: dict[str, str] = {}
+        self.settings: dict[str, bool | int | float | str] = {}
+        self.in_config_file = False
         self.steps = Steps()
         self.evaluations: list[Evaluation] = []
         self.rank: str | None = None
@@ -247,15 +260,31 @@ class Reader:
             match = pattern.search(line)
             if match:
                 self._headers(dict(zip(names, match.groups(), strict=True)))
-        override = _OVERRIDE.search(line.rstrip())
+        self._setting(line.rstrip())
+
+    def _setting(self, line: str) -> None:
+        """What a line says of the config: an option, or a line of the file that is being printed."""
+        override = _OVERRIDE.search(line)
         if override:
-            self.overrides[override[1]] = override[2].strip()
+            self._set(override[1], override[2].strip())
+        elif _CONFIG_FILE.search(line):
+            self.in_config_file = True
+        elif self.in_config_file and (found := _ASSIGNMENT.match(line.partition("#")[0].rstrip())):
+            self._set(found[1], found[2])
+
+    def _set(self, key: str, text: str) -> None:
+        if len(self.steps) and not self.restarted:  # a run that was started again says its config anew
+            self.restarted = True
+            self.settings.clear()
+        if len(self.settings) < _MOST_SETTINGS or key in self.settings:
+            self.settings[key] = _plain(parse_expression(text, self.settings))
 
     def _headers(self, found: dict[str, str]) -> None:
         for name, text in found.items():
             value = text if name == "gpu_name" else _header_value(name, text)
             if value is None:
                 continue
+            self.in_config_file = False  # nanoGPT prints these figures after its config
             if len(self.steps):
                 self.restarted = True
                 if self.header.get(name, value) != value:  # another model or batch: another run begins
@@ -270,7 +299,7 @@ class Reader:
     def done(self) -> TrainingLog | None:
         if self.format is None or not len(self.steps):
             return None
-        header = LogHeader.model_validate({**self.header, "overrides": self.overrides})
+        header = LogHeader.model_validate({**self.header, "settings": self.settings})
         return TrainingLog(
             self.format, header, self.steps, tuple(self.evaluations), self.last_step, self.bad_times, self.repeated,
             self.uncounted, self.earlier_runs,

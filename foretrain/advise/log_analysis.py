@@ -10,10 +10,10 @@ from foretrain.advise.utilization import Utilization, utilization
 from foretrain.config import RunConfig
 from foretrain.hardware import Gpu
 from foretrain.predict.energy import Spending, spending
-from foretrain.predict.plan import Plan, plan
+from foretrain.predict.plan import plan
 from foretrain.predict.time import Range
 from foretrain.records import Record
-from foretrain.training_log import Format, TrainingLog
+from foretrain.training_log import EVALUATED, Format, TrainingLog
 
 SCHEMA = "foretrain.log/1"
 # nanochat divided by this on every card until it looked the card up: promised_flops_per_sec_h100 in base_train.py.
@@ -90,8 +90,8 @@ def analyse(
     pace = steady(log, own)
     slower = disturbances(log, pace, own, interval)
     tokens, source = tokens_of_step(log, own)
-    made = plan(own, gpu, name=name, logged_step_s=pace.median_s) if own and gpu else None
     used = utilization(own, gpu, pace.median_s, tokens_per_step=tokens) if own and gpu else None
+    left = _remaining(log, pace.recent_s, pace.median_s, slower, own, gpu, used.mfu if used else None)
     mfu = next((m for m in reversed(steps.logged_mfu) if math.isfinite(m)), None)
     return LogAnalysis(
         name=name, format=log.format, first_step=min(steps.number), last_step=log.last_step, steps=len(steps),
@@ -102,8 +102,8 @@ def analyse(
         predicted_step_s=_predicted(own, gpu), disturbances=slower,
         logged_s=sum(t for t in steps.time_s if math.isfinite(t)), lost_s=sum(d.lost_s for d in slower),
         losses=_losses(log),
-        remaining=_remaining(log, pace.recent_s, pace.median_s, slower, own, gpu, used.mfu if used else None),
-        **_whole_run(made), findings=findings(log, own, config, used, pace.median_s, interval),
+        remaining=left, findings=findings(log, own, config, used, pace.median_s, interval),
+        **_whole_run(log, pace.median_s, slower, left, own, gpu, used.mfu if used else None),
     )  # fmt: skip
 
 
@@ -187,11 +187,31 @@ def _evaluation_interval(log: TrainingLog, config: RunConfig | None) -> int | No
     return config.eval_interval if config else None
 
 
-def _whole_run(made: Plan | None) -> dict[str, Any]:
-    """The plan's own figures for the measured step time."""
-    timing = made.timing if made else None
-    return {
-        "whole_run_s": timing.total_s if timing else None,
-        "whole_run_energy_j": timing.energy_expected_j if timing else None,
-        "whole_run_cost": timing.cost_expected if timing else None,
-    }
+def _whole_run(
+    log: TrainingLog, steady_s: float, slower: tuple[Disturbance, ...], remaining: Remaining | None,
+    config: RunConfig | None, gpu: Gpu | None, mfu: float | None,
+) -> dict[str, Any]:  # fmt: skip
+    """What the log shows so far and the time left, so that both are of the same evaluations and the same pace."""
+    if remaining is None:
+        return {"whole_run_s": None, "whole_run_energy_j": None, "whole_run_cost": None}
+    so_far_s, left = _so_far_s(log, steady_s, slower), remaining.time_s
+    times = Range(
+        low_s=so_far_s + left.low_s, expected_s=so_far_s + left.expected_s, high_s=so_far_s + left.high_s
+    )  # fmt: skip
+    spent = spending(config, gpu, mfu, times) if gpu and config else Spending()
+    return {"whole_run_s": times, "whole_run_energy_j": spent.energy_expected_j, "whole_run_cost": spent.cost_expected}
+
+
+def _so_far_s(log: TrainingLog, steady_s: float, slower: tuple[Disturbance, ...]) -> float:
+    """The printed times, the steady time for each step that was not printed, and the evaluations that such steps had.
+
+    Steps that a resume did again count once more, as they took their time.
+    """
+    printed, unprinted = 0.0, 0
+    for segment in log.steps.segments():
+        numbers = [log.steps.number[i] for i in segment]
+        unprinted += numbers[-1] - numbers[0] + 1 - len(numbers)
+        printed += sum(time_s for i in segment if math.isfinite(time_s := log.steps.time_s[i]))
+    each = next((d.each_s for d in slower if d.kind.startswith("evaluation")), 0.0)
+    seen = sum(bool(happened & EVALUATED) for happened in log.steps.happened)
+    return printed + unprinted * steady_s + max(0, len(log.evaluations) - seen) * each

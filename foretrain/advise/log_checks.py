@@ -10,7 +10,6 @@ from foretrain.advise.utilization import Utilization
 from foretrain.config import RunConfig
 from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S
 from foretrain.lm.shape import ModelShape
-from foretrain.nanogpt_file import parse_expression
 from foretrain.records import Record
 from foretrain.training_log import TrainingLog
 
@@ -89,11 +88,11 @@ def _mismatches(log: TrainingLog, config: RunConfig) -> list[Finding]:
     if log.header.tokens_per_step is None and printed is not None and not rate_fits(printed, config):
         values = {"log": round(printed), "config": config.tokens_per_step}
         found.append(Finding(id="differs.tokens_per_step", tone="bad", values=values))
-    for key, text in log.header.overrides.items():
+    for key, logged in log.header.settings.items():
         configured = getattr(config, key, None) if key in type(config).model_fields else None
         # Numbers and switches only: names of folders and projects say nothing about what was trained.
-        if isinstance(configured, int | float) and key != "wandb_log" and parse_expression(text) != configured:
-            values = {"key": key, "log": text, "config": configured}
+        if isinstance(configured, int | float) and key != "wandb_log" and logged != configured:
+            values = {"key": key, "log": str(logged), "config": configured}
             found.append(Finding(id="differs.override", tone="bad", values=values))
     return found
 

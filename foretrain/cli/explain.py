@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretrain.cli.common import CONFIG_CONTEXT, ERR, Json, noted, print_notes
-from foretrain.config import RunConfig
-from foretrain.configfile import ResolvedConfig, resolve
+from foretrain.configfile import resolve
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu, detect, find
 from foretrain.training_log import TrainingLog, read_log, read_stream
@@ -65,6 +64,7 @@ def explain_command(
     if log != "-" and explain_run.explained(Path(log), as_json=as_json, with_config=bool(config or words)):
         return
     from foretrain.advise.log_analysis import analyse
+    from foretrain.advise.log_config import config_of, of_watched
 
     sources = [*(config or []), *(words or [])]
     resolved = resolve(sources) if sources else None
@@ -78,21 +78,12 @@ def explain_command(
     except UserError as error:  # a program that printed no steps still took memory and time
         if watched is None and (ran_out is None or error.id == "data.log_unreadable"):
             raise
-    used = config_of(resolved, read) or (watched.config if watched else None)
+    used = config_of(resolved, read) or of_watched(watched.config if watched else None, read)
     card = card_of(gpu, read, watched)
     if read is not None:
         name = "stdin" if log == "-" else watched.id if watched else path.name
         found = analyse(read, name=name, config=used, gpu=card)
     explain_run.show(found, watched, explain_run.failures(ran_out, used, card), as_json=as_json)
-
-
-def config_of(resolved: ResolvedConfig | None, log: TrainingLog | None) -> RunConfig | None:
-    """The config; a vocabulary that it does not set is the dataset's, which the log may name."""
-    if resolved is None:
-        return None
-    from foretrain.lm.config_data import of_config
-
-    return of_config(resolved, logged_vocab_size=log.header.vocab_size if log else None).config
 
 
 def card_of(name: str, log: TrainingLog | None, watched: "WatchRecord | None") -> Gpu | None:

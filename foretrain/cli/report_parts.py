@@ -137,6 +137,7 @@ def snapshot(path: Path) -> "Document":
 def log(path: Path, one: "Given", asked: Asked) -> "Document":
     """Of a log, or a watched run. Raises UserError where there is nothing in it that can be told."""
     from foretrain.advise.log_analysis import analyse
+    from foretrain.advise.log_config import config_of, of_watched
     from foretrain.advise.log_report import gather
     from foretrain.cli import explain, explain_run
     from foretrain.report import log_report
@@ -154,7 +155,7 @@ def log(path: Path, one: "Given", asked: Asked) -> "Document":
     except UserError as error:  # a program that printed no steps still took memory and time
         if record is None and (ran_out is None or error.id == "data.log_unreadable"):
             raise
-    config = explain.config_of(resolved, read) or (record.config if record else None)
+    config = config_of(resolved, read) or of_watched(record.config if record else None, read)
     card = explain.card_of(one.own.get("gpu", asked.gpu), read, record)
     name = record.id if record else path.name
     found = analyse(read, name=name, config=config, gpu=card) if read is not None else None

@@ -74,12 +74,13 @@ def _remove(path: Path) -> None:
 def config_of(command: list[str]) -> "RunConfig | None":
     """The config that a nanoGPT command names, read as data: its script has configurator.py beside it."""
     from foretrain.configfile import resolve
+    from foretrain.lm.config_data import of_config
 
     script = next((i for i, word in enumerate(command) if word.endswith(".py")), None)
     if script is None or not (Path(command[script]).parent / "configurator.py").is_file():
         return None
     words = [word for word in command[script + 1 :] if word.startswith("--") or word.endswith(".py")]
     try:
-        return resolve(words).config
+        return of_config(resolve(words)).config  # nanoGPT looks for its data where it is started, and so do we
     except (UserError, OSError, ValueError):  # another fork's knobs; the log says what it says
         return None

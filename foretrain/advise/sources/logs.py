@@ -9,16 +9,15 @@ from typing import Any
 from foretrain.advise import settings
 from foretrain.advise.log_analysis import log_interval, tokens_of_step
 from foretrain.advise.log_checks import findings
+from foretrain.advise.log_config import config_of, printed
 from foretrain.advise.log_steady import steady
 from foretrain.advise.sources.given import Given, card
-from foretrain.advise.sources.predicted import bytes_per_token, with_forecast, with_vocabulary
+from foretrain.advise.sources.predicted import bytes_per_token, here, with_forecast
 from foretrain.advise.sources.runs import since_start
 from foretrain.advise.subject import Curve, Subject, curve, exact
 from foretrain.config import RunConfig
-from foretrain.configfile import KNOBS
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu
-from foretrain.nanogpt_file import parse_expression
 from foretrain.predict.plan import Note
 from foretrain.training_log import TrainingLog, read_log
 
@@ -31,8 +30,8 @@ def claims(path: Path, head: bytes) -> bool:
 def load(given: Given) -> Subject:
     """The log. Raises UserError for what is none."""
     log = read_log(Path(given.path))
-    resolved = given.resolved if log.format != "nanochat" else None
-    return of_log(given, log, with_vocabulary(resolved, log.header.vocab_size) if resolved else None)
+    own = log if log.format != "nanochat" else None
+    return of_log(given, log, config_of(given.resolved, own, here) if own else None)
 
 
 def of_log(given: Given, log: TrainingLog, config: RunConfig | None, seen: Gpu | None = None) -> Subject:
@@ -43,7 +42,7 @@ def of_log(given: Given, log: TrainingLog, config: RunConfig | None, seen: Gpu |
     train, val = _curves(log, pace.median_s)
     stated = given.number("tokens_per_step", 1, 10**13)
     subject = Subject(
-        label=given.name, path=given.path, kind="log", settings=_settings(log, gpu), gpu=gpu,
+        label=given.name, path=given.path, kind="log", settings=_settings(log, gpu, config), gpu=gpu,
         tokens_per_step=int(stated) if stated else tokens, bytes_per_token=bytes_per_token(given, config),
         step_times_s=tuple(log.steps.time_s[i] for i in pace.indices),
         steps_since_start=since_start(log, pace.indices), step_s=exact(pace.median_s),
@@ -66,13 +65,11 @@ def _named(log: TrainingLog) -> Gpu | None:
         return None
 
 
-def _settings(log: TrainingLog, gpu: Gpu | None) -> dict[str, Any]:
-    """What the log itself says: overrides, tokens of a step, vocabulary, parameters."""
+def _settings(log: TrainingLog, gpu: Gpu | None, config: RunConfig | None) -> dict[str, Any]:
+    """What the log itself says: its options, where no config has them in it already, tokens of a step, vocabulary."""
     found: dict[str, Any] = {"program": "nanogpt" if log.format == "nanogpt" else log.format}
-    for key, text in log.header.overrides.items():
-        knob = KNOBS.get(key)
-        if knob is not None and not knob.inert:
-            found[key] = text if knob.type in ("str", "choice") else parse_expression(text)
+    if config is None:
+        found |= printed(log)
     if log.header.tokens_per_step:
         found["tokens_per_step"] = log.header.tokens_per_step
     if log.header.vocab_size:

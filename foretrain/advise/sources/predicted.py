@@ -25,10 +25,10 @@ def own_step(resolved: ResolvedConfig) -> StepName:
 
 def with_vocabulary(resolved: ResolvedConfig, vocab_size: int | None) -> RunConfig:
     """The config; a vocabulary that it does not set is the log's, else that of its dataset."""
-    return of_config(resolved, logged_vocab_size=vocab_size, find=_here).config
+    return of_config(resolved, logged_vocab_size=vocab_size, find=here).config
 
 
-def _here(name: str) -> dataset.DatasetInfo | None:
+def here(name: str) -> dataset.DatasetInfo | None:
     """The dataset in a folder of this machine; a comparison asks no other one."""
     path = dataset.find(name)
     return dataset.read_info(path) if path else None

@@ -3,9 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
+from foretrain.advise.log_config import config_of, of_watched
 from foretrain.advise.sources.given import Given, card
 from foretrain.advise.sources.logs import of_log
-from foretrain.advise.sources.predicted import with_vocabulary
+from foretrain.advise.sources.predicted import here
 from foretrain.advise.subject import Memory, Subject
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu
@@ -24,9 +25,9 @@ def load(given: Given) -> Subject:
     path = Path(given.path) if Path(given.path).is_dir() else Path(given.path).parent
     record = watch_record.read(path)
     log = read_log(path / watch_record.LOG)
-    config = record.config if log.format != "nanochat" else None
-    if given.resolved is not None:
-        config = with_vocabulary(given.resolved, log.header.vocab_size)
+    config = None
+    if log.format != "nanochat":
+        config = config_of(given.resolved, log, here) or of_watched(record.config, log)
     used = max(record.cards, key=lambda one: one.ours_peak_bytes or 0, default=None)
     subject = of_log(given, log, config, _known(used))
     others = (

@@ -81,9 +81,11 @@ class Soak:
         self.save(first_step=first, wall_s=wall_s, manual_actions=manual, ended=code)
 
     def _wait(self, watch: Watch, started: float) -> None:
-        """Until the next fault is due."""
+        """Until the next fault is due and the run has saved after the last one: three failed saves in a row end it."""
         due = (len(self.faults) + 1) * self.every_s
-        while time.monotonic() - started < due and Path(f"/proc/{watch.supervisor}").exists():
+        while (time.monotonic() - started < due or not watch.saved_last()) and Path(
+            f"/proc/{watch.supervisor}"
+        ).exists():
             time.sleep(0.05)
 
     def _one(self, watch: Watch, started: float) -> None:

@@ -64,6 +64,11 @@ class Watch:
         """How many saves the disk has refused so far."""
         return sum(event["id"] == "save_failed" for event in self.events())
 
+    def saved_last(self) -> bool:
+        """Whether the last save went well."""
+        saves = [event["id"] for event in self.events() if event["id"] in ("saved", "save_failed")]
+        return saves[-1:] == ["saved"]
+
     def events(self) -> list[dict[str, Any]]:
         found = []
         for text in (self.path / "events.jsonl").read_text().splitlines():

@@ -192,10 +192,10 @@ def test_on_the_command_line() -> None:
     assert shown.returncode == 0, shown.stderr
     for said in (
         "estimate",
-        "between the fits",
+        "the fits say",
         "arXiv:2404.10102",
         "layers",
-        "What stands in the way",
+        "What limits the loss",
         "--others 2GB",
     ):
         assert said in " ".join(shown.stdout.split())

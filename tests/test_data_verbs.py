@@ -63,7 +63,7 @@ def test_verify_says_and_exits() -> None:
 
     shards(Path("data/x"), 60)
     assert as_json("data", "verify", "x")["ok"] is True
-    assert "every digest agrees" in run("data", "verify", "x")
+    assert "every checksum matches" in run("data", "verify", "x")
     path = Path("data/x/train-00000.bin")
     data = bytearray(path.read_bytes())
     data[300] ^= 1
@@ -74,7 +74,7 @@ def test_verify_says_and_exits() -> None:
     assert found["ok"] is False
     assert [p["values"]["block"] for p in found["problems"]] == [1]
     write_npy(Path("npy"))
-    assert "nobody wrote digests down" in run("data", "verify", "npy")
+    assert "there are no checksums" in run("data", "verify", "npy")
 
 
 def test_head_never_commands_a_terminal() -> None:

@@ -185,5 +185,5 @@ def test_the_table_is_readable_at_80_columns() -> None:
     )  # fmt: skip
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    for word in ("MFU", "energy", "rent", "sum", "CO2", "best", "kWh", "%", "later steps", "fits"):
+    for word in ("MFU", "energy", "rent", "sum", "CO2", "best", "kWh", "%", "steady state", "fits"):
         assert word in result.stdout

@@ -227,7 +227,7 @@ def test_weights_that_do_not_fit_are_a_verdict() -> None:
         assert death is not None
         assert (death.phase, death.moment) == ("build", "build")
         assert found.verdict_of(step) == "does_not_fit"  # type: ignore[arg-type]
-    assert "dies in the set-up (building the model)" in str(_texts(plan_view.document(found)))
+    assert "Out of memory in the set-up (building the model)" in str(_texts(plan_view.document(found)))
 
 
 def _texts(document: Document) -> list[str]:
@@ -333,7 +333,7 @@ def test_only_a_reading_of_the_process_excludes_the_other_mode() -> None:
         base = plan(config, GPU, used_by_others_bytes=others)
         for process, excluded in ((None, False), (3000 * MIB, True)):
             found = explain(base, "nanogpt", observed_bytes=6582 * MIB, process_bytes=process)
-            said = "that is not how it ran" in str(_texts(explain_view.document(base, found)))
+            said = "it did not run that way" in str(_texts(explain_view.document(base, found)))
             assert said == excluded, (others, process)
             (line,) = [line for line in found.lines if line.id == "process"]
             assert (line.source == "observed") == (process is not None)
@@ -391,7 +391,7 @@ def test_the_end_of_the_search_is_no_limit_of_the_card(monkeypatch: pytest.Monke
     assert (found.value, found.searched_all) == (5, True)
     text = str(_texts(explain_view.largest(small_plan(), found)))
     assert "fits" in text
-    assert "larger ones were not looked at" in text
+    assert "larger values were not tried" in text
 
 
 def test_contexts_below_the_granule_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

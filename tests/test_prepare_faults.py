@@ -272,7 +272,7 @@ def test_signals_stop_it_with_nothing_lost(number: signal.Signals, code: int, ow
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
-    assert "The same command goes on" in errors
+    assert "The same command continues" in errors
     state = json.loads(Path("out/.progress/state.json").read_text("utf-8"))
     assert state["splits"]["train"]["shards"]
 

@@ -92,8 +92,8 @@ def test_one_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(("error", "why"), [
-    (OSError(28, "No space left on device"), "lets no more be written"), (OSError(30, "Read-only file system"), "Read-only"),
-    (OSError(5, "Input/output error"), "Input/output"), (RuntimeError("CUDA error: out of memory"), "no memory"),
+    (OSError(28, "No space left on device"), "allows no more writing"), (OSError(30, "Read-only file system"), "Read-only"),
+    (OSError(5, "Input/output error"), "Input/output"), (RuntimeError("CUDA error: out of memory"), "out of memory"),
 ])  # fmt: skip
 def test_a_failed_save_is_told_and_tried_again_and_the_third_ends_the_run(error: BaseException, why: str) -> None:
     state, gate = trained(), Gate(error)

@@ -436,7 +436,7 @@ def test_a_short_budget_goes_to_short_trials() -> None:
     assert bench.now <= 30.0 + 10.0
     assert tuner.settings[lived[0].number].config.gradient_accumulation_steps > 1
     text = shown_answer(tuner, 30.0)
-    assert "The config as given was not timed" in text
+    assert "The current config was not timed" in text
     assert "does not run here" not in text
 
 
@@ -452,8 +452,8 @@ def test_one_trial_that_took_all_is_no_advice_to_leave_it() -> None:
     tuner, _ = short_search(20.0, 250.0, one)
     assert [t.number for t in tuner.tried.values() if t.lives] == [tuner.given]
     text = shown_answer(tuner, 250.0)
-    assert "There was no time to try anything else" in text
-    assert "Leave it as it is" not in text
+    assert "There was no time to try others" in text
+    assert "Keep the current config" not in text
     assert "at least --budget" in text
 
 
@@ -762,7 +762,7 @@ def test_a_real_search_from_config_to_written_file(own_directory: Path, monkeypa
     Path("tiny.toml").write_text(to_toml(resolve_values(values)))
     result = foretrain("tune", "tiny.toml", "--knobs=attention", "--trials=2", "--budget=60s", "--write=best.toml")
     assert result.returncode == 0, result.stderr
-    assert "measured before" in result.stdout
+    assert "Measured before" in result.stdout
     assert resolve(["best.toml"]).config == found.config
     assert json.loads(Path("best.json").read_text())["schema"] == "foretrain.tune/1"
     assert foretrain("tune", "tiny.toml", "--write=best.toml").returncode == 2

@@ -162,12 +162,12 @@ def test_case_d_in_twelve_hours_written_and_planned_again() -> None:
 
 def test_the_answer_says_what_has_to_follow() -> None:
     shown = foretrain("plan", D, "--gpu", "4070", "--within", "12h").stdout
-    assert "lr_decay_iters has to follow max_iters" in shown
-    assert "To be sure of it" in shown
+    assert "lr_decay_iters should follow max_iters" in shown
+    assert "To be safe" in shown
     assert "epochs" in shown
     exact = foretrain("plan", D, "--gpu", "4070", "--tokens", "5B").stdout
     assert "max_iters = 9,536" in exact  # 5e9 // 524,288
-    assert "To be sure" not in exact
+    assert "To be safe" not in exact
 
 
 def test_nothing_is_overwritten() -> None:
@@ -219,5 +219,5 @@ def test_money_in_another_currency_when_prices_are_in_it() -> None:
 
 def test_several_cards_are_told_apart_from_one() -> None:
     assert "one card" in foretrain("plan", D, "--gpu", "4070,4090", "--within", "5h").stderr
-    assert "known" in foretrain("plan", D, "--gpu", "Apple M4 Pro", "--step-time", "3", "--within", "3kWh").stderr
-    assert "no time" in foretrain("plan", D, "--gpu", "Apple M4 Pro", "--within", "3h").stderr
+    assert "power of this device is unknown" in foretrain("plan", D, "--gpu", "Apple M4 Pro", "--step-time", "3", "--within", "3kWh").stderr
+    assert "time cannot be predicted" in foretrain("plan", D, "--gpu", "Apple M4 Pro", "--within", "3h").stderr

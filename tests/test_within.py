@@ -219,5 +219,5 @@ def test_money_in_another_currency_when_prices_are_in_it() -> None:
 
 def test_several_cards_are_told_apart_from_one() -> None:
     assert "one card" in foretrain("plan", D, "--gpu", "4070,4090", "--within", "5h").stderr
-    assert "power of this device is unknown" in foretrain("plan", D, "--gpu", "Apple M4 Pro", "--step-time", "3", "--within", "3kWh").stderr
+    assert "is unknown" in foretrain("plan", D, "--gpu", "Apple M4 Pro", "--step-time", "3", "--within", "3kWh").stderr
     assert "time cannot be predicted" in foretrain("plan", D, "--gpu", "Apple M4 Pro", "--within", "3h").stderr

@@ -21,6 +21,8 @@ OWN_WAYS = (
     "loss_chunk_size", "auto_chunker", "master_weights", "optimizer_offload", "optimizer", "matmul",
     "recipe", "attention", "compile_blocks", "compile_mode",
 )  # fmt: skip
+# What else nanoGPT has not: evaluation in other sizes, a micro-batch that is chosen.
+OWN_SIZES = ("eval_batch_size", "eval_block_size", "auto_batch_size")
 GROUPS = ("model", "data", "batch", "optimizer", "evaluation", "run", "system", "cost")
 
 

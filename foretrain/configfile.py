@@ -9,15 +9,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from foretrain import bounded, init_from, nanogpt_file
 from foretrain.batchsplit import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
-from foretrain.config import GROUPS, RunConfig, knobs
+from foretrain.config import GROUPS, OWN_SIZES, OWN_WAYS, RunConfig, knobs
 from foretrain.config_checks import Setting, check, shown
 from foretrain.errors import ConfigError, UserError
 from foretrain.presets import MODERN, MODERN_RATES, PRESETS
 
+Trainer = Literal["foretrain", "nanogpt"]
 KNOBS = {knob.name: knob for knob in knobs()}
 INERT = {name for name, knob in KNOBS.items() if knob.inert}
 ALIASES = {
@@ -36,13 +37,30 @@ NANOCHAT = {
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """A checked config, the source of each value that is not a default, notes on what was skipped, files read."""
+    """A checked config, the source of each value that is not a default, notes on what was skipped, files read.
+
+    `trainer`: whose step was asked for by name.
+    """
 
     config: RunConfig
     sources: dict[str, str]
     notes: tuple[UserError, ...] = ()
     name: str = "run"
     files: tuple[Path, ...] = ()
+    trainer: Trainer | None = None
+
+    @property
+    def step(self) -> Trainer:
+        """Whose training step is meant, in every command: that of the trainer which will run the config.
+
+        What was asked for by name; else nanoGPT's for nanoGPT's own files, unless something was typed beside them that
+        nanoGPT refuses, such as --loss_chunk_size=1024; else foretrain's. In a file nanoGPT ignores such lines.
+        """
+        if self.trainer is not None:
+            return self.trainer
+        nanogpt = bool(self.files) and all(path.suffix == ".py" for path in self.files)
+        typed = (key for key, source in self.sources.items() if source.startswith("-"))
+        return "nanogpt" if nanogpt and not any(key in (*OWN_WAYS, *OWN_SIZES) for key in typed) else "foretrain"
 
 
 @dataclass

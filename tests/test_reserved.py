@@ -1,8 +1,10 @@
 """The ledger's reserved memory: its short replay against the whole simulator, and against traces of the real step."""
 
+import json
 from typing import Any
 from unittest import mock
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +21,7 @@ from foretrain.predict.reserved import LargePool, fails_in, reserved_bytes
 from foretrain.predict.simulated_run import SimulatedRun
 from foretrain.predict.timeline import Timeline
 from foretrain.units import MIB
+from foretrain.web import calls
 
 SIZES = st.integers(2049, 2**21).map(lambda n: 512 * n)  # just over 1 MiB to 1 GiB
 
@@ -140,3 +143,19 @@ def test_a_fraction_of_the_card_caps_the_run() -> None:
     advised = Planner().outcome(State(halved, card, "nanogpt", 0))
     assert advised is not None
     assert advised.verdict == "does_not_fit"
+
+
+@pytest.mark.parametrize(("batch", "block"), [(1_000_000, 100_000), (100_000, 100_000), (1_000_000, 4_194_304)])
+def test_sizes_that_no_card_has_are_planned_too(batch: int, block: int) -> None:
+    """All within the limits of the options. Simulated addresses of petabytes ran into each other."""
+    config = RunConfig(batch_size=batch, block_size=block)
+    made = plan(config, find("RTX 4070"))
+    assert made.verdict == "does_not_fit"
+    logits = 2 * batch * block * config.vocab_size
+    assert made.memory_of("foretrain").needed_bytes > logits
+
+
+def test_the_page_plans_them_too() -> None:
+    asked = {"preset": "gpt2-124m", "values": {"batch_size": 1_000_000, "block_size": 100_000}, "gpu": "RTX 4070"}
+    status, answer = calls.POSTED["/api/plan"](json.dumps(asked))
+    assert (status, answer["schema"]) == (200, "foretrain.page/1")

@@ -34,7 +34,7 @@ QUICK = {
 def default_goal(plan: Plan, step: StepName) -> Goal:
     """fit where it does not fit with its margin, else speed; fit too where speeds are not known."""
     doubtful = plan.verdict_of(step) in ("tight", "does_not_fit")
-    timing = plan.timing if step == "foretrain" else plan.nanogpt_timing
+    timing = plan.timing_of(step)
     return "fit" if doubtful or timing is None else "speed"
 
 
@@ -69,7 +69,7 @@ def short_list(plan: Plan, step: StepName) -> Advices | None:
 
     A traced plan has none, as its figures are others than the ledger's (`foretrain advise --exact`).
     """
-    timing = plan.timing if step == "foretrain" else plan.nanogpt_timing
+    timing = plan.timing_of(step)
     if plan.exact or plan.config.eval_only or (plan.available_bytes is None and timing is None):
         return None
     found = advise(plan, step, quick=True)

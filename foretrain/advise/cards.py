@@ -22,7 +22,8 @@ class Choice(Record):
 def _least(plans: list[Plan], figure: Callable[[Timing], float | None]) -> str | None:
     found = []
     for plan in plans:
-        value = figure(plan.timing) if plan.timing else None
+        timing = plan.timing_of(plan.step)
+        value = figure(timing) if timing else None
         if value is not None:
             found.append((value, plan.gpu.name))
     return min(found)[1] if found else None
@@ -34,9 +35,9 @@ def _money(timing: Timing) -> float | None:
 
 
 def choose(plans: list[Plan]) -> Choice:
-    """The best of the cards whose memory is enough for foretrain's step; a tight one counts only if none fits."""
-    fitting = [plan for plan in plans if plan.verdict_of("foretrain") == "fits"]
-    fitting = fitting or [plan for plan in plans if plan.verdict_of("foretrain") == "tight"]
+    """The best of the cards whose memory is enough for the step that is meant; a tight one counts only if none fits."""
+    fitting = [plan for plan in plans if plan.verdict == "fits"]
+    fitting = fitting or [plan for plan in plans if plan.verdict == "tight"]
     rented = {bool(plan.config.price_per_hour) for plan in plans}
     return Choice(
         cheapest=_least(fitting, _money),

@@ -56,7 +56,7 @@ def predicted(plan: Plan, step: StepName) -> Frontier | None:
         points = [point for point in points if point.given or point.needed_bytes <= BEYOND * room]
     if not points:
         return None
-    timing = plan.timing if step == "foretrain" else plan.nanogpt_timing
+    timing = plan.timing_of(step)
     source = timing.source if timing and timing.source != "measured (log)" else "estimated"
     return Frontier(points=_marked(points), source=source, available_bytes=plan.available_bytes)
 

@@ -11,7 +11,7 @@ from typing import Literal
 from foretrain.batchsplit import cut, divisors, sequences_of
 from foretrain.config import RunConfig
 from foretrain.hardware import Dtype, Gpu
-from foretrain.predict.memory import Verdict, predict, worst_verdict
+from foretrain.predict.memory import StepName, Verdict, predict, worst_verdict
 from foretrain.predict.plan import Note
 from foretrain.predict.time import step_time
 from foretrain.records import Record
@@ -49,7 +49,9 @@ class Choice(Record):
         return Note(id=self.reason, values=values)
 
 
-def choose(config: RunConfig, gpu: Gpu, dtype: Dtype, available_bytes: int | None) -> Choice:
+def choose(
+    config: RunConfig, gpu: Gpu, dtype: Dtype, available_bytes: int | None, step: StepName = "foretrain"
+) -> Choice:
     """The micro-batch for a config. `available_bytes`: what the process may take, context included."""
     sequences = sequences_of(config)
 
@@ -62,7 +64,7 @@ def choose(config: RunConfig, gpu: Gpu, dtype: Dtype, available_bytes: int | Non
 
     def need(batch: int) -> tuple[int, Verdict | None]:
         made = cut(config, batch)
-        memory = predict(made, gpu, dtype, "foretrain", compiled=made.compile, available_bytes=available_bytes)
+        memory = predict(made, gpu, dtype, step, compiled=made.compile, available_bytes=available_bytes)
         return memory.needed_bytes, worst_verdict(memory)
 
     if available_bytes is None:

@@ -42,7 +42,7 @@ foretrain advise my.toml --gpu 4070 --goal quality   (a lower loss in the same h
 Trainer = Annotated[
     str,
     typer.Option(
-        help="Whose step runs now: foretrain or nanogpt. By default nanogpt where CONFIG is a nanoGPT file.",
+        help="Whose step runs now: foretrain or nanogpt. By default nanogpt for nanoGPT's own files, else foretrain.",
         metavar="NAME",
     ),
 ]
@@ -83,13 +83,12 @@ def advise_command(
     quiet: Quiet = False,
 ) -> None:
     """What to change: every knob and technique applied to your run, planned again, ranked by what it buys and costs."""
-    resolved = resolve(words or [])
+    resolved = plan_exact.with_trainer(resolve(words or []), trainer)
     print_notes(resolved.notes, quiet=quiet)
     _check_options(goal, exact, apply, write)
-    step = plan_exact.chosen_step(trainer, resolved.files)
     base = _base(resolved, gpu, others, price)
     with _progress(quiet or goal != "quality"):
-        found = _ask(base, step, goal, price, resolved)
+        found = _ask(base, base.step, goal, price, resolved)
     count = max(apply, top if top != 10 else TRACED)
     if exact:
         found = _confirmed(found, base, count, quiet)

@@ -11,11 +11,10 @@ from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, Words, print_
 from foretrain.cli.plan_exact import Depth
 from foretrain.cli.plan_limits import Limits
 from foretrain.config import RunConfig
-from foretrain.configfile import KNOBS, ResolvedConfig, resolve
+from foretrain.configfile import KNOBS, ResolvedConfig, Trainer, resolve
 from foretrain.errors import UserError
 from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Gpu, catalogue, detect, find, stated_bytes
 from foretrain.messages import knob_help, knob_unit
-from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan
 
 MOST_CARDS = 64  # of --gpu; the catalogue has fewer
@@ -84,14 +83,15 @@ def plan_command(
     quiet: Quiet = False,
 ) -> None:
     """What a run will take: memory by phase and component, FLOPs, hours, energy, cost. Needs no GPU, no torch."""
-    resolved, limits = resolve(words or []), Limits(price, co2, within, tokens, best, data_tokens, write)
+    resolved = plan_exact.with_trainer(resolve(words or []), trainer)
+    limits = Limits(price, co2, within, tokens, best, data_tokens, write)
     limits = replace(limits, given=frozenset(resolved.sources))
     resolved = plan_limits.priced(resolved, limits)
     print_notes(resolved.notes, quiet=quiet)
     if show_config:
         _show_config(resolved, as_json)
         return
-    step = plan_exact.chosen_step(trainer, resolved.files)
+    step = resolved.step
     depth = Depth(exact, explain, observed, process, largest, snapshot, alloc_conf, quiet)
     plan_exact.check_depth(depth, resolved.files)
     found = targets(gpu, others, resolved.config)
@@ -99,7 +99,7 @@ def plan_command(
     _check_targets(len(found), depth, limits, step_time, logged_mfu)
     plans = make_plans(resolved, found, limits, step_time, logged_mfu)
     if limits.asks:
-        plan_limits.answer(plans[0], step if trainer else "foretrain", limits, as_json=as_json, quiet=quiet)
+        plan_limits.answer(plans[0], step, limits, as_json=as_json, quiet=quiet)
     elif largest:
         plan_exact.largest_command(plans[0], step, depth, as_json=as_json, check=check)
         return
@@ -110,9 +110,9 @@ def plan_command(
         if explain:
             plan_exact.explain_command(plans[0], step, depth, as_json=as_json)
         else:
-            plan_limits.print_plans(plans, step, as_json=as_json)
+            plan_limits.print_plans(plans, as_json=as_json)
     if check and not best:
-        _check(plans, step if trainer else "foretrain", as_json)
+        _check(plans)
 
 
 def _check_targets(count: int, depth: Depth, limits: Limits, step_time: float | None, logged_mfu: float | None) -> None:
@@ -137,11 +137,16 @@ def make_plans(
     return plans
 
 
-def _check(plans: list[Plan], step: StepName, as_json: bool) -> None:
-    """Exit with 3 when one does not fit; the one object of --json is the plan, which says so too."""
+def _check(plans: list[Plan]) -> None:
+    """Exit with 3 when the step that the headline means does not fit; the one object of --json is the plan, which says
+    so too."""
     for p in plans:
-        if p.verdict_of(step) == "does_not_fit":
-            error = UserError("check.failed", name=p.name, gpu=p.gpu.name)
+        if p.verdict == "does_not_fit":
+            id = "check.failed_nanogpt" if p.step == "nanogpt" else "check.failed_foretrain"
+            error = UserError(
+                id, name=p.name, gpu=p.gpu.name, needed=p.memory_of(p.step).needed_bytes,
+                available=p.available_bytes or 0,
+            )  # fmt: skip
             print_error(error, as_json=False)
             raise typer.Exit(int(error.exit_code))
 
@@ -211,23 +216,23 @@ def make_plan(
     if logged_mfu is not None:
         flops = ModelShape.of(config).flops_per_token * config.tokens_per_step
         step_time = flops / (logged_mfu / 100 * NANOGPT_PEAK_FLOP_PER_S)
-    decided = auto_batch(config, target) if config.auto_batch_size else None
+    decided = auto_batch(config, target, resolved.step) if config.auto_batch_size else None
     made = plan(
         decided.config if decided else config, target.gpu, name=resolved.name,
         used_by_others_bytes=target.used_by_others_bytes,
         dataset_tokens=data.tokens, dataset_source=data.source, logged_step_s=step_time,
     )  # fmt: skip
     notes = (*([decided.note] if decided else []), *made.notes, *data_notes(made.config, data.info))
-    return made.model_copy(update={"notes": notes, "assumptions": data.assumptions})
+    return made.model_copy(update={"notes": notes, "step": resolved.step, "assumptions": data.assumptions})
 
 
-def auto_batch(config: RunConfig, target: Target) -> Choice:
+def auto_batch(config: RunConfig, target: Target, step: Trainer) -> Choice:
     """The micro-batch that batch_size = auto gives on a target."""
     from foretrain.advise.micro_batch import choose
     from foretrain.predict.plan import available, choose_dtype
 
     room, _ = available(config, target.gpu, target.used_by_others_bytes)
-    return choose(config, target.gpu, choose_dtype(config, target.gpu)[0], room)
+    return choose(config, target.gpu, choose_dtype(config, target.gpu)[0], room, step)
 
 
 def with_dataset(resolved: ResolvedConfig) -> RunConfig:

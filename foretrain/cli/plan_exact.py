@@ -4,12 +4,13 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
 
 from foretrain.cli.common import ERR, OUT, print_error, print_json, print_notes
+from foretrain.configfile import ResolvedConfig
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu, stated_bytes
 from foretrain.messages import say
@@ -212,10 +213,8 @@ def write_snapshot(plan: Plan, step: StepName, depth: Depth) -> None:
         ERR.print(say("exact.snapshot", path=str(depth.snapshot)), soft_wrap=True)
 
 
-def chosen_step(trainer: str, files: Iterable[Path]) -> StepName:
-    """Whose step is meant: --trainer, else nanoGPT's for a nanoGPT file and foretrain's for the rest."""
+def with_trainer(resolved: ResolvedConfig, trainer: str) -> ResolvedConfig:
+    """The config for the trainer that --trainer names, if it does; `ResolvedConfig.step` has the rule for the rest."""
     if trainer not in ("", "foretrain", "nanogpt"):
         raise typer.BadParameter("must be foretrain or nanogpt", param_hint="--trainer")
-    if trainer:
-        return "nanogpt" if trainer == "nanogpt" else "foretrain"
-    return "nanogpt" if any(path.suffix == ".py" for path in files) else "foretrain"
+    return replace(resolved, trainer="nanogpt" if trainer == "nanogpt" else "foretrain") if trainer else resolved

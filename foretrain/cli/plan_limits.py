@@ -201,12 +201,12 @@ def best_command(plan: Plan, step: StepName, limits: Limits, *, as_json: bool, q
     text.render(best_view.document(plan, found), OUT)
 
 
-def print_plans(plans: list[Plan], step: StepName, *, as_json: bool) -> None:
+def print_plans(plans: list[Plan], *, as_json: bool) -> None:
     """One plan with the three best changes, or a table of cards with the best of them."""
     if len(plans) == 1:
         from foretrain.advise.advisor import short_list
 
-        found = short_list(plans[0], step)
+        found = short_list(plans[0], plans[0].step)
         if as_json:
             advice = found.model_dump(mode="json") if found else None
             print_json({**plans[0].to_json(schema=SCHEMA), "advice": advice})

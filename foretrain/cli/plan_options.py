@@ -20,12 +20,12 @@ LoggedMfu = Annotated[
     float | None,
     typer.Option(help="The mfu that nanoGPT printed, in percent: the step time follows from it."),
 ]
-Check = Annotated[bool, typer.Option("--check", help="Exit with 3 when it does not fit.")]
+Check = Annotated[bool, typer.Option("--check", help="Exit with 3 when the step that the verdict means does not fit.")]
 Trainer = Annotated[
     str,
     typer.Option(
-        help="Whose step --check, --explain, --largest and --snapshot mean: foretrain or nanogpt. By default foretrain "
-        "for --check; else nanogpt where CONFIG is a nanoGPT file.",
+        help="Whose step the answers mean: foretrain or nanogpt. By default nanogpt for nanoGPT's own files, "
+        "else foretrain.",
         metavar="NAME",
     ),
 ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foretrain.cli.common import print_notes
-from foretrain.cli.plan_exact import Depth, chosen_step, deepen, trace_of
+from foretrain.cli.plan_exact import Depth, deepen, trace_of
 from foretrain.configfile import KNOBS, ResolvedConfig, resolve
 from foretrain.errors import UserError
 from foretrain.hardware import stated_bytes
@@ -80,14 +80,15 @@ def plan(resolved: ResolvedConfig, asked: Asked, one: "Given", now: datetime) ->
         raise UserError("usage.report_cards", count=len(found))
     made = make_plans(resolved, found, limits, None, None)[0]
     tuning = _tuning(resolved.files[-1].with_suffix(".json")) if resolved.files else None
-    return _of_plan(made, chosen_step("", resolved.files), asked, now, tuning)
+    return _of_plan(made, made.step, asked, now, tuning)
 
 
 def plan_file(path: Path, asked: Asked, now: datetime) -> "Document":
     """Of what `foretrain plan --json` wrote. Raises UserError."""
     from foretrain.advise.sources.plans import read
 
-    return _of_plan(read(path), "foretrain", asked, now, None)
+    made = read(path)
+    return _of_plan(made, made.step, asked, now, None)
 
 
 def _of_plan(made: "Plan", step: "StepName", asked: Asked, now: datetime, tuning: "Tuning | None") -> "Document":

@@ -78,6 +78,7 @@ class Timing(Spending):
 class Plan(Record):
     """The whole forecast for one config on one device.
 
+    `step`: the trainer that will run it, whose step the headline, --check and advice mean (configfile.py has the rule).
     `assumptions`: what was not known and taken all the same, such as a vocabulary; texts `assumed.ID`.
     """
 
@@ -96,6 +97,7 @@ class Plan(Record):
     timing: Timing | None
     nanogpt_timing: Timing | None
     notes: tuple[Note, ...]
+    step: StepName = "foretrain"
     assumptions: tuple[Note, ...] = ()
     exact: tuple[Exact, ...] = ()
 
@@ -113,6 +115,20 @@ class Plan(Record):
 
     def memory_of(self, step: StepName) -> StepMemory:
         return next(memory for memory in self.memory if memory.step == step)
+
+    @property
+    def memories(self) -> tuple[StepMemory, ...]:
+        """Of both trainers, the one that is meant first."""
+        return tuple(sorted(self.memory, key=lambda memory: memory.step != self.step))
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether the step that is meant fits."""
+        return self.verdict_of(self.step)
+
+    def timing_of(self, step: StepName) -> Timing | None:
+        """How long the run takes with this trainer; None where the card's speed is not known."""
+        return self.timing if step == "foretrain" else self.nanogpt_timing
 
     def verdict_of(self, step: StepName) -> Verdict | None:
         return worst_verdict(self.memory_of(step))

@@ -15,7 +15,9 @@ from foretrain.predict.allocator_blocks import Block
 from foretrain.predict.allocator_settings import LARGE_SEGMENT_BYTES, MIN_LARGE_ALLOC_BYTES, Settings
 from foretrain.predict.timeline import Timeline
 
-_ADDRESS_BITS = 50  # a free block is one number, its bytes above its address: the order in which blocks are looked for
+# A free block is one number, its bytes above its address: the order in which blocks are looked for. The largest
+# settings that a config may have take 2^91 bytes in all; no card has them, but a plan says so.
+_ADDRESS_BITS = 100
 _ADDRESSES = (1 << _ADDRESS_BITS) - 1
 
 

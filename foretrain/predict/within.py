@@ -108,7 +108,7 @@ def check_currency(limit: Limit, config: RunConfig) -> None:
 def within(plan: Plan, limit: Limit, step: StepName = "foretrain") -> Within:
     """The steps of a plan's config that fit in a limit. Raises UserError 'check.within_…' where not one does."""
     config, gpu, dtype = plan.config, plan.gpu, plan.dtype
-    timing = plan.timing if step == "foretrain" else plan.nanogpt_timing
+    timing = plan.timing_of(step)
     if config.eval_only:
         raise UserError("usage.eval_only", text=limit.as_option)
     if timing is None:

@@ -27,22 +27,24 @@ def _word(verdict: str | None) -> Cell:
 def _memory(plans: list[Plan]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for plan in plans:
-        worst = plan.memory_of("foretrain").worst
+        worst = plan.memory_of(plan.step).worst
         rows.append(
             (
                 plan.gpu.name,
                 Quantity(plan.gpu.memory_bytes, "bytes"),
                 Quantity(worst.needed_expected_bytes, "bytes"),
                 Message(f"phase.{worst.phase}"),
-                _word(plan.verdict_of("foretrain")),
-                _word(plan.verdict_of("nanogpt")),
+                _word(plan.verdict),
+                _word(plan.verdict_of("nanogpt" if plan.step == "foretrain" else "foretrain")),
                 plan.dtype,
             )
         )
-    names = ("gpu", "memory", "needed_short", "highest_in", "verdict", "nanogpt_verdict", "dtype")
+    verdicts = (
+        ("verdict", "nanogpt_verdict") if plans[0].step == "foretrain" else ("nanogpt_verdict", "foretrain_verdict")
+    )
+    names = ("gpu", "memory", "needed_short", "highest_in", *verdicts, "dtype")
     tones = tuple(
-        TONES[verdict] if verdict == "does_not_fit" else "plain"
-        for verdict in (plan.verdict_of("foretrain") for plan in plans)
+        TONES[verdict] if verdict == "does_not_fit" else "plain" for verdict in (plan.verdict for plan in plans)
     )
     return Table(tuple(Message(f"column.{n}") for n in names), tuple(rows), frozenset({1, 2}), tones, optional=(6, 1))
 
@@ -52,7 +54,7 @@ def _takes(plans: list[Plan], choice: Choice) -> Table:
     with_co2 = any(plan.config.co2_per_kwh for plan in plans)
     rows = []
     for plan in plans:
-        timing = plan.timing
+        timing = plan.timing_of(plan.step)
         marks = " ".join(Message(f"mark.{mark}").text() for mark in choice.marks(plan.gpu.name))
         row: list[Cell] = [plan.gpu.name, Quantity(timing.total_s.expected_s if timing else None, "duration")]
         row += [_span(timing), Quantity(timing.mfu if timing else None, "percent")]

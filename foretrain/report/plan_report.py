@@ -22,7 +22,7 @@ def document(plan: Plan, found: Outlook, now: datetime | None = None, advice: Ad
         elif section.title.id == "plan.memory":
             section = Section(section.title, (*memory_pictures(plan, found.step), *section.blocks))
         elif section.title.id == "plan.time" and plan.timing and plan.timing.source != "measured (log)":
-            section = Section(section.title, (_of("foretrain"), *section.blocks))  # whichever the figures above are of
+            section = Section(section.title, (_of(plan.step), *section.blocks))  # whichever the figures above are of
         elif section.title.id == "plan.notes":
             continue
         sections.append(section)
@@ -58,7 +58,7 @@ def memory_pictures(plan: Plan, first: StepName) -> tuple[Block, ...]:
 def figures(plan: Plan, step: StepName) -> Figures:
     """What people look at first, each with its source."""
     memory = plan.memory_of(step)
-    timing = plan.timing if step == "foretrain" else plan.nanogpt_timing
+    timing = plan.timing_of(step)
     needed = Quantity(memory.needed_bytes, "bytes")
     found: list[tuple[str, Cell | None, str]] = [("memory_needed", needed, memory.source)]
     if plan.available_bytes is not None:

@@ -7,7 +7,7 @@ from foretrain.advise.advice import Advices
 from foretrain.config import RunConfig
 from foretrain.hardware import Gpu
 from foretrain.predict.exact.memory import Exact
-from foretrain.predict.memory import Component, PhaseMemory, StepMemory
+from foretrain.predict.memory import Component, PhaseMemory, StepMemory, StepName
 from foretrain.predict.plan import Plan, Timing
 from foretrain.report.assumed_view import assumed
 from foretrain.report.document import (
@@ -80,7 +80,7 @@ def _mode(memory: StepMemory) -> str:
 
 def _verdict(plan: Plan) -> tuple[Block, ...]:
     blocks: list[Block] = []
-    for memory in plan.memory:
+    for memory in plan.memories:
         verdict = plan.verdict_of(memory.step)
         exact = plan.exact_of(memory.step)
         if exact is not None:
@@ -150,7 +150,7 @@ def _memory(plan: Plan) -> tuple[Block, ...]:
     heads = tuple(Message(f"column.{name}") for name in names)
     numeric = frozenset(range(1, len(names) - 1))
     blocks: list[Block] = []
-    for memory in plan.memory:
+    for memory in plan.memories:
         rows = tuple((Message(f"phase.{phase.phase}"), *_needs(phase, bool(plan.exact))) for phase in memory.phases)
         tones = tuple("plain" if p.verdict == "fits" else TONES[p.verdict] for p in memory.phases)
         head = Message(
@@ -176,8 +176,8 @@ def memory_bars(plan: Plan) -> StackedBars:
 
 
 def _bytes(plan: Plan) -> tuple[Block, ...]:
-    """Both bars, then the rows of foretrain's worst phase, each with its formula."""
-    memory = plan.memory_of("foretrain")
+    """Both bars, then the rows of the worst phase of the step that is meant, each with its formula."""
+    memory = plan.memory_of(plan.step)
     worst = memory.worst
     rows: list[tuple[Cell, ...]] = [
         (Message(f"component.{c.id}"), Quantity(c.size_bytes, "bytes"), c.formula)
@@ -202,7 +202,7 @@ def _bytes(plan: Plan) -> tuple[Block, ...]:
     where = Message(
         "plan.where",
         {
-            "step": Message("step.foretrain"),
+            "step": Message(f"step.{plan.step}"),
             "phase": Message(f"phase.{worst.phase}"),
             "moment": Message(f"moment.{worst.moment}"),
         },
@@ -228,18 +228,16 @@ def _work(plan: Plan) -> Table:
 
 
 def _time(plan: Plan, now: datetime | None) -> tuple[Block, ...]:
-    timing = plan.timing
+    timing = plan.timing_of(plan.step)
     if timing is None:
         return (Paragraph(Message("plan.no_time", {"gpu": plan.gpu.name})),)
     rows = _time_rows(plan, timing, now)
-    if plan.nanogpt_timing and timing.source != "measured (log)":
-        nanos = plan.nanogpt_timing
-        rows.append(
-            (
-                Message("row.nanogpt_time"),
-                _duration(nanos.step_s.low_s, nanos.step_s.expected_s, nanos.step_s.high_s),
-            )
-        )
+    other: StepName = "nanogpt" if plan.step == "foretrain" else "foretrain"
+    beside = plan.timing_of(other)
+    if beside and timing.source != "measured (log)":
+        took = beside.step_s
+        id = "row.nanogpt_time" if other == "nanogpt" else "row.foretrain_time"
+        rows.append((Message(id), _duration(took.low_s, took.expected_s, took.high_s)))
     table = Table((), tuple(rows))
     source = "cpu" if plan.gpu.kind == "cpu" else "catalogue"
     if timing.source != "estimated":

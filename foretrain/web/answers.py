@@ -102,10 +102,9 @@ def plan_json(plan: Plan, found: ResolvedConfig) -> dict[str, Any]:
 
 def _figures(plan: Plan) -> list[dict[str, str]]:
     """The numbers that people look at first; each says whose source it has."""
-    worst = plan.memory_of("foretrain").worst
-    source = plan.memory_of("foretrain").source
+    worst, source = plan.memory_of(plan.step).worst, plan.memory_of(plan.step).source
     figures = [_figure("memory", format_value(worst.needed_expected_bytes, "bytes"), source)]
-    timing = plan.timing
+    timing = plan.timing_of(plan.step)
     if timing is None:
         return figures
     figures += [

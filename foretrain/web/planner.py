@@ -77,7 +77,9 @@ def made(found: ResolvedConfig, gpu: str, others: str) -> Plan:
         dataset_tokens=data.tokens,
         dataset_source=data.source,
     )
-    return answer.model_copy(update={"notes": (*notes, *answer.notes), "assumptions": data.assumptions})
+    return answer.model_copy(
+        update={"notes": (*notes, *answer.notes), "step": found.step, "assumptions": data.assumptions}
+    )
 
 
 def _find(name: str) -> dataset.DatasetInfo | None:

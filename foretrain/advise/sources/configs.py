@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from foretrain.advise.sources.given import Given
-from foretrain.advise.sources.predicted import bytes_per_token, own_step, with_forecast, with_vocabulary
+from foretrain.advise.sources.predicted import bytes_per_token, with_forecast, with_vocabulary
 from foretrain.advise.subject import Subject
 from foretrain.configfile import resolve
 from foretrain.errors import UserError
@@ -27,4 +27,4 @@ def load(given: Given) -> Subject:
         label=given.name, path=given.path, kind="config", used_by_others_bytes=given.held_bytes,
         bytes_per_token=bytes_per_token(given, config),
     )  # fmt: skip
-    return with_forecast(subject, config, gpu, own_step(resolved))
+    return with_forecast(subject, config, gpu, resolved.step)

@@ -20,11 +20,11 @@ def claims(path: Path, head: bytes) -> bool:
 
 
 def load(given: Given) -> Subject:
-    """The plan: foretrain's own step, as that is what it is a plan of. Raises UserError for other records."""
+    """The plan, of the step that it means. Raises UserError for other records."""
     if given.words:
         raise UserError("usage.source_has_config", path=given.path)
     made = read(Path(given.path))
-    step, timing = made.memory_of("foretrain"), made.timing
+    step, timing = made.memory_of(made.step), made.timing_of(made.step)
     worst = step.worst
     memory = Memory(
         low_bytes=worst.needed_low_bytes, expected_bytes=worst.needed_expected_bytes,
@@ -32,8 +32,8 @@ def load(given: Given) -> Subject:
     )  # fmt: skip
     subject = Subject(
         label=given.label or (made.name if given.name in ("plan", "-") else given.name), path=given.path, kind="plan",
-        settings=settings.of_config(made.config, made.gpu, "foretrain"), config=made.config, gpu=made.gpu,
-        step="foretrain", tokens_per_step=made.config.tokens_per_step,
+        settings=settings.of_config(made.config, made.gpu, made.step), config=made.config, gpu=made.gpu,
+        step=made.step, tokens_per_step=made.config.tokens_per_step,
         used_by_others_bytes=made.used_by_others_bytes, memory=memory,
         bytes_per_token=bytes_per_token(given, made.config),
     )  # fmt: skip

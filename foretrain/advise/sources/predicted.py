@@ -17,12 +17,6 @@ from foretrain.predict.plan import available, choose_dtype
 from foretrain.predict.time import is_calibrated, step_time
 
 
-def own_step(resolved: ResolvedConfig) -> StepName:
-    """nanoGPT's step for a config that is a nanoGPT file and asks for nothing of foretrain's own, else foretrain's."""
-    nanogpt = bool(resolved.files) and all(path.suffix == ".py" for path in resolved.files)
-    return "nanogpt" if nanogpt and resolved.config.as_nanogpt() == resolved.config else "foretrain"
-
-
 def with_vocabulary(resolved: ResolvedConfig, vocab_size: int | None) -> RunConfig:
     """The config; a vocabulary that it does not set is the log's, else that of its dataset."""
     return of_config(resolved, logged_vocab_size=vocab_size, find=here).config

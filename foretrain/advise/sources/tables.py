@@ -9,7 +9,7 @@ from typing import Any
 
 from foretrain.advise import settings
 from foretrain.advise.sources.given import Given
-from foretrain.advise.sources.predicted import bytes_per_token, own_step, with_forecast, with_vocabulary
+from foretrain.advise.sources.predicted import bytes_per_token, with_forecast, with_vocabulary
 from foretrain.advise.sources.runs import steady_times
 from foretrain.advise.sources.table_file import Table, Value, read_table
 from foretrain.advise.subject import Curve, Subject, curve, exact
@@ -109,7 +109,7 @@ def _subject(given: Given, roles: dict[str, dict[int, float]]) -> Subject:
         val_unit="bits a byte" if bpb else "nats a token", notes=_notes(roles),
         wall_s=max(seconds.values(), default=None),
     )  # fmt: skip
-    return with_forecast(subject, config, gpu, own_step(resolved)) if config and resolved else subject
+    return with_forecast(subject, config, gpu, resolved.step) if config and resolved else subject
 
 
 def _seconds(roles: dict[str, dict[int, float]]) -> dict[int, float]:

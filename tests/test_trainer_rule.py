@@ -1,0 +1,75 @@
+"""Whose step an answer means: one rule for the headline, --check, advise, --explain, --largest and the card table."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from foretrain.advise.cards import choose
+from foretrain.cli.plan import Target, make_plan
+from foretrain.configfile import resolve
+from foretrain.hardware import find
+from foretrain.report import plan_view
+from tests.helpers import REPO, foretrain
+
+C = str(REPO / "examples" / "real-cases" / "c.py")  # nanoGPT's step does not fit beside 2.1 GB, foretrain's does
+CARD = ("--gpu", "4070", "--others", "2.1GB")
+
+
+def planned(*words: str) -> dict:
+    return json.loads(foretrain("plan", *words, *CARD, "--json").stdout)
+
+
+@pytest.mark.parametrize(
+    ("words", "step"),
+    [
+        ([C], "nanogpt"),
+        (["gpt2-124m"], "foretrain"),
+        ([C, "--batch_size=4", "--compile=false", "--memory_limit=8GiB"], "nanogpt"),
+        ([C, "--loss_chunk_size=1024"], "foretrain"),  # nanoGPT refuses it on its command line
+        ([C, "--batch_size=auto"], "foretrain"),
+        ([C, "own.toml"], "foretrain"),
+        (["own.py"], "nanogpt"),  # nanoGPT ignores the line of foretrain's own
+    ],
+)
+def test_the_rule(own_directory: Path, words: list[str], step: str) -> None:
+    Path("own.toml").write_text("batch_size = 4\n")
+    Path("own.py").write_text("batch_size = 4\nloss_chunk_size = 1024\n")
+    assert resolve(words).step == step
+
+
+def test_a_guard_before_nanogpt_stops_what_nanogpt_cannot_run() -> None:
+    result = foretrain("plan", C, *CARD, "--check")
+    assert result.returncode == 3
+    assert "nanoGPT's training step" in result.stderr
+    assert "--trainer foretrain" in result.stderr
+    assert foretrain("plan", C, *CARD, "--check", "--trainer", "foretrain").returncode == 0
+    assert foretrain("plan", C, *CARD, "--check", "--trainer", "nanogpt").returncode == 3
+
+
+def test_headline_advice_and_limits_mean_the_same_step_as_check() -> None:
+    made = planned(C)
+    assert made["step"] == made["advice"]["step"] == "nanogpt"
+    assert json.loads(foretrain("advise", C, *CARD, "--json").stdout)["step"] == "nanogpt"
+    assert json.loads(foretrain("plan", C, *CARD, "--within", "12h", "--json").stdout)["step"] == "nanogpt"
+    asked = planned(C, "--trainer", "foretrain")
+    assert asked["step"] == "foretrain"
+
+
+def test_the_plan_shows_the_step_that_is_meant_first() -> None:
+    nanos, ours = (
+        make_plan(resolve(words), Target(find("4070"), 2_100_000_000)) for words in ([C], [C, "--loss_chunk_size=1024"])
+    )
+    assert [memory.step for memory in nanos.memories] == ["nanogpt", "foretrain"]
+    assert (nanos.verdict, ours.verdict) == ("does_not_fit", "fits")
+    assert nanos.timing_of("nanogpt") == nanos.nanogpt_timing != nanos.timing
+    first = plan_view.document(nanos).sections[0].blocks[0]
+    assert first.message.values["step"].id == "step.nanogpt"  # type: ignore[union-attr]
+
+
+def test_the_best_of_several_cards_is_of_the_same_step() -> None:
+    """None of them fits nanoGPT's step, so none is the cheapest; foretrain's step fits the first."""
+    resolved = resolve([C])
+    plans = [make_plan(resolved, Target(find("4070"), 2_100_000_000))]
+    assert choose(plans).cheapest is None
+    assert choose([plan.model_copy(update={"step": "foretrain"}) for plan in plans]).cheapest == "RTX 4070"

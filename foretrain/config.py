@@ -299,7 +299,13 @@ class RunConfig(Record):
         0.30, "price of electricity", group="cost", unit="currency/kWh", least=0, most=1e6, ours=True
     )
     price_per_hour: float = knob(
-        0.0, "rent of the card or machine; 0: not rented", group="cost", unit="currency/h", least=0, most=1e6, ours=True
+        0.0,
+        "rent of the card or machine, paid instead of electricity; 0: not rented",
+        group="cost",
+        unit="currency/h",
+        least=0,
+        most=1e6,
+        ours=True,
     )
     co2_per_kwh: float = knob(
         0.0, "CO2 of the electricity; 0: not asked", group="cost", unit="g/kWh", least=0, most=1e5, ours=True

@@ -68,15 +68,18 @@ def test_energy_and_money_follow_from_hours_and_watts() -> None:
     timing = plan(config, find("4070"), logged_step_s=3.9).timing
     assert timing
     assert timing.power
+    owned = plan(config.model_copy(update={"price_per_hour": 0.0}), find("4070"), logged_step_s=3.9).timing
+    assert owned
     for name in ("low", "expected", "high"):
         seconds, watts = getattr(timing.total_s, f"{name}_s"), getattr(timing.power, f"{name}_w")
         kwh = seconds * watts / 3.6e6
         assert getattr(timing, f"energy_{name}_j") == pytest.approx(kwh * 3.6e6)
-        assert getattr(timing, f"cost_{name}") == pytest.approx(0.4 * kwh)
+        assert getattr(owned, f"cost_{name}") == pytest.approx(0.4 * kwh)
+        assert getattr(timing, f"cost_{name}") is None  # who rents pays no electricity
         assert getattr(timing, f"rent_{name}") == pytest.approx(0.35 * seconds / 3600)
         assert getattr(timing, f"co2_{name}_g") == pytest.approx(336 * kwh)
-    sums = [getattr(timing, f"cost_{name}") + getattr(timing, f"rent_{name}") for name in ("low", "expected", "high")]
-    assert timing.money() == pytest.approx(tuple(sums))
+    assert timing.money() == (timing.rent_low, timing.rent_expected, timing.rent_high)
+    assert owned.money() == (owned.cost_low, owned.cost_expected, owned.cost_high)
 
 
 def test_what_was_not_asked_for_is_not_there() -> None:
@@ -88,7 +91,7 @@ def test_what_was_not_asked_for_is_not_there() -> None:
     assert "CO2" not in foretrain("plan", D, "--gpu", "4070").stdout
     shown = foretrain("plan", D, "--gpu", "4070", "--co2", "400", "--price", "€0.35/h").stdout
     assert "at 400 g a kWh" in shown
-    assert "electricity and rent" in shown
+    assert "electricity included" in shown
 
 
 def test_a_device_of_unknown_power_has_no_cost_but_a_rent() -> None:
@@ -151,13 +154,23 @@ def test_cards_are_marked_by_their_own_figures() -> None:
     words = ("plan", "gpt2-124m", "--gpu", "3060,4090,H200", "--price", "3060=0.05,4090=0.35,H200=9")
     made = json.loads(foretrain(*words, "--json").stdout)
     totals = {p["gpu"]["name"]: p["timing"] for p in made["plans"]}
-    sums = {name: t["cost_expected"] + t["rent_expected"] for name, t in totals.items()}
-    assert made["best"]["cheapest"] == min(sums, key=sums.__getitem__)
+    assert all(t["cost_expected"] is None for t in totals.values())
+    assert made["best"]["cheapest"] == min(totals, key=lambda name: totals[name]["rent_expected"])
     assert made["best"]["quickest"] == "H200 SXM 141GB"
     assert made["best"]["least_energy"] == min(totals, key=lambda name: totals[name]["energy_expected_j"])
     assert {p["config"]["price_per_hour"] for p in made["plans"]} == {0.05, 0.35, 9}
     shown = foretrain(*words).stdout
     assert f"cheapest that fits: {made['best']['cheapest']}" in shown
+
+
+def test_a_rented_card_is_compared_with_an_own_one_by_what_each_costs() -> None:
+    """Rent alone against electricity alone; the electricity of a rented card once made it lose."""
+    config = resolve(["gpt2-124m"]).config
+    own = plan(config, find("4070"))
+    hours = plan(config, find("4090")).timing.total_s.expected_s / 3600  # type: ignore[union-attr]
+    rent = 0.99 * own.timing.money()[1] / hours  # type: ignore[union-attr,index]
+    rented = plan(config.model_copy(update={"price_per_hour": rent}), find("4090"))
+    assert choose([own, rented]).cheapest == "RTX 4090"
 
 
 def test_a_card_that_does_not_fit_is_never_marked() -> None:
@@ -185,5 +198,5 @@ def test_the_table_is_readable_at_80_columns() -> None:
     )  # fmt: skip
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    for word in ("MFU", "energy", "rent", "sum", "CO2", "best", "kWh", "%", "steady state", "fits"):
+    for word in ("MFU", "energy", "rent", "CO2", "best", "kWh", "%", "steady state", "fits"):
         assert word in result.stdout

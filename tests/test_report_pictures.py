@@ -171,7 +171,9 @@ def test_losses_over_tokens_hours_energy_and_money() -> None:
     assert axes["tokens"] == (0, 10_000, 20_000)
     assert axes["hours"] == pytest.approx((0, 1, 2))
     assert axes["kwh"] == pytest.approx((0, 0.1, 0.4))
-    assert axes["cost"] == pytest.approx((0, 2.05, 4.2))
+    assert axes["cost"] == pytest.approx((0, 2, 4))  # the rent
+    bought = subject(config=resolve(["baby", "--price_per_kwh=0.5"]).config)
+    assert loss_axes.loss_curves([bought], [meter]).curves[0].axes["cost"] == pytest.approx((0, 0.05, 0.2))
     predicted = loss_axes.loss_curves([subject()])
     assert predicted.energy_source == "estimated"
     assert predicted.curves[0].axes["kwh"][-1] == pytest.approx(2 * 0.97 * 0.2, rel=0.01)  # 97 % of 200 W, two hours

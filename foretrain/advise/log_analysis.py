@@ -199,7 +199,9 @@ def _whole_run(
         low_s=so_far_s + left.low_s, expected_s=so_far_s + left.expected_s, high_s=so_far_s + left.high_s
     )  # fmt: skip
     spent = spending(config, gpu, mfu, times) if gpu and config else Spending()
-    return {"whole_run_s": times, "whole_run_energy_j": spent.energy_expected_j, "whole_run_cost": spent.cost_expected}
+    money = spent.money()
+    cost = money[1] if money else None
+    return {"whole_run_s": times, "whole_run_energy_j": spent.energy_expected_j, "whole_run_cost": cost}
 
 
 def _so_far_s(log: TrainingLog, steady_s: float, slower: tuple[Disturbance, ...]) -> float:

@@ -120,9 +120,8 @@ def _axes(subject: Subject, curve: Curve, meter: EnergyMeter | None) -> dict[Axi
             (meter.until_j(seconds) if meter else drawn.expected_w * seconds if drawn else 0.0) / JOULES_PER_KWH
             for seconds in seconds_s
         ]
-        price = config.price_per_kwh
-        found["cost"] = [kwh * price + hours * rent for kwh, hours in zip(found["kwh"], found["hours"], strict=True)]
-    elif rent:
+        found["cost"] = [kwh * config.price_per_kwh for kwh in found["kwh"]]
+    if rent:  # who rents pays no electricity
         found["cost"] = [hours * rent for hours in found["hours"]]
     return {name: values for name, values in found.items() if _rises(values)}
 

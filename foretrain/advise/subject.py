@@ -98,7 +98,7 @@ class Subject:
         return self.used.flops_per_token if self.used else None
 
     def cost_per_hour(self) -> float | None:
-        """Electricity and rent of an hour, by the power model of plans; None where neither is known."""
+        """The rent of an hour, else its electricity by the power model of plans; None where neither is known."""
         if self.gpu is None:
             return None
         config = self.config or RunConfig()
@@ -106,8 +106,9 @@ class Subject:
         rent = config.price_per_hour if self.rent_per_hour is None else self.rent_per_hour
         if drawn is None and not rent:
             return None
-        electricity = drawn.expected_w * 3600 / JOULES_PER_KWH * config.price_per_kwh if drawn else 0.0
-        return electricity + rent
+        if rent or drawn is None:
+            return rent
+        return drawn.expected_w * 3600 / JOULES_PER_KWH * config.price_per_kwh
 
     def with_speed(self, step_s: Range, source: Source) -> "Subject":
         """The same with this step time, and the MFU that follows from it."""

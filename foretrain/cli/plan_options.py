@@ -63,7 +63,7 @@ Price = Annotated[
     str | None,
     typer.Option(
         help="What an hour of the card or machine costs to rent, as 0.35/h or '$0.35/h'; for several cards also "
-        "'4090=0.35,A100=1.2'. Electricity is priced by --price_per_kwh=… and comes on top: 0 where the rent has it.",
+        "'4090=0.35,A100=1.2'. A rented card costs its rent and no electricity.",
         metavar="PRICE",
     ),
 ]

@@ -48,7 +48,8 @@ class Power(Record):
 class Spending(Record):
     """What a whole run takes besides time. `cost` is electricity, `rent` the price of the hours; both in `currency`.
 
-    None where it is not known (no board power) or not asked for (no rent, no CO2 factor).
+    Who rents a card pays no electricity, so there is one of them at most. None where it is not known (no board power)
+    or not asked for (no rent, no CO2 factor).
     """
 
     power: Power | None = None
@@ -66,13 +67,12 @@ class Spending(Record):
     co2_high_g: float | None = None
 
     def money(self) -> tuple[float, float, float] | None:
-        """Electricity and rent together, low, expected and high; None where neither is known."""
-        electricity = (self.cost_low, self.cost_expected, self.cost_high)
-        rent = (self.rent_low, self.rent_expected, self.rent_high)
-        if electricity[1] is None and rent[1] is None:
-            return None
-        low, expected, high = ((a or 0.0) + (b or 0.0) for a, b in zip(electricity, rent, strict=True))
-        return low, expected, high
+        """The rent, else electricity: low, expected and high; None where neither is known."""
+        if self.rent_low is not None and self.rent_expected is not None and self.rent_high is not None:
+            return self.rent_low, self.rent_expected, self.rent_high
+        if self.cost_low is not None and self.cost_expected is not None and self.cost_high is not None:
+            return self.cost_low, self.cost_expected, self.cost_high
+        return None
 
 
 def power_model(gpu: Gpu) -> str | None:
@@ -106,7 +106,7 @@ def power(gpu: Gpu, mfu: float | None) -> Power | None:
 
 
 def spending(config: RunConfig, gpu: Gpu, mfu: float | None, total_s: Range) -> Spending:
-    """Energy, electricity, rent and CO2 of a run of this length. Low goes with low: short and at little power."""
+    """Energy, electricity or rent, and CO2 of a run of this length. Low goes with low: short and at little power."""
     times = (total_s.low_s, total_s.expected_s, total_s.high_s)
     found: dict[str, float] = {}
     drawn = power(gpu, mfu)
@@ -115,7 +115,8 @@ def spending(config: RunConfig, gpu: Gpu, mfu: float | None, total_s: Range) -> 
         if watt is not None:
             kwh = watt * seconds / JOULES_PER_KWH
             found[f"energy_{name}_j"] = watt * seconds
-            found[f"cost_{name}"] = kwh * config.price_per_kwh
+            if not config.price_per_hour:
+                found[f"cost_{name}"] = kwh * config.price_per_kwh
             if config.co2_per_kwh:
                 found[f"co2_{name}_g"] = kwh * config.co2_per_kwh
         if config.price_per_hour:

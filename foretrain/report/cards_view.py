@@ -61,12 +61,12 @@ def _takes(plans: list[Plan], choice: Choice) -> Table:
         row += [Quantity(timing.energy_expected_j if timing else None, "energy")]
         row += [Quantity(timing.cost_expected if timing else None, "money")]
         if rented:
-            row += [Quantity(timing.rent_expected if timing else None, "money"), _sum(timing)]
+            row += [Quantity(timing.rent_expected if timing else None, "money")]
         if with_co2:
             row += [Quantity(timing.co2_expected_g if timing else None, "mass")]
         rows.append((*row, marks))
     names = ["gpu", "hours", "range", "mfu", "energy", "cost"]
-    names += ["rent", "sum"] * rented + ["co2"] * with_co2 + ["best"]
+    names += ["rent"] * rented + ["co2"] * with_co2 + ["best"]
     heads = tuple(Message(f"column.{name}", {"currency": plans[0].config.currency}) for name in names)
     return Table(heads, tuple(rows), frozenset(range(1, len(names) - 1)), optional=(2,))
 
@@ -75,11 +75,6 @@ def _span(timing: Timing | None) -> Cell:
     if timing is None:
         return "–"
     return Message("value.range_only", {"low": timing.total_s.low_s, "high": timing.total_s.high_s})
-
-
-def _sum(timing: Timing | None) -> Cell:
-    money = timing.money() if timing else None
-    return Quantity(money[1] if money else None, "money")
 
 
 def _best(plans: list[Plan], choice: Choice) -> list[Block]:
@@ -93,6 +88,4 @@ def _best(plans: list[Plan], choice: Choice) -> list[Block]:
     ]
     if choice.mixed_prices:
         blocks.append(Paragraph(Message("cards.mixed"), "warn"))
-    elif any(plan.config.price_per_hour and plan.config.price_per_kwh for plan in plans):
-        blocks.append(Paragraph(Message("cards.rent_and_power")))
     return blocks

@@ -290,7 +290,7 @@ def _time_rows(plan: Plan, timing: Timing, now: datetime | None) -> list[tuple[C
 
 
 def spending_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
-    """Energy and electricity, rent, both together, CO2: each where it is known."""
+    """Energy, electricity or rent, CO2: each where it is known."""
     c, rows = plan.config, []
     if timing.power is not None:
         values = {
@@ -300,11 +300,10 @@ def spending_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
         }  # fmt: skip
         id = "value.energy_cpu" if timing.power.model == "cpu" else "value.energy"
         rows.append((Message("row.energy"), Message(id, values)))
+    if timing.cost_expected is not None:
         rows.append(_money_row("electricity", (timing.cost_low, timing.cost_expected, timing.cost_high), c))
     if timing.rent_expected is not None:
         rows.append(_money_row("rent", (timing.rent_low, timing.rent_expected, timing.rent_high), c))
-        if timing.power is not None and c.price_per_kwh:
-            rows.append(_money_row("money", timing.money() or (0, 0, 0), c))
     if timing.co2_expected_g is not None:
         values = {"low": timing.co2_low_g, "expected": timing.co2_expected_g, "high": timing.co2_high_g}
         rows.append((Message("row.co2"), Message("value.co2", {**values, "factor": c.co2_per_kwh})))

@@ -8,6 +8,7 @@ import json_schemas
 import typer.main
 
 from foretrain.cli import app
+from foretrain.cli.old_options import OLD
 from foretrain.errors import ExitCode
 
 # What a verb may end with beside 0, 1, 2 and 130, which all of them may.
@@ -103,7 +104,7 @@ def _names(param: Any) -> str:
     if not is_option(param):
         return f"`{param.metavar or param.name.upper()}`"
     value = f" {param.metavar}" if param.metavar else ""
-    return " ".join(f"`{name}{value}`" for name in (*param.opts, *param.secondary_opts))
+    return " ".join(f"`{name}{value}`" for name in (*param.opts, *param.secondary_opts) if name not in OLD.values())
 
 
 def _default(param: Any) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
+import typer.main
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -21,6 +22,8 @@ from foretrain.advise.explain import Explanation
 from foretrain.advise.explain import explain as explanation
 from foretrain.advise.forecast_check import compare
 from foretrain.advise.log_analysis import LogAnalysis, analyse
+from foretrain.cli import app
+from foretrain.cli import help as cli_help
 from foretrain.config import knobs
 from foretrain.configfile import resolve
 from foretrain.cpu import cpu_device
@@ -48,7 +51,7 @@ from tests.language_kit import ARABIC, BRACKETS, pretending, unsaid
 from tests.test_report import METRICS, record
 
 ENGLISH = languages.texts_of("en")
-HELPS = {f"knob.{knob.name}": knob.help for knob in knobs()}
+HELPS = {f"knob.{knob.name}": knob.help for knob in knobs()} | cli_help.texts(typer.main.get_command(app))
 WANTED = ENGLISH | HELPS
 OWN = [id for id in languages.known() if id != "en"]
 MARKS = bidi.MARKS
@@ -82,7 +85,7 @@ def test_a_language_has_only_ids_of_english_with_the_same_placeholders(id: str) 
             assert key in WANTED, key
             assert isinstance(own, str), key
             assert own.strip() or not WANTED[key], key
-            if not key.startswith("knob."):  # helps are no templates
+            if not key.startswith(("knob.", "cli_help.")):  # helps are not templates
                 assert values_of(own) == values_of(WANTED[key]), key
                 said = messages.say(key, id, **{n: sample(s, c) for n, s, c in values_of(own)})
                 assert said.strip() or not own, key

@@ -9,10 +9,16 @@ from typing import Annotated, TextIO
 import typer
 
 from foretrain import bugs, languages
-from foretrain.cli.common import OUT, print_error, print_json
-from foretrain.cli.language import Group, from_environment, own_words
+from foretrain.cli.common import OUT, own_words, print_error, print_json
+from foretrain.cli.language import Group, from_environment
 from foretrain.errors import ExitCode, UserError
 from foretrain.messages import printable
+
+EPILOG = """Examples:
+
+foretrain plan gpt2-124m --gpu "RTX 4070"
+
+foretrain demo   (shows everything in three minutes)"""
 
 app = typer.Typer(
     name="foretrain",
@@ -21,10 +27,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help=(
-        "Know what a GPT training run will take before you start it; then run it in exactly that; "
-        "then see where prediction and reality differ, and why."
+        "Know what a GPT training run needs before you start it. Run it within those limits. See where the "
+        "forecast was off, and why."
     ),
-    epilog="Start with: foretrain plan gpt2-124m --gpu 'RTX 4070'   or, to see everything: foretrain demo",
+    epilog=EPILOG,
 )
 
 
@@ -39,7 +45,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass

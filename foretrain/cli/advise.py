@@ -27,40 +27,45 @@ TRACED = 3  # how many advices --exact traces where --top does not say
 
 EPILOG = """Examples:
 
-foretrain advise config/train_gpt2.py --gpu "RTX 4070" --others 2.1GB   (nanoGPT runs it: what makes it fit?)
+foretrain advise config/train_gpt2.py --gpu "RTX 4070" --used-by-others 2.1GB   (what makes nanoGPT fit?)
 
 foretrain advise my.toml --gpu 4070 --goal speed
 
-foretrain advise my.toml --gpu 4070 --others 2GB --apply 1 --write smaller.toml
+foretrain advise my.toml --gpu 4070 --used-by-others 2GB --apply 1 --write smaller.toml
 
 foretrain advise gpt2-774m --gpu 3060 --goal cost --price "3060=0.08,4090=0.35,A100-SXM4-80GB=1.2"
 
-foretrain advise my.py --gpu 4070 --exact --top 2   (each traced and replayed at the card's limit)
+foretrain advise my.py --gpu 4070 --exact --top 2   (traces each and replays it at the card's limit)
 
 foretrain advise my.toml --gpu 4070 --goal quality   (a lower loss in the same hours)"""
 
 Trainer = Annotated[
     str,
     typer.Option(
-        help="Whose step runs now: foretrain or nanogpt. By default nanogpt for nanoGPT's own files, else foretrain.",
+        help="Which step runs now: foretrain or nanogpt. Default: nanogpt for nanoGPT's own files, else foretrain.",
         metavar="NAME",
     ),
 ]
 GoalOption = Annotated[
     str,
     typer.Option(
-        help="fit, speed, cost or quality (a lower loss in the same time). By default fit where it does not fit, else "
+        help="fit, speed, cost or quality (a lower loss in the same time). Default: fit if it does not fit, else "
         "speed.",
         metavar="GOAL",
     ),
 ]
-Top = Annotated[int, typer.Option(help="How many to list, and to trace with --exact.", min=1, max=100, metavar="N")]
+Top = Annotated[
+    int, typer.Option(help="How many changes to list, and to trace with --exact.", min=1, max=100, metavar="N")
+]
 ApplyOption = Annotated[
-    int, typer.Option("--apply", help="Show advice N in full, with the config's diff.", min=0, metavar="N")
+    int, typer.Option("--apply", help="Show change N in full, with the diff of the config.", min=0, metavar="N")
 ]
 WriteOption = Annotated[Path | None, typer.Option(help="With --apply: write the changed config.", metavar="FILE.toml")]
 ExactOption = Annotated[
-    bool, typer.Option("--exact", help="Confirm what is listed by traces of the real step: seconds to minutes, torch.")
+    bool,
+    typer.Option(
+        "--exact", help="Check each listed change with a trace of the real step. Takes seconds to minutes; needs torch."
+    ),
 ]
 
 
@@ -82,7 +87,7 @@ def advise_command(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """What to change: every knob and technique applied to your run, planned again, ranked by what it buys and costs."""
+    """Find what to change: every option and technique, planned for your run and ranked by gain and cost."""
     resolved = plan_exact.with_trainer(resolve(words or []), trainer)
     print_notes(resolved.notes, quiet=quiet)
     _check_options(goal, exact, apply, write)

@@ -12,7 +12,7 @@ EPILOG = """Examples:
 
 foretrain calibrate
 
-foretrain calibrate --quick   (fp32 alone on a CPU, nothing compiled: a third of the time)
+foretrain calibrate --quick   (a third of the time: fp32 only, not compiled)
 
 foretrain calibrate --show --json"""
 
@@ -23,12 +23,14 @@ def add_to(app: typer.Typer) -> None:
 
 def calibrate_command(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    quick: Annotated[bool, typer.Option("--quick", help="The usual dtype alone, and no compiled step.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Show what is kept for this device; measure nothing.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure only the usual dtype and no compiled step.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Show the stored calibration of this device; measure nothing.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure this device for a minute or so; every later plan for it uses that. Leave it idle meanwhile."""
+    """Measure this device for about a minute; later plans use the result. Keep it idle meanwhile."""
     from foretrain.cli.train import need_torch
 
     need_torch()

@@ -25,14 +25,14 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[CONFIG]... [--KEY=VALUE]...",
-        help="A preset, a TOML file or a nanoGPT config/*.py (parsed, never run); several are laid over each other. "
-        "Then any knob, as --batch_size=8 or --batch-size 8.",
+        help="A preset, a TOML file or a nanoGPT config/*.py (parsed, never run); later ones override earlier "
+        "ones. Then any option of the config, such as --batch_size=8 or --batch-size 8.",
         show_default=False,
         autocompletion=lambda incomplete: _complete(incomplete),
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object; everything else goes to stderr.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print results and errors only.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout; everything else goes to stderr.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only results and errors.")]
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -46,6 +46,12 @@ def _complete(incomplete: str) -> list[str]:
 
 # What JSON need not escape, but a terminal would obey (DEL and the C1 controls) or UTF-8 cannot hold (half characters).
 _UNPRINTABLE = re.compile("[\x7f-\x9f\ud800-\udfff]")
+
+
+def own_words() -> list[str]:
+    """The words of the command line that are ours: those behind -- are another program's."""
+    words = sys.argv[1:]
+    return words[: words.index("--")] if "--" in words else words
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretrain.cli.common import OUT, Json, print_json, print_notes
+from foretrain.cli.old_options import spellings, typed
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu, detect, stated_bytes
 
@@ -33,26 +34,28 @@ Sources = Annotated[
     typer.Argument(
         metavar="[NAME=]SOURCE...",
         help="A run directory, a plan (JSON), a config or preset, a log of nanoGPT, nanochat, build-nanogpt or "
-        "llm.c, or an export of wandb, TensorBoard, MLflow or trackio (CSV, JSON). After a +: the config of the run, "
-        "knobs as batch_size=8, and gpu=, others=, tokens_per_step=, bytes_per_token=, run=.",
+        "llm.c, or an export of wandb, TensorBoard, MLflow or trackio (CSV, JSON). After a +: the config of "
+        "the run, options such as batch_size=8, and gpu=, used_by_others=, tokens_per_step=, "
+        "bytes_per_token=, run=.",
         show_default=False,
     ),
 ]
 GpuOption = Annotated[
-    str, typer.Option("--gpu", help="The card of logs, exports and configs; auto: as the log says, or this machine's.")
+    str,
+    typer.Option("--gpu", help="Card for logs, exports and configs; auto: the one the log names, or this machine's."),
 ]
-OthersOption = Annotated[str, typer.Option("--others", help="Memory that other programs hold on the card, as 2GB.")]
+OthersOption = Annotated[
+    str, typer.Option(*spellings("--used-by-others"), help="Memory used by other programs on the card, such as 2GB.")
+]
 PriceOption = Annotated[
     str | None,
-    typer.Option(
-        "--price", help="What an hour costs to rent, as 0.35/h, or by card: '4090=0.35,A100=1.2'.", metavar="PRICE"
-    ),
+    typer.Option("--price", help="Rent per hour, such as 0.35/h, or per card: '4090=0.35,A100=1.2'.", metavar="PRICE"),
 ]
 ColumnOption = Annotated[
     list[str] | None,
     typer.Option(
         "--column",
-        help="Where an export has other names: train_loss=my/loss; also step, val_loss, val_bpb, step_s, step_ms, "
+        help="Name of a column in an export: train_loss=my/loss; also step, val_loss, val_bpb, step_s, step_ms, "
         "tokens, tokens_per_s, seconds, timestamp.",
         metavar="ROLE=NAME",
     ),
@@ -71,14 +74,18 @@ def compare_command(
     column: ColumnOption = None,
     as_json: Json = False,
 ) -> None:
-    """What differs between runs, which was better, by how much beyond noise, and whether one setting did it."""
+    """Compare runs: what differs, which is better beyond noise, and whether one setting explains it."""
     if len(sources) == 1 and Path(sources[0]).is_dir():
         _forecast_check(Path(sources[0]), as_json)
         return
     from foretrain.advise.compare import SCHEMA, compare
     from foretrain.advise.sources import subjects_of
 
-    card, held, columns = card_of(gpu), stated_bytes(others, "--others") if others else 0, _columns(column or [])
+    card, held, columns = (
+        card_of(gpu),
+        stated_bytes(others, typed("--used-by-others")) if others else 0,
+        _columns(column or []),
+    )
     tell = partial(print_notes, quiet=as_json)
     subjects = subjects_of(sources, tell, gpu=card, used_by_others_bytes=held, columns=columns)
     found = compare(with_rents(subjects, price))

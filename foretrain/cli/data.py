@@ -28,7 +28,7 @@ foretrain data info data/fineweb-edu
 
 foretrain data info s3://bucket/fineweb-edu --json
 
-foretrain data info edu_fineweb10B --count   (no index: every token is looked at)"""
+foretrain data info edu_fineweb10B --count   (no index: reads every token)"""
 
 VERIFY_EPILOG = """Examples:
 
@@ -61,7 +61,9 @@ def add_to(app: typer.Typer) -> None:
     data.command("verify", epilog=VERIFY_EPILOG)(verify_command)
     data.command("head", epilog=HEAD_EPILOG)(head_command)
     data.command("mix", epilog=MIX_EPILOG)(mix_command)
-    app.add_typer(data, name="data", help="Datasets: statistics, digests, text behind tokens, mixtures.", epilog=EPILOG)
+    app.add_typer(
+        data, name="data", help="Datasets: statistics, checksums, text behind tokens, mixtures.", epilog=EPILOG
+    )
 
 
 def located(name: str) -> Any:
@@ -77,11 +79,11 @@ def located(name: str) -> Any:
 def info_command(
     name: Name,
     count: Annotated[
-        bool, typer.Option("--count", help="Without an index: look at every token and count documents.")
+        bool, typer.Option("--count", help="Without an index: read every token and count the documents.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Documents, tokens, tokens per byte, ids, document lengths, tokenizer, files."""
+    """Show documents, tokens, tokens per byte, ids, document lengths, tokenizer and files."""
     from foretrain.lm.dataset_look import summarize
 
     summary = summarize(located(name), count=count)
@@ -109,7 +111,7 @@ def _tokenizer(info: Any) -> Any:
 
 
 def verify_command(name: Name, as_json: Json = False, quiet: Quiet = False) -> None:
-    """Hold every block of every shard against its digest. Exit code 7 where one is not what was written."""
+    """Verify the checksum of every block of every shard. Exits with code 7 if one is wrong."""
     from foretrain.cli.fetching import bytes_bar
     from foretrain.lm.verify import segments_of, verify
 
@@ -147,12 +149,12 @@ def verify_command(name: Name, as_json: Json = False, quiet: Quiet = False) -> N
 def head_command(
     name: Name,
     split: Annotated[str, typer.Option(help="train or val.")] = "train",
-    at: Annotated[int | None, typer.Option(min=0, help="Begin at this token.")] = None,
-    document: Annotated[int | None, typer.Option(min=0, help="Begin at this document, counted from 0.")] = None,
+    at: Annotated[int | None, typer.Option(min=0, help="Start at this token.")] = None,
+    document: Annotated[int | None, typer.Option(min=0, help="Start at this document, counted from 0.")] = None,
     tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens to show.")] = 200,
     as_json: Json = False,
 ) -> None:
-    """The text behind tokens, from any place on. Control characters are shown, never sent to the terminal."""
+    """Show the text behind tokens, from any position. Control characters are shown as symbols."""
     if split not in ("train", "val"):
         raise typer.BadParameter("must be train or val", param_hint="--split")
     if at is not None and document is not None:
@@ -191,11 +193,13 @@ def visible(text: str) -> str:
 
 def mix_command(
     parts: Annotated[list[str], typer.Argument(metavar="NAME=WEIGHT...", help="Datasets and their shares.")],
-    out: Annotated[Path | None, typer.Option(help="Write the mixture there, to be used as dataset = mix.toml.")] = None,
-    tokens: Annotated[str, typer.Option(help="Epochs over each part for so many trained tokens, as 10B.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Write the mixture to this file, for dataset = mix.toml.")] = None,
+    tokens: Annotated[
+        str, typer.Option(help="Show the epochs over each part for this many training tokens, such as 10B.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
-    """A weighted mixture of prepared datasets: what comes from each, and how often it is seen."""
+    """Mix prepared datasets by weight: how much comes from each, and how often it repeats."""
     from foretrain.lm.locate import make_mix, mix_text
 
     weights = dict(_weight(part) for part in parts)

@@ -29,12 +29,12 @@ def demo_command(
     steps: Annotated[int, typer.Option(help="Optimizer steps.", min=20, max=1_000_000)] = 1500,
     out: Annotated[str, typer.Option(help="Directory of the run.")] = "out-demo",
     resume: Annotated[
-        str, typer.Option(metavar="auto", help="auto: go on with a demo of as many steps that was stopped.")
+        str, typer.Option(metavar="auto", help="auto: resume a stopped demo with the same number of steps.")
     ] = "no",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """See the whole path in about three minutes on two CPU cores: forecast, training, sample, comparison, report."""
+    """Run everything in about three minutes on two CPU cores: forecast, training, sample, comparison, report."""
     from foretrain.cli import report_parts
     from foretrain.cli.plan import make_plan, targets
     from foretrain.cli.runs import load

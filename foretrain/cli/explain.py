@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EPILOG = """Examples:
 
-foretrain explain out-baby              (a run of `foretrain train`, or what `foretrain watch` measured)
+foretrain explain out-baby              (a run, or a watched run)
 
 foretrain explain snapshot.pickle       (torch.cuda.memory._dump_snapshot of any program; read as data, never run)
 
@@ -38,25 +38,25 @@ def explain_command(
     log: Annotated[
         str,
         typer.Argument(
-            help="A run directory, a PyTorch memory snapshot, or a log of nanoGPT, nanochat, build-nanogpt or llm.c; - "
-            "for a log on stdin.",
+            help="A run directory, a PyTorch memory snapshot, or a log of nanoGPT, nanochat, build-nanogpt or "
+            "llm.c; - reads a log from stdin.",
             metavar="RUN|SNAPSHOT|LOG",
         ),
     ],
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[--KEY=VALUE]...", help="Knobs over --config, as in plan.", show_default=False),
+        typer.Argument(
+            metavar="[--KEY=VALUE]...", help="Options that override --config, as in plan.", show_default=False
+        ),
     ] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option(help="The run's config: a preset, TOML or nanoGPT config/*.py.", metavar="CONFIG"),
+        typer.Option(help="Config of the run: a preset, TOML or nanoGPT config/*.py.", metavar="CONFIG"),
     ] = None,
-    gpu: Annotated[
-        str, typer.Option(help="The card of the run; auto: the one that the log names, else this machine's.")
-    ] = "auto",
+    gpu: Annotated[str, typer.Option(help="Card of the run; auto: the one the log names, or this machine's.")] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Where memory and time went, why it ran out of memory, what to change: of a run, a log or a memory snapshot."""
+    """Explain a run, a log or a memory snapshot: where memory and time went, why it ran out, what to change."""
     from foretrain.cli import explain_run
 
     if log != "-" and (Path(log).is_char_device() or Path(log).is_block_device()):  # which has no end

@@ -27,22 +27,25 @@ def export_command(
     to: Annotated[
         str,
         typer.Option(
-            help="hf: a folder that transformers loads, with the tokenizer; nanogpt: ckpt.pt, to go on there; "
-            "safetensors: the weights by nanoGPT's names."
+            help="hf: a folder for transformers, with the tokenizer; nanogpt: a ckpt.pt that nanoGPT resumes; "
+            "safetensors: the weights under nanoGPT's names."
         ),
     ] = "hf",
-    out: Annotated[Path | None, typer.Option(help="The folder to write; RUN/export-… without it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write. Default: RUN/export-….")] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="The checkpoint of lowest validation loss, not the newest.")
+        bool,
+        typer.Option("--best", help="Export the checkpoint with the lowest validation loss instead of the newest."),
     ] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Write into a folder that is not empty; replaces files of the same names only."),
+        typer.Option(
+            "--force", help="Write into a folder that is not empty; only files of the same name are replaced."
+        ),
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a trained model for Hugging Face, for nanoGPT, or as safetensors."""
+    """Export a trained model for Hugging Face or nanoGPT, or as safetensors."""
     from foretrain.cli.train import need_torch
 
     if to not in ("hf", "nanogpt", "safetensors"):

@@ -22,10 +22,10 @@ def add_to(app: typer.Typer) -> None:
 
 
 def gpus_command(
-    name: Annotated[str | None, typer.Argument(help="One card, with its sources; without it, all.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show one card with its sources. Default: all cards.")] = None,
     as_json: Json = False,
 ) -> None:
-    """The cards that foretrain knows: memory, bandwidth, dense peaks by dtype, power, and the source of each."""
+    """List the known cards: memory, bandwidth, dense peaks by dtype, power, and the source of each figure."""
     from foretrain.report import text
 
     cards = [find(name)] if name else list(catalogue().values())

@@ -1,4 +1,4 @@
-"""`foretrain train --keep-going`: the run in a child process, begun again from its last checkpoint when that crashes.
+"""`foretrain train --auto-restart`: the run in a child process, begun again from its last checkpoint when that crashes.
 
 A crash is a death by a signal (a segmentation fault, the kernel's killer), a bug's traceback, a lost card, or memory
 that ran out in the optimizer, after which a resume takes a smaller micro-batch. What the user can mend (every other
@@ -19,6 +19,7 @@ from types import FrameType
 from rich.text import Text
 
 from foretrain.cli.common import ERR
+from foretrain.cli.old_options import spellings
 from foretrain.config import RunConfig
 from foretrain.errors import ExitCode, UserError
 from foretrain.messages import say
@@ -45,8 +46,8 @@ def end_with_parent() -> None:
 
 
 def child_words(words: list[str], *, resume: bool) -> list[str]:
-    """The child's command line: ours without --keep-going; with `resume`, --resume auto whatever was asked for."""
-    own = [word for word in words if word != "--keep-going"]
+    """The child's command line: ours without --auto-restart; with `resume`, --resume auto whatever was asked for."""
+    own = [word for word in words if word not in spellings("--auto-restart")]
     if not resume:
         return own
     kept, skip = [], False

@@ -1,11 +1,10 @@
-"""The language of the command line: `--lang` of every verb, FORETRAIN_LANG, and `foretrain languages`.
+"""The language of the command line: `--lang` of every command, FORETRAIN_LANG, and `foretrain languages`.
 
 English unless another one is asked for, whatever the system's locale says: most terminals cannot show Arabic in its
 order, and logs and errors are read by others and looked up. With --json all is English, for programs read it.
 """
 
 import os
-import sys
 from functools import cache
 from typing import Annotated, Any
 
@@ -14,7 +13,8 @@ import typer.main
 from typer.core import TyperGroup
 
 from foretrain import languages
-from foretrain.cli.common import OUT, Json, print_json
+from foretrain.cli import help as spoken_help
+from foretrain.cli.common import OUT, Json, own_words, print_json
 from foretrain.config import knobs
 from foretrain.errors import UserError
 from foretrain.report.document import Cell, Document, Message, Paragraph, Quantity, Section, Table, Verbatim
@@ -36,7 +36,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 class Group(TyperGroup):
-    """A group of verbs that each take --lang."""
+    """A group of commands that each take --lang, and whose help is in that language."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,6 +47,7 @@ def _give_option(command: Any) -> None:
     for each in (command, *getattr(command, "commands", {}).values()):
         if not any(parameter.name == "lang" for parameter in each.params):
             each.params.append(_option())
+        spoken_help.speak(each)
         if each is not command and hasattr(each, "commands"):
             _give_option(each)
 
@@ -102,22 +103,17 @@ def asked_for() -> str | None:
     return languages.matching(os.environ.get(VARIABLE, ""))
 
 
-def own_words() -> list[str]:
-    """The words of the command line that are ours: those behind -- are another program's."""
-    words = sys.argv[1:]
-    return words[: words.index("--")] if "--" in words else words
-
-
 def languages_command(
-    language: Annotated[str | None, typer.Argument(help="Name what this one lacks, text by text.")] = None,
+    ctx: typer.Context,
+    language: Annotated[str | None, typer.Argument(help="List the texts that this language lacks.")] = None,
     as_json: Json = False,
 ) -> None:
-    """The languages that foretrain speaks, and how much of each is translated."""
+    """List the languages, and how much of each is translated."""
     if language is not None and languages.matching(language) is None:
         known = list(languages.known())
         raise UserError("usage.unknown_language", source="languages", word=language[:40], known=known)
     wanted = [languages.matching(language) or ""] if language else list(languages.known())
-    helps = frozenset(f"knob.{knob.name}" for knob in knobs())
+    helps = frozenset(f"knob.{knob.name}" for knob in knobs()) | spoken_help.texts(ctx.find_root().command).keys()
     found = [languages.coverage(id, helps) for id in wanted]
     if as_json:
         listed = [

@@ -23,13 +23,14 @@ TokensPerS = Annotated[
     str, typer.Option(help="Measured tokens per second, such as 134k or 1.2M.", metavar="RATE", show_default=False)
 ]
 StepTime = Annotated[
-    str, typer.Option(help="Or the time of one optimizer step: 3.9 or 3900ms.", metavar="TIME", show_default=False)
+    str,
+    typer.Option(help="Or the time of one optimizer step, such as 3.9 or 3900ms.", metavar="TIME", show_default=False),
 ]
 Clock = Annotated[
     str,
     typer.Option(
-        help="Mean SM clock during the run, such as 2.63GHz (nvidia-smi --query-gpu=clocks.sm): shares of the peak at "
-        "that clock come on top.",
+        help="Mean SM clock during the run, such as 2.63GHz (nvidia-smi --query-gpu=clocks.sm). Adds the shares "
+        "of the peak at that clock.",
         metavar="CLOCK",
         show_default=False,
     ),
@@ -48,7 +49,7 @@ def mfu_command(
     clock: Clock = "",
     as_json: Json = False,
 ) -> None:
-    """What share of this card's peak a speed is: full and causal attention, recomputation, and as nanoGPT prints it."""
+    """Turn a speed into MFU: with full and causal attention, with recomputation, and as nanoGPT prints it."""
     from foretrain.advise.utilization import SCHEMA, utilization
     from foretrain.cli.plan import targets, with_dataset
     from foretrain.report import log_view, text

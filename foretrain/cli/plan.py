@@ -8,6 +8,7 @@ from foretrain.advise.micro_batch import Choice
 from foretrain.cli import plan_exact, plan_limits
 from foretrain.cli import plan_options as o
 from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, Words, print_error, print_json, print_notes
+from foretrain.cli.old_options import typed
 from foretrain.cli.plan_exact import Depth
 from foretrain.cli.plan_limits import Limits
 from foretrain.config import RunConfig
@@ -21,19 +22,19 @@ MOST_CARDS = 64  # of --gpu; the catalogue has fewer
 
 EPILOG = """Examples:
 
-foretrain plan gpt2-124m --gpu "RTX 4070" --others 2GB
+foretrain plan gpt2-124m --gpu "RTX 4070" --used-by-others 2GB
 
 foretrain plan config/train_gpt2.py --gpu 4070 --batch_size=8 --compile=false
 
 foretrain plan my.toml --gpu 3060,4070,4090 --json
 
-foretrain plan my.toml --gpu 4070 --step-time 3.9   (hours and MFU from your own log)
+foretrain plan my.toml --gpu 4070 --step-time 3.9   (hours and MFU from your log)
 
-foretrain plan config/train_gpt2.py --gpu 4070 --exact   (the real step traced, without a GPU)
+foretrain plan config/train_gpt2.py --gpu 4070 --exact   (traces the real step, without a GPU)
 
 foretrain plan my.py --gpu 4070 --explain --observed 6582MiB --process 4464MiB   (why is it so much?)
 
-foretrain plan my.py --gpu 4070 --others 2GB --largest batch_size
+foretrain plan my.py --gpu 4070 --used-by-others 2GB --largest batch_size
 
 foretrain plan my.py --gpu 3060,4070 --batch_size=auto --total_batch_size=524288   (the micro-batch that fits)
 
@@ -82,7 +83,7 @@ def plan_command(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """What a run will take: memory by phase and component, FLOPs, hours, energy, cost. Needs no GPU, no torch."""
+    """Plan a run: memory by phase and component, FLOPs, hours, energy and cost. Needs no GPU and no torch."""
     resolved = plan_exact.with_trainer(resolve(words or []), trainer)
     limits = Limits(price, co2, within, tokens, best, data_tokens, write)
     limits = replace(limits, given=frozenset(resolved.sources))
@@ -153,7 +154,7 @@ def _check(plans: list[Plan]) -> None:
 
 def targets(names: str, others: str, config: RunConfig) -> list[Target]:
     """The devices that were named, or the card of this machine."""
-    used_by_others_bytes = stated_bytes(others, "--others") if others else None
+    used_by_others_bytes = stated_bytes(others, typed("--used-by-others")) if others else None
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if len(wanted) > MOST_CARDS:
         raise UserError("usage.too_many_cards", count=len(wanted), most=MOST_CARDS)

@@ -5,64 +5,73 @@ from typing import Annotated
 
 import typer
 
-Gpu = Annotated[str, typer.Option(help="Card or cards to plan for, as 'RTX 4070' or 3060,4070; cpu is this machine.")]
+from foretrain.cli.old_options import spellings
+
+Gpu = Annotated[str, typer.Option(help="Cards to plan for, such as 'RTX 4070' or 3060,4070; cpu means this machine.")]
 Others = Annotated[
     str,
     typer.Option(
-        help="Memory that other programs hold on the card, such as 2GB. On this machine's own card it is measured."
+        *spellings("--used-by-others"),
+        help="Memory used by other programs on the card, such as 2GB. On this machine's card foretrain measures it.",
     ),
 ]
 StepTime = Annotated[
     float | None,
-    typer.Option(help="Seconds of one iteration in your log: hours, MFU and energy follow from it."),
+    typer.Option(help="Seconds per iteration from your log, for hours, MFU and energy."),
 ]
 LoggedMfu = Annotated[
     float | None,
-    typer.Option(help="The mfu that nanoGPT printed, in percent: the step time follows from it."),
+    typer.Option(help="The mfu that nanoGPT printed, in percent, for the step time."),
 ]
-Check = Annotated[bool, typer.Option("--check", help="Exit with 3 when the step that the verdict means does not fit.")]
+Check = Annotated[bool, typer.Option("--check", help="Exit with code 3 if the step of the verdict does not fit.")]
 Trainer = Annotated[
     str,
     typer.Option(
-        help="Whose step the answers mean: foretrain or nanogpt. By default nanogpt for nanoGPT's own files, "
+        help="Which step the answers are about: foretrain or nanogpt. Default: nanogpt for nanoGPT's own files, "
         "else foretrain.",
         metavar="NAME",
     ),
 ]
 Exact = Annotated[
     bool,
-    typer.Option("--exact", help="Trace the real step for this card, compiled or not: seconds, torch, no GPU."),
+    typer.Option("--exact", help="Trace the real step for this card. Takes seconds; needs torch, but no GPU."),
 ]
 Explain = Annotated[
-    bool, typer.Option("--explain", help="Why so much? Every component, the peak by tensor, nvidia-smi.")
+    bool,
+    typer.Option(
+        "--explain",
+        help="Show where the memory goes: each component, each tensor at the peak, and nvidia-smi's figures.",
+    ),
 ]
 Observed = Annotated[
-    str, typer.Option(help="With --explain: what nvidia-smi shows in use on the card, such as 6582MiB.")
+    str, typer.Option(help="With --explain: memory in use on the card by nvidia-smi, such as 6582MiB.")
 ]
-Process = Annotated[str, typer.Option(help="With --explain: what nvidia-smi shows for the process, such as 4464MiB.")]
+Process = Annotated[str, typer.Option(help="With --explain: memory of the process by nvidia-smi, such as 4464MiB.")]
 Largest = Annotated[
     str,
-    typer.Option(help="Find the largest batch_size, block_size or n_layer that fits, by traces.", metavar="KNOB"),
+    typer.Option(help="Find the largest batch_size, block_size or n_layer that fits.", metavar="OPTION"),
 ]
 Snapshot = Annotated[
     Path | None,
-    typer.Option(help="Write the trace as a memory snapshot that pytorch.org/memory_viz opens.", metavar="FILE"),
+    typer.Option(help="Write the trace as a memory snapshot for pytorch.org/memory_viz.", metavar="FILE"),
 ]
 AllocConf = Annotated[
     str,
     typer.Option(
-        help="Allocator settings for traces, such as expandable_segments:True; by default PYTORCH_ALLOC_CONF.",
+        help="Allocator settings for traces, such as expandable_segments:True. Default: PYTORCH_ALLOC_CONF.",
         metavar="TEXT",
     ),
 ]
 ShowConfig = Annotated[
     bool,
-    typer.Option("--show-config", help="Print every knob, its value and where it came from; no plan."),
+    typer.Option(
+        "--show-config", help="Print every option of the config, its value and its source, instead of a plan."
+    ),
 ]
 Price = Annotated[
     str | None,
     typer.Option(
-        help="What an hour of the card or machine costs to rent, as 0.35/h or '$0.35/h'; for several cards also "
+        help="Rent per hour of the card or machine, such as 0.35/h or '$0.35/h'; for several cards also "
         "'4090=0.35,A100=1.2'. A rented card costs its rent and no electricity.",
         metavar="PRICE",
     ),
@@ -70,7 +79,7 @@ Price = Annotated[
 Co2 = Annotated[
     float | None,
     typer.Option(
-        help="Grams of CO2 a kWh of your electricity; ourworldindata.org/grapher/carbon-intensity-electricity."
+        help="Grams of CO2 per kWh of your electricity; see ourworldindata.org/grapher/carbon-intensity-electricity."
     ),
 ]
 Within = Annotated[
@@ -80,13 +89,15 @@ Within = Annotated[
 Tokens = Annotated[str | None, typer.Option(help="How many steps fit in 10B tokens?", metavar="COUNT")]
 Best = Annotated[
     bool,
-    typer.Option("--best", help="With --within: the GPT of lowest estimated loss that fits the card and the limit."),
+    typer.Option(
+        "--best", help="With --within: find the GPT with the lowest estimated loss that fits the card and the limit."
+    ),
 ]
 DataTokens = Annotated[
     str | None,
-    typer.Option(help="Tokens in your training data, such as 3.68B; beyond them data repeat.", metavar="COUNT"),
+    typer.Option(help="Tokens in your training data, such as 3.68B; longer runs repeat data.", metavar="COUNT"),
 ]
 Write = Annotated[
     Path | None,
-    typer.Option(help="Write the config of the answer of --within, --tokens or --best.", metavar="FILE.toml"),
+    typer.Option(help="Write the config that --within, --tokens or --best finds.", metavar="FILE.toml"),
 ]

@@ -29,7 +29,7 @@ foretrain prepare hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT --tokens 3
 
 zcat dump.jsonl.gz | foretrain prepare - --tokenizer byte --out data/dump
 
-The same command again goes on where a stopped or killed one was."""
+Run the same command again to resume."""
 
 SCHEMA = "foretrain.prepare/1"
 _COUNTED = {
@@ -52,45 +52,49 @@ def prepare_command(
             ".jsonl (also .gz, .zst), .parquet.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder of the dataset; an unfinished one is gone on with.")],
+    out: Annotated[Path, typer.Option(help="Folder of the dataset; an unfinished one is resumed.")],
     tokenizer: Annotated[
-        str | None, typer.Option(help="gpt2 (the default), byte, cl100k_base, …, or a path of a tokenizer.json.")
+        str | None, typer.Option(help="gpt2 (default), byte, cl100k_base, …, or the path of a tokenizer.json.")
     ] = None,
     train_bpe: Annotated[
-        int | None, typer.Option(help="Train a BPE of this many ids on 64 MiB of the source, in place of --tokenizer.")
+        int | None,
+        typer.Option(help="Train a BPE tokenizer with this many ids on 64 MiB of the source, instead of --tokenizer."),
     ] = None,
     tokens: Annotated[
-        str | None, typer.Option(help="Stop at this many tokens, such as 3.68B, at the end of a document.")
+        str | None, typer.Option(help="Stop after this many tokens, such as 3.68B, at the end of a document.")
     ] = None,
     val: Annotated[str, typer.Option(help="Share of documents for validation, chosen by their hash.")] = "0.5%",
     plan: Annotated[
-        bool, typer.Option("--plan", help="Say what it takes in bytes, disk, memory, tokens and time; prepare nothing.")
+        bool,
+        typer.Option("--plan", help="Show the size, disk space, memory, tokens and time it needs; prepare nothing."),
     ] = False,
     shuffle_buffer: Annotated[
-        int, typer.Option(help="Shuffle files, and documents in windows of this many (and 64 MiB). 0: source order.")
+        int,
+        typer.Option(help="Shuffle files, and documents in windows of this many (and 64 MiB). 0: source order."),
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Of the shuffling.")] = 1337,
+    seed: Annotated[int, typer.Option(help="Random seed of the shuffle.")] = 1337,
     dedup: Annotated[
         bool,
-        typer.Option("--dedup", help="Leave out documents that came before, word for word (92 bytes of memory each)."),
+        typer.Option("--dedup", help="Skip exact duplicates (92 bytes of memory per document)."),
     ] = False,
-    text_column: Annotated[str, typer.Option(help="The column of .jsonl and .parquet that holds the text.")] = "text",
+    text_column: Annotated[str, typer.Option(help="Column of .jsonl and .parquet with the text.")] = "text",
     split_documents: Annotated[
-        str, typer.Option(help="What a document of a .txt is: file, lines, blank-lines, or a text between documents.")
+        str, typer.Option(help="How to split a .txt into documents: file, lines, blank-lines, or a separator text.")
     ] = "file",
     max_document: Annotated[str, typer.Option(help="Longest document, up to 256MiB.")] = "16MiB",
-    shard_tokens: Annotated[str, typer.Option(help="Tokens of a shard.")] = "100M",
-    workers: Annotated[int | None, typer.Option(help="Tokenizing processes; one for each core without it.")] = None,
+    shard_tokens: Annotated[str, typer.Option(help="Tokens per shard.")] = "100M",
+    workers: Annotated[int | None, typer.Option(help="Tokenizing processes. Default: one per core.")] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out and count bad lines and too long documents; do not stop.")
+        bool,
+        typer.Option("--skip-bad", help="Skip and count bad lines and too long documents."),
     ] = False,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Remove what was prepared in --out, and begin anew.")
+        bool, typer.Option("--restart", help="Delete what was prepared in --out and start over.")
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Turn text into checked token shards, in constant memory, on all cores, and resumable at any moment."""
+    """Turn text into verified token shards, on all cores and in constant memory. Resumes after any stop."""
     options = _options({**locals()})  # all of the above, by its name
     if plan:
         _plan(options, out, as_json=as_json)

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from foretrain.cli import report_parts as parts
 from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, print_json, print_notes
+from foretrain.cli.old_options import spellings
 from foretrain.configfile import resolve
 from foretrain.errors import UserError
 
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
 SCHEMA = "foretrain.report/1"
 EPILOG = """Examples:
 
-foretrain report out-baby --open                        (a run, or what `foretrain watch` measured)
+foretrain report out-baby --open                        (a run, or a watched run)
 
-foretrain report gpt2-124m --gpu "RTX 4070" --batch_size=8   (a plan, as `foretrain plan` takes it)
+foretrain report gpt2-124m --gpu "RTX 4070" --batch_size=8   (a plan)
 
 foretrain report train.log+config.py --gpu 4070         (a log with the config of its run)
 
-foretrain report out-a out-b --out ab.html              (a comparison of all that `foretrain compare` takes)
+foretrain report out-a out-b --out ab.html              (a comparison)
 
 foretrain report b1.log+b1.py b2.log+b2.py --gpu 4070 --open"""
 
@@ -33,22 +34,24 @@ Sources = Annotated[
     list[str],
     typer.Argument(
         metavar="[NAME=]SOURCE... [--KEY=VALUE]...",
-        help="A run, a watched run, a plan (JSON), a config or preset, a log, a snapshot; two or more are compared. "
-        "After a +: the config of a log, knobs as batch_size=8.",
+        help="A run, a watched run, a plan (JSON), a config or preset, a log, or a snapshot; two or more are "
+        "compared. After a +: the config of a log, or options such as batch_size=8.",
         show_default=False,
     ),
 ]
 GpuOption = Annotated[
-    str, typer.Option("--gpu", help="The card of configs and logs; auto: as the log says, or this machine's.")
+    str, typer.Option("--gpu", help="Card for configs and logs; auto: the one the log names, or this machine's.")
 ]
-OthersOption = Annotated[str, typer.Option("--others", help="Memory that other programs hold on the card, as 2GB.")]
-Price = Annotated[str | None, typer.Option("--price", help="What an hour costs to rent, as 0.35/h.", metavar="PRICE")]
-Exact = Annotated[bool, typer.Option("--exact", help="Of a plan: the step from a trace, not from the ledger.")]
+OthersOption = Annotated[
+    str, typer.Option(*spellings("--used-by-others"), help="Memory used by other programs on the card, such as 2GB.")
+]
+Price = Annotated[str | None, typer.Option("--price", help="Rent per hour, such as 0.35/h.", metavar="PRICE")]
+Exact = Annotated[bool, typer.Option("--exact", help="For a plan: trace the step instead of estimating it.")]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", help="The file to write; report.html in a run's folder, else report-NAME.html here."),
+    typer.Option("--out", help="File to write. Default: report.html in a run's folder, else report-NAME.html here."),
 ]
-Open = Annotated[bool, typer.Option("--open", help="Open it in the browser.")]
+Open = Annotated[bool, typer.Option("--open", help="Open the report in the browser.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -66,7 +69,7 @@ def report_command(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """One HTML file that opens offline: a run, a plan, a log or a comparison, with pictures and their numbers."""
+    """Write one offline HTML file about a run, a plan, a log or a comparison, with charts and their numbers."""
     asked = parts.Asked(*parts.split(sources), gpu, others, price, exact, quiet or as_json)
     if not asked.sources:
         raise UserError("usage.report_nothing")

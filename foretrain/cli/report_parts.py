@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foretrain.cli.common import print_notes
+from foretrain.cli.old_options import typed
 from foretrain.cli.plan_exact import Depth, deepen, trace_of
 from foretrain.configfile import KNOBS, ResolvedConfig, resolve
 from foretrain.errors import UserError
@@ -75,7 +76,7 @@ def plan(resolved: ResolvedConfig, asked: Asked, one: "Given", now: datetime) ->
 
     limits = Limits(price=asked.price, given=frozenset(resolved.sources))
     resolved = priced(resolved, limits)
-    found = targets(one.own.get("gpu", asked.gpu), one.own.get("others", asked.others), resolved.config)
+    found = targets(one.own.get("gpu", asked.gpu), one.own.get("used_by_others", asked.others), resolved.config)
     if len(found) > 1:
         raise UserError("usage.report_cards", count=len(found))
     made = make_plans(resolved, found, limits, None, None)[0]
@@ -172,7 +173,7 @@ def comparison(asked: Asked) -> "Document":
     from foretrain.cli.compare import card_of, with_rents
     from foretrain.report import compare_report
 
-    card, held = card_of(asked.gpu), stated_bytes(asked.others, "--others") if asked.others else 0
+    card, held = card_of(asked.gpu), stated_bytes(asked.others, typed("--used-by-others")) if asked.others else 0
     tell = partial(print_notes, quiet=asked.quiet)
     subjects = with_rents(subjects_of(asked.sources, tell, gpu=card, used_by_others_bytes=held), asked.price)
     found = compare(subjects)

@@ -21,10 +21,10 @@ def add_to(app: typer.Typer) -> None:
 
 
 def runs_command(
-    folders: Annotated[list[Path] | None, typer.Argument(help="Where to look; two levels deep.")] = None,
+    folders: Annotated[list[Path] | None, typer.Argument(help="Folders to search, two levels deep.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List runs, watched ones too: status, steps, loss, speed."""
+    """List runs and watched runs: status, steps, loss, speed."""
     from foretrain.report.document import Document
     from foretrain.run import store, watch_record
 

@@ -23,14 +23,18 @@ def add_to(app: typer.Typer) -> None:
 
 def sample_command(
     run: RunPath,
-    prompt: Annotated[str, typer.Option(help="The text to go on from.")] = "\n",
-    tokens: Annotated[int, typer.Option(help="Tokens to write.", min=1, max=100_000)] = 400,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0, max=10)] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Choose among this many; 0: all.", min=0)] = 50,
-    seed: Annotated[int, typer.Option(help="The same seed writes the same text.", min=0, max=2**63 - 1)] = 1337,
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "\n",
+    tokens: Annotated[int, typer.Option(help="Tokens to generate.", min=1, max=100_000)] = 400,
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature; 0 always picks the most likely token.", min=0, max=10)
+    ] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0: all.", min=0)] = 50,
+    seed: Annotated[
+        int, typer.Option(help="Random seed; the same seed gives the same text.", min=0, max=2**63 - 1)
+    ] = 1337,
     as_json: Json = False,
 ) -> None:
-    """Write text with the newest intact checkpoint of a run."""
+    """Generate text with the newest intact checkpoint of a run."""
     text, checkpoint = sample(run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed)
     if as_json:
         print_json({"schema": "foretrain.sample/1", "checkpoint": checkpoint, "prompt": prompt, "text": text})

@@ -27,16 +27,17 @@ def add_to(app: typer.Typer) -> None:
 
 def serve_command(
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="The port; without it 8765, or a free one where that is taken.")
+        int | None, typer.Option(min=1, max=65535, help="Port. Default: 8765, or a free one if that is taken.")
     ] = None,
     runs: Annotated[
-        list[Path] | None, typer.Option(help="Where to look for runs, two levels deep; may be given again. Here.")
+        list[Path] | None,
+        typer.Option(help="Folder to search for runs, two levels deep; can be repeated. Default: here."),
     ] = None,
-    open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """A page in your browser: move a slider and see the memory cross the line; watch runs. For this machine only."""
+    """Open the planner in your browser: move sliders, watch runs. For this machine only."""
     try:
         from foretrain.web import server
     except ModuleNotFoundError as error:

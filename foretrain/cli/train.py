@@ -11,6 +11,7 @@ import typer
 from rich.text import Text
 
 from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, print_json, print_notes
+from foretrain.cli.old_options import spellings
 from foretrain.cli.patient import patient_output
 from foretrain.configfile import ResolvedConfig, resolve, to_toml
 from foretrain.errors import ExitCode, UserError
@@ -33,13 +34,13 @@ foretrain train baby
 
 foretrain train config/train_shakespeare_char.py --device=cpu --compile=false
 
-foretrain train config.py --init_from=nanoGPT/out/ckpt.pt --init_optimizer        (go on where nanoGPT stopped)
+foretrain train config.py --init_from=nanoGPT/out/ckpt.pt --init_optimizer        (continue where nanoGPT stopped)
 
-foretrain train my.toml --batch_size=auto    (the micro-batch that fits here, tried for a moment; tokens a step kept)
+foretrain train my.toml --batch_size=auto    (the largest micro-batch that fits here)
 
 foretrain train my.toml --resume auto        (after Ctrl-C, a crash or a power cut)
 
-foretrain train my.toml --keep-going         (a crash is gone on from by itself)"""
+foretrain train my.toml --auto-restart       (resumes automatically after a crash)"""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -50,18 +51,19 @@ def train_command(
     words: Words = None,
     resume: Annotated[
         str,
-        typer.Option(help="auto: go on with the newest unfinished run under this out_dir; no: begin a new one."),
+        typer.Option(help="auto: resume the newest unfinished run in this out_dir; no: start a new one."),
     ] = "no",
     no_trial: Annotated[
-        bool, typer.Option("--no-trial", help="With batch_size = auto: take the forecast's word, try nothing.")
+        bool, typer.Option("--no-trial", help="With batch_size = auto: trust the forecast and skip the trial.")
     ] = False,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Begin again from the last checkpoint when the process crashes.")
+        bool,
+        typer.Option(*spellings("--auto-restart"), help="Resume from the last checkpoint automatically after a crash."),
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a config: live line, evaluation, checkpoints. Ctrl-C saves; --resume auto goes on where it stopped."""
+    """Train a config, with a live line, evaluation and checkpoints. Ctrl-C saves; --resume auto resumes."""
     if resume not in ("auto", "no"):
         raise typer.BadParameter("must be auto or no", param_hint="--resume")
     resolved = resolve(words or [])

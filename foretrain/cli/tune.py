@@ -12,6 +12,7 @@ import typer
 from rich.text import Text
 
 from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, print_json, print_notes
+from foretrain.cli.old_options import spellings, typed
 from foretrain.configfile import ResolvedConfig, resolve, to_toml
 from foretrain.errors import ExitCode, UserError
 from foretrain.messages import printable, say
@@ -32,9 +33,9 @@ foretrain tune config/train_shakespeare_char.py --write tuned.toml   (then: fore
 
 foretrain tune my.toml --budget 10min --trials 40
 
-foretrain tune my.toml --knobs batch_size,compile,loss_chunk_size
+foretrain tune my.toml --options batch_size,compile,loss_chunk_size
 
-foretrain tune my.toml --memory_limit=10GiB --json   (every trial, and the frontier of throughput against memory)"""
+foretrain tune my.toml --memory_limit=10GiB --json   (every trial, and speed against memory)"""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -46,21 +47,24 @@ def tune_command(
     budget: Annotated[str, typer.Option(help="How long to search, such as 90s, 3min or 1h.")] = "3min",
     trials: Annotated[
         int | None,
-        typer.Option(help="Settings to try at most; by default a quarter of them, 4 to 24.", min=1, max=1000),
+        typer.Option(help="Most settings to try. Default: a quarter of them, 4 to 24.", min=1, max=1000),
     ] = None,
     knobs: Annotated[
         str,
-        typer.Option(help="What may be changed, such as batch_size,compile; by default whatever keeps the learning."),
+        typer.Option(
+            *spellings("--options"),
+            help="Options to change, such as batch_size,compile. Default: all that keep the learning unchanged.",
+        ),
     ] = "",
     write: Annotated[
         Path | None,
-        typer.Option(help="Write the config of the answer, and every trial beside it as JSON.", metavar="FILE.toml"),
+        typer.Option(help="Write the best config, and every trial next to it as JSON.", metavar="FILE.toml"),
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Measure again what was measured before.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Ignore earlier measurements.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure which micro-batch, compile, recomputation … is fastest here; tokens per step and learning stay."""
+    """Measure which settings are fastest here, without changing tokens per step or the result."""
     from foretrain.cli.train import need_torch
 
     need_torch()
@@ -220,7 +224,9 @@ def _wanted(text: str) -> tuple[str, ...]:
     names = tuple(name.strip().replace("-", "_") for name in text.split(",") if name.strip())
     unknown = [name for name in names if name not in TUNABLE]
     if unknown or (text and not names):
-        raise UserError("usage.tune_knobs", unknown=", ".join(unknown)[:80] or text, known=list(TUNABLE))
+        raise UserError(
+            "usage.tune_knobs", option=typed("--options"), unknown=", ".join(unknown)[:80] or text, known=list(TUNABLE)
+        )
     return names
 
 

@@ -21,7 +21,7 @@ foretrain watch --out runs/a --interval 5 -- torchrun --nproc_per_node=2 train.p
 
 foretrain watch --json -- ./train_gpt2cu > watch.json        (the command's output goes to stderr)
 
-foretrain explain watch                                      (what the run's memory and time went into)"""
+foretrain explain watch                                      (where memory and time went)"""
 # What stands behind the first word of the command is the command's.
 CONTEXT = {"allow_interspersed_args": False}
 
@@ -31,13 +31,13 @@ def add_to(app: typer.Typer) -> None:
 
 
 def watch_command(
-    command: Annotated[list[str], typer.Argument(help="The command and its words, after --.", metavar="-- COMMAND")],
-    out: Annotated[str, typer.Option(help="The directory to make; NAME-2, … where that is taken.")] = "watch",
-    interval: Annotated[float, typer.Option(help="Seconds between two looks at cards and processes.")] = 1.0,
+    command: Annotated[list[str], typer.Argument(help="The command to run, after --.", metavar="-- COMMAND")],
+    out: Annotated[str, typer.Option(help="Directory to create; if it exists, NAME-2, and so on.")] = "watch",
+    interval: Annotated[float, typer.Option(help="Seconds between two samples of cards and processes.")] = 1.0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure a training command without changing it: memory, energy, clocks, log; its exit code passes through."""
+    """Measure a training command without changing it: memory, energy, clocks, log. Returns its exit code."""
     from foretrain.run import store
     from foretrain.run.watch import watch
     from foretrain.run.watch_record import SCHEMA

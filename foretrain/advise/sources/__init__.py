@@ -26,12 +26,12 @@ class Loader(NamedTuple):
 
 
 LOADERS = (
-    Loader("watched", watched.claims, watched.load, ("gpu", "others", "tokens_per_step", "bytes_per_token")),
-    Loader("run", runs.claims, runs.load, ("others", "bytes_per_token")),
-    Loader("config", configs.claims, configs.load, ("gpu", "others", "bytes_per_token")),
+    Loader("watched", watched.claims, watched.load, ("gpu", "used_by_others", "tokens_per_step", "bytes_per_token")),
+    Loader("run", runs.claims, runs.load, ("used_by_others", "bytes_per_token")),
+    Loader("config", configs.claims, configs.load, ("gpu", "used_by_others", "bytes_per_token")),
     Loader("plan", plans.claims, plans.load, ("bytes_per_token",)),
     Loader("table", tables.claims, tables.load, OWN_KEYS),
-    Loader("log", logs.claims, logs.load, ("gpu", "others", "tokens_per_step", "bytes_per_token")),
+    Loader("log", logs.claims, logs.load, ("gpu", "used_by_others", "tokens_per_step", "bytes_per_token")),
 )
 
 

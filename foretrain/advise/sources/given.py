@@ -13,7 +13,8 @@ from foretrain.presets import PRESETS
 
 _NAMED = re.compile(r"([^=+/\\]{1,40})=(.+)", re.DOTALL)
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
-OWN_KEYS = ("gpu", "others", "bytes_per_token", "tokens_per_step", "run")
+OWN_KEYS = ("gpu", "used_by_others", "bytes_per_token", "tokens_per_step", "run")
+_OLD_KEYS = {"others": "used_by_others"}  # still understood
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ class Given:
     @property
     def held_bytes(self) -> int:
         """What others hold on its card. Raises UserError."""
-        return stated_bytes(self.own["others"], "others") if "others" in self.own else self.used_by_others_bytes
+        if "used_by_others" not in self.own:
+            return self.used_by_others_bytes
+        return stated_bytes(self.own["used_by_others"], "used_by_others")
 
     def number(self, key: str, least: float, most: float) -> float | None:
         """The number under a key of `own`. Raises UserError for what is none."""
@@ -103,8 +106,9 @@ def _with_extras(word: str, path: str, label: str, extras: list[str]) -> Given:
     words, own, tables = [], {}, []
     for extra in extras:
         key, equals, value = extra.partition("=")
-        if equals and key.lstrip("-") in OWN_KEYS:
-            own[key.lstrip("-")] = value
+        name = _OLD_KEYS.get(key.lstrip("-"), key.lstrip("-"))
+        if equals and name in OWN_KEYS:
+            own[name] = value
         elif equals:
             words.append(f"--{key.lstrip('-')}={value}")
         elif Path(extra).suffix in _TABLES:

@@ -32,7 +32,7 @@ def load(given: Given) -> Subject:
     subject = of_log(given, log, config, _known(used))
     others = (
         used.used_by_others_peak_bytes
-        if used and "others" not in given.own and not given.used_by_others_bytes
+        if used and "used_by_others" not in given.own and not given.used_by_others_bytes
         else None
     )
     return replace(

@@ -1,0 +1,118 @@
+"""`--help` in the language that is spoken, without the old spellings of options.
+
+The English stands with each command and option. A language has it as cli_help.<command>.<option>, the summary of a
+command as .summary and the remarks in its examples as .note_1 and so on. A text that several commands share has the
+id of the first of them.
+"""
+
+import copy
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from foretrain import bidi, languages
+from foretrain.cli.old_options import OLD
+
+EXAMPLES = "Examples:"
+# The words that typer's help itself brings, by the name that they have in its module.
+HEADINGS = {
+    "ARGUMENTS_PANEL_TITLE": "Arguments",
+    "OPTIONS_PANEL_TITLE": "Options",
+    "COMMANDS_PANEL_TITLE": "Commands",
+    "DEFAULT_STRING": "[default: {}]",
+    "REQUIRED_LONG_STRING": "[required]",
+}
+USAGE = "Usage:"
+_REMARK = re.compile(r"(?P<command>.*\S)(?P<gap>\s{2,})\((?P<note>.*)\)")
+
+
+def speak(command: Any) -> None:
+    """Have this command, as click has it, show its help in the language that is spoken."""
+    command.format_help = partial(_show, command)
+
+
+def texts(root: Any) -> dict[str, str]:
+    """{id: English} of all that the help of these commands says."""
+    found = {f"cli_help.heading.{name.lower()}": text for name, text in _headings().items()}
+    for id, text in _said(root):
+        if text not in found.values():
+            found[id] = text
+    return found
+
+
+def _headings() -> dict[str, str]:
+    return {**HEADINGS, "usage": USAGE, "examples": EXAMPLES}
+
+
+def _said(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """(id, English) of a command and of those under it, in their order."""
+    prefix = f"cli_help.{'_'.join(path) or 'foretrain'}"
+    yield f"{prefix}.summary", command.help or ""
+    for parameter in (*command.params, command.get_help_option(_context(command))):
+        if getattr(parameter, "help", None):
+            yield f"{prefix}.{parameter.name}", parameter.help
+    notes = [note for line in (command.epilog or "").split("\n") if (note := _note(line))]
+    for number, note in enumerate(notes, 1):
+        yield f"{prefix}.note_{number}", note
+    for name, each in getattr(command, "commands", {}).items():
+        yield from _said(each, (*path, name))
+
+
+def _context(command: Any) -> Any:
+    return command.context_class(command, info_name=command.name)
+
+
+def _note(line: str) -> str:
+    """What a line of the examples says beside the command; '' where it is nothing but one."""
+    if found := _REMARK.fullmatch(line):
+        return found["note"]
+    return "" if line == EXAMPLES or "foretrain " in line else line.strip()
+
+
+def _show(command: Any, ctx: Any, formatter: Any) -> None:
+    from typer import rich_utils
+
+    ids = {text: id for id, text in texts(ctx.find_root().command).items()}
+    own = languages.texts(languages.current().id)
+
+    def say(english: str) -> str:
+        return bidi.isolated(own.get(ids.get(english, ""), english))
+
+    def spoken(part: Any) -> Any:
+        """A copy of a command or parameter with its help as it is said."""
+        made = copy.copy(part)
+        made.help = say(part.help) if getattr(part, "help", None) else None
+        if hasattr(made, "opts"):
+            made.opts = [word for word in part.opts if word not in OLD.values()]
+        return made
+
+    made = spoken(command)
+    made.params, made.add_help_option = [spoken(each) for each in command.get_params(ctx)], False
+    made.epilog = "\n".join(_line(line, say) for line in (command.epilog or "").split("\n"))
+    made.get_usage = lambda _: command.get_usage(ctx).replace(USAGE, say(USAGE), 1)
+    if hasattr(command, "commands"):
+        made.commands = {name: spoken(each) for name, each in command.commands.items()}
+    with _changed(rich_utils, {name: say(text) for name, text in HEADINGS.items()}):
+        rich_utils.rich_format_help(obj=made, ctx=ctx, markup_mode="rich")
+
+
+def _line(line: str, say: Any) -> str:
+    note = _note(line)
+    if line == EXAMPLES or (note and note == line.strip()):
+        return say(line.strip())
+    return line.replace(f"({note})", f"({say(note)})") if note else line
+
+
+@contextmanager
+def _changed(module: Any, values: dict[str, str]) -> Iterator[None]:
+    """A module with other values of these names for a while."""
+    before = {name: getattr(module, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(module, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)

@@ -16,7 +16,7 @@ from foretrain.batchsplit import BATCH, SWITCH, TOTAL, accumulation_for_total, l
 from foretrain.config import GROUPS, OWN_SIZES, OWN_WAYS, RunConfig, knobs
 from foretrain.config_checks import Setting, check, shown
 from foretrain.errors import ConfigError, UserError
-from foretrain.presets import MODERN, MODERN_RATES, PRESETS
+from foretrain.presets import MODERN, MODERN_RATES, PRESET_ALIASES, PRESETS, preset_named
 
 Trainer = Literal["foretrain", "nanogpt"]
 KNOBS = {knob.name: knob for knob in knobs()}
@@ -177,36 +177,36 @@ def _add_override(word: str, value: str | None, written: str, found: _Collected)
 
 def _add_source(word: str, found: _Collected) -> None:
     """A preset name or a file."""
-    preset = word.lower()
-    path = Path(word)
-    if preset in PRESETS:
+    preset, path = preset_named(word), Path(word)
+    if preset is not None:
         found.names.append(preset)
         source = f"preset {preset}"
         found.settings += [Setting(key, value, source) for key, value in PRESETS[preset].items()]
     elif path.suffix in (".toml", ".py"):
-        text = _read(path, found)
+        text = _read(path, found, word)
         if text is not None:
             found.names.append(path.stem)
             found.files.append(path)
             (_add_toml if path.suffix == ".toml" else _add_nanogpt)(text, word, found)
     else:
-        near = difflib.get_close_matches(preset, PRESETS, n=3)
+        near = difflib.get_close_matches(word.lower(), [*PRESETS, *PRESET_ALIASES], n=3)
         id = "config.unknown_source_near" if near else "config.unknown_source"
         found.problems.append(UserError(id, word=_cut(word), near=near, presets=list(PRESETS)))
 
 
-def _read(path: Path, found: _Collected) -> str | None:
+def _read(path: Path, found: _Collected, word: str) -> str | None:
+    """The text of a file, which is told of as it was typed; None where it cannot be read."""
     try:
         return bounded.read_bytes(path, nanogpt_file.MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
-        found.problems.append(UserError("config.not_text", path=str(path)))
+        found.problems.append(UserError("config.not_text", path=word))
     except OSError as error:
         if error.errno == errno.EFBIG:
-            found.problems.append(UserError("config.file_too_large", path=str(path), limit=nanogpt_file.MAX_BYTES))
+            found.problems.append(UserError("config.file_too_large", path=word, limit=nanogpt_file.MAX_BYTES))
         else:
-            found.problems.append(UserError("config.cannot_read", path=str(path), reason=error.strerror or str(error)))
+            found.problems.append(UserError("config.cannot_read", path=word, reason=error.strerror or str(error)))
     except ValueError as error:  # an embedded NUL in the name
-        found.problems.append(UserError("config.cannot_read", path=repr(str(path)), reason=str(error)))
+        found.problems.append(UserError("config.cannot_read", path=repr(word), reason=str(error)))
     return None
 
 
@@ -229,7 +229,7 @@ def _add_toml(text: str, path: str, found: _Collected) -> None:
         return f"{path}:{lines[key]}" if key in lines else path
 
     for key, value in data.items():
-        if key == "preset" and isinstance(value, str) and value.lower() in PRESETS:
+        if key == "preset" and isinstance(value, str) and preset_named(value):
             _add_source(value, found)
         elif key == "preset":
             word = _cut(value) if isinstance(value, str) else shown(value)
@@ -340,6 +340,8 @@ def _unknown(key: str, source: str) -> UserError:
     if key in NANOCHAT:
         return UserError("config.nanochat_key", key=key, source=source)
     near = difflib.get_close_matches(key, [*KNOBS, *ALIASES], n=3, cutoff=0.6)
+    if source.startswith("-") and difflib.get_close_matches(key, ["help"], cutoff=0.7):
+        near = ["--help"]
     squeezed = {name.replace("_", ""): name for name in KNOBS}
     if (exact := squeezed.get(key.replace("_", "").lower())) and exact not in near:
         near.insert(0, exact)

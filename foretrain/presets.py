@@ -38,6 +38,16 @@ PRESETS: dict[str, dict[str, Any]] = {
              "compile": False, "out_dir": "out-baby"},
 }  # fmt: skip
 
+# The names that everybody knows; the same presets.
+PRESET_ALIASES = {"gpt2": "gpt2-124m", "gpt2-medium": "gpt2-350m", "gpt2-large": "gpt2-774m", "gpt2-xl": "gpt2-1558m"}
+
+
+def preset_named(word: str) -> str | None:
+    """The preset of this name or alias, in any case; None where there is none."""
+    name = PRESET_ALIASES.get(word.lower(), word.lower())
+    return name if name in PRESETS else None
+
+
 # What `recipe = modern` sets unless a file or an option says otherwise; its evidence is in docs/recipes.md. It has
 # neither dropout nor biases. The rates are those of Muon and of AdamW beside it; with AdamW alone they would not hold.
 MODERN: dict[str, Any] = {

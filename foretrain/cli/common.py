@@ -38,9 +38,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print only results and err
 def _complete(incomplete: str) -> list[str]:
     """Shell completion: presets, files are the shell's own, and knobs after --."""
     from foretrain.configfile import KNOBS
-    from foretrain.presets import PRESETS
+    from foretrain.presets import PRESET_ALIASES, PRESETS
 
-    words = [f"--{name}=" for name in KNOBS] if incomplete.startswith("-") else list(PRESETS)
+    words = [f"--{name}=" for name in KNOBS] if incomplete.startswith("-") else [*PRESETS, *PRESET_ALIASES]
     return [word for word in words if word.startswith(incomplete)]
 
 

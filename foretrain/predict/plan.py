@@ -126,6 +126,12 @@ class Plan(Record):
         """Whether the step that is meant fits."""
         return self.verdict_of(self.step)
 
+    @property
+    def evaluation_batches(self) -> int:
+        """Micro-batches of both splits in one evaluation by the step that is meant."""
+        c = self.config
+        return 2 * (c.eval_iters if self.step == "nanogpt" else math.ceil(c.eval_rows / c.eval_batch))
+
     def timing_of(self, step: StepName) -> Timing | None:
         """How long the run takes with this trainer; None where the card's speed is not known."""
         return self.timing if step == "foretrain" else self.nanogpt_timing
@@ -269,7 +275,7 @@ def _notes(
         note("compile_not_modelled", settings=" and ".join(name for name, used in unmodelled.items() if used))
     if config.max_iters % config.eval_interval == 0 and not config.eval_only:
         note("nanogpt_extra_step", max_iters=config.max_iters)
-    if dataset_tokens is None:
+    if dataset_tokens is None and not config.eval_only:
         note("dataset_unknown", dataset=config.dataset)
     if gpu.memory_bytes is None:
         note("memory_unknown", gpu=gpu.name)

@@ -67,10 +67,10 @@ def figures(plan: Plan, step: StepName) -> Figures:
         money = timing.money()
         amount = {"amount": money[1], "currency": plan.config.currency} if money else {}
         found += [
-            ("step", Quantity(timing.step_s.expected_s, "duration"), timing.source),
+            ("step", Quantity(timing.step_s.expected_s, "duration") if plan.work.steps else None, timing.source),
             ("wall", Quantity(timing.total_s.expected_s, "duration"), timing.source),
-            ("speed", f"{timing.tokens_per_s:,.0f}", timing.source),
-            ("mfu", Quantity(timing.mfu, "percent") if timing.mfu else None, timing.source),
+            ("speed", f"{timing.tokens_per_s:,.0f}" if plan.work.steps else None, timing.source),
+            ("mfu", Quantity(timing.mfu, "percent") if timing.mfu and plan.work.steps else None, timing.source),
             ("energy", Quantity(joules, "energy") if (joules := timing.energy_expected_j) else None, timing.source),
             ("cost", Message("value.amount", amount) if money else None, timing.source),
         ]

@@ -9,6 +9,7 @@ from foretrain.hardware import Gpu
 from foretrain.predict.exact.memory import Exact
 from foretrain.predict.memory import Component, PhaseMemory, StepMemory, StepName
 from foretrain.predict.plan import Plan, Timing
+from foretrain.report import evaluation_view
 from foretrain.report.assumed_view import assumed
 from foretrain.report.document import (
     Bar,
@@ -215,6 +216,10 @@ def _work(plan: Plan) -> Table:
     rows: list[tuple[Cell, ...]] = [
         (Message("row.parameters"), Message("value.parameters", counts.model_dump())),
         (Message("row.optimizer_groups"), Message("value.optimizer_groups", counts.model_dump())),
+    ]
+    if plan.config.eval_only:
+        return Table((), (rows[0], evaluation_view.work_row(plan)))
+    rows += [
         (Message("row.tokens_per_step"), Message("value.tokens_per_step", {
             "tokens": work.tokens_per_step, "batch_size": plan.config.batch_size,
             "accumulation": plan.config.gradient_accumulation_steps, "block_size": plan.config.block_size})),
@@ -233,7 +238,7 @@ def _time(plan: Plan, now: datetime | None) -> tuple[Block, ...]:
         return (Paragraph(Message("plan.no_time", {"gpu": plan.gpu.name})),)
     rows = _time_rows(plan, timing, now)
     other: StepName = "nanogpt" if plan.step == "foretrain" else "foretrain"
-    beside = plan.timing_of(other)
+    beside = None if plan.config.eval_only else plan.timing_of(other)
     if beside and timing.source != "measured (log)":
         took = beside.step_s
         id = "row.nanogpt_time" if other == "nanogpt" else "row.foretrain_time"
@@ -252,7 +257,19 @@ def _duration(low: float, expected: float, high: float) -> Message:
 
 
 def _time_rows(plan: Plan, timing: Timing, now: datetime | None) -> list[tuple[Cell, ...]]:
-    step, total, evaluation = timing.step_s, timing.total_s, timing.evaluation_s
+    total = timing.total_s
+    rows = [evaluation_view.time_row(plan, timing)] if plan.config.eval_only else _step_rows(plan, timing)
+    rows.append((Message("row.total_time"), _duration(total.low_s, total.expected_s, total.high_s)))
+    if now is not None and total.high_s < LATEST_S:
+        ends = {name: now + timedelta(seconds=getattr(total, f"{name}_s")) for name in ("low", "expected", "high")}
+        rows.append(
+            (Message("row.finish"), Message("value.finish", {k: f"{v:%Y-%m-%d %H:%M}" for k, v in ends.items()}))
+        )
+    return rows + spending_rows(plan, timing)
+
+
+def _step_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
+    step, evaluation = timing.step_s, timing.evaluation_s
     rows: list[tuple[Cell, ...]] = [
         (Message("row.step_time"), _duration(step.low_s, step.expected_s, step.high_s)),
         (Message("row.throughput"), Message("value.throughput", {"tokens_per_s": timing.tokens_per_s})),
@@ -280,13 +297,7 @@ def _time_rows(plan: Plan, timing: Timing, now: datetime | None) -> list[tuple[C
     steps = plan.work.steps
     all_steps = _duration(step.low_s * steps, step.expected_s * steps, step.high_s * steps)
     rows.append((Message("row.all_steps", {"steps": steps}), all_steps))
-    rows.append((Message("row.total_time"), _duration(total.low_s, total.expected_s, total.high_s)))
-    if now is not None and total.high_s < LATEST_S:
-        ends = {name: now + timedelta(seconds=getattr(total, f"{name}_s")) for name in ("low", "expected", "high")}
-        rows.append(
-            (Message("row.finish"), Message("value.finish", {k: f"{v:%Y-%m-%d %H:%M}" for k, v in ends.items()}))
-        )
-    return rows + spending_rows(plan, timing)
+    return rows
 
 
 def spending_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:

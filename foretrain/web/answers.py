@@ -107,9 +107,12 @@ def _figures(plan: Plan) -> list[dict[str, str]]:
     timing = plan.timing_of(plan.step)
     if timing is None:
         return figures
+    run = _figure("run", format_value(timing.total_s.expected_s, "duration"), timing.source)
+    if plan.config.eval_only:
+        return [*figures, run, *_spending(plan, timing)]
     figures += [
         _figure("step", format_value(timing.step_s.expected_s, "duration"), timing.source),
-        _figure("run", format_value(timing.total_s.expected_s, "duration"), timing.source),
+        run,
         _figure("speed", say("value.throughput", tokens_per_s=timing.tokens_per_s), timing.source),
     ]
     if timing.mfu is not None:

@@ -14,7 +14,7 @@ from foretrain.errors import ConfigError, UserError
 from foretrain.lm import corpus, dataset
 from foretrain.lm.config_data import of_config
 from foretrain.predict.plan import Plan, available, choose_dtype, plan
-from foretrain.presets import PRESETS
+from foretrain.presets import PRESETS, preset_named
 from foretrain.records import Record
 from foretrain.web import devices
 
@@ -45,7 +45,7 @@ def resolved(asked: Asked) -> ResolvedConfig:
     """The checked config of a form. Raises ConfigError with every problem."""
     words, problems = [], []
     if asked.preset:
-        if asked.preset not in PRESETS:
+        if preset_named(asked.preset) is None:
             problems.append(UserError("page.unknown_preset", word=asked.preset[:40], presets=list(PRESETS)))
         words.append(asked.preset)
     for key, value in asked.values.items():

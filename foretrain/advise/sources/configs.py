@@ -8,12 +8,12 @@ from foretrain.advise.subject import Subject
 from foretrain.configfile import resolve
 from foretrain.errors import UserError
 from foretrain.hardware import catalogue
-from foretrain.presets import PRESETS
+from foretrain.presets import preset_named
 
 
 def claims(path: Path, head: bytes) -> bool:
     """A TOML file, a nanoGPT file, or the name of a preset."""
-    return path.suffix in (".toml", ".py") or str(path).lower() in PRESETS
+    return path.suffix in (".toml", ".py") or preset_named(str(path)) is not None
 
 
 def load(given: Given) -> Subject:

@@ -9,7 +9,7 @@ from pathlib import Path
 from foretrain.configfile import ResolvedConfig, resolve
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu, find, stated_bytes
-from foretrain.presets import PRESETS
+from foretrain.presets import preset_named
 
 _NAMED = re.compile(r"([^=+/\\]{1,40})=(.+)", re.DOTALL)
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
@@ -94,7 +94,7 @@ def take_apart(word: str) -> Given:
     parts = rest.split("+")
     for count in range(len(parts), 0, -1):
         path = "+".join(parts[:count])
-        if _exists(path) or path.lower() in PRESETS:
+        if _exists(path) or preset_named(path):
             return _with_extras(word, path, label, parts[count:])
     path = parts[0]
     if Path(path).suffix in (".toml", ".py"):

@@ -94,7 +94,8 @@ def _show(command: Any, ctx: Any, formatter: Any) -> None:
     made.get_usage = lambda _: command.get_usage(ctx).replace(USAGE, say(USAGE), 1)
     if hasattr(command, "commands"):
         made.commands = {name: spoken(each) for name, each in command.commands.items()}
-    with _changed(rich_utils, {name: say(text) for name, text in HEADINGS.items()}):
+    # Not isolated: a mark of direction must not come between the braces and what they are filled with.
+    with _changed(rich_utils, {name: own.get(ids[text], text) for name, text in HEADINGS.items()}):
         rich_utils.rich_format_help(obj=made, ctx=ctx, markup_mode="rich")
 
 

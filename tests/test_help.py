@@ -1,0 +1,89 @@
+"""`--help` in each language, and the old spellings of options."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer.main
+
+from foretrain import languages
+from foretrain.advise.sources.given import take_apart
+from foretrain.cli import app, help
+from foretrain.cli.old_options import OLD
+from tests.helpers import foretrain
+
+ROOT: Any = typer.main.get_command(app)
+TEXTS = help.texts(ROOT)
+OWN = [id for id in languages.known() if id != "en"]
+
+
+def commands(command: Any = ROOT, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield path, command
+    for name, each in getattr(command, "commands", {}).items():
+        yield from commands(each, (*path, name))
+
+
+def words_of(text: str) -> str:
+    """A text without frames, marks of direction and line breaks."""
+    return " ".join(re.sub("[│╭╮╰╯─]", " ", re.sub("[\u2066-\u2069]", "", text)).split())
+
+
+@pytest.mark.parametrize("id", OWN)
+def test_every_option_of_every_command_has_a_text(id: str) -> None:
+    own = languages.texts_of(id)
+    assert [key for key in TEXTS if key not in own] == []
+    assert [key for key in own if key.startswith("cli_help.") and key not in TEXTS] == []
+    for key, english in TEXTS.items():
+        assert own[key].count("{}") == english.count("{}"), key
+
+
+@pytest.mark.parametrize("id", OWN)
+def test_help_says_nothing_in_english(id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "5000")
+    sentences = [words_of(text) for text in TEXTS.values() if len(text.split()) > 2]
+    headings = r"(Usage|Examples):|(Arguments|Options|Commands) ─|\[(default|required)"
+    for path, _ in commands():
+        shown = foretrain("--lang", id, *path, "--help")
+        assert shown.returncode == 0, path
+        said = words_of(shown.stdout)
+        assert [text for text in sentences if text in said] == [], path
+        assert not re.search(headings, shown.stdout), path
+        first = TEXTS[f"cli_help.{'_'.join(path) or 'foretrain'}.summary"]
+        key = next(key for key, text in TEXTS.items() if text == first)
+        assert words_of(languages.texts_of(id)[key]) in said
+
+
+def test_help_in_english_is_what_the_code_says() -> None:
+    said = words_of(foretrain("train", "--help").stdout)
+    assert said.startswith("Usage:")
+    assert "foretrain train [OPTIONS]" in said
+    assert "Resume from the last checkpoint automatically after a crash." in said
+
+
+def test_old_spellings_are_understood_and_never_shown() -> None:
+    declared = {word for _, command in commands() for each in command.params for word in each.opts}
+    assert declared >= {*OLD, *OLD.values()}
+    for path, _ in commands():
+        shown = set(re.findall(r"--[a-z-]+", foretrain(*path, "--help").stdout))
+        assert not shown & set(OLD.values()), path
+    words = ("plan", "gpt2-124m", "--gpu", "4070", "--json")
+    new, old = (foretrain(*words, option, "2GB") for option in ("--used-by-others", "--others"))
+    assert json.loads(new.stdout) == json.loads(old.stdout)
+    assert new.stdout != foretrain(*words).stdout
+
+
+@pytest.mark.parametrize("option", ["--used-by-others", "--others"])
+def test_an_error_names_the_option_that_was_typed(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["plan", "gpt2-124m", "--gpu", "4070", f"{option}=much"]
+    monkeypatch.setattr("sys.argv", ["foretrain", *words])
+    error = foretrain(*words)
+    assert error.returncode == 2
+    assert f"{option} = 'much'" in error.stderr
+
+
+def test_a_source_takes_either_spelling_of_what_other_programs_use() -> None:
+    new, old = (take_apart(f"gpt2-124m+gpu=4070+{key}=2GB") for key in ("used_by_others", "others"))
+    assert new == old
+    assert new.held_bytes == 2 * 10**9

@@ -41,7 +41,7 @@ def write_dataset(folder: Path, tokens: int = 2000, vocab: int = 96, seed: int =
 
 
 def foretrain(
-    *words: str, cwd: Path | None = None, timeout: float = 120, apart: bool = False
+    *words: str, cwd: Path | None = None, timeout: float = 600, apart: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user does. Within this process, as importing torch takes seconds; `apart`: in its own."""
     command = [sys.executable, "-c", "from foretrain.cli import main; main()", *words]

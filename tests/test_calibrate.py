@@ -175,8 +175,10 @@ def test_the_clock_under_load_is_not_that_of_idling(monkeypatch: pytest.MonkeyPa
     import time
 
     monkeypatch.setattr(sensors, "INTERVAL_S", 0.001)
-    with sensors.Load(torch.device("cuda:0"), FakeNvml()) as load:
-        time.sleep(0.2)
+    nvml = FakeNvml()
+    with sensors.Load(torch.device("cuda:0"), nvml) as load:
+        while nvml.calls <= 20:
+            time.sleep(0.001)
     assert load.driver == "580.65"
     assert load.clock_ghz == pytest.approx(2.61)
     assert load.power_w == pytest.approx(198)

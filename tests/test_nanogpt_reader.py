@@ -7,7 +7,6 @@ import pickle
 import struct
 import subprocess
 import sys
-import time
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -235,9 +234,8 @@ def test_bombs_take_neither_memory_nor_time(kind: str, own_directory: Path) -> N
         "try: read(Path('ckpt.pt'))\n"
         "except Refused: print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)"
     )
-    before = time.monotonic()
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert time.monotonic() - before < 20
+    # The limit only ends what would hang: the sizes above are such that obeying them takes hours, on any machine.
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert int(ended.stdout) < 256 * 2**20 + 33 * nanogpt_reader.MAX_PICKLE_BYTES
 
 

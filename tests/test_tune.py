@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from foretrain.advise import tune_answer, tune_memory
 from foretrain.advise import tuner as tuner_module
-from foretrain.advise.race import LOOKS, Race, estimate, t_quantile
+from foretrain.advise.race import LOOKS, Race, estimate
 from foretrain.advise.sources.predicted import with_vocabulary
 from foretrain.advise.tune_model import Model
 from foretrain.advise.tune_space import (
@@ -73,21 +73,6 @@ def space(*wanted: str, base: RunConfig = BASE, asked: RunConfig = ASKED) -> lis
 
 
 # -- the statistics ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("dof", "p", "value"),
-    [
-        (1, 0.975, 12.706),
-        (2, 0.99, 6.9646),
-        (3, 0.99, 4.5407),
-        (4, 0.975, 2.7764),
-        (10, 0.995, 3.1693),
-        (30, 0.99, 2.4573),
-    ],
-)
-def test_t_quantiles_are_those_of_the_tables(dof: int, p: float, value: float) -> None:
-    assert t_quantile(p, dof) == pytest.approx(value, rel=1e-4)
 
 
 def test_an_estimate_shrugs_off_one_bad_round() -> None:
@@ -208,7 +193,6 @@ def test_what_is_forecast_not_to_fit_is_left_out_and_nothing_else() -> None:
         ]  # fmt: skip
         wanted = [s for s, verdict in zip(found, verdicts, strict=True) if verdict != "does_not_fit"]
         assert fitting(found, find("RTX 4070"), "bfloat16", gib * 2**30) == wanted
-    assert 0 < len(wanted) < len(found) or len(wanted) == len(found)
 
 
 # -- the search, on a machine that is made up -------------------------------------------------------------
@@ -536,25 +520,25 @@ def alive(group: int) -> bool:
 def test_children_time_die_and_leave_nothing_behind() -> None:
     config = tiny(dtype="float32", attention="sdpa")
     with Pool(600 << 20, 4 << 30) as pool:
-        first = pool.burst(config, 0.05, 60, None)
+        first = pool.burst(config, 0.05, 600, None)
         assert isinstance(first, Burst)
         assert first.step_s > 0
         assert first.started_s > 0
         assert first.loss is not None
         assert 100 << 20 < first.peak_bytes < 600 << 20
-        again = pool.burst(config, 0.05, 60, None)
+        again = pool.burst(config, 0.05, 600, None)
         assert isinstance(again, Burst)
         assert again.started_s == 0.0
         assert pool.started == 1
-        assert isinstance(pool.evaluate(config, 60, None), int)
+        assert isinstance(pool.evaluate(config, 600, None), int)
         child = next(iter(pool._children.values())).process.pid
         os.kill(child, signal.SIGKILL)  # what the system's own killer does
-        killed = pool.burst(config, 0.05, 60, None)
+        killed = pool.burst(config, 0.05, 600, None)
         assert isinstance(killed, Death)
         assert killed.reason == "memory"
         assert not alive(child)
         large = config.model_copy(update={"n_embd": 1536, "n_layer": 12})
-        died = pool.burst(large, 0.05, 60, None)
+        died = pool.burst(large, 0.05, 600, None)
         assert isinstance(died, Death)
         assert died.reason == "memory"
         assert died.peak_bytes > 600 << 20
@@ -571,7 +555,7 @@ def test_what_hangs_or_fails_is_ended_and_told(monkeypatch: pytest.MonkeyPatch) 
     with Pool(None, None) as pool:
         assert pool.burst(config, 0.05, 0.0, None).model_dump()["reason"] == "timeout"
         assert not pool._children
-        odd = pool.burst(config.model_copy(update={"n_embd": 33}), 0.05, 60, None)
+        odd = pool.burst(config.model_copy(update={"n_embd": 33}), 0.05, 600, None)
         assert isinstance(odd, Death)
         assert odd.reason == "failed"
         assert "Error" in odd.problem
@@ -599,7 +583,7 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom foretrain.run.trial_pool import Pool\nfrom tests.helpers import tiny\n"
         "with Pool(None, None) as pool:\n"
-        "    pool.burst(tiny(dtype='float32', attention='sdpa'), 0.05, 60, None)\n"
+        "    pool.burst(tiny(dtype='float32', attention='sdpa'), 0.05, 600, None)\n"
         "    print(next(iter(pool._children.values())).process.pid, pool.scratch, flush=True)\n"
         "    pool.burst(tiny(dtype='float32', attention='sdpa'), 600, 600, None)\n"
     )

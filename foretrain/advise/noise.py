@@ -17,6 +17,7 @@ from itertools import pairwise
 from random import Random
 from statistics import NormalDist, fmean, median
 
+from foretrain.advise.student import t_quantile
 from foretrain.records import Record
 
 LEVEL = 0.99  # of the intervals; several questions are asked at once, and a false alarm costs more than a longer run
@@ -26,6 +27,7 @@ SEED_TO_SEED = 0.004  # of a loss: weights, order of the data
 POINTS = 240  # a longer series is first reduced to as many medians or means of neighbours
 RESAMPLES = 200
 FEWEST = 5  # values below which a series says nothing of its own noise
+LEAST_FREEDOM = 3.0  # degrees of freedom; a bootstrap of so few blocks knows no better what fewer would mean
 _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
@@ -43,20 +45,6 @@ class Interval(Record):
     @property
     def beyond(self) -> bool:
         return self.low > 0 or self.high < 0
-
-
-def t_quantile(p: float, df: float) -> float:
-    """Student's t for df >= 3 (less is taken as 3), within 1 %: expansion in 1/df (Abramowitz and Stegun 26.7.5)."""
-    z = NormalDist().inv_cdf(p)
-    n = max(3.0, df)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return sum(term / n**power for power, term in enumerate(terms))
 
 
 def reduced(values: Sequence[float], middle: Callable[[Sequence[float]], float], most: int = POINTS) -> list[float]:
@@ -142,5 +130,5 @@ def _half(error_a: float, df_a: float, error_b: float, df_b: float, floor: float
     error = math.hypot(error_a, error_b)
     parts = sum(e**4 / df for e, df in ((error_a, df_a), (error_b, df_b)) if e and df)
     df = error**4 / parts if parts else math.inf
-    t = _Z if math.isinf(df) else t_quantile((1 + LEVEL) / 2, df)
+    t = _Z if math.isinf(df) else t_quantile((1 + LEVEL) / 2, max(LEAST_FREEDOM, df))
     return math.hypot(t * error, _Z * floor)

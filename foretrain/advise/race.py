@@ -11,38 +11,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foretrain.advise.student import t_quantile
+
 NEAR = 0.01  # settings that differ by less are as good as each other
 CONFIDENCE = 0.95  # of all bounds of a race together: its settings, and its looks
 LOOKS = (3, 4, 6, 8, 12, 16, 24)  # rounds after which something is decided; each look more would be a chance to err
 TRIM = 0.2  # of the rounds, at each end
 FINEST = 0.002  # no two rounds agree better than by chance
-
-
-def t_quantile(p: float, dof: int) -> float:
-    """Student's t at which a share p (above one half) lies below; G. W. Hill 1970, CACM algorithm 396."""
-    tail = 2 * (1 - p)
-    if dof == 1:
-        return 1 / math.tan(tail * math.pi / 2)
-    if dof == 2:
-        return math.sqrt(2 / (tail * (2 - tail)) - 2)
-    a = 1 / (dof - 0.5)
-    b = 48 / a**2
-    c = ((20700 * a / b - 98) * a - 16) * a + 96.36
-    d = ((94.5 / (b + c) - 3) / b + 1) * math.sqrt(a * math.pi / 2) * dof
-    y = (d * tail) ** (2 / dof)
-    if y > 0.05 + a:
-        x = statistics.NormalDist().inv_cdf(tail / 2)
-        y = x * x
-        if dof < 5:
-            c += 0.3 * (dof - 4.5) * (x + 0.6)
-        c = (((0.05 * d * x - 5) * x - 7) * x - 2) * x + b + c
-        y = (((((0.4 * y + 6.3) * y + 36) * y + 94.5) / c - y - 3) / b + 1) * x
-        y = math.expm1(a * y * y)
-    else:
-        y = ((1 / (((dof + 6) / (dof * y) - 0.089 * d - 0.822) * (dof + 2) * 3) + 0.5 / (dof + 4)) * y - 1) * (
-            dof + 1
-        ) / (dof + 2) + 1 / y
-    return math.sqrt(dof * y)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist, fmean, median
 
-from foretrain.advise.noise import LEVEL, RUN_TO_RUN, RUN_TO_RUN_CPU, bootstrap, t_quantile
+from foretrain.advise.noise import LEAST_FREEDOM, LEVEL, RUN_TO_RUN, RUN_TO_RUN_CPU, bootstrap
 from foretrain.advise.settings import Setting
 from foretrain.advise.stretch import shared
+from foretrain.advise.student import t_quantile
 from foretrain.advise.subject import Subject
 from foretrain.records import Record
 
@@ -95,7 +96,8 @@ def _scatter(device: str, groups: Sequence[Sequence[Subject]]) -> Scatter | None
     every = ASSUMED_AS + df
     tail = (1 + LEVEL) / 2
     counted = math.sqrt((ASSUMED_AS * floor**2 + squares) / every)
-    counted *= t_quantile(tail, every) / NormalDist().inv_cdf(tail)  # intervals multiply it by the normal's quantile
+    t = t_quantile(tail, max(LEAST_FREEDOM, every))
+    counted *= t / NormalDist().inv_cdf(tail)  # intervals multiply it by the normal's quantile
     labels = tuple(tuple(subject.label for subject in group) for group in groups)
     counted = min(counted, floor) if seen <= floor else counted
     return Scatter(device=device, runs=labels, assumed=floor, seen=seen, counted=counted)

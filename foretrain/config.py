@@ -87,7 +87,7 @@ class RunConfig(Record):
         group="model", pattern=_INIT_FROM,
     )  # fmt: skip
     init_optimizer: bool = knob(
-        False, "with init_from = a ckpt.pt or a run: AdamW's moments and the step count too, to go on where it stopped",
+        False, "with init_from = a ckpt.pt or a run: also load AdamW's moments and step count, to continue there",
         group="model", ours=True,
     )  # fmt: skip
 
@@ -96,19 +96,19 @@ class RunConfig(Record):
         "s3://bucket/set; or python-stdlib (docs/data-sets.md)", group="data", pattern=_A_PATH,
     )  # fmt: skip
     data_order: Literal["random", "epochs"] = knob(
-        "random", "random: rows drawn with replacement, as in nanoGPT; epochs: each window once before any comes twice",
+        "random", "random: draw rows with replacement, as nanoGPT does; epochs: each window once before any repeats",
         group="data", ours=True,
     )  # fmt: skip
     verify_data: bool = knob(
-        True, "hold every block of prepared shards against its digest when it is first read", group="data", ours=True
+        True, "verify the checksum of each block of prepared shards when it is first read", group="data", ours=True
     )
     dataset_tokens: int = knob(
-        0, "tokens in the training split when the data is not on this machine; 0: look",
+        0, "tokens in the training split, if the data is not on this machine; 0: look it up",
         group="data", unit="tokens", least=0, most=10**16, ours=True,
     )  # fmt: skip
     tokenizer: Literal["byte", "bpe", "gpt2"] = knob(
         "byte",
-        "how the built-in corpus is cut into tokens; bpe is trained on it to vocab_size",
+        "tokenizer of the built-in corpus; bpe is trained on it up to vocab_size",
         group="data",
         ours=True,
     )
@@ -126,28 +126,28 @@ class RunConfig(Record):
         group="batch", unit="tokens", least=0, most=10**13, ours=True,
     )  # fmt: skip
     auto_batch_size: bool = knob(
-        False, "pick the micro-batch for the memory at hand, the tokens of a step kept; as batch_size = auto",
+        False, "pick the micro-batch for the memory at hand, with the same tokens per step; as batch_size = auto",
         group="batch", ours=True,
     )  # fmt: skip
     activation_checkpointing: bool = knob(
         False,
-        "keep only the input of each block and compute it again in the backward pass",
+        "save only the input of each block and recompute the rest in the backward pass",
         group="batch",
         ours=True,
     )
     checkpointed_blocks: int = knob(
-        0, "with activation_checkpointing, how many blocks, from the first on; 0: all", group="batch",
+        0, "with activation_checkpointing: how many blocks, from the first; 0: all", group="batch",
         unit="blocks", least=0, most=256, ours=True,
     )  # fmt: skip
     recompute_norm_gelu: bool = knob(
         False,
-        "keep neither the norms' outputs nor the GELU's, and compute them again in the backward pass",
+        "recompute the outputs of norms and GELU in the backward pass instead of saving them",
         group="batch",
         ours=True,
     )
     activation_memory_budget: float = knob(
         1.0,
-        "torch.compile: share of the activations that Inductor may keep; the rest is computed again",
+        "torch.compile: share of the activations that Inductor may save; it recomputes the rest",
         group="batch",
         least=0,
         most=1,
@@ -155,7 +155,7 @@ class RunConfig(Record):
     )
     loss_chunk_size: int = knob(
         0,
-        "tokens whose logits exist at one time, in the head and the loss; 0: those of the whole micro-batch",
+        "tokens whose logits exist at one time, in the head and the loss; 0: the whole micro-batch",
         group="batch",
         unit="tokens",
         least=0,
@@ -165,13 +165,13 @@ class RunConfig(Record):
 
     optimizer: Literal["adamw", "adamw8bit", "muon"] = knob(
         "adamw",
-        "adamw; adamw8bit: its moments in 8 bits; muon: Muon for matrices, AdamW for the rest",
+        "adamw; adamw8bit: AdamW with moments in 8 bits; muon: Muon for matrices, AdamW for the rest",
         group="optimizer",
         ours=True,
     )
     learning_rate: float = knob(6e-4, "highest learning rate", group="optimizer", above=0, most=100)
     muon_learning_rate: float = knob(
-        0.02, "highest learning rate of Muon's matrices; learning_rate is for the rest then",
+        0.02, "highest learning rate of Muon's matrices; learning_rate is then for the rest",
         group="optimizer", above=0, most=100, ours=True,
     )  # fmt: skip
     muon_momentum: float = knob(0.95, "Muon's momentum", group="optimizer", least=0, below=1, ours=True)
@@ -181,8 +181,8 @@ class RunConfig(Record):
     beta2: float = knob(0.95, "AdamW's second-moment decay", group="optimizer", least=0, below=1)
     grad_clip: float = knob(1.0, "largest gradient norm; 0: do not clip", group="optimizer", least=0, most=1e9)
     on_nonfinite: Literal["stop", "skip"] = knob(
-        "stop", "a step whose loss or gradient is not finite is never made; stop: end the run with a dossier of it; "
-        "skip: go on with the next step, ten times in a thousand steps", group="optimizer", ours=True,
+        "stop", "if a loss or gradient is not finite, its update is never applied. stop: end with a failure report; "
+        "skip: continue with the next step, at most ten times in a thousand steps", group="optimizer", ours=True,
     )  # fmt: skip
     decay_lr: bool = knob(True, "warm up, then decay to min_lr", group="optimizer")
     lr_schedule: Literal["cosine", "linear"] = knob(
@@ -190,7 +190,7 @@ class RunConfig(Record):
         group="optimizer", ours=True,
     )  # fmt: skip
     cooldown: float = knob(
-        0.5, "share of lr_decay_iters over which a linear schedule goes down", group="optimizer", above=0, most=1,
+        0.5, "share of lr_decay_iters in which a linear schedule decays", group="optimizer", above=0, most=1,
         ours=True,
     )  # fmt: skip
     warmup_iters: int = knob(2000, "steps of linear warm-up", group="optimizer", unit="steps", least=0, most=10**10)
@@ -202,7 +202,7 @@ class RunConfig(Record):
 
     optimizer_offload: bool = knob(
         False,
-        "keep the optimizer's states and fp32 weights in the computer's memory and step there; slow",
+        "keep optimizer states and fp32 weights in host memory and update them there; slow",
         group="optimizer",
         ours=True,
     )
@@ -228,7 +228,7 @@ class RunConfig(Record):
     )  # fmt: skip
     eval_only: bool = knob(False, "evaluate once and stop", group="evaluation")
 
-    out_dir: str = knob("out", "directory of the run; a taken name gets a number", group="run", pattern=_A_PATH)
+    out_dir: str = knob("out", "directory of the run; if it exists, a number is added", group="run", pattern=_A_PATH)
     log_interval: int = knob(
         1, "steps between lines of metrics.jsonl; the terminal shows some of them", group="run", unit="steps",
         least=1, most=10**9,
@@ -237,60 +237,60 @@ class RunConfig(Record):
         True, "save at every evaluation, not only when the validation loss improves", group="run"
     )
     keep_checkpoints: int = knob(
-        2, "newest checkpoints to keep; the best one is kept besides", group="run", least=1, most=10_000, ours=True
+        2, "newest checkpoints to keep; the best one is kept as well", group="run", least=1, most=10_000, ours=True
     )
 
     device: str = knob(
-        "auto", "auto, cpu, cuda, cuda:N or mps; auto takes the GPU when there is one", group="system",
+        "auto", "auto, cpu, cuda, cuda:N or mps; auto uses the GPU if there is one", group="system",
         pattern=r"^(auto|cpu|mps|cuda(:\d{1,3})?)$",
     )  # fmt: skip
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob(
-        "auto", "arithmetic of the matrix products; auto: bfloat16 where the card has it, else float16; on a CPU what "
-        "a measurement finds faster, float32 in short runs", group="system",
+        "auto", "precision of the matmuls; auto: bfloat16 if the card has it, else float16; on a CPU whichever "
+        "measures faster, and float32 in short runs", group="system",
     )  # fmt: skip
     auto_chunker: bool = knob(
         False,
-        "torch.compile: let Inductor cut head and loss into chunks by itself, instead of loss_chunk_size",
+        "torch.compile: let Inductor split head and loss into chunks, instead of loss_chunk_size",
         group="batch",
         ours=True,
     )
     matmul: Literal["dtype", "fp8", "int8", "fp16_accumulation"] = knob(
         "dtype",
-        "arithmetic of the blocks' matrix products; dtype: as dtype says; others are faster on some cards, less exact",
+        "precision of the blocks' matmuls; dtype: as dtype says; the others are faster on some cards but less exact",
         group="system",
         ours=True,
     )
     master_weights: bool = knob(
         False,
-        "weights and residual stream in dtype, with fp32 masters of the weights in the optimizer, instead of autocast",
+        "keep weights and residual stream in dtype, with fp32 master copies in the optimizer, instead of autocast",
         group="system",
         ours=True,
     )
     compile: bool = knob(True, "torch.compile the model", group="system")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"] = knob(
-        "default", "torch.compile's mode; what others than default take is not forecast", group="system", ours=True
+        "default", "torch.compile's mode; modes other than default have no forecast", group="system", ours=True
     )
     compile_blocks: bool = knob(
         False,
-        "torch.compile one block, which all share, instead of the whole model: a shorter start, memory not forecast",
+        "torch.compile one block that all share, instead of the whole model: starts faster; memory has no forecast",
         group="system",
         ours=True,
     )
     attention: Literal["auto", "sdpa", "bmm"] = knob(
-        "auto", "kernels of attention: sdpa, PyTorch's own; bmm, batched matrix products, for CPUs without dropout; "
-        "auto: sdpa on cards, what a measurement finds faster on CPUs", group="system", ours=True,
+        "auto", "attention kernels. sdpa: PyTorch's own; bmm: batched matmuls, for CPUs and without dropout; "
+        "auto: sdpa on GPUs, whichever measures faster on CPUs", group="system", ours=True,
     )  # fmt: skip
     cpu_threads: int = knob(
-        0, "threads of a run on a CPU; 0: PyTorch's number, or fewer where a measurement finds them faster",
+        0, "threads of a run on a CPU; 0: PyTorch's number, or fewer if they measure faster",
         group="system", least=0, most=4096, ours=True,
     )  # fmt: skip
     allocator_settings: str = knob(
-        "", "settings of CUDA's allocator such as expandable_segments:True; those of PYTORCH_ALLOC_CONF win",
+        "", "settings of CUDA's allocator, such as expandable_segments:True; PYTORCH_ALLOC_CONF overrides them",
         group="system", pattern=r"^[A-Za-z0-9_:,. \[\]>-]*$", ours=True,
     )  # fmt: skip
     memory_limit: str = knob(
         "",
-        "most memory that the run may take, such as 10GiB; empty: what the card has free",
+        "most memory the run may use, such as 10GiB; empty: what the card has free",
         group="system",
         ours=True,
     )
@@ -308,7 +308,7 @@ class RunConfig(Record):
         ours=True,
     )
     co2_per_kwh: float = knob(
-        0.0, "CO2 of the electricity; 0: not asked", group="cost", unit="g/kWh", least=0, most=1e5, ours=True
+        0.0, "CO2 of the electricity; 0: do not estimate it", group="cost", unit="g/kWh", least=0, most=1e5, ours=True
     )
     currency: str = knob("EUR", "currency of the prices", group="cost", pattern=r"^[^\x00-\x1f]{1,8}$", ours=True)
 

@@ -59,20 +59,10 @@ def shown(value: Any) -> str:
 # Rules over several knobs: (the knobs, does it fail?, the id of its text).
 _RULES: tuple[tuple[tuple[str, ...], Callable[[RunConfig], bool], str], ...] = (
     (("n_embd", "n_head"), lambda c: c.n_embd % c.n_head != 0, "heads_do_not_divide"),
-    (
-        ("warmup_iters", "max_iters", "decay_lr"),
-        lambda c: c.decay_lr and not c.eval_only and c.warmup_iters > c.max_iters,
-        "warmup_beyond_end",
-    ),
-    (
-        ("lr_decay_iters", "warmup_iters", "decay_lr"),
-        lambda c: c.decay_lr and not c.eval_only and c.lr_decay_iters <= c.warmup_iters,
-        "decay_before_warmup",
-    ),
-    (
-        ("min_lr", "learning_rate", "decay_lr"),
-        lambda c: c.decay_lr and c.min_lr > c.learning_rate,
-        "min_lr_above",
+    (  # nanoGPT's schedule divides by their difference, at that step
+        ("lr_decay_iters", "warmup_iters", "max_iters", "decay_lr"),
+        lambda c: c.decay_lr and not c.eval_only and c.lr_decay_iters == c.warmup_iters <= c.max_iters,
+        "decay_at_warmup",
     ),
     (
         ("init_optimizer", "init_from"),
@@ -122,6 +112,26 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunConfig], bool], str], ...] = (
         "recipe_not_gpt2",
     ),
 )
+
+
+# Schedules that are seldom meant, and that nanoGPT runs all the same: notes.
+_ODD: tuple[tuple[tuple[str, ...], Callable[[RunConfig], bool], str], ...] = (
+    (("warmup_iters", "max_iters"), lambda c: c.warmup_iters > c.max_iters, "warmup_beyond_end"),
+    (("lr_decay_iters", "warmup_iters"), lambda c: c.lr_decay_iters < c.warmup_iters, "decay_before_warmup"),
+    (("min_lr", "learning_rate"), lambda c: c.min_lr > c.learning_rate, "min_lr_above"),
+)
+
+
+def odd_schedule(config: RunConfig, sources: dict[str, str]) -> list[UserError]:
+    """A note for each thing in the learning rate's schedule that is seldom meant."""
+    if not config.decay_lr or config.eval_only:
+        return []
+    notes = []
+    for keys, holds, id in _ODD:
+        if holds(config):
+            source = "; ".join(f"{key}: {sources.get(key, 'default')}" for key in keys)
+            notes.append(UserError(f"config.{id}", **{key: getattr(config, key) for key in keys}, source=source))
+    return notes
 
 
 def _rule_problems(values: dict[str, Any], bad: set[str], source_of: Callable[[str], str]) -> list[UserError]:

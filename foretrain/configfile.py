@@ -14,7 +14,7 @@ from typing import Any, Literal
 from foretrain import bounded, init_from, nanogpt_file
 from foretrain.batchsplit import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
 from foretrain.config import GROUPS, OWN_SIZES, OWN_WAYS, RunConfig, knobs
-from foretrain.config_checks import Setting, check, shown
+from foretrain.config_checks import Setting, check, odd_schedule, shown
 from foretrain.errors import ConfigError, UserError
 from foretrain.presets import MODERN, MODERN_RATES, PRESET_ALIASES, PRESETS, preset_named
 
@@ -290,6 +290,7 @@ def _finish(found: _Collected) -> ResolvedConfig:
         config, problems = _apply_total(config, values, sources, layers)
     if config is None or found.problems:
         raise ConfigError(found.problems + problems)
+    found.notes += odd_schedule(config, sources)
     name = found.names[-1] if found.names else "run"
     return ResolvedConfig(config, sources, tuple(found.notes), name, tuple(found.files))
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from foretrain.config import RunConfig, knobs
 from foretrain.configfile import KNOBS, from_values, resolve, to_toml
 from foretrain.errors import ConfigError, UserError
+from foretrain.lm.optimizer import learning_rate
 from foretrain.presets import PRESETS
 from tests.helpers import foretrain
 
@@ -141,9 +142,7 @@ def test_unknown_preset_and_missing_file() -> None:
         ("--price_per_kwh=-1", "bad_value"),
         ("--memory_limit=lots", "bad_size"),
         ("--n_head=7", "heads_do_not_divide"),
-        ("--warmup_iters=700000", "warmup_beyond_end"),
-        ("--lr_decay_iters=100", "decay_before_warmup"),
-        ("--min_lr=1", "min_lr_above"),
+        ("--lr_decay_iters=2000", "decay_at_warmup"),
         ("--eval_block_size=2048", "eval_block_beyond"),
     ],
 )
@@ -155,6 +154,26 @@ def test_impossible_values_are_refused(word: str, id: str) -> None:
     assert key in text
     assert len(text) < 400
     assert word in text  # where it came from
+
+
+@pytest.mark.parametrize(
+    ("words", "ids"),
+    [
+        (["--max_iters=50", "--warmup_iters=100"], ["warmup_beyond_end"]),
+        (["--max_iters=1", "--warmup_iters=5"], ["warmup_beyond_end"]),
+        (["--lr_decay_iters=100"], ["decay_before_warmup"]),
+        (["--learning_rate=1e-5"], ["min_lr_above"]),
+        (["--max_iters=50", "--decay_lr=false"], []),
+    ],
+)
+def test_a_schedule_that_nanogpt_runs_is_noted_and_never_refused(words: list[str], ids: list[str]) -> None:
+    found = resolve(words)
+    assert [note.id for note in found.notes] == [f"config.{id}" for id in ids]
+    for step in (0, 1, 49, found.config.max_iters):
+        assert 0 < learning_rate(found.config, step) <= 6e-4
+    result = foretrain("plan", *words, "--gpu", "4070", "--json")
+    assert result.returncode == 0
+    assert foretrain("mfu", *words, "--gpu", "4070", "--step-time", "4").returncode == 0
 
 
 def test_all_problems_at_once_with_key_value_range_and_source(own_directory: Path) -> None:

@@ -160,6 +160,28 @@ def test_case_d_in_twelve_hours_written_and_planned_again() -> None:
     assert again["timing"] == answer["timing"]
 
 
+@pytest.mark.parametrize(
+    ("warmup", "asked", "steps", "fitting"),
+    [
+        (2000, 600_000, 4538, 226),  # a twentieth, not 44 % of the run
+        (2000, 600_000, 100_000, 2000),
+        (100, 1000, 500, 50),  # a tenth was asked for
+        (100, 1000, 2000, 100),
+        (100, 50, 40, 2),
+        (0, 1000, 10, 0),
+    ],
+)
+def test_the_warm_up_stays_in_proportion(warmup: int, asked: int, steps: int, fitting: int) -> None:
+    config = tiny(warmup_iters=warmup, max_iters=asked, lr_decay_iters=asked)
+    assert adjusted(config, steps)[0].warmup_iters == fitting
+
+
+def test_the_warm_up_is_always_said() -> None:
+    for words in ([], ["--warmup_iters=10"]):
+        shown = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--within", "12h", *words).stdout
+        assert "Warm-up:" in shown
+
+
 def test_the_answer_says_what_has_to_follow() -> None:
     shown = foretrain("plan", D, "--gpu", "4070", "--within", "12h").stdout
     assert "lr_decay_iters should follow max_iters" in shown

@@ -15,6 +15,7 @@ from foretrain.quantities import Limit, currency_code
 from foretrain.records import Record
 
 MOST_STEPS = 10**10  # as many as the knob allows
+MOST_WARMUP = 1 / 20  # of a run
 Reading = Literal["low", "expected", "high"]
 
 
@@ -84,17 +85,22 @@ def largest_steps(
     return low
 
 
+def _warmup_share(config: RunConfig) -> float:
+    """The most of a run that its warm-up may be: a twentieth, or what it was."""
+    asked = config.warmup_iters / config.max_iters
+    return max(MOST_WARMUP, asked) if asked < 1 else MOST_WARMUP
+
+
 def adjusted(config: RunConfig, steps: int) -> tuple[RunConfig, tuple[str, ...]]:
     """The config with this many steps, and the knobs that changed.
 
-    With `decay_lr` the learning rate's decay ends where the run ends, as nanoGPT's files have it, and a warm-up that
-    no longer fits shrinks to a twentieth of the run.
+    With `decay_lr` the learning rate's decay ends where the run ends, as nanoGPT's files have it. The warm-up stays,
+    unless it would be more than a twentieth of the run and more than its share of the run that was asked for.
     """
     update = {"max_iters": steps}
     if config.decay_lr:
         update["lr_decay_iters"] = steps
-        if config.warmup_iters >= steps:
-            update["warmup_iters"] = steps // 20
+        update["warmup_iters"] = min(config.warmup_iters, int(_warmup_share(config) * steps))
     changed = tuple(name for name, value in update.items() if getattr(config, name) != value)
     return config.model_copy(update=update), changed
 

@@ -1,5 +1,6 @@
 """The answers to inverse questions as Documents: what fits in a limit, and the best model for it."""
 
+from foretrain.config import RunConfig
 from foretrain.predict.plan import Plan
 from foretrain.predict.within import Within
 from foretrain.report.assumed_view import assumed
@@ -33,10 +34,21 @@ def within(plan: Plan, answer: Within) -> Document:
         notes: list[Block] = [Table(heads, rows, frozenset({1, 2}))]
         if "lr_decay_iters" in answer.changed:
             notes.append(Paragraph(Message("within.decay"), "warn"))
+        if config.decay_lr and plan.config.warmup_iters:
+            notes.append(Paragraph(_warmup(plan.config, config)))
         sections.append(Section(Message("within.change"), tuple(notes)))
     source = Message("within.source_logged" if _logged(plan) else "plan.source")
     subtitle = Message("within.subtitle", {**values, "source": source})
     return Document(Message("within.title", {"name": plan.name}), subtitle, sections)
+
+
+def _warmup(asked: RunConfig, fitting: RunConfig) -> Message:
+    """The warm-up as a share of both runs."""
+    values = {
+        "warmup": fitting.warmup_iters, "steps": fitting.max_iters, "share": fitting.warmup_iters / fitting.max_iters,
+        "asked": asked.warmup_iters, "asked_steps": asked.max_iters,
+    }  # fmt: skip
+    return Message("within.warmup", values)
 
 
 def _logged(plan: Plan) -> bool:

@@ -24,7 +24,7 @@ from tests.helpers import foretrain
 UNREACHABLE = (
     "n_layer=0", "n_layer=-3", "n_layer=1.5", "n_head=7", "block_size=0", "batch_size=0", "eval_iters=0", "dropout=1.5",
     "dropout=-0.1", "learning_rate=nan", "learning_rate=inf", "learning_rate=0", "learning_rate=1e309", "beta2=1",
-    "warmup_iters=700000", "min_lr=1", "lr_decay_iters=5", "max_iters=-1", "vocab_size=99999999999999999999", "grad_clip=-1",
+    "warmup_iters=600000", "min_lr=-1", "lr_decay_iters=2000", "max_iters=-1", "vocab_size=99999999999999999999", "grad_clip=-1",
     "memory_limit=-1GB", "memory_limit=1e400GB", "memory_limit=99999999999TB", "device=tpu", "dtype=float64", "bias=maybe",
     "eval_block_size=2048", "total_batch_size=1025", "weight_decay=-inf", "seed=-1", "optimizer=sgd", "price_per_kwh=nan",
 )  # fmt: skip
@@ -54,7 +54,7 @@ def test_the_harness_knows_the_names() -> None:
 
 def test_a_rule_that_is_gone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config_checks, "_RULES", ())
-    for override in ("n_head=7", "warmup_iters=700000", "min_lr=1", "eval_block_size=2048"):
+    for override in ("n_head=7", "lr_decay_iters=2000", "eval_block_size=2048"):
         assert inputs.fate_of(typed(override))["fate"] in ("silent acceptance", "traceback")
 
 

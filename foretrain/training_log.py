@@ -5,6 +5,7 @@ scripts/base_train.py, karpathy/build-nanogpt train_gpt2.py, karpathy/llm.c trai
 anywhere in a line, so that time stamps, ranks, colours and progress bars around them do no harm.
 """
 
+import errno
 import io
 import math
 import re
@@ -16,14 +17,18 @@ from typing import BinaryIO, Literal
 
 from pydantic import Field
 
+from foretrain.bounded import open_stream
 from foretrain.errors import UserError
 from foretrain.nanogpt_file import parse_expression
 from foretrain.records import Record
+from foretrain.units import format_bytes
 
 Format = Literal["nanogpt", "nanochat", "build-nanogpt", "llm.c"]
 EVALUATED, SAVED = 1, 2  # what happened inside the time of a step; nanoGPT alone times it with the step
 MAX_STEPS = 2_000_000  # steps that are weighed; later ones are counted only, so that memory stays bounded
 _MAX_LINE = 4096  # a longer line is read in pieces
+_MOST_OF_A_LINE = 2**18  # characters; what a still longer one goes on with is passed over
+MAX_CHARS, MAX_LINE_CHARS = 2**33, 2**29  # of a whole log, of one line: a pipe may have no end
 
 # A number as programs print it; commas are grouping or, where the locale was another, the decimal point.
 _N = r"[-+]?(?:nan|inf|\d(?:[\d.,]{0,30}\d)?(?:e[-+]?\d{1,3})?)"
@@ -327,8 +332,15 @@ def _lines(stream: BinaryIO) -> Iterator[str]:
     # What PowerShell writes with > is UTF-16.
     encoding = "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     with io.TextIOWrapper(stream, encoding=encoding, errors="replace", newline=None) as text:
-        while line := text.readline(_MAX_LINE):
-            yield line
+        total = of_line = 0
+        while line := text.readline(_MAX_LINE if of_line < _MOST_OF_A_LINE else 2**20):
+            total += len(line)
+            if total > MAX_CHARS or of_line > MAX_LINE_CHARS:
+                most = MAX_CHARS if total > MAX_CHARS else MAX_LINE_CHARS
+                raise OSError(errno.EFBIG, f"it, or one line of it, is larger than {format_bytes(most)}")
+            if of_line < _MOST_OF_A_LINE:
+                yield line
+            of_line = 0 if line.endswith("\n") else of_line + len(line)
 
 
 def read_log(path: Path) -> TrainingLog:
@@ -336,7 +348,7 @@ def read_log(path: Path) -> TrainingLog:
     try:
         if path.is_dir():
             raise UserError("data.log_unreadable", path=str(path), reason="it is a folder")
-        with path.open("rb") as stream:
+        with open_stream(path) as stream:
             return parse_log(_lines(stream), str(path))
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or str(error)
@@ -344,5 +356,8 @@ def read_log(path: Path) -> TrainingLog:
 
 
 def read_stream(stream: BinaryIO, name: str) -> TrainingLog:
-    """The log that comes through a pipe."""
-    return parse_log(_lines(stream), name)
+    """The log that comes through a pipe. Raises UserError for what is not one, or has no end."""
+    try:
+        return parse_log(_lines(stream), name)
+    except OSError as error:
+        raise UserError("data.log_unreadable", path=name, reason=error.strerror or str(error)) from None

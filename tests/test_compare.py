@@ -908,3 +908,35 @@ def test_logs_that_print_an_option_of_any_group_are_compared(tmp_path: Path) -> 
             assert name not in names
         if name in ("learning_rate", "dropout", "n_layer", "weight_decay"):
             assert name in names
+
+
+def test_other_models_are_not_called_better_for_being_small(tmp_path: Path) -> None:
+    """Report and terminal: no check mark, and the reason."""
+    small = write_run(tmp_path / "small", step_s=0.05)
+    large = write_run(tmp_path / "large", seed=2, step_s=0.5, n_embd=256)
+    found = compare([load(take_apart(str(small))), load(take_apart(str(large)))])
+    verdict = found.verdict("speed")
+    assert (verdict.outcome, verdict.unlike_models) == ("difference", ("n_embd",))
+    assert "The models differ (n_embd), so this does not make one of them better." in " ".join(shown(found).split())
+    out = tmp_path / "r.html"
+    assert foretrain("report", str(small), str(large), "--out", str(out)).returncode == 0
+    page = out.read_text()
+    assert "The models differ, so this does not make one of them better." in page
+    assert "Better by tokens/s" not in page
+    assert "Better by memory" not in page
+    same = compare([load(take_apart(str(small))), load(take_apart(str(write_run(tmp_path / "b", seed=3, step_s=0.5))))])
+    assert same.verdict("speed").unlike_models == ()
+
+
+def test_a_token_of_bytes_is_a_byte_and_other_files_are_the_reason(tmp_path: Path) -> None:
+    one, other = (write_run(tmp_path / name, seed=seed) for name, seed in (("one", 1), ("other", 2)))
+    for path, print_ in ((one, "a" * 16), (other, "b" * 16)):
+        record = json.loads((path / "run.json").read_text())
+        record["dataset"] |= {"tokenizer": "byte", "fingerprint": print_}
+        record["config"] |= {"batch_size": 2, "gradient_accumulation_steps": 4} if path == other else {}
+        (path / "run.json").write_text(json.dumps(record))
+    subjects = [load(take_apart(str(path))) for path in (one, other)]
+    assert [subject.bytes_per_token for subject in subjects] == [1.0, 1.0]
+    found = compare(subjects)
+    assert {run.setting: run.impossible for run in found.one_change}["dataset contents"] == "contents"
+    assert "the tokens per step would not divide" not in shown(found)

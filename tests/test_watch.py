@@ -389,3 +389,15 @@ def test_the_config_of_a_nanogpt_command_is_read_never_run() -> None:
     assert config_of(["python", "train.py", "--unheard_of=5"]) is None
     assert config_of(["python", str(REPO / "docs" / "generate.py")]) is None
     assert config_of(["./train_gpt2cu"]) is None
+
+
+def test_a_command_that_leaves_nothing_leaves_no_folder() -> None:
+    told = foretrain("watch", "--", "false", apart=True)
+    assert told.returncode == 1
+    assert "ended with code 1" in told.stderr
+    assert len(told.stderr.splitlines()) == 1
+    assert not Path("watch").exists()
+    as_json = foretrain("watch", "--json", "--", "false", apart=True)
+    assert json.loads(as_json.stdout)["path"] is None
+    assert foretrain("watch", "--quiet", "--", "sh", "-c", "echo iter; exit 2", apart=True).returncode == 2
+    assert Path("watch").is_dir()

@@ -5,10 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foretrain.advise.compare import Comparison
-from foretrain.advise.forecast import plan_of
 from foretrain.advise.forecast_check import Comparison as RunCheck
-from foretrain.advise.forecast_check import Row, Sources
-from foretrain.advise.forecast_check import compare as check
+from foretrain.advise.forecast_check import Row, Sources, of_directory
 from foretrain.advise.loss_axes import EnergyMeter, LossCurves, loss_curves, meter_of
 from foretrain.advise.subject import Subject
 from foretrain.errors import UserError
@@ -63,8 +61,7 @@ def _checked(subject: Subject, opened: Opened) -> RunCheck | None:
         return None
     path = _directory(subject)
     try:
-        record = opened(path).read_record()
-        return check(plan_of(path, record), record)
+        return of_directory(opened(path))[2]
     except UserError:
         return None
 

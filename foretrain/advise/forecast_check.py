@@ -5,9 +5,11 @@ Errors are signed: +2 % means that the prediction was 2 % too high. Where one si
 
 from typing import Literal
 
+from foretrain.advise.forecast import plan_of
+from foretrain.advise.measured_step import of_run, with_measured_step
 from foretrain.predict.plan import Plan
-from foretrain.records import Record
-from foretrain.run.store import RunRecord
+from foretrain.records import Note, Record
+from foretrain.run.store import RunDirectory, RunRecord
 
 SCHEMA = "foretrain.comparison/2"
 
@@ -45,6 +47,7 @@ class Comparison(Record):
     measured_source: str
     memory: tuple[Row, ...]
     time: tuple[Row, ...]
+    notes: tuple[Note, ...] = ()
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -104,6 +107,19 @@ def _time(plan: Plan, run: RunRecord) -> list[Row]:
     if run.status == "finished" and not run.resumed_from:
         rows += _row("time.run", "seconds", total.expected_s, run.wall_s, total.low_s, total.high_s)
     return rows
+
+
+def of_directory(directory: RunDirectory) -> tuple[RunRecord, Plan, Comparison]:
+    """(record, plan, both beside each other) of a run; the time of its step is that of every command. Raises UserError.
+
+    The plan is the one that was made before the run, else the same plan made now.
+    """
+    record = directory.read_record()
+    plan = plan_of(directory.path, record)
+    step = of_run(directory, record)
+    record = with_measured_step(directory, record)
+    notes = (step.note,) if step and step.note else ()
+    return record, plan, compare(plan, record).model_copy(update={"notes": notes})
 
 
 def compare(plan: Plan, run: RunRecord) -> Comparison:

@@ -24,6 +24,9 @@ EFFECTS: dict[Question, tuple[Effect, ...]] = {
     "speed": ("speed",), "mfu": ("speed",), "tokens": ("learning",), "flops": ("learning",),
     "hours": ("speed", "learning"), "money": ("speed", "learning"), "memory": ("memory",),
 }  # fmt: skip
+# A smaller model is faster and takes less memory: which of two models is better is a question of what they learn.
+OF_SIZE: frozenset[Question] = frozenset({"speed", "mfu", "memory"})
+SIZE: tuple[Effect, ...] = ("speed", "memory")
 # Measured memory that is not the same to the byte: reserved by segments, or a process with all its libraries.
 MEMORY_NOISE = {"reserved": 0.01, "process": 0.05, "needed": 0.0}
 # Two predictions of one program on one card are off alike: of the 15 pairs in
@@ -61,7 +64,8 @@ class Pair(Record):
 class Verdict(Record):
     """The answer to a question: the best against the next. `settings`: those that differ and can have this effect.
 
-    `unknown`: how many more could, which one side does not say. `reason`: why there is no pair.
+    `unknown`: how many more could, which one side does not say. `reason`: why there is no pair. `unlike_models`:
+    settings of the model that differ, where the question is then one of size: neither is better, whatever the figures.
     """
 
     question: Question
@@ -71,6 +75,7 @@ class Verdict(Record):
     attribution: Attribution = ""
     settings: tuple[str, ...] = ()
     unknown: int = 0
+    unlike_models: tuple[str, ...] = ()
     reason: str = ""
     reason_values: dict[str, Any] = Field(default_factory=dict)
 
@@ -234,10 +239,12 @@ def answer(question: Question, subjects: Sequence[Subject], found: Sequence[Sett
     pair, best, other = _best(compare, subjects, found)
     one, two = subjects.index(best), subjects.index(other)
     can = _can(found, one, two, EFFECTS[question])
+    of_size = question in OF_SIZE
     unknown = sum(s.unknown_between(one, two) and bool(set(s.affects) & set(EFFECTS[question])) for s in found)
     return Verdict(
         question=question, outcome=pair.outcome, pair=pair, others=pairs, settings=tuple(s.name for s in can),
         unknown=unknown, attribution=_attribution(pair, len(can), unknown),
+        unlike_models=tuple(s.name for s in _can(found, one, two, SIZE) if s.group == "model") if of_size else (),
     )  # fmt: skip
 
 

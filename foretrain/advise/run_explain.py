@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from foretrain.advise.forecast_check import Row
+from foretrain.advise.measured_step import measured
 from foretrain.advise.remedies import Remedy, remedies
 from foretrain.advise.run_pace import RunPace, logged_steps, pace_of
 from foretrain.predict.plan import Plan
-from foretrain.records import Record
+from foretrain.records import Note, Record
 from foretrain.run.store import MeasuredPhase, RunRecord
 
 SCHEMA = "foretrain.explain/2"
@@ -96,6 +97,7 @@ class RunExplanation(Record):
     wall_s: float
     pace: RunPace | None
     step: Row | None = None
+    notes: tuple[Note, ...] = ()
     failures: tuple[OutOfMemory, ...]
     survived: int
     remedies: tuple[Remedy, ...]
@@ -117,7 +119,7 @@ def explain_run(
         measured_source=record.memory.method,
         phase=phase.phase if phase else None, memory=_memory(plan, record, phase), phases=_phases(plan, record),
         time=_time(plan, record, metrics, events, pace), wall_s=record.wall_s, pace=pace,
-        step=_step(plan, pace), failures=failures,
+        step=_step(plan, pace), notes=_notes(record, metrics), failures=failures,
         survived=sum(not failure.fatal for failure in failures), remedies=_remedies(record, failures),
     )  # fmt: skip
 
@@ -224,6 +226,12 @@ def _time(
             TimePiece(id="data_in_steps", predicted_s=None, measured_s=pace.data_wait_s, count=count, inside=True)
         )
     return tuple(pieces)
+
+
+def _notes(record: RunRecord, metrics: list[dict[str, Any]]) -> tuple[Note, ...]:
+    """That the run changed its speed when it was resumed."""
+    found = measured(metrics, record.resumed_from)
+    return (found.note,) if found and found.note else ()
 
 
 def _step(plan: Plan, pace: RunPace | None) -> Row | None:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from foretrain.advise.log_steady import FIRST_SLOWER, FIRST_STEPS, SPIKE, Pace, log_of, steady
+from foretrain.advise.log_steady import FIRST_SLOWER, FIRST_STEPS, SPIKE, Pace
+from foretrain.advise.measured_step import pace_of_lines, starts_of, step_lines
 from foretrain.records import Record
 from foretrain.run.store import RunRecord
 from foretrain.units import MIB
@@ -74,13 +75,11 @@ class _Line:
 
 def pace_of(metrics: list[dict[str, Any]], resumed_from: tuple[int, ...], *, compiled: bool) -> RunPace | None:
     """The pace of a run by its metrics; None where no step was logged."""
-    found = [line for line in metrics if line.get("kind") == "step" and line.get("step_s", 0) > 0]
+    found = step_lines(metrics)
     if not found:
         return None
-    starts = _starts(found, resumed_from)
-    lines = _lines(found, starts)
-    # Evaluations are not within these times.
-    pace = steady(log_of([line.step for line in lines], [line.step_s for line in lines], starts), None)
+    starts = starts_of(found, resumed_from)
+    lines, pace = _lines(found, starts), pace_of_lines(found, starts)
     usual = [lines[i] for i in pace.indices]
     slow = {i for stretch in pace.slow for i in stretch}
     limit_s = max(pace.median_s * (1 + SPIKE), pace.median_s + 6 * pace.noise_s)
@@ -97,15 +96,6 @@ def pace_of(metrics: list[dict[str, Any]], resumed_from: tuple[int, ...], *, com
         slower=tuple(sorted((s for s in slower if s.lost_s > 0), key=lambda s: -s.lost_s)),
         data_wait_s=sum(known) if known else None,
     )  # fmt: skip
-
-
-def _starts(found: list[dict[str, Any]], resumed_from: tuple[int, ...]) -> list[int]:
-    """The lines with which the run began, and began again."""
-    return [
-        i
-        for i, line in enumerate(found)
-        if i == 0 or any(found[i - 1]["step"] < start <= line["step"] for start in resumed_from)
-    ]
 
 
 def _lines(found: list[dict[str, Any]], starts: list[int]) -> list[_Line]:

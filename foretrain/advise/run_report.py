@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretrain.advise import forecast_check, vital_signs
-from foretrain.advise.forecast import plan_of
 from foretrain.advise.loss_axes import LossCurves, loss_curves, meter_of
 from foretrain.advise.outlook import Outlook, outlook
 from foretrain.advise.run_explain import RunExplanation, explain_run
@@ -39,8 +38,7 @@ class RunFacts:
 def gather(path: Path, sample: str | None = None) -> RunFacts:
     """Of a run directory. Raises UserError where there is none, or its records are damaged."""
     directory = RunDirectory(path)
-    record = directory.read_record()
-    made = plan_of(path, record)
+    record, made, check = forecast_check.of_directory(directory)
     metrics = directory.read_lines("metrics")
     meter = meter_of(metrics)
     current = made
@@ -49,7 +47,7 @@ def gather(path: Path, sample: str | None = None) -> RunFacts:
         current = plan(config, record.gpu, name=record.name)
     subject = runs.load(Given(path=str(path)))
     return RunFacts(
-        record=record, plan=made, check=forecast_check.compare(made, record),
+        record=record, plan=made, check=check,
         explanation=explain_run(record, current, metrics, directory.read_lines("events")),
         losses=loss_curves([subject], [meter]),
         evaluations=tuple(

@@ -46,6 +46,10 @@ class OneChange(Record):
     impossible: str = ""
 
 
+# Why a setting cannot be changed alone; of the others the tokens of a step do not divide so.
+_WHY_NOT = {"program": "program", "parameters": "shape", settings.CONTENTS: "contents"}
+
+
 def one_change_runs(
     base: Subject, other: Subject, differing: Sequence[Setting], place: int, compared_tokens: float | None
 ) -> tuple[OneChange, ...]:
@@ -70,8 +74,7 @@ def _run(base: Subject, other: Subject, setting: Setting, value: Any, compared_t
     else:
         found = settings.changes(setting, base.config, value)
         if found is None:
-            reason = "program" if setting.name == "program" else "tokens" if setting.name != "parameters" else "shape"
-            return OneChange(**common, changes={}, impossible=reason)
+            return OneChange(**common, changes={}, impossible=_WHY_NOT.get(setting.name, "tokens"))
         knobs = found
         try:
             changed = _checked(base, base.config, knobs)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.advise.snapshot_analysis import SnapshotAnalysis, analyse
+from foretrain.bounded import head, open_stream, read_bytes
 from foretrain.errors import UserError
 from foretrain.predict.snapshot import unpickled
 from foretrain.units import GIB, MIB
@@ -26,21 +27,19 @@ _PICKLE = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 def looks_like_one(path: Path) -> bool:
     """Whether a file begins as a pickle does, or is called one."""
-    if path.suffix in (".pickle", ".pkl"):
-        return path.is_file()
     try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return file.read(2) in _PICKLE
+        if path.suffix in (".pickle", ".pkl"):
+            return path.exists() and not path.is_dir()  # of a device that is called one, `read` says what it is
     except (OSError, ValueError):
         return False
+    return head(path, 2) in _PICKLE
 
 
 def read(path: Path, device: int | None = None) -> SnapshotAnalysis:
     """The analysis of a file. Raises UserError 'data.snapshot…' with a sentence for what is none."""
     try:
-        size = path.stat().st_size
+        with open_stream(path):
+            size = path.stat().st_size
     except OSError as error:
         raise UserError("data.snapshot", problem=f"{path}: cannot be read ({error.strerror})") from None
     if size > MAX_FILE_BYTES:
@@ -82,7 +81,7 @@ def _limit(file_bytes: int) -> None:
 
 def _answer(path: str, name: str, device: int) -> dict[str, Any]:
     try:
-        data = Path(path).read_bytes()
+        data = read_bytes(Path(path), MAX_FILE_BYTES)
         return analyse(unpickled(data, name), name, None if device < 0 else device).to_json()
     except ValueError as error:
         return {"problem": str(error).splitlines()[0]}

@@ -44,8 +44,9 @@ def _complete(incomplete: str) -> list[str]:
     return [word for word in words if word.startswith(incomplete)]
 
 
-# What JSON need not escape, but a terminal would obey (DEL and the C1 controls) or UTF-8 cannot hold (half characters).
-_UNPRINTABLE = re.compile("[\x7f-\x9f\ud800-\udfff]")
+# What JSON need not escape, but a terminal would obey (DEL, the C1 controls, marks of direction) or UTF-8 cannot hold
+# (half characters).
+_UNPRINTABLE = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def own_words() -> list[str]:

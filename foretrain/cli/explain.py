@@ -59,8 +59,6 @@ def explain_command(
     """Explain a run, a log or a memory snapshot: where memory and time went, why it ran out, what to change."""
     from foretrain.cli import explain_run
 
-    if log != "-" and (Path(log).is_char_device() or Path(log).is_block_device()):  # which has no end
-        raise UserError("data.log_unreadable", path=log, reason="it is a device")
     if log != "-" and explain_run.explained(Path(log), as_json=as_json, with_config=bool(config or words)):
         return
     from foretrain.advise.log_analysis import analyse

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretrain import oom_message
+from foretrain.bounded import read_bytes
 from foretrain.cli.common import OUT, print_json
 from foretrain.errors import UserError
 
@@ -87,10 +88,7 @@ def watched(path: Path) -> tuple[WatchRecord | None, Path]:
 def ran_out(log: Path) -> oom_message.OutOfMemoryMessage | None:
     """What the end of a log says of memory that ran out."""
     try:
-        with log.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - TAIL_BYTES))
-            return oom_message.parse(file.read().decode("utf-8", "replace"))
+        return oom_message.parse(read_bytes(log, 2 * TAIL_BYTES, last_bytes=TAIL_BYTES).decode("utf-8", "replace"))
     except (OSError, ValueError):
         return None
 

@@ -108,6 +108,7 @@ def _document(asked: parts.Asked) -> "tuple[str, Document]":
     path = Path(one.path)
     if (path / "run.json").is_file() or path.name == "run.json":
         _no_config(asked, one)
+        _unused(asked, one, "price", "others", "exact")
         return "run", parts.run(path if path.is_dir() else path.parent)
     if path.is_dir() and not parts.is_watched(path):
         raise UserError("data.no_run", path=str(path))
@@ -120,8 +121,21 @@ def _document(asked: parts.Asked) -> "tuple[str, Document]":
         return "plan", parts.plan_file(path, asked, datetime.now())
     if parts.is_snapshot(path):
         _no_config(asked, one)
+        _unused(asked, one, "price", "others", "exact")
         return "snapshot", parts.snapshot(path)
+    _unused(asked, one, "price", "others", "exact")
     return "log", parts.log(path, one, asked)
+
+
+_SPELLED = {"others": "--used-by-others"}
+
+
+def _unused(asked: parts.Asked, one: "Given", *options: str) -> None:
+    """Options that such a report has no use for, right or wrong, are refused. Raises UserError."""
+    for option in options:
+        given = getattr(asked, option)
+        if given if option != "price" else given is not None:
+            raise UserError("usage.report_unused", option=_SPELLED.get(option, f"--{option}"), path=one.path)
 
 
 def _no_config(asked: parts.Asked, one: "Given") -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foretrain.bounded import head, read_text
 from foretrain.cli.common import print_notes
 from foretrain.cli.old_options import typed
 from foretrain.cli.plan_exact import Depth, deepen, trace_of
@@ -120,7 +121,7 @@ def _tuning(path: Path) -> "Tuning | None":
     from foretrain.advise.tuning import SCHEMA, Tuning
 
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path)
         if json.loads(text).get("schema") == SCHEMA:
             return Tuning.from_json(text)
     except (OSError, ValueError, ValidationError, AttributeError, RecursionError):
@@ -195,11 +196,7 @@ def is_plan(path: Path) -> bool:
     """A file that `foretrain plan --json` wrote, or a run's plan.json."""
     from foretrain.advise.sources import plans
 
-    try:
-        with path.open("rb") as file:
-            return plans.claims(path, file.read(HEAD_BYTES))
-    except OSError:
-        return False
+    return plans.claims(path, head(path, HEAD_BYTES))
 
 
 def is_snapshot(path: Path) -> bool:
@@ -231,9 +228,8 @@ def checked_target(path: Path) -> Path:
 def _is_report(path: Path) -> bool:
     if not path.is_file():
         return str(path) == "/dev/null"
-    with path.open("rb") as file:
-        head = file.read(HEAD_BYTES).decode("utf-8", "replace")
-    return not head or OURS in head or (head.startswith("<!doctype html>") and "Content-Security-Policy" in head)
+    text = head(path, HEAD_BYTES).decode("utf-8", "replace")
+    return not text or OURS in text or (text.startswith("<!doctype html>") and "Content-Security-Policy" in text)
 
 
 def write(document: "Document", path: Path) -> Path:

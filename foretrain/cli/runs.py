@@ -25,6 +25,7 @@ def runs_command(
     as_json: Json = False,
 ) -> None:
     """List runs and watched runs: status, steps, loss, speed."""
+    from foretrain.advise.measured_step import with_measured_step
     from foretrain.report.document import Document
     from foretrain.run import store, watch_record
 
@@ -34,7 +35,7 @@ def runs_command(
     found, unreadable = [], []
     for directory in store.find_runs(folders or [Path()]):
         try:
-            found.append((directory, directory.read_record()))
+            found.append((directory, with_measured_step(directory, directory.read_record())))
         except UserError as error:
             unreadable.append(error)
     seen = []
@@ -65,10 +66,8 @@ def runs_command(
 
 def load(run: Path) -> tuple[Any, Any]:
     """(plan, comparison) of a run; the plan that was made before it, or the same plan made now."""
-    from foretrain.advise.forecast import plan_of
-    from foretrain.advise.forecast_check import compare
+    from foretrain.advise.forecast_check import of_directory
     from foretrain.run.store import RunDirectory
 
-    record = RunDirectory(run).read_record()
-    plan = plan_of(run, record)
-    return plan, compare(plan, record)
+    _, plan, comparison = of_directory(RunDirectory(run))
+    return plan, comparison

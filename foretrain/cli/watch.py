@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretrain.cli.common import ERR, Json, Quiet, print_json
+from foretrain.cli.common import ERR, Json, Quiet, noted, print_json
 from foretrain.errors import UserError
+from foretrain.messages import say
 
 if TYPE_CHECKING:
     from foretrain.config import RunConfig
+    from foretrain.run.watch_record import WatchRecord
 
 EPILOG = """Examples:
 
@@ -23,6 +25,7 @@ foretrain watch --json -- ./train_gpt2cu > watch.json        (the command's outp
 
 foretrain explain watch                                      (where memory and time went)"""
 # What stands behind the first word of the command is the command's.
+EMPTY_S = 5.0  # a silent command that runs longer was perhaps working
 CONTEXT = {"allow_interspersed_args": False}
 
 
@@ -56,6 +59,13 @@ def watch_command(
         raise
     finally:
         directory.release()
+    if _is_empty(record):
+        _remove(directory.path)
+        if as_json:
+            print_json({**record.to_json(schema=SCHEMA), "path": None})
+        elif not quiet:
+            ERR.print(noted(say("watch.empty", code=record.exit_code or 0, wall=record.wall_s)), soft_wrap=True)
+        raise typer.Exit(record.exit_code or 0)
     if as_json:
         print_json({**record.to_json(schema=SCHEMA), "path": str(directory.path)})
     elif not quiet:
@@ -66,8 +76,14 @@ def watch_command(
     raise typer.Exit(record.exit_code or 0)
 
 
+def _is_empty(record: "WatchRecord") -> bool:
+    """Whether there is nothing to keep: it wrote nothing, used no card, and was over before it could be measured."""
+    worked = any(card.ours_peak_bytes for card in record.cards)
+    return not record.log_bytes and not worked and record.wall_s < EMPTY_S
+
+
 def _remove(path: Path) -> None:
-    """What was made for a command that did not start; nothing else is in there."""
+    """What was made for a command that did not start, or that left nothing; nothing else is in there."""
     shutil.rmtree(path, ignore_errors=True)
 
 

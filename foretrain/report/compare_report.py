@@ -53,7 +53,8 @@ def _answers(found: Comparison) -> tuple[Block, ...]:
     """The questions that have an answer beyond noise, in a sentence each; or that none has."""
     said = [
         Paragraph(
-            compare_view.brief(verdict, verdict.pair), "good" if verdict.outcome == "difference" else "plain"
+            compare_view.brief(verdict, verdict.pair),
+            "good" if verdict.outcome == "difference" and not verdict.unlike_models else "plain",
         )
         for verdict in found.verdicts
         if verdict.pair and verdict.outcome in ("difference", "forecast") and verdict.question in NAMED

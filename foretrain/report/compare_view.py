@@ -226,7 +226,7 @@ def _verdicts(found: Comparison) -> list[Block]:
             continue
         question = "learning" if silent and verdict is learning[0] else verdict.question
         rows.append((Message(f"side_question.{question}"), answer(verdict)))
-        tones.append(_TONES.get(verdict.outcome, "plain"))
+        tones.append("plain" if verdict.unlike_models else _TONES.get(verdict.outcome, "plain"))
     blocks: list[Block] = [Table((), tuple(rows), tones=tuple(tones))]
     if len(found.sides) > 2:
         blocks += [_against_first(verdict) for verdict in found.verdicts if verdict.others]
@@ -253,7 +253,7 @@ def answer(verdict: Verdict) -> Message:
         "one": pair.one, "other": pair.other, "share": pair.share, "low": pair.low or 0.0, "high": pair.high or 0.0,
         "first": _value(verdict, pair.one_value), "second": _value(verdict, pair.other_value),
         "where": _where(verdict, pair),
-        "because": _times(pair) + _text(_because(verdict)),
+        "because": _times(pair) + _text(_because(verdict)) + _unlike(verdict),
     }  # fmt: skip
     id = _EQUAL.get(verdict.outcome, verdict.outcome) if pair.share == 0 else verdict.outcome
     return Message(f"side_answer.{id}", values)
@@ -265,7 +265,7 @@ def brief(verdict: Verdict, pair: Pair) -> Message:
         "question": Message(f"side_short.{verdict.question}"), "one": pair.one, "other": pair.other,
         "first": _value(verdict, pair.one_value), "second": _value(verdict, pair.other_value), "share": pair.share,
     }  # fmt: skip
-    return Message(f"brief.{verdict.outcome}", values)
+    return Message("brief.models" if verdict.unlike_models else f"brief.{verdict.outcome}", values)
 
 
 def _value(verdict: Verdict, value: float) -> Cell:
@@ -309,6 +309,12 @@ def _because(verdict: Verdict) -> Cell:
     return Message(f"side_because.{verdict.attribution}", values)
 
 
+def _unlike(verdict: Verdict) -> str:
+    """That the models differ, where the question is then one of their size."""
+    names = _and(list(verdict.unlike_models))
+    return _text(Message("side_because.models", {"names": names})) if names else ""
+
+
 def _against_first(verdict: Verdict) -> Table:
     rows: Rows = []
     for pair in verdict.others:
@@ -334,7 +340,7 @@ def _settle(found: Comparison) -> tuple[Block, ...]:
         change = Message("side.change", {"setting": run.setting, "value": shown(run.value)})
         effects = listed(Message(f"side_effect.{effect}").text() for effect in run.settles)
         if run.impossible:
-            known = run.impossible in ("program", "tokens", "shape")
+            known = run.impossible in ("program", "tokens", "shape", "contents")
             why = Message(f"side_impossible.{run.impossible}") if known else run.impossible
             notes.append(Paragraph(Message("side.impossible", {"setting": run.setting, "why": why})))
             continue

@@ -2,6 +2,7 @@
 
 from foretrain.advise.log_analysis import LogAnalysis
 from foretrain.advise.utilization import Utilization
+from foretrain.hardware import catalogue
 from foretrain.messages import listed
 from foretrain.report.compare_view import loss_unit
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
@@ -157,7 +158,9 @@ def utilization_document(name: str, used: Utilization) -> Document:
     blocks: list[Block] = [Table((), tuple(rows))]
     if used.impossible:
         blocks.append(Paragraph(Message("log_finding.beyond_peak", {"mfu": used.mfu, "gpu": used.gpu_name}), "bad"))
-    if used.peak_source:
+    if used.gpu_name in catalogue():  # which `gpus` shows with all sources of each figure
+        blocks.append(Paragraph(Message("mfu.sources_at", {"gpu": used.gpu_name})))
+    elif used.peak_source:
         blocks.append(Paragraph(Message("mfu.source", {"source": used.peak_source})))
     blocks.append(Paragraph(Message("mfu.conventions")))
     subtitle = Message("mfu.subtitle", {"gpu": used.gpu_name, "dtype": used.dtype})

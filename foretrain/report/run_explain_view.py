@@ -26,8 +26,9 @@ def document(found: RunExplanation) -> Document:
         )
     sections.append(Section(Message("run_explain.memory"), _memory(found)))
     sections.append(Section(Message("run_explain.time"), _time(found)))
+    notes = (Paragraph(Message(f"run_note.{note.id}", note.values), "warn") for note in found.notes)
     if found.pace is not None:
-        sections.append(Section(Message("run_explain.slower"), (*_slower(found.pace), *_level(found.step))))
+        sections.append(Section(Message("run_explain.slower"), (*_slower(found.pace), *_level(found.step), *notes)))
     values = {"status": Message(f"status.{found.status}"), "steps": found.steps_done, "gpu": found.gpu_name}
     subtitle = Message("run_explain.subtitle", values | {"mode": Message(_mode(found))})
     return Document(Message("run_explain.title", {"name": found.run_id}), subtitle, sections)

@@ -30,7 +30,14 @@ STATUS_TONES = {
     "diverged": "bad",
     "failed": "bad",
 }
+_UNSAVED = {"interrupted": "status.interrupted_unsaved", "killed": "status.killed_unsaved"}
 _MAX_POINTS = 600
+
+
+def status_text(directory: RunDirectory, record: RunRecord) -> Message:
+    """How a run ended; one that saved nothing is not said to be resumable."""
+    unsaved = None if directory.has_checkpoint else _UNSAVED.get(record.status)
+    return Message(unsaved or f"status.{record.status}")
 
 
 def runs_document(records: list[tuple[RunDirectory, RunRecord]]) -> Document:
@@ -41,7 +48,7 @@ def runs_document(records: list[tuple[RunDirectory, RunRecord]]) -> Document:
         rows.append(
             (
                 str(directory.path),
-                Message(f"status.{record.status}"),
+                status_text(directory, record),
                 f"{record.steps_done:,} / {record.config.max_iters:,}",
                 f"{record.val_loss:.4f}" if record.val_loss is not None else "–",
                 Message("value.throughput", {"tokens_per_s": record.tokens_per_s}) if record.tokens_per_s else "–",
@@ -67,16 +74,17 @@ def comparison_document(comparison: Comparison) -> Document:
 def comparison_sections(comparison: Comparison) -> list[Section]:
     """Memory and time, each a table with signed errors."""
     sources = {"predicted": comparison.predicted_source, "measured": comparison.measured_source}
+    notes = tuple(Paragraph(Message(f"run_note.{note.id}", note.values), "warn") for note in comparison.notes)
     parts = (
-        ("compare.memory", comparison.memory, Message("compare.memory_source", sources)),
-        ("compare.time", comparison.time, Message("compare.time_source", {"predicted": comparison.time_source})),
+        ("compare.memory", comparison.memory, Message("compare.memory_source", sources), ()),
+        ("compare.time", comparison.time, Message("compare.time_source", {"predicted": comparison.time_source}), notes),
     )
     return [
         Section(
             Message(title),
-            (_rows(rows), Paragraph(source)) if rows else (Paragraph(Message("compare.nothing")),),
+            (_rows(rows), Paragraph(source), *notes) if rows else (Paragraph(Message("compare.nothing")),),
         )
-        for title, rows, source in parts
+        for title, rows, source, notes in parts
     ]
 
 

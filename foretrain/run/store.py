@@ -203,6 +203,11 @@ class RunDirectory:
             append_lines(self.path / f"{name}.jsonl", waiting)
             waiting.clear()
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether anything was saved that a resume could begin from; what is in it is not looked at."""
+        return any(self.checkpoints.glob("step-*"))
+
     def event(self, id: str, /, **values: Any) -> None:
         self.append("events", {"at": now(), "id": id, "values": values})
 

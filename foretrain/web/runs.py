@@ -4,8 +4,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from foretrain.advise.forecast import plan_of
-from foretrain.advise.forecast_check import Comparison, Row, compare
+from foretrain.advise.forecast_check import Comparison, Row, of_directory
+from foretrain.advise.measured_step import with_measured_step
 from foretrain.errors import UserError
 from foretrain.messages import format_value, has, printable, say
 from foretrain.report import run_view
@@ -43,13 +43,20 @@ class Runs:
         rows, unreadable = [], []
         for id, run in self.all().items():
             try:
-                record = run.read_record()
+                record = _record(run)
             except UserError as error:
                 unreadable.append(printable(str(error)))
                 continue
             rows.append(row(id, run, record))
         rows.sort(key=lambda one: one["started"], reverse=True)
         return {"schema": SCHEMA, "runs": rows[:MAX_RUNS], "unreadable": unreadable}
+
+
+def _record(run: ObservedRun) -> RunRecord:
+    """The record of a run with the time of its step as every command has it; while it trains, its own figure, as its
+    metrics would be read anew at every look. Raises UserError."""
+    record = run.read_record()
+    return record if record.status == "running" else with_measured_step(run, record)
 
 
 def row(id: str, run: ObservedRun, record: RunRecord) -> dict[str, Any]:
@@ -67,7 +74,7 @@ def _state(run: ObservedRun, record: RunRecord) -> dict[str, Any]:
     last = newest(run.path / "metrics.jsonl") if record.status == "running" else None
     steps = max(record.steps_done, last["step"] + 1) if last else record.steps_done
     return {
-        "status": record.status, "status_text": say(f"status.{record.status}"), "tone": tone, "steps": steps,
+        "status": record.status, "status_text": run_view.status_text(run, record).text(), "tone": tone, "steps": steps,
         "step": format_value(record.step_s, "duration") if record.step_s else "",
         "speed": say("value.throughput", tokens_per_s=record.tokens_per_s) if record.tokens_per_s else "",
         "mfu": format_value(record.mfu, "percent") if record.mfu else "",
@@ -76,12 +83,12 @@ def _state(run: ObservedRun, record: RunRecord) -> dict[str, Any]:
 
 def page(id: str, run: ObservedRun) -> dict[str, Any]:
     """One run: its report as a document, its curve, and where to go on reading. Raises UserError."""
-    record = run.read_record()
+    record = _record(run)
     metrics, end = curve(run.path / "metrics.jsonl")
     answer = {"schema": SCHEMA, **row(id, run, record), "metrics": metrics, "next": end, "events": _events(run)}
     try:
-        plan = plan_of(run.path, record)
-        document = run_view.report_document(record, _whole(metrics), plan, compare(plan, record), _sample(run))
+        _, plan, check = of_directory(run)
+        document = run_view.report_document(record, _whole(metrics), plan, check, _sample(run))
     except UserError as error:
         return {**answer, "document": None, "problem": printable(str(error))}
     return {**answer, "document": document_json(document), "problem": ""}
@@ -104,7 +111,7 @@ def _sample(run: ObservedRun) -> str | None:
 
 def live(run: ObservedRun, start: int) -> dict[str, Any]:
     """What is new since a place in metrics.jsonl. Raises UserError."""
-    record = run.read_record()
+    record = _record(run)
     lines, end, anew = tail(run.path / "metrics.jsonl", start)
     return {"schema": SCHEMA, **_state(run, record), "of": record.config.max_iters, "metrics": lines, "next": end,
             "anew": anew, "events": _events(run)}  # fmt: skip
@@ -128,8 +135,7 @@ def comparisons(runs: Runs) -> dict[str, Any]:
     rows = []
     for id, run in list(runs.all().items())[:MAX_RUNS]:
         try:
-            record = run.read_record()
-            found = compare(plan_of(run.path, record), record)
+            record, _, found = of_directory(run)
         except UserError:
             continue
         picked = _picked(found)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from foretrain.advise.sources import configs, logs, plans, runs, tables, watched
 from foretrain.advise.sources.given import OWN_KEYS, Given, take_apart
 from foretrain.advise.subject import Subject
+from foretrain.bounded import head
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu
 
@@ -38,14 +39,8 @@ LOADERS = (
 def load(given: Given) -> Subject:
     """The subject. Raises UserError with one sentence for what cannot be read."""
     path = Path(given.path)
-    head = b""
-    if path.is_file():
-        try:
-            with path.open("rb") as file:
-                head = file.read(4096)
-        except OSError as error:
-            raise UserError("data.log_unreadable", path=given.path, reason=error.strerror or str(error)) from None
-    loader = next(loader for loader in LOADERS if loader.claims(path, head))
+    first = head(path, 4096)
+    loader = next(loader for loader in LOADERS if loader.claims(path, first))
     for key in given.own:
         if key not in loader.takes:
             raise UserError("usage.source_key_unused", path=given.path, key=key, takes=list(loader.takes))

@@ -28,11 +28,21 @@ def here(name: str) -> dataset.DatasetInfo | None:
     return dataset.read_info(path) if path else None
 
 
-def bytes_per_token(given: Given, config: RunConfig | None) -> float | None:
-    """As given; a token of the byte tokenizer is a byte."""
+def bytes_per_token(given: Given, config: RunConfig | None, tokenizer: str = "") -> float | None:
+    """As given; a token of the byte tokenizer is a byte. `tokenizer`: of the run's dataset, by its record."""
     stated = given.number("bytes_per_token", 0.1, 1000)
-    byte = config is not None and config.dataset == dataset.BUILT_IN and config.tokenizer == "byte"
-    return stated if stated is not None else 1.0 if byte else None
+    if stated is None and config is not None and not tokenizer:
+        tokenizer = config.tokenizer if config.dataset == dataset.BUILT_IN else _tokenizer_here(config.dataset)
+    return stated if stated is not None else 1.0 if tokenizer == "byte" else None
+
+
+def _tokenizer_here(name: str) -> str:
+    """The tokenizer of a dataset on this machine; "" where it is not here, or cannot be read."""
+    try:
+        found = here(name)
+    except UserError:
+        return ""
+    return (found.tokenizer or "") if found else ""
 
 
 def with_forecast(subject: Subject, config: RunConfig, gpu: Gpu | None, step: StepName) -> Subject:

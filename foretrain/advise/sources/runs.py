@@ -9,6 +9,7 @@ from typing import Any
 
 from foretrain.advise import settings
 from foretrain.advise.log_steady import log_of, steady
+from foretrain.advise.measured_step import measured, pace_of_lines, starts_of, step_lines
 from foretrain.advise.run_pace import logged_steps, much_is_lost
 from foretrain.advise.sources.given import Given
 from foretrain.advise.sources.predicted import bytes_per_token
@@ -37,15 +38,16 @@ def of(given: Given, directory: RunDirectory) -> Subject:
     """The run in this directory. Raises UserError as `load`."""
     record = directory.read_record()
     lines = directory.read_lines("metrics")
-    times, since = steady_times(*_columns([line for line in lines if line["kind"] == "step"]))
+    times, since = _steady(step_lines(lines), record)
     config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
     known = settings.of_config(config, record.gpu, "foretrain") | _data(record)
     if not times and record.step_s:
         times, since = (record.step_s,), ()
+    byte_share = bytes_per_token(given, config, record.dataset.tokenizer or "")
     middle = median(times) if times else None
     subject = Subject(
         label=given.name, path=given.path, kind="run", settings=known, config=config, gpu=record.gpu, step="foretrain",
-        tokens_per_step=config.tokens_per_step, bytes_per_token=bytes_per_token(given, config), step_times_s=times,
+        tokens_per_step=config.tokens_per_step, bytes_per_token=byte_share, step_times_s=times,
         steps_since_start=since, used_by_others_bytes=given.held_bytes,
         memory=_memory(record), wall_s=record.wall_s or None,
         notes=_notes(record, lines), train=_curve(lines, "step", "loss"), val=_curve(lines, "evaluation", "val_loss"),
@@ -71,8 +73,14 @@ def since_start(log: TrainingLog, indices: Sequence[int]) -> tuple[int, ...]:
     return tuple(log.steps.number[i] - firsts[i] for i in indices)
 
 
-def _columns(lines: list[dict[str, Any]]) -> tuple[list[int], list[float]]:
-    return [line["step"] for line in lines], [float(line["step_s"]) for line in lines]
+def _steady(lines: list[dict[str, Any]], record: RunRecord) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """(the steady step times, which step since its start each was), as every command counts them."""
+    if not lines:
+        return (), ()
+    starts = starts_of(lines, record.resumed_from)
+    kept = pace_of_lines(lines, starts).indices
+    log = log_of([line["step"] for line in lines], [float(line["step_s"]) for line in lines], starts)
+    return tuple(log.steps.time_s[i] for i in kept), since_start(log, kept)
 
 
 def _curve(lines: list[dict[str, Any]], kind: str, key: str) -> Any:
@@ -106,6 +114,8 @@ def _notes(record: RunRecord, lines: list[dict[str, Any]]) -> tuple[Note, ...]:
     notes = []
     if record.status != "finished":
         notes.append(Note(id="unfinished", values={"status": record.status, "steps": record.steps_done}))
+    changed = found.note if (found := measured(lines, record.resumed_from)) else None
+    notes += [changed] if changed else []
     there, expected = logged_steps(record, lines)
     if much_is_lost(there, expected):
         notes.append(Note(id="steps_lost", values={"there": there, "expected": expected}))

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from foretrain.advise.explain import explain, reconcile, with_numbers
-from foretrain.cli.plan_exact import Depth, check_depth, chosen_step, write_snapshot
+from foretrain.cli.plan_exact import Depth, check_depth, with_trainer, write_snapshot
 from foretrain.config import RunConfig
 from foretrain.configfile import resolve
 from foretrain.errors import UserError
@@ -457,12 +457,30 @@ def test_snapshot_on_the_command_line(own_directory: Path) -> None:
     assert len(recording.entries) > 500
 
 
+def test_largest_is_estimated_at_once_and_traces_nothing(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def traces(*_: object) -> None:
+        raise AssertionError("nothing is traced without --exact")
+
+    monkeypatch.setattr(service, "traces", traces)
+    words = ("plan", "gpt2-124m", "--gpu", "4070", "--largest", "batch_size")
+    data = json.loads(foretrain(*words, "--json").stdout)
+    assert (data["knob"], data["source"]) == ("batch_size", "estimated")
+    found = {probe["value"]: probe["verdict"] for probe in data["probes"]}
+    assert found[data["value"]] == "fits"
+    assert found[data["value"] + 1] != "fits"
+    config = RunConfig(batch_size=data["value"], gradient_accumulation_steps=64)
+    assert plan(config, find("4070")).verdict_of("foretrain") == "fits"  # the plan says the same
+    shown = foretrain(*words).stdout
+    assert "--exact" in shown
+    assert "segments" in shown
+
+
 def test_largest_on_the_command_line(own_directory: Path) -> None:
-    result = foretrain(
-        "plan", *WORDS, "--compile=false", "--gpu", "4070", "--others", "11.6GiB", "--largest", "batch_size", "--json"
-    )
+    words = ("plan", *WORDS, "--compile=false", "--gpu", "4070", "--others", "11.6GiB", "--largest", "batch_size")
+    result = foretrain(*words, "--exact", "--json")
     assert result.returncode == 0, result.stderr
     data = json.loads(result.stdout)
+    assert data["source"] == "traced"
     assert data["knob"] == "batch_size"
     assert data["value"] is None or data["value"] > 0
     assert {probe["verdict"] for probe in data["probes"]} <= {"fits", "tight", "does_not_fit"}
@@ -533,9 +551,9 @@ def test_whose_step_is_meant_is_not_read_from_a_folder(own_directory: Path) -> N
     (own_directory / "my.python").mkdir()
     for name in ("my.python/run.toml", "train.py"):
         Path(name).write_text("n_layer = 2\n")
-    assert chosen_step("", resolve(["my.python/run.toml"]).files) == "foretrain"
-    assert chosen_step("", resolve(["train.py"]).files) == "nanogpt"
-    assert chosen_step("foretrain", resolve(["train.py"]).files) == "foretrain"
+    assert with_trainer(resolve(["my.python/run.toml"]), "").step == "foretrain"
+    assert with_trainer(resolve(["train.py"]), "").step == "nanogpt"
+    assert with_trainer(resolve(["train.py"]), "foretrain").step == "foretrain"
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def plan_command(
 
 def _check_targets(count: int, depth: Depth, limits: Limits, step_time: float | None, logged_mfu: float | None) -> None:
     """What can only be asked of one card."""
-    plan_limits.check_limits(limits, count, depth.wants_trace)
+    plan_limits.check_limits(limits, count, depth.wants_trace or bool(depth.largest))
     if (depth.explain or depth.largest or depth.snapshot) and count > 1:
         raise UserError("usage.one_card", count=count)
     if (step_time is not None or logged_mfu is not None) and count > 1:

@@ -40,7 +40,7 @@ class Depth:
 
     @property
     def wants_trace(self) -> bool:
-        return self.exact or self.explain or bool(self.largest) or self.snapshot is not None
+        return self.exact or self.explain or self.snapshot is not None
 
     def settings(self, plan: Plan | None = None) -> Settings:
         """The allocator's, from --alloc-conf, or as a run of this plan would have them: from its config and from the
@@ -165,11 +165,14 @@ def _size(value: str, option: str) -> int | None:
 
 def largest_command(plan: Plan, step: StepName, depth: Depth, *, as_json: bool, check: bool) -> None:
     """Search and print the largest value of a knob that fits; `check`: exit with 3 where none does."""
-    from foretrain.predict.exact.largest import largest
+    from foretrain.predict.exact.largest import estimated, largest
 
     try:
-        with progress(depth.quiet) as listen:
-            found = largest(plan, depth.largest, step, depth.settings(plan), listen)
+        if depth.exact:
+            with progress(depth.quiet) as listen:
+                found = largest(plan, depth.largest, step, depth.settings(plan), listen)
+        else:
+            found = estimated(plan, depth.largest, step)
     except service.TraceUnavailable as error:
         raise UserError("environment.no_trace", reason=str(error)) from None
     if as_json:

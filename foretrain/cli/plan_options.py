@@ -49,7 +49,10 @@ Observed = Annotated[
 Process = Annotated[str, typer.Option(help="With --explain: memory of the process by nvidia-smi, such as 4464MiB.")]
 Largest = Annotated[
     str,
-    typer.Option(help="Find the largest batch_size, block_size or n_layer that fits.", metavar="OPTION"),
+    typer.Option(
+        help="Find the largest batch_size, block_size or n_layer that fits: estimated, with --exact traced.",
+        metavar="OPTION",
+    ),
 ]
 Snapshot = Annotated[
     Path | None,

@@ -102,17 +102,22 @@ def largest(plan: Plan, found: Largest) -> Document:
     }  # fmt: skip
     id = "nothing" if found.value is None else "searched_all" if found.searched_all else "value"
     answer = Message(f"largest.{id}", values)
-    columns = (found.knob, *(Message(f"column.{name}") for name in ("verdict", "takes", "limit")))
+    traced = found.source == "traced"
+    names = ("verdict", "takes", "limit") if traced else ("verdict", "takes")
+    columns = (found.knob, *(Message(f"column.{name}") for name in names))
     rows = tuple(
         (
-            f"{probe.value:,}", Message(f"word.{probe.verdict}"),
-            Quantity(probe.needed_expected_bytes, "bytes"), Quantity(probe.smallest_limit_bytes, "bytes"),
+            f"{probe.value:,}", Message(f"word.{probe.verdict}"), Quantity(probe.needed_expected_bytes, "bytes"),
+            *((Quantity(probe.smallest_limit_bytes, "bytes"),) if traced else ()),
         )
         for probe in found.probes
     )  # fmt: skip
-    table = Table(columns, rows, frozenset({0, 2, 3}))
+    table = Table(columns, rows, frozenset({0, 2, 3} if traced else {0, 2}))
     tone = "good" if found.value else "bad"
     section = Section(
-        Message("largest.title", values), (Paragraph(answer, tone), table, Paragraph(Message("largest.how")))
+        Message("largest.title", values),
+        (Paragraph(answer, tone), table, Paragraph(Message("largest.how" if traced else "largest.how_estimated"))),
     )
-    return Document(Message("plan.title", {"name": plan.name}), Message("plan.source_trace"), [section])
+    return Document(
+        Message("plan.title", {"name": plan.name}), Message("plan.source_trace" if traced else "plan.source"), [section]
+    )

@@ -1,11 +1,16 @@
-"""The largest batch_size, block_size or n_layer that fits a card, by search over exact traces. No torch here."""
+"""The largest batch_size, block_size or n_layer that fits a card: by the estimate at once, or by a search over traces.
+
+No torch here.
+"""
 
 from collections.abc import Callable
+from typing import Literal
 
+from foretrain.config import RunConfig
 from foretrain.errors import UserError
 from foretrain.predict.allocator_settings import Settings
 from foretrain.predict.exact.forecast import Listener, answers_for
-from foretrain.predict.memory import StepName, Verdict, worst_verdict
+from foretrain.predict.memory import StepName, Verdict, predict, worst_verdict
 from foretrain.predict.plan import Plan, plan
 from foretrain.records import Record
 
@@ -15,12 +20,15 @@ HIGHEST = {"batch_size": 4096, "block_size": 65536, "n_layer": 512}
 
 
 class Probe(Record):
-    """One value that was traced: the verdict that a plan of it has, and what the process needs there."""
+    """One value that was tried: the verdict that a plan of it has, and what the process needs there.
+
+    `smallest_limit_bytes`: the least that the allocator may reserve, which only a trace says.
+    """
 
     value: int
     verdict: Verdict | None
     needed_expected_bytes: int
-    smallest_limit_bytes: int
+    smallest_limit_bytes: int | None = None
 
     @property
     def fits(self) -> bool:
@@ -28,8 +36,9 @@ class Probe(Record):
 
 
 class Largest(Record):
-    """The largest value of a knob that fits (None: not even 1 does), with every value that was traced.
+    """The largest value of a knob that fits (None: not even 1 does), with every value that was tried.
 
+    `source`: estimated, or traced.
     `searched_all`: it is the largest that is looked at, so that larger ones may fit too.
     """
 
@@ -39,6 +48,43 @@ class Largest(Record):
     searched_all: bool
     available_bytes: int
     probes: tuple[Probe, ...]
+    source: Literal["estimated", "traced"] = "traced"
+
+
+def estimated(base: Plan, knob: str, step: StepName) -> Largest:
+    """The same by the estimate, which takes a second. Raises UserError as `largest` does."""
+    available_bytes = _room(base, knob)
+    probes: dict[int, Probe] = {}
+
+    def fits(value: int) -> bool:
+        if value not in probes:
+            config = _changed(base, knob, value)
+            memory = predict(
+                config, base.gpu, base.dtype, step, compiled=base.compiled, available_bytes=available_bytes
+            )  # fmt: skip
+            probes[value] = Probe(
+                value=value, verdict=worst_verdict(memory), needed_expected_bytes=memory.needed_bytes
+            )  # fmt: skip
+        return probes[value].fits
+
+    granule, highest = STEPS[knob], HIGHEST[knob]
+    top = highest // granule
+    best = granule * _bisect(lambda count: fits(count * granule), 0, top + 1)
+    if not best and granule > 1:
+        best = _bisect(fits, 0, granule)
+    return Largest(
+        knob=knob, step=step, value=best or None, searched_all=best == highest, available_bytes=available_bytes,
+        probes=tuple(probes[value] for value in sorted(probes)), source="estimated",
+    )  # fmt: skip
+
+
+def _room(base: Plan, knob: str) -> int:
+    """What the process may take. Raises UserError where nothing can be searched."""
+    if knob not in STEPS:
+        raise UserError("usage.largest_knob", knob=knob, choices=sorted(STEPS))
+    if base.available_bytes is None:
+        raise UserError("usage.largest_unknown", gpu=base.gpu.name)
+    return base.available_bytes
 
 
 def largest(
@@ -55,10 +101,7 @@ def largest(
     Raises UserError for a knob that is not one of STEPS or a card of unknown memory, and
     service.TraceUnavailable where nothing can be traced.
     """
-    if knob not in STEPS:
-        raise UserError("usage.largest_knob", knob=knob, choices=sorted(STEPS))
-    if base.available_bytes is None:
-        raise UserError("usage.largest_unknown", gpu=base.gpu.name)
+    available_bytes = _room(base, knob)
     probes: dict[int, Probe] = {}
 
     def search(granule: int, top: int) -> int:
@@ -79,17 +122,22 @@ def largest(
     granule, highest = STEPS[knob], HIGHEST[knob]
     best = search(granule, highest // granule) or (search(1, granule - 1) if granule > 1 else 0)
     return Largest(
-        knob=knob, step=step, value=best or None, searched_all=best == highest, available_bytes=base.available_bytes,
+        knob=knob, step=step, value=best or None, searched_all=best == highest, available_bytes=available_bytes,
         probes=tuple(probes[value] for value in sorted(probes)),
     )  # fmt: skip
 
 
-def _with(base: Plan, knob: str, value: int) -> Plan:
-    """The ledger's plan with one knob changed; evaluation keeps its own sizes where it has any."""
+def _changed(base: Plan, knob: str, value: int) -> RunConfig:
+    """The config with one knob changed; evaluation keeps its own sizes where it has any."""
     config = base.config.model_copy(update={knob: value})
     if config.eval_block_size > config.block_size:
         config = config.model_copy(update={"eval_block_size": 0})
-    return plan(config, base.gpu, name=base.name, used_by_others_bytes=base.used_by_others_bytes)
+    return config
+
+
+def _with(base: Plan, knob: str, value: int) -> Plan:
+    """The estimated plan with one knob changed."""
+    return plan(_changed(base, knob, value), base.gpu, name=base.name, used_by_others_bytes=base.used_by_others_bytes)
 
 
 def _probe(changed: Plan, step: StepName, value: int, settings: Settings | None, listen: Listener) -> Probe:

@@ -57,6 +57,7 @@ fix: $(STAMP) ## mend what the linter can mend, and format
 
 docs: $(DOCS_STAMP) ## write the generated parts of README.md and docs/ anew, and build the site in build/docs/site
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/before_after.py
 	$(BIN)/python docs/build_site.py
 
 site-of-docs: $(DOCS_STAMP) # what CI runs: tests hold the generated parts

@@ -180,3 +180,17 @@ def test_the_whole_run_is_what_the_log_shows_and_the_time_left(tmp_path: Path) -
     assert found.whole_run_s.expected_s == pytest.approx(so_far_s + left_s)
     longer = [analyse(parse_log(lines[:n]), config=config).whole_run_s for n in (30, 40, 49)]
     assert all(a and b and a.expected_s == pytest.approx(b.expected_s, rel=0.02) for a, b in pairwise(longer))
+
+
+def test_a_schedule_that_nanogpt_runs_never_keeps_a_log_from_being_read(tmp_path: Path) -> None:
+    """50 steps of 100 of warm-up: nanoGPT trains it, so its log and its speed are explained."""
+    config = write(tmp_path / "train.py", CONFIG.replace("min_lr = 1e-4", "min_lr = 1.0"))
+    path = write(tmp_path / "run.log", text("max_iters = 50", "warmup_iters = 100", "lr_decay_iters = 20"))
+    words = (str(config), "--max_iters=50", "--warmup_iters=100", "--lr_decay_iters=20", "--gpu", "4070")
+    for command in (
+        ("explain", str(path), "--config", *words), ("mfu", *words, "--step-time", "0.09"),
+        ("compare", f"{path}+{config}", f"{path}+{config}+gpu=4090+max_iters=60"),
+    ):  # fmt: skip
+        ended = foretrain(*command)
+        assert "Problems in the configuration" not in ended.stderr
+        assert ended.returncode == 0 or command[0] == "compare", ended.stderr

@@ -267,7 +267,7 @@ def _finish(found: _Collected) -> ResolvedConfig:
             sources[SWITCH], layers[SWITCH] = setting.source, number
         elif key not in KNOBS:
             found.problems.append(_unknown(key, setting.source))
-        elif isinstance(setting.value, bool) and KNOBS[key].type in ("int", "float", "str", "choice"):
+        elif _is_of_another_type(setting, KNOBS[key].type):
             expects = KNOBS[key].limits or KNOBS[key].type
             found.problems.append(
                 UserError(
@@ -275,6 +275,9 @@ def _finish(found: _Collected) -> ResolvedConfig:
                 )
             )
         else:
+            typed_before = sources.get(key, "").startswith("-") and setting.source.startswith("-")
+            if typed_before and values[key] != setting.value:
+                found.notes.append(UserError("config.typed_twice", key=key, first=sources[key], source=setting.source))
             values[key], sources[key], layers[key] = setting.value, setting.source, number
             if key == BATCH and auto:  # the same knob, said again
                 auto = values[SWITCH] = False
@@ -293,6 +296,14 @@ def _finish(found: _Collected) -> ResolvedConfig:
     found.notes += odd_schedule(config, sources)
     name = found.names[-1] if found.names else "run"
     return ResolvedConfig(config, sources, tuple(found.notes), name, tuple(found.files))
+
+
+def _is_of_another_type(setting: Setting, type: str) -> bool:
+    """A truth value where a number or text belongs, or a number that a file has in quotes."""
+    if isinstance(setting.value, bool):
+        return type in ("int", "float", "str", "choice")
+    in_file = not setting.source.startswith("-")
+    return in_file and isinstance(setting.value, str) and type in ("int", "float")
 
 
 def _apply_total(

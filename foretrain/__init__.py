@@ -63,8 +63,15 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """What tab completion shows: the public names, before they are loaded, too."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'foretrain' has no attribute {name!r}")
     module, attribute = _HOMES[name]
+    if name in ("Plan", "plan"):
+        import_module("foretrain.report.shown").register()
     return getattr(import_module(module), attribute)

@@ -1,17 +1,21 @@
 """What a run is planned for: a card of the catalogue `gpus.toml`, the card in this machine, or its CPU.
 
-An unknown card is an error that names the nearest ones and prints the block to add; it is never taken for an A100.
+An unknown card is an error that names the nearest ones and prints the block to fill in; it is never taken for an A100.
+Such blocks may stand in a file of the user's own: `--gpu-file FILE`, or FORETRAIN_GPU_FILE.
 """
 
 import difflib
+import os
 import re
 import tomllib
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from foretrain.bounded import parse_toml, read_text
 from foretrain.calibration import Calibration, load
 from foretrain.errors import UserError
 from foretrain.records import Record
@@ -19,6 +23,8 @@ from foretrain.units import GIB, parse_bytes
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 MatmulMode = Literal["dtype", "fp8", "int8", "fp16_accumulation"]
+GPU_FILE_VARIABLE = "FORETRAIN_GPU_FILE"
+MOST_OWN_BYTES = 1 << 20
 NANOGPT_PEAK_FLOP_PER_S = 312e12  # karpathy/nanoGPT model.py estimate_mfu: an A100's bfloat16, for every card
 
 
@@ -35,6 +41,7 @@ class Gpu(Record):
     compute_capability: str = ""
     sm_count: int | None = None
     boost_clock_ghz: float | None = None
+    lowest_boost_clock_ghz: float | None = None
     fp32_clock_ghz: float | None = None
     fp16_flop_per_clock_per_sm: int | None = None
     fp32_flop_per_clock_per_sm: int | None = None
@@ -49,6 +56,7 @@ class Gpu(Record):
     fp8_dense_tflops: float | None = None
     fp32_tflops: float | None = None
     board_power_w: float | None = None
+    lowest_board_power_w: float | None = None
     source: str = ""
     # What was measured on this very device; not written out with a plan, which holds what follows from it.
     calibration: Calibration | None = Field(default=None, exclude=True, repr=False)
@@ -63,6 +71,24 @@ class Gpu(Record):
         """(8, 9) for compute capability 8.9; (0, 0) where there is none."""
         major, _, minor = self.compute_capability.partition(".")
         return (int(major), int(minor)) if major else (0, 0)
+
+    @property
+    def is_laptop(self) -> bool:
+        """A part that is built into a laptop: nobody can buy it as a card."""
+        return "Laptop" in self.name
+
+    @property
+    def slowest_share(self) -> float:
+        """The clock of the version with the least power, as a share of the figures here; 1 where all are alike.
+
+        Laptop makers set the power limit. Where the lowest clock is not published, it is taken to go with the root of
+        the power: within 19 % of the eleven laptop rows of gpus.toml that have both.
+        """
+        if self.lowest_boost_clock_ghz and self.boost_clock_ghz:
+            return self.lowest_boost_clock_ghz / self.boost_clock_ghz
+        if self.lowest_board_power_w and self.board_power_w:
+            return (self.lowest_board_power_w / self.board_power_w) ** 0.5
+        return 1.0
 
     @property
     def supports_bf16(self) -> bool:
@@ -105,14 +131,61 @@ class Gpu(Record):
         return self.bandwidth_gb_per_s * 1e9 if self.bandwidth_gb_per_s else None
 
 
-@cache
 def catalogue() -> dict[str, Gpu]:
-    """All cards by name, in the order of the file."""
+    """All cards by name, in the order of the file; those of the user's own file, where there is one, come first.
+
+    Raises UserError 'gpu.bad_file' where that file cannot be read.
+    """
+    return _catalogue(os.environ.get(GPU_FILE_VARIABLE, ""))
+
+
+@cache
+def _catalogue(own_file: str) -> dict[str, Gpu]:
+    own = _own_cards(Path(own_file)) if own_file else {}
+    return own | {name: gpu for name, gpu in _built_in().items() if name not in own}
+
+
+@cache
+def _built_in() -> dict[str, Gpu]:
     text = (resources.files("foretrain") / "gpus.toml").read_text("utf-8")
-    return {
-        name: Gpu(name=name, kind="mps" if name.startswith("Apple") else "cuda", **block)
-        for name, block in tomllib.loads(text).items()
-    }
+    return {name: _card(name, block) for name, block in tomllib.loads(text).items()}
+
+
+def _card(name: str, block: dict[str, Any]) -> Gpu:
+    return Gpu(name=name, kind="mps" if name.startswith("Apple") else "cuda", **block)
+
+
+def _own_cards(path: Path) -> dict[str, Gpu]:
+    """The cards of a file like gpus.toml. Raises UserError 'gpu.bad_file'."""
+    try:
+        blocks = parse_toml(read_text(path, MOST_OWN_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError("gpu.bad_file", path=str(path), reason=str(error)) from None
+    cards = {}
+    for name, block in blocks.items():
+        if not isinstance(block, dict):
+            raise UserError("gpu.bad_file", path=str(path), reason=f"{name} is not a block such as [{name!r}]")
+        try:
+            cards[name] = _checked(_card(name, {"source": str(path), **block}))
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise UserError("gpu.bad_file", path=str(path), reason=f"[{name!r}] {key}: {first['msg']}") from None
+        except (TypeError, ValueError) as error:
+            raise UserError("gpu.bad_file", path=str(path), reason=f"[{name!r}] {error}") from None
+    return cards
+
+
+def _checked(gpu: Gpu) -> Gpu:
+    """The card as it is. Raises ValueError for figures that no card can have, or without its memory."""
+    if gpu.memory_gib is None:
+        raise ValueError("memory_gib is missing")
+    if not re.fullmatch(r"\d{1,2}\.\d", gpu.compute_capability):
+        raise ValueError('compute_capability is missing, such as "8.9"')
+    for field, value in gpu:
+        if isinstance(value, int | float) and not 0 < value < 1e6:
+            raise ValueError(f"{field} = {value:g} must be above 0 and below 1,000,000")
+    return gpu
 
 
 def _key(name: str) -> str:

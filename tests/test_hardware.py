@@ -1,5 +1,6 @@
 """The catalogue: every figure derivable a second way; names; detection; unknown cards."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from foretrain.cpu import cpu_device
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu, catalogue, detect, find, match, nearest
 from foretrain.predict.plan import plan
+from foretrain.predict.time import step_time
 from foretrain.report import html, plan_view
 from foretrain.units import GIB
 from tests import machines
@@ -82,6 +84,9 @@ def test_figures_from_elsewhere() -> None:
         ("NVIDIA GeForce RTX 4070", "RTX 4070"), ("4070 ti super", "RTX 4070 Ti SUPER"), ("3060", "RTX 3060 12GB"),
         ("4060 ti 16gb", "RTX 4060 Ti 16GB"), ("h200", "H200 SXM 141GB"), ("Tesla T4", "T4"),
         ("NVIDIA H100 80GB HBM3", "H100 SXM5 80GB"), ("NVIDIA A100-SXM4-80GB", "A100 SXM4 80GB"),
+        ("RTX 4060 Laptop", "RTX 4060 Laptop"), ("4070 laptop gpu", "RTX 4070 Laptop"), ("4090 mobile", "RTX 4090 Laptop"),
+        ("NVIDIA GeForce RTX 3060 Laptop GPU", "RTX 3060 Laptop"), ("3080 laptop 16gb", "RTX 3080 Laptop 16GB"),
+        ("A800", "A100 SXM4 80GB"), ("H800", "H100 SXM5 80GB"), ("A100 80GB", "A100 SXM4 80GB"), ("titan xp", "TITAN Xp"),
     ],
 )  # fmt: skip
 def test_names(name: str, card: str) -> None:
@@ -158,6 +163,89 @@ def test_detection_tells_twins_apart_by_memory() -> None:
         assert found.used_bytes == 2 * GIB
         assert found.driver == "575.64"
         assert nvml.shut_down
+
+
+def test_detection_tells_a_laptop_part_from_the_card_of_the_same_size() -> None:
+    for name, card in (
+        ("NVIDIA GeForce RTX 4060", "RTX 4060"),
+        ("NVIDIA GeForce RTX 4060 Laptop GPU", "RTX 4060 Laptop"),
+    ):
+        found = detect(nvml=FakeNvml(name, 8, 24 * 128))
+        assert found
+        assert found.gpu.name == card
+
+
+def test_laptop_range_reaches_down_to_the_version_with_the_least_power() -> None:
+    config = resolve(["gpt2-124m"]).config
+    laptop = find("RTX 4060 Laptop")
+    alike = laptop.model_copy(update={"lowest_boost_clock_ghz": None, "lowest_board_power_w": None})
+    wide, narrow = (step_time(config, gpu, "bfloat16", "foretrain", compiled=True) for gpu in (laptop, alike))
+    assert wide
+    assert narrow
+    assert wide.expected_s == narrow.expected_s
+    assert wide.high_s == pytest.approx(narrow.high_s * 2.370 / 1.470)
+    with_both = [gpu for gpu in CARDS if gpu.lowest_boost_clock_ghz]
+    assert len(with_both) >= 10
+    for gpu in with_both:
+        by_power = gpu.model_copy(update={"lowest_boost_clock_ghz": None}).slowest_share
+        assert by_power / gpu.slowest_share - 1 == pytest.approx(0, abs=0.20), gpu.name
+
+
+OWN_CARD = """
+["RTX 4071"]
+compute_capability = "8.9"
+memory_gib = 14
+bandwidth_gb_per_s = 504
+fp16_dense_tflops = 61.4
+bf16_dense_tflops = 61.4
+board_power_w = 200
+"""
+
+
+def test_gpu_file_adds_cards_to_every_command(tmp_path: Path) -> None:
+    own = tmp_path / "cards.toml"
+    own.write_text(OWN_CARD)
+    for words in (
+        ["plan", "gpt2-124m", "--gpu", "4071", "--json"],
+        ["gpus", "4071", "--json"],
+        ["advise", "gpt2-124m", "--gpu", "4071", "--json"],
+    ):
+        assert foretrain(*words).returncode == 2
+        done = foretrain(*words, "--gpu-file", str(own))
+        assert done.returncode == 0, done.stderr
+        assert "RTX 4071" in done.stdout
+    assert foretrain("gpus", "4071").returncode == 2  # nothing of it is left for the next command
+
+
+def test_gpu_file_may_correct_a_card_of_the_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "cards.toml"
+    own.write_text(OWN_CARD.replace("RTX 4071", "RTX 4070"))
+    monkeypatch.setenv("FORETRAIN_GPU_FILE", str(own))
+    assert find("4070").memory_gib == 14
+    monkeypatch.delenv("FORETRAIN_GPU_FILE")
+    assert find("4070").memory_gib == 12
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = [", "Invalid"), ("[a]", "memory_gib is missing"), ("a = 1", "is not a block"),
+        ("[a]\nmemory_gib = 12", "compute_capability is missing"),
+        ('[a]\nmemory_gib = -1\ncompute_capability = "8.9"', "memory_gib = -1 must be above 0"),
+        ('[a]\nmemory_gib = 1\ncompute_capability = "8.9"\nspeed = 3', "speed"),
+        ('[a]\nmemory_gib = "x"\ncompute_capability = "8.9"', "memory_gib"), ('[a]\nname = "b"', "name"),
+    ],
+)  # fmt: skip
+def test_bad_gpu_file_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    own = tmp_path / "cards.toml"
+    own.write_text(text)
+    for place in (own, tmp_path / "none.toml", tmp_path, Path("/dev/zero")):
+        done = foretrain("gpus", "--gpu-file", str(place))
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert str(place) in done.stderr
+        if place == own:
+            assert says in done.stderr
 
 
 def test_detection_uses_the_true_memory() -> None:

@@ -1,5 +1,7 @@
 """`foretrain.trace` on code as people write it: what it asks of torch.cuda, how it sizes its memory, what it cannot do."""
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from foretrain.hardware import find
+from foretrain.predict.exact import guard
+from foretrain.predict.exact.forked import ChildDied
 from foretrain.predict.exact.guard import StandInError
 from foretrain.predict.exact.library import Tracing, trace
 from foretrain.units import GIB, MIB
@@ -186,11 +190,9 @@ def test_without_cudnn_an_lstm_takes_kernels_that_are_known() -> None:
     def code(on: Tracing) -> None:
         with torch.backends.cudnn.flags(enabled=False):
             recurrent(nn.LSTM)(on)
-        ops.update(on.tracer.ops)
+        assert on.tracer.ops["_thnn_fused_lstm_cell"] == 4
 
-    ops: dict[str, int] = {}
     trace(code)
-    assert ops["_thnn_fused_lstm_cell"] == 4
 
 
 def test_convolutions_and_sparse_gradients_are_noted() -> None:
@@ -260,3 +262,45 @@ def test_the_package_runs_as_a_module() -> None:
         [sys.executable, "-m", "foretrain", "--version"], capture_output=True, text=True, cwd=REPO, check=True
     )
     assert done.stdout.startswith("foretrain ")
+
+
+# -- the process that asks ---------------------------------------------------------------------------------
+
+
+def test_a_trace_changes_nothing_in_the_process_that_asks() -> None:
+    seen: list[int] = []
+    before = torch.cuda.is_available, torch.cuda.device_count, torch.Tensor.cuda
+    process = trace(lambda on: (seen.append(1), square()), "H200")
+    assert process.peak_allocated_bytes == GIB
+    assert seen == []
+    assert (torch.cuda.is_available, torch.cuda.device_count, torch.Tensor.cuda) == before
+    assert not guard._alive
+
+
+def test_in_process_the_code_may_set_variables() -> None:
+    script = (
+        "from foretrain import trace\nimport torch\nseen = []\n"
+        "trace(lambda on: seen.append(torch.empty(4, device='cuda').shape), in_process=True)\nprint(seen)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=REPO)
+    assert done.stdout == "[torch.Size([4])]\n", done.stderr
+
+
+def test_the_codes_own_error_comes_back_with_where_it_was_raised() -> None:
+    def code(on: Tracing) -> None:
+        raise ValueError("no such head")
+
+    with pytest.raises(ValueError, match="no such head") as caught:
+        trace(code)
+    assert "in code" in caught.value.__notes__[0]
+
+
+def test_a_child_that_is_killed_is_said_in_a_sentence() -> None:
+    with pytest.raises(ChildDied, match=r"ended without an answer \(signal SIGKILL\)"):
+        trace(lambda on: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def test_a_trace_prints_what_it_found() -> None:
+    found = trace(lambda on: square())
+    assert repr(found) == "<trace on RTX 4070: 1.00 GiB allocated at the peak>"
+    assert "1.00 GiB allocated, 1.00 GiB reserved at the peak" in str(found)

@@ -14,7 +14,7 @@ from foretrain.hardware import Gpu, catalogue
 
 def usable(gpu: Gpu, state: State) -> bool:
     """Whether the card can run the config as it stands, memory aside."""
-    if gpu.kind != "cuda" or gpu.memory_bytes is None or gpu.name == state.gpu.name:
+    if gpu.kind != "cuda" or gpu.memory_bytes is None or gpu.name == state.gpu.name or gpu.is_laptop:
         return False
     if state.config.dtype == "bfloat16" and not gpu.supports_bf16:
         return False

@@ -12,6 +12,7 @@ from foretrain import bugs, languages
 from foretrain.cli.common import OUT, own_words, print_error, print_json
 from foretrain.cli.language import Group, from_environment
 from foretrain.errors import ExitCode, UserError
+from foretrain.hardware import GPU_FILE_VARIABLE
 from foretrain.messages import printable
 
 EPILOG = """Examples:
@@ -115,7 +116,7 @@ def main() -> None:
 
 def _run() -> int:
     """The exit code of the command; errors of the user's are told here."""
-    before = languages.current().id
+    before, cards = languages.current().id, os.environ.get(GPU_FILE_VARIABLE)
     try:
         from_environment()
         app()
@@ -140,8 +141,12 @@ def _run() -> int:
         return _bug(error)
     except Exception as error:
         return _bug(error)
-    finally:
+    finally:  # for who calls this in a process that goes on
         languages.use(before)
+        if cards is None:
+            os.environ.pop(GPU_FILE_VARIABLE, None)
+        else:
+            os.environ[GPU_FILE_VARIABLE] = cards
     return int(ExitCode.DONE)
 
 

@@ -13,6 +13,7 @@ import typer.main
 from typer.core import TyperGroup
 
 from foretrain import languages
+from foretrain.cli import gpu_file
 from foretrain.cli import help as spoken_help
 from foretrain.cli.common import OUT, Json, own_words, print_json
 from foretrain.config import knobs
@@ -36,20 +37,23 @@ def add_to(app: typer.Typer) -> None:
 
 
 class Group(TyperGroup):
-    """A group of commands that each take --lang, and whose help is in that language."""
+    """A group of commands that each take --lang, and --gpu-file where they take a card. Their help is in that language."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        _give_option(self)
+        _give_options(self)
 
 
-def _give_option(command: Any) -> None:
+def _give_options(command: Any) -> None:
     for each in (command, *getattr(command, "commands", {}).values()):
-        if not any(parameter.name == "lang" for parameter in each.params):
+        names = {parameter.name for parameter in each.params}
+        if "lang" not in names:
             each.params.append(_option())
+        if "gpu_file" not in names and ("gpu" in names or each.name in gpu_file.COMMANDS):
+            each.params.append(gpu_file.option())
         spoken_help.speak(each)
         if each is not command and hasattr(each, "commands"):
-            _give_option(each)
+            _give_options(each)
 
 
 @cache

@@ -25,6 +25,7 @@ from foretrain.predict.memory import (
 )
 from foretrain.predict.time import Range, compile_time, evaluation_time, is_calibrated, step_time
 from foretrain.records import Note, Record
+from foretrain.units import format_bytes, format_duration
 
 SCHEMA = "foretrain.plan/2"
 TimingSource = Literal["estimated", "calibrated", "measured (log)"]
@@ -100,6 +101,12 @@ class Plan(Record):
     step: StepName = "foretrain"
     assumptions: tuple[Note, ...] = ()
     exact: tuple[Exact, ...] = ()
+
+    def __repr__(self) -> str:
+        worst, room = self.memory_of("foretrain").worst, self.available_bytes
+        memory = format_bytes(worst.needed_expected_bytes) + (f" of {format_bytes(room)}" if room is not None else "")
+        time = f", {format_duration(self.timing.total_s.expected_s)}" if self.timing else ""
+        return f"<plan of {self.name} on {self.gpu.name}: {self.verdict_of('foretrain')}, {memory}{time}>"
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -259,6 +266,8 @@ def _notes(
 
     if gpu.kind == "cuda" and not used_by_others_bytes:
         note("others_unknown")
+    if gpu.lowest_board_power_w and gpu.board_power_w:
+        note("power_range", gpu=gpu.name, low_w=gpu.lowest_board_power_w, high_w=gpu.board_power_w)
     if dtype == "bfloat16" and not gpu.supports_bf16:
         note("bf16_unsupported", gpu=gpu.name)
     if config.decay_lr and not config.eval_only and config.lr_decay_iters != config.max_iters:

@@ -73,7 +73,8 @@ def _range(expected_s: float, gpu: Gpu, rates: Rates) -> Range:
     if isinstance(rates, MeasuredRates):
         low, high = CALIBRATED_LOW, CALIBRATED_HIGH
     else:
-        low, high = (CPU_LOW, CPU_HIGH) if gpu.kind == "cpu" else (LOW, HIGH)
+        # A laptop's power limit is its maker's: the version with the least power is the slow end.
+        low, high = (CPU_LOW, CPU_HIGH) if gpu.kind == "cpu" else (LOW, HIGH / gpu.slowest_share)
     return Range(low_s=expected_s * low, expected_s=expected_s, high_s=expected_s * high)
 
 

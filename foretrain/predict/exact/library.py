@@ -30,11 +30,13 @@ from torch._subclasses.fake_tensor import (
 
 from foretrain.hardware import Gpu, find
 from foretrain.predict.allocator_settings import Settings
+from foretrain.predict.exact.forked import CAN_FORK, in_child
 from foretrain.predict.exact.guard import StandInError
 from foretrain.predict.exact.record import Trace
 from foretrain.predict.exact.replay import Replay, replay, smallest_limit_bytes
 from foretrain.predict.exact.session import tracing
 from foretrain.predict.exact.tracer import Tracer
+from foretrain.units import format_bytes
 
 WHY = {
     UnsupportedOperatorException: "torch has no fake kernel for it",
@@ -76,6 +78,21 @@ class Traced:
     trace: Trace
     gpu: Gpu
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<trace on {self.gpu.name}: {format_bytes(self.peak_allocated_bytes)} allocated at the peak>"
+
+    def __str__(self) -> str:
+        found = self.replay()
+        peaks = [f"  {phase.phase:<24} {format_bytes(phase.allocated_bytes):>12}" for phase in found.phases]
+        lines = (
+            f"Traced on {self.gpu.name}: {format_bytes(found.peak_allocated_bytes)} allocated, "
+            f"{format_bytes(found.peak_reserved_bytes)} reserved at the peak; "
+            f"runs with {format_bytes(self.smallest_limit_bytes)} reserved or more",
+            *peaks,
+            *(f"Note: {note}" for note in self.notes),
+        )
+        return "\n".join(lines)
 
     def replay(self, limit_bytes: int | None = None, settings: Settings | None = None) -> Replay:
         """Through the allocator, under a limit of reserved bytes or none."""
@@ -145,7 +162,12 @@ def _notes(tracer: Tracer, notes: set[str]) -> tuple[str, ...]:
 
 
 def trace(
-    code: Callable[[Tracing], object], gpu: str | Gpu = "RTX 4070", *, compile: bool = False, pads: bool = False
+    code: Callable[[Tracing], object],
+    gpu: str | Gpu = "RTX 4070",
+    *,
+    compile: bool = False,
+    pads: bool = False,
+    in_process: bool = False,
 ) -> Traced:
     """Run training code once on fake tensors of a card and record every storage.
 
@@ -153,12 +175,20 @@ def trace(
     pad_mm's measurement to say. The code must make its model and tensors itself, on `device` (torch.cuda says that it
     is available), and learns no values: .item() gives 1.
 
-    It changes this process for good: torch.cuda stays unusable, so trace in a process that does not train.
+    The code runs in a forked child, so that this process, a notebook for one, can train afterwards; variables that the
+    code sets are lost. `in_process`: run it here instead, as where no fork is; torch.cuda then stays unusable.
     Raises guard.StandInError where this torch cannot be made to stand in for the card, or has already used one.
     """
     if torch.cuda.is_initialized():
         raise StandInError("this process has used CUDA; trace in a fresh one")
     card = _card(gpu)
+    if in_process or not CAN_FORK:
+        return _traced(code, card, compile, pads)
+    return in_child(lambda: _traced(code, card, compile, pads))
+
+
+def _traced(code: Callable[[Tracing], object], card: Gpu, compile: bool, pads: bool) -> Traced:
+    """The trace, in this process."""
     with tracing(card, compiled=compile, pads=pads) as session:
         there, tracer = session.there, session.tracer
         assert there is not None

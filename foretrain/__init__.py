@@ -2,10 +2,10 @@
 
 The library in four lines:
 
-    from foretrain import find_gpu, plan, resolve
-    resolved = resolve(["gpt2-124m", "--batch_size=8"])
-    forecast = plan(resolved.config, find_gpu("RTX 4070"))
-    print(forecast.verdict_of("foretrain"), forecast.memory_of("foretrain").worst.allocated_bytes)
+    import foretrain
+    forecast = foretrain.plan("gpt2-124m", gpu="RTX 4070", batch_size=8)
+    print(forecast)                                     # what `foretrain plan` shows
+    forecast.verdict_of("foretrain"), forecast.memory_of("foretrain").worst.allocated_bytes
 
 Names are loaded on first use, so that importing foretrain costs nothing.
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretrain.advise.forecast_check import Comparison as Comparison
     from foretrain.advise.forecast_check import compare as compare
+    from foretrain.app.plan import plan as plan
     from foretrain.config import RunConfig as RunConfig
     from foretrain.configfile import from_values as from_values
     from foretrain.configfile import resolve as resolve
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from foretrain.predict.exact.library import Traced as Traced
     from foretrain.predict.exact.library import trace as trace
     from foretrain.predict.plan import Plan as Plan
-    from foretrain.predict.plan import plan as plan
     from foretrain.run.store import RunRecord as RunRecord
 
 _HOMES = {
@@ -41,7 +41,7 @@ _HOMES = {
     "compare": ("foretrain.advise.forecast_check", "compare"),
     "find_gpu": ("foretrain.hardware", "find"),
     "from_values": ("foretrain.configfile", "from_values"),
-    "plan": ("foretrain.predict.plan", "plan"),
+    "plan": ("foretrain.app.plan", "plan"),
     "resolve": ("foretrain.configfile", "resolve"),
     "trace": ("foretrain.predict.exact.library", "trace"),
 }

@@ -27,9 +27,10 @@ ALLOWED = {
     "predict": {"facts", "lm", "predict"},
     "run": {"facts", "lm", "run"},
     "advise": {"facts", "lm", "predict", "run", "advise"},
+    "app": {"facts", "lm", "prepare", "predict", "run", "advise", "app"},
     "report": {"facts", "lm", "prepare", "predict", "run", "advise", "report"},
-    "web": {"facts", "lm", "predict", "run", "advise", "report", "web"},
-    "cli": {"facts", "lm", "prepare", "predict", "run", "advise", "report", "web", "cli"},
+    "web": {"facts", "lm", "predict", "run", "advise", "app", "report", "web"},
+    "cli": {"facts", "lm", "prepare", "predict", "run", "advise", "app", "report", "web", "cli"},
     "__main__": {"cli"},
 }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from foretrain.advise.cards import choose
-from foretrain.cli.plan import Target, make_plan
+from foretrain.app.plan import Target, make_plan
 from foretrain.configfile import resolve
 from foretrain.hardware import find
 from foretrain.report import plan_view

@@ -40,9 +40,9 @@ from foretrain.advise.tune_space import (
 )
 from foretrain.advise.tuner import Limits, Outlook, Tuner
 from foretrain.advise.tuning import ForecastError, TuneTrial, Tuning, with_pareto
+from foretrain.app.plan import with_dataset
 from foretrain.batchsplit import sequences_of
 from foretrain.calibration import Calibration, KernelTime, StepTime, load, save, save_tuned, tuned_path
-from foretrain.cli.plan import with_dataset
 from foretrain.cli.train import prepare_data
 from foretrain.cli.tune import prepare
 from foretrain.config import RunConfig

@@ -9,10 +9,12 @@ import typer
 
 from foretrain.advise.advice import Advices
 from foretrain.advise.rules.base import Goal
+from foretrain.app.plan import targets
 from foretrain.cli import plan_exact, plan_limits
 from foretrain.cli import plan_options as o
 from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, print_json, print_notes
-from foretrain.cli.plan import make_plans, targets
+from foretrain.cli.old_options import typed
+from foretrain.cli.plan import make_plans
 from foretrain.cli.plan_exact import Depth
 from foretrain.cli.plan_limits import Limits
 from foretrain.configfile import ResolvedConfig, resolve
@@ -123,7 +125,7 @@ def _check_options(goal: str, exact: bool, apply: int, write: Path | None) -> No
 
 def _base(resolved: ResolvedConfig, gpu: str, others: str, price: str | None) -> Plan:
     """The plan of the run as it is, on the one card that was named."""
-    found = targets(gpu, others, resolved.config)
+    found = targets(gpu, others, resolved.config, typed("--used-by-others"))
     if len(found) > 1:
         raise UserError("usage.one_card_advise", count=len(found))
     limits = Limits(price=None if _prices_cards(price) else price)

@@ -35,8 +35,8 @@ def demo_command(
     quiet: Quiet = False,
 ) -> None:
     """Run everything in about three minutes on two CPU cores: forecast, training, sample, comparison, report."""
+    from foretrain.app.plan import make_plan, targets
     from foretrain.cli import report_parts
-    from foretrain.cli.plan import make_plan, targets
     from foretrain.cli.runs import load
     from foretrain.cli.sample import sample
     from foretrain.cli.train import need_torch, prepare_data, train

@@ -51,7 +51,7 @@ def mfu_command(
 ) -> None:
     """Turn a speed into MFU: with full and causal attention, with recomputation, and as nanoGPT prints it."""
     from foretrain.advise.utilization import SCHEMA, utilization
-    from foretrain.cli.plan import targets, with_dataset
+    from foretrain.app.plan import targets, with_dataset
     from foretrain.report import log_view, text
 
     if bool(tokens_per_s) == bool(step_time):

@@ -72,12 +72,14 @@ def run(path: Path, sample: str | None = None) -> "Document":
 
 def plan(resolved: ResolvedConfig, asked: Asked, one: "Given", now: datetime) -> "Document":
     """Of a config on one card. Raises UserError."""
-    from foretrain.cli.plan import make_plans, targets
+    from foretrain.app.plan import targets
+    from foretrain.cli.plan import make_plans
     from foretrain.cli.plan_limits import Limits, priced
 
     limits = Limits(price=asked.price, given=frozenset(resolved.sources))
     resolved = priced(resolved, limits)
-    found = targets(one.own.get("gpu", asked.gpu), one.own.get("used_by_others", asked.others), resolved.config)
+    others = one.own.get("used_by_others", asked.others)
+    found = targets(one.own.get("gpu", asked.gpu), others, resolved.config, typed("--used-by-others"))
     if len(found) > 1:
         raise UserError("usage.report_cards", count=len(found))
     made = make_plans(resolved, found, limits, None, None)[0]

@@ -222,7 +222,7 @@ def _write_inputs(
     """Config, environment and the forecast, on disk before the first step."""
     import json
 
-    from foretrain.cli.plan import Target, make_plan
+    from foretrain.app.plan import Target, make_plan
     from foretrain.predict.plan import SCHEMA
     from foretrain.run.files import replace_text
 

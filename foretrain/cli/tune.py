@@ -185,8 +185,8 @@ def prepare(resolved: ResolvedConfig, knobs: tuple[str, ...] = ()) -> Job:
     """Decide what the config leaves open as `train` would, and what may be changed. Raises UserError."""
     from foretrain.advise.micro_batch import choose
     from foretrain.advise.tune_space import Machine, default_knobs, options
+    from foretrain.app.plan import with_dataset
     from foretrain.cli.auto_batch import used_by_others_bytes
-    from foretrain.cli.plan import with_dataset
     from foretrain.cli.train import set_allocator
     from foretrain.predict.plan import available
 

@@ -1,0 +1,161 @@
+"""A plan, from what somebody names: a config by its words, a card by its name. `foretrain.plan` for Python.
+
+The command line, the demo and reports plan through `make_plan`, so that they agree.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from foretrain.advise.micro_batch import Choice, choose
+from foretrain.config import RunConfig
+from foretrain.configfile import ResolvedConfig, Trainer, from_values, resolve
+from foretrain.errors import UserError
+from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Gpu, catalogue, detect, find, stated_bytes
+from foretrain.lm.config_data import of_config
+from foretrain.lm.shape import ModelShape
+from foretrain.predict.data_notes import data_notes
+from foretrain.predict.plan import Plan, available, choose_dtype
+from foretrain.predict.plan import plan as predict_plan
+
+MOST_CARDS = 64  # of --gpu; the catalogue has fewer
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device to plan for, and what others hold there."""
+
+    gpu: Gpu
+    used_by_others_bytes: int
+
+
+def plan(
+    config: str | Path | Mapping[str, Any] | RunConfig | ResolvedConfig = "gpt2-124m",
+    gpu: str | Gpu = "auto",
+    *,
+    name: str = "",
+    used_by_others: str | int = 0,
+    step_s: float | None = None,
+    **options: Any,
+) -> Plan:
+    """The forecast for a config on a card: `foretrain.plan("gpt2-124m", gpu="RTX 4070", batch_size=8)`.
+
+    `config`: a preset, a path of a TOML file or of a nanoGPT config (parsed, never run), options by name, or a config
+    that is made already. `gpu`: a name of the catalogue, "cpu", or "auto" for the card of this machine.
+    `used_by_others`: memory that other programs use on the card, in bytes or as a text such as "2GB".
+    `step_s`: seconds of one iteration in a log, which replaces the estimated time of a step. `options`: any option of
+    the config, such as batch_size=8. `print(plan)` shows what the command line shows.
+    Raises UserError for what cannot be planned; ConfigError names every problem of a config.
+    """
+    resolved = _resolved(config, options)
+    if name:
+        resolved = replace(resolved, name=name)
+    stated = stated_bytes(used_by_others, "used_by_others") if isinstance(used_by_others, str) else used_by_others
+    if isinstance(gpu, Gpu):
+        target = _checked(gpu, stated)
+    else:
+        (target, *more) = targets(gpu, f"{stated}B" if stated else "", resolved.config)
+        if more:
+            raise UserError("usage.one_card", count=len(more) + 1)
+    return make_plan(resolved, target, step_s)
+
+
+def _resolved(
+    config: str | Path | Mapping[str, Any] | RunConfig | ResolvedConfig, options: dict[str, Any]
+) -> ResolvedConfig:
+    """Raises ConfigError."""
+    if isinstance(config, RunConfig):
+        config = replace(from_values({}), config=config, sources=dict.fromkeys(config.model_fields_set, "call"))
+    if isinstance(config, ResolvedConfig):
+        if not options:
+            return config
+        config = {name: getattr(config.config, name) for name in config.sources}
+    if isinstance(config, Mapping):
+        return from_values({**config, **options})
+    return resolve([str(config), *(f"--{name}={_word(value)}" for name, value in options.items())])
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def targets(names: str, others: str, config: RunConfig, option: str = "--used-by-others") -> list[Target]:
+    """The devices that were named, or the card of this machine. `option`: what `others` was given as, for errors."""
+    used_by_others_bytes = stated_bytes(others, option) if others else None
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if len(wanted) > MOST_CARDS:
+        raise UserError("usage.too_many_cards", count=len(wanted), most=MOST_CARDS)
+    if wanted in ([], ["auto"]):
+        return [_here(config, used_by_others_bytes)]
+    found = []
+    for name in wanted:
+        if name.lower() == "cpu":
+            found.append(_cpu(used_by_others_bytes))
+        elif name.lower() == "auto":
+            found.append(_here(config, used_by_others_bytes))
+        else:
+            found.append(_checked(find(name), used_by_others_bytes or 0))
+    return found
+
+
+def _checked(gpu: Gpu, used_by_others_bytes: int) -> Target:
+    if gpu.memory_bytes is not None and used_by_others_bytes > gpu.memory_bytes:
+        raise UserError("gpu.others_beyond", others=used_by_others_bytes, memory=gpu.memory_bytes, gpu=gpu.name)
+    return Target(gpu, used_by_others_bytes)
+
+
+def _here(config: RunConfig, used_by_others_bytes: int | None) -> Target:
+    """The card in this machine with what is in use there now; the CPU where the config asks for it."""
+    if config.device == "cpu":
+        return _cpu(used_by_others_bytes)
+    index = int(config.device.partition(":")[2] or 0)
+    found = detect(index)
+    if found is None:
+        raise UserError("gpu.none_here", count=len(catalogue()))
+    return _checked(found.gpu, found.used_bytes if used_by_others_bytes is None else used_by_others_bytes)
+
+
+def _cpu(used_by_others_bytes: int | None) -> Target:
+    from foretrain.cpu import available_memory_bytes, cpu_device
+
+    gpu = cpu_device()
+    available = available_memory_bytes()
+    if used_by_others_bytes is None:
+        used_by_others_bytes = max(0, gpu.memory_bytes - available) if gpu.memory_bytes and available else 0
+    return _checked(gpu, used_by_others_bytes)
+
+
+def make_plan(
+    resolved: ResolvedConfig, target: Target, step_time: float | None = None, logged_mfu: float | None = None
+) -> Plan:
+    """The plan of a resolved config on a target, with the dataset of this machine where it is there."""
+    data = of_config(resolved)
+    config = data.config
+    if step_time is not None and logged_mfu is not None:
+        raise UserError("usage.two_speeds")
+    for option, value in (("--step-time", step_time), ("--logged-mfu", logged_mfu)):
+        if value is not None and not 1e-6 <= value <= 1e9:
+            raise UserError("usage.bad_step_time", option=option, value=value)
+    if logged_mfu is not None:
+        flops = ModelShape.of(config).flops_per_token * config.tokens_per_step
+        step_time = flops / (logged_mfu / 100 * NANOGPT_PEAK_FLOP_PER_S)
+    decided = auto_batch(config, target, resolved.step) if config.auto_batch_size else None
+    made = predict_plan(
+        decided.config if decided else config, target.gpu, name=resolved.name,
+        used_by_others_bytes=target.used_by_others_bytes,
+        dataset_tokens=data.tokens, dataset_source=data.source, logged_step_s=step_time,
+    )  # fmt: skip
+    notes = (*([decided.note] if decided else []), *made.notes, *data_notes(made.config, data.info))
+    return made.model_copy(update={"notes": notes, "step": resolved.step, "assumptions": data.assumptions})
+
+
+def auto_batch(config: RunConfig, target: Target, step: Trainer) -> Choice:
+    """The micro-batch that batch_size = auto gives on a target."""
+    room, _ = available(config, target.gpu, target.used_by_others_bytes)
+    return choose(config, target.gpu, choose_dtype(config, target.gpu)[0], room, step)
+
+
+def with_dataset(resolved: ResolvedConfig) -> RunConfig:
+    """The config with its dataset's vocabulary, where it sets none itself."""
+    return of_config(resolved).config

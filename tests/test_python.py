@@ -1,0 +1,113 @@
+"""foretrain from Python: what a notebook shows, plans by name, completion in a shell."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import foretrain as library
+from foretrain.cli.completion import cards, config_options
+from foretrain.configfile import resolve
+from foretrain.errors import ConfigError, UserError
+from foretrain.hardware import find
+from foretrain.predict.plan import plan as predict_plan
+from tests.helpers import REPO, foretrain
+
+
+def test_tab_completion_shows_the_public_names() -> None:
+    assert {"plan", "trace", "compare", "find_gpu", "resolve", "UserError"} <= set(dir(library))
+    assert not {"Any", "import_module"} & set(dir(library))
+    assert all(getattr(library, name) is not None for name in dir(library))
+
+
+def test_a_plan_by_names_is_the_plan_of_the_command_line() -> None:
+    import json
+
+    made = library.plan("gpt2-124m", gpu="RTX 4070", batch_size=8, compile=False, used_by_others="2GB")
+    words = ("plan", "gpt2-124m", "--gpu", "RTX 4070", "--batch_size=8", "--compile=false", "--others", "2GB", "--json")
+    shown = json.loads(foretrain(*words).stdout)
+    assert made.to_json() == {key: value for key, value in shown.items() if key not in ("schema", "advice")}
+
+
+def test_a_plan_takes_every_form_of_a_config() -> None:
+    resolved = resolve(["gpt2-124m"])
+    by_engine = predict_plan(resolved.config, find("4090"))
+    for config in ("gpt2-124m", resolved, resolved.config, resolved.config.model_dump()):
+        made = library.plan(config, gpu=find("4090"))
+        assert made.memory == by_engine.memory
+        assert made.config == by_engine.config
+    smaller = library.plan(resolved.config, gpu="4090", batch_size=2)
+    assert smaller.config.batch_size == 2
+    assert smaller.config.n_embd == 768
+    assert library.plan(str(REPO / "examples/real-cases/a.py"), gpu="4070").name == "a"
+
+
+def test_what_cannot_be_planned_is_one_error() -> None:
+    with pytest.raises(ConfigError, match="did you mean"):
+        library.plan("gpt2-124m", gpu="4070", batchsize=2)
+    with pytest.raises(UserError) as caught:
+        library.plan("gpt2-124m", gpu="4070,4090")
+    assert caught.value.id == "usage.one_card"
+    with pytest.raises(UserError) as caught:
+        library.plan("gpt2-124m", gpu="4070", used_by_others="900GB")
+    assert caught.value.id == "gpu.others_beyond"
+
+
+def test_a_plan_prints_as_a_screen_and_not_as_its_fields() -> None:
+    made = library.plan("gpt2-124m", gpu="RTX 4070")
+    assert repr(made).startswith("<plan of gpt2-124m on RTX 4070: fits, 6.00 GiB of 12.00 GiB, ")
+    lines = str(made).splitlines()
+    assert len(lines) > 5
+    assert max(map(len, lines)) <= 100
+    assert not any(line != line.rstrip() for line in lines)
+    assert "6.00 GiB" in str(made)
+    html = made._repr_html_()
+    assert html
+    assert html.startswith("<pre")
+    assert "6.00 GiB" in html
+
+
+def test_hostile_names_stay_text_in_a_notebook() -> None:
+    html = library.plan("gpt2-124m", gpu="4070", name="<script>alert(1)</script>\x1b[31m")._repr_html_()
+    assert html
+    assert "<script>" not in html
+    assert "\x1b" not in html
+
+
+def test_importing_and_listing_costs_no_torch() -> None:
+    code = (
+        "import sys, foretrain; dir(foretrain); assert 'torch' not in sys.modules; assert 'pydantic' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPO).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("40", "4070"), ("rtx-40", "RTX-4070-Ti-SUPER"), ("3060,h2", "3060,H200-SXM-141GB"), ("c", "cpu")],
+)
+def test_cards_are_completed_in_a_form_that_is_found(typed: str, offered: str) -> None:
+    assert offered in cards(typed)
+    for word in cards(typed):
+        assert " " not in word
+        last = word.rpartition(",")[2]
+        assert last in ("cpu", "auto") or find(last)
+
+
+def test_config_options_are_completed_in_both_spellings() -> None:
+    assert config_options("--n_l") == config_options("--n-l") == ["--n_layer="]
+    assert len(config_options("--")) > 60
+    assert config_options("--nope") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"), [("foretrain plan gpt2-124m --gpu 407", "4070"), ("foretrain train --n_l", "--n_layer=")]
+)
+def test_the_shell_is_answered(line: str, offered: str) -> None:
+    asked = {"_FORETRAIN_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    code = "from foretrain.cli import main; main()"
+    run = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv = ['foretrain']; " + code],
+        env={**os.environ, **asked}, capture_output=True, text=True, cwd=REPO,
+    )  # fmt: skip
+    assert offered in run.stdout.split("\n")

@@ -37,7 +37,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 class Group(TyperGroup):
-    """A group of commands that each take --lang, and --gpu-file where they take a card. Their help is in that language."""
+    """A group of commands that each take --lang, and --gpu-file where they take a card. Help is in that language."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

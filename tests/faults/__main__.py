@@ -11,23 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import report
-from tests.faults import data_flips, experiments, hostile_configs, hostile_payloads, inputs
+from tests.faults import data_flips, experiments, hostile_configs, hostile_payloads, inputs, supervised
 
-MODULES = (experiments, inputs, hostile_configs, hostile_payloads, data_flips)
+MODULES = (experiments, inputs, hostile_configs, hostile_payloads, data_flips, supervised)
 # How many of each: in the test suite, before a merge (10 minutes of 2 cores), by night.
 TIERS = {
     "suite": {
         "kills": 8, "every_call": 8, "sigterm": 2, "full_disk": 12, "bit_flips": 500, "not_finite": 4,
         "fuzzed_configs": 60, "hostile_configs": 40, "data_flips": 100,
+        "supervised": 1,
     },
     "pr": {
         "kills": 100, "every_call": 400, "sigterm": 20, "full_disk": 50, "bit_flips": 500, "not_finite": 50,
         "out_of_memory": 40, "fuzzed_configs": 1000, "hostile_configs": 1000, "hostile_payloads": 1000, "data_flips": 500,
+        "supervised": 10,
     },
     "nightly": {
         "kills": 1000, "every_call": 400, "sigterm": 200, "full_disk": 10000, "bit_flips": 10000, "not_finite": 1000,
         "out_of_memory": 430, "fuzzed_configs": 20000, "hostile_configs": 1000, "hostile_payloads": 1000,
-        "data_flips": 10000,
+        "data_flips": 10000, "supervised": 200,
     },
 }  # fmt: skip
 RESULTS = Path(__file__).parent.parent.parent / "benchmarks" / "results" / "faults.json"

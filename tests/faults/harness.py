@@ -185,20 +185,23 @@ def _keep_chain(own: Trainer, path: Path) -> None:
     trainer.train_step = step
 
 
-def outcome(out: str) -> dict[str, Any]:
-    """What a finished run left: digests of weights, moments and generators, its step, and the chain of its tokens."""
+def outcome(out: str, *, chain: bool = True) -> dict[str, Any]:
+    """What a finished run left: digests of weights, moments and generators, its step, losses, and its tokens' chain."""
     path, skipped = checkpoint.newest_valid(Path(out) / "checkpoints")
     assert path is not None
     assert not skipped, skipped
     manifest = json.loads((path / "manifest.json").read_text())
     digests = {n: manifest["files"][f"{n}.safetensors"]["sha256"] for n in ("model", "optimizer", "rng")}
-    chain = dict(line.split() for line in Path(f"{out}.chain").read_text().splitlines())
     metrics = [
         (m["kind"], m["step"], m.get("loss"), m.get("val_loss")) for m in RunDirectory(Path(out)).read_lines("metrics")
     ]
     losses = hashlib.sha256(repr(metrics).encode()).hexdigest()
-    last = str(max(map(int, chain)))
-    return {**digests, "step": manifest["step"], "last": last, "chain": chain[last], "losses": losses}
+    found = {**digests, "step": manifest["step"], "losses": losses}
+    if chain:
+        hashes = dict(line.split() for line in Path(f"{out}.chain").read_text().splitlines())
+        last = str(max(map(int, hashes)))
+        found |= {"last": last, "chain": hashes[last]}
+    return found
 
 
 def readable(out: str) -> bool:

@@ -135,7 +135,7 @@ OUTPUTS: dict[str, Output] = {
     "foretrain.report/1": Output("report", "where the report was written", _object("Report", path=(str, ...))),
     "foretrain.sample/1": Output(
         "sample", "text from a checkpoint",
-        _object("Sample", checkpoint=(str, ...), prompt=(str, ...), text=(str, ...)),
+        _object("Sample", checkpoint=(str, ...), skipped=(list[str], ...), prompt=(str, ...), text=(str, ...)),
     ),
     "foretrain.export/1": Output("export", "what was written for others", Exported),
     "foretrain.prepare-plan/1": Output(

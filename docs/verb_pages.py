@@ -36,7 +36,8 @@ MEANINGS = {
     "CHECK_FAILED": "`--check`: it does not fit",
     "ENVIRONMENT": "something is missing here: torch, a card, a package, a writable folder",
     "OUT_OF_MEMORY": "out of memory",
-    "DIVERGED": "the loss or the weights are no longer finite; the last checkpoint is intact",
+    "DIVERGED": "the run diverged: the loss or the weights are not finite, or the training loss ends far above its start or "
+    "its best; checkpoints are intact",
     "DATA": "data, a run or a checkpoint is missing or damaged",
     "DISK_FULL": "the disk is full; earlier checkpoints are intact",
     "STOPPED": "stopped by a signal, the state is saved; `--resume auto` goes on",

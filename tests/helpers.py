@@ -2,8 +2,10 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -63,6 +65,7 @@ def _main(words: Sequence[str], out: TextIO, err: TextIO) -> int:
     from foretrain.cli import main
 
     threads = torch.get_num_threads() if (torch := sys.modules.get("torch")) else 0
+    on_term = signal.getsignal(signal.SIGTERM)  # a stopped run leaves it ignored, as its process ends
     with (
         mock.patch.object(sys, "argv", ["foretrain", *words]), mock.patch.object(sys, "stdout", out),
         mock.patch.object(sys, "stderr", err), mock.patch.dict(os.environ), warnings.catch_warnings(),
@@ -76,6 +79,8 @@ def _main(words: Sequence[str], out: TextIO, err: TextIO) -> int:
             traceback.print_exc(file=err)
             return 1
         finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, on_term)
             if torch and threads:
                 torch.set_num_threads(threads)
     return 0

@@ -161,7 +161,10 @@ class Failing:
             raise self.error
 
 
-@pytest.mark.parametrize(("number", "id"), [(28, "disk.full"), (122, "disk.full"), (5, "environment.cannot_write")])
+@pytest.mark.parametrize(
+    ("number", "id"),
+    [(28, "disk.full"), (122, "disk.limit"), (27, "disk.limit"), (5, "environment.cannot_write")],
+)
 @pytest.mark.parametrize("again", [False, True])
 def test_a_save_that_fails_at_any_call_leaves_the_old_one(
     number: int, id: str, again: bool, watch: Callable[..., None]

@@ -175,6 +175,10 @@ def test_each_dtype_learns_and_writes(dtype: torch.dtype) -> None:
     pair = (idx[:, :-1].contiguous(), idx[:, 1:].contiguous())
     losses = [float(train_step(state, [pair, pair], 1e-2).loss) for _ in range(8)]
     assert losses[-1] < losses[0] - 2.0
+    for tiny_number in (1e-42, 1e-300):  # logits divided by it are beyond fp32
+        words = {"top_k": 0, "seed": 0, "vocab_size": 96}
+        near = list(generate(state.model, [1, 2, 3], 5, temperature=tiny_number, **words))
+        assert near == list(generate(state.model, [1, 2, 3], 5, temperature=0, **words))
     made = generate(state.model, [1, 2, 3], 5, temperature=0, top_k=0, seed=0, vocab_size=96)
     assert list(made) == [4, 5, 6, 7, 8]
 

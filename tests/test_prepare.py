@@ -538,3 +538,53 @@ def test_documents_between_blank_lines(parts: list[str]) -> None:
     assert [len(raw) > 10 for raw in lines] == [
         len(line.rstrip("\r\n")) > 10 for line in re.findall(r"[^\n]*\n|[^\n]+$", text)
     ]
+
+
+def test_a_text_that_is_one_document_is_cut_by_tokens(own_directory: Path) -> None:
+    """As nanoGPT cuts a text: the first nine tenths train, the rest validates."""
+    text = "".join(kit.texts(40, seed=3))
+    Path("a.txt").write_text(text)
+    result = foretrain("prepare", "a.txt", "--tokenizer", "byte", "--out", "o", "--workers", "1")
+    assert result.returncode == 0, result.stderr
+    assert "validation split is empty" not in result.stderr
+    ids = [*text.encode(), 0]
+    cut = len(ids) - round(len(ids) / 10)
+    assert kit.tokens_of("o", "train").tolist() == ids[:cut]
+    assert kit.tokens_of("o", "val").tolist() == ids[cut:]
+    assert read_index(Path("o")).settings.val_share == 0.1
+    assert foretrain("data", "verify", "o").returncode == 0
+    again = foretrain("prepare", "a.txt", "--tokenizer", "byte", "--out", "o", "--workers", "1")
+    assert again.returncode == 0, again.stderr
+    foretrain("prepare", "a.txt", "--tokenizer", "byte", "--out", "p", "--workers", "1", "--val", "20%")
+    assert len(kit.tokens_of("p", "val")) == round(len(ids) / 5)
+
+
+def test_an_empty_validation_split_names_the_option(own_directory: Path) -> None:
+    Path("a.txt").write_text("only one\nlittle text")
+    result = foretrain("prepare", "a.txt", "--tokenizer", "byte", "--out", "o", "--workers", "1", "--val", "0%")
+    assert "--split-documents lines" in result.stderr
+    assert "evaluates on it" not in result.stderr
+
+
+def test_a_folder_that_must_not_become_a_dataset(own_directory: Path) -> None:
+    Path("a.txt").write_text("some text to prepare " * 50)
+    words = ("prepare", "a.txt", "--tokenizer", "byte", "--workers", "1")
+    empty = foretrain(*words, "--out", "")  # as an unset variable leaves it
+    assert empty.returncode == ExitCode.USAGE
+    assert "--out" in empty.stderr
+    Path("run").mkdir()
+    Path("run/run.json").write_text("{}")
+    for more in ((), ("--restart",)):
+        refused = foretrain(*words, "--out", "run", *more)
+        assert refused.returncode == ExitCode.USAGE
+        assert "folder of a training run" in refused.stderr
+    assert sorted(path.name for path in Path().iterdir()) == ["a.txt", "run"]
+    assert [path.name for path in Path("run").iterdir()] == ["run.json"]
+
+
+def test_shards_have_a_least_size(own_directory: Path) -> None:
+    Path("a.txt").write_text("some text to prepare " * 50)
+    result = foretrain("prepare", "a.txt", "--tokenizer", "byte", "--out", "o", "--shard-tokens", "1")
+    assert result.returncode == ExitCode.USAGE
+    assert "--shard-tokens" in result.stderr
+    assert not Path("o").exists()

@@ -760,7 +760,8 @@ def resolve_values(values: dict[str, Any]) -> RunConfig:
     ("words", "text"),
     [
         (["--budget=soon"], "--budget soon"), (["--budget=2s"], "at least 10 s"), (["--knobs=n_layer"], "n_layer cannot"),
-        (["--knobs=,"], "cannot be tuned"), (["--write=x.json"], "must end in .toml"), (["--trials=0"], "--trials"),
+        (["--knobs=,"], "cannot be tuned"), (["--write=x.json"], "must end in .toml"),
+        (["--write="], "must end in .toml"), (["--trials=0"], "--trials"),
     ],
 )  # fmt: skip
 def test_bad_input_is_told_before_anything_runs(words: list[str], text: str) -> None:

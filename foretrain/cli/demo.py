@@ -64,7 +64,7 @@ def demo_command(
     run = _path_of(out, record.id)
     if record.status != "finished":
         raise typer.Exit(75)
-    written, _ = sample(run, "def ", 300)
+    written, *_ = sample(run, "def ", 300)
     replace_text(run / "sample.txt", printable("def " + written))
     _, comparison = load(run)
     report = report_parts.write(report_parts.run(run, printable("def " + written)), run / "report.html")

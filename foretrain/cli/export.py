@@ -7,6 +7,7 @@ import typer
 from rich.text import Text
 
 from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json
+from foretrain.cli.sample import warn_of_skipped
 from foretrain.messages import printable, say
 
 EPILOG = """Examples:
@@ -54,6 +55,7 @@ def export_command(
     from foretrain.run.export import SCHEMA, export
 
     made = export(run, to, out, best=best, force=force)
+    warn_of_skipped(made.checkpoint, list(made.skipped))
     if as_json:
         print_json(made.to_json(schema=SCHEMA))
     elif not quiet:

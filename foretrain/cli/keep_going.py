@@ -130,5 +130,6 @@ def _one(words: list[str]) -> tuple[int, bool]:
         return child.wait(), bool(passed)
     finally:
         for number, handler in old.items():
-            signal.signal(number, handler)
+            late = passed and number == signal.SIGTERM  # the child has ended, and so do we, with its exit code
+            signal.signal(number, signal.SIG_IGN if late else handler)
         os.close(writer)

@@ -36,6 +36,7 @@ _COUNTED = {
     "empty": "prepare.counted_empty", "bad": "prepare.counted_bad", "duplicates": "prepare.counted_duplicates",
     "replaced_utf8": "prepare.counted_replaced_utf8", "separator_bytes": "prepare.counted_separator_bytes",
 }  # fmt: skip
+LEAST_SHARD_TOKENS = 100_000  # fewer would make more files than a file system is good for
 _LINE_EVERY_S, _LIVE_EVERY_S = 15.0, 0.5
 
 
@@ -52,7 +53,9 @@ def prepare_command(
             ".jsonl (also .gz, .zst), .parquet.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the dataset; an unfinished one is resumed.")],
+    out: Annotated[
+        str, typer.Option(metavar="PATH", help="Folder of the dataset; an unfinished one is resumed.")
+    ],
     tokenizer: Annotated[
         str | None, typer.Option(help="gpt2 (default), byte, cl100k_base, …, or the path of a tokenizer.json.")
     ] = None,
@@ -63,7 +66,13 @@ def prepare_command(
     tokens: Annotated[
         str | None, typer.Option(help="Stop after this many tokens, such as 3.68B, at the end of a document.")
     ] = None,
-    val: Annotated[str, typer.Option(help="Share of documents for validation, chosen by their hash.")] = "0.5%",
+    val: Annotated[
+        str | None,
+        typer.Option(
+            help="Share of documents for validation, chosen by their hash; 0.5% without it. Of a text that is one "
+            "document: of its tokens, the last ones; 10% without it.",
+        ),
+    ] = None,
     plan: Annotated[
         bool,
         typer.Option("--plan", help="Show the size, disk space, memory, tokens and time it needs; prepare nothing."),
@@ -97,7 +106,7 @@ def prepare_command(
     """Turn text into verified token shards, on all cores and in constant memory. Resumes after any stop."""
     options = _options({**locals()})  # all of the above, by its name
     if plan:
-        _plan(options, out, as_json=as_json)
+        _plan(options, Path(out), as_json=as_json)
     else:
         _prepare(options, as_json=as_json, quiet=quiet)
 
@@ -109,21 +118,26 @@ def _options(typed: dict[str, Any]) -> "PrepareOptions":
 
     if typed["tokenizer"] is not None and typed["train_bpe"] is not None:
         raise typer.BadParameter("give either --tokenizer or --train-bpe", param_hint="--train-bpe")
-    if not typed["split_documents"]:
-        raise typer.BadParameter("must not be empty", param_hint="--split-documents")
+    for name in ("split_documents", "out"):
+        if not typed[name]:  # as an unset variable of a shell leaves it
+            raise typer.BadParameter("must not be empty", param_hint=f"--{name.replace('_', '-')}")
     _within("--shuffle-buffer", typed["shuffle_buffer"], 0, 10_000_000)
     if typed["workers"] is not None:
         _within("--workers", typed["workers"], 1, 1024)
     if typed["train_bpe"] is not None:
         _within("--train-bpe", typed["train_bpe"], 257, 1 << 24)
+    shard_tokens = _count("--shard-tokens", typed["shard_tokens"])
+    _within("--shard-tokens", shard_tokens, LEAST_SHARD_TOKENS, 1 << 40)
     same = ("train_bpe", "shuffle_buffer", "seed", "dedup", "text_column", "split_documents", "skip_bad", "restart")
-    return PrepareOptions(
+    options = PrepareOptions(
         sources=tuple(typed["sources"]), out=str(typed["out"]), tokenizer=typed["tokenizer"] or "gpt2",
         max_tokens=None if typed["tokens"] is None else _count("--tokens", typed["tokens"]),
-        val_share=_share(typed["val"]), max_document_bytes=_size("--max-document", typed["max_document"]),
-        shard_tokens=_count("--shard-tokens", typed["shard_tokens"]), workers=typed["workers"] or usable_cores(),
+        max_document_bytes=_size("--max-document", typed["max_document"]),
+        shard_tokens=shard_tokens, workers=typed["workers"] or usable_cores(),
         **{name: typed[name] for name in same},
     )  # fmt: skip
+    share = _share(typed["val"] or ("10%" if options.is_one_document else "0.5%"))
+    return options.model_copy(update={"val_share": share})
 
 
 def _plan(options: "PrepareOptions", out: Path, *, as_json: bool) -> None:

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
-from foretrain.cli.common import Json, print_json
+from foretrain.cli.common import ERR, Json, print_json
 from foretrain.cli.runs import RunPath
 from foretrain.errors import UserError
-from foretrain.messages import printable
+from foretrain.messages import printable, say
 
 EPILOG = """Examples:
 
@@ -35,17 +36,27 @@ def sample_command(
     as_json: Json = False,
 ) -> None:
     """Generate text with the newest intact checkpoint of a run."""
-    text, checkpoint = sample(run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed)
+    text, checkpoint, skipped = sample(run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed)
+    warn_of_skipped(checkpoint, skipped)
     if as_json:
-        print_json({"schema": "foretrain.sample/1", "checkpoint": checkpoint, "prompt": prompt, "text": text})
+        print_json({
+            "schema": "foretrain.sample/1", "checkpoint": checkpoint, "skipped": skipped, "prompt": prompt,
+            "text": text,
+        })  # fmt: skip
     else:
         typer.echo(printable(prompt + text))
 
 
+def warn_of_skipped(used: str, skipped: list[str]) -> None:
+    """Say on stderr that newer checkpoints are damaged, also where the answer is JSON."""
+    if skipped:
+        ERR.print(Text(printable(say("save.older_used", used=used, problems=skipped)), "yellow"), soft_wrap=True)
+
+
 def sample(
     run: Path, prompt: str, tokens: int, *, temperature: float = 0.8, top_k: int = 50, seed: int = 1337
-) -> tuple[str, str]:
-    """(text after the prompt, name of the checkpoint). Raises UserError."""
+) -> tuple[str, str, list[str]]:
+    """(text after the prompt, name of the checkpoint, newer ones that are damaged and why). Raises UserError."""
     from foretrain.cli.train import need_torch
 
     need_torch()
@@ -59,7 +70,7 @@ def sample(
 
     directory = RunDirectory(run)
     record = directory.read_record()
-    path, _ = checkpoint.newest_valid(directory.checkpoints)
+    path, skipped = checkpoint.newest_valid(directory.checkpoints)
     if path is None:
         raise UserError("usage.no_checkpoint", path=str(run))
     words = tokenizer_of(record.dataset)
@@ -74,4 +85,4 @@ def sample(
         model, ids, tokens, temperature=temperature, top_k=top_k, seed=seed,
         vocab_size=min(words.vocab_size, record.config.vocab_size),
     )  # fmt: skip
-    return words.decode(list(made)), path.name
+    return words.decode(list(made)), path.name, [f"{name}: {problem}" for name, problem in skipped]

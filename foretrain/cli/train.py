@@ -98,6 +98,9 @@ def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False
     from foretrain.run.host_memory import keep_memory
     from foretrain.run.trainer import Trainer
 
+    if resume and (done := _finished(resolved.config)) is not None:
+        _say_finished(done, resolved.config, quiet=quiet)
+        return done.read_record()
     _check_start(resolved, resume)
     placement = place(resolved.config)
     if placement.device.type == "cpu":
@@ -119,6 +122,7 @@ def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False
         if not quiet:
             _print_start(directory, resolved, placement)
         trainer = Trainer(config, info, directory, placement, printer, resolved.name)
+        trainer.flag.ends_process = True
         record = trainer.run(resume=resuming)
         printer.end(record, directory)
         return record
@@ -155,6 +159,27 @@ def set_allocator(own: str) -> None:
     os.environ.update(variables)
 
 
+def _steps_wanted(config: RunConfig) -> int:
+    """A run with as many steps has nothing left to do; an evaluation is of any run."""
+    return 1 << 62 if config.eval_only else config.max_iters
+
+
+def _finished(config: RunConfig) -> RunDirectory | None:
+    """The run that there is nothing left of to resume; None where there is none, or another one has steps to do."""
+    from foretrain.run import store
+
+    if store.newest_unfinished(config.out_dir, _steps_wanted(config)) is not None:
+        return None
+    return store.newest(config.out_dir)
+
+
+def _say_finished(run: RunDirectory, config: RunConfig, *, quiet: bool) -> None:
+    if not quiet:
+        steps = run.read_record().steps_done
+        line = say("train.already_finished", path=str(run.path), steps=steps, total=config.max_iters)
+        OUT.print(Text(printable(line)), soft_wrap=True)
+
+
 def _check_start(resolved: ResolvedConfig, resume: bool) -> None:
     """What a run starts from, looked for before its data: what is lacking is said at once. Raises UserError."""
     from foretrain.run import initial, store
@@ -162,7 +187,7 @@ def _check_start(resolved: ResolvedConfig, resume: bool) -> None:
     config = resolved.config
     if not resume:
         initial.find(config.init_from)
-    elif store.newest_unfinished(config.out_dir, config.max_iters) is None:
+    elif store.newest_unfinished(config.out_dir, _steps_wanted(config)) is None:
         left = store.base_path(config.out_dir) / "ckpt.pt"
         if left.is_file():  # nanoGPT's own init_from = 'resume' means this file
             raise UserError("usage.resume_nanogpt", path=str(left))
@@ -207,7 +232,7 @@ def _directory(resolved: ResolvedConfig, resume: bool, quiet: bool) -> tuple[Run
 
     out_dir = resolved.config.out_dir
     if resume:
-        found = store.newest_unfinished(out_dir, resolved.config.max_iters)
+        found = store.newest_unfinished(out_dir, _steps_wanted(resolved.config))
         if found is not None:
             found.acquire()
             return found, True
@@ -224,7 +249,6 @@ def _write_inputs(
 
     from foretrain.app.plan import Target, make_plan
     from foretrain.predict.plan import SCHEMA
-    from foretrain.run.files import replace_text
 
     config = resolved.config.model_copy(update={"compile": placement.compiled, "dtype": placement.dtype})
     forecast = make_plan(
@@ -232,9 +256,9 @@ def _write_inputs(
         Target(placement.gpu, 0),
     )
     _warn_of_limit(forecast, resolved.config)
-    replace_text(directory.path / "config.toml", to_toml(resolved.config))
-    replace_text(directory.path / "environment.json", json.dumps(environment, indent=1) + "\n")
-    replace_text(directory.path / "plan.json", json.dumps(forecast.to_json(schema=SCHEMA)) + "\n")
+    directory.write("config.toml", to_toml(resolved.config))
+    directory.write("environment.json", json.dumps(environment, indent=1) + "\n")
+    directory.write("plan.json", json.dumps(forecast.to_json(schema=SCHEMA)) + "\n")
 
 
 def _warn_of_limit(forecast: Plan, config: RunConfig) -> None:
@@ -270,7 +294,7 @@ class Printer:
         self._next_line_s = 0.0
 
     def __call__(self, event: Event) -> None:
-        if self.quiet:
+        if self.quiet and getattr(event, "id", "") != "checkpoint_skipped":  # which --json does not tell
             return
         kind = getattr(event, "kind", "note")
         if kind == "step":

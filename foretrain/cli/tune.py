@@ -101,12 +101,13 @@ def _check_write(path: Path | None) -> None:
     """Before minutes are spent: a name that cannot be written, or is taken. Raises UserError."""
     if path is None:
         return
+    if path.suffix != ".toml":  # nor is '' a name, which is the current folder to Path
+        raise UserError("usage.cannot_write_file", path=str(path), reason="its name must end in .toml")
     for each in (path, path.with_suffix(".json")):
         if each.exists():
             raise UserError("usage.cannot_write_file", path=str(each), reason="it is there already")
-    if path.suffix != ".toml" or not os.access(path.parent, os.W_OK):
-        reason = "the folder cannot be written to" if path.suffix == ".toml" else "its name must end in .toml"
-        raise UserError("usage.cannot_write_file", path=str(path), reason=reason)
+    if not os.access(path.parent, os.W_OK):
+        raise UserError("usage.cannot_write_file", path=str(path), reason="the folder cannot be written to")
 
 
 @dataclass(frozen=True)

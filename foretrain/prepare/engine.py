@@ -47,6 +47,8 @@ def prepare(
     folder = Path(options.out)
     if any(Path(source).is_dir() and Path(source).resolve() == folder.resolve() for source in options.sources):
         raise UserError("usage.out_is_source", path=options.out)
+    if (folder / "run.json").exists():
+        raise UserError("usage.out_is_run", path=options.out)
     sources = expand(options.sources)
     try:
         folder.mkdir(parents=True, exist_ok=True)

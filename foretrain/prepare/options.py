@@ -8,7 +8,7 @@ from pydantic import Field
 from foretrain.cpu import usable_cores
 from foretrain.lm.shards import DEFAULT_SHARD_TOKENS, Settings
 from foretrain.prepare.reader import Job, Position
-from foretrain.prepare.sources import SourceList
+from foretrain.prepare.sources import SourceList, kind_of
 from foretrain.records import Record
 
 DEFAULT_DOCUMENT_BYTES = 16 * 2**20
@@ -34,6 +34,14 @@ class PrepareOptions(Record):
     workers: int = Field(default_factory=usable_cores, gt=0, le=1024)
     skip_bad: bool = False
     restart: bool = False
+
+    @property
+    def is_one_document(self) -> bool:
+        """Whether the source is one file of text that nothing cuts into documents."""
+        if len(self.sources) != 1 or self.split_documents != "file" or not Path(self.sources[0]).is_file():
+            return False
+        kind = kind_of(Path(self.sources[0]).name)
+        return kind is None or kind[0] == "text"
 
     @property
     def request(self) -> str:

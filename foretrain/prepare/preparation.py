@@ -102,6 +102,7 @@ class Preparation:
         self.seen_file = self._open_seen() if self.options.dedup else None
         self.duplicates = self.at.duplicates
         # stdin cannot be gone on in the middle: it is read again, and must be what it was.
+        self.is_one = self.options.is_one_document
         self.replaying = self.resumed and any(file.kind == "stdin" for file in run.sources.files)
         self.digest = "" if self.replaying else self.at.digest
         self.pending: deque[_Pending] = deque()
@@ -201,7 +202,8 @@ class Preparation:
         """(n) by the document's hash: which split it is of, or 0 for a text that was there before."""
         # The second half of the hash decides the split, so equal texts are always in the same one.
         share = batch.hashes[:, 1].astype("<u8") / 2.0**64
-        keep = np.where(share < self.options.val_share, KEEP_VAL, KEEP_TRAIN).astype(np.uint8)
+        chosen = (share < self.options.val_share) & (not self.is_one)
+        keep = np.where(chosen, KEEP_VAL, KEEP_TRAIN).astype(np.uint8)
         if self.seen_file is not None and len(keep):
             new = self.seen.add(batch.hashes)
             self.seen_file.append(batch.hashes[new])
@@ -225,7 +227,10 @@ class Preparation:
             wanted = tokens[mine]
             ids = made.ids[start : start + int(wanted.sum(dtype=np.int64))]
             source_bytes = int(done.batch.lengths[mine].sum(dtype=np.int64))
-            committed += self.writers[split].append(ids, wanted, source_bytes)
+            if self.is_one and split == "train":
+                committed += self._append_cut(ids, source_bytes)
+            else:
+                committed += self.writers[split].append(ids, wanted, source_bytes)
             start += count
         beyond = int((keep[last:] == 0).sum())  # duplicates that were found after the last document
         self.read_bytes = done.batch.read_bytes
@@ -239,6 +244,17 @@ class Preparation:
             self._snapshot()
         self._tell()
         return reached
+
+    def _append_cut(self, ids: np.ndarray, source_bytes: int) -> int:
+        """The one document: its last tokens are for validation, as nanoGPT cuts a text. Returns shards completed."""
+        val = round(len(ids) * self.options.val_share)
+        committed, bytes_left = 0, source_bytes
+        for split, part in (("val", ids[len(ids) - val :]), ("train", ids[: len(ids) - val])):
+            if len(part):
+                own = bytes_left if split == "train" else round(source_bytes * self.options.val_share)
+                bytes_left -= own
+                committed += self.writers[split].append(part, np.array([len(part)]), own)
+        return committed
 
     def _tell(self) -> None:
         shards = sum(len(writer.shards) for writer in self.writers.values())

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from foretrain.bounded import read_text
 from foretrain.errors import UserError
 from foretrain.lm.step import TrainState
+from foretrain.messages import say
 from foretrain.records import Record
 from foretrain.run import files
 from foretrain.run.snapshot import Snapshot, live, pieces
@@ -70,6 +71,15 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
 
 
+def kept_in(folder: Path) -> str:
+    """What is safe there, for a sentence."""
+    try:
+        steps = steps_in(folder)
+    except OSError:
+        steps = []
+    return say("nonfinite.kept", step=steps[-1]) if steps else say("nonfinite.kept_none")
+
+
 # -- saving ------------------------------------------------------------------------------------------------
 
 
@@ -81,7 +91,8 @@ def save(folder: Path, state: TrainState, progress: Progress) -> Path:
 def commit(folder: Path, snapshot: Snapshot, progress: Progress) -> Path:
     """Write a checkpoint, whole or not at all.
 
-    Raises UserError 'disk.full', 'environment.cannot_write', and 'diverged.weights' where a number is not finite.
+    Raises UserError 'disk.full', 'disk.limit', 'environment.cannot_write', and 'diverged.weights' where a number is not
+    finite.
     """
     final = path_of(folder, progress.step)
     staging, old = folder / f".staging-{final.name}", folder / f".old-{final.name}"
@@ -112,7 +123,10 @@ def _disk_error(error: OSError, folder: Path, needs: int) -> UserError:
             free = shutil.disk_usage(folder).free
         except OSError:
             free = 0
-        return UserError("disk.full", path=str(folder), needs=needs, free=free)
+        full = error.errno == errno.ENOSPC or free < needs  # else a quota or `ulimit -f` says no
+        return UserError(
+            "disk.full" if full else "disk.limit", path=str(folder), needs=needs, free=free, saved=kept_in(folder)
+        )
     return UserError("environment.cannot_write", path=str(folder), reason=error.strerror or str(error))
 
 

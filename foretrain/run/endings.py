@@ -44,7 +44,8 @@ def ending_of(error: BaseException, path: Path, step: int, out_of_memory: Callab
     if isinstance(error, UserError):
         return Ending("diverged" if error.id.startswith("diverged") else "failed", error.id, error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return Ending("failed", "disk.full_run", UserError("disk.full_run", path=str(path)))
+        id = "disk.full_run" if error.errno == errno.ENOSPC else "disk.limit_run"
+        return Ending("failed", id, UserError(id, path=str(path)))
     if is_out_of_memory(error):
         return Ending("failed", "memory.out_of_memory", out_of_memory("memory.out_of_memory"))
     if card_is_lost(error):

@@ -40,6 +40,7 @@ class Exported(Record):
     checkpoint: str
     step: int
     files: tuple[str, ...]
+    skipped: tuple[str, ...] = ()  # newer checkpoints that are damaged, and why
     notes: tuple[str, ...] = ()
 
 
@@ -69,7 +70,7 @@ def export(path: Path, form: Form, out: Path | None = None, *, best: bool = Fals
 
     `out` is made, and must be empty unless `force`, which replaces files of the same names only. Raises UserError.
     """
-    checkpoint_path, run = _locate(path, best=best)
+    checkpoint_path, run, skipped = _locate(path, best=best)
     recipe = getattr(run.read_record().config, "recipe", "nanogpt")
     if recipe != "nanogpt" and form != "safetensors":
         raise UserError("usage.export_recipe", recipe=recipe, form=form)
@@ -80,20 +81,20 @@ def export(path: Path, form: Form, out: Path | None = None, *, best: bool = Fals
     names = _write_all(out, lambda folder: write(source, folder))
     return Exported(
         form=form, path=str(out), checkpoint=checkpoint_path.name, step=source.progress.step, files=names,
-        notes=tuple(source.notes),
+        skipped=skipped, notes=tuple(source.notes),
     )  # fmt: skip
 
 
-def _locate(path: Path, *, best: bool) -> tuple[Path, RunDirectory]:
-    """(a checkpoint whose digests are right, its run)."""
+def _locate(path: Path, *, best: bool) -> tuple[Path, RunDirectory, tuple[str, ...]]:
+    """(a checkpoint whose digests are right, its run, newer ones that are damaged and why)."""
     if (path / "state.json").is_file() and not (path / "run.json").is_file():
         run = RunDirectory(path.resolve().parent.parent)
         if problem := checkpoint.problem_of(path.resolve()):
             raise UserError("checkpoint.none_valid", path=str(path), problems=[problem])
-        return path.resolve(), run
+        return path.resolve(), run, ()
     run = RunDirectory(path)
     run.read_record()
-    found, _ = checkpoint.newest_valid(run.checkpoints)
+    found, skipped = checkpoint.newest_valid(run.checkpoints)
     if found is None:
         raise UserError("usage.no_checkpoint", path=str(path))
     if best:
@@ -102,7 +103,7 @@ def _locate(path: Path, *, best: bool) -> tuple[Path, RunDirectory]:
         if problem := checkpoint.problem_of(chosen):
             raise UserError("checkpoint.none_valid", path=str(chosen), problems=[problem])
         found = chosen
-    return found, run
+    return found, run, () if best else tuple(f"{name}: {problem}" for name, problem in skipped)
 
 
 def _check_free(out: Path, *, force: bool) -> None:

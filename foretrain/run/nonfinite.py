@@ -123,8 +123,7 @@ class Guard:
         """What is safe, for the message."""
         with contextlib.suppress(Exception):  # that a save failed does not count beside what ends the run
             self.saved()
-        steps = checkpoint.steps_in(self.directory.checkpoints)
-        return say("nonfinite.kept", step=steps[-1]) if steps else say("nonfinite.kept_none")
+        return checkpoint.kept_in(self.directory.checkpoints)
 
     def _dossier(
         self, state: TrainState, step: int, numbers: tuple[float, float, bool], batches: Iterable[Batch]

@@ -27,7 +27,7 @@ from foretrain.run.snapshot import Snapshot, live, staged
 
 SPARE = 1.25  # of what a copy takes has to be there
 MOST_FAILURES = 3  # one after the other
-_PASSING = ("disk.full", "environment.cannot_write")  # what may be over at the next save
+_PASSING = ("disk.full", "disk.limit", "environment.cannot_write")  # what may be over at the next save
 
 
 class Saver:
@@ -142,6 +142,6 @@ class Saver:
 def _why(error: BaseException) -> str:
     if not isinstance(error, UserError):
         return say("save.no_memory")
-    if error.id != "disk.full":
+    if not error.id.startswith("disk."):
         return say("save.refused", **error.values)
     return say("save.full" if error.values["free"] < error.values["needs"] else "save.limit", **error.values)

@@ -7,10 +7,15 @@ from typing import Any
 
 
 class StopFlag:
-    """Context manager that turns the first signal into `stopping`, and a second one into KeyboardInterrupt."""
+    """Context manager that turns the first signal into `stopping`, and a second Ctrl-C into KeyboardInterrupt.
+
+    A second SIGTERM asks for nothing else than the first: batch systems send several. `ends_process`: after a stop the
+    process is about to end, so a late SIGTERM must not take its exit code.
+    """
 
     def __init__(self) -> None:
         self.signal_name = ""
+        self.ends_process = False
         self._old: dict[int, Any] = {}
 
     @property
@@ -32,9 +37,10 @@ class StopFlag:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._old.items():
-            signal.signal(number, handler)
+            late = self.ends_process and self.stopping and number == signal.SIGTERM
+            signal.signal(number, signal.SIG_IGN if late else handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.stopping:
+        if self.stopping and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal_name = signal.Signals(number).name
+        self.signal_name = self.signal_name or signal.Signals(number).name

@@ -28,6 +28,7 @@ from foretrain.units import MIB
 SCHEMA = "foretrain.run/1"
 # Reasons of a record that a new process can go on from by itself: a lost card, and one that takes less memory.
 BEGIN_AGAIN = ("environment.card_failed", "memory.optimizer_step")
+WRITTEN_ONCE = ("config.toml", "environment.json", "plan.json")  # before the first step
 MOST_WAITING = 10_000  # lines of a log that the disk does not take
 _MOST_LINES_BYTES = 512 * MIB  # a line for each of 600,000 steps takes 120 MB
 Status = Literal["running", "finished", "interrupted", "diverged", "failed", "killed"]
@@ -146,6 +147,7 @@ class RunDirectory:
         self.path = path
         self._lock = FileLock(path / "run.lock")
         self._waiting: dict[str, deque[str]] = {}
+        self._kept: dict[str, str] = {}  # files that are written once, should they be lost
 
     @property
     def id(self) -> str:
@@ -161,6 +163,32 @@ class RunDirectory:
             self._lock.acquire(timeout=0)
         except Timeout:
             raise UserError("usage.run_in_use", path=str(self.path)) from None
+        for name in WRITTEN_ONCE:
+            with contextlib.suppress(OSError, ValueError):
+                self._kept[name] = read_text(self.path / name)
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file of the run whole, and remember it. Raises OSError."""
+        replace_text(self.path / name, text)
+        self._kept[name] = text
+
+    def mend(self) -> tuple[str, ...]:
+        """Write again what was removed under the run, as far as it is written once; its lock too. Returns the names.
+
+        A lock on a file without a name keeps nobody out, so a new file is locked. What cannot be written stays lost.
+        """
+        lost = [name for name in (*self._kept, "run.lock") if not (self.path / name).exists()]
+        with contextlib.suppress(OSError, Timeout):
+            for name in lost:
+                self.path.mkdir(parents=True, exist_ok=True)
+                if name == "run.lock":
+                    fresh = FileLock(self.path / name)
+                    fresh.acquire(timeout=0)
+                    old, self._lock = self._lock, fresh
+                    old.release()
+                else:
+                    replace_text(self.path / name, self._kept[name])
+        return tuple(lost)
 
     def release(self) -> None:
         self._lock.release()
@@ -293,6 +321,20 @@ def newest_unfinished(out_dir: str, max_iters: int) -> RunDirectory | None:
 
     A finished run has some again when max_iters was raised.
     """
+    for directory in _runs_of(out_dir):
+        record = directory.read_record()
+        if record.status != "finished" or record.steps_done < max_iters:
+            return directory
+    return None
+
+
+def newest(out_dir: str) -> RunDirectory | None:
+    """The last run under this name (or name-2, …), finished or not."""
+    return next(_runs_of(out_dir), None)
+
+
+def _runs_of(out_dir: str) -> Iterator[RunDirectory]:
+    """The newest first."""
     base = base_path(out_dir)
     numbers = {1: base} if base.is_dir() else {}
     for path in base.parent.glob(f"{glob.escape(base.name)}-*"):
@@ -300,12 +342,8 @@ def newest_unfinished(out_dir: str, max_iters: int) -> RunDirectory | None:
         if number.isascii() and number.isdigit() and int(number) > 1:
             numbers[int(number)] = path
     for number in sorted(numbers, reverse=True):
-        directory = RunDirectory(numbers[number])
-        if (directory.path / "run.json").exists():
-            record = directory.read_record()
-            if record.status != "finished" or record.steps_done < max_iters:
-                return directory
-    return None
+        if (numbers[number] / "run.json").exists():
+            yield RunDirectory(numbers[number])
 
 
 def find_runs(roots: list[Path]) -> list[RunDirectory]:

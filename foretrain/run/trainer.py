@@ -21,14 +21,13 @@ from foretrain.lm.low_precision import fp16_accumulation
 from foretrain.lm.optimizer import learning_rate
 from foretrain.lm.shape import ModelShape
 from foretrain.lm.step import Batch, StepResult, TrainState, build, evaluation_loss, train_step
-from foretrain.run import checkpoint, initial, matmul_check, resume_from, threads
+from foretrain.run import checkpoint, divergence, initial, matmul_check, resume_from, threads
 from foretrain.run.checkpoint import Progress
 from foretrain.run.compilation import NotCompiled, go_eager
 from foretrain.run.device import TORCH_DTYPES, Placement
 from foretrain.run.endings import ending_of
 from foretrain.run.evaluate import Mean, mean_loss
 from foretrain.run.feed import Feed, token_files
-from foretrain.run.files import replace_text
 from foretrain.run.memory_limit import Watch, cap
 from foretrain.run.meter import Meter
 from foretrain.run.microbatch import attempt, free_memory, use_split
@@ -74,6 +73,7 @@ class Trainer:
         self.state: TrainState
         self.progress = Progress(step=0, config_digest=config_digest(config), dataset_fingerprint=info.fingerprint)
         self._elapsed_before_s = 0.0
+        self._diverging = False
         self.reads_late = placement.device.type == "cuda"
         self._open: tuple[int, Reading] | None = None  # a step whose numbers are not read yet
         self.saver = Saver(directory.checkpoints, config.keep_checkpoints, self._note, config.memory_limit_bytes)
@@ -83,14 +83,21 @@ class Trainer:
 
     def run(self, *, resume: bool = False) -> RunRecord:
         """Train to the end or to a signal; the record is written in every case but a resume that was refused."""
+        with self.flag:
+            return self._run(resume)
+
+    def _run(self, resume: bool) -> RunRecord:
         self._started = self.clock()
         self._entered = not resume
         try:
             if not resume:
                 self._write_record("running")
-            with self.feed, self.flag, self.saver, fp16_accumulation(self.config.matmul == "fp16_accumulation"):
+            with self.feed, self.saver, fp16_accumulation(self.config.matmul == "fp16_accumulation"):
                 self._begin(resume)
                 finished = self._loop()
+            self._mend_folder()
+            if finished:
+                self._judge_end()
         except BaseException as error:
             self.vitals.ran_out(error, getattr(self, "state", None), self.progress.step)
             ending = ending_of(error, self.directory.path, self.progress.step, self._out_of_memory)
@@ -101,6 +108,23 @@ class Trainer:
                 raise
             raise ending.error from None
         return self._write_record("finished" if finished else "interrupted", self.flag.signal_name)
+
+    def _mend_folder(self) -> None:
+        """Somebody may have removed the run's folder under it; what it began with is written again, and said."""
+        if lost := self.directory.mend():
+            self._note("files_missing", files=list(lost), path=str(self.directory.path))
+
+    def _judge_end(self) -> None:
+        """Raises UserError 'diverged.…' where the run is over and its loss is no result."""
+        if found := divergence.at_the_end(self._training_losses(), self.config.vocab_size):
+            id, values = found
+            saved = checkpoint.kept_in(self.directory.checkpoints)
+            raise UserError(id, step=self.progress.step, saved=saved, **values)
+
+    def _training_losses(self) -> list[float]:
+        """Of every evaluation so far, as this run and the processes before it logged them."""
+        lines = self.directory.read_lines("metrics")
+        return [line["train_loss"] for line in lines if line["kind"] == "evaluation"]
 
     def _write_fault(self, status: Any, reason: str) -> None:
         """Unless the run was not gone on with: its record is of the config that it has, not of the one refused."""
@@ -159,13 +183,15 @@ class Trainer:
             for id, values in resume_from.differences(loaded, previous, self.config, self.placement, self.threads):
                 self._note(id, **values)
             self.progress = loaded.progress
+            if self.config.eval_only:  # once more, perhaps with more batches
+                self.progress = self.progress.model_copy(update={"evaluated": False})
         step = self.progress.step
         self._entered, self.former = True, previous
         self._elapsed_before_s = self.progress.elapsed_s
         self.resumed_from += (step,)
         self._resume_split(previous)
         self.directory.drop_metrics_from(step, keep_evaluation=self.progress.evaluated)
-        replace_text(self.directory.path / "config.toml", to_toml(self.config))
+        self.directory.write("config.toml", to_toml(self.config))
         self._note("resumed", step=step)
         self._write_record("running")
 
@@ -283,7 +309,7 @@ class Trainer:
 
     def _keep_config(self) -> None:
         with contextlib.suppress(OSError):  # a full disk: only a resume would miss it, and find the same way again
-            replace_text(self.directory.path / "config.toml", to_toml(self.config))
+            self.directory.write("config.toml", to_toml(self.config))
             self._write_record("running")
 
     def _log(self, step: int, loss: float, grad_norm: float, step_s: float) -> None:
@@ -336,6 +362,10 @@ class Trainer:
             update["first_val_loss"] = losses["val"]
         self.progress = self.progress.model_copy(update=update)
         self.listen(metrics)
+        start = self.progress.first_val_loss or losses["val"]
+        if divergence.diverging([start, losses["train"]], self.config.vocab_size) and not self._diverging:
+            self._diverging = True  # said once
+            self._note("diverging", step=step, loss=losses["train"])
         if step and (best or force or self.config.always_save_checkpoint):
             self._save(wait=force)
 
@@ -364,6 +394,7 @@ class Trainer:
 
     def _save(self, *, wait: bool) -> None:
         self.progress = self.progress.model_copy(update={"elapsed_s": self._elapsed_s()})
+        self._mend_folder()
         self.saver.save(self.state, self.progress, wait=wait)
 
     # -- the record ----------------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ def test_a_save_that_fails_at_any_call_leaves_the_old_one(
     assert sorted({1, step}) == checkpoint.steps_in(FOLDER)
 
 
-def test_a_real_full_disk_is_named() -> None:
+def test_a_limit_of_the_system_is_no_full_disk() -> None:
     """The system refuses to let a file grow beyond a limit, at many places of a save."""
     code = """
 import resource, signal, sys
@@ -214,8 +214,10 @@ for limit in range(0, largest, 16384):
     try:
         checkpoint.save(FOLDER, state, Progress(step=2))
     except UserError as error:
-        assert error.id == "disk.full", error.id
+        assert error.id == "disk.limit", error.id
         assert "a checkpoint needs about" in str(error)
+        assert "ulimit -f" in str(error)
+        assert "The checkpoint of step 1 is intact" in str(error)
     else:
         raise AssertionError(limit)
     assert [p.name for p in FOLDER.iterdir()] == ["step-0000000001"]

@@ -15,7 +15,7 @@ from foretrain.errors import ExitCode, UserError
 from foretrain.lm.batches import TokenFile, train_batches
 from foretrain.lm.dataset import read_info
 from foretrain.run.device import place
-from foretrain.run.feed import Ahead, Feed
+from foretrain.run.feed import Ahead, Feed, token_files
 from foretrain.run.store import create
 from foretrain.run.trainer import Trainer
 from tests.data_helpers import shards
@@ -28,6 +28,18 @@ CPU = torch.device("cpu")
 def _no_thread_is_left() -> Iterator[None]:
     yield
     assert not [t for t in threading.enumerate() if t.name == "foretrain-data"]
+
+
+def test_files_are_open_from_the_beginning(own_directory: Path) -> None:
+    """A process that can open no more later, or whose files lose their names, goes on: also to its first evaluation."""
+    info = read_info(write_dataset(Path("data/toy")))
+    both = token_files(tiny(), info)
+    wanted = [np.fromfile(f"data/toy/{split}.bin", np.uint16)[:5] for split in ("train", "val")]
+    for split in ("train", "val"):
+        Path(f"data/toy/{split}.bin").unlink()
+    for file, ids in zip(both, wanted, strict=True):
+        assert file.rows(np.array([0]), 5)[0].tolist() == ids.tolist()
+        file.close()
 
 
 def tokens() -> TokenFile:

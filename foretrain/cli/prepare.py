@@ -53,9 +53,7 @@ def prepare_command(
             ".jsonl (also .gz, .zst), .parquet.",
         ),
     ],
-    out: Annotated[
-        str, typer.Option(metavar="PATH", help="Folder of the dataset; an unfinished one is resumed.")
-    ],
+    out: Annotated[str, typer.Option(metavar="PATH", help="Folder of the dataset; an unfinished one is resumed.")],
     tokenizer: Annotated[
         str | None, typer.Option(help="gpt2 (default), byte, cl100k_base, …, or the path of a tokenizer.json.")
     ] = None,
@@ -67,11 +65,7 @@ def prepare_command(
         str | None, typer.Option(help="Stop after this many tokens, such as 3.68B, at the end of a document.")
     ] = None,
     val: Annotated[
-        str | None,
-        typer.Option(
-            help="Share of documents for validation, chosen by their hash; 0.5% without it. Of a text that is one "
-            "document: of its tokens, the last ones; 10% without it.",
-        ),
+        str | None, typer.Option(help="Share for validation: of documents (0.5%), or of one text's tokens (10%).")
     ] = None,
     plan: Annotated[
         bool,

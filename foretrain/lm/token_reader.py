@@ -37,6 +37,14 @@ class TokenReader:
         self._open: OrderedDict[int, BinaryIO] = OrderedDict()
         self._lock = threading.Lock()
 
+    def hold(self, most: int) -> int:
+        """Open at most so many of the files that are here, for a process that may later open no more; how many."""
+        here = [n for n, segment in enumerate(self.segments) if segment.path.is_file()][: max(0, min(most, _MOST_OPEN))]
+        with self._lock:
+            for number in here:
+                self._file(number)
+        return len(here)
+
     def close(self) -> None:
         """Give the files back; a later read opens them again."""
         while self._open:

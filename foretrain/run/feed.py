@@ -20,6 +20,7 @@ from foretrain.lm.batches import TokenFile, from_pinned, pinned, to_batch, train
 from foretrain.lm.dataset import DatasetInfo
 from foretrain.lm.step import Batch
 
+HELD = 64  # token files that are open from the beginning
 AHEAD_BYTES = 32 * 2**20  # of ids as int64, which is what a card is given
 _JOIN_S = 5.0  # a read that a network file system holds up longer is left to its daemon thread
 _WARM_STEPS = 3  # the first ones wait for the first reads
@@ -30,6 +31,9 @@ Rows = Batch | torch.Tensor  # for a CPU, or page-locked for a card
 def token_files(config: RunConfig, info: DatasetInfo) -> tuple[TokenFile, TokenFile]:
     """The training split and the validation split."""
     train, val = (TokenFile(info, s, config.vocab_size, verify=config.verify_data) for s in ("train", "val"))
+    left = HELD
+    for reader in (*val.readers, *train.readers):
+        left -= reader.hold(left)
     return train, val
 
 

@@ -96,7 +96,7 @@ def open_stream(path: Path) -> BinaryIO:
             except BlockingIOError:
                 raise OSError(errno.EINVAL, "it is a device") from None
             os.close(file)
-            return io.BufferedReader(io.BytesIO(held))  # type: ignore[arg-type]
+            return io.BufferedReader(io.BytesIO(held))
         return os.fdopen(file, "rb")
     except OSError:
         os.close(file)

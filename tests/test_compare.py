@@ -808,7 +808,7 @@ def test_bad_sources_are_one_sentence_and_a_code(
         assert int(caught.value.exit_code) == 7, source
         assert "\n" not in str(caught.value)
     for words, says, code in (
-        (["x.log", "copy.log"], "same", 2), (["x.log"], "alone", 2), (["x.log", "missing.log"], "missing.log", 7),
+        (["x.log", "copy.log"], "same", 2), (["x.log"], "second source", 2), (["x.log", "missing.log"], "missing.log", 7),
         (["x.log", "columns.csv", "--column", "nothing=a"], "--column", 2), (["x.log", "x.log"], "same", 2),
     ):  # fmt: skip
         assert says in failed(monkeypatch, capsys, *words, code=code)

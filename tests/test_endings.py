@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,13 @@ def test_a_folder_that_is_removed_under_a_run_is_written_again(
     own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_dataset(Path("data/toy"))
-    at_step(monkeypatch, 6, lambda: shutil.rmtree("out"))
+
+    def remove() -> None:
+        while checkpoint.steps_in(Path("out/checkpoints")) != [5] or list(Path("out/checkpoints").glob(".staging-*")):
+            time.sleep(0.005)  # the save of step 5 is under way
+        shutil.rmtree("out")
+
+    at_step(monkeypatch, 6, remove)
     result = foretrain(*WORDS)
     assert result.returncode == 0, result.stderr
     assert "removed while it trains" in result.stderr

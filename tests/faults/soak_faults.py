@@ -53,7 +53,7 @@ def flip_and_kill(run: Watch, chance: random.Random) -> Note:
 
 
 def _end(run: Watch, number: int) -> Note:
-    at, child = time.monotonic(), run.child
+    at, child = time.monotonic(), run.living
     last = run.last_step()
     os.kill(child, number)
     run.wait_until_gone(child)
@@ -66,21 +66,21 @@ def stop_and_go_on(run: Watch, chance: random.Random) -> Note:
     """SIGSTOP, as a suspended laptop."""
     held_s = chance.uniform(1, 4)
     before = time.monotonic()
-    os.kill(run.child, signal.SIGSTOP)
+    os.kill(run.living, signal.SIGSTOP)
     time.sleep(held_s)
-    os.kill(run.child, signal.SIGCONT)
+    os.kill(run.living, signal.SIGCONT)
     return {"held_s": time.monotonic() - before}
 
 
 def full_disk(run: Watch, chance: random.Random) -> Note:
     """No file may grow beyond 64 KiB, until a save has met that."""
-    with _limit(run.child, resource.RLIMIT_FSIZE, 65536):
+    with _limit(run.living, resource.RLIMIT_FSIZE, 65536):
         return _hold(run)
 
 
 def no_descriptors(run: Watch, chance: random.Random) -> Note:
     """No file can be opened, until a save has met that."""
-    with _limit(run.child, resource.RLIMIT_NOFILE, 3):
+    with _limit(run.living, resource.RLIMIT_NOFILE, 3):
         return _hold(run)
 
 
@@ -105,12 +105,12 @@ def _make_read_only(mounted: str, tries: int = 100) -> None:
 
 
 def slow_disk(run: Watch, chance: random.Random) -> Note:
-    os.kill(run.child, signal.SIGUSR2)
+    os.kill(run.living, signal.SIGUSR2)
     return {}
 
 
 def no_memory(run: Watch, chance: random.Random) -> Note:
-    os.kill(run.child, signal.SIGUSR1)
+    os.kill(run.living, signal.SIGUSR1)
     return {}
 
 

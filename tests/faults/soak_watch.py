@@ -31,6 +31,13 @@ class Watch:
         return int(found[0]) if found else 0
 
     @property
+    def living(self) -> int:
+        """The child. Raises ProcessLookupError where there is none now: to the system, process 0 is everybody here."""
+        if not (child := self.child):
+            raise ProcessLookupError("no training process")
+        return child
+
+    @property
     def save_every_s(self) -> float:
         """From one save to the next, as the last steps went."""
         steps = [line["step_s"] for line in self.metrics() if line["kind"] == "step"]

@@ -8,6 +8,7 @@ A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 
 import io
 import re
+import shlex
 import sys
 from collections.abc import Callable
 
@@ -30,7 +31,9 @@ from rich.terminal_theme import MONOKAI
 from foretrain.advise import snapshot_file
 from foretrain.advise.advice import Advices
 from foretrain.advise.advisor import advise, short_list
+from foretrain.advise.asked import Asked
 from foretrain.advise.best import best
+from foretrain.advise.first_answer import first_answer
 from foretrain.advise.log_analysis import analyse
 from foretrain.advise.utilization import utilization
 from foretrain.cli.explain_run import failures, ran_out
@@ -44,6 +47,7 @@ from foretrain.report import (
     advice_view,
     best_view,
     compare_view,
+    first_view,
     limits_view,
     log_view,
     plan_view,
@@ -95,7 +99,7 @@ def block(command: str, output: str) -> str:
 
 def plan_case_c() -> str:
     made = case("c", others="2.1GB")
-    command = 'foretrain plan examples/real-cases/c.py --gpu "RTX 4070" --others 2.1GB'
+    command = 'foretrain plan examples/real-cases/c.py --gpu "RTX 4070" --used-by-others 2.1GB --full'
     sections = ("plan.verdict", "advice.plan_section", "plan.memory", "plan.bytes")
     return block(command, terminal(made, sections, short_list(made, "nanogpt")))
 
@@ -103,30 +107,45 @@ def plan_case_c() -> str:
 def plan_case_d() -> str:
     made = case("d", step_s=3.9)
     return block(
-        'foretrain plan examples/real-cases/d.py --gpu "RTX 4070" --step-time 3.9',
+        'foretrain plan examples/real-cases/d.py --gpu "RTX 4070" --step-time 3.9 --full',
         terminal(made, ("plan.work", "plan.time")),
     )
+
+
+def first_screen(made: Plan, *words: str) -> str:
+    """What `foretrain plan` with these words prints, at 80 columns."""
+    asked = Asked(words=words[:1], nanogpt_file=words[0].endswith(".py"))
+    console = Console(file=io.StringIO(), width=80, color_system=None, highlight=False)
+    text.render_screen(first_view.screen(made, first_answer(made, asked), asked), console)
+    return block(shlex.join(("foretrain", "plan", *words)), console.file.getvalue().rstrip())  # type: ignore[attr-defined]
+
+
+def start_screen() -> str:
+    made = plan(
+        resolve(["gpt2-124m"]).config, find("RTX 4070"), name="gpt2-124m", used_by_others_bytes=parse_bytes("2GB")
+    )
+    return first_screen(made, "gpt2-124m", "--gpu", "RTX 4070", "--used-by-others", "2GB")
 
 
 def start_plan() -> str:
     made = plan(
         resolve(["gpt2-124m"]).config, find("RTX 4070"), name="gpt2-124m", used_by_others_bytes=parse_bytes("2GB")
     )
-    command = 'foretrain plan gpt2-124m --gpu "RTX 4070" --others 2GB'
+    command = 'foretrain plan gpt2-124m --gpu "RTX 4070" --used-by-others 2GB --full'
     return block(command, terminal(made, ("plan.verdict", "plan.bytes", "plan.time")))
 
 
 def advise_case_c() -> str:
     made = case("c", others="2.1GB")
     document = advice_view.document(made, advise(made, "nanogpt"))
-    command = 'foretrain advise examples/real-cases/c.py --gpu "RTX 4070" --others 2.1GB'
+    command = 'foretrain advise examples/real-cases/c.py --gpu "RTX 4070" --used-by-others 2.1GB'
     return block(command, rendered(document, ("advice.now", "advice.list", "advice.partial", "advice.useless")))
 
 
 def within_case_d() -> str:
     made = case("d", step_s=3.9)
     document = limits_view.within(made, within(made, parse_limit("12h")))
-    command = 'foretrain plan examples/real-cases/d.py --gpu "RTX 4070" --step-time 3.9 --within 12h'
+    command = 'foretrain plan examples/real-cases/d.py --gpu "RTX 4070" --step-time 3.9 --within 12h --full'
     return block(command, rendered(document, ("within.section", "within.change")))
 
 
@@ -135,7 +154,7 @@ def best_model() -> str:
         resolve([]).config, find("RTX 4070"), used_by_others_bytes=parse_bytes("2GB"), dataset_tokens=3_680_000_000
     )
     document = best_view.document(base, best(base, parse_limit("20h")))
-    command = 'foretrain plan --gpu "RTX 4070" --others 2GB --best --within 20h --data-tokens 3.68B'
+    command = 'foretrain plan --gpu "RTX 4070" --used-by-others 2GB --best --within 20h --data-tokens 3.68B --full'
     return block(command, rendered(document, ("best.section", "best.binds", "best.candidates")))
 
 
@@ -160,7 +179,7 @@ def picture_of_plan() -> str:
     text.render(type(document)(document.title, document.subtitle, shown), console)
     form = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     form = form.replace("font-family: Fira Code, monospace", "font-family: ui-monospace, monospace")
-    title = 'foretrain plan c.py --gpu "RTX 4070" --others 2.1GB'
+    title = 'foretrain plan c.py --gpu "RTX 4070" --used-by-others 2.1GB --full'
     return console.export_svg(title=title, theme=MONOKAI, code_format=form, unique_id="plan")
 
 
@@ -195,7 +214,7 @@ def explain_case_a() -> str:
 
 
 def exact_case_c() -> str:
-    command = 'foretrain plan examples/real-cases/c.py --gpu "RTX 4070" --others 2.1GB --exact'
+    command = 'foretrain plan examples/real-cases/c.py --gpu "RTX 4070" --used-by-others 2.1GB --exact --full'
     return block(command, result("real_cases")["consoles"]["verdict_c"])
 
 
@@ -414,6 +433,7 @@ def knob_tables() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     **page_parts.PARTS,
     "start-plan": start_plan,
+    "first-screen": start_screen,
     "schemas": json_schemas.table,
     "plan-case-c": plan_case_c,
     "plan-case-d": plan_case_d,

@@ -1,7 +1,8 @@
 """Texts by id: `say("error.data.too_short", tokens=12)`. All sentences live in locales/*.toml.
 
 Below the edge the product passes ids and numbers; a sentence is made when somebody reads it. A placeholder may
-name a format of `units`: {size:bytes}, {seconds:duration}, {share:percent}, {n:count}, {n:flops}, {x:rate}.
+name a format of `units`: {size:bytes}, {seconds:duration}, {share:percent}, {n:count}, {n:flops}, {x:rate}; or be a
+noun and its plural: {n:step|steps}.
 They are said in the language that is spoken here and now (`languages`), and in English where it lacks one.
 """
 
@@ -20,6 +21,40 @@ def _duration(seconds: float) -> str:
     return say("unit.days", days=number) if unit == "days" else say("unit.unknown") if text == "unknown" else text
 
 
+def _duration_span(seconds: units.Span) -> str:
+    """'54.8 h (41.1–84.4)': the expected time, and its range in the same unit."""
+    low, expected, high = seconds
+    text = _duration(expected)
+    size, _ = units.duration_unit(expected)
+    ends = [f"{end / size:.3g}" if size < 3600 else f"{end / size:,.1f}" for end in (low, high)]
+    return f"{text} ({ends[0]}–{ends[1]})" if ends[0] != ends[1] else text
+
+
+def _rough_duration_span(seconds: units.Span) -> str:
+    """'55 h (41-84)': two digits that tell, to be pasted."""
+    low, expected, high = seconds
+    size, unit = units.duration_unit(expected)
+    middle, *ends = (units.format_rough(each / size) for each in (expected, low, high))
+    text = say("unit.days", days=middle) if unit == "days" else f"{middle} {unit}"
+    return f"{text} ({ends[0]}-{ends[1]})" if ends[0] != ends[1] else text
+
+
+def _money(amount: float) -> str:
+    return say("unit.under", amount=units.CENT) if 0 < abs(amount) < units.CENT else units.format_money(amount)
+
+
+def _money_span(amounts: tuple[float, float, float, str]) -> str:
+    """'3.19 EUR (1.85–5.30)': low, expected and high amount, and the currency."""
+    low, expected, high, currency = amounts
+    text = f"{_money(expected)} {currency}".rstrip()
+    ends = [units.format_money(end) for end in (low, high)]
+    return text if ends[0] == ends[1] or 0 < expected < units.CENT else f"{text} ({ends[0]}–{ends[1]})"
+
+
+def _rough_money(amount: float) -> str:
+    return _money(amount) if amount < units.CENT else units.format_rough(amount)
+
+
 _FORMATS = {
     "bytes": units.format_bytes,
     "bytes_range": units.format_bytes_range,
@@ -30,7 +65,14 @@ _FORMATS = {
     "flops": units.format_flops,
     "rate": units.format_flop_rate,
     "energy": units.format_energy,
-    "money": units.format_money,
+    "money": _money,
+    "bytes_span": units.format_bytes_span,
+    "duration_span": _duration_span,
+    "money_span": _money_span,
+    "rough_duration_span": _rough_duration_span,
+    "rough_money": _rough_money,
+    "rough_gib": lambda size: units.format_rough(size / units.GIB),
+    "gib": lambda size: f"{size / units.GIB:,.2f}",
     "mass": units.format_mass,
     "digits4": units.format_digits4,
     "number": units.format_number,
@@ -46,6 +88,9 @@ def format_value(value: Any, spec: str) -> str:
     """A value in one of the formats above, else as Python formats it; a list is joined by commas."""
     if spec in _FORMATS:
         return bidi.isolated(_FORMATS[spec](value))
+    if "|" in spec:  # the noun of a count: {count:step|steps}
+        one, several = spec.split("|")
+        return one if value == 1 else several
     if isinstance(value, list | tuple):
         return listed(value)
     return format(value, spec)

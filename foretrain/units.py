@@ -83,6 +83,35 @@ def format_bytes_range(sizes: tuple[float, float]) -> str:
     return f"{low / factor:,.{digits}f} – {number} {unit}"
 
 
+Span = tuple[float, float, float]  # low, expected, high
+
+
+def format_bytes_span(sizes: Span) -> str:
+    """'6.00 GiB (5.78–6.74)': the expected size, and its range in the same unit."""
+    low, expected, high = sizes
+    number, unit = format_bytes(expected).split()
+    digits = len(number.partition(".")[2])
+    factor = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB, "B": 1}[unit]
+    ends = [f"{size / factor:,.{digits}f}" for size in (low, high)]
+    return f"{number} {unit} ({ends[0]}–{ends[1]})" if ends[0] != ends[1] else f"{number} {unit}"
+
+
+def duration_unit(seconds: float) -> tuple[float, str]:
+    """The unit in which format_duration says this, and its seconds."""
+    for unit, size in (("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0)):
+        if format_duration(seconds).endswith(f" {unit}"):
+            return size, unit
+    return 86400.0, "days"
+
+
+def format_rough(number: float) -> str:
+    """'55', '6.0', '0.21', '1,300': two digits that tell."""
+    if number == 0:
+        return "0"
+    digits = 1 - math.floor(math.log10(abs(number)))
+    return f"{round(number, digits):,.{max(0, digits)}f}"
+
+
 def format_count(number: float) -> str:
     """'40.56 M', '10.49 B', '524,288': a count for reading; below a million every digit is shown."""
     for factor, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
@@ -154,9 +183,12 @@ def format_energy(joules: float) -> str:
     return f"{kwh:.2f} kWh" if kwh >= 1 else f"{kwh * 1e3:.3g} Wh"
 
 
+CENT = 0.01
+
+
 def format_money(amount: float) -> str:
-    """'1.12', '1,250.00', '0.0042': two digits after the point, more where there would be none to see."""
-    return f"{amount:,.2f}" if abs(amount) >= 0.1 or amount == 0 else f"{amount:.2g}"
+    """'1.12', '1,250.00'; '<0.01' of what is not a cent, as more digits would say nothing."""
+    return "<0.01" if 0 < abs(amount) < CENT else f"{amount:,.2f}"
 
 
 def format_mass(grams: float) -> str:

@@ -596,7 +596,7 @@ def test_apply_writes_a_config_of_which_a_plan_says_what_was_promised(tmp_path: 
 
 
 def test_a_plan_shows_the_three_best() -> None:
-    result = foretrain("plan", CASE_C, "--gpu", "4070", "--others", "2.1GB")
+    result = foretrain("plan", CASE_C, "--gpu", "4070", "--others", "2.1GB", "--full")
     screen = result.stdout
     assert "What to change" in screen
     assert "micro-batch 8 x 64" in screen

@@ -206,9 +206,11 @@ def test_on_the_command_line() -> None:
 
 def test_what_is_no_loss_is_not_called_one() -> None:
     """A law that gives more than blind guessing does not hold."""
-    shown = " ".join(foretrain("plan", "--gpu", "4070", "--best", "--within", "28s").stdout.split())
-    assert "No loss can be estimated" in shown
-    bytes_ = " ".join(foretrain("plan", "--gpu", "4070", "--best", "--within", "5h", "--vocab_size=256").stdout.split())
+    words = ("plan", "--gpu", "4070", "--best", "--within")
+    for form in ((), ("--full",)):
+        shown = " ".join(foretrain(*words, "28s", *form).stdout.split())
+        assert "No loss can be estimated" in shown
+    bytes_ = " ".join(foretrain(*words, "5h", "--vocab_size=256", "--full").stdout.split())
     assert "tens of thousands of tokens" in bytes_
 
 

@@ -88,8 +88,8 @@ def test_what_was_not_asked_for_is_not_there() -> None:
     assert timing.rent_expected is None
     assert timing.co2_expected_g is None
     assert timing.cost_expected
-    assert "CO2" not in foretrain("plan", D, "--gpu", "4070").stdout
-    shown = foretrain("plan", D, "--gpu", "4070", "--co2", "400", "--price", "€0.35/h").stdout
+    assert "CO2" not in foretrain("plan", D, "--gpu", "4070", "--full").stdout
+    shown = foretrain("plan", D, "--gpu", "4070", "--co2", "400", "--price", "€0.35/h", "--full").stdout
     assert "at 400 g a kWh" in shown
     assert "electricity included" in shown
 
@@ -159,7 +159,7 @@ def test_cards_are_marked_by_their_own_figures() -> None:
     assert made["best"]["quickest"] == "H200 SXM 141GB"
     assert made["best"]["least_energy"] == min(totals, key=lambda name: totals[name]["energy_expected_j"])
     assert {p["config"]["price_per_hour"] for p in made["plans"]} == {0.05, 0.35, 9}
-    shown = foretrain(*words).stdout
+    shown = foretrain(*words, "--full").stdout
     assert f"cheapest that fits: {made['best']['cheapest']}" in shown
 
 
@@ -193,7 +193,7 @@ def test_one_name_of_several_cards_prices_each_of_them() -> None:
 def test_the_table_is_readable_at_80_columns() -> None:
     result = subprocess.run(
         [sys.executable, "-c", "from foretrain.cli import main; main()", "plan", "gpt2-124m", "--gpu",
-         "3060,RTX 4070 Ti SUPER,A100-SXM4-80GB", "--price", "0.35", "--co2", "336"],
+         "3060,RTX 4070 Ti SUPER,A100-SXM4-80GB", "--price", "0.35", "--co2", "336", "--full"],
         capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
     )  # fmt: skip
     lines = result.stdout.splitlines()

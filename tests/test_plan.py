@@ -178,7 +178,7 @@ def test_dataset_on_disk_gives_epochs_and_vocabulary() -> None:
 
 
 def test_plan_says_the_verdict_first() -> None:
-    result = foretrain("plan", str(CASES / "c.py"), "--gpu", "RTX 4070", "--others", "2.1GB")
+    result = foretrain("plan", str(CASES / "c.py"), "--gpu", "RTX 4070", "--others", "2.1GB", "--full")
     assert result.returncode == 0
     verdict = " ".join(result.stdout.split("Memory by phase")[0].split())
     assert "nanoGPT (compiled) does not fit. It needs at least " in verdict
@@ -256,7 +256,7 @@ def test_library_in_four_lines() -> None:
 
 
 def test_of_a_card_with_unknown_memory_the_highest_phase_is_told() -> None:
-    result = foretrain("plan", "gpt2-124m", "--gpu", "M1 Pro", "--compile=false")
+    result = foretrain("plan", "gpt2-124m", "--gpu", "M1 Pro", "--compile=false", "--full")
     first = result.stdout.split("Memory by phase")[0]
     assert "steady state" in first
     assert "before step 0" not in first
@@ -304,7 +304,7 @@ def test_a_log_faster_than_the_card_is_doubted() -> None:
 
 
 def test_narrow_terminals_get_fewer_columns_not_broken_numbers() -> None:
-    for words in (["gpus"], ["plan", "gpt2-124m", "--gpu", "3060,4070,4090"]):
+    for words in (["gpus"], ["plan", "gpt2-124m", "--gpu", "3060,4070,4090", "--full"]):
         result = subprocess.run(
             [sys.executable, "-c", "from foretrain.cli import main; main()", *words],
             capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},

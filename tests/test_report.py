@@ -20,7 +20,7 @@ from foretrain.hardware import find
 from foretrain.lm.dataset import DatasetInfo
 from foretrain.predict.plan import plan
 from foretrain.report import html, plan_view, run_view, text
-from foretrain.report.document import Document, Message, Paragraph, Section, Table, Verbatim
+from foretrain.report.document import Document, Message, Paragraph, Section, Table, Verbatim, cell_text
 from foretrain.run.store import MeasuredMemory, MeasuredPhase, RunRecord
 
 HOSTILE = '</script><img src=x onerror=alert(1)> & "quotes" \x1b[31m {braces} ${dollar} $title'
@@ -159,6 +159,32 @@ def test_terminal(gpu: str) -> None:
     assert max(len(line) for line in plain.splitlines()) <= 100
     coloured = rendered(plan_view.document(made), force_terminal=True, color_system="truecolor")
     assert "\x1b[" in coloured
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_no_line_ends_in_blanks_and_prose_stays_narrow(width: int) -> None:
+    made = plan(resolve(["gpt2-124m", "--batch_size=16"]).config, find("RTX 4070"))
+    console = Console(file=io.StringIO(), width=width)
+    text.render(plan_view.document(made), console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert all(line == line.rstrip() for line in lines)
+    assert max(map(len, lines)) <= min(width, 100)
+    sizes = [line for line in lines if "first step" in line and "does not fit" in line]
+    assert sizes  # a row of numbers is one line at any width
+    assert all("12.05 – 13.45 GiB" in line for line in sizes)
+
+
+def test_rows_of_phases_do_not_contradict_the_verdict() -> None:
+    """A run that lives needs no more than there is; what is behind the phase that does not fit is not reached."""
+    made = plan(resolve(["gpt2-124m", "--memory_limit=6.2GiB"]).config, find("RTX 4070"))
+    assert made.verdict_of("foretrain") == "fits"
+    assert made.memory_of("foretrain").worst.needed_high_bytes > (made.available_bytes or 0)
+    ours, theirs = (
+        b for s in plan_view.document(made).sections for b in s.blocks if isinstance(b, Table) and b.optional
+    )
+    assert all(row[3].value[1] <= made.available_bytes for row in ours.rows)  # type: ignore[union-attr,index,operator]
+    said = [cell_text(row[-1]) for row in theirs.rows]
+    assert said == ["fits", "fits", "does not fit", "not reached", "fits"]
 
 
 def test_bars_are_to_scale() -> None:

@@ -17,7 +17,7 @@ PACKAGE = REPO / "foretrain"
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if "vendor" not in p.parts)
 
 # All limits on size. A file has one subject and a function one job; these only catch what has plainly outgrown that.
-MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_OPTIONS = 600, 60, 119
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_OPTIONS = 600, 60, 121
 
 # Layer -> what it may import, itself included. `facts` are the modules at the root of the package.
 ALLOWED = {
@@ -218,7 +218,10 @@ def test_placeholders_use_known_formats() -> None:
         for _, name, spec, _ in string.Formatter().parse(template):
             if name is not None:
                 assert re.fullmatch(r"[A-Za-z_0-9]+", name), id
-                assert spec in messages._FORMATS or re.fullmatch(r"[,]?(\.\d+f)?|,", spec or ""), (id, spec)
+                assert spec in messages._FORMATS or re.fullmatch(r"[,]?(\.\d+f)?|,|[a-z]+\|[a-z]+", spec or ""), (
+                    id,
+                    spec,
+                )
 
 
 def test_catalogue_and_texts_are_valid_toml() -> None:

@@ -628,7 +628,7 @@ def test_a_terminal_of_another_encoding(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     monkeypatch.setenv("LC_ALL", "C")
     monkeypatch.delenv("HOME", raising=False)
-    result = foretrain("plan", "gpt2-124m", "--gpu", "4070")
+    result = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--full")
     assert result.returncode == 0, result.stderr
     assert "123.59 M" in result.stdout
 

@@ -183,7 +183,7 @@ def test_the_warm_up_is_always_said() -> None:
 
 
 def test_the_answer_says_what_has_to_follow() -> None:
-    shown = foretrain("plan", D, "--gpu", "4070", "--within", "12h").stdout
+    shown = foretrain("plan", D, "--gpu", "4070", "--within", "12h", "--full").stdout
     assert "lr_decay_iters should follow max_iters" in shown
     assert "To be safe" in shown
     assert "epochs" in shown

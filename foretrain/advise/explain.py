@@ -1,5 +1,6 @@
 """Why a run needs what it needs: each component with its sum, the peak by tensor name, and what nvidia-smi shows."""
 
+import math
 import re
 from collections import Counter
 from typing import Literal
@@ -9,6 +10,7 @@ from foretrain.predict.allocator_settings import Settings
 from foretrain.predict.exact.memory import component_id
 from foretrain.predict.exact.record import Allocation, Trace
 from foretrain.predict.exact.replay import replay
+from foretrain.predict.exact.roles import role_of
 from foretrain.predict.memory import (
     Context,
     PhaseMemory,
@@ -17,10 +19,11 @@ from foretrain.predict.memory import (
 )
 from foretrain.predict.plan import Plan
 from foretrain.predict.simulated_run import symbols_of
-from foretrain.records import Record
+from foretrain.records import Note, Record
 from foretrain.units import MIB
 
 TIMELINE_POINTS = 400
+BECAUSE = {"logits", "activations", "optimizer"}  # components of which there is a sentence
 
 
 class Sum(Record):
@@ -33,7 +36,10 @@ class Sum(Record):
 
 
 class TensorGroup(Record):
-    """Tensors of one kind that are alive at the peak; layers are counted together. `where`: module or parameter."""
+    """Tensors of one kind that are alive at the peak; layers are counted together.
+
+    `where`: module or parameter, '' for a compiled kernel's; `role`: what it is, a text `tensor.ROLE`.
+    """
 
     component: str
     where: str
@@ -42,6 +48,7 @@ class TensorGroup(Record):
     dtype: str
     count: int
     size_bytes: int
+    role: str = "activation"
 
 
 LineSource = Literal["estimated", "traced", "published", "calibrated", "observed", "left over"]
@@ -80,6 +87,7 @@ class Explanation(Record):
     conclusion: str  # id of a text
     other_mode_bytes: int  # what the other mode (eager or compiled) would allocate, by the ledger
     timeline: tuple[Point, ...]
+    because: Note | None = None  # why the largest component is so large; a text `explain.because.ID`
 
 
 def explain(
@@ -101,24 +109,63 @@ def explain(
     other = predict(plan.config, plan.gpu, plan.dtype, step, compiled=not plan.compiled, available_bytes=None)
     return Explanation(
         step=step, compiled=memory.compiled, source=memory.source, phase=worst, sums=sums(plan, worst),
-        tensors=tensors(trace, worst.phase, settings) if trace is not None else (), lines=lines,
+        tensors=tensors(trace, worst.phase, plan.config.n_embd, settings) if trace is not None else (), lines=lines,
         conclusion=conclusion, other_mode_bytes=other.worst.allocated_bytes,
-        timeline=timeline(trace, settings) if trace is not None else (),
+        timeline=timeline(trace, settings) if trace is not None else (), because=because(plan, worst),
     )  # fmt: skip
 
 
 # -- sums --------------------------------------------------------------------------------------------------
 
 
+def _sizes(plan: Plan, phase: PhaseMemory) -> tuple[int, int]:
+    """(sequences, context) of the phase's micro-batch."""
+    c = plan.config
+    evaluation = phase.phase.startswith("evaluate")
+    return (c.eval_batch, c.eval_block) if evaluation else (c.batch_size, c.block_size)
+
+
 def sums(plan: Plan, phase: PhaseMemory) -> tuple[Sum, ...]:
     """Each component with its formula and the formula with numbers."""
-    c, evaluation = plan.config, phase.phase.startswith("evaluate")
-    sizes = (c.eval_batch, c.eval_block) if evaluation else (c.batch_size, c.block_size)
-    symbols = symbols_of(c, plan.gpu, *sizes)
-    return tuple(
-        Sum(id=c.id, size_bytes=c.size_bytes, formula=c.formula, numbers=with_numbers(c.formula, symbols))
-        for c in phase.components
-    )
+    symbols = symbols_of(plan.config, plan.gpu, *_sizes(plan, phase))
+    found = []
+    for component in phase.components:
+        formula = gathered(component.formula)
+        numbers = with_numbers(formula, symbols)
+        found.append(Sum(id=component.id, size_bytes=component.size_bytes, formula=formula, numbers=numbers))
+    return tuple(found)
+
+
+def gathered(formula: str) -> str:
+    """'12 × 8·B·T·C + 13 × 2·B·T·C + 4·T·C' -> '122·B·T·C + 4·T·C': one term for each product of sizes.
+
+    Formulas of one or two terms stay: how many tensors there are says more.
+    """
+    terms = formula.split(" + ")
+    if len(terms) < 3 or "…" in terms:
+        return formula
+    factors: Counter[str] = Counter()
+    for term in terms:
+        parts = re.split("·| × ", term)
+        names = "·".join(part for part in parts if not part.replace(",", "").isdigit())
+        factors[names] += math.prod(int(part.replace(",", "")) for part in parts if part.replace(",", "").isdigit())
+    return " + ".join(f"{factor:,}·{names}" if names else f"{factor:,}" for names, factor in factors.items())
+
+
+def because(plan: Plan, phase: PhaseMemory) -> Note | None:
+    """What the largest component follows from."""
+    sizes: Counter[str] = Counter()
+    for component in phase.components:
+        sizes[component.id.partition(".")[0]] += component.size_bytes
+    if not sizes:
+        return None
+    (largest, size), c = sizes.most_common(1)[0], plan.config
+    tokens = math.prod(_sizes(plan, phase))
+    values = {
+        "size": size, "tokens": tokens, "vocab_size": c.vocab_size, "n_layer": c.n_layer,
+        "each": size / tokens, "params": plan.counts.n_params,
+    }  # fmt: skip
+    return Note(id=largest, values=values) if largest in BECAUSE else None
 
 
 def with_numbers(formula: str, symbols: dict[str, int]) -> str:
@@ -130,17 +177,23 @@ def with_numbers(formula: str, symbols: dict[str, int]) -> str:
 # -- tensors -----------------------------------------------------------------------------------------------
 
 
-def tensors(trace: Trace, phase: str, settings: Settings | None = None) -> tuple[TensorGroup, ...]:
+Kind = tuple[str, str, str, str, str, str]
+
+
+def tensors(trace: Trace, phase: str, n_embd: int, settings: Settings | None = None) -> tuple[TensorGroup, ...]:
     """What is alive at the phase's peak, layers counted together, largest first."""
     peak = next(p for p in replay(trace, settings).phases if p.phase == phase)
-    groups: Counter[tuple[str, str, str, str, str]] = Counter()
-    sizes: Counter[tuple[str, str, str, str, str]] = Counter()
+    groups: Counter[Kind] = Counter()
+    sizes: Counter[Kind] = Counter()
     for allocation in trace.alive_at(peak.position):
-        key = _kind(allocation)
+        forward = trace.moment_at(allocation.born) == "forward"
+        key = (*_kind(allocation), role_of(allocation, component_id(allocation), n_embd, forward=forward))
         groups[key] += 1
         sizes[key] += allocation.nbytes
     return tuple(
-        TensorGroup(component=k[0], where=k[1], op=k[2], shape=k[3], dtype=k[4], count=groups[k], size_bytes=size)
+        TensorGroup(
+            component=k[0], where=k[1], op=k[2], shape=k[3], dtype=k[4], role=k[5], count=groups[k], size_bytes=size
+        )
         for k, size in sizes.most_common()
         if size
     )

@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import typer
 
+from foretrain.advise.asked import Asked
 from foretrain.app.plan import Target, make_plan, targets
-from foretrain.cli import plan_exact, plan_limits
+from foretrain.cli import plan_exact, plan_limits, plan_print
 from foretrain.cli import plan_options as o
 from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, Words, print_error, print_json, print_notes
 from foretrain.cli.old_options import typed
 from foretrain.cli.plan_exact import Depth
 from foretrain.cli.plan_limits import Limits
+from foretrain.cli.plan_print import Form
 from foretrain.configfile import KNOBS, ResolvedConfig, resolve
 from foretrain.errors import UserError
 from foretrain.messages import knob_help, knob_unit
@@ -68,27 +70,29 @@ def plan_command(
     best: o.Best = False,
     data_tokens: o.DataTokens = None,
     write: o.Write = None,
+    full: o.Full = False,
+    oneline: o.Oneline = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Plan a run: memory by phase and component, FLOPs, hours, energy and cost. Needs no GPU and no torch."""
+    """Plan a run: does it fit, how long, what does it cost, what limits it. Needs no GPU and no torch."""
     resolved = plan_exact.with_trainer(resolve(words or []), trainer)
-    limits = Limits(price, co2, within, tokens, best, data_tokens, write)
-    limits = replace(limits, given=frozenset(resolved.sources))
+    limits = Limits(price, co2, within, tokens, best, data_tokens, write, frozenset(resolved.sources))
     resolved = plan_limits.priced(resolved, limits)
     print_notes(resolved.notes, quiet=quiet)
     if show_config:
         _show_config(resolved, as_json)
         return
-    step = resolved.step
+    step, form = resolved.step, Form(full, oneline, as_json, _asked(resolved, words, gpu, others, limits, quiet))
     depth = Depth(exact, explain, observed, process, largest, snapshot, alloc_conf, quiet)
+    form.check(elsewhere="--explain" if explain else "--largest" if largest else "")
     plan_exact.check_depth(depth, resolved.files)
     found = targets(gpu, others, resolved.config, typed("--used-by-others"))
     plan_exact.check_readings(depth, [target.gpu for target in found])
     _check_targets(len(found), depth, limits, step_time, logged_mfu)
     plans = make_plans(resolved, found, limits, step_time, logged_mfu)
     if limits.asks:
-        plan_limits.answer(plans[0], step, limits, as_json=as_json, quiet=quiet)
+        plan_limits.answer(plans[0], step, limits, form)
     elif largest:
         plan_exact.largest_command(plans[0], step, depth, as_json=as_json, check=check)
         return
@@ -99,9 +103,20 @@ def plan_command(
         if explain:
             plan_exact.explain_command(plans[0], step, depth, as_json=as_json)
         else:
-            plan_limits.print_plans(plans, as_json=as_json)
+            plan_print.plans(plans, form)
     if check and not best:
         _check(plans)
+
+
+def _asked(
+    resolved: ResolvedConfig, words: list[str] | None, gpu: str, others: str, limits: Limits, quiet: bool
+) -> Asked:
+    """What was typed, for the next command."""
+    wrote = str(limits.write) if limits.write else None
+    return Asked(
+        words=tuple(words or []), gpu=gpu, others=others, quiet=quiet, wrote=wrote,
+        nanogpt_file=any(path.suffix == ".py" for path in resolved.files),
+    )  # fmt: skip
 
 
 def _check_targets(count: int, depth: Depth, limits: Limits, step_time: float | None, logged_mfu: float | None) -> None:

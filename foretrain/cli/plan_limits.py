@@ -3,23 +3,20 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from foretrain.cli.common import ERR, OUT, print_json
+from foretrain.cli import plan_print
+from foretrain.cli.common import ERR
+from foretrain.cli.plan_print import Form
 from foretrain.config import RunConfig
 from foretrain.configfile import ResolvedConfig, to_toml
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu, find
 from foretrain.messages import printable, say
 from foretrain.predict.memory import StepName
-from foretrain.predict.plan import SCHEMA, Plan
+from foretrain.predict.plan import Plan
 from foretrain.quantities import Limit, currency_code, parse_count, parse_limit, parse_price
-
-WITHIN_SCHEMA = "foretrain.within/2"
-BEST_SCHEMA = "foretrain.best/2"
-PLANS_SCHEMA = "foretrain.plans/2"
 
 T = TypeVar("T")
 
@@ -152,25 +149,20 @@ def write_config(config: RunConfig, path: Path, *, quiet: bool) -> None:
         ERR.print(printable(say("within.written", path=str(path))), soft_wrap=True, markup=False)
 
 
-def within_command(plan: Plan, step: StepName, limits: Limits, *, as_json: bool, quiet: bool) -> None:
+def within_command(plan: Plan, step: StepName, limits: Limits, form: Form) -> None:
     """Answer --within and --tokens."""
     from foretrain.predict.within import within
 
     found = within(plan, limits.limit(), step)
     if limits.write is not None:
-        write_config(found.config, limits.write, quiet=quiet)
-    if as_json:
-        print_json(found.to_json(schema=WITHIN_SCHEMA))
-        return
-    from foretrain.report import limits_view, text
-
-    text.render(limits_view.within(plan, found), OUT)
+        write_config(found.config, limits.write, quiet=form.asked.quiet)
+    plan_print.within(plan, found, form)
 
 
-def answer(plan: Plan, step: StepName, limits: Limits, *, as_json: bool, quiet: bool) -> None:
+def answer(plan: Plan, step: StepName, limits: Limits, form: Form) -> None:
     """Answer the inverse question that was asked."""
     command = best_command if limits.best else within_command
-    command(plan, step, limits, as_json=as_json, quiet=quiet)
+    command(plan, step, limits, form)
 
 
 @contextmanager
@@ -183,45 +175,14 @@ def _progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, of: status.update(say("best.searching", share=done / of))
 
 
-def best_command(plan: Plan, step: StepName, limits: Limits, *, as_json: bool, quiet: bool) -> None:
+def best_command(plan: Plan, step: StepName, limits: Limits, form: Form) -> None:
     """Answer --best."""
     from foretrain.advise.best import best
 
     if plan.timing is not None and plan.timing.source.startswith("measured"):
         raise UserError("usage.best_speed")
-    with _progress(quiet) as listen:
+    with _progress(form.asked.quiet) as listen:
         found = best(plan, limits.limit(), step, limits.given, listen)
     if limits.write is not None:
-        write_config(found.candidates[0].config, limits.write, quiet=quiet)
-    if as_json:
-        print_json(found.to_json(schema=BEST_SCHEMA))
-        return
-    from foretrain.report import best_view, text
-
-    text.render(best_view.document(plan, found), OUT)
-
-
-def print_plans(plans: list[Plan], *, as_json: bool) -> None:
-    """One plan with the three best changes, or a table of cards with the best of them."""
-    if len(plans) == 1:
-        from foretrain.advise.advisor import short_list
-
-        found = short_list(plans[0], plans[0].step)
-        if as_json:
-            advice = found.model_dump(mode="json") if found else None
-            print_json({**plans[0].to_json(schema=SCHEMA), "advice": advice})
-            return
-        from foretrain.report import plan_view, text
-
-        text.render(plan_view.document(plans[0], datetime.now(), found), OUT)
-        return
-    from foretrain.advise.cards import choose
-
-    choice = choose(plans)
-    if as_json:
-        objects = [p.to_json(schema=SCHEMA) for p in plans]
-        print_json({"schema": PLANS_SCHEMA, "plans": objects, "best": choice.model_dump(mode="json")})
-        return
-    from foretrain.report import cards_view, text
-
-    text.render(cards_view.document(plans, choice), OUT)
+        write_config(found.candidates[0].config, limits.write, quiet=form.asked.quiet)
+    plan_print.best(plan, found, form)

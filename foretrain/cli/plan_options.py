@@ -65,6 +65,10 @@ AllocConf = Annotated[
         metavar="TEXT",
     ),
 ]
+Full = Annotated[
+    bool, typer.Option("--full", help="Print everything: phases, every byte with its formula, FLOPs, energy, notes.")
+]
+Oneline = Annotated[bool, typer.Option("--oneline", help="Print one line, to paste into a forum or a chat.")]
 ShowConfig = Annotated[
     bool,
     typer.Option(

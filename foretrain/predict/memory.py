@@ -86,6 +86,15 @@ class PhaseMemory(Record):
     verdict: Verdict | None = None
     reserved_bytes: int | None = None
 
+    def needed_within(self, available_bytes: int | None) -> tuple[int, int, int]:
+        """(low, expected, high) of what is needed. A run that lives takes no more than there is: before the allocator
+        fails, it frees what it only keeps."""
+        needed = (self.needed_low_bytes, self.needed_expected_bytes, self.needed_high_bytes)
+        if available_bytes is None or self.verdict not in ("fits", "tight"):
+            return needed
+        low, expected, high = (min(size, available_bytes) for size in needed)
+        return low, expected, high
+
 
 class StepMemory(Record):
     """The phases of one way to run the step. `source` is the figure's source."""
@@ -105,6 +114,13 @@ class StepMemory(Record):
     def needed_bytes(self) -> int:
         """What the phase that needs most is expected to need; `worst` has the highest tensors, which can be another."""
         return max(phase.needed_expected_bytes for phase in self.phases)
+
+    @property
+    def not_reached(self) -> tuple[str, ...]:
+        """Phases behind the one that does not fit. Resume is another process, so it is reached."""
+        names = [phase.phase for phase in self.phases if phase.phase != "resume"]
+        ends = [phase.phase for phase in self.phases if phase.verdict == "does_not_fit" and phase.phase != "resume"]
+        return tuple(names[names.index(ends[0]) + 1 :]) if ends else ()
 
     def phase(self, name: str) -> PhaseMemory:
         return next(phase for phase in self.phases if phase.phase == name)

@@ -27,7 +27,7 @@ class Message:
 class Quantity:
     """A number with the format of `messages`: bytes, duration, percent, signed_percent, count, flops, rate, energy."""
 
-    value: float | tuple[float, float] | None
+    value: float | tuple[float, ...] | tuple[float, float, float, str] | None
     format: str
 
     def text(self) -> str:
@@ -293,3 +293,26 @@ class Document:
     title: Message
     subtitle: Message
     sections: Sequence[Section]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A named line of a `Screen`. `command`: words to be copied, on a line of their own behind the text.
+
+    `optional`: rows that a screen too long leaves out, the highest first; 0 always stays.
+    """
+
+    label: Message
+    text: Cell = ""
+    command: tuple[str, ...] = ()
+    optional: int = 0
+
+
+@dataclass(frozen=True)
+class Screen:
+    """A short answer: what matters in a dozen lines. `table`: one row a card, where there are several."""
+
+    title: Message
+    lead: tuple[Paragraph, ...]
+    table: Table | None
+    rows: tuple[Row, ...]

@@ -1,12 +1,16 @@
 """An Explanation and a search for the largest setting as Documents."""
 
-from foretrain.advise.explain import Explanation, Line, Sum
+from foretrain.advise.explain import Explanation, Line, Sum, TensorGroup
 from foretrain.predict.exact.largest import Largest
 from foretrain.predict.plan import Plan
 from foretrain.report.assumed_view import assumed
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 
 TENSOR_ROWS = 16
+BECAUSE = {
+    "logits": "explain.because_logits", "activations": "explain.because_activations",
+    "optimizer": "explain.because_optimizer",
+}  # fmt: skip
 CONTEXT_DOUBTS = {"too_little", "too_much", "below"}
 
 
@@ -23,7 +27,12 @@ def document(plan: Plan, explanation: Explanation) -> Document:
     sections = [
         Section(
             Message("explain.answer"),
-            (Paragraph(Message("explain.peak", values)), *assumed(plan), _sums(explanation.sums)),
+            (
+                Paragraph(Message("explain.peak", values)),
+                *_because(explanation),
+                *assumed(plan),
+                _sums(explanation.sums),
+            ),
         ),
     ]
     if explanation.tensors:
@@ -31,6 +40,12 @@ def document(plan: Plan, explanation: Explanation) -> Document:
     sections.append(Section(Message("explain.smi"), _smi(explanation)))
     title = Message("explain.title", {"name": plan.name})
     return Document(title, Message("explain.subtitle", {"gpu": plan.gpu.name, "source": explanation.source}), sections)
+
+
+def _because(explanation: Explanation) -> tuple[Block, ...]:
+    """What the largest component follows from, in a sentence."""
+    found = explanation.because
+    return () if found is None else (Paragraph(Message(BECAUSE[found.id], found.values)),)
 
 
 def _sums(sums: tuple[Sum, ...]) -> Table:
@@ -52,7 +67,7 @@ def _tensors(explanation: Explanation) -> Table:
     columns = tuple(Message(f"column.{name}") for name in ("bytes", "count", "tensor", "where", "made_by", "component"))
     rows: list[tuple[Cell, ...]] = [
         (
-            Quantity(group.size_bytes, "bytes"), f"{group.count:,}", f"{group.shape} {group.dtype}", group.where,
+            Quantity(group.size_bytes, "bytes"), f"{group.count:,}", f"{group.shape} {group.dtype}", _name(group),
             _short(group.op), Message(f"component.{group.component}"),
         )
         for group in explanation.tensors[:TENSOR_ROWS]
@@ -61,7 +76,12 @@ def _tensors(explanation: Explanation) -> Table:
     if rest:
         size = Quantity(sum(group.size_bytes for group in rest), "bytes")
         rows.append((size, f"{sum(group.count for group in rest):,}", "", "", "", Message("component.rest")))
-    return Table(columns, tuple(rows), frozenset({0, 1}), optional=(4, 1, 2, 5))
+    return Table(columns, tuple(rows), frozenset({0, 1}), optional=(4, 5, 1, 2))
+
+
+def _name(group: TensorGroup) -> Cell:
+    """The module or parameter; what the tensor is where none has a name, and for the loss, whose tensors have many."""
+    return group.where if group.where and group.component != "logits" else Message(f"tensor.{group.role}")
 
 
 def _short(op: str) -> str:

@@ -97,20 +97,21 @@ def _verdict(plan: Plan) -> tuple[Block, ...]:
         beside = ".beside" if plan.used_by_others_bytes and verdict else ".alone" if verdict else ""
         values = _verdict_values(plan, memory, phase)
         blocks.append(Paragraph(Message(id + beside, values), TONES[verdict]))
-        if verdict == "fits" and values["high"] > values["available"]:
+        if verdict == "fits" and phase.needed_high_bytes > values["available"]:
             blocks.append(Paragraph(Message("verdict.given_back", values)))
     return tuple(blocks)
 
 
 def _verdict_values(plan: Plan, memory: StepMemory, phase: PhaseMemory) -> dict[str, Any]:
+    low, expected, high = phase.needed_within(plan.available_bytes)
     return {
         "step": Message(f"step.{memory.step}"),
         "mode": Message(f"mode.{_mode(memory)}").text(),
         "phase": Message(f"phase.{phase.phase}"),
         "moment": Message(f"moment.{phase.moment}"),
-        "low": phase.needed_low_bytes,
-        "expected": phase.needed_expected_bytes,
-        "high": phase.needed_high_bytes,
+        "low": low,
+        "expected": expected,
+        "high": high,
         "available": plan.available_bytes or 0,
         "others": plan.used_by_others_bytes,
     }
@@ -133,15 +134,16 @@ def _exact_verdict(plan: Plan, exact: Exact, verdict: str | None) -> Message:
     return Message(f"verdict_exact.{verdict or 'unknown'}", values)
 
 
-def _needs(phase: PhaseMemory, exact: bool) -> tuple[Cell, ...]:
+def _needs(phase: PhaseMemory, exact: bool, available_bytes: int | None, reached: bool) -> tuple[Cell, ...]:
     """Allocated, with a trace also reserved, needed, the range of that, the verdict."""
     reserved = (Quantity(phase.reserved_bytes, "bytes"),) if exact else ()
+    low, expected, high = phase.needed_within(available_bytes if reached else None)
     return (
         Quantity(phase.allocated_bytes, "bytes"),
         *reserved,
-        Quantity(phase.needed_expected_bytes, "bytes"),
-        Quantity((phase.needed_low_bytes, phase.needed_high_bytes), "bytes_range"),
-        Message(f"word.{phase.verdict}") if phase.verdict else "–",
+        Quantity(expected, "bytes"),
+        Quantity((low, high), "bytes_range"),
+        Message("word.not_reached") if not reached else Message(f"word.{phase.verdict}") if phase.verdict else "–",
     )
 
 
@@ -152,13 +154,18 @@ def _memory(plan: Plan) -> tuple[Block, ...]:
     numeric = frozenset(range(1, len(names) - 1))
     blocks: list[Block] = []
     for memory in plan.memories:
-        rows = tuple((Message(f"phase.{phase.phase}"), *_needs(phase, bool(plan.exact))) for phase in memory.phases)
-        tones = tuple("plain" if p.verdict == "fits" else TONES[p.verdict] for p in memory.phases)
+        rows, tones = [], []
+        for phase in memory.phases:
+            reached = phase.phase not in memory.not_reached
+            cells = _needs(phase, bool(plan.exact), plan.available_bytes, reached)
+            rows.append((Message(f"phase.{phase.phase}"), *cells))
+            tones.append("plain" if phase.verdict == "fits" or not reached else TONES[phase.verdict])
         head = Message(
             "plan.step_mode",
             {"step": Message(f"step.{memory.step}"), "mode": Message(f"mode.{_mode(memory)}")},
         )
-        blocks.append(Table((head, *heads[1:]), rows, numeric, tones))
+        optional = tuple(names.index(name) for name in ("reserved", "allocated") if name in names)
+        blocks.append(Table((head, *heads[1:]), tuple(rows), numeric, tuple(tones), optional))
     if plan.exact:
         return *blocks, Paragraph(Message("plan.needed_explained_exact", {"torch": plan.exact[0].torch}))
     explained = "plan.needed_explained_cpu" if plan.gpu.kind == "cpu" else "plan.needed_explained"

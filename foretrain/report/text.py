@@ -1,9 +1,16 @@
-"""A Document in a terminal, with rich: tables, stacked bars, wrapped text. Plain when the output is not a terminal."""
+"""A Document in a terminal, with rich: tables, stacked bars, wrapped text. Plain when the output is not a terminal.
 
+Prose is at most PROSE_WIDTH columns wide, tables as wide as the terminal. No line ends in blanks.
+"""
+
+import shlex
+import textwrap
 from dataclasses import replace
 
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -21,6 +28,8 @@ from foretrain.report.document import (
     NewPicture,
     Pairs,
     Paragraph,
+    Row,
+    Screen,
     StackedBars,
     Table,
     Verbatim,
@@ -38,21 +47,91 @@ GROUP_LETTERS = {
 }  # fmt: skip
 _BAR_WIDTH = 60
 MOST_ROWS = 20  # of a picture's numbers; a terminal is no place for more
+PROSE_WIDTH = 100  # longer lines are hard to read
+INDENT = 2
+MOST_LINES = 12  # of a short answer
+GAP = 2  # blanks between columns
+TEXT_SHARE = 0.6  # of its longest cell: so narrow may a column of text become before another one is left out
+SHORT_CELL = 16  # text that does not break
+LONG_WORD = 40  # a path, which may be broken
+
+
+class Trimmed:
+    """A renderable without the blanks at the ends of its lines, which rich pads to the width of a column."""
+
+    def __init__(self, renderable: RenderableType, width: int | None = None) -> None:
+        self._renderable, self._width = renderable, width
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._width is not None:
+            options = options.update_width(min(self._width, options.max_width))
+        for line in console.render_lines(self._renderable, options, pad=False):
+            while line and not line[-1].text.strip(" "):
+                line.pop()
+            yield from line[:-1]
+            if line:
+                yield Segment(line[-1].text.rstrip(" "), line[-1].style, line[-1].control)
+            yield Segment.line()
 
 
 def render(document: Document, console: Console) -> None:
     """Print the document."""
     title, subtitle = _text(document.title.text(), style="bold"), _text(document.subtitle.text(), style="dim")
-    if runs_rightwards():
-        console.print(facing(Text.assemble(title, "  ", subtitle)))
-    else:
-        console.print(title, end="  ")
-        console.print(subtitle)
+    _print(console, facing(Text.assemble(title, "  ", subtitle)), PROSE_WIDTH)
     for section in document.sections:
         console.print()
-        console.print(facing(_text(section.title.text(), style="bold underline")))
+        _print(console, facing(_text(section.title.text(), style="bold underline")), PROSE_WIDTH)
         for block in section.blocks:
-            console.print(Padding(_block(block, console), (0, 0, 0, 2)))
+            prose = isinstance(block, Paragraph) or (isinstance(block, Table) and not block.columns)
+            width = PROSE_WIDTH if prose else None
+            _print(console, Padding(_block(block, console), (0, 0, 0, INDENT)), width)
+
+
+def render_screen(screen: Screen, console: Console) -> None:
+    """Print a short answer; optional rows go, one by one, until it has MOST_LINES lines."""
+    width, kept = min(PROSE_WIDTH, console.width), list(screen.rows)
+    while True:
+        parts = [facing(_text(screen.title.text(), style="bold")), *(_block(p, console) for p in screen.lead)]
+        if screen.table is not None:
+            parts.append(Padding(_block(screen.table, console), (0, 0, 0, INDENT)))
+        parts.append(Padding(mirrored(_rows(kept, width - INDENT)), (0, 0, 0, INDENT)))
+        lines = sum(len(console.render_lines(Trimmed(part, width), pad=False)) for part in parts)
+        last = max(kept, key=lambda row: row.optional, default=None)
+        if lines <= MOST_LINES or last is None or not last.optional:
+            break
+        kept.remove(last)
+    for part in parts:
+        _print(console, part, width)
+
+
+def _rows(rows: list[Row], width: int) -> RichTable:
+    """Labels and what they say; a command stands on lines of its own, which can be copied."""
+    rich = RichTable(box=None, show_header=False, padding=(0, GAP, 0, 0), pad_edge=False)
+    labels = [printable(row.label.text()) for row in rows]
+    rich.add_column(style="dim", no_wrap=True)
+    rich.add_column(overflow="fold")
+    room = width - GAP - max(map(cell_len, labels), default=0)
+    for label, row in zip(labels, rows, strict=True):
+        said = _text(cell_text(row.text))
+        if row.command:
+            said = Text("\n").join([*([said] if said else []), Text(_command(row.command, room), style="bold")])
+        rich.add_row(label, said)
+    return rich
+
+
+def _command(words: tuple[str, ...], width: int) -> str:
+    """A command as a shell takes it, with a backslash where a line ends before it does."""
+    lines: list[str] = []
+    for word in map(shlex.quote, map(printable, words)):
+        if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= width - 2:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return " \\\n".join(lines)
+
+
+def _print(console: Console, renderable: RenderableType, width: int | None = None) -> None:
+    console.print(Trimmed(renderable, width), end="")
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -107,33 +186,51 @@ def _curves(curves: Curves) -> Text:
     return _text(f"{curves.title.text()}: " + "; ".join(parts))
 
 
+def _least_width(table: Table, column: int) -> int:
+    """How narrow a column may become and still be read: numbers stay whole, text breaks once or so."""
+    cells = [cell_text(row[column]) for row in table.rows if column < len(row)]
+    longest = max(map(len, cells), default=0)
+    if column not in table.numeric:
+        longest = max(round(TEXT_SHARE * longest), min(longest, SHORT_CELL))
+    head = cell_text(table.columns[column]) if table.columns else ""
+    return max([longest, *(len(word) for text in (head, *cells) for word in text.split() if len(word) < LONG_WORD)])
+
+
 def _fitting(table: Table, width: int) -> list[int]:
-    """The columns that are shown: optional ones go, one by one, while the table is too wide."""
+    """The columns that are shown: optional ones go, one by one, while the table is too wide to be read."""
     count = len(table.columns) or max((len(row) for row in table.rows), default=0)
     kept = list(range(count))
-    rows = [*([table.columns] if table.columns else []), *table.rows]
-
-    def needs() -> int:
-        return sum(2 + max((len(cell_text(row[i])) for row in rows if i < len(row)), default=0) for i in kept)
-
+    least = [GAP + _least_width(table, column) for column in kept]
     for column in table.optional:
-        if needs() > width:
+        if sum(least[i] for i in kept) > width:
             kept.remove(column)
     return kept
 
 
+def _head(table: Table, column: int, narrow: bool) -> str:
+    """A column's head; above numbers it breaks into lines where the table is too wide, as they do not."""
+    head = printable(cell_text(table.columns[column])) if table.columns else ""
+    if not narrow or column not in table.numeric or runs_rightwards():
+        return head
+    return "\n".join(textwrap.wrap(head, _least_width(table, column), break_long_words=False))
+
+
 def _table(table: Table, width: int) -> RichTable:
     rich = RichTable(
-        box=None, show_header=bool(table.columns), header_style="dim", padding=(0, 2, 0, 0), pad_edge=False
+        box=None, show_header=bool(table.columns), header_style="dim", padding=(0, GAP, 0, 0), pad_edge=False
     )
     kept = _fitting(table, width)
+    texts = [[cell_text(row[i]) for i in kept if i < len(row)] for row in table.rows]
+    heads = [[cell_text(table.columns[i]) for i in kept]] if table.columns else []
+    full = sum(GAP + max(map(len, column), default=0) for column in zip(*heads, *texts, strict=False))
     for i in kept:
-        head = printable(cell_text(table.columns[i])) if table.columns else ""
         numeric = i in table.numeric
-        rich.add_column(head, justify="right" if numeric else "left", overflow="fold")
-    for number, row in enumerate(table.rows):
+        rich.add_column(
+            _head(table, i, full > width), justify="right" if numeric else "left", overflow="fold", no_wrap=numeric
+        )
+    for number, row in enumerate(texts):
         tone = table.tones[number] if table.tones else "plain"
-        rich.add_row(*(_text(cell_text(row[i])) for i in kept if i < len(row)), style=STYLES[tone])
+        rich.add_row(*map(_text, row), style=STYLES[tone])
     return rich
 
 
@@ -150,13 +247,24 @@ def _bars(bars: StackedBars, console: Console) -> RenderableType:
             line.append(char, style=style if colours else "")
         line.append(f" {format_bytes(sum(size for _, size in bar.parts))}")
         rows.append(line)
-    legend = Text(" " * 11)
+    return Group(*rows, *_legend(bars, colours, min(console.width, PROSE_WIDTH) - INDENT))
+
+
+def _legend(bars: StackedBars, colours: bool, width: int) -> list[Text]:
+    """What the colours or letters of bars mean; no entry is broken."""
+    entries = []
     for group in dict.fromkeys(group for bar in bars.bars for group, _ in bar.parts):
-        legend.append("█ " if colours else f"{GROUP_LETTERS[group]} = ", style=COLOURS[group] if colours else "")
-        legend.append(say(f"group.{group}") + "   ")
+        sign = ("█ ", COLOURS[group]) if colours else f"{GROUP_LETTERS[group]} = "
+        entries.append(Text.assemble(sign, say(f"group.{group}")))
     if bars.limit_bytes is not None:
-        legend.append(f"│ {say('axis.limit')} {format_bytes(bars.limit_bytes)}")
-    return Group(*rows, legend)
+        entries.append(Text(f"│ {say('axis.limit')} {format_bytes(bars.limit_bytes)}"))
+    lines: list[Text] = []
+    for entry in entries:
+        if lines and lines[-1].cell_len + 3 + entry.cell_len <= width:
+            lines[-1].append("   ").append_text(entry)
+        else:
+            lines.append(Text(" " * 11).append_text(entry))
+    return lines
 
 
 def _cells(bar: Bar, bytes_per_cell: float, mark: int | None, colours: bool) -> list[tuple[str, str]]:

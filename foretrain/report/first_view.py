@@ -1,0 +1,346 @@
+"""The first screen of `plan`: does it fit, how long, what does it cost, what limits it, what to do. Twelve lines.
+
+The whole plan is plan_view's; nothing is worked out here.
+"""
+
+import math
+from typing import Any
+
+from foretrain.advise.advice import Effect
+from foretrain.advise.asked import Asked
+from foretrain.advise.best import Best
+from foretrain.advise.cards import Choice
+from foretrain.advise.first_answer import FirstAnswer
+from foretrain.messages import has, listed
+from foretrain.predict.memory import PhaseMemory, StepName
+from foretrain.predict.plan import Plan, Timing
+from foretrain.predict.within import Within
+from foretrain.report.advice_view import short
+from foretrain.report.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
+from foretrain.report.plan_view import TONES, grouped
+from foretrain.units import rounds_to_zero
+
+MOST_CARDS = 5  # of a comparison; --full has all
+DIES = {"tight": "tight_exact", "does_not_fit": "does_not_fit_exact", "fits": "fits_exact"}
+LARGEST = 2  # groups of memory that are named
+
+
+def screen(plan: Plan, answer: FirstAnswer, asked: Asked) -> Screen:
+    """One plan."""
+    rows = [*_batch(plan), *_takes(plan, plan.timing_of(plan.step)), *_limits(plan, answer, plan.step)]
+    rows += _next(plan, answer, asked)
+    rows += [*_assumed(plan, plan.step), *_more(plan, asked)]
+    return Screen(_title(plan, plan.step), tuple(_lead(plan, asked)), None, tuple(rows))
+
+
+def within(plan: Plan, found: Within, asked: Asked) -> Screen:
+    """`--within`, `--tokens`: the steps that fit first."""
+    values = {
+        "text": found.limit.text, "steps": found.steps, "tokens": found.tokens, "cautious": found.steps_cautious,
+        "optimistic": found.steps_optimistic,
+    }  # fmt: skip
+    exact = found.steps_cautious == found.steps == found.steps_optimistic
+    id = "within_exact" if exact else "within" if found.steps_cautious else "within_not_sure"
+    lead = [Paragraph(Message(f"first.{id}", values), "good"), *_lead(plan, asked, others=False)]
+    changes = (
+        Message("first.change", {"key": key, "now": getattr(plan.config, key), "then": getattr(found.config, key)})
+        for key in found.changed
+    )
+    rows = _takes(plan, found.timing, steps=found.steps)
+    if found.changed:
+        rows.append(Row(Message("first.label.change"), listed(change.text() for change in changes)))
+    rows += [_written(asked), *_assumed(plan, plan.step), *_all(asked)]
+    return Screen(_title(plan, plan.step), tuple(lead), None, tuple(rows))
+
+
+def best(plan: Plan, found: Best, asked: Asked) -> Screen:
+    """`--best`: the model first."""
+    winner = found.candidates[0]
+    c = winner.config
+    values = {
+        "n_layer": c.n_layer, "n_head": c.n_head, "n_embd": c.n_embd, "params": winner.n_params,
+        "tokens": winner.tokens, "loss": winner.loss, "low": winner.loss_low, "high": winner.loss_high,
+        "needed": winner.needed_bytes, "room": _room(plan), "gpu": plan.gpu.name, "text": found.limit.text,
+        "batch_size": c.batch_size, "accumulation": c.gradient_accumulation_steps,
+    }  # fmt: skip
+    believable = winner.loss < math.log(c.vocab_size)
+    lead = (
+        Paragraph(Message("first.best", values), "good"),
+        Paragraph(
+            Message("first.best_loss" if believable else "first.best_no_loss", values),
+            "plain" if believable else "warn",
+        ),
+        Paragraph(Message("first.best_needs", values)),
+    )
+    rows = _takes(plan.model_copy(update={"config": c}), winner.timing, steps=winner.steps)
+    rows += [Row(Message("first.label.limits"), listed(Message(f"first.bind.{bind}").text() for bind in found.binds))]
+    rows += [Row(Message("first.label.batch"), Message("first.split", values), optional=2), _written(asked)]
+    if found.dataset_tokens is None:
+        rows.append(Row(Message("first.label.assumed"), Message("first.assumed.no_repeats")))
+    rows += _all(asked)
+    return Screen(Message("best.title", values), lead, None, tuple(rows))
+
+
+def cards(plans: list[Plan], choice: Choice, asked: Asked) -> Screen:
+    """Several cards: one row for each, then the best."""
+    names = ("gpu", "verdict", "needs_of_free", "hours", "money_of")
+    heads = tuple(Message(f"column.{name}", {"currency": plans[0].config.currency}) for name in names)
+    shown = plans[:MOST_CARDS]
+    cells = tuple(_card(plan, plan.step) for plan in shown)
+    tones = tuple(TONES[plan.verdict_of(plan.step)] for plan in shown)
+    table = Table(heads, cells, frozenset({2, 3, 4}), tuple("plain" if tone == "good" else tone for tone in tones))
+    rows = [Row(Message("first.label.best"), _best_cards(choice))]
+    chosen = choice.cheapest or choice.quickest
+    plan = next((plan for plan in plans if plan.gpu.name == chosen), plans[0])
+    if choice.mixed_prices:
+        rows.append(Row(Message("first.label.note"), Message("first.mixed"), optional=1))
+    others = ("--others", asked.others) if asked.others else ()
+    command = ("foretrain", "plan", *asked.words, "--gpu", plan.gpu.name, *others)
+    if chosen is None:
+        command = ("foretrain", "advise", *asked.words, "--gpu", plan.gpu.name, *others)
+    rows += [] if asked.quiet else [Row(Message("first.label.next"), command=command)]
+    rows += _assumed(plan, plan.step)
+    hidden = len(plans) - len(shown)
+    if hidden:
+        rows.append(Row(Message("first.label.more"), Message("first.more_cards", {"count": hidden})))
+    elif not asked.quiet:
+        rows.append(Row(Message("first.label.more"), Message("first.more_of_cards"), optional=3))
+    title = Message(
+        "first.cards_title", {"name": plans[0].name, "count": len(plans), "sources": _sources(plan, "foretrain")}
+    )
+    return Screen(title, (), table, tuple(rows))
+
+
+# -- one line ------------------------------------------------------------------------------------------------------
+
+
+def line(plan: Plan, step: StepName, version: str, timing: Timing | None = None, steps: int | None = None) -> Message:
+    """The whole answer in one line, to be pasted. `steps`: as many as fit in a limit."""
+    timing = timing or plan.timing_of(step)
+    verdict = plan.verdict_of(step)
+    parts = [Message(f"first.line_memory.{verdict or 'unknown'}", _line_memory(plan, step)).text()]
+    if steps is not None:
+        parts.append(Message("first.line_steps", {"steps": steps}).text())
+    if verdict != "does_not_fit" and timing is not None:
+        total = timing.total_s
+        parts.append(Quantity((total.low_s, total.expected_s, total.high_s), "rough_duration_span").text())
+        money = timing.money()
+        if money is not None and money[1]:
+            parts.append(Message("value.amount_rough", {"amount": money[1], "currency": plan.config.currency}).text())
+    values = {"name": plan.name, "gpu": plan.gpu.name, "parts": listed(parts), "version": version}
+    return Message("first.line", {**values, "source": plan.memory_of(step).source})
+
+
+def best_line(plan: Plan, found: Best, version: str) -> Message:
+    """The same of --best: the model, what it needs, its estimated loss."""
+    winner = found.candidates[0]
+    c = winner.config
+    values = {
+        "n_layer": c.n_layer, "n_head": c.n_head, "n_embd": c.n_embd, "params": winner.n_params,
+        "tokens": winner.tokens, "loss": winner.loss, "gpu": plan.gpu.name, "text": found.limit.text,
+        "needed": winner.needed_bytes, "available": plan.available_bytes or 0, "version": version,
+    }  # fmt: skip
+    return Message("first.best_line", values)
+
+
+def _line_memory(plan: Plan, step: StepName) -> dict[str, Any]:
+    needed = _peak(plan, step).needed_within(plan.available_bytes)[1]
+    return {"needed": needed, "available": plan.available_bytes or 0}
+
+
+# -- parts ---------------------------------------------------------------------------------------------------------
+
+
+def _title(plan: Plan, step: StepName) -> Message:
+    values = {"name": plan.name, "gpu": plan.gpu.name, "params": plan.counts.n_params}
+    return Message("first.title", {**values, "sources": _sources(plan, step)})
+
+
+def _sources(plan: Plan, step: StepName) -> Message:
+    timing, memory = plan.timing_of(step), plan.memory_of(step).source
+    if timing is None or timing.source == memory:
+        return Message("first.source", {"source": memory})
+    return Message("first.sources", {"memory": memory, "time": timing.source})
+
+
+def _peak(plan: Plan, step: StepName) -> PhaseMemory:
+    """The phase that the verdict is about: the first that does not fit or is tight, else the one that needs most."""
+    memory, verdict = plan.memory_of(step), plan.verdict_of(step)
+    doubtful = [phase for phase in memory.phases if verdict not in (None, "fits") and phase.verdict == verdict]
+    return doubtful[0] if doubtful else max(memory.phases, key=lambda phase: phase.needed_expected_bytes)
+
+
+def _where(phase: PhaseMemory) -> Message:
+    part = phase.moment.partition(".")[0]
+    return Message(f"first.where.{'evaluation' if phase.phase.startswith('evaluate') else part}")
+
+
+def _room(plan: Plan) -> Message:
+    id = "memory_limit" if plan.available_reason == "memory_limit" else "memory"
+    return Message(f"first.room.{id}", {"available": plan.available_bytes or 0})
+
+
+def _lead(plan: Plan, asked: Asked, *, others: bool = True) -> list[Paragraph]:
+    """The verdict, and what the other way to run the step would give where that is another answer."""
+    verdict, phase = plan.verdict_of(plan.step), _peak(plan, plan.step)
+    low, expected, high = phase.needed_within(plan.available_bytes)
+    values: dict[str, Any] = {
+        "peak": (low, expected, high), "room": _room(plan), "where": _where(phase), "gpu": plan.gpu.name,
+        "wanted": (phase.needed_low_bytes, phase.needed_expected_bytes, phase.needed_high_bytes),
+    }  # fmt: skip
+    id = verdict or "unknown"
+    if verdict == "fits" and phase.needed_expected_bytes > (plan.available_bytes or 0):
+        id = "fits_at_limit"
+    exact = plan.exact_of(plan.step)
+    if exact is not None and verdict == "fits":
+        id, values["least"] = "fits_exact", exact.smallest_limit_bytes + exact.memory.context.expected_bytes
+    elif exact is not None and exact.death is not None:
+        id = DIES[verdict or "does_not_fit"]
+        values |= {
+            "phase": Message(f"phase.{exact.death.phase}"), "requested": exact.death.requested_bytes,
+            "reserved": exact.death.reserved_bytes, "allowed": exact.death.limit_bytes,
+        }  # fmt: skip
+    sentences = Message(f"first.verdict.{id}", values).text()
+    if others and plan.used_by_others_bytes:
+        used = Message("first.others", {"others": plan.used_by_others_bytes})
+        sentences = Message("first.two", {"one": sentences, "other": used}).text()
+    lead = [Paragraph(Message("first.said", {"text": sentences}), TONES[verdict])]
+    return lead + _other_step(plan, asked)
+
+
+def _other_step(plan: Plan, asked: Asked) -> list[Paragraph]:
+    """The verdict of the other way to run the step: where it differs, or where a nanoGPT file is asked about."""
+    step: StepName = "nanogpt" if plan.step == "foretrain" else "foretrain"
+    verdict = plan.verdict_of(step)
+    if verdict is None or (verdict == plan.verdict_of(plan.step) and not asked.nanogpt_file):
+        return []
+    needed = _peak(plan, step).needed_within(plan.available_bytes)[1]
+    values = {"whose": Message(f"first.whose.{step}"), "needed": needed}
+    return [Paragraph(Message(f"first.other.{verdict}", values), "plain" if verdict == "fits" else "warn")]
+
+
+def _batch(plan: Plan) -> list[Row]:
+    """The micro-batch that batch_size = auto has found."""
+    note = next((note for note in plan.notes if note.id.startswith("auto_")), None)
+    return [] if note is None else [Row(Message("first.label.batch"), Message(f"first.{note.id}", note.values))]
+
+
+def _takes(plan: Plan, timing: Timing | None, steps: int | None = None) -> list[Row]:
+    """Hours and money."""
+    if timing is None:
+        unknown = Row(Message("first.label.cost"), Message("first.cost_unknown"))
+        return [Row(Message("first.label.time"), Message("first.no_time", {"gpu": plan.gpu.name})), unknown]
+    c, total = plan.config, timing.total_s
+    values = {
+        "total": (total.low_s, total.expected_s, total.high_s), "steps": steps or plan.work.steps,
+        "step": timing.step_s.expected_s, "tokens": (steps or plan.work.steps) * c.tokens_per_step,
+        "batches": plan.evaluation_batches,
+    }  # fmt: skip
+    id = "first.time_evaluation" if c.eval_only else "first.time"
+    return [
+        Row(Message("first.label.time"), Message(id, values)),
+        Row(Message("first.label.cost"), _cost(plan, timing)),
+    ]
+
+
+def _cost(plan: Plan, timing: Timing) -> Cell:
+    c, money = plan.config, timing.money()
+    values = {
+        "money": (*money, c.currency) if money else (0.0, 0.0, 0.0, c.currency), "price_hour": c.price_per_hour,
+        "currency": c.currency, "price_kwh": c.price_per_kwh, "energy": timing.energy_expected_j or 0.0,
+    }  # fmt: skip
+    if timing.rent_expected is not None:
+        return Message("first.rent_and_power" if timing.cost_expected else "first.rent", values)
+    if timing.energy_expected_j is None:
+        return Message("first.no_cost", {"gpu": plan.gpu.name})
+    return Message("first.power" if timing.cost_expected else "first.energy", values)
+
+
+def _limits(plan: Plan, answer: FirstAnswer, step: StepName) -> list[Row]:
+    """What takes the memory where that is short, else what takes the time."""
+    timing, found = plan.timing_of(step), answer.bottleneck
+    label = Message("first.label.limits")
+    if plan.verdict_of(step) in (None, "fits") and timing is not None and found is not None:
+        id = "evaluation" if plan.config.eval_only else found.limit
+        return [Row(label, Message(f"first.limit.{id}", {"share": found.share, "mfu": timing.mfu or 0.0}))]
+    parts = sorted(grouped(_peak(plan, step).components), key=lambda part: -part[1])[:LARGEST]
+    named = listed(f"{Message(f'group.{group}').text()} {Quantity(size, 'bytes').text()}" for group, size in parts)
+    return [Row(label, Message("first.limit.memory", {"parts": named}))]
+
+
+def _next(plan: Plan, answer: FirstAnswer, asked: Asked) -> list[Row]:
+    """The change that helps, and the command."""
+    if asked.quiet:
+        return []
+    label, advice = Message("first.label.next"), answer.advice
+    if answer.next != "train":
+        if advice is None:
+            return [Row(label, Message("first.advise"), answer.command)]
+        values = {
+            "change": short(plan, advice), "needed": _at_limit(advice.effect), "slower": advice.effect.slower or 0.0
+        }  # fmt: skip
+        same = advice.effect.slower is None or rounds_to_zero(advice.effect.slower)
+        id = "first.change_unknown" if same else "first.change_known"
+        return [Row(label, Message(id, values), answer.command)]
+    rows = [Row(label, command=answer.command)]
+    if advice is not None and advice.effect.longer is not None:
+        values = {"change": short(plan, advice), "longer": advice.effect.longer}
+        rows.append(Row(Message("first.label.faster"), Message("first.faster", values), optional=2))
+    return rows
+
+
+def _at_limit(effect: Effect) -> int:
+    """What a change that fits takes: no more than there is, as the allocator frees its cache before it fails."""
+    return min(effect.needed_bytes, effect.available_bytes or effect.needed_bytes)
+
+
+def _written(asked: Asked) -> Row:
+    if asked.wrote:
+        return Row(Message("first.label.next"), command=("foretrain", "train", asked.wrote))
+    return Row(Message("first.label.next"), Message("first.write"))
+
+
+def _best_cards(choice: Choice) -> Cell:
+    if choice.quickest is None:
+        return Message("cards.none_fits")
+    parts = []
+    for name in dict.fromkeys(n for n in (choice.quickest, choice.cheapest, choice.least_energy) if n):
+        marks = listed(Message(f"first.is.{mark}").text() for mark in choice.marks(name))
+        parts.append(Message("first.card_is", {"name": name, "marks": marks}).text())
+    return Message("first.said", {"text": " ".join(parts)})
+
+
+def _card(plan: Plan, step: StepName) -> tuple[Cell, ...]:
+    timing, verdict = plan.timing_of(step), plan.verdict_of(step)
+    needed = _peak(plan, step).needed_within(plan.available_bytes)[1]
+    needs = Message("value.of_free", {"needed": needed, "available": plan.available_bytes or 0})
+    word: Cell = Message(f"word.{verdict}") if verdict else "–"
+    if timing is None or verdict == "does_not_fit":
+        return plan.gpu.name, word, needs, "–", "–"
+    total, money = timing.total_s, timing.money()
+    cost = Quantity(money[1] if money and money[1] else None, "money")
+    return plan.gpu.name, word, needs, Quantity((total.low_s, total.expected_s, total.high_s), "duration_span"), cost
+
+
+def _assumed(plan: Plan, step: StepName) -> list[Row]:
+    """What was taken without knowing it, in a few words each."""
+    notes = [*plan.assumptions, *plan.notes]
+    said = [Message(f"first.assumed.{n.id}", n.values) for n in notes if has(f"first.assumed.{n.id}")]
+    timing = plan.timing_of(step)
+    if timing is not None and timing.source == "estimated":
+        said.append(Message("first.assumed.speed_cpu" if plan.gpu.kind == "cpu" else "first.assumed.speed"))
+    optional = 0 if plan.assumptions else 1
+    return [Row(Message("first.label.assumed"), listed(m.text() for m in said), optional=optional)] if said else []
+
+
+def _all(asked: Asked) -> list[Row]:
+    return [] if asked.quiet else [Row(Message("first.label.more"), Message("first.more_full"), optional=3)]
+
+
+def _more(plan: Plan, asked: Asked) -> list[Row]:
+    """Where the rest is; how many notes are behind it."""
+    if asked.quiet:
+        return []
+    hidden = [n for n in plan.notes if not n.id.startswith("auto_") and not has(f"first.assumed.{n.id}")]
+    more = Message("first.more_notes" if hidden else "first.more", {"count": len(hidden)})
+    return [Row(Message("first.label.more"), more, optional=3)]

@@ -1,0 +1,248 @@
+"""The first screen of `plan`: a dozen lines that answer does it fit, how long, how much, what to do."""
+
+import io
+import json
+import re
+import shlex
+
+import pytest
+from rich.console import Console
+
+from foretrain.advise.asked import Asked
+from foretrain.advise.explain import gathered
+from foretrain.advise.first_answer import FirstAnswer, first_answer, without
+from foretrain.configfile import resolve
+from foretrain.hardware import find
+from foretrain.languages import speaking
+from foretrain.messages import format_value, has, say
+from foretrain.predict.bottleneck import bottleneck
+from foretrain.predict.exact.record import Allocation
+from foretrain.predict.exact.roles import role_of
+from foretrain.predict.plan import Plan, plan
+from foretrain.report import first_view, text
+from foretrain.report.document import Message, Row, Screen
+from foretrain.units import GIB, format_rough
+from tests.helpers import REPO, foretrain
+
+CASE_C, CASE_D = (str(REPO / "examples" / "real-cases" / f"{case}.py") for case in "cd")
+SCREENS = {
+    "fits": ["gpt2-124m", "--gpu", "4070", "--used-by-others", "2GB"],
+    "tight": ["gpt2-124m", "--gpu", "4060", "--used-by-others", "2.3GB"],
+    "does not fit": ["gpt2-774m", "--gpu", "4070"],
+    "cpu": ["baby", "--gpu", "cpu", "--dataset=openwebtext"],
+    "cards": ["gpt2-124m", "--gpu", "3060,4070,4090"],
+    "fine-tuning gpt2-xl": ["--init_from=gpt2-xl", "--gpu", "4070", "--dataset=shakespeare", "--max_iters=20",
+                            "--warmup_iters=0", "--decay_lr=false", "--learning_rate=3e-5"],
+    "eval_only": ["gpt2-124m", "--gpu", "4070", "--eval_only=true"],
+    "auto": ["gpt2-124m", "--gpu", "4070", "--batch_size=auto"],
+    "within": ["gpt2-124m", "--gpu", "4070", "--within", "12h"],
+    "best": ["--gpu", "4070", "--best", "--within", "20h"],
+    "step time and rent": [CASE_D, "--gpu", "4070", "--step-time", "3.9", "--price", "0.35/h"],
+    "a nanoGPT file": [CASE_C, "--gpu", "4070", "--used-by-others", "2.1GB"],
+    "no memory and speed known": ["gpt2-124m", "--gpu", "M1 Pro", "--compile=false"],
+}  # fmt: skip
+VERDICTS = ("Fits.", "Tight.", "Does not fit.", "fits", "Peak")
+
+
+@pytest.mark.parametrize("words", SCREENS.values(), ids=SCREENS)
+def test_a_dozen_lines_answer(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = foretrain("plan", *words)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 12
+    assert max(map(len, lines)) <= 80
+    assert all(line == line.rstrip() for line in lines)
+    labels = {match[1] for line in lines if (match := re.match(r"  (\w+)  ", line))}
+    assert any(word in result.stdout for word in VERDICTS)
+    assert {"next"} <= labels
+    assert {"time", "cost"} <= labels or re.search(r"card .* time .* cost", result.stdout)
+    assert re.search(r"foretrain (train|plan|advise)|python train\.py", result.stdout)
+    assert re.search(r"\d (s|min|h|days) \(.+–.+\)|unknown", result.stdout)  # hours never without their range
+
+
+def screen(*words: str) -> str:
+    return " ".join(foretrain("plan", *words).stdout.split())
+
+
+def test_the_verdict_is_one_sentence() -> None:
+    shown = screen(*SCREENS["fits"])
+    assert "Fits. Peak 6.00 GiB (5.78–6.74) of 10.14 GiB free, in the backward pass." in shown
+    assert "Other programs use 1.86 GiB." in shown
+    assert "54.8 h (41.1–85.0): 19,073 steps of 10.3 s" in shown
+    assert "nanoGPT" not in shown  # whose step has the same verdict, and nobody asked
+
+
+def test_the_other_trainers_step_is_named_where_it_has_another_verdict() -> None:
+    """A nanoGPT file is nanoGPT's; foretrain's step is said beside it, and the other way round."""
+    theirs = screen(*SCREENS["a nanoGPT file"])
+    assert "Does not fit. Needs 10.77 GiB" in theirs
+    assert "foretrain's step fits: it needs 7.75 GiB." in theirs
+    ours = screen(*SCREENS["a nanoGPT file"], "--trainer", "foretrain")
+    assert "nanoGPT's own train.py does not fit: it needs 10.77 GiB." in ours
+    assert "foretrain's step fits: it needs 6.27 GiB." in screen(*SCREENS["step time and rent"])
+    assert "python train.py" in screen(*SCREENS["step time and rent"])
+
+
+def test_the_chosen_batch_is_on_the_screen() -> None:
+    assert "batch 16 × 32 accumulation, the largest that fits (32 needs 17.53 GiB)" in screen(*SCREENS["auto"])
+
+
+def test_the_next_command_makes_it_fit() -> None:
+    """What the screen offers is planned again: it fits."""
+    shown = screen(*SCREENS["does not fit"])
+    command = re.search(r"foretrain train (.+?) assumed", shown)
+    assert command is not None
+    again = foretrain("plan", *shlex.split(command[1]), "--gpu", "4070", "--check")
+    assert again.returncode == 0, again.stdout
+
+
+def test_what_was_assumed_is_said() -> None:
+    assert "no other program uses the GPU" in screen(*SCREENS["auto"])
+    assert "no other program" not in screen(*SCREENS["fits"])
+    assert "vocab_size = 50,304" in screen(*SCREENS["a nanoGPT file"])
+
+
+def test_full_prints_everything_and_quiet_no_hints() -> None:
+    words = SCREENS["fits"]
+    full = foretrain("plan", *words, "--full").stdout
+    assert len(full.splitlines()) > 60
+    assert "Where the bytes are" in full
+    quiet = foretrain("plan", *words, "--quiet").stdout
+    assert "Fits." in quiet
+    assert "next" not in quiet
+    assert "--full" not in quiet
+    plain, long = (foretrain("plan", *words, "--json", *more).stdout for more in ((), ("--full",)))
+    assert json.loads(plain) == json.loads(long)
+
+
+@pytest.mark.parametrize(
+    ("id", "said"),
+    [
+        ("fits", "gpt2-124m on RTX 4070: 6.0 of 10 GiB, 55 h (41-85), 3.2 EUR (estimated by foretrain "),
+        ("does not fit", "gpt2-774m on RTX 4070: does not fit, needs 19 of 12 GiB (estimated by foretrain "),
+        ("within", "gpt2-124m on RTX 4070: 6.0 of 12 GiB, 4,169 steps, 12 h (9.0-19), 0.70 EUR (estimated by "),
+        ("eval_only", "gpt2-124m on RTX 4070: 1.8 of 12 GiB, 46 s (23-92), under 0.01 EUR (estimated by foretrain "),
+        ("best", "20h on RTX 4070: 11 layers, 12 heads, width 768"),
+    ],
+)  # fmt: skip
+def test_one_line_to_paste(id: str, said: str) -> None:
+    result = foretrain("plan", *SCREENS[id], "--oneline")
+    assert result.stdout.startswith(said)
+    assert result.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--oneline", "--json"], ["--oneline", "--full"], ["--oneline", "--explain"]])
+def test_one_form_at_a_time(words: list[str]) -> None:
+    result = foretrain("plan", *SCREENS["fits"], *words)
+    assert result.returncode == 2
+    assert "--oneline" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_many_cards_stay_a_dozen_lines() -> None:
+    shown = foretrain("plan", "gpt2-124m", "--gpu", "3060,4060,4070,4080,4090,A100-SXM4-80GB,T4").stdout
+    assert len(shown.splitlines()) <= 12
+    assert "2 more: --full" in shown
+
+
+@pytest.mark.parametrize("lang", ["ar", "hi"])
+@pytest.mark.parametrize("id", ["fits", "does not fit", "cards", "best"])
+def test_every_language_answers_as_shortly(id: str, lang: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(foretrain("plan", *SCREENS[id], "--lang", lang).stdout.splitlines()) <= 12
+
+
+# -- the parts -----------------------------------------------------------------------------------------------------
+
+
+def made(*words: str, gpu: str = "RTX 4070") -> Plan:
+    return plan(resolve(list(words)).config, find(gpu), name="run")
+
+
+def test_what_limits_follows_the_operations() -> None:
+    def limit(found: Plan) -> str:
+        slow = bottleneck(found.config, found.gpu, found.dtype, "foretrain", compiled=found.compiled)
+        assert slow is not None
+        assert 0 < slow.share <= 1
+        return slow.limit
+
+    assert limit(made("gpt2-124m")) == "arithmetic"
+    assert (
+        limit(made("shakespeare-char", "--n_embd=64", "--n_head=2", "--batch_size=1", "--compile=false")) == "launches"
+    )
+    narrow = made("gpt2-124m", "--n_embd=128", "--n_head=2", "--vocab_size=256", "--batch_size=64", "--compile=false")
+    assert limit(narrow) == "bandwidth"
+
+
+def test_a_setting_of_the_users_own_is_replaced() -> None:
+    words = ("c.py", "--batch-size", "8", "--compile", "--batch_size=4", "--n_layer=2")
+    assert without(words, ["batch_size"]) == ("c.py", "--compile", "--n_layer=2")
+
+
+def test_rows_go_before_the_screen_grows_and_commands_can_be_copied() -> None:
+    rows = [
+        Row(Message("first.label.next"), "x " * 400, optional=2),
+        Row(Message("first.label.more"), "gone", optional=3),
+    ]
+    command = ("foretrain", "train", "a b.py", *(f"--k{i}=1" for i in range(20)))
+    rows += [Row(Message("first.label.next"), command=command)]
+    console = Console(file=io.StringIO(), width=60)
+    text.render_screen(Screen(Message("first.said", {"text": "t"}), (), None, tuple(rows)), console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "gone" not in shown
+    assert "x x" not in shown
+    assert shlex.split(shown.split("next")[1].replace("\\\n", " ")) == list(command)
+
+
+def test_formats_of_ranges() -> None:
+    assert format_value((5.78 * GIB, 6 * GIB, 6.74 * GIB), "bytes_span") == "6.00 GiB (5.78–6.74)"
+    assert format_value((147960.0, 197280.0, 306000.0), "duration_span") == "54.8 h (41.1–85.0)"
+    assert format_value((2.0, 2.0, 2.0), "duration_span") == "2 s"
+    assert format_value((147960.0, 197280.0, 306000.0), "rough_duration_span") == "55 h (41-85)"
+    assert format_value((1.85, 3.19, 5.3, "EUR"), "money_span") == "3.19 EUR (1.85–5.30)"
+    assert format_value((0.0001, 0.0002, 0.0003, "EUR"), "money_span") == "under 0.01 EUR"
+    assert format_value(0.00018, "money") == "under 0.01"
+    assert [format_rough(x) for x in (0, 0.0123, 6, 12.2, 104, 1290)] == ["0", "0.012", "6.0", "12", "100", "1,300"]
+    with speaking("ar"):
+        assert "0.01" in format_value(0.002, "money")
+
+
+def test_a_count_has_its_noun() -> None:
+    one, two = (say("first.more_notes", count=count) for count in (1, 2))
+    assert "1 note," in one
+    assert "2 notes," in two
+
+
+def test_first_answer_round_trips() -> None:
+    found = first_answer(made("gpt2-774m"), Asked(words=("gpt2-774m",)))
+    assert FirstAnswer.from_json(found.model_dump_json()) == found
+    assert found.next in ("change", "advise")
+    assert first_view.screen(made("gpt2-774m"), found, Asked()).rows
+
+
+# -- what --explain says -------------------------------------------------------------------------------------------
+
+
+def test_terms_of_a_formula_are_gathered() -> None:
+    long = "12 × 8·B·T·C + 13 × 4·B·T·C + 13 × 4·B·T + 6 × 6·B·T·C + 4·T·C"
+    assert gathered(long) == "184·B·T·C + 52·B·T + 4·T·C"
+    assert gathered("3 × 2·B·T·V") == "3 × 2·B·T·V"
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "dtype", "forward", "role"),
+    [
+        ("mm", (8192, 50304), "float16", True, "logits"),
+        ("triton_red_fused__log_softmax__log_softmax_backward_data", (16, 512, 50304), "float16", False, "returned_logits_gradient"),
+        ("triton_red_fused__log_softmax__log_softmax_backward_data", (8192, 50304), "float16", False, "logits_gradient"),
+        ("_log_softmax", (8192, 50304), "float32", True, "log_probabilities"),
+        ("nll_loss_backward", (8192, 50304), "float32", False, "log_probabilities_gradient"),
+    ],
+)  # fmt: skip
+def test_the_three_largest_tensors_of_case_a_have_a_name(
+    op: str, shape: tuple[int, ...], dtype: str, forward: bool, role: str
+) -> None:
+    made = Allocation(0, 1, 0, None, "logits", "", op, "", shape, dtype)
+    assert role_of(made, "logits", 384, forward=forward) == role
+    assert has(f"tensor.{role}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import REPO, foretrain
+from tests.test_calibrate import hasty  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +17,7 @@ def uncalibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path / "cache"))
 
 
-def test_demo_in_short(own_directory: Path) -> None:
+def test_demo_in_short(own_directory: Path, hasty: Path) -> None:
     result = foretrain("demo", "--steps", "60", timeout=400)
     assert result.returncode == 0, result.stderr
     for words in ("1. The forecast", "2. The run", "3. What the model writes", "4. Forecast against measurement"):

@@ -174,14 +174,16 @@ def test_plan_and_help_never_import_torch_or_numpy() -> None:
 
     snapshot = str(REPO / "examples" / "snapshots" / "fragmented.pickle")
     told = (["explain", snapshot], ["watch", "--quiet", "--", "true"], ["serve", "--help"])
-    for words in (["--help"], ["plan", "--help"], ["plan", "gpt2-124m", "--gpu", "4070"], ["gpus"], ["runs"], *told):
-        code = (
-            "import sys\nfrom foretrain.cli import app\n"
-            f"try: app({words!r})\nexcept SystemExit as e: assert e.code in (0, None), e.code\n"
-            "heavy = {'torch', 'numpy', 'safetensors', 'tokenizers'} & set(sys.modules)\nassert not heavy, heavy"
-        )
-        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert result.returncode == 0, result.stderr
+    commands = (["--help"], ["plan", "--help"], ["plan", "gpt2-124m", "--gpu", "4070"], ["gpus"], ["runs"], *told)
+    code = (
+        f"import sys\nfrom foretrain.cli import app\nfor words in {commands!r}:\n"
+        "    try: app(words)\n    except SystemExit as e: assert e.code in (0, None), (words, e.code)\n"
+        "    heavy = {'torch', 'numpy', 'safetensors', 'tokenizers'} & set(sys.modules)\n"
+        "    assert not heavy, (words, heavy)\nprint('all looked at')"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("all looked at\n")
 
 
 # -- texts -------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Look back": ("explain", "compare", "report"),
     "How far to trust it": ("trust", "memory", "time", "before-and-after"),
-    "Reference": ("python", "verbs", "knobs", "exit-codes", "schemas", "languages"),
+    "Reference": ("python", "commands", "options", "exit-codes", "schemas", "languages"),
     "Take part": ("extend", "contributing", "changelog"),
 }  # fmt: skip
 ROOT_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}

@@ -1,4 +1,4 @@
-"""Tables of docs/reliability.md: every fault that a test puts in, what came of many, what a knob does to a resume."""
+"""Tables of docs/reliability.md: every fault that a test puts in, what came of many, what an option does to a resume."""
 
 import ast
 from pathlib import Path
@@ -162,7 +162,7 @@ def catalogue() -> str:
 
 
 def resume() -> str:
-    """Every knob under what another value of it does."""
+    """Every option under what another value of it does."""
     listed: dict[str, list[str]] = {"free": [], "rounding": [], "evaluation": [], "refuses": []}
     for knob in knobs():
         effect = effect_of(knob.name)
@@ -174,6 +174,6 @@ def resume() -> str:
         "evaluation": ("warns", "training is not moved, but later evaluations do not compare with earlier ones"),
         "refuses": ("refuses", "it decides what is learned; start a new run"),
     }
-    lines = ["| changed on resume | why | knobs |", "| --- | --- | --- |"]
+    lines = ["| changed on resume | why | options |", "| --- | --- | --- |"]
     lines += [f"| {texts[kind][0]} | {texts[kind][1]} | {', '.join(names)} |" for kind, names in listed.items()]
     return "\n".join(lines)

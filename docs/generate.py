@@ -1,4 +1,4 @@
-"""Writes the generated parts of README.md and docs/: captured commands, tables of knobs and verbs, schemas, pictures.
+"""Writes the generated parts of README.md and docs/: captured commands, tables of options and commands, schemas, pictures.
 
     make docs                        write them, and build the site
     python docs/generate.py --check  say what is out of date, exit with 1
@@ -416,10 +416,10 @@ def static_site() -> str:
     return "\n".join([*lines, "", f"{size} {moments} {machine}"])
 
 
-def knob_tables() -> str:
+def option_tables() -> str:
     parts = []
     for group in GROUPS:
-        parts.append(f"## {group}\n\n| knob | default | unit | limits | what |\n| --- | --- | --- | --- | --- |")
+        parts.append(f"## {group}\n\n| option | default | unit | limits | what |\n| --- | --- | --- | --- | --- |")
         for knob in knobs():
             if knob.group == group:
                 mark = " ¹" if knob.ours else " ²" if knob.inert else ""
@@ -464,7 +464,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "demo": demo_sentence,
     "time": time_table,
     "startup": startup_sentence,
-    "knobs": knob_tables,
+    "options": option_tables,
     "page-speed": page_speed,
     "static-site": static_site,
     "faults": fault_tables.faults,

@@ -1,6 +1,6 @@
 """JSON Schemas of what `--json` prints, made from the records themselves: docs/schemas/NAME-VERSION.json and a table.
 
-A record's schema is pydantic's; what a verb puts beside it stands in `OUTPUTS`. tests/test_schemas.py holds real
+A record's schema is pydantic's; what a command adds to it stands in `OUTPUTS`. tests/test_schemas.py holds real
 outputs to these files.
 """
 
@@ -107,7 +107,7 @@ OUTPUTS: dict[str, Output] = {
     "foretrain.within/2": Output("plan --within LIMIT", "the steps that fit", within.Within),
     "foretrain.best/2": Output("plan --best", "the GPT of lowest estimated loss", best.Best),
     "foretrain.config/1": Output(
-        "plan --show-config", "every knob and where it is from",
+        "plan --show-config", "every option and where it is from",
         _object("Config", config=(RunConfig, ...), sources=(dict[str, str], ...)),
     ),
     "foretrain.advice/2": Output("advise", "changes, ranked", advice.Advices),
@@ -160,7 +160,7 @@ OUTPUTS: dict[str, Output] = {
             comparison=(forecast_check.Comparison, ...), unigram_entropy=(float | None, ...), report=(str, ...),
         ),
     ),
-    "foretrain.error/1": Output("every verb", "an error", _ERROR),
+    "foretrain.error/1": Output("every command", "an error", _ERROR),
 }  # fmt: skip
 
 
@@ -204,6 +204,6 @@ def files() -> dict[Path, str]:
 def table() -> str:
     lines = ["| schema | printed by | what |", "| --- | --- | --- |"]
     for name, output in OUTPUTS.items():
-        command = output.command if output.command == "every verb" else f"`foretrain {output.command} --json`"
+        command = output.command if output.command == "every command" else f"`foretrain {output.command} --json`"
         lines.append(f"| [{name}](schemas/{path_of(name).name}) | {command} | {output.what} |")
     return "\n".join(lines)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+import command_pages
 import question_tables
-import verb_pages
 from results import result
 
 from foretrain.errors import EXIT_CODE_OF, ExitCode
@@ -47,7 +47,7 @@ def exit_codes() -> str:
     lines = ["| code | meaning | ids of its errors |", "| ---: | --- | --- |"]
     for code in ExitCode:
         families = ", ".join(f"`{family}.*`" for family, own in EXIT_CODE_OF.items() if own == code)
-        lines.append(f"| {int(code)} | {verb_pages.MEANINGS[code.name]} | {families} |")
+        lines.append(f"| {int(code)} | {command_pages.MEANINGS[code.name]} | {families} |")
     return "\n".join(lines)
 
 
@@ -76,5 +76,5 @@ PARTS = {
     "start-baby-sample": lambda: console("sample"),
     "circulating-advice": question_tables.circulating,
     "exit-codes": exit_codes,
-    "verbs": verb_pages.verbs,
+    "commands": command_pages.reference,
 }

@@ -1,4 +1,4 @@
-"""foretrain: know what a GPT training run will take before you start it, then run it in exactly that.
+"""foretrain: know what a GPT training run will take before you start it, then run it within those limits.
 
 The library in four lines:
 

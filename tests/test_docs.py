@@ -18,9 +18,9 @@ from tests.helpers import REPO, foretrain
 
 sys.path.insert(0, str(REPO / "docs"))
 import build_site
-import verb_pages
+import command_pages
 
-VERBS = dict(verb_pages.commands())
+VERBS = dict(command_pages.commands())
 TRACED = ("--exact", "--explain", "--largest", "--snapshot")  # a minute of processor time each
 ELSEWHERE = {"foretrain demo": "tests/test_demo.py", "foretrain serve": "tests/test_page.py"}
 
@@ -130,8 +130,8 @@ def verbs_of(words: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def unknown_options(command: Command) -> list[str]:
-    """Options of a command line that the verb does not have."""
-    if len(command.words) == 1 or command.words[1].isupper():  # `foretrain VERB --help`
+    """Options of a command line that the command does not have."""
+    if len(command.words) == 1 or command.words[1].isupper():  # `foretrain COMMAND --help`
         return []
     wrong = []
     for verb, words in verbs_of(command.words):
@@ -235,18 +235,20 @@ def test_every_command_and_exit_code_is_documented() -> None:
     codes = (REPO / "docs" / "exit-codes.md").read_text("utf-8")
     for code in ExitCode:
         assert f"| {int(code)} |" in codes
-        assert code.name in verb_pages.MEANINGS
-    page = (REPO / "docs" / "knobs.md").read_text("utf-8")
+        assert code.name in command_pages.MEANINGS
+    page = (REPO / "docs" / "options.md").read_text("utf-8")
     for knob in knobs():
         assert f"`{knob.name}`" in page
 
 
 def test_every_verb_has_examples_and_its_exit_codes() -> None:
     for name, command in VERBS.items():
-        assert verb_pages.examples(command) or " " in name, name
+        assert command_pages.examples(command) or " " in name, name
     groups = {name.split()[0] for name in VERBS}
-    assert set(verb_pages.CODES) <= groups
-    assert {code for codes in verb_pages.CODES.values() for code in codes} == set(ExitCode) - set(verb_pages.ALWAYS)
+    assert set(command_pages.CODES) <= groups
+    assert {code for codes in command_pages.CODES.values() for code in codes} == set(ExitCode) - set(
+        command_pages.ALWAYS
+    )
 
 
 def test_nothing_in_the_repository_names_a_machine() -> None:

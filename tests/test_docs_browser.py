@@ -21,7 +21,7 @@ from tests.helpers import REPO
 sys.path.insert(0, str(REPO / "docs"))
 import build_site
 
-PAGES = ("index", "start-no-gpu", "verbs", "advice", "schemas", "source/examples/real-cases/b1.log")
+PAGES = ("index", "start-no-gpu", "commands", "advice", "schemas", "source/examples/real-cases/b1.log")
 __all__ = ["browser", "pytestmark"]  # a fixture and marks that hold here, too
 
 

@@ -1,4 +1,4 @@
-"""docs/verbs.md: every verb with its usage, options, examples and exit codes, read from the command line itself."""
+"""docs/commands.md: every command with its usage, options, examples and exit codes, read from the command line itself."""
 
 import inspect
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from foretrain.cli import app
 from foretrain.cli.old_options import OLD
 from foretrain.errors import ExitCode
 
-# What a verb may end with beside 0, 1, 2 and 130, which all of them may.
+# What a command may end with besides 0, 1, 2 and 130, which all of them may.
 CODES: dict[str, tuple[ExitCode, ...]] = {
     "plan": (ExitCode.CHECK_FAILED, ExitCode.ENVIRONMENT, ExitCode.DATA),
     "advise": (ExitCode.ENVIRONMENT, ExitCode.DATA),
@@ -31,17 +31,17 @@ CODES: dict[str, tuple[ExitCode, ...]] = {
 }  # fmt: skip
 MEANINGS = {
     "DONE": "done",
-    "INTERNAL": "internal error: a bug of foretrain, told in one sentence that names the file with its details",
+    "INTERNAL": "internal error: a bug in foretrain; the message names the file with the details",
     "USAGE": "bad usage or configuration",
-    "CHECK_FAILED": "`--check`: it does not fit",
-    "ENVIRONMENT": "something is missing here: torch, a card, a package, a writable folder",
+    "CHECK_FAILED": "`--check`: it does not fit, or is over budget",
+    "ENVIRONMENT": "something is missing on this machine: torch, a card, a package, a writable folder",
     "OUT_OF_MEMORY": "out of memory",
     "DIVERGED": "the run diverged: the loss or the weights are not finite, or the training loss ends far above its start or "
     "its best; checkpoints are intact",
     "DATA": "data, a run or a checkpoint is missing or damaged",
     "DISK_FULL": "the disk is full; earlier checkpoints are intact",
-    "STOPPED": "stopped by a signal, the state is saved; `--resume auto` goes on",
-    "INTERRUPTED": "interrupted by a second Ctrl-C; what was saved before is intact",
+    "STOPPED": "stopped by a signal, the state is saved; `--resume auto` continues",
+    "INTERRUPTED": "interrupted by a second Ctrl-C; earlier saves are intact",
 }
 ALWAYS = (ExitCode.DONE, ExitCode.INTERNAL, ExitCode.USAGE, ExitCode.INTERRUPTED)
 
@@ -55,7 +55,7 @@ def commands(group: Any = None, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + name, command
 
 
-def verbs() -> str:
+def reference() -> str:
     parts = [_contents()]
     for name, command in commands():
         parts += [f"## {name}", _summary(command), f"```text\n{usage(name, command)}\n```", _options(command)]
@@ -68,7 +68,7 @@ def verbs() -> str:
 
 def _contents() -> str:
     rows = [f"| [{name}](#{name.replace(' ', '-')}) | {_cell(_summary(command))} |" for name, command in commands()]
-    return "\n".join(["| verb | what it answers |", "| --- | --- |", *rows])
+    return "\n".join(["| command | what it answers |", "| --- | --- |", *rows])
 
 
 def _summary(command: Any) -> str:
@@ -134,10 +134,10 @@ def _with_comment(line: str) -> str:
 def _ending(name: str) -> str:
     codes = sorted({*ALWAYS, *CODES.get(name.split()[0], ())})
     listed = ", ".join(str(int(code)) for code in codes)
-    made = [key for key, output in json_schemas.OUTPUTS.items() if _verb_of(output.command) == name]
+    made = [key for key, output in json_schemas.OUTPUTS.items() if _command_of(output.command) == name]
     links = ", ".join(f"[{key}](schemas/{json_schemas.path_of(key).name})" for key in made)
     return f"[Exit codes](exit-codes.md): {listed}." + (f" `--json` prints {links}." if links else "")
 
 
-def _verb_of(command: str) -> str:
+def _command_of(command: str) -> str:
     return " ".join(word for word in command.split() if word.islower() and word.isalpha())

@@ -14,6 +14,11 @@ _FAULTS = {
     "kills": ("`kill -9` at a random time or inside a save; each run is resumed until it is done", "runs"),
     "every_call": ("`kill -9` before each call on files that the saves of a run make", "calls"),
     "sigterm": ("SIGTERM at a random moment", "signals"),
+    "supervised": (
+        "under `--auto-restart`: the training process is killed, then the supervisor is told to stop, then it is killed; "
+        "each later process finds other threads and nothing measured",
+        "runs",
+    ),
     "full_disk": ("the disk is full after each 64 KiB of a save", "offsets"),
     "bit_flips": ("one bit of a checkpoint is flipped", "flips"),
     "not_finite": ("NaN or infinity in a weight, an activation, a gradient or the loss", "places"),
@@ -26,6 +31,7 @@ _FAULTS = {
 _SHOWN = {
     "in_a_save": "kills inside a save", "kills": "kills", "equal": "bit for bit the run without a fault",
     "unreadable": "unreadable checkpoints", "exit_75": "exit code 75", "durable": "state saved",
+    "as_documented": "ended each time as documented",
     "slowest_s": "s, the slowest", "intact": "earlier checkpoint intact", "said": "message with need and room",
     "found": "found before use", "as_the_smaller": "bit for bit the run at the smaller micro-batch",
     "clean_stop": "stopped with exit code 5, nothing half-updated saved", "refused": "refused with a sentence",

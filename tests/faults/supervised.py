@@ -1,4 +1,4 @@
-"""`train --keep-going` as its user has it, many times: a killed child, a stop, a killed supervisor, a resume by hand.
+"""`train --auto-restart` as its user has it, many times: a killed child, a stop, a killed supervisor, a resume by hand.
 
 Each process is a fork of one that has imported torch, and runs the real command. After the first one every process is
 made to differ in what must not count: another number of threads by default, and no memory of what was measured to be
@@ -118,7 +118,7 @@ def one(out: Path, chance: Any) -> bool:
     def other() -> dict[str, Any]:
         return {"threads": chance.choice((1, 2, 3)), "forget": chance.random() < 0.5}
 
-    supervisor = _start("--keep-going", out_dir=out)
+    supervisor = _start("--auto-restart", out_dir=out)
     _until(lambda: bool(checkpoint.steps_in(out / "checkpoints")))
     time.sleep(chance.uniform(0, spread_s))
     os.kill(_child_of(supervisor), signal.SIGKILL)
@@ -128,7 +128,7 @@ def one(out: Path, chance: Any) -> bool:
     code = wait(supervisor)
     went_well &= code in (0, 75)
     if code == 75:
-        supervisor = _start("--keep-going", "--resume=auto", out_dir=out, **other())
+        supervisor = _start("--auto-restart", "--resume=auto", out_dir=out, **other())
         _until(lambda: _resumed(out) >= 2)
         time.sleep(chance.uniform(0, spread_s))
         os.kill(supervisor, signal.SIGKILL)
@@ -141,11 +141,11 @@ def one(out: Path, chance: Any) -> bool:
 
 
 def supervised(count: int, seed: int) -> dict[str, Any]:
-    """Runs under --keep-going with three faults each, against the run that nothing interrupts."""
+    """Runs under --auto-restart with three faults each, against the run that nothing interrupts."""
     os.environ["FORETRAIN_CACHE"] = str(Path("cache").absolute())
     assert wait(_start(out_dir="whole")) == 0, Path("log.txt").read_text()
     whole = outcome("whole", chain=False)
-    found = {"runs": 0, "equal": 0, "as_documented": 0, "not": []}
+    found: dict[str, Any] = {"runs": 0, "equal": 0, "as_documented": 0}
     for i in range(count):
         out = Path(f"s{i}")
         found["as_documented"] += (well := one(out, random_of(seed, i)))
@@ -154,5 +154,5 @@ def supervised(count: int, seed: int) -> dict[str, Any]:
         if well and same:
             shutil.rmtree(out)
         else:
-            found["not"].append(i)  # its folder stays, to be looked at
+            found.setdefault("not", []).append(i)  # its folder stays, to be looked at
     return {**found, "ok": found["runs"] == found["equal"] == found["as_documented"]}

@@ -19,7 +19,6 @@ TIERS = {
     "suite": {
         "kills": 8, "every_call": 8, "sigterm": 2, "full_disk": 12, "bit_flips": 500, "not_finite": 4,
         "fuzzed_configs": 60, "hostile_configs": 40, "data_flips": 100,
-        "supervised": 1,
     },
     "pr": {
         "kills": 100, "every_call": 400, "sigterm": 20, "full_disk": 50, "bit_flips": 500, "not_finite": 50,

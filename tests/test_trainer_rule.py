@@ -6,10 +6,17 @@ from pathlib import Path
 import pytest
 
 from foretrain.advise.cards import choose
+from foretrain.advise.micro_batch import choose as choose_batch
+from foretrain.advise.planner import Planner
+from foretrain.advise.rules.base import State
 from foretrain.app.plan import Target, make_plan
-from foretrain.configfile import resolve
+from foretrain.batchsplit import cut
+from foretrain.config import RunConfig
+from foretrain.configfile import Trainer, resolve
 from foretrain.hardware import find
+from foretrain.predict.plan import plan
 from foretrain.report import plan_view
+from foretrain.units import GIB
 from tests.helpers import REPO, foretrain
 
 C = str(REPO / "examples" / "real-cases" / "c.py")  # nanoGPT's step does not fit beside 2.1 GB, foretrain's does
@@ -73,3 +80,20 @@ def test_the_best_of_several_cards_is_of_the_same_step() -> None:
     plans = [make_plan(resolved, Target(find("4070"), 2_100_000_000))]
     assert choose(plans).cheapest is None
     assert choose([plan.model_copy(update={"step": "foretrain"}) for plan in plans]).cheapest == "RTX 4070"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("step", ["foretrain", "nanogpt"])
+def test_plan_advice_and_the_choice_of_a_batch_judge_memory_by_one_rule(compiled: bool, step: Trainer) -> None:
+    """The replay of the allocator at the limit, for eager steps too: no share of the tensors is added anywhere."""
+    gpu, room = find("4070"), 8 * GIB
+    config = RunConfig(compile=compiled, gradient_accumulation_steps=40, memory_limit="8GiB")
+    chosen = choose_batch(config, gpu, "bfloat16", room, step)
+    for batch, fits in ((chosen.config.batch_size, True), (chosen.next_size, False)):
+        assert batch is not None
+        made = plan(cut(config, batch), gpu)
+        outcome = Planner().outcome(State(made.config, gpu, step, 0))
+        assert outcome is not None
+        assert (made.verdict_of(step) == "fits") == outcome.fits == fits
+        assert made.memory_of(step).needed_bytes == outcome.needed_bytes
+    assert chosen.needed_bytes < chosen.next_needed_bytes == outcome.needed_bytes

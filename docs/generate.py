@@ -8,7 +8,6 @@ A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 
 import io
 import re
-import shlex
 import sys
 from collections.abc import Callable
 
@@ -28,6 +27,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
+import foretrain
 from foretrain.advise import snapshot_file
 from foretrain.advise.advice import Advices
 from foretrain.advise.advisor import advise, short_list
@@ -60,19 +60,12 @@ from foretrain.training_log import read_log
 from foretrain.units import parse_bytes
 
 CASES = ROOT / "examples" / "real-cases"
-WIDTH = 108
+WIDTH = 90  # what a page of the site shows without scrolling at 1280 pixels
 
 
 def case(name: str, *, others: str = "", step_s: float | None = None) -> Plan:
-    resolved = resolve([str(CASES / f"{name}.py")])
-    used_by_others_bytes = parse_bytes(others) if others else 0
-    return plan(
-        resolved.config,
-        find("RTX 4070"),
-        name=resolved.name,
-        used_by_others_bytes=used_by_others_bytes,
-        logged_step_s=step_s,
-    )
+    """The plan that the command line makes of a real case."""
+    return foretrain.plan(CASES / f"{name}.py", gpu="RTX 4070", used_by_others=others or 0, step_s=step_s)
 
 
 def terminal(made: Plan, sections: tuple[str, ...] = (), advice: Advices | None = None) -> str:
@@ -97,6 +90,21 @@ def block(command: str, output: str) -> str:
     return f"```console\n$ {command}\n{output}\n```"
 
 
+def first_screen(command: str, made: Plan, asked: Asked) -> str:
+    """What `foretrain plan` prints without --full."""
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None, highlight=False)
+    text.render_screen(first_view.screen(made, first_answer(made, asked), asked), console)
+    return block(command, console.file.getvalue().rstrip())  # type: ignore[attr-defined]
+
+
+def first_case_c() -> str:
+    path = "examples/real-cases/c.py"
+    asked = Asked(words=(path,), gpu="RTX 4070", others="2.1GB", nanogpt_file=True)
+    return first_screen(
+        f'foretrain plan {path} --gpu "RTX 4070" --used-by-others 2.1GB', case("c", others="2.1GB"), asked
+    )
+
+
 def plan_case_c() -> str:
     made = case("c", others="2.1GB")
     command = 'foretrain plan examples/real-cases/c.py --gpu "RTX 4070" --used-by-others 2.1GB --full'
@@ -112,27 +120,10 @@ def plan_case_d() -> str:
     )
 
 
-def first_screen(made: Plan, *words: str) -> str:
-    """What `foretrain plan` with these words prints, at 80 columns."""
-    asked = Asked(words=words[:1], nanogpt_file=words[0].endswith(".py"))
-    console = Console(file=io.StringIO(), width=80, color_system=None, highlight=False)
-    text.render_screen(first_view.screen(made, first_answer(made, asked), asked), console)
-    return block(shlex.join(("foretrain", "plan", *words)), console.file.getvalue().rstrip())  # type: ignore[attr-defined]
-
-
 def start_screen() -> str:
-    made = plan(
-        resolve(["gpt2-124m"]).config, find("RTX 4070"), name="gpt2-124m", used_by_others_bytes=parse_bytes("2GB")
-    )
-    return first_screen(made, "gpt2-124m", "--gpu", "RTX 4070", "--used-by-others", "2GB")
-
-
-def start_plan() -> str:
-    made = plan(
-        resolve(["gpt2-124m"]).config, find("RTX 4070"), name="gpt2-124m", used_by_others_bytes=parse_bytes("2GB")
-    )
-    command = 'foretrain plan gpt2-124m --gpu "RTX 4070" --used-by-others 2GB --full'
-    return block(command, terminal(made, ("plan.verdict", "plan.bytes", "plan.time")))
+    made = foretrain.plan("gpt2-124m", gpu="RTX 4070", used_by_others="2GB")
+    asked = Asked(words=("gpt2-124m",), gpu="RTX 4070", others="2GB")
+    return first_screen('foretrain plan gpt2-124m --gpu "RTX 4070" --used-by-others 2GB', made, asked)
 
 
 def advise_case_c() -> str:
@@ -175,7 +166,7 @@ def picture_of_plan() -> str:
         file=io.StringIO(), width=WIDTH, record=True, force_terminal=True, color_system="truecolor", highlight=False
     )
     document = plan_view.document(case("c", others="2.1GB"))
-    shown = [s for s in document.sections if s.title.id in ("plan.verdict", "plan.memory", "plan.bytes")]
+    shown = [s for s in document.sections if s.title.id in ("plan.memory", "plan.bytes")]
     text.render(type(document)(document.title, document.subtitle, shown), console)
     form = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     form = form.replace("font-family: Fira Code, monospace", "font-family: ui-monospace, monospace")
@@ -432,9 +423,9 @@ def option_tables() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     **page_parts.PARTS,
-    "start-plan": start_plan,
     "first-screen": start_screen,
     "schemas": json_schemas.table,
+    "first-case-c": first_case_c,
     "plan-case-c": plan_case_c,
     "plan-case-d": plan_case_d,
     "advise-case-c": advise_case_c,

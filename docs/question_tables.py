@@ -13,17 +13,17 @@ from foretrain.units import format_bytes, parse_bytes
 OTHERS_BYTES = parse_bytes("2.1GB")
 VERDICTS = {"fits": "fits", "tight": "tight", "does_not_fit": "does not fit", None: "–"}
 
-# (what is said, the knobs of case C that it means, whether nanoGPT has them, what it does to what is learned)
+# (what is said, the options of case C that it means, whether nanoGPT has them, what it does to what is learned)
 ADVICE: tuple[tuple[str, dict[str, Any], bool, str], ...] = (
     ("halve `batch_size`, double accumulation", {"batch_size": 8, "gradient_accumulation_steps": 64}, True, "nothing"),
     ("fewer `eval_iters`: 20", {"eval_iters": 20}, True, "a noisier validation loss"),
-    ("a narrower model: `n_embd` 384", {"n_embd": 384}, True, "another, smaller model"),
+    ("a narrower model: `n_embd` 384", {"n_embd": 384}, True, "a smaller model"),
     (
-        "`block_size` 256, as many tokens a step",
+        "`block_size` 256, same tokens per step",
         {"block_size": 256, "gradient_accumulation_steps": 128}, True, "the model sees a quarter of the context",
     ),
-    ("evaluation with a batch of its own: 4", {"eval_batch_size": 4}, False, "nothing"),
-    ("a shorter context in evaluation: 256", {"eval_block_size": 256}, False, "a validation loss of another kind"),
+    ("a smaller evaluation batch: 4", {"eval_batch_size": 4}, False, "nothing"),
+    ("a shorter context in evaluation: 256", {"eval_block_size": 256}, False, "a validation loss at a shorter context"),
     ("activation (“gradient”) checkpointing", {"activation_checkpointing": True}, False, "nothing"),
     ("the loss in chunks of 1,024 tokens", {"loss_chunk_size": 1024}, False, "nothing"),
 )  # fmt: skip
@@ -50,14 +50,14 @@ def _row(said: str, made: Plan, base: Plan, step: StepName, learning: str) -> st
 def circulating() -> str:
     base = _plan({})
     lines = [
-        "| advice | needs about | saves | verdict | time of the run | what is learned |",
+        "| advice | needs about | saves | verdict | time of the run | changes in the result |",
         "| --- | ---: | ---: | --- | ---: | --- |",
-        _row("**nanoGPT's step as it is**", base, base, "nanogpt", ""),
+        _row("**nanoGPT's step, current config**", base, base, "nanogpt", ""),
     ]
     for said, changes, theirs, learning in ADVICE:
         if theirs:
             lines.append(_row(said, _plan(changes), base, "nanogpt", learning))
-    lines.append(_row("**foretrain's step as it is**", base, base, "foretrain", "nothing"))
+    lines.append(_row("**foretrain's step, current config**", base, base, "foretrain", "nothing"))
     for said, changes, theirs, learning in ADVICE:
         if not theirs:
             lines.append(_row(said, _plan(changes), base, "foretrain", learning))

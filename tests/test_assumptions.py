@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from foretrain.advise.explain import explain
 from foretrain.advise.sources.predicted import with_vocabulary
+from foretrain.app.plan import Target, make_plan
 from foretrain.configfile import from_text, resolve
+from foretrain.hardware import find
 from foretrain.lm.config_data import of_config
+from foretrain.report import explain_view
+from foretrain.report.document import Paragraph
 from foretrain.web import planner
 from tests.helpers import foretrain, write_dataset
 
@@ -60,12 +65,18 @@ def test_the_most_used_config_of_nanogpt_plans_like_its_preset(config: str) -> N
 
 
 def test_every_command_says_the_assumption_at_its_top(config: str) -> None:
-    words = (["plan"], ["plan", "--explain"], ["advise"], ["plan", "--within", "1h"], ["plan", "--gpu", "3060,4070"])
+    words = (["plan"], ["advise"], ["plan", "--within", "1h"], ["plan", "--gpu", "3060,4070"])
     for command, *options in words:
         options = options if "--gpu" in options else [*options, "--gpu", "4070"]
         shown = " ".join(foretrain(command, config, *options).stdout.split())
         assert "vocab_size = 65" in shown, (command, options)
         assert "meta.pkl" in shown
+
+
+def test_the_explanation_says_it_too(config: str) -> None:
+    made = make_plan(resolve([config]), Target(find("4070"), 0))
+    shown = explain_view.document(made, explain(made, made.step, None)).sections[0].blocks  # estimated: no trace
+    assert any(isinstance(block, Paragraph) and block.message.id == "assumed.vocab_of_nanogpt" for block in shown)
 
 
 def test_a_pasted_config_has_it_too(own_directory: Path) -> None:

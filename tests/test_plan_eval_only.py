@@ -21,12 +21,15 @@ def config(own_directory: Path) -> str:
 
 
 def test_batches_seconds_and_memory(config: str) -> None:
-    result = foretrain("plan", config, "--gpu", "4070")
+    result = foretrain("plan", config, "--gpu", "4070", "--full")
     shown = " ".join(result.stdout.split())
     assert "1,000 batches of 8 x 1,024 tokens" in shown
     assert "fits" in shown
     for nonsense in ("0.00e0", "all 0 steps", "FLOPs", "tokens/s", "MFU", "epochs", "checkpoint"):
         assert nonsense not in shown, nonsense
+    short = foretrain("plan", config, "--gpu", "4070").stdout
+    assert "0 steps" not in short
+    assert "FLOPs" not in short
     made = json.loads(foretrain("plan", config, "--gpu", "4070", "--json").stdout)
     evaluation = made["nanogpt_timing"]["evaluation_s"]["expected_s"]
     assert 20 < evaluation < made["nanogpt_timing"]["total_s"]["expected_s"] < 200

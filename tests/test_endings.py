@@ -61,7 +61,7 @@ def test_a_second_ctrl_c_stops_at_once(own_directory: Path, monkeypatch: pytest.
     write_dataset(Path("data/toy"))
     at_step(monkeypatch, 6, send(signal.SIGINT, 2))
     assert foretrain(*WORDS).returncode == ExitCode.INTERRUPTED
-    assert checkpoint.steps_in(Path("out/checkpoints")) == [5]
+    assert set(checkpoint.steps_in(Path("out/checkpoints"))) <= {5}  # nor does it wait for the save under way
 
 
 def test_resume_of_a_finished_run_says_that_it_is_finished(own_directory: Path) -> None:

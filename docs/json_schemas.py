@@ -122,7 +122,7 @@ OUTPUTS: dict[str, Output] = {
     "foretrain.snapshot/1": Output(
         "explain SNAPSHOT", "what a memory snapshot says", snapshot_analysis.SnapshotAnalysis
     ),
-    "foretrain.tune/1": Output("tune", "every trial and the winner", tuning.Tuning),
+    "foretrain.tune/2": Output("tune", "every trial and the winner", tuning.Tuning),
     "foretrain.run/1": Output("train", "the record of a run, as in run.json", RunRecord),
     "foretrain.watch/1": Output("watch", "what a program took", WatchRecord, {"path": (str, ...)}),
     "foretrain.runs/1": Output(
@@ -142,14 +142,14 @@ OUTPUTS: dict[str, Output] = {
         "prepare --plan", "what preparing will take", PreparePlan, {"fits_": (bool, Field(alias="fits"))}
     ),
     "foretrain.prepare/1": Output("prepare", "what was prepared", _PREPARED),
-    "foretrain.data-info/1": Output("data info", "statistics of a dataset", DatasetSummary),
+    "foretrain.data-info/2": Output("data info", "statistics of a dataset", DatasetSummary),
     "foretrain.data-verify/1": Output("data verify", "blocks held against their digests", _VERIFIED),
     "foretrain.data-head/1": Output("data head", "tokens and their text", _HEAD),
     "foretrain.data-mix/1": Output(
         "data mix", "a mixture's parts", _object("Mix", out=(str | None, ...), parts=(list[_PART], ...))
     ),
     "foretrain.gpus/1": Output("gpus", "the catalogue", _object("Gpus", gpus=(list[Gpu], ...))),
-    "foretrain.calibration/1": Output("calibrate", "what was measured of a device", Calibration),
+    "foretrain.calibration/2": Output("calibrate", "what was measured of a device", Calibration),
     "foretrain.serve/1": Output(
         "serve", "the page's address", _object("Served", url=(str, ...), port=(int, ...))
     ),

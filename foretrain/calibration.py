@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from foretrain.bounded import read_text
 from foretrain.records import Record
 
-SCHEMA = "foretrain.calibration/1"
+SCHEMA = "foretrain.calibration/2"
 MOST_TUNED = 200
 
 
@@ -34,7 +34,7 @@ class KernelTime(Record):
 class StepTime(Record):
     """A whole small step of foretrain's trainer, measured; against the sum of its kernels it corrects other steps."""
 
-    knobs: dict[str, int | float | bool | str]
+    options: dict[str, int | float | bool | str]
     dtype: str
     compiled: bool
     time_s: float
@@ -120,7 +120,7 @@ def tuned_steps(device: str, driver: str = "") -> tuple[StepTime, ...]:
 def save_tuned(device: str, driver: str, steps: tuple[StepTime, ...]) -> None:
     """Keep these steps, and the newest of those before: a step of the same knobs gives way. Raises OSError."""
     new = {
-        json.dumps([s.knobs, s.dtype, s.compiled], sort_keys=True): s for s in (*tuned_steps(device, driver), *steps)
+        json.dumps([s.options, s.dtype, s.compiled], sort_keys=True): s for s in (*tuned_steps(device, driver), *steps)
     }
     kept = list(new.values())[-MOST_TUNED:]
     text = json.dumps({"schema": SCHEMA, "steps": [step.to_json() for step in kept]}, indent=1)

@@ -25,7 +25,7 @@ def step_of(config: RunConfig, dtype: str, time_s: float, threads: int) -> StepT
     """A timed step to keep. `threads`: how many it ran on; 0 on a card."""
     knobs: dict[str, Any] = {name: getattr(config, name) for name in (*SIZES, *SAME, *OTHERS)}
     knobs["cpu_threads"] = threads
-    return StepTime(knobs=knobs, dtype=dtype, compiled=config.compile, time_s=time_s)
+    return StepTime(options=knobs, dtype=dtype, compiled=config.compile, time_s=time_s)
 
 
 def tuned_like(found: Calibration, config: RunConfig, dtype: str, *, compiled: bool) -> StepTime | None:
@@ -42,7 +42,7 @@ def tuned_like(found: Calibration, config: RunConfig, dtype: str, *, compiled: b
 def _distance(step: StepTime, config: RunConfig, threads: int) -> float | None:
     """Of the sizes, in doublings; None where the step is none of these."""
     for name in SAME:
-        own, its = getattr(config, name), step.knobs.get(name)
+        own, its = getattr(config, name), step.options.get(name)
         if (name, own, its) == ("attention", "auto", "sdpa"):  # what a plan takes it for
             own = its
         if name == "cpu_threads" and its:
@@ -51,14 +51,14 @@ def _distance(step: StepTime, config: RunConfig, threads: int) -> float | None:
             return None
     apart = []
     for name in SIZES:
-        size = step.knobs.get(name)
+        size = step.options.get(name)
         if not isinstance(size, int) or size < 1:
             return None
         apart.append(abs(math.log2(getattr(config, name) / size)))
     if max(apart) > REACH:
         return None
     try:
-        timed = RunConfig.model_validate(step.knobs)
+        timed = RunConfig.model_validate(step.options)
     except ValidationError:  # of another version, or damaged
         return None
     alike = [timed.checkpointed * config.n_layer == config.checkpointed * timed.n_layer]

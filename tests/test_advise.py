@@ -186,7 +186,7 @@ def test_matmul_is_advised_for_speed_with_the_time_of_its_plan() -> None:
     base = plan(resolve(["gpt2-124m"]).config, find("RTX 3090"))
     found = advise(base, "foretrain", "speed")
     advice = by_rules(found)["matmul"]
-    assert {s.knob: s.after for s in advice.settings} == {"matmul": "fp16_accumulation", "dtype": "float16"}
+    assert {s.option: s.after for s in advice.settings} == {"matmul": "fp16_accumulation", "dtype": "float16"}
     assert advice.exactness == "rounding"
     assert advice.effect.slower is not None
     assert -0.30 < advice.effect.slower < -0.10
@@ -341,7 +341,7 @@ def test_case_c_gets_three_exact_fixes_that_fit_and_keep_half_a_million_tokens()
     assert found.advised[0].rules == ("foretrain_step",)
     assert found.advised[0].effect.saved_bytes > 3 * 2**30
     halved = by_rules(found)["micro_batch"]
-    assert {s.knob: s.after for s in halved.settings} == {
+    assert {s.option: s.after for s in halved.settings} == {
         "batch_size": 8, "gradient_accumulation_steps": 64, "eval_iters": 400,
     }  # fmt: skip
     assert not any(s.ours for s in halved.settings), "nanoGPT can do it itself"

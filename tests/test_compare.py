@@ -162,7 +162,7 @@ def test_case_b1_does_69_percent_of_its_card_and_not_12_9() -> None:
 
 
 def test_runs_that_would_settle_case_b_change_one_setting_each() -> None:
-    runs = {run.setting: run for run in case_b().one_change}
+    runs = {run.setting: run for run in case_b().ablations}
     assert runs["n_embd"].changes == {"n_embd": 768}
     assert runs["learning_rate"].changes == {"learning_rate": 3e-4, "min_lr": 3e-5}
     assert runs["batch_size x accumulation"].changes == {"batch_size": 8, "gradient_accumulation_steps": 64}
@@ -185,7 +185,7 @@ def test_one_difference_takes_the_credit() -> None:
         "one",
         ("batch_size x accumulation",),
     )
-    assert not found.one_change
+    assert not found.ablations
     assert "It explains any difference below" in " ".join(shown(found).split())
 
 

@@ -156,7 +156,7 @@ def test_cards_are_marked_by_their_own_figures() -> None:
     totals = {p["gpu"]["name"]: p["timing"] for p in made["plans"]}
     assert all(t["cost_expected"] is None for t in totals.values())
     assert made["best"]["cheapest"] == min(totals, key=lambda name: totals[name]["rent_expected"])
-    assert made["best"]["quickest"] == "H200 SXM 141GB"
+    assert made["best"]["fastest"] == "H200 SXM 141GB"
     assert made["best"]["least_energy"] == min(totals, key=lambda name: totals[name]["energy_expected_j"])
     assert {p["config"]["price_per_hour"] for p in made["plans"]} == {0.05, 0.35, 9}
     shown = foretrain(*words, "--full").stdout
@@ -178,8 +178,8 @@ def test_a_card_that_does_not_fit_is_never_marked() -> None:
     plans = [plan(config, find(name)) for name in ("4070", "H200")]
     assert plans[0].verdict_of("foretrain") == "does_not_fit"
     choice = choose(plans)
-    assert choice.cheapest == choice.quickest == choice.least_energy == "H200 SXM 141GB"
-    assert choose(plans[:1]).quickest is None
+    assert choice.cheapest == choice.fastest == choice.least_energy == "H200 SXM 141GB"
+    assert choose(plans[:1]).fastest is None
     assert "None of these cards" in foretrain("plan", "gpt2-1558m", "--gpu", "4070,3060").stdout
 
 

@@ -466,7 +466,7 @@ def test_largest_is_estimated_at_once_and_traces_nothing(own_directory: Path, mo
     monkeypatch.setattr(service, "traces", traces)
     words = ("plan", "gpt2-124m", "--gpu", "4070", "--largest", "batch_size")
     data = json.loads(foretrain(*words, "--json").stdout)
-    assert (data["knob"], data["source"]) == ("batch_size", "estimated")
+    assert (data["option"], data["source"]) == ("batch_size", "estimated")
     found = {probe["value"]: probe["verdict"] for probe in data["probes"]}
     assert found[data["value"]] == "fits"
     assert found[data["value"] + 1] != "fits"
@@ -483,7 +483,7 @@ def test_largest_on_the_command_line(own_directory: Path) -> None:
     assert result.returncode == 0, result.stderr
     data = json.loads(result.stdout)
     assert data["source"] == "traced"
-    assert data["knob"] == "batch_size"
+    assert data["option"] == "batch_size"
     assert data["value"] is None or data["value"] > 0
     assert {probe["verdict"] for probe in data["probes"]} <= {"fits", "tight", "does_not_fit"}
 

@@ -135,10 +135,10 @@ def stop_at_random(count: int, seed: int) -> None:
         record = directory.read_record()
         assert (record.status, record.steps_done) == ("diverged", where[1]), where
         assert checkpoint.steps_in(directory.checkpoints) == ([4] if where[1] >= 4 else [])
-        dossier = json.loads((directory.path / f"nonfinite-{where[1]}.json").read_text())
-        assert dossier["first"] is not None, where
+        report = json.loads((directory.path / f"nonfinite-{where[1]}.json").read_text())
+        assert report["first"] is not None, where
         if where[0] in ("activation", "gradient", "loss"):
-            assert dossier["first"]["micro"] == where[2]
+            assert report["first"]["micro"] == where[2]
 
 
 @pytest.mark.fault(
@@ -155,19 +155,19 @@ def test_nothing_changes_at_a_thousand_places(own_directory: Path) -> None:
     stop_at_random(1000, seed=2)
 
 
-def test_the_dossier_names_the_tensor_and_the_tokens(own_directory: Path) -> None:
+def test_the_failure_report_names_the_tensor_and_the_tokens(own_directory: Path) -> None:
     error, _, _, directory = run_poisoned("r", "activation", 5, 1, "transformer.h.0.mlp.c_proj", float("nan"))
     assert error.id == "diverged.step"
     assert "transformer.h.0.mlp.c_proj (micro-step 1)" in str(error)
     assert "checkpoint of step 4 is intact" in str(error)
-    dossier = json.loads((directory.path / "nonfinite-5.json").read_text())
-    assert dossier["schema"] == "foretrain.nonfinite/1"
-    assert dossier["first"] == {
+    report = json.loads((directory.path / "nonfinite-5.json").read_text())
+    assert report["schema"] == "foretrain.nonfinite/1"
+    assert report["first"] == {
         "kind": "activation", "name": "transformer.h.0.mlp.c_proj", "micro": 1, "numbers": 4 * 8 * 16, "not_a_number": 1,
         "infinite": 0,
     }  # fmt: skip
     config = directory.read_record().config
-    assert dossier["rows"] == starts(config.seed, TRAIN, 5, 8, 2000 - 8).tolist()
+    assert report["rows"] == starts(config.seed, TRAIN, 5, 8, 2000 - 8).tolist()
 
 
 @pytest.mark.fault(
@@ -231,7 +231,7 @@ def test_too_many_skipped_steps_stop(own_directory: Path, monkeypatch: pytest.Mo
     with pytest.raises(UserError) as caught:
         own.run()
     directory.release()
-    assert caught.value.id == "diverged.transient"  # the dossier's own go had no such hook
+    assert caught.value.id == "diverged.transient"  # the report's own go had no such hook
     assert len(own.progress.skipped) == 2
     assert directory.read_record().steps_done == 2
 

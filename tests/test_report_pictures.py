@@ -92,14 +92,14 @@ def test_what_tune_measured_takes_the_place_of_the_forecast() -> None:
     config = resolve(["baby"]).config
     trials = tuple(
         TuneTrial(
-            knobs={"batch_size": b}, gradient_accumulation_steps=1, learning="exact", verdict="best", step_s=1.0,
+            options={"batch_size": b}, gradient_accumulation_steps=1, learning="exact", verdict="best", step_s=1.0,
             tokens_per_s=rate, peak_bytes=size, given=b == 8,
         )
         for b, rate, size in ((16, 200.0, 3 * 2**30), (8, 100.0, 2**30), (4, 90.0, 2 * 2**30))
     )  # fmt: skip
     values = {name: None for name, field in Tuning.model_fields.items() if field.is_required()}
     values |= {
-        "name": "t", "config": config, "given_knobs": {}, "device": "d", "torch_version": "", "date": "",
+        "name": "t", "config": config, "given_options": {}, "device": "d", "torch_version": "", "date": "",
         "tokens_per_step": 1, "settings": 3, "fitting": 3, "trials": trials, "given_fits": True, "calibrated": False,
         "stop": "decided", "rounds": 1, "took_s": 1, "budget_s": 1, "most_trials": 3, "clock": "wall", "elsewhere": 0.0,
     }  # fmt: skip

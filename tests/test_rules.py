@@ -249,7 +249,7 @@ def test_every_knob_is_obeyed_by_something() -> None:
 
 def test_numbers_in_records_carry_their_unit() -> None:
     from foretrain import calibration
-    from foretrain.advise import compare, log_analysis, log_steady, noise, questions, settle, subject, utilization
+    from foretrain.advise import ablations, compare, log_analysis, log_steady, noise, questions, subject, utilization
     from foretrain.advise.forecast_check import Row
     from foretrain.predict import energy, memory, plan, time
     from foretrain.run import store
@@ -274,7 +274,7 @@ def test_numbers_in_records_carry_their_unit() -> None:
         "mfu", "nanogpt_mfu", "epochs", "loss", "grad_norm", "learning_rate", "val_loss", "train_loss",
         "first_val_loss", "best_val_loss", "first_loss", "last_loss", "last_val_loss",
         "slower_factor", "causal_mfu", "hfu", "clock_mfu", "clock_hfu", "logged_mfu", "nanochat_mfu", "whole_run_cost",
-        "predicted", "measured", "low", "high", "cost_low", "unsteadiness", "knobs", "cost_expected",
+        "predicted", "measured", "low", "high", "cost_low", "unsteadiness", "options", "cost_expected",
         "cost_high", "rent_low", "rent_expected", "rent_high", "cost_per_hour", "cost", "bits_per_byte", "share", "at",
         "one_value", "other_value", "printed_mfu", "losses",
     }  # fmt: skip
@@ -282,7 +282,7 @@ def test_numbers_in_records_carry_their_unit() -> None:
         memory.PhaseMemory, memory.StepMemory, memory.Component, plan.Timing, plan.Work, time.Range, Row, energy.Power,
         log_analysis.LogAnalysis, log_analysis.Losses, log_analysis.Remaining, log_steady.Disturbance,
         calibration.Calibration, calibration.KernelTime, calibration.StepTime, utilization.Utilization, store.StepMetrics, store.EvaluationMetrics, store.RunRecord, store.MeasuredMemory,
-        store.MeasuredPhase, compare.Side, noise.Interval, questions.Pair, settle.OneChange, subject.Curve, subject.Memory,
+        store.MeasuredPhase, compare.Side, noise.Interval, questions.Pair, ablations.Ablation, subject.Curve, subject.Memory,
     ]  # fmt: skip
     for record in records:
         for name, field in record.model_fields.items():
@@ -313,7 +313,7 @@ def test_command_line_surface_is_bounded() -> None:
         p
         for c in command.commands.values()
         for p in c.params
-        if p.param_type_name == "option" and p.name not in ("lang", "gpu_file")
+        if p.param_type_name == "option" and p.name not in ("lang", "gpu_file") and not p.hidden
     ]  # type: ignore[attr-defined]
     assert len(options) <= MAX_OPTIONS
 

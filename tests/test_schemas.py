@@ -64,7 +64,7 @@ SLOW = {
     "foretrain.best/2": ("plan", *CARD, "--best", "--within", "20h", "--data-tokens", "3.68B"),
     "foretrain.explanation/2": ("plan", "gpt2-30m", *CARD, "--explain", "--n_layer=2", "--compile=false"),
     "foretrain.largest/2": ("plan", "gpt2-30m", *CARD, "--largest", "batch_size", "--n_layer=2", "--compile=false"),
-    "foretrain.calibration/1": ("calibrate", "--quick"),
+    "foretrain.calibration/2": ("calibrate", "--quick"),
     "foretrain.demo/1": ("demo", "--steps", "20"),
 }
 
@@ -120,7 +120,7 @@ def test_datasets(own_directory: Path) -> None:
     )
     asked("foretrain.prepare-plan/1", *words, "--plan")
     asked("foretrain.prepare/1", *words)
-    asked("foretrain.data-info/1", "data", "info", "data/a")
+    asked("foretrain.data-info/2", "data", "info", "data/a")
     asked("foretrain.data-verify/1", "data", "verify", "data/a")
     asked("foretrain.data-head/1", "data", "head", "data/a")
     asked("foretrain.data-mix/1", "data", "mix", "data/a=1", "--out", "mix.toml")
@@ -131,7 +131,7 @@ def test_what_another_program_took_and_what_is_written_of_a_model(own_directory:
     asked("foretrain.watch/1", "watch", "--json", "--", sys.executable, "-c", "print(1)")
     assert foretrain(*TRAIN, timeout=300).returncode == 0
     asked("foretrain.sample/1", "sample", "run", "--tokens", "5")
-    asked("foretrain.tune/1", *("tune", *TRAIN[1:]), "--budget", "20s")
+    asked("foretrain.tune/2", *("tune", *TRAIN[1:]), "--budget", "20s")
 
 
 def test_the_schemas_refuse_what_is_not_theirs() -> None:

@@ -144,7 +144,7 @@ def test_where_all_rates_are_equal_interpolation_changes_nothing(nbytes: int, m:
 def test_a_whole_step_corrects_the_sum_of_kernels() -> None:
     """The reference step took a second; it is forecast to take a second, and twice the micro-batches about two."""
     knobs = {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 64, "gradient_accumulation_steps": 4}
-    steps = (StepTime(knobs=knobs, dtype="float32", compiled=False, time_s=1.0),)
+    steps = (StepTime(options=knobs, dtype="float32", compiled=False, time_s=1.0),)
     gpu = nominal_cpu().model_copy(update={"calibration": made_up(steps=steps)})
     config = RunConfig.model_validate(knobs)
     found = step_time(config, gpu, "float32", "foretrain", compiled=False)

@@ -274,7 +274,7 @@ def test_the_answer_says_what_was_gained_and_how_far_the_forecast_was_off() -> N
     assert found["gain"] == pytest.approx(true, abs=0.05)
     measured = [t for t in found["trials"] if t.step_s]
     for trial in measured:
-        config = apply(BASE, tuple(trial.knobs.values()))
+        config = apply(BASE, tuple(trial.options.values()))
         ratio = bench.true_s(config) / bench.true_s(found["config"])
         assert trial.step_s / measured[0].step_s == pytest.approx(ratio, rel=0.15)  # type: ignore[operator]
         assert trial.tokens_per_s == pytest.approx(config.tokens_per_step / trial.step_s)
@@ -409,7 +409,7 @@ def short_search(step_s: float, budget_s: float, base: RunConfig = SLOW) -> tupl
 
 def shown_answer(tuner: Tuner, budget_s: float) -> str:
     known = {name: value for name, value in tune_answer.answer(tuner).items() if name in Tuning.model_fields}
-    return " ".join(printed(tuned_with(**known, budget_s=budget_s, given_knobs=tuner.settings[0].named)).split())
+    return " ".join(printed(tuned_with(**known, budget_s=budget_s, given_options=tuner.settings[0].named)).split())
 
 
 def test_a_short_budget_goes_to_short_trials() -> None:
@@ -607,12 +607,12 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 def tuned_with(**changes: Any) -> Tuning:
     trial = TuneTrial(
-        knobs=dict(zip(TUNABLE, levels_of(BASE), strict=True)), gradient_accumulation_steps=6, learning="exact",
+        options=dict(zip(TUNABLE, levels_of(BASE), strict=True)), gradient_accumulation_steps=6, learning="exact",
         verdict="best", given=True, predicted_s=1.0, predicted_bytes=10, step_s=2.0, low_s=1.95, high_s=2.05,
         tokens_per_s=1536.0, peak_bytes=1 << 30,
     )  # fmt: skip
     fields: dict[str, Any] = {
-        "name": "t", "config": BASE, "given_knobs": trial.knobs, "device": GPU.name, "torch_version": "2", "date": "d",
+        "name": "t", "config": BASE, "given_options": trial.options, "device": GPU.name, "torch_version": "2", "date": "d",
         "tokens_per_step": BASE.tokens_per_step, "settings": 10, "fitting": 10, "trials": (trial,), "given_fits": True,
         "gain": 0.0, "gain_low": 0.0, "gain_high": 0.0, "time_error": None, "memory_error": None, "first_choice": None,
         "calibrated": False, "stop": "decided", "rounds": 3, "took_s": 60.0, "budget_s": 180.0, "most_trials": 9,
@@ -656,7 +656,7 @@ def test_answers_are_named_by_all_that_they_hang_on(monkeypatch: pytest.MonkeyPa
 
 def test_records_are_read_back_as_they_were() -> None:
     found = tuned_with(time_error=ForecastError.of([(1.0, 2.0), (1.0, 1.0), (3.0, None)]))
-    assert Tuning.from_json(json.dumps(found.to_json(schema="foretrain.tune/1"))) == found
+    assert Tuning.from_json(json.dumps(found.to_json(schema="foretrain.tune/2"))) == found
     assert found.time_error is not None
     assert (found.time_error.trials, found.time_error.worst) == (2, 0.5)
     assert found.time_error.middle == pytest.approx(0.5**0.5)
@@ -704,13 +704,13 @@ def test_timed_steps_correct_plans_of_steps_like_them(own_directory: Path, monke
     assert tune_memory.feed(tuned_with(elsewhere=0.5), [config], GPU, "float32", 1) == 0
     wide = tuned_with().best.model_copy(update={"low_s": 1.0})
     assert tune_memory.feed(tuned_with(trials=(wide,)), [config], GPU, "float32", 1) == 0
-    save_tuned(GPU.name, "", (StepTime(knobs={"n_layer": -1}, dtype="float32", compiled=False, time_s=1.0),))
+    save_tuned(GPU.name, "", (StepTime(options={"n_layer": -1}, dtype="float32", compiled=False, time_s=1.0),))
     broken = load(GPU.name)
     assert broken is not None
     assert tuned_like(broken, config, "float32", compiled=False) == found.tuned[0]
     tuned_path(GPU.name, "").write_text("[]")
     assert load(GPU.name) == calibration()
-    assert step_of(config, "float32", 1.0, 2).knobs["cpu_threads"] == 2
+    assert step_of(config, "float32", 1.0, 2).options["cpu_threads"] == 2
 
 
 def test_the_model_is_the_one_that_train_would_make(own_directory: Path) -> None:
@@ -738,17 +738,17 @@ def test_a_real_search_from_config_to_written_file(own_directory: Path, monkeypa
     found = job.search(240.0, 4, lambda id, values: told.append(id))
     assert told[:3] == ["predicted", "trying", "tried"]
     assert found.config.tokens_per_step == job.base.tokens_per_step
-    assert {t.knobs["attention"] for t in found.trials} == {"sdpa", "bmm"}
+    assert {t.options["attention"] for t in found.trials} == {"sdpa", "bmm"}
     assert all(t.tokens_per_s and t.peak_bytes and t.predicted_s and t.predicted_bytes for t in found.trials)
     assert found.time_error is not None
     assert found.memory_error is not None
     assert job.recalled(60.0, None) == found.model_copy(update={"known": True})
     Path("tiny.toml").write_text(to_toml(resolve_values(values)))
-    result = foretrain("tune", "tiny.toml", "--knobs=attention", "--trials=2", "--budget=60s", "--write=best.toml")
+    result = foretrain("tune", "tiny.toml", "--options=attention", "--trials=2", "--budget=60s", "--write=best.toml")
     assert result.returncode == 0, result.stderr
     assert "Measured before" in result.stdout
     assert resolve(["best.toml"]).config == found.config
-    assert json.loads(Path("best.json").read_text())["schema"] == "foretrain.tune/1"
+    assert json.loads(Path("best.json").read_text())["schema"] == "foretrain.tune/2"
     assert foretrain("tune", "tiny.toml", "--write=best.toml").returncode == 2
 
 
@@ -759,7 +759,7 @@ def resolve_values(values: dict[str, Any]) -> RunConfig:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--budget=soon"], "--budget soon"), (["--budget=2s"], "at least 10 s"), (["--knobs=n_layer"], "n_layer cannot"),
+        (["--budget=soon"], "--budget soon"), (["--budget=2s"], "at least 10 s"), (["--options=n_layer"], "n_layer cannot"),
         (["--knobs=,"], "cannot be tuned"), (["--write=x.json"], "must end in .toml"),
         (["--write="], "must end in .toml"), (["--trials=0"], "--trials"),
     ],

@@ -13,9 +13,9 @@ from foretrain.records import Record
 
 
 class Setting(Record):
-    """One knob with its value before and after. `ours`: nanoGPT has no such knob."""
+    """One option with its value before and after. `ours`: nanoGPT has no such knob."""
 
-    knob: str
+    option: str
     before: Any
     after: Any
     ours: bool

@@ -148,11 +148,11 @@ def settings(before: RunConfig, after: RunConfig) -> tuple[Setting, ...]:
     for name, knob in KNOBS.items():
         old, new = getattr(before, name), getattr(after, name)
         if old != new:
-            found.append(Setting(knob=name, before=old, after=new, ours=knob.ours))
+            found.append(Setting(option=name, before=old, after=new, ours=knob.ours))
     return tuple(found)
 
 
 def with_settings(config: RunConfig, found: tuple[Setting, ...]) -> RunConfig:
     """The config with an advice's knobs."""
-    update: dict[str, Any] = {setting.knob: setting.after for setting in found}
+    update: dict[str, Any] = {setting.option: setting.after for setting in found}
     return config.model_copy(update=update)

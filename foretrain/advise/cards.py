@@ -1,4 +1,4 @@
-"""Of several cards: which of those that fit is the cheapest, the quickest, the one with the least energy."""
+"""Of several cards: which of those that fit is the cheapest, the fastest, the one with the least energy."""
 
 from collections.abc import Callable
 
@@ -10,13 +10,13 @@ class Choice(Record):
     """Names of cards; None where no card that fits has the figure. `mixed_prices`: some are rented, some are not."""
 
     cheapest: str | None
-    quickest: str | None
+    fastest: str | None
     least_energy: str | None
     mixed_prices: bool
 
     def marks(self, name: str) -> tuple[str, ...]:
         """What a card is best at: the fields above."""
-        return tuple(field for field in ("cheapest", "quickest", "least_energy") if getattr(self, field) == name)
+        return tuple(field for field in ("cheapest", "fastest", "least_energy") if getattr(self, field) == name)
 
 
 def _least(plans: list[Plan], figure: Callable[[Timing], float | None]) -> str | None:
@@ -41,7 +41,7 @@ def choose(plans: list[Plan]) -> Choice:
     rented = {bool(plan.config.price_per_hour) for plan in plans}
     return Choice(
         cheapest=_least(fitting, _money),
-        quickest=_least(fitting, lambda timing: timing.total_s.expected_s),
+        fastest=_least(fitting, lambda timing: timing.total_s.expected_s),
         least_energy=_least(fitting, lambda timing: timing.energy_expected_j),
         mixed_prices=len(rented) > 1,
     )

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from foretrain.advise import repeats, settings
+from foretrain.advise.ablations import Ablation, ablation_runs
 from foretrain.advise.comparable import brought_together
 from foretrain.advise.questions import QUESTIONS, Pair, Question, Verdict, answer
 from foretrain.advise.repeats import Scatter
 from foretrain.advise.settings import Setting
-from foretrain.advise.settle import OneChange, one_change_runs
 from foretrain.advise.subject import Memory, Subject
 from foretrain.config import RunConfig
 from foretrain.errors import UserError
@@ -73,7 +73,7 @@ class Comparison(Record):
     unknown: tuple[Setting, ...]
     verdicts: tuple[Verdict, ...]
     losses_apart: tuple[str, ...] = ()
-    one_change: tuple[OneChange, ...] = ()
+    ablations: tuple[Ablation, ...] = ()
     scatters: tuple[Scatter, ...] = ()
 
     def verdict(self, question: Question) -> Verdict:
@@ -97,7 +97,7 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
     return Comparison(
         sides=tuple(_side(subject) for subject in subjects), differing=differing,
         unknown=tuple(s for s in found if not s.differs), verdicts=verdicts, losses_apart=tuple(apart),
-        one_change=_one_change(subjects, differing, verdicts), scatters=scatters,
+        ablations=_ablations(subjects, differing, verdicts), scatters=scatters,
     )  # fmt: skip
 
 
@@ -122,16 +122,16 @@ def _same(one: Subject, other: Subject) -> bool:
     return one.step_times_s == other.step_times_s and one.train == other.train and one.val == other.val
 
 
-def _one_change(
+def _ablations(
     subjects: Sequence[Subject], differing: Sequence[Setting], verdicts: Sequence[Verdict]
-) -> tuple[OneChange, ...]:
+) -> tuple[Ablation, ...]:
     """From the first subject towards each other one; the same run is named once."""
-    runs: list[OneChange] = []
+    runs: list[Ablation] = []
     pairs: tuple[Pair, ...] = next(verdict.others for verdict in verdicts if verdict.question == "tokens")
     compared = {pair.one: pair.at for pair in pairs if pair.axis == "tokens"}
     for place, other in enumerate(subjects[1:], 1):
         own = settings.differing(differing, 0, place)
-        for run in one_change_runs(subjects[0], other, own, place, compared.get(other.label)):
+        for run in ablation_runs(subjects[0], other, own, place, compared.get(other.label)):
             if not any((run.setting, run.value, run.steps) == (r.setting, r.value, r.steps) for r in runs):
                 runs.append(run)
     return tuple(runs)

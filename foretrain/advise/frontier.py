@@ -65,8 +65,8 @@ def measured(tuning: Tuning, available_bytes: int | None) -> Frontier | None:
     """The trials of `foretrain tune` that ran to their end."""
     points = [
         FrontierPoint(
-            way="tuned", batch_size=int(trial.knobs.get("batch_size", 0)), given=trial.given,
-            setting=", ".join(f"{name}={str(value).lower()}" for name, value in trial.knobs.items()),
+            way="tuned", batch_size=int(trial.options.get("batch_size", 0)), given=trial.given,
+            setting=", ".join(f"{name}={str(value).lower()}" for name, value in trial.options.items()),
             needed_bytes=trial.peak_bytes, tokens_per_s=trial.tokens_per_s,
         )
         for trial in tuning.trials

@@ -54,6 +54,6 @@ def remedies(
 def _remedy(advice: Advice) -> Remedy:
     effect = advice.effect
     return Remedy(
-        id="+".join(advice.rules), changes={setting.knob: setting.after for setting in advice.settings},
+        id="+".join(advice.rules), changes={setting.option: setting.after for setting in advice.settings},
         saves_bytes=effect.saved_bytes, needed_bytes=effect.needed_bytes, slower=effect.slower,
     )  # fmt: skip

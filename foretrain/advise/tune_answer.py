@@ -70,7 +70,7 @@ def _record(tuner: Tuner, trial: Tried, winner: int) -> TuneTrial:
             "tokens_per_s": setting.config.tokens_per_step / math.exp(middle),
         }  # fmt: skip
     return TuneTrial(
-        knobs=setting.named, gradient_accumulation_steps=setting.config.gradient_accumulation_steps,
+        options=setting.named, gradient_accumulation_steps=setting.config.gradient_accumulation_steps,
         learning=learning(tuner.base, setting.config), verdict=_verdict(tuner, trial, winner),
         given=trial.number == tuner.given, predicted_s=trial.predicted_s, predicted_bytes=trial.predicted_bytes,
         peak_bytes=trial.peak_bytes or None, started_s=trial.started_s, bursts=len(trial.bursts),

@@ -8,7 +8,7 @@ from typing import Literal
 from foretrain.config import RunConfig
 from foretrain.records import Record
 
-SCHEMA = "foretrain.tune/1"
+SCHEMA = "foretrain.tune/2"
 
 # best: the pick; as_good: not told apart from it and within a percent; close: not told apart, but probably slower;
 # changed: its loss on the same rows is another one, so it is no way to carry out the same training.
@@ -18,13 +18,13 @@ Stop = Literal["decided", "alike", "budget", "interrupted"]
 
 
 class TuneTrial(Record):
-    """One setting that was tried. `knobs`: its level of each knob (`activation_checkpointing`: number of blocks).
+    """One setting that was tried. `options`: its level of each option (`activation_checkpointing`: number of blocks).
 
     `step_s` with its bounds is measured, in turns with the pick's steps; `peak_bytes` is the process's on a CPU, and
     reserved memory and context on a card. `pareto`: nobody else is faster in less memory.
     """
 
-    knobs: dict[str, bool | int | str]
+    options: dict[str, bool | int | str]
     gradient_accumulation_steps: int
     learning: Literal["exact", "rounding", "draws"]
     verdict: Verdict
@@ -76,7 +76,7 @@ class Tuning(Record):
 
     name: str
     config: RunConfig
-    given_knobs: dict[str, bool | int | str]
+    given_options: dict[str, bool | int | str]
     device: str
     torch_version: str
     date: str

@@ -88,7 +88,7 @@ def info_command(
 
     summary = summarize(located(name), count=count)
     if as_json:
-        print_json(summary.to_json(schema="foretrain.data-info/1"))
+        print_json(summary.to_json(schema="foretrain.data-info/2"))
         return
     from foretrain.report import data_view, text
 

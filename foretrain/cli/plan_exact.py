@@ -182,7 +182,7 @@ def largest_command(plan: Plan, step: StepName, depth: Depth, *, as_json: bool, 
 
         text.render(explain_view.largest(plan, found), OUT)
     if check and found.value is None:  # the one object of --json is the answer, which says so too
-        error = UserError("check.largest_nothing", knob=found.knob, name=plan.name, gpu=plan.gpu.name)
+        error = UserError("check.largest_nothing", option=found.option, name=plan.name, gpu=plan.gpu.name)
         print_error(error, as_json=False)
         raise typer.Exit(int(error.exit_code))
 

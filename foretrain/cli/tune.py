@@ -171,11 +171,11 @@ class Job:
         found = Tuning(
             name=self.name, device=gpu.name, torch_version=installed_torch(), calibrated=calibrated,
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            tokens_per_step=self.base.tokens_per_step, given_knobs=self.settings()[0].named,
+            tokens_per_step=self.base.tokens_per_step, given_options=self.settings()[0].named,
             took_s=time.monotonic() - started, budget_s=budget_s, most_trials=tuner.most,
             clock="cpu" if self.cpu_clock else "wall", cap_bytes=self.room_bytes, **tune_answer.answer(tuner),
         )  # fmt: skip
-        configs = [apply(self.base, tuple(trial.knobs.values())) for trial in found.trials]
+        configs = [apply(self.base, tuple(trial.options.values())) for trial in found.trials]
         threads = 0 if self.machine.cuda else torch.get_num_threads()
         found = found.model_copy(update={"fed": tune_memory.feed(found, configs, gpu, dtype, threads)})
         tune_memory.keep(found, self.path)

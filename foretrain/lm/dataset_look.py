@@ -42,7 +42,7 @@ class DatasetSummary(Record):
     splits: dict[str, SplitSummary]
     source: str | None = None
     shard_tokens: int | None = None
-    has_digests: bool = False
+    has_checksums: bool = False
     duplicates: int | None = None
     parts: "tuple[DatasetSummary, ...]" = ()
 
@@ -58,8 +58,8 @@ def summarize(info: DatasetInfo, *, count: bool = False) -> DatasetSummary:
             )
             for name in ("train", "val")
         }  # fmt: skip
-        digests = all(p.has_digests for p in parts)
-        return DatasetSummary(dataset=info, splits=splits, parts=parts, has_digests=digests)
+        digests = all(p.has_checksums for p in parts)
+        return DatasetSummary(dataset=info, splits=splits, parts=parts, has_checksums=digests)
     layout = read_layout(Path(info.path), info.dtype, present=info.remote is None)
     splits = {}
     for name, segments in layout.splits.items():
@@ -75,7 +75,7 @@ def summarize(info: DatasetInfo, *, count: bool = False) -> DatasetSummary:
         return DatasetSummary(dataset=info, splits=splits)
     return DatasetSummary(
         dataset=info, splits=splits, source=index.source.description, shard_tokens=index.settings.shard_tokens,
-        has_digests=True, duplicates=index.counts.duplicates if index.settings.dedup else None,
+        has_checksums=True, duplicates=index.counts.duplicates if index.settings.dedup else None,
     )  # fmt: skip
 
 

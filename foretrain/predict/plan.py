@@ -291,7 +291,7 @@ def _notes(
     if gpu.kind == "mps":
         note("mps_as_cuda")
     for knob, reason in idle(config, gpu, dtype):
-        note("no_effect_here", knob=knob, reason=reason)
+        note("no_effect_here", option=knob, reason=reason)
     if config.matmul != "dtype":
         note("matmul_unmeasured", mode=config.matmul)
     if config.matmul in EIGHT_BITS:

@@ -104,7 +104,8 @@ def _correction(way: Way, gpu: Gpu, rates: Rates) -> float:
     reference = reference or rates.calibration.step_of(way.dtype, compiled=way.compiled)
     if reference is None:
         return 1.0
-    measured_way = Way(RunConfig.model_validate(reference.knobs), way.dtype, "foretrain", way.compiled, True, way.cuda)
+    config = RunConfig.model_validate(reference.options)
+    measured_way = Way(config, way.dtype, "foretrain", way.compiled, True, way.cuda)
     return reference.time_s / _step_s(measured_way, rates)
 
 

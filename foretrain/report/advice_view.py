@@ -244,7 +244,7 @@ def _phases(advice: Advice) -> Table:
 def _diff(advice: Advice) -> Block:
     if not advice.settings:
         return Paragraph(Message("advice.no_diff"))
-    rows: tuple[tuple[Cell, ...], ...] = tuple((s.knob, _shown(s.before), _shown(s.after)) for s in advice.settings)
+    rows: tuple[tuple[Cell, ...], ...] = tuple((s.option, _shown(s.before), _shown(s.after)) for s in advice.settings)
     return Table(tuple(Message(f"column.{name}") for name in ("key", "now", "then")), rows, frozenset({1, 2}))
 
 
@@ -254,9 +254,9 @@ def _shown(value: Any) -> str:
 
 def commands(config: RunConfig, found: Advices, advice: Advice) -> list[Message]:
     """What to type or do."""
-    environment = [s for s in advice.settings if s.knob == "allocator_settings"] if advice.step == "nanogpt" else []
+    environment = [s for s in advice.settings if s.option == "allocator_settings"] if advice.step == "nanogpt" else []
     own = [s for s in advice.settings if s not in environment]
-    options = " ".join(f"--{s.knob}={s.after}" for s in own)
+    options = " ".join(f"--{s.option}={s.after}" for s in own)
     messages: list[Message] = []
     if advice.used_by_others_bytes < found.used_by_others_bytes:
         messages.append(Message("advice.beside", {"others": advice.used_by_others_bytes}))

@@ -79,11 +79,11 @@ def _span(timing: Timing | None) -> Cell:
 
 def _best(plans: list[Plan], choice: Choice) -> list[Block]:
     """What the marks mean, in words."""
-    if choice.quickest is None:
+    if choice.fastest is None:
         return [Paragraph(Message("cards.none_fits"), "warn")]
     blocks: list[Block] = [
         Paragraph(Message(f"cards.{field}", {"name": getattr(choice, field)}), "good")
-        for field in ("cheapest", "quickest", "least_energy")
+        for field in ("cheapest", "fastest", "least_energy")
         if getattr(choice, field)
     ]
     if choice.mixed_prices:

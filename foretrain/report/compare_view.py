@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from foretrain.advise.ablations import Ablation
 from foretrain.advise.compare import Comparison, Side
 from foretrain.advise.questions import Pair, Verdict
 from foretrain.advise.repeats import Scatter
 from foretrain.advise.settings import GROUPS, Setting
-from foretrain.advise.settle import OneChange
 from foretrain.messages import listed
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 
@@ -26,7 +26,7 @@ def document(found: Comparison) -> Document:
         Section(Message("side.figures"), _figures(found.sides)),
         Section(Message("side.verdicts"), tuple(_verdicts(found))),
     ]
-    if found.one_change:
+    if found.ablations:
         sections.append(Section(Message("side.settle"), _settle(found)))
     title = Message("side.title_many", {"count": len(labels)})
     if len(labels) <= WIDE - 1:
@@ -329,16 +329,16 @@ def _against_first(verdict: Verdict) -> Table:
     return Table(columns, tuple(rows), frozenset({1, 2, 3}), optional=(3,))
 
 
-# -- runs that would settle it -----------------------------------------------------------------------------
+# -- ablations -----------------------------------------------------------------------------
 
 
 def _settle(found: Comparison) -> tuple[Block, ...]:
-    runs: tuple[OneChange, ...] = found.one_change
+    runs: tuple[Ablation, ...] = found.ablations
     rows: Rows = []
     notes: list[Block] = []
     for run in runs:
         change = Message("side.change", {"setting": run.setting, "value": shown(run.value)})
-        effects = listed(Message(f"side_effect.{effect}").text() for effect in run.settles)
+        effects = listed(Message(f"side_effect.{effect}").text() for effect in run.answers)
         if run.impossible:
             known = run.impossible in ("program", "tokens", "shape", "contents")
             why = Message(f"side_impossible.{run.impossible}") if known else run.impossible

@@ -73,7 +73,7 @@ def _about(summary: DatasetSummary) -> Table:
     if summary.duplicates is not None:
         rows.append((Message("data.duplicates"), f"{summary.duplicates:,}"))
     rows.append(
-        (Message("data.digests"), Message("data.with_digests" if summary.has_digests else "data.without_digests"))
+        (Message("data.digests"), Message("data.with_digests" if summary.has_checksums else "data.without_digests"))
     )
     rows.append((Message("data.fingerprint"), info.fingerprint or Message("data.unknown")))
     return Table((), tuple(rows))

@@ -117,14 +117,14 @@ def _range(line: Line) -> Cell:
 def largest(plan: Plan, found: Largest) -> Document:
     """The largest value that fits, with what was traced on the way."""
     values = {
-        "knob": found.knob, "value": found.value or 0, "step": Message(f"step.{found.step}"), "gpu": plan.gpu.name,
+        "option": found.option, "value": found.value or 0, "step": Message(f"step.{found.step}"), "gpu": plan.gpu.name,
         "available": found.available_bytes,
     }  # fmt: skip
     id = "nothing" if found.value is None else "searched_all" if found.searched_all else "value"
     answer = Message(f"largest.{id}", values)
     traced = found.source == "traced"
     names = ("verdict", "takes", "limit") if traced else ("verdict", "takes")
-    columns = (found.knob, *(Message(f"column.{name}") for name in names))
+    columns = (found.option, *(Message(f"column.{name}") for name in names))
     rows = tuple(
         (
             f"{probe.value:,}", Message(f"word.{probe.verdict}"), Quantity(probe.needed_expected_bytes, "bytes"),

@@ -43,7 +43,7 @@ def document(found: Tuning) -> Document:
 
 
 def _named(trial: TuneTrial, found: Tuning) -> str:
-    return difference(trial.knobs, trial.gradient_accumulation_steps, found.given_knobs)
+    return difference(trial.options, trial.gradient_accumulation_steps, found.given_options)
 
 
 def _answer(found: Tuning) -> tuple[Block, ...]:

@@ -188,7 +188,7 @@ def calibrate(placement: Placement, dtypes: list[str], modes: list[bool], listen
     found, unsteadiness = kernel_times(samples)
     knobs = LARGE_REFERENCE if device.type == "cuda" else REFERENCE
     steps = [
-        StepTime(knobs=knobs, dtype=step.dtype, compiled=step.compiled, time_s=quick(times))
+        StepTime(options=knobs, dtype=step.dtype, compiled=step.compiled, time_s=quick(times))
         for step, times in zip(references, steps_s, strict=True)
     ]
     torch.set_rng_state(was)

@@ -43,7 +43,7 @@ def place(config: RunConfig) -> Placement:
     if config.attention == "bmm" and (device.type != "cpu" or config.obstacle_to_bmm):
         reason = config.obstacle_to_bmm if device.type == "cpu" else "it only runs on CPUs"
         notes.append(("no_bmm", {"reason": reason}))
-    notes += [("no_effect_here", {"knob": knob, "reason": reason}) for knob, reason in idle(config, gpu, dtype)]
+    notes += [("no_effect_here", {"option": knob, "reason": reason}) for knob, reason in idle(config, gpu, dtype)]
     return Placement(device, gpu, dtype, compiled, tuple(notes))
 
 

@@ -22,7 +22,7 @@ from foretrain.lm.step import Batch, StepResult, TrainState
 from foretrain.messages import say
 from foretrain.run import checkpoint, spikes
 from foretrain.run.checkpoint import Progress
-from foretrain.run.dossier import SCHEMA, Dossier, first_not_finite
+from foretrain.run.failure_report import SCHEMA, FailureReport, first_not_finite
 from foretrain.run.files import replace_text
 from foretrain.run.microbatch import Generators
 from foretrain.run.store import RunDirectory
@@ -99,13 +99,13 @@ class Guard:
         if state.config.on_nonfinite == "skip" and len(recent) <= MOST_SKIPS:
             self.note("step_skipped", **values, count=len(recent), most=MOST_SKIPS, window=SKIP_WINDOW)
             return False, progress.model_copy(update={"skipped": recent})
-        dossier = self._dossier(state, step, numbers, again(step))
+        report = self._report(state, step, numbers, again(step))
         path = self.directory.path / f"nonfinite-{step}.json"
-        replace_text(path, json.dumps(dossier.to_json(schema=SCHEMA), indent=1) + "\n")
+        replace_text(path, json.dumps(report.to_json(schema=SCHEMA), indent=1) + "\n")
         values |= {"path": str(path), "saved": self._saved()}
-        if dossier.first is None:
+        if report.first is None:
             raise UserError("diverged.transient", **values)
-        first = say(f"nonfinite.{dossier.first.kind}", name=dossier.first.name, micro=dossier.first.micro)
+        first = say(f"nonfinite.{report.first.kind}", name=report.first.name, micro=report.first.micro)
         if state.config.on_nonfinite == "skip":
             raise UserError("diverged.skips", **values, first=first, count=len(recent), window=SKIP_WINDOW)
         raise UserError("diverged.step", **values, first=first)
@@ -125,14 +125,14 @@ class Guard:
             self.saved()
         return checkpoint.kept_in(self.directory.checkpoints)
 
-    def _dossier(
+    def _report(
         self, state: TrainState, step: int, numbers: tuple[float, float, bool], batches: Iterable[Batch]
-    ) -> Dossier:
+    ) -> FailureReport:
         c: RunConfig = state.config
         rows = c.batch_size * c.gradient_accumulation_steps
         first = first_not_finite(state, batches, self._before.get(step) or Generators.now(state.device))
         places = starts(c.seed, TRAIN, step, rows, self.info.train_tokens - c.block_size)
-        return Dossier(
+        return FailureReport(
             step=step, loss=str(numbers[0]), grad_norm=str(numbers[1]), learning_rate=learning_rate(c, step),
             batch_size=c.batch_size, block_size=c.block_size, rows=tuple(places.tolist()), dataset=self.info.path,
             transient=first is None, first=first,

@@ -31,7 +31,7 @@ def answer(asked: AskedAdvice) -> dict[str, Any]:
     changes = [
         {
             "text": advice_view.short(plan, advice), "gpu": advice.gpu if advice.gpu != found.gpu else None,
-            "values": {setting.knob: setting.after for setting in advice.settings}, "step": advice.step,
+            "values": {setting.option: setting.after for setting in advice.settings}, "step": advice.step,
             "used_by_others_bytes": (
                 advice.used_by_others_bytes if advice.used_by_others_bytes != found.used_by_others_bytes else None
             ),

@@ -36,13 +36,13 @@ class Probe(Record):
 
 
 class Largest(Record):
-    """The largest value of a knob that fits (None: not even 1 does), with every value that was tried.
+    """The largest value of an option that fits (None: not even 1 does), with every value that was tried.
 
     `source`: estimated, or traced.
     `searched_all`: it is the largest that is looked at, so that larger ones may fit too.
     """
 
-    knob: str
+    option: str
     step: StepName
     value: int | None
     searched_all: bool
@@ -73,7 +73,7 @@ def estimated(base: Plan, knob: str, step: StepName) -> Largest:
     if not best and granule > 1:
         best = _bisect(fits, 0, granule)
     return Largest(
-        knob=knob, step=step, value=best or None, searched_all=best == highest, available_bytes=available_bytes,
+        option=knob, step=step, value=best or None, searched_all=best == highest, available_bytes=available_bytes,
         probes=tuple(probes[value] for value in sorted(probes)), source="estimated",
     )  # fmt: skip
 
@@ -81,7 +81,7 @@ def estimated(base: Plan, knob: str, step: StepName) -> Largest:
 def _room(base: Plan, knob: str) -> int:
     """What the process may take. Raises UserError where nothing can be searched."""
     if knob not in STEPS:
-        raise UserError("usage.largest_knob", knob=knob, choices=sorted(STEPS))
+        raise UserError("usage.largest_knob", option=knob, choices=sorted(STEPS))
     if base.available_bytes is None:
         raise UserError("usage.largest_unknown", gpu=base.gpu.name)
     return base.available_bytes
@@ -122,7 +122,7 @@ def largest(
     granule, highest = STEPS[knob], HIGHEST[knob]
     best = search(granule, highest // granule) or (search(1, granule - 1) if granule > 1 else 0)
     return Largest(
-        knob=knob, step=step, value=best or None, searched_all=best == highest, available_bytes=available_bytes,
+        option=knob, step=step, value=best or None, searched_all=best == highest, available_bytes=available_bytes,
         probes=tuple(probes[value] for value in sorted(probes)),
     )  # fmt: skip
 

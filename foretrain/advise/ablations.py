@@ -1,4 +1,4 @@
-"""The runs that would settle which setting did it: the first subject with one setting changed each, and their price.
+"""Ablations, which would show which setting did it: the first subject with one setting changed each, and their price.
 
 A run that tells about learning goes as far as the two were compared; one that tells about speed and memory alone needs
 SHORT_STEPS. Times are the planner's, times what the first subject measured against its own plan, where it did.
@@ -24,9 +24,10 @@ SHORT_STEPS = 200  # at which benchmarks/compare_power.py finds 3 %
 MOST_RUNS = 8
 
 
-class OneChange(Record):
-    """One run to make. `changes`: knobs of the config of `base`; empty where no knob does it. None: not known.
+class Ablation(Record):
+    """One run to make, which differs from `base` in one setting. `answers`: the effects that it would explain.
 
+    `changes`: options of the config of `base`; empty where no option does it. None: not known.
     `impossible`: why this cannot be changed alone; "" where it can. `scaled`: the time stands on a measured step.
     """
 
@@ -35,7 +36,7 @@ class OneChange(Record):
     setting: str
     value: Any
     changes: dict[str, Any]
-    settles: tuple[Effect, ...]
+    answers: tuple[Effect, ...]
     steps: int = 0
     time_s: float | None = None
     energy_j: float | None = None
@@ -50,9 +51,9 @@ class OneChange(Record):
 _WHY_NOT = {"program": "program", "parameters": "shape", settings.CONTENTS: "contents"}
 
 
-def one_change_runs(
+def ablation_runs(
     base: Subject, other: Subject, differing: Sequence[Setting], place: int, compared_tokens: float | None
-) -> tuple[OneChange, ...]:
+) -> tuple[Ablation, ...]:
     """A run for each setting that differs and can change anything. `place`: the position of `other` in the values.
 
     None where one setting differs: the two runs are that comparison already.
@@ -63,10 +64,10 @@ def one_change_runs(
     return tuple(_run(base, other, setting, setting.values[place], compared_tokens) for setting in can[:MOST_RUNS])
 
 
-def _run(base: Subject, other: Subject, setting: Setting, value: Any, compared_tokens: float | None) -> OneChange:
+def _run(base: Subject, other: Subject, setting: Setting, value: Any, compared_tokens: float | None) -> Ablation:
     assert base.config is not None
     common = {
-        "base": base.label, "other": other.label, "setting": setting.name, "value": value, "settles": setting.affects,
+        "base": base.label, "other": other.label, "setting": setting.name, "value": value, "answers": setting.affects,
     }  # fmt: skip
     gpu, changed = base.gpu, base.config
     if setting.name == "gpu":
@@ -74,21 +75,21 @@ def _run(base: Subject, other: Subject, setting: Setting, value: Any, compared_t
     else:
         found = settings.changes(setting, base.config, value)
         if found is None:
-            return OneChange(**common, changes={}, impossible=_WHY_NOT.get(setting.name, "tokens"))
+            return Ablation(**common, changes={}, impossible=_WHY_NOT.get(setting.name, "tokens"))
         knobs = found
         try:
             changed = _checked(base, base.config, knobs)
         except UserError as error:
-            return OneChange(**common, changes=knobs, impossible=str(error).splitlines()[-1].strip())
+            return Ablation(**common, changes=knobs, impossible=str(error).splitlines()[-1].strip())
     steps = SHORT_STEPS
     if "learning" in setting.affects:
         steps = max(1, round(compared_tokens / changed.tokens_per_step)) if compared_tokens else changed.max_iters
     if gpu is None:
-        return OneChange(**common, changes=knobs, steps=steps)
+        return Ablation(**common, changes=knobs, steps=steps)
     try:
         return _priced(base, changed, gpu, steps, {**common, "changes": knobs})
     except UserError as error:  # the card cannot do what the setting asks for
-        return OneChange(**common, changes=knobs, impossible=str(error))
+        return Ablation(**common, changes=knobs, impossible=str(error))
 
 
 def _checked(base: Subject, config: RunConfig, knobs: dict[str, Any]) -> RunConfig:
@@ -102,7 +103,7 @@ def _checked(base: Subject, config: RunConfig, knobs: dict[str, Any]) -> RunConf
     return changed
 
 
-def _priced(base: Subject, changed: RunConfig, gpu: Gpu, steps: int, common: dict[str, Any]) -> OneChange:
+def _priced(base: Subject, changed: RunConfig, gpu: Gpu, steps: int, common: dict[str, Any]) -> Ablation:
     dtype, _ = choose_dtype(changed, gpu)
     check_matmul(changed, gpu, dtype)
     rent = {} if base.rent_per_hour is None else {"price_per_hour": base.rent_per_hour}
@@ -115,7 +116,7 @@ def _priced(base: Subject, changed: RunConfig, gpu: Gpu, steps: int, common: dic
     room, _ = available(changed, gpu, base.used_by_others_bytes)
     memory = predict(changed, gpu, dtype, base.step, compiled=changed.compile, available_bytes=room)
     money = timed.money() if timed else None
-    return OneChange(
+    return Ablation(
         **common, steps=steps, time_s=timed.total_s.expected_s if timed else None,
         energy_j=timed.energy_expected_j if timed else None, cost=money[1] if money else None,
         currency=run.currency, verdict=worst_verdict(memory), scaled=factor is not None,

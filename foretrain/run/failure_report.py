@@ -33,7 +33,7 @@ class Culprit(Record):
     infinite: int = 0
 
 
-class Dossier(Record):
+class FailureReport(Record):
     """One step that was not finite. `loss`, `grad_norm`: as texts, since JSON has no nan.
 
     `rows`: first tokens of its rows in the training split, in order; `block_size` tokens of each were inputs.

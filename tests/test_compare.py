@@ -938,5 +938,5 @@ def test_a_token_of_bytes_is_a_byte_and_other_files_are_the_reason(tmp_path: Pat
     subjects = [load(take_apart(str(path))) for path in (one, other)]
     assert [subject.bytes_per_token for subject in subjects] == [1.0, 1.0]
     found = compare(subjects)
-    assert {run.setting: run.impossible for run in found.one_change}["dataset contents"] == "contents"
+    assert {run.setting: run.impossible for run in found.ablations}["dataset contents"] == "contents"
     assert "the tokens per step would not divide" not in shown(found)

@@ -47,8 +47,8 @@ def first_answer(plan: Plan, asked: Asked) -> FirstAnswer:
     if best is None or not helps or len(best.settings) > MOST_FLAGS:
         command = ("foretrain", "advise", *asked.words, *asked.card_options())
         return FirstAnswer(bottleneck=slow, next="advise", command=command, advice=best)
-    flags = tuple(f"--{setting.knob}={_value(setting.after)}" for setting in best.settings)
-    kept = without(_words(asked, plan, best.step), [setting.knob for setting in best.settings])
+    flags = tuple(f"--{setting.option}={_value(setting.after)}" for setting in best.settings)
+    kept = without(_words(asked, plan, best.step), [setting.option for setting in best.settings])
     return FirstAnswer(bottleneck=slow, next="change", command=(*START[best.step], *kept, *flags), advice=best)
 
 

@@ -90,7 +90,7 @@ def cards(plans: list[Plan], choice: Choice, asked: Asked) -> Screen:
     tones = tuple(TONES[plan.verdict_of(plan.step)] for plan in shown)
     table = Table(heads, cells, frozenset({2, 3, 4}), tuple("plain" if tone == "good" else tone for tone in tones))
     rows = [Row(Message("first.label.best"), _best_cards(choice))]
-    chosen = choice.cheapest or choice.quickest
+    chosen = choice.cheapest or choice.fastest
     plan = next((plan for plan in plans if plan.gpu.name == chosen), plans[0])
     if choice.mixed_prices:
         rows.append(Row(Message("first.label.note"), Message("first.mixed"), optional=1))
@@ -301,10 +301,10 @@ def _written(asked: Asked) -> Row:
 
 
 def _best_cards(choice: Choice) -> Cell:
-    if choice.quickest is None:
+    if choice.fastest is None:
         return Message("cards.none_fits")
     parts = []
-    for name in dict.fromkeys(n for n in (choice.quickest, choice.cheapest, choice.least_energy) if n):
+    for name in dict.fromkeys(n for n in (choice.fastest, choice.cheapest, choice.least_energy) if n):
         marks = listed(Message(f"first.is.{mark}").text() for mark in choice.marks(name))
         parts.append(Message("first.card_is", {"name": name, "marks": marks}).text())
     return Message("first.said", {"text": " ".join(parts)})

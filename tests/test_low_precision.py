@@ -84,6 +84,21 @@ def test_fp8_products_are_those_of_the_quantised_factors(m: int, n: int, k: int,
         torch.testing.assert_close(ours.double(), truth, rtol=1e-4, atol=float(truth.abs().max()) * 1e-5)
 
 
+@pytest.mark.parametrize("k", [8, 1040, 1041, 4096])
+def test_int8_sums_are_exact_where_the_processor_adds_in_16_bits(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without VNNI oneDNN overflows; then fp32 products of short parts, also of the largest factors there are."""
+    random = torch.randint(-127, 128, (32, k), dtype=torch.int8, generator=torch.Generator().manual_seed(k))
+    for a in (random, torch.full((32, k), 127, dtype=torch.int8)):
+        found = low_precision._sums_in_fp32(a, a.t())
+        assert found.dtype == torch.int32
+        assert torch.equal(found.long(), a.long() @ a.long().t())
+    monkeypatch.setattr(low_precision.cpu, "sums_are_exact", False)
+    monkeypatch.setattr(low_precision, "_int_mm", None)  # not asked then
+    with torch.autocast("cpu", torch.bfloat16):
+        y = low_precision._int8_product(random, torch.ones(32, 1), random.t(), None, torch.float32)
+    torch.testing.assert_close(y, (random.double() @ random.double().t()).float(), rtol=1e-6, atol=0)
+
+
 @settings(deadline=None, max_examples=20)
 @given(m=SIDES.map(lambda m: m + 16), n=SIDES, k=SIDES, seed=st.integers(0, 99), all_three=st.booleans())
 def test_int8_products_are_those_of_the_quantised_factors(m: int, n: int, k: int, seed: int, all_three: bool) -> None:
@@ -366,7 +381,8 @@ class Kernels(TorchDispatchMode):
 
 @pytest.mark.parametrize("mode", ["fp8", "int8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_bytes_are_those_of_a_real_eager_layer(mode: Any, dtype: Any) -> None:
+def test_the_bytes_are_those_of_a_real_eager_layer(mode: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(low_precision.cpu, "sums_are_exact", True)  # bytes are counted; not every processor sums right
     way = Way(tiny(matmul=mode), dtype, "foretrain", compiled=False, train=True, cuda=True)
     ops, layer = OperationList(way), Linear("fc", 192, 320, 512, 4, 1)
     forward(ops, layer)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from foretrain.hardware import MatmulMode
 from foretrain.precision import MULTIPLE
@@ -119,8 +120,37 @@ class Int8Product(torch.autograd.Function):
 
 def _int8_product(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor | None, dtype: torch.dtype) -> Tensor:
     """a·b with the scales of a's rows and b's columns; the sums are beyond fp16's range before they are scaled."""
-    y = _int_mm(a, b) * scale_a
+    sums = _int_mm(a, b) if a.device.type != "cpu" or cpu.is_exact() else _sums_in_fp32(a, b)
+    y = sums * scale_a
     return (y if scale_b is None else y * scale_b).to(dtype)
+
+
+EXACT_IN_FP32 = 2**24 // 127**2  # products of two 8-bit integers whose sum fp32 holds exactly, whatever they are
+
+
+class Cpu:
+    """What is known of this processor's INT8 sums; None until they were compared with exact ones."""
+
+    sums_are_exact: bool | None = None
+
+    def is_exact(self) -> bool:
+        """Whether torch._int_mm is right here. Without VNNI, oneDNN adds two products in 16 bits, which overflow."""
+        if self.sums_are_exact is None:
+            with _disable_current_modes():  # a trace has no values to compare
+                a = torch.full((32, 64), 127, dtype=torch.int8)
+                a[::2, ::2] = -127
+                self.sums_are_exact = torch.equal(_int_mm(a, a.t()), _sums_in_fp32(a, a.t()))
+        return self.sums_are_exact
+
+
+cpu = Cpu()
+
+
+def _sums_in_fp32(a: Tensor, b: Tensor) -> Tensor:
+    """a·b in 32-bit integers, by fp32 products of parts that it holds exactly: right on every processor, and slow."""
+    parts = zip(a.split(EXACT_IN_FP32, 1), b.split(EXACT_IN_FP32, 0), strict=True)
+    with torch.autocast(a.device.type, enabled=False):
+        return sum((one.float() @ other.float()).to(torch.int32) for one, other in parts)  # type: ignore[return-value]
 
 
 class LowPrecisionLinear(nn.Linear):
@@ -147,6 +177,8 @@ class LowPrecisionLinear(nn.Linear):
 
 def convert(blocks: nn.Module, mode: MatmulMode, *, all_three: bool = False) -> list[str]:
     """Switch every linear layer below `blocks` to `mode`; returns the names of those whose sizes do not allow it."""
+    if mode == "int8":
+        cpu.is_exact()  # found out here and not while the model is compiled
     left = []
     for name, linear in blocks.named_modules():
         if type(linear) is not nn.Linear:

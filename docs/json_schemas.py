@@ -103,7 +103,7 @@ OUTPUTS: dict[str, Output] = {
         _object("Plans", plans=(list[_PLAN_OF_CARDS], ...), best=(cards.Choice, ...)),
     ),
     "foretrain.explanation/2": Output("plan --explain", "why so much", explain.Explanation),
-    "foretrain.largest/2": Output("plan --largest KNOB", "the largest value that fits", Largest),
+    "foretrain.largest/2": Output("plan --largest OPTION", "the largest value that fits", Largest),
     "foretrain.within/2": Output("plan --within LIMIT", "the steps that fit", within.Within),
     "foretrain.best/2": Output("plan --best", "the GPT of lowest estimated loss", best.Best),
     "foretrain.config/1": Output(
@@ -114,7 +114,7 @@ OUTPUTS: dict[str, Output] = {
     "foretrain.mfu/1": Output("mfu", "shares of the peak", utilization.Utilization),
     "foretrain.compare/2": Output("compare A B", "runs side by side", compare.Comparison),
     "foretrain.comparison/2": Output(
-        "compare RUN", "a run beside its forecast", forecast_check.Comparison,
+        "compare RUN", "a run and its forecast", forecast_check.Comparison,
         {"errors": (dict[str, float | None], ...)},
     ),
     "foretrain.explain/2": Output("explain RUN", "where a run's memory and time went", run_explain.RunExplanation),
@@ -143,7 +143,7 @@ OUTPUTS: dict[str, Output] = {
     ),
     "foretrain.prepare/1": Output("prepare", "what was prepared", _PREPARED),
     "foretrain.data-info/2": Output("data info", "statistics of a dataset", DatasetSummary),
-    "foretrain.data-verify/1": Output("data verify", "blocks held against their digests", _VERIFIED),
+    "foretrain.data-verify/1": Output("data verify", "blocks checked against their checksums", _VERIFIED),
     "foretrain.data-head/1": Output("data head", "tokens and their text", _HEAD),
     "foretrain.data-mix/1": Output(
         "data mix", "a mixture's parts", _object("Mix", out=(str | None, ...), parts=(list[_PART], ...))

@@ -28,6 +28,7 @@ USUAL = {"checkpointing": -1, "free_others": -1, "expandable_segments": -1}  # w
 QUICK = {
     "foretrain_step", "free_others", "micro_batch", "eval_batch", "chunked_loss", "recompute_norm_gelu",
     "checkpointing", "compile", "half_precision", "right_half", "larger_micro_batch", "unneeded",
+    "pretrained",
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from foretrain.advise.rules.base import Change, Exactness, Goal, State, loosest
 from foretrain.config import RunConfig
 from foretrain.configfile import KNOBS
 from foretrain.lm.shape import ModelShape
+from foretrain.presets import GPT2_SHAPES
 
 TOLLS: dict[Exactness, float] = {"exact": 0.0, "rounding": 0.05, "other optimizer": 0.5, "other model": 1.0}
 EACH_MORE = 0.01
@@ -87,9 +88,11 @@ class Search:
             price -= self.saved(candidate.outcome) / self.base.needed_bytes
         return price
 
-    def order(self, candidate: Candidate) -> tuple[float, int]:
-        """The least price first; of equal ones, what users can afford first."""
-        return round(self.price(candidate), 3), ORDER[candidate.rules[-1]]
+    def order(self, candidate: Candidate) -> tuple[bool, float, int]:
+        """The least price first; of equal ones, what users can afford first. Another card comes last, unless the goal
+        is cost and what it costs was said."""
+        card = candidate.state.gpu.name != self.state.gpu.name and self.goal != "cost"
+        return card, round(self.price(candidate), 3), ORDER[candidate.rules[-1]]
 
     def made(self, rules: tuple[str, ...], change: Change, start: State) -> Candidate | None:
         """A candidate from rules whose changes together are `change`; None where the config would be refused."""
@@ -150,6 +153,12 @@ def settings(before: RunConfig, after: RunConfig) -> tuple[Setting, ...]:
         if old != new:
             found.append(Setting(option=name, before=old, after=new, ours=knob.ours))
     return tuple(found)
+
+
+def to_set(found: tuple[Setting, ...]) -> tuple[Setting, ...]:
+    """Those that somebody has to set: GPT-2's weights bring their own shape."""
+    brings = GPT2_SHAPES.get(next((str(s.after) for s in found if s.option == "init_from"), ""), {})
+    return tuple(setting for setting in found if setting.option not in brings)
 
 
 def with_settings(config: RunConfig, found: tuple[Setting, ...]) -> RunConfig:

@@ -173,8 +173,9 @@ def _smaller_models(search: Search, prefix: tuple[str, ...], start: State) -> It
     if best is None:
         return
     members, least = best
-    rules = (*prefix, *(rule for rule in BY_ID if rule in members), "micro_batch")
-    for rule in ("block_size", "n_layer", "n_embd"):
+    cut = least.state.config.batch_size < start.config.batch_size
+    rules = (*prefix, *(rule for rule in BY_ID if rule in members), *(["micro_batch"] if cut else []))
+    for rule in ("pretrained", "block_size", "n_layer", "n_embd"):
         found = search.planner.mildest(least.state, BY_ID[rule].options(least.state))
         if found and found[1].fits:
             yield search.of((*rules, rule), found[1])

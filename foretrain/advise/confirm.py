@@ -65,7 +65,7 @@ def confirm(
     traced, idle = _only_traced(made, search, now, tracer)
     told = {each.rule for each in idle} | {each.rules[-1] for each in traced}
     useless = [each for each in made.useless if each.rule not in told]
-    advised = sorted([*kept, *traced], key=lambda each: each.price)
+    advised = sorted([*kept, *traced], key=lambda each: (each.gpu != made.gpu and made.goal != "cost", each.price))
     return made.model_copy(
         update={
             "advised": (*advised, *made.advised[count:]), "useless": (*denied, *useless, *idle),

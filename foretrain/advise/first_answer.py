@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from foretrain.advise.advice import Advice
 from foretrain.advise.advisor import short_list
 from foretrain.advise.asked import Asked
+from foretrain.advise.candidates import to_set
 from foretrain.predict.bottleneck import Bottleneck, bottleneck
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan
@@ -44,11 +45,12 @@ def first_answer(plan: Plan, asked: Asked) -> FirstAnswer:
         command = (*START[plan.step], *_words(asked, plan, plan.step))
         return FirstAnswer(bottleneck=slow, next="train", command=command, advice=gain)
     helps = best is not None and best.gpu == plan.gpu.name and (best.settings or best.step != plan.step)
-    if best is None or not helps or len(best.settings) > MOST_FLAGS:
+    changes = to_set(best.settings) if best is not None else ()
+    if best is None or not helps or len(changes) > MOST_FLAGS:
         command = ("foretrain", "advise", *asked.words, *asked.card_options())
         return FirstAnswer(bottleneck=slow, next="advise", command=command, advice=best)
-    flags = tuple(f"--{setting.option}={_value(setting.after)}" for setting in best.settings)
-    kept = without(_words(asked, plan, best.step), [setting.option for setting in best.settings])
+    flags = tuple(f"--{setting.option}={_value(setting.after)}" for setting in changes)
+    kept = without(_words(asked, plan, best.step), [setting.option for setting in changes])
     return FirstAnswer(bottleneck=slow, next="change", command=(*START[best.step], *kept, *flags), advice=best)
 
 

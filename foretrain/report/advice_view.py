@@ -3,7 +3,7 @@
 from typing import Any
 
 from foretrain.advise.advice import Advice, Advices, Effect, Idle
-from foretrain.advise.candidates import with_settings
+from foretrain.advise.candidates import to_set, with_settings
 from foretrain.config import RunConfig
 from foretrain.messages import has, listed
 from foretrain.predict.plan import Plan
@@ -255,7 +255,7 @@ def _shown(value: Any) -> str:
 def commands(config: RunConfig, found: Advices, advice: Advice) -> list[Message]:
     """What to type or do."""
     environment = [s for s in advice.settings if s.option == "allocator_settings"] if advice.step == "nanogpt" else []
-    own = [s for s in advice.settings if s not in environment]
+    own = [s for s in to_set(advice.settings) if s not in environment]
     options = " ".join(f"--{s.option}={s.after}" for s in own)
     messages: list[Message] = []
     if advice.used_by_others_bytes < found.used_by_others_bytes:

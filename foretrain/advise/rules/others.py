@@ -5,6 +5,7 @@ from typing import Any
 
 from foretrain.advise.rules.base import Change, Rule, State
 from foretrain.batchsplit import sequences_of
+from foretrain.presets import GPT2_SHAPES
 
 ALIGNED = 64
 
@@ -72,6 +73,22 @@ def narrower(state: State) -> Sequence[Change]:
     return [Change({"n_head": heads, "n_embd": heads * width}) for heads in range(c.n_head - 1, 0, -1)]
 
 
+def smaller_pretrained(state: State) -> Sequence[Change]:
+    """The GPT-2 models below the one whose published weights the run starts from, one after another."""
+    c, sizes = state.config, list(GPT2_SHAPES)
+    if c.init_from not in sizes:
+        return []
+    found = []
+    for name in reversed(sizes[: sizes.index(c.init_from)]):
+        knobs: dict[str, Any] = {"init_from": name, **GPT2_SHAPES[name]}
+        if c.checkpointed_blocks >= knobs["n_layer"]:
+            knobs["checkpointed_blocks"] = 0
+            if c.recompute_norm_gelu:
+                knobs["recompute_norm_gelu"] = False
+        found.append(Change(knobs))
+    return found
+
+
 def padded_vocabulary(state: State) -> Sequence[Change]:
     """The next multiple of 64, for tensor cores."""
     c = state.config
@@ -106,6 +123,10 @@ def less_accumulation(state: State) -> Sequence[Change]:
 
 UNNEEDED = Rule("unneeded", "speed", "exact", "docs/techniques.md", unneeded, redraws=True, ours=True)
 MODEL = (
+    Rule(
+        "pretrained", "model", "other model", "karpathy/nanoGPT README.md, finetuning; train.py, init_from",
+        smaller_pretrained,
+    ),
     Rule(
         "block_size", "model", "other model", "Vaswani et al. 2017, arXiv:1706.03762; docs/memory.md", shorter_context,
     ),

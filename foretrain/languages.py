@@ -1,13 +1,15 @@
 """The languages that foretrain speaks: one file in locales/ each, and nothing else lists them.
 
 Such a file says of itself `[language] name = "…", direction = "ltr" | "rtl"`; its texts have the ids of en.toml. What
-it lacks is said in English. The language is chosen once for a process (`use`), or for as long as something lasts
-(`speaking`), such as one request to the page. Engines know nothing of it.
+it lacks is said in English. A language with letters of its own also lists the Latin words that it keeps on purpose,
+`kept = ["loss", …]`: a text with any other English word counts as not translated. The language is chosen once for a
+process (`use`), or for as long as something lasts (`speaking`), such as one request to the page. Engines know nothing
+of it.
 """
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,6 +20,17 @@ from typing import Any
 ENGLISH = "en"
 _FOLDER = resources.files("foretrain") / "locales"
 _ID = re.compile(r"[a-z]{2,3}(-[a-z0-9]{2,8})*")
+# What is typed, printed by a program or filled in: the same in every language.
+_TYPED = re.compile(
+    r"""`[^`]*`
+    | [“«"][\x20-\x7e…]*[”»"]                                 # a quotation that is all in English: a line of a log
+    | \w+://\S+ | [\w.-]+/[\w./*{}-]*[.*{][\w./*{}:!-]* | \w+/(?![\w.])
+    | (?:foretrain|pip|python|nvidia-smi)[ ]-?[a-z]+ | '?\w+\[[\w{},]+\]'?   # commands
+    | (?<![A-Za-z0-9_-])[A-Za-z_][\w-]+[ ]?=[ ]?(?:\{[^{}]*\}|[\w.:/'-])*     # settings
+    | --[A-Za-z][\w-]* | \{[^{}]*\} | (?<![\w)])\.[a-z]+""",
+    re.VERBOSE,
+)
+_RUN = re.compile(r"[A-Za-z0-9_.\-]*[A-Za-z][A-Za-z0-9_.\-]*")
 
 
 @dataclass(frozen=True)
@@ -31,13 +44,17 @@ class Language:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of English a language has. `missing` are said in English; `unknown` is said by nobody."""
+    """How much of English a language has. `missing` are said in English; `unknown` is said by nobody.
+
+    `untranslated`: (id, words) of texts with English words that the language does not keep; they do not count as texts.
+    """
 
     language: Language
     texts: int
     of: int
     missing: tuple[str, ...]
     unknown: tuple[str, ...]
+    untranslated: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @cache
@@ -49,16 +66,16 @@ def _ids() -> tuple[str, ...]:
 
 
 @cache
-def _file(id: str) -> dict[str, str]:
+def _file(id: str) -> dict[str, Any]:
     """A language's file as {dotted id: text}, read when somebody speaks it. Raises KeyError where there is none."""
     if id not in _ids():
         raise KeyError(id)
     return flat(tomllib.loads((_FOLDER / f"{id}.toml").read_text("utf-8")))
 
 
-def flat(table: dict[str, Any], prefix: str = "") -> dict[str, str]:
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as {dotted id: text}."""
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     for key, value in table.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return found
@@ -138,4 +155,33 @@ def coverage(id: str, extra: frozenset[str] = frozenset()) -> Coverage:
     wanted = texts_of(ENGLISH).keys() | extra
     own = wanted if id == ENGLISH else texts_of(id).keys()
     missing, unknown = sorted(wanted - own), sorted(own - wanted)
-    return Coverage(_language(id), len(wanted & own), len(wanted), tuple(missing), tuple(unknown))
+    untranslated = _untranslated(id, wanted)
+    count = len(wanted & own) - len(untranslated)
+    return Coverage(_language(id), count, len(wanted), tuple(missing), tuple(unknown), untranslated)
+
+
+def _untranslated(id: str, wanted: Collection[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """(id, English words) of the texts of a language that keeps some words only."""
+    kept = _file(id).get("language.kept")
+    if kept is None:
+        return ()
+    left = ((key, english_words(text, frozenset(kept))) for key, text in sorted(texts_of(id).items()) if key in wanted)
+    return tuple((key, words) for key, words in left if words)
+
+
+def english_words(text: str, kept: frozenset[str]) -> tuple[str, ...]:
+    """The Latin words of a text that are not kept, each once.
+
+    What is typed is none, nor are names with a digit, a dot or an underscore inside (block_size, meta.pkl, bf16),
+    with a capital inside (GPU, GiB, nanoGPT), or of one letter (units, the sizes of a formula).
+    """
+    found: dict[str, None] = {}
+    for run in _RUN.findall(_TYPED.sub(" ", text)):
+        word = run.lstrip("0123456789.-_").rstrip(".-_")
+        if (
+            len(word) > 1
+            and re.fullmatch(r"[A-Za-z][a-z]*(-[A-Za-z]?[a-z]*)*", word)
+            and not {word, word.lower()} & kept
+        ):
+            found[word] = None
+    return tuple(found)

@@ -69,10 +69,17 @@ def values_of(template: str) -> list[tuple[str, str, str]]:
     return sorted((name, spec or "", conversion or "") for _, name, spec, conversion in found if name is not None)
 
 
+def not_nouns(template: str) -> list[tuple[str, str, str]]:
+    """The same without {count:step|steps}: how a noun follows its count is the language's own affair."""
+    return [value for value in values_of(template) if "|" not in value[1]]
+
+
 def sample(spec: str, conversion: str) -> object:
     """A value that this format takes."""
     if spec == "bytes_range":
         return (2**30, 2**31)
+    if spec.endswith("_span"):
+        return (2**30, 2**31, 2**32, "EUR") if spec == "money_span" else (2**30, 2**31, 2**32)
     return 12.5 if spec in messages._FORMATS or re.search(r"[,f%]", spec) else "x" if conversion else 7
 
 
@@ -86,7 +93,7 @@ def test_a_language_has_only_ids_of_english_with_the_same_placeholders(id: str) 
             assert isinstance(own, str), key
             assert own.strip() or not WANTED[key], key
             if not key.startswith(("knob.", "cli_help.")):  # helps are not templates
-                assert values_of(own) == values_of(WANTED[key]), key
+                assert not_nouns(own) == not_nouns(WANTED[key]), key
                 said = messages.say(key, id, **{n: sample(s, c) for n, s, c in values_of(own)})
                 assert said.strip() or not own, key
 
@@ -121,6 +128,52 @@ def test_what_is_missing_is_said_in_english_and_listed(pretence: None) -> None:
         assert "axis.loss" in listed["missing"]
         assert "knob.n_layer" in listed["missing"]  # its English stands in config.py
         assert "axis.nothing" in foretrain("languages", "qha").stdout
+
+
+@pytest.mark.parametrize("id", OWN)
+def test_no_text_is_missing_or_left_in_english(id: str) -> None:
+    found = languages.coverage(id, frozenset(HELPS))
+    assert (found.missing, found.untranslated, found.unknown) == ((), (), ())
+    assert found.texts == found.of
+    used = {word for own in languages.texts_of(id).values() for word in languages.english_words(own, frozenset())}
+    kept = languages._file(id)["language.kept"]
+    assert len(set(kept)) == len(kept)
+    assert set(kept) <= used | {word.lower() for word in used}, "kept, and nowhere used"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("शुरुआती step", ["step"]), ("Runs: {count}", ["Runs"]), ("Preset, preset", ["Preset", "preset"]), ("weights, gradients", ["weights", "gradients"]),
+        ("tokens/s", ["tokens"]), ("8-bit", ["bit"]), ("512-byte blocks", ["byte", "blocks"]), ("micro-batch", ["micro-batch"]), ("وkernels", ["kernels"]),
+        ("loss और Loss", []), ("`foretrain plan`", []), ("foretrain train", []), ("--max-document", []), ("{tokens:,} {step:step|steps}", []), ("GPU, GiB, nanoGPT, kWh", []),
+        ("B x T · C", []), ("block_size, meta.pkl, bf16, gpt2", []), ("compile = false, recipe = {recipe}", []), ("config/*.py, docs/advice.md", []),
+        ("“iter 10: loss 4.2, time 3905.11ms”", []), ("“अनुमान time”", ["time"]), ("https://pytorch.org/memory_viz", []), ("hf://datasets/NAME", []), ("टोकन", []), ("", []),
+    ],
+)  # fmt: skip
+def test_what_counts_as_an_english_word(text: str, words: list[str]) -> None:
+    assert list(languages.english_words(text, frozenset({"loss", "foretrain"}))) == words
+
+
+def test_a_text_with_an_english_word_counts_as_untranslated_and_is_listed(pretence: None) -> None:
+    own = {
+        "language.name": "हिन्दी",
+        "language.direction": "ltr",
+        "axis.step": "शुरुआती step",
+        "axis.loss": "loss",
+        "page.runs": "Runs",
+    }
+    with pretending(qhi=own | {"language.kept": ["loss"]}, qhj=own):
+        found = languages.coverage("qhi")
+        assert found.untranslated == (("axis.step", ("step",)), ("page.runs", ("Runs",)))
+        assert found.texts == 1
+        listed = json.loads(foretrain("languages", "qhi", "--json").stdout)["languages"][0]
+        assert listed["texts"] == 1
+        assert listed["untranslated"] == {"axis.step": ["step"], "page.runs": ["Runs"]}
+        shown = foretrain("languages", "qhi").stdout
+        assert "axis.step  step" in shown
+        assert "axis.loss" not in shown.partition("Left in English")[2]
+        assert languages.coverage("qhj").texts == 3  # it lists no kept words: it may be written in Latin letters
 
 
 def test_english_is_whole() -> None:

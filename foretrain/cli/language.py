@@ -110,7 +110,9 @@ def asked_for() -> str | None:
 
 def languages_command(
     ctx: typer.Context,
-    language: Annotated[str | None, typer.Argument(help="List the texts that this language lacks.")] = None,
+    language: Annotated[
+        str | None, typer.Argument(help="List the texts that this language lacks or leaves in English.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the languages, and how much of each is translated."""
@@ -125,6 +127,7 @@ def languages_command(
             {
                 "id": one.language.id, "name": one.language.name, "direction": one.language.direction,
                 "texts": one.texts, "of": one.of, "missing": list(one.missing), "unknown": list(one.unknown),
+                "untranslated": {id: list(words) for id, words in one.untranslated},
             }
             for one in found
         ]  # fmt: skip
@@ -146,8 +149,10 @@ def _document(found: list[languages.Coverage], *, with_ids: bool) -> Document:
     columns = tuple(Message(f"column.{id}") for id in ("language", "own_name", "texts", "share"))
     sections = [Section(Message("languages.section"), (Table(columns, tuple(rows), frozenset({2, 3})),))]
     for one in found if with_ids else ():
+        left = tuple(f"{id}  {' '.join(words)}" for id, words in one.untranslated)
         for title, said, ids in (
             ("languages.missing_title", "languages.missing", one.missing),
+            ("languages.untranslated_title", "languages.untranslated", left),
             ("languages.unknown_title", "languages.unknown", one.unknown),
         ):
             if ids:

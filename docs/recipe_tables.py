@@ -36,6 +36,6 @@ def sentence() -> str:
     below = min(min(m["quarter_below_nanogpt"], m["quarter_below_tuned"]) for m in found["margins"])
     return (
         f"After a quarter of the steps the modern recipe's loss is lower than either baseline's, by {below:.3f} or more in each of "
-        f"{len(found['margins'])} seeds, in {min(shares):.0f} to {max(shares):.0f} % of their processor time and "
-        f"{min(walls):.0f} to {max(walls):.0f} % of the time on the clock."
+        f"{len(found['margins'])} seeds, in {min(shares):.0f} to {max(shares):.0f} % of their CPU time and "
+        f"{min(walls):.0f} to {max(walls):.0f} % of the wall time."
     )

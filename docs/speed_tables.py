@@ -43,7 +43,7 @@ def machine() -> str:
 def start() -> str:
     """Cold starts."""
     found = result("compile_start")
-    lines = ["| compiled | first step s | later steps ms |", "| --- | ---: | ---: |"]
+    lines = ["| compiled | first step s | steady step ms |", "| --- | ---: | ---: |"]
     for row in found["rows"]:
         lines.append(f"| {row['compiled']} | {row['first_s']:.0f} | {row['step_s'] * 1e3:.1f} |")
     return "\n".join(lines)

@@ -8,9 +8,9 @@ from foretrain.lm.techniques import TECHNIQUES
 
 GIB = 2**30
 WORDS = {
-    "exact": "same maths, other order of sums at most",
-    "rounding": "same maths, other half-precision rounding",
-    "other optimizer": "other updates",
+    "exact": "same maths; at most a different order of sums",
+    "rounding": "same maths, different half-precision rounding",
+    "other optimizer": "different updates",
 }
 
 
@@ -26,10 +26,10 @@ def registry() -> str:
 
 
 def small_memory() -> str:
-    """The documented configs beside nanoGPT's own step."""
+    """The documented configs compared with nanoGPT's own step."""
     found: dict[str, Any] = result("small_memory")
     lines = [
-        "| config | batch | peak | card needs | nanoGPT eager | nanoGPT compiled | of eager | of compiled | predicted time |",
+        "| config | batch | peak | card needs | nanoGPT eager | nanoGPT compiled | of eager | of compiled | estimated time |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for case in found["cases"]:
@@ -44,9 +44,9 @@ def small_memory() -> str:
 
 
 def cpu_sentence() -> str:
-    """The one that was also run for real."""
+    """The one that was also executed."""
     cpu = result("small_memory")["cpu"]
     return (
-        f"Run for real on a CPU (eager, bfloat16), {cpu['config']} took {cpu['real_bytes'] / GIB:.3f} GiB of the allocator's "
+        f"Executed on a CPU (eager, bfloat16), {cpu['config']} took {cpu['real_bytes'] / GIB:.3f} GiB of the allocator's "
         f"memory; its trace there says {cpu['traced_bytes'] / GIB:.3f} GiB."
     )

@@ -181,7 +181,7 @@ def test_train_tries_what_it_chose_once(own_directory: Path, capsys: pytest.Capt
 
 @pytest.mark.fault(
     "a micro-batch that was forecast to fit does not", row="B.1",
-    sees="smaller ones are tried in a process of their own",
+    sees="a child process tries smaller micro-batches",
     safe="everything: nothing has begun",
 )  # fmt: skip
 def test_it_shrinks_until_a_trial_lives(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

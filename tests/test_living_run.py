@@ -102,7 +102,7 @@ def test_a_lost_card_is_left_alone(own_directory: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.fault(
     "out of memory in the optimizer", row="B.1", sees="exit code 5 with the smaller micro-batch; --keep-going goes on by itself",
-    safe="nothing half-updated is saved; a resume goes on from the last checkpoint with half the micro-batch",
+    safe="nothing half-updated is saved; a resume continues from the last checkpoint with half the micro-batch",
 )  # fmt: skip
 def test_out_of_memory_in_the_optimizer_goes_back_to_the_last_checkpoint(
     own_directory: Path, monkeypatch: pytest.MonkeyPatch

@@ -375,7 +375,7 @@ def test_resume_refuses_what_would_change_the_learning(own_directory: Path) -> N
 @pytest.mark.fault(
     "another config on resume", row="B.3",
     sees="nothing, a note, or exit code 2 with what changed",
-    safe="everything: the table below says which knob does what",
+    safe="everything: the table below lists every option",
 )  # fmt: skip
 @pytest.mark.parametrize(
     ("key", "value"),

@@ -62,8 +62,6 @@ REPLACED = {
 
 # Where some still stand: file, and what should stand there. This list only shrinks: an entry no longer needed fails.
 LEFT: dict[str, tuple[str, ...]] = {
-    "advice.md": ('matmuls', 'option', 'other', 'recomputed', 'runs out of memory in'),
-    "compare.md": ('Conclusions', 'experiments that would tell', 'no single cause', 'option'),
     "compatibility.md": ("option",),
     "data-sets.md": ("checksum",),
     "data.md": ('exact duplicates', 'recomputed'),
@@ -71,13 +69,8 @@ LEFT: dict[str, tuple[str, ...]] = {
     "extend.md": ('estimate', 'option'),
     "languages.md": ('command', 'option'),
     "precision.md": ('estimate', 'matmuls', 'saved for backward'),
-    "questions.md": ('Conclusions', 'estimate', 'experiments that would tell', 'needs at least', 'no single cause', 'option', 'other', 'runs out of memory in', 'steady state', 'used by other programs'),
-    "recipes.md": ("option",),
-    "reliability.md": ('option', 'other', 'resumed'),
-    "speed.md": ('estimate', 'option', 'saved for backward', 'steady state'),
+    "questions.md": ('estimate', 'needs at least', 'other', 'runs out of memory in', 'steady state', 'used by other programs'),
     "start-no-gpu.md": ('evaluation during training', 'steady state', 'used by other programs'),
-    "techniques.md": ('estimate', 'option', 'recomputed', 'saved for backward'),
-    "tune.md": ('estimate', 'option', 'recomputed'),
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from foretrain.hardware import Gpu, catalogue, find
 from foretrain.predict.energy import power, power_model
 from foretrain.predict.plan import plan
 from foretrain.quantities import parse_price
+from foretrain.units import format_duration
 from tests.helpers import REPO, foretrain
 
 CASES = REPO / "examples" / "real-cases"
@@ -200,3 +201,14 @@ def test_the_table_is_readable_at_80_columns() -> None:
     assert max(map(len, lines)) <= 80
     for word in ("MFU", "energy", "rent", "CO2", "best", "kWh", "%", "steady state", "fits"):
         assert word in result.stdout
+
+
+def test_a_rent_leaves_the_range_of_the_hours_in_its_place() -> None:
+    """In 80 columns something has to go: not what says how sure the hours are."""
+    words = ["plan", "gpt2-124m", "--gpu", "3060,4070,4090", "--price", "4090=0.35", "--full"]
+    command, env = [sys.executable, "-m", "foretrain", *words], {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
+    shown = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    total = plan(resolve(["gpt2-124m"]).config, find("4070")).timing_of("foretrain").total_s
+    assert f"{format_duration(total.low_s)} – {format_duration(total.high_s)}" in shown
+    assert " rent " in shown

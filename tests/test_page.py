@@ -27,7 +27,7 @@ from foretrain.configfile import from_text, resolve, to_toml
 from foretrain.errors import ConfigError
 from foretrain.hardware import catalogue, find
 from foretrain.predict.plan import plan
-from foretrain.units import format_bytes
+from foretrain.units import format_bytes, format_duration
 from foretrain.web import fields, guard, jobs, routes, server
 from tests.helpers import REPO
 from tests.language_kit import ARABIC, BRACKETS, pretending
@@ -107,6 +107,18 @@ def test_a_plan_on_the_page_is_the_plan(client: TestClient) -> None:
     assert {"step", "run", "speed", "mfu", "energy", "cost"} < set(figures)
     assert all(figure["source"].startswith(("estimated", "calibrated")) for figure in answer["figures"])
     assert answer["config"]["batch_size"] == 12
+
+
+def test_a_tile_has_the_range_of_its_figure(client: TestClient) -> None:
+    answer = post(client, "/api/plan", {"preset": "gpt2-124m", "gpu": "RTX 4070", "values": {"price_per_hour": "0.3"}})
+    found = plan(resolve(["gpt2-124m", "--price_per_hour=0.3"]).config, find("4070"))
+    total, worst = found.timing_of("foretrain").total_s, found.memory_of("foretrain").worst
+    ranges = {figure["id"]: figure["range"] for figure in answer["figures"]}
+    assert ranges["run"] == f"{format_duration(total.low_s)} – {format_duration(total.high_s)}"
+    assert ranges["memory"] == f"{format_bytes(worst.needed_low_bytes)} – {format_bytes(worst.needed_high_bytes)}"
+    assert all(ranges[id] for id in ("step", "speed", "mfu", "energy", "cost"))
+    low, high = (float(end.split()[0].replace(",", "")) for end in ranges["speed"].split(" – "))
+    assert low < found.timing_of("foretrain").tokens_per_s < high
 
 
 def test_every_wrong_value_is_said_at_its_field(client: TestClient) -> None:

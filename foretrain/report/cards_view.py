@@ -68,7 +68,7 @@ def _takes(plans: list[Plan], choice: Choice) -> Table:
     names = ["gpu", "hours", "range", "mfu", "energy", "cost"]
     names += ["rent"] * rented + ["co2"] * with_co2 + ["best"]
     heads = tuple(Message(f"column.{name}", {"currency": plans[0].config.currency}) for name in names)
-    return Table(heads, tuple(rows), frozenset(range(1, len(names) - 1)), optional=(2,))
+    return Table(heads, tuple(rows), frozenset(range(1, len(names) - 1)), optional=(3, 4))
 
 
 def _span(timing: Timing | None) -> Cell:

@@ -8,6 +8,7 @@ from foretrain.errors import ConfigError, UserError
 from foretrain.messages import format_value, printable, say, source_name
 from foretrain.predict.memory import StepMemory
 from foretrain.predict.plan import Plan, Timing
+from foretrain.predict.time import Range
 from foretrain.report import plan_view
 from foretrain.report.document import (
     Block,
@@ -24,6 +25,7 @@ from foretrain.report.document import (
 )
 from foretrain.report.numbers import behind
 from foretrain.report.palette import COLOURS, SERIES_COLOURS
+from foretrain.units import Span
 
 SCHEMA = "foretrain.page/1"
 
@@ -101,39 +103,66 @@ def plan_json(plan: Plan, found: ResolvedConfig) -> dict[str, Any]:
 
 
 def _figures(plan: Plan) -> list[dict[str, str]]:
-    """The numbers that people look at first; each says whose source it has."""
+    """The numbers that people look at first, each with its range and its source."""
     worst, source = plan.memory_of(plan.step).worst, plan.memory_of(plan.step).source
-    figures = [_figure("memory", format_value(worst.needed_expected_bytes, "bytes"), source)]
+    needed = (worst.needed_low_bytes, worst.needed_expected_bytes, worst.needed_high_bytes)
+    figures = [_figure("memory", needed, _in("bytes"), source)]
     timing = plan.timing_of(plan.step)
     if timing is None:
         return figures
-    run = _figure("run", format_value(timing.total_s.expected_s, "duration"), timing.source)
+    run = _figure("run", _span(timing.total_s), _in("duration"), timing.source)
     if plan.config.eval_only:
         return [*figures, run, *_spending(plan, timing)]
+    step = _span(timing.step_s)
     figures += [
-        _figure("step", format_value(timing.step_s.expected_s, "duration"), timing.source),
+        _figure("step", step, _in("duration"), timing.source),
         run,
-        _figure("speed", say("value.throughput", tokens_per_s=timing.tokens_per_s), timing.source),
+        _figure("speed", _per_step(timing.tokens_per_s, step), _throughput, timing.source),
     ]
     if timing.mfu is not None:
-        figures.append(_figure("mfu", format_value(timing.mfu, "percent"), timing.source))
+        figures.append(_figure("mfu", _per_step(timing.mfu, step), _in("percent"), timing.source))
     return figures + _spending(plan, timing)
+
+
+def _span(range: Range) -> Span:
+    return range.low_s, range.expected_s, range.high_s
+
+
+def _per_step(value: float, step: Span) -> Span:
+    """What a step's time divides, at its fast and slow end: the slow end is the low one."""
+    low, expected, high = step
+    return value * expected / high, value, value * expected / low
 
 
 def _spending(plan: Plan, timing: Timing) -> list[dict[str, str]]:
     found = []
     if timing.power is not None:
-        found.append(_figure("energy", format_value(timing.energy_expected_j or 0, "energy"), timing.source))
+        expected = timing.energy_expected_j or 0
+        joules = (timing.energy_low_j or expected, expected, timing.energy_high_j or expected)
+        found.append(_figure("energy", joules, _in("energy"), timing.source))
     money = timing.money()
     if money is not None:
-        found.append(
-            _figure("cost", say("value.amount", amount=money[1], currency=plan.config.currency), timing.source)
-        )
+        found.append(_figure("cost", money, _money_in(plan.config.currency), timing.source))
     return found
 
 
-def _figure(id: str, value: str, source: str) -> dict[str, str]:
-    return {"id": id, "label": say(f"page.figure.{id}"), "value": value, "source": source_name(source)}
+def _figure(id: str, span: Span, show: Callable[[float], str], source: str) -> dict[str, str]:
+    """A tile: its value, and the range where its ends differ as they are shown."""
+    low, value, high = map(show, span)
+    ends = say("value.low_to_high", low=low, high=high) if low != high else ""
+    return {"id": id, "label": say(f"page.figure.{id}"), "value": value, "range": ends, "source": source_name(source)}
+
+
+def _in(format: str) -> Callable[[float], str]:
+    return lambda value: format_value(value, format)
+
+
+def _money_in(currency: str) -> Callable[[float], str]:
+    return lambda amount: say("value.amount", amount=amount, currency=currency)
+
+
+def _throughput(tokens_per_s: float) -> str:
+    return say("value.throughput", tokens_per_s=tokens_per_s)
 
 
 def _memory(plan: Plan) -> dict[str, Any]:

@@ -149,7 +149,8 @@ export class Planner {
     this.show();
     this.verdict.replaceChildren(h("h2", {}, t("page.verdict")), ...answer.verdict.map(part => h("p", { class: part.tone }, part.text)),
       h("p", { class: "help" }, answer.subtitle));
-    this.figures.replaceChildren(...answer.figures.map(figure => h("div", {}, h("dt", {}, figure.label), h("dd", {}, figure.value), h("dd", { class: "source" }, figure.source))));
+    this.figures.replaceChildren(...answer.figures.map(figure => h("div", {}, h("dt", {}, figure.label), h("dd", {}, figure.value),
+      figure.range ? h("dd", { class: "range" }, figure.range) : "", h("dd", { class: "source" }, figure.source))));
     const memory = answer.memory, needs = memory.steps.flatMap(step => step.bars.map(bar => bar.needed));
     const highest = 1.06 * Math.max(...needs, ...memory.marks.map(mark => mark.value));
     memory.steps.forEach((step, i) => {

@@ -52,6 +52,7 @@ def _memory(plans: list[Plan]) -> Table:
 def _takes(plans: list[Plan], choice: Choice) -> Table:
     rented = any(plan.config.price_per_hour for plan in plans)
     with_co2 = any(plan.config.co2_per_kwh for plan in plans)
+    all_rented = all(plan.config.price_per_hour for plan in plans)  # whoever rents pays no electricity
     rows = []
     for plan in plans:
         timing = plan.timing_of(plan.step)
@@ -59,14 +60,15 @@ def _takes(plans: list[Plan], choice: Choice) -> Table:
         row: list[Cell] = [plan.gpu.name, Quantity(timing.total_s.expected_s if timing else None, "duration")]
         row += [_span(timing), Quantity(timing.mfu if timing else None, "percent")]
         row += [Quantity(timing.energy_expected_j if timing else None, "energy")]
-        row += [Quantity(timing.cost_expected if timing else None, "money")]
+        if not all_rented:
+            row += [Quantity(timing.cost_expected if timing else None, "money")]
         if rented:
             row += [Quantity(timing.rent_expected if timing else None, "money")]
         if with_co2:
             row += [Quantity(timing.co2_expected_g if timing else None, "mass")]
         rows.append((*row, marks))
-    names = ["gpu", "hours", "range", "mfu", "energy", "cost"]
-    names += ["rent"] * rented + ["co2"] * with_co2 + ["best"]
+    names = ["gpu", "hours", "range", "mfu", "energy"]
+    names += ["cost"] * (not all_rented) + ["rent"] * rented + ["co2"] * with_co2 + ["best"]
     heads = tuple(Message(f"column.{name}", {"currency": plans[0].config.currency}) for name in names)
     return Table(heads, tuple(rows), frozenset(range(1, len(names) - 1)), optional=(3, 4))
 

@@ -5,6 +5,8 @@ order, and logs and errors are read by others and looked up. With --json all is 
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any
 
@@ -42,6 +44,25 @@ class Group(TyperGroup):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _give_options(self)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _spoken_errors():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _spoken_errors():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _spoken_errors() -> Iterator[None]:
+    """What typer has to say of a wrong command line is said in the language that is spoken."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "format_message"):  # typer's own; its class has moved between versions
+            spoken_help.speak_error(error)
+        raise
 
 
 def _give_options(command: Any) -> None:

@@ -26,7 +26,8 @@ $(DOCS_STAMP): $(STAMP)
 	@touch $@
 
 demo: $(DEMO_STAMP) ## plan, train a small GPT on the built-in corpus, compare, report: about three minutes
-	$(BIN)/foretrain demo
+	@trap : INT; $(BIN)/foretrain demo || { code=$$?; [ $$code -eq 75 ] && \
+		echo "Stopped, nothing is lost. Go on with: $(BIN)/foretrain demo --resume auto" || exit $$code; }
 
 test: $(STAMP) ## the whole test suite on the CPU
 	$(BIN)/python -m pytest

@@ -19,6 +19,7 @@ from foretrain.records import Record
 
 SCHEMA = "foretrain.calibration/2"
 MOST_TUNED = 200
+OTHERS_DISTURB = 0.1  # of the processor
 
 
 class KernelTime(Record):
@@ -32,18 +33,24 @@ class KernelTime(Record):
 
 
 class StepTime(Record):
-    """A whole small step of foretrain's trainer, measured; against the sum of its kernels it corrects other steps."""
+    """A whole small step of foretrain's trainer, measured; against the sum of its kernels it corrects other steps.
+
+    `forward_s`: of one micro-batch of an evaluation, which has other kernels and no gradients.
+    """
 
     options: dict[str, int | float | bool | str]
     dtype: str
     compiled: bool
     time_s: float
+    forward_s: float | None = None
 
 
 class Calibration(Record):
     """All of it. `launch_s`: what one eager operation costs beside its kernel. Clock, power and context: GPUs only.
 
     `unsteadiness`: by what share a kernel's middle run was slower than its quick ones, in the middle of all kernels.
+    `others_share`: of the processor, used by other programs meanwhile. `start_s`: on a CPU, what a run takes before its
+    first steady step: to build the model, and longer first steps.
     """
 
     device: str
@@ -56,6 +63,8 @@ class Calibration(Record):
     steps: tuple[StepTime, ...] = ()
     launch_s: float
     unsteadiness: float = 0.0
+    others_share: float | None = None
+    start_s: float | None = None
     context_bytes: int | None = None
     clock_ghz: float | None = None
     power_w: float | None = None
@@ -64,10 +73,10 @@ class Calibration(Record):
     @property
     def disturbed(self) -> bool:
         """Something else was running, so the figures are not this device's alone."""
-        return self.unsteadiness > 0.25
+        return self.unsteadiness > 0.25 or (self.others_share or 0.0) > OTHERS_DISTURB
 
-    def step_of(self, dtype: str, *, compiled: bool) -> StepTime | None:
-        return next((s for s in self.steps if s.dtype == dtype and s.compiled == compiled), None)
+    def steps_of(self, dtype: str, *, compiled: bool) -> list[StepTime]:
+        return [s for s in self.steps if s.dtype == dtype and s.compiled == compiled]
 
 
 def cache_folder() -> Path:

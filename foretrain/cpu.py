@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from foretrain.calibration import load
+from foretrain.cgroup import limits, memory_limit
 from foretrain.hardware import Gpu
 from foretrain.units import GIB
 
@@ -76,11 +77,12 @@ def physical_cores() -> int:
 
 
 def total_memory_bytes() -> int | None:
-    """Physical memory, or None where the system does not say."""
+    """Physical memory, or what a container's limit leaves of it; None where the system does not say."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
+    return min([physical, *(limit.max_bytes for limit in limits())])
 
 
 def cpu_device() -> Gpu:
@@ -119,9 +121,13 @@ def nominal_cpu() -> Gpu:
 
 
 def available_memory_bytes() -> int | None:
-    """Memory that a new process may still take (MemAvailable), or None where the system does not say."""
+    """Memory that a new process may still take (MemAvailable, and within a container's limit); None where the system
+    does not say."""
     try:
         kib = _first(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text("utf-8"))
     except OSError:
         return None
-    return int(kib) * 1024 if kib else None
+    limit = memory_limit()
+    if kib is None:
+        return limit.free_bytes if limit else None
+    return min(int(kib) * 1024, limit.free_bytes) if limit else int(kib) * 1024

@@ -276,7 +276,7 @@ def test_numbers_in_records_carry_their_unit() -> None:
         "slower_factor", "causal_mfu", "hfu", "clock_mfu", "clock_hfu", "logged_mfu", "nanochat_mfu", "whole_run_cost",
         "predicted", "measured", "low", "high", "cost_low", "unsteadiness", "options", "cost_expected",
         "cost_high", "rent_low", "rent_expected", "rent_high", "cost_per_hour", "cost", "bits_per_byte", "share", "at",
-        "one_value", "other_value", "printed_mfu", "losses",
+        "one_value", "other_value", "printed_mfu", "losses", "others_share",
     }  # fmt: skip
     records = [
         memory.PhaseMemory, memory.StepMemory, memory.Component, plan.Timing, plan.Work, time.Range, Row, energy.Power,

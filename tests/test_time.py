@@ -4,6 +4,7 @@ import io
 import math
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,10 +18,10 @@ from foretrain.configfile import resolve
 from foretrain.cpu import nominal_cpu
 from foretrain.hardware import Gpu, catalogue, find
 from foretrain.predict.ops import Operation, Way
-from foretrain.predict.plan import plan
+from foretrain.predict.plan import plan, timing
 from foretrain.predict.rates import CatalogueRates, MeasuredRates, rates_of
 from foretrain.predict.step_ops import step
-from foretrain.predict.time import bound_s, busy_s, step_time
+from foretrain.predict.time import bound_s, busy_s, evaluation_time, step_time
 from foretrain.report import plan_view, text
 from tests.helpers import REPO, tiny
 
@@ -219,3 +220,76 @@ def test_every_card_has_a_time_in_every_dtype_that_it_has(optimizer: str) -> Non
         for dtype in ("float32", "float16", "bfloat16"):
             found = step_time(config, gpu, dtype, "foretrain", compiled=False)  # type: ignore[arg-type]
             assert (found is None) == (gpu.peak_flop_per_s(dtype) is None or gpu.bandwidth_bytes_per_s is None)  # type: ignore[arg-type]
+
+
+# -- a calibration with two reference steps ------------------------------------------------------------------
+
+
+def _calibrated(**changes: Any) -> Gpu:
+    """A CPU whose kernels run at one rate each, and whose small steps take three times their kernels, large ones once."""
+    names = ("add", "norm", "norm_backward", "gelu", "gelu_backward", "softmax", "softmax_backward", "gather", "scatter",
+             "join", "dropout", "accumulate", "fill", "clip", "gradient_norm", "adamw")  # fmt: skip
+    products = [KernelTime(kind=f"matmul{way}", dtype="float32", shape=(512, 512, 512), time_s=1e-3)
+                for way in ("", "_input", "_weight")]  # fmt: skip
+    scores = [KernelTime(kind=f"attention{way}", dtype="float32", shape=(4, 4, 128, 32), time_s=1e-4)
+              for way in ("", "_backward")]  # fmt: skip
+    kernels = (*products, *scores, *(KernelTime(kind=n, dtype="float32", shape=(2**20,), time_s=1e-4) for n in names))
+    bare = Calibration(device="cpu", driver="", torch_version="2", threads=1, date="2026-01-01", took_s=1.0,
+                       kernels=kernels, launch_s=1e-6)  # fmt: skip
+    gpu = Gpu(name="cpu", kind="cpu", fp32_tflops=1.0, source="test", calibration=bare)
+    steps = []
+    for config, factor, forward in ((SMALL_STEP, 3.0, 5.0), (LARGE_STEP, 1.0, 1.5)):
+        summed = step_time(config, gpu, "float32", "foretrain", compiled=False)
+        evaluation = evaluation_time(config, gpu, "float32", "foretrain", compiled=False)
+        assert summed is not None
+        assert evaluation is not None
+        batches = 2 * config.eval_rows / config.eval_batch
+        options = {name: getattr(config, name) for name in config.model_fields_set}
+        steps.append(StepTime(options=options, dtype="float32", compiled=False, time_s=factor * summed.expected_s,
+                              forward_s=forward * evaluation.expected_s / batches))  # fmt: skip
+    return gpu.model_copy(update={"calibration": bare.model_copy(update={"steps": tuple(steps), **changes})})
+
+
+SMALL_STEP = RunConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=256, batch_size=4,
+                       gradient_accumulation_steps=1)  # fmt: skip
+LARGE_STEP = RunConfig(n_layer=6, n_head=8, n_embd=512, block_size=512, vocab_size=8192, batch_size=8,
+                       gradient_accumulation_steps=1)  # fmt: skip
+
+
+def _over_kernels(config: RunConfig, time_of: Any) -> float:
+    own, bare = _calibrated(), _calibrated(steps=())
+    found = [time_of(config, gpu, "float32", "foretrain", compiled=False).expected_s for gpu in (own, bare)]
+    return found[0] / found[1]
+
+
+def test_steps_are_corrected_by_the_reference_of_their_size() -> None:
+    """One large reference foretold a small model's step 19 % too quick: threads that wait for each other were missed."""
+    assert _over_kernels(SMALL_STEP, step_time) == pytest.approx(3.0)
+    assert _over_kernels(LARGE_STEP, step_time) == pytest.approx(1.0)
+    between = _over_kernels(SMALL_STEP.model_copy(update={"n_embd": 256, "batch_size": 8}), step_time)
+    assert 1.1 < between < 2.9
+    assert _over_kernels(SMALL_STEP.model_copy(update={"n_embd": 32}), step_time) == pytest.approx(3.0)
+    assert _over_kernels(LARGE_STEP.model_copy(update={"n_layer": 24}), step_time) == pytest.approx(1.0)
+
+
+def test_evaluations_are_corrected_by_forward_passes() -> None:
+    assert _over_kernels(SMALL_STEP, evaluation_time) == pytest.approx(5.0)
+    assert _over_kernels(LARGE_STEP, evaluation_time) == pytest.approx(1.5)
+
+
+def test_ranges_are_as_wide_as_the_calibration_wavered() -> None:
+    def width(**changes: Any) -> float:
+        found = step_time(SMALL_STEP, _calibrated(**changes), "float32", "foretrain", compiled=False)
+        assert found is not None
+        return found.high_s / found.low_s
+
+    assert width() < width(unsteadiness=0.1) < width(unsteadiness=0.2)
+    assert width(others_share=0.6) > 3
+    assert width(others_share=0.02) == width()
+
+
+def test_a_calibrated_run_counts_its_start() -> None:
+    totals = [timing(SMALL_STEP, _calibrated(start_s=start_s), "float32", "foretrain", False) for start_s in (0.0, 7.0)]
+    assert totals[0] is not None
+    assert totals[1] is not None
+    assert totals[1].total_s.expected_s - totals[0].total_s.expected_s == pytest.approx(7.0)

@@ -25,14 +25,16 @@ from foretrain.run.trainer import Trainer
 from tests.helpers import TINY, foretrain, tiny, write_dataset
 
 
-def train(config: RunConfig, *, resume: bool = False, listen: Any = lambda event: None) -> RunRecord:
+def train(
+    config: RunConfig, *, resume: bool = False, listen: Any = lambda event: None, **more: Any
+) -> RunRecord:  # fmt: skip
     info = read_info(write_dataset(Path("data/toy")) if not Path("data/toy").exists() else Path("data/toy"))
     directory = store.newest_unfinished(config.out_dir, config.max_iters) if resume else store.create(config.out_dir)
     assert directory
     if resume:
         directory.acquire()
     try:
-        return Trainer(config, info, directory, place(config), listen).run(resume=resume)
+        return Trainer(config, info, directory, place(config), listen, **more).run(resume=resume)
     finally:
         directory.release()
 

@@ -9,13 +9,16 @@ from foretrain.advise.forecast import plan_of
 from foretrain.advise.measured_step import of_run, with_measured_step
 from foretrain.predict.plan import Plan
 from foretrain.records import Note, Record
-from foretrain.run.store import RunDirectory, RunRecord
+from foretrain.run.store import MachineLoad, RunDirectory, RunRecord
 
 SCHEMA = "foretrain.comparison/2"
 
 
 class Row(Record):
-    """One quantity. `low` and `high` bound the prediction where it came as a range."""
+    """One quantity. `low` and `high` bound the prediction where it came as a range.
+
+    `busy`: measured while other programs used the processor, so that it cannot tell whether the forecast is right.
+    """
 
     id: str
     kind: Literal["bytes", "seconds"]
@@ -23,6 +26,7 @@ class Row(Record):
     measured: float
     low: float | None = None
     high: float | None = None
+    busy: bool = False
 
     @property
     def error(self) -> float:
@@ -31,8 +35,8 @@ class Row(Record):
 
     @property
     def in_range(self) -> bool | None:
-        """Whether the measured figure is inside the stated range; None where none was stated."""
-        return None if self.low is None or self.high is None else self.low <= self.measured <= self.high
+        """Whether the measured figure is inside the stated range; None where none was stated, or it cannot tell."""
+        return None if self.busy or self.low is None or self.high is None else self.low <= self.measured <= self.high
 
 
 Sources = dict[Literal["bytes", "seconds"], tuple[str, ...]]  # of each kind of row: memory and time are two forecasts
@@ -48,6 +52,7 @@ class Comparison(Record):
     memory: tuple[Row, ...]
     time: tuple[Row, ...]
     notes: tuple[Note, ...] = ()
+    machine: MachineLoad | None = None
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -106,7 +111,8 @@ def _time(plan: Plan, run: RunRecord) -> list[Row]:
         )
     if run.status == "finished" and not run.resumed_from:
         rows += _row("time.run", "seconds", total.expected_s, run.wall_s, total.low_s, total.high_s)
-    return rows
+    busy = run.machine is not None and run.machine.busy
+    return [row.model_copy(update={"busy": busy}) for row in rows]
 
 
 def of_directory(directory: RunDirectory) -> tuple[RunRecord, Plan, Comparison]:
@@ -132,4 +138,5 @@ def compare(plan: Plan, run: RunRecord) -> Comparison:
         measured_source=run.memory.method,
         memory=tuple(_memory(plan, run)),
         time=tuple(_time(plan, run)),
+        machine=run.machine,
     )

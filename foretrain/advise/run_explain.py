@@ -9,7 +9,7 @@ from foretrain.advise.remedies import Remedy, remedies
 from foretrain.advise.run_pace import RunPace, logged_steps, pace_of
 from foretrain.predict.plan import Plan
 from foretrain.records import Note, Record
-from foretrain.run.store import MeasuredPhase, RunRecord
+from foretrain.run.store import MachineLoad, MeasuredPhase, RunRecord
 
 SCHEMA = "foretrain.explain/2"
 Status = Literal["running", "finished", "interrupted", "diverged", "failed", "killed"]
@@ -98,6 +98,7 @@ class RunExplanation(Record):
     pace: RunPace | None
     step: Row | None = None
     notes: tuple[Note, ...] = ()
+    machine: MachineLoad | None = None
     failures: tuple[OutOfMemory, ...]
     survived: int
     remedies: tuple[Remedy, ...]
@@ -119,7 +120,8 @@ def explain_run(
         measured_source=record.memory.method,
         phase=phase.phase if phase else None, memory=_memory(plan, record, phase), phases=_phases(plan, record),
         time=_time(plan, record, metrics, events, pace), wall_s=record.wall_s, pace=pace,
-        step=_step(plan, pace), notes=_notes(record, metrics), failures=failures,
+        step=_step(plan, pace, record.machine), notes=_notes(record, metrics), machine=record.machine,
+        failures=failures,
         survived=sum(not failure.fatal for failure in failures), remedies=_remedies(record, failures),
     )  # fmt: skip
 
@@ -234,12 +236,15 @@ def _notes(record: RunRecord, metrics: list[dict[str, Any]]) -> tuple[Note, ...]
     return (found.note,) if found and found.note else ()
 
 
-def _step(plan: Plan, pace: RunPace | None) -> Row | None:
+def _step(plan: Plan, pace: RunPace | None, machine: MachineLoad | None) -> Row | None:
     if plan.timing is None or pace is None or not pace.steady_s:
         return None
     step = plan.timing.step_s
     low, high = step.low_s, step.high_s
-    return Row(id="time.step", kind="seconds", predicted=step.expected_s, measured=pace.steady_s, low=low, high=high)
+    return Row(
+        id="time.step", kind="seconds", predicted=step.expected_s, measured=pace.steady_s, low=low, high=high,
+        busy=machine is not None and machine.busy,
+    )  # fmt: skip
 
 
 # -- out of memory -----------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from foretrain.units import MIB
 HEAT = ("hardware_thermal", "thermal", "hardware_slowdown", "power_brake")
 CLOCK_SHARE, CORES_SHARE = 0.97, 0.8  # of the steady lines' median; below that it was another clock, fewer cores
 OTHERS_BYTES = 256 * MIB
+OTHERS_CORES = 0.25  # more than usual
 
 
 class Slower(Record):
@@ -143,6 +144,9 @@ def _cause(line: _Line, usual: list[_Line], steady_s: float) -> str:
     )
     if others is not None and usual_others is not None and others > usual_others + OTHERS_BYTES:
         return "others_card"
+    others, usual_others = line.number("others_cores"), _usual(usual, lambda one: one.number("others_cores"))
+    if others is not None and usual_others is not None and others > usual_others + OTHERS_CORES:
+        return "others_cpu"
     cores, usual_cores = line.cores, _usual(usual, lambda one: one.cores)
     # On a card the host waits, and how long says nothing; a process that computes uses the cores that it gets.
     if clock is None and cores is not None and usual_cores is not None and cores < CORES_SHARE * usual_cores:

@@ -61,7 +61,7 @@ def measure(placement: Any, *, quick: bool, quiet: bool) -> Any:
 
     from foretrain.calibration import save
     from foretrain.run.calibrate import calibrate, modes_for, usual_dtypes
-    from foretrain.run.host_memory import keep_memory
+    from foretrain.run.host_memory import give_back, keep_memory
 
     if placement.device.type == "cpu":
         keep_memory()  # as the trainer does
@@ -79,6 +79,7 @@ def measure(placement: Any, *, quick: bool, quiet: bool) -> Any:
         except (RuntimeError, MemoryError) as error:  # torch.AcceleratorError and OutOfMemoryError are RuntimeErrors
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError("environment.calibration_failed", device=placement.gpu.name, reason=reason) from None
+    give_back()
     try:
         save(found)
     except OSError as error:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from foretrain.config import RunConfig
     from foretrain.lm.dataset import DatasetInfo
     from foretrain.predict.plan import Plan
+    from foretrain.run.contention import Contention, Reading
     from foretrain.run.device import Placement
     from foretrain.run.notes import Event
     from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics
@@ -94,8 +95,12 @@ def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False
     if (count := os.environ.get("WORLD_SIZE", "1")) not in ("", "0", "1"):
         raise UserError("environment.one_process", count=count[:20])
     set_allocator(resolved.config.allocator_settings)
+    from foretrain.run.contention import Clock
+
+    since = Clock().read()  # what the machine does while torch is imported and the data is prepared
+    from foretrain.advise import host_fit
     from foretrain.run.device import environment, place
-    from foretrain.run.host_memory import keep_memory
+    from foretrain.run.host_memory import give_back, keep_memory
     from foretrain.run.trainer import Trainer
 
     if resume and (done := _finished(resolved.config)) is not None:
@@ -106,9 +111,12 @@ def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False
     if placement.device.type == "cpu":
         keep_memory()
     resolved, info = prepare_data(resolved, quiet=quiet)
+    if placement.device.type == "cpu" and not resolved.config.auto_batch_size:  # which looks by itself
+        host_fit.check(resolved.config, placement.gpu, compiled=placement.compiled)
     directory, resuming = _directory(resolved, resume, quiet)
     try:
         resolved, placement = _choose(resolved, placement, directory, resuming)
+        give_back()  # what the measurements took is not the training's
         if resolved.config.auto_batch_size and not resuming:  # a resumed run goes on as it was
             from foretrain.cli.auto_batch import chosen
 
@@ -121,13 +129,47 @@ def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False
         printer = Printer(quiet, config.max_iters)
         if not quiet:
             _print_start(directory, resolved, placement)
-        trainer = Trainer(config, info, directory, placement, printer, resolved.name)
+        expected = _expected(directory)
+        trainer = Trainer(
+            config, info, directory, placement, printer, resolved.name, expected,
+            _contention(resolved, placement, expected, since),
+        )  # fmt: skip
         trainer.flag.ends_process = True
         record = trainer.run(resume=resuming)
         printer.end(record, directory)
         return record
     finally:
         directory.release()
+
+
+def _expected(directory: RunDirectory) -> tuple[float, float] | None:
+    """Seconds of a step and of an evaluation by the plan beside the run; None where there is none to be read."""
+    from foretrain.bounded import read_text
+    from foretrain.predict.plan import Plan
+
+    try:
+        timing = Plan.from_json(read_text(directory.path / "plan.json")).timing
+    except (OSError, ValueError, RecursionError):  # a ValidationError is a ValueError
+        return None
+    if timing is None:
+        return None
+    return timing.step_s.expected_s, timing.evaluation_s.expected_s if timing.evaluation_s else 0.0
+
+
+def _contention(
+    resolved: ResolvedConfig, placement: Placement, expected: tuple[float, float] | None, since: Reading
+) -> Contention | None:
+    """What watches other programs while a CPU trains; the threads are its to change where nobody set them."""
+    import torch
+
+    from foretrain.run.contention import Contention
+
+    if placement.device.type != "cpu":
+        return None
+    return Contention(
+        torch.get_num_threads(), adjust="cpu_threads" not in resolved.sources and "OMP_NUM_THREADS" not in os.environ,
+        expected_s=expected[0] if expected else None, since=since,
+    )  # fmt: skip
 
 
 def _choose(

@@ -34,6 +34,9 @@ TimingSource = Literal["estimated", "calibrated", "measured (log)"]
 SAVE_BYTES_PER_S_LOW, SAVE_BYTES_PER_S, SAVE_BYTES_PER_S_HIGH = 0.1e9, 0.4e9, 1.0e9
 
 
+START_HIGH = 4.0  # times a small model's start, as a larger one, and the meters of the first steps, take longer
+
+
 class ModelCounts(Record):
     """Parameters and optimizer groups, as nanoGPT prints them."""
 
@@ -236,6 +239,8 @@ def whole_run(
     total = step_s.scaled(steps).plus(compile_s).plus(saves.scaled(evaluations - 1))
     if evaluation_s is not None:
         total = total.plus(evaluation_s.scaled(evaluations))
+    if source == "calibrated" and (start_s := gpu.calibration.start_s if gpu.calibration else None) is not None:
+        total = total.plus(Range(low_s=0.0, expected_s=start_s, high_s=START_HIGH * start_s))
     tokens_per_s = config.tokens_per_step / step_s.expected_s
     flop_per_s = tokens_per_s * ModelShape.of(config).flops_per_token
     peak = gpu.peak_flop_per_s(dtype)

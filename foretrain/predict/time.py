@@ -7,7 +7,9 @@ usual one), nor of temperature; data loading is taken to be hidden behind the st
 """
 
 import math
+from dataclasses import replace
 
+from foretrain.calibration import StepTime
 from foretrain.config import RunConfig
 from foretrain.hardware import Dtype, Gpu, MatmulMode
 from foretrain.predict.memory import StepName
@@ -22,6 +24,7 @@ from foretrain.tuned_steps import tuned_like
 LOW, HIGH = 0.75, 1.55
 CPU_LOW, CPU_HIGH = 0.45, 2.5
 CALIBRATED_LOW, CALIBRATED_HIGH = 0.88, 1.15
+DISTURBED_LOW, DISTURBED_HIGH = 0.45, 1.5  # other programs slowed the calibration; alone the device is quicker
 PYTHON_S = 0.3e-3  # one micro-batch: its Python, the batch's copy, the scaler
 # Compilation alone: 8 to 13 s logged on an RTX 4070 at 12 layers, 28 to 39 s on others; up to 90 with max_autotune.
 COMPILE_S = (8.0, 25.0, 60.0)
@@ -71,7 +74,10 @@ def _step_s(way: Way, rates: Rates) -> float:
 
 def _range(expected_s: float, gpu: Gpu, rates: Rates) -> Range:
     if isinstance(rates, MeasuredRates):
-        low, high = CALIBRATED_LOW, CALIBRATED_HIGH
+        unsteady = 1 + min(1.0, rates.calibration.unsteadiness)  # what wavered when it was measured will again
+        low, high = CALIBRATED_LOW / unsteady, CALIBRATED_HIGH * unsteady
+        if rates.calibration.disturbed:
+            low, high = min(low, DISTURBED_LOW), max(high, DISTURBED_HIGH)
     else:
         # A laptop's power limit is its maker's: the version with the least power is the slow end.
         low, high = (CPU_LOW, CPU_HIGH) if gpu.kind == "cpu" else (LOW, HIGH / gpu.slowest_share)
@@ -95,18 +101,34 @@ def bound_s(way: Way, gpu: Gpu) -> float:
 def _correction(way: Way, gpu: Gpu, rates: Rates) -> float:
     """What a whole step took on this device over the sum of its kernels: caches, and what the kernels' list leaves out.
 
-    The reference is a step like this one that `foretrain tune` timed here, else the calibration's small step of the
-    same dtype and mode; without one the sum stands as it is.
+    The reference is a step like this one that `foretrain tune` timed here, else the calibration's own steps of the same
+    dtype and mode; without one the sum stands as it is. Of two such steps each counts by how near it is: the smaller
+    tells what threads and many small operations cost, the larger how caches and bandwidth hold. An evaluation is
+    corrected by their forward passes, where those were timed.
     """
     if not isinstance(rates, MeasuredRates):
         return 1.0
-    reference = tuned_like(rates.calibration, way.config, way.dtype, compiled=way.compiled)
-    reference = reference or rates.calibration.step_of(way.dtype, compiled=way.compiled)
-    if reference is None:
+    tuned = tuned_like(rates.calibration, way.config, way.dtype, compiled=way.compiled)
+    references = [tuned] if tuned else rates.calibration.steps_of(way.dtype, compiled=way.compiled)
+    points = sorted(_point(reference, way, rates) for reference in references)
+    if not points:
         return 1.0
+    (low_s, low), (high_s, high) = points[0], points[-1]
+    own_s = _step_s(replace(way, train=True), rates)
+    if high_s <= low_s or own_s <= low_s:
+        return low
+    share = min(1.0, math.log(own_s / low_s) / math.log(high_s / low_s))
+    return low ** (1 - share) * high**share
+
+
+def _point(reference: StepTime, way: Way, rates: Rates) -> tuple[float, float]:
+    """(the sum of a reference step's kernels in seconds, by how much it is corrected)."""
     config = RunConfig.model_validate(reference.options)
-    measured_way = Way(config, way.dtype, "foretrain", way.compiled, True, way.cuda)
-    return reference.time_s / _step_s(measured_way, rates)
+    step = Way(config, way.dtype, "foretrain", way.compiled, True, way.cuda)
+    summed_s = _step_s(step, rates)
+    if not way.train and reference.forward_s is not None:
+        return summed_s, reference.forward_s / _micro_batch_s(replace(step, train=False), rates)
+    return summed_s, reference.time_s / summed_s
 
 
 def _way(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool, train: bool) -> Way:

@@ -5,7 +5,7 @@ from foretrain.advise.log_analysis import LogAnalysis
 from foretrain.advise.remedies import Remedy
 from foretrain.advise.run_explain import OutOfMemory, Piece, RunExplanation, TimePiece
 from foretrain.advise.run_pace import RunPace, Slower, much_is_lost
-from foretrain.report import log_view, watch_view
+from foretrain.report import log_view, run_view, watch_view
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.run.watch_record import WatchRecord
 from foretrain.units import rounds_to_zero
@@ -28,7 +28,13 @@ def document(found: RunExplanation) -> Document:
     sections.append(Section(Message("run_explain.time"), _time(found)))
     notes = (Paragraph(Message(f"run_note.{note.id}", note.values), "warn") for note in found.notes)
     if found.pace is not None:
-        sections.append(Section(Message("run_explain.slower"), (*_slower(found.pace), *_level(found.step), *notes)))
+        blocks = (
+            *run_view.load_paragraphs(found.machine),
+            *_slower(found.pace),
+            *_level(found.step, found.time_source),
+            *notes,
+        )
+        sections.append(Section(Message("run_explain.slower"), blocks))
     values = {"status": Message(f"status.{found.status}"), "steps": found.steps_done, "gpu": found.gpu_name}
     subtitle = Message("run_explain.subtitle", values | {"mode": Message(_mode(found))})
     return Document(Message("run_explain.title", {"name": found.run_id}), subtitle, sections)
@@ -162,11 +168,12 @@ def _slower(pace: RunPace) -> tuple[Block, ...]:
     return Paragraph(Message("run_explain.unsteady", values)), *(_why(one) for one in pace.slower)
 
 
-def _level(step: Row | None) -> tuple[Block, ...]:
+def _level(step: Row | None, source: str | None) -> tuple[Block, ...]:
     """Steps that are even can still all be off the forecast."""
     if step is None or step.in_range is not False:
         return ()
-    id = "above_forecast" if step.measured > step.predicted else "below_forecast"
+    ids = ("above_calibrated", "below_calibrated") if source == "calibrated" else ("above_forecast", "below_forecast")
+    id = ids[0] if step.measured > step.predicted else ids[1]
     values = {"predicted": step.predicted, "low": step.low, "high": step.high, "measured": step.measured}
     values["factor"] = step.measured / step.predicted
     return (Paragraph(Message(f"run_explain.{id}", values), "warn"),)

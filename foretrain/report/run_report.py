@@ -59,6 +59,8 @@ def _verdict(facts: RunFacts) -> tuple[Block, ...]:
         if row is not None:
             values = {"predicted": row.predicted, "measured": row.measured, "error": row.error}
             inside = "plain" if row.in_range is None else "inside" if row.in_range else "outside"
+            if row.busy and (machine := facts.check.machine) is not None:
+                inside, values["others"] = "busy", machine.others_share
             said.append(Paragraph(Message(f"{id}.{inside}", values), "warn" if inside == "outside" else "plain"))
     return (*blocks[:1], *said, *blocks[1:])
 

@@ -1,5 +1,6 @@
 """A run as a Document: what it did, its loss, predicted against measured, samples. And the list of runs."""
 
+from dataclasses import replace
 from typing import Any
 
 from foretrain.advise.forecast_check import Comparison, Row
@@ -21,7 +22,7 @@ from foretrain.report.document import (
     Verbatim,
 )
 from foretrain.report.plan_view import grouped
-from foretrain.run.store import RunDirectory, RunRecord
+from foretrain.run.store import MachineLoad, RunDirectory, RunRecord
 
 STATUS_TONES = {
     "finished": "good",
@@ -79,13 +80,26 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
         ("compare.memory", comparison.memory, Message("compare.memory_source", sources), ()),
         ("compare.time", comparison.time, Message("compare.time_source", {"predicted": comparison.time_source}), notes),
     )
-    return [
+    sections = [
         Section(
             Message(title),
             (_rows(rows), Paragraph(source), *notes) if rows else (Paragraph(Message("compare.nothing")),),
         )
         for title, rows, source, notes in parts
     ]
+    if load := load_paragraphs(comparison.machine):
+        sections[-1] = replace(sections[-1], blocks=(*sections[-1].blocks, *load))
+    return sections
+
+
+def load_paragraphs(machine: MachineLoad | None) -> tuple[Paragraph, ...]:
+    """What other programs used of the processor, where that is why a run was slow."""
+    if machine is None or not machine.busy:
+        return ()
+    found = [Message("compare.machine_busy", {"others": machine.others_share, "own": machine.own_share})]
+    if machine.stalls:
+        found.append(Message("compare.machine_stalled", {"stalls": machine.stalls, "lost": machine.stalled_s}))
+    return tuple(Paragraph(message, "warn") for message in found)
 
 
 def _rows(rows: tuple[Row, ...]) -> Table:
@@ -99,6 +113,7 @@ def _rows(rows: tuple[Row, ...]) -> Table:
                 Quantity((row.low, row.high), "bytes_range") if unit == "bytes" else Message("value.range_only", values)
             )
         inside: Cell = "" if row.in_range is None else Message("word.inside" if row.in_range else "word.outside")
+        inside = Message("word.busy") if row.busy else inside
         cells.append(
             (
                 Message(f"quantity.{row.id}"),

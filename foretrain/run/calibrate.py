@@ -8,6 +8,9 @@ import datetime
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice, repeat
 from typing import Any
 
 import torch
@@ -15,9 +18,12 @@ import torch
 from foretrain.calibration import Calibration, KernelTime, StepTime, installed_torch
 from foretrain.config import RunConfig
 from foretrain.cpu import cpu_flags
-from foretrain.lm.step import build, train_step
+from foretrain.lm.batches import to_batch
+from foretrain.lm.step import Batch, build, evaluation_loss, train_step
 from foretrain.run import kernels, sensors
+from foretrain.run.contention import Contention
 from foretrain.run.device import TORCH_DTYPES, Placement, obstacle_to_compile
+from foretrain.run.feed import Ahead
 
 Listen = Callable[[str, float], None]  # what is being measured, and the share that is done
 SIZES = (16_384, 262_144, 4_194_304)  # elements
@@ -30,7 +36,13 @@ REFERENCE: dict[str, int | float | bool | str] = {
 LARGE_REFERENCE: dict[str, int | float | bool | str] = {
     **REFERENCE, "n_layer": 6, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50304,
 }  # fmt: skip
-REFERENCE_STEPS, ROUNDS = 3, 2
+# A CPU's second one: of small operations, in which threads wait for each other and for Python.
+SMALL_REFERENCE: dict[str, int | float | bool | str] = {
+    **REFERENCE, "n_layer": 3, "n_head": 4, "n_embd": 128, "block_size": 128, "vocab_size": 256, "batch_size": 16,
+    "gradient_accumulation_steps": 1,
+}  # fmt: skip
+REFERENCE_STEPS, SMALL_STEPS, ROUNDS = 3, 12, 2
+LONG_S = 0.1  # of a kernel that is steady by itself: one run a round is enough
 
 
 def usual_dtypes(device: torch.device, *, quick: bool) -> list[str]:
@@ -75,6 +87,8 @@ def samples_of(run: Callable[[], Any], timed: Callable[[Callable[[], Any]], floa
     """Seconds of a call, warmed up, again and again."""
     run()
     samples = [timed(run)]
+    if samples[0] > LONG_S:
+        return samples
     while len(samples) < FEWEST or (sum(samples) < ENOUGH_S and len(samples) < MOST):
         samples.append(timed(run))
     return samples
@@ -144,23 +158,75 @@ class Stepper:
         self.state = build(config, device, TORCH_DTYPES[dtype], compile=compiled)
         tokens = torch.randint(0, config.vocab_size, (config.batch_size, config.block_size + 1), device=device)
         self.batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        self.rows = tokens.cpu().numpy()
         self.times(2)
 
     def times(self, count: int) -> list[float]:
         """Seconds of so many steps."""
-        samples = []
-        for _ in range(count):
-            started = time.perf_counter()
-            micro = [self.batch] * self.config.gradient_accumulation_steps
-            train_step(self.state, micro, 1e-4).loss.item()
-            samples.append(time.perf_counter() - started)
+        samples, accumulation = [], self.config.gradient_accumulation_steps
+        with self._batches() as batches:
+            for _ in range(count):
+                started = time.perf_counter()
+                train_step(self.state, islice(batches, accumulation), 1e-4).loss.item()
+                samples.append(time.perf_counter() - started)
         return samples
 
+    @contextmanager
+    def _batches(self) -> Iterator[Iterator[Batch]]:
+        """On a CPU another thread makes them, as in training, where it takes its share of the cores."""
+        if self.state.device.type != "cpu":
+            yield repeat(self.batch)
+            return
+        ahead = Ahead((to_batch(rows, self.state.device) for rows in repeat(self.rows)), 2)
+        try:
+            yield iter(ahead.get, None)  # type: ignore[misc]
+        finally:
+            ahead.close()
 
-def _reference(placement: Placement, dtype: str, *, compiled: bool) -> Stepper:
-    """The small step that corrects all others."""
-    knobs = LARGE_REFERENCE if placement.device.type == "cuda" else REFERENCE
-    return Stepper(RunConfig.model_validate(knobs), placement, dtype, compiled=compiled)
+    def forward_times(self, count: int) -> list[float]:
+        """Seconds of so many micro-batches of an evaluation."""
+        samples = []
+        for _ in range(count + 1):  # the first one makes kernels of its own
+            started = time.perf_counter()
+            evaluation_loss(self.state, self.batch).item()
+            samples.append(time.perf_counter() - started)
+        return samples[1:]
+
+
+@dataclass
+class Reference:
+    """A step that corrects others, and what it took."""
+
+    options: dict[str, int | float | bool | str]
+    stepper: Stepper
+    built_s: float  # with its first two steps
+    count: int
+    times: list[float] = field(default_factory=list)
+    forward: list[float] = field(default_factory=list)
+
+    def run(self) -> None:
+        """A few steps more."""
+        self.times += self.stepper.times(self.count)
+        self.forward += self.stepper.forward_times(self.count)
+
+    def result(self) -> StepTime:
+        return StepTime(
+            options=self.options, dtype=self.stepper.dtype, compiled=self.stepper.compiled, time_s=quick(self.times),
+            forward_s=quick(self.forward),
+        )  # fmt: skip
+
+    @property
+    def start_s(self) -> float:
+        """What the first two steps and the model itself took beyond two steady steps."""
+        return max(0.0, self.built_s - 2 * quick(self.times))
+
+
+def _reference(placement: Placement, dtype: str, *, compiled: bool, small: bool = False) -> Reference:
+    """The step that corrects all others; `small`: those of small models on a CPU."""
+    knobs = SMALL_REFERENCE if small else LARGE_REFERENCE if placement.device.type == "cuda" else REFERENCE
+    started = time.perf_counter()
+    stepper = Stepper(RunConfig.model_validate(knobs), placement, dtype, compiled=compiled)
+    return Reference(knobs, stepper, time.perf_counter() - started, SMALL_STEPS if small else REFERENCE_STEPS)
 
 
 def calibrate(placement: Placement, dtypes: list[str], modes: list[bool], listen: Listen) -> Calibration:
@@ -169,33 +235,34 @@ def calibrate(placement: Placement, dtypes: list[str], modes: list[bool], listen
     Nothing is written; an exception leaves no trace. Raises torch's own errors where the device vanishes.
     """
     device, started = placement.device, time.perf_counter()
-    was = torch.get_rng_state()
+    was, contention = torch.get_rng_state(), Contention(torch.get_num_threads())
     samples: Samples = {}
     with sensors.Load(device) as load:
-        wanted = [(dtype, compiled) for dtype in dtypes for compiled in modes]
-        references, steps_s = [], [list[float]() for _ in wanted]
-        for dtype, compiled in wanted:
+        sizes = [True, False] if device.type == "cpu" else [False]
+        wanted = [(dtype, compiled, small) for dtype in dtypes for compiled in modes for small in sizes]
+        # Compiling a second size would take longer than all the rest.
+        wanted = [each for each in wanted if not (each[1] and each[2])]
+        references = list[Reference]()
+        for dtype, compiled, small in wanted:
             listen(f"step {dtype}{' compiled' if compiled else ''}", 0.4 * len(references) / len(wanted))
-            references.append(_reference(placement, dtype, compiled=compiled))
+            references.append(_reference(placement, dtype, compiled=compiled, small=small))
         for done in range(ROUNDS):  # a machine's speed drifts; what is compared has to be measured side by side
-            for step, times in zip(references, steps_s, strict=True):
-                times += step.times(REFERENCE_STEPS)
+            for reference in references:
+                reference.run()
             base, width = 0.4 + 0.6 * done / ROUNDS, 0.6 / ROUNDS
             sample_kernels(device, dtypes, samples, lambda what, share: listen(what, base + width * share))  # noqa: B023
-        for step, times in zip(references, steps_s, strict=True):
-            times += step.times(REFERENCE_STEPS)
+        for reference in references:
+            reference.run()
         launch_s = launch_time(device)
     found, unsteadiness = kernel_times(samples)
-    knobs = LARGE_REFERENCE if device.type == "cuda" else REFERENCE
-    steps = [
-        StepTime(options=knobs, dtype=step.dtype, compiled=step.compiled, time_s=quick(times))
-        for step, times in zip(references, steps_s, strict=True)
-    ]
+    others = contention.result() if device.type == "cpu" else None
     torch.set_rng_state(was)
     return Calibration(
         device=placement.gpu.name, driver=load.driver, torch_version=installed_torch(),
         threads=torch.get_num_threads(), date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        took_s=time.perf_counter() - started, kernels=tuple(found), steps=tuple(steps), launch_s=launch_s,
-        unsteadiness=unsteadiness,
+        took_s=time.perf_counter() - started, kernels=tuple(found),
+        steps=tuple(reference.result() for reference in references), launch_s=launch_s, unsteadiness=unsteadiness,
+        others_share=others.others_share if others else None,
+        start_s=references[0].start_s if device.type == "cpu" and references else None,
         context_bytes=load.context_bytes(), clock_ghz=load.clock_ghz, power_w=load.power_w,
     )  # fmt: skip

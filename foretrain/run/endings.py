@@ -4,7 +4,9 @@ After any error of a card but a lack of memory its context is gone: every furthe
 made, neither here nor on the way out. Only a new process can use the card again.
 """
 
+import contextlib
 import errno
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,3 +54,10 @@ def ending_of(error: BaseException, path: Path, step: int, out_of_memory: Callab
         said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         return Ending("failed", CARD_FAILED, UserError(CARD_FAILED, step=step, said=said[:200]))
     return Ending("failed", type(error).__name__, error)
+
+
+def end_process(error: UserError) -> None:
+    """Say why and be gone, from whatever thread: what is half done is not saved, and checkpoints are whole anyway."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"\nerror: {error}\n".encode())
+    os._exit(int(error.exit_code))

@@ -7,11 +7,19 @@ where neither is known, 300 MiB, the middle of what was published (docs/memory.m
 
 A CPU's allocator has no cap, and an address-space limit would also count what is only reserved: so the process's peak
 (VmHWM) is compared with the limit at each logged step, and the user is told once.
+
+When the machine itself runs out of memory Linux kills a process, ours or another, without a word: `HostGuard` ends a
+run on a CPU shortly before, with its sentence and its record.
 """
+
+import threading
+from collections.abc import Callable
 
 import torch
 
+from foretrain.cpu import available_memory_bytes, total_memory_bytes
 from foretrain.errors import UserError
+from foretrain.process_memory import process_bytes
 from foretrain.run.device import Placement
 from foretrain.run.meter import Meter
 from foretrain.run.sensors import Load
@@ -57,3 +65,44 @@ class Watch:
             return None
         self.told = True
         return peak
+
+
+class HostGuard:
+    """A thread that sees the machine's memory, or its container's, run out, and says so before the kernel kills.
+
+    A limit on requests (RLIMIT_DATA) would be simpler, but oneDNN waits for ever where one of its requests fails.
+    `ends` is called once, from the thread, with (bytes that this process holds, free, total); it must end the process.
+    A process that holds less than half is not the one to end. The arguments are stand-ins for tests.
+    """
+
+    SPARE_BYTES, SPARE_SHARE, LARGE_SHARE, EVERY_S = 512 * MIB, 0.03, 0.5, 0.2
+
+    def __init__(
+        self, ends: Callable[[int, int, int], object], free: Callable[[], int | None] = available_memory_bytes,
+        total: Callable[[], int | None] = total_memory_bytes, held: Callable[[], int | None] = process_bytes,
+    ) -> None:  # fmt: skip
+        self._ends, self._free, self._total, self._held = ends, free, total, held
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="foretrain-memory", daemon=True)
+
+    def __enter__(self) -> "HostGuard":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(1.0)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self.EVERY_S):
+            if (found := self.look()) is not None:
+                self._ends(*found)
+                return
+
+    def look(self) -> tuple[int, int, int] | None:
+        """(held, free, total) where memory is about to run out for this process's sake."""
+        free, total, held = self._free(), self._total(), self._held()
+        if free is None or not total or held is None:
+            return None
+        low = free < min(self.SPARE_BYTES, self.SPARE_SHARE * total)
+        return (held, free, total) if low and held >= self.LARGE_SHARE * total else None

@@ -16,6 +16,7 @@ import torch
 from foretrain.config import RunConfig
 from foretrain.lm.step import Batch, StepResult, TrainState
 from foretrain.run.compilation import NotCompiled, not_compiled
+from foretrain.run.host_memory import give_back
 
 # What PyTorch, CUDA's libraries and the system say; torch.OutOfMemoryError is known by its type.
 _MESSAGES = (
@@ -80,6 +81,8 @@ def free_memory(device: torch.device) -> None:
     gc.collect()  # autograd's graphs may be in reference cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    else:
+        give_back()
 
 
 def attempt(

@@ -6,12 +6,14 @@ from statistics import median
 
 WARM_STEPS = 3  # the first ones allocate, compile and are measured
 RECENT = 20
+FORECAST_COUNTS = 2  # as much as so many measured lines
 
 
 class Pace:
-    """Seconds, of a clock that the caller reads."""
+    """Seconds, of a clock that the caller reads. `expected`: of a step and of an evaluation, as they were forecast."""
 
-    def __init__(self) -> None:
+    def __init__(self, expected: tuple[float, float] | None = None) -> None:
+        self.expected = expected
         self.step_times, self.evaluation_times = array("d"), array("d")  # lists take four times the memory
         self._last_s, self._last_step, self._paused_s = 0.0, 0, 0.0
 
@@ -32,11 +34,19 @@ class Pace:
         return taken
 
     def eta_s(self, step: int, step_s: float, max_iters: int, eval_interval: int) -> float:
-        """What the rest of the run takes, its evaluations included."""
+        """What the rest of the run takes, its evaluations included.
+
+        The first steps are not like the later ones, so it begins with the forecast, and what is measured replaces that.
+        """
         remaining = max_iters - step - 1
         recent = self.step_times[-RECENT:]  # one slow step must not frighten
-        each = self.median_evaluation_s or 0.0
-        return remaining * (median(recent) if recent else step_s) + math.ceil(remaining / eval_interval) * each
+        each_s = median(recent) if recent else step_s
+        if self.expected is not None:
+            expected_s = self.expected[0] or each_s
+            each_s = (FORECAST_COUNTS * expected_s + len(recent) * each_s) / (FORECAST_COUNTS + len(recent))
+            each_s = each_s if recent else expected_s
+        evaluation_s = self.median_evaluation_s or (self.expected[1] if self.expected else 0.0)
+        return remaining * each_s + math.ceil(remaining / eval_interval) * evaluation_s
 
     @property
     def median_step_s(self) -> float | None:

@@ -29,6 +29,7 @@ SCHEMA = "foretrain.run/1"
 # Reasons of a record that a new process can go on from by itself: a lost card, and one that takes less memory.
 BEGIN_AGAIN = ("environment.card_failed", "memory.optimizer_step")
 WRITTEN_ONCE = ("config.toml", "environment.json", "plan.json")  # before the first step
+CROWDED = 0.1  # of the cores that training wants, taken by others: below that a forecast's range covers it
 MOST_WAITING = 10_000  # lines of a log that the disk does not take
 _MOST_LINES_BYTES = 512 * MIB  # a line for each of 600,000 steps takes 120 MB
 Status = Literal["running", "finished", "interrupted", "diverged", "failed", "killed"]
@@ -91,6 +92,32 @@ class EvaluationMetrics(Record):
     best: bool
 
 
+class MachineLoad(Record):
+    """Who used the processor while a run trained on it. The shares are of all usable cores.
+
+    `threads`: as many as training wants. `stalls`: steps in which a thread waited long for its turn; `stalled_s`: what
+    they lost.
+    """
+
+    cores: int
+    threads: int
+    others_share: float
+    own_share: float
+    stalls: int = 0
+    stalled_s: float = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether others took so much that measured times say little about a forecast."""
+        return crowded(self.others_share * self.cores, self.cores, self.threads)
+
+
+def crowded(others: float, cores: int, threads: int) -> bool:
+    """Whether others, in cores, use what so many threads would need."""
+    wanted = min(threads, cores)
+    return others - (cores - wanted) > CROWDED * wanted
+
+
 class RunRecord(Record):
     """What a run was and did; written at its start and at its end."""
 
@@ -119,6 +146,7 @@ class RunRecord(Record):
     evaluation_s: float | None = None
     wall_s: float = 0.0
     data_wait_s: float | None = None  # of a step, waited for batches; a mean without the first three steps
+    machine: MachineLoad | None = None  # of a run on a CPU: what other programs used of it
     memory: MeasuredMemory = MeasuredMemory(method="none")
 
     @property

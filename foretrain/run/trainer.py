@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from foretrain.batchsplit import cut, sequences_of, shrunk
 from foretrain.config import RunConfig
 from foretrain.configfile import to_toml
@@ -24,16 +26,17 @@ from foretrain.lm.step import Batch, StepResult, TrainState, build, evaluation_l
 from foretrain.run import checkpoint, divergence, initial, matmul_check, resume_from, threads
 from foretrain.run.checkpoint import Progress
 from foretrain.run.compilation import NotCompiled, go_eager
+from foretrain.run.contention import Contention, Told
 from foretrain.run.device import TORCH_DTYPES, Placement
-from foretrain.run.endings import ending_of
+from foretrain.run.endings import end_process, ending_of
 from foretrain.run.evaluate import Mean, mean_loss
 from foretrain.run.feed import Feed, token_files
-from foretrain.run.memory_limit import Watch, cap
+from foretrain.run.memory_limit import HostGuard, Watch, cap
 from foretrain.run.meter import Meter
 from foretrain.run.microbatch import attempt, free_memory, use_split
 from foretrain.run.nonfinite import Guard, Reading
 from foretrain.run.notes import Listener, Note
-from foretrain.run.pace import Pace
+from foretrain.run.pace import WARM_STEPS, Pace
 from foretrain.run.resume_from import config_digest
 from foretrain.run.saver import Saver
 from foretrain.run.signals import StopFlag
@@ -42,7 +45,11 @@ from foretrain.run.vitals import Vitals
 
 
 class Trainer:
-    """Trains one run in its directory, whose lock the caller holds."""
+    """Trains one run in its directory, whose lock the caller holds.
+
+    `expected`: seconds of a step and of an evaluation as they were forecast, for the first times that are left.
+    `contention`: what watches other programs on a CPU.
+    """
 
     def __init__(
         self,
@@ -52,6 +59,8 @@ class Trainer:
         placement: Placement,
         listen: Listener = lambda event: None,
         name: str = "run",
+        expected: tuple[float, float] | None = None,
+        contention: Contention | None = None,
     ) -> None:
         self.config, self.info, self.directory, self.placement = config, info, directory, placement
         self.listen, self.name = listen, name
@@ -63,7 +72,9 @@ class Trainer:
         self.train_tokens, self.val_tokens = token_files(config, info)
         self.feed = Feed(self.train_tokens, placement.device)
         self.peak = placement.gpu.peak_flop_per_s(placement.dtype)
-        self.pace = Pace()
+        self.pace = Pace(expected)
+        self.contention = contention
+        self.end_process = end_process
         self.resumed_from: tuple[int, ...] = ()
         self.shrunk_from: int | None = None
         self.threads: int | None = None
@@ -92,7 +103,11 @@ class Trainer:
         try:
             if not resume:
                 self._write_record("running")
-            with self.feed, self.saver, fp16_accumulation(self.config.matmul == "fp16_accumulation"):
+            guard = (
+                HostGuard(self._machine_is_full) if self.placement.device.type == "cpu" else contextlib.nullcontext()
+            )
+            fp16 = fp16_accumulation(self.config.matmul == "fp16_accumulation")
+            with self.feed, self.saver, guard, fp16:
                 self._begin(resume)
                 finished = self._loop()
             self._mend_folder()
@@ -125,6 +140,15 @@ class Trainer:
         """Of every evaluation so far, as this run and the processes before it logged them."""
         lines = self.directory.read_lines("metrics")
         return [line["train_loss"] for line in lines if line["kind"] == "evaluation"]
+
+    def _machine_is_full(self, held: int, free: int, total: int) -> None:
+        """From another thread, while this one asks for more: there is no way back into the step, only out."""
+        values = {"held": held, "free": free, "total": total, "step": self.progress.step}
+        error = UserError("memory.machine_full", **values)
+        with contextlib.suppress(Exception):
+            self.directory.event("machine_full", **values)
+            self._write_fault("failed", error.id)
+        self.end_process(error)
 
     def _write_fault(self, status: Any, reason: str) -> None:
         """Unless the run was not gone on with: its record is of the config that it has, not of the one refused."""
@@ -219,6 +243,9 @@ class Trainer:
         """
         c = self.config
         self.pace.begin(self.clock(), self.progress.step)
+        self._first_step = self.progress.step
+        if self.contention is not None:
+            self._tell_load(self.contention.begin())
         while not self.flag.stopping:
             step = self.progress.step
             done = c.eval_only or step >= c.max_iters
@@ -232,8 +259,13 @@ class Trainer:
             if done:
                 self._settle()
                 return True
+            before = self.clock()
             if (result := self._train_one(step)) is None:
                 break
+            if self.contention is not None and step - self._first_step >= (
+                WARM_STEPS if self.placement.compiled else 1
+            ):
+                self._tell_load(self.contention.step(self.clock() - before))
             self.saver.poll()
             self._settle()
             self.progress = self.progress.model_copy(update={"step": step + 1, "evaluated": False})
@@ -327,12 +359,26 @@ class Trainer:
             eta_s=self.pace.eta_s(step, step_s, self.config.max_iters, self.config.eval_interval),
             data_wait_s=self.feed.take_wait_s(),
         )
-        self.directory.append("metrics", metrics.to_json() | self.vitals.now())
+        self.directory.append("metrics", metrics.to_json() | self.vitals.now() | self._of_others())
         self.listen(metrics)
         for id, values in self.vitals.odd():
             self._note(id, **values)
         if (peak := self.watch.exceeded(self.meter)) is not None:
             self._note("memory_exceeded", peak=peak, limit=self.watch.limit_bytes)
+
+    def _of_others(self) -> dict[str, float]:
+        """A key for a line of metrics.jsonl, on a CPU: `others_cores`, that other programs used since the last one."""
+        others = self.contention.take_others() if self.contention is not None else None
+        return {} if others is None else {"others_cores": round(others, 2)}
+
+    def _tell_load(self, told: list[Told]) -> None:
+        """Say what the machine's other programs do, and use the threads that there is room for."""
+        for id, values in told:
+            self._note(id, step=self.progress.step, **values)
+            if id == "machine_busy":
+                self.pace.expected = None  # the forecast is of a quiet machine; what is measured now says more
+        if told and self.contention is not None:
+            torch.set_num_threads(self.contention.threads)
 
     # -- evaluation and saving -----------------------------------------------------------------------------
 
@@ -420,6 +466,7 @@ class Trainer:
             mfu=flop_per_s / self.peak if flop_per_s and self.peak else None,
             evaluation_s=self.pace.median_evaluation_s,
             wall_s=self._elapsed_s(), data_wait_s=self.feed.mean_wait_s,
+            machine=self.contention.result() if self.contention is not None else None,
             memory=self.meter.result(self.state) if hasattr(self, "state") else self.meter.empty(),
         )  # fmt: skip
         record = resume_from.with_former(record, self.former)

@@ -156,5 +156,5 @@ def _comparison_row(row: Row) -> dict[str, Any]:
         "label": Message(f"quantity.{row.id}").text(), "kind": row.kind, "predicted": row.predicted,
         "measured": row.measured, "predicted_text": format_value(row.predicted, unit),
         "measured_text": format_value(row.measured, unit), "error": format_value(row.error, "signed_percent"),
-        "in_range": row.in_range,
+        "in_range": row.in_range, "busy": row.busy,
     }  # fmt: skip

@@ -100,7 +100,7 @@ export class RunsPage extends Polled {
     const rows = found.runs.flatMap(run => run.rows.map((row, i) => h("tr", {},
       h("th", { scope: "row" }, ...(i ? [] : [h("a", { href: `#/run/${run.id}` }, run.name), h("div", { class: "help" }, run.path)])), h("td", {}, row.label), h("td", { class: "number" }, row.predicted_text),
       h("td", { class: "number" }, row.measured_text), h("td", { class: "number" }, row.error),
-      h("td", {}, row.in_range === null ? "" : t(row.in_range ? "page.inside" : "page.outside")))));
+      h("td", {}, row.busy ? t("page.busy") : row.in_range === null ? "" : t(row.in_range ? "page.inside" : "page.outside")))));
     const head = h("tr", {}, ["run", "quantity", "predicted", "measured", "error", "range"].map(heading));
     this.against.replaceChildren(h("h2", {}, t("page.against")), h("p", { class: "help" }, t("page.against_help")),
       h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("page.against") }, h("table", {}, h("thead", {}, head), h("tbody", {}, rows))));

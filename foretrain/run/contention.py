@@ -1,0 +1,222 @@
+"""How much of the processor other programs use while a run trains on it, and what that costs the run.
+
+Busy time of the cores that this process may use (/proc/stat, steal by other virtual machines included) less this
+process's own is what others used. Where the system does not count that, its load average is a rough stand-in. The
+clocks are arguments, so that tests bring their own.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from foretrain.cpu import usable_cores
+from foretrain.run.store import MachineLoad, crowded
+
+LEAST_S, WINDOW_S = 1.0, 3.0  # jiffies are 10 ms, and a second of somebody's browser is not worth a line
+QUIET_S, TOLD_EVERY_S = 20.0, 300.0
+STALL_FACTOR, STALL_S = 4.0, 0.1  # a step so many times the median, and so much beyond it, is a stall
+STALLED_SHARE = 0.25  # of the steps' time; where more is lost in stalls, fewer threads are quicker
+SLOW = 2.0  # times the usual step, too: then threads wait for each other at every one of a step's many barriers
+BACK_S = 60.0  # of quiet, until all threads run again; twice as long each time
+LEAST_STEPS, RECENT = 5, 50  # steps that the median is of
+
+Told = tuple[str, dict[str, Any]]
+
+
+def cores_busy_s() -> float | None:
+    """Seconds that the cores of this process's affinity have worked, for whomever; None where no one counts."""
+    try:
+        text = Path("/proc/stat").read_text("ascii", "replace")
+        ticks, own = os.sysconf("SC_CLK_TCK"), os.sched_getaffinity(0)
+    except (OSError, AttributeError, ValueError):
+        return None
+    total, seen = 0, False
+    for line in text.splitlines():
+        name, *counts = line.split()
+        if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in own:
+            user, nice, system, _idle, _wait, irq, softirq, steal = (int(c) for c in [*counts[:8], *"00000000"][:8])
+            total, seen = total + user + nice + system + irq + softirq + steal, True
+    return total / ticks if seen else None
+
+
+def load_average() -> float:
+    """Programs that run or want to, over the last minute; 0 where the system does not say."""
+    try:
+        return os.getloadavg()[0]
+    except (OSError, AttributeError):
+        return 0.0
+
+
+def own_s() -> float:
+    """Processor seconds of this process and of those of its children that have ended, compilers for one."""
+    return sum(os.times()[:4])
+
+
+class Reading(NamedTuple):
+    """Seconds on three clocks: the wall's, this process's on the processor, and the busy time of its cores."""
+
+    at_s: float
+    own_s: float
+    busy_s: float | None
+
+
+class Clock:
+    """Where readings come from; the arguments are stand-ins for tests."""
+
+    def __init__(
+        self, wall: Callable[[], float] = time.monotonic, own: Callable[[], float] = own_s,
+        busy: Callable[[], float | None] = cores_busy_s, load: Callable[[], float] = load_average,
+        cores: int | None = None,
+    ) -> None:  # fmt: skip
+        self.wall, self.own, self.busy, self.load, self.cores = wall, own, busy, load, cores or usable_cores()
+
+    def read(self) -> Reading:
+        return Reading(self.wall(), self.own(), self.busy())
+
+
+class Contention:
+    """Of one process's run, on as many `threads` as it wants; `since`: from when on to look.
+
+    `adjust`: whether the number of threads may follow the cores that are free (nobody set it). `expected_s`: of a step
+    by the forecast, which steps are held against until quiet ones are known.
+    """
+
+    def __init__(
+        self, threads: int, *, adjust: bool = False, expected_s: float | None = None, clock: Clock | None = None,
+        since: Reading | None = None,
+    ) -> None:  # fmt: skip
+        self.clock = clock or Clock()
+        self.cores = self.clock.cores
+        self.wanted = self.threads = threads
+        self.adjust, self.usual_s = adjust, expected_s
+        self._before = since or self.clock.read()
+        self._whole, self._window, self._line = Sums(), Sums(), Sums()
+        self._recent: list[float] = []
+        self._crowded, self._quiet_s, self._told_s = False, 0.0, float("-inf")
+        self._back_s = BACK_S
+
+    def begin(self) -> list[Told]:
+        """Before the first step: what is to be told of the machine as it is, and `threads` to begin with."""
+        self._look()
+        window, self._window = self._window, Sums()
+        if window.wall_s < LEAST_S or not self._is_crowded(window):
+            return []
+        told, free = self._busy_now(window), self._free(window)
+        if self.adjust and free < self.threads:
+            told.append(("fewer_threads_first", {"old": self.threads, "new": free}))
+            self.threads = free
+        return told
+
+    def step(self, took_s: float) -> list[Told]:
+        """One step is done: what is to be told, as (event id, values); see `threads` afterwards."""
+        self._window.add_step(took_s, median(self._recent) if len(self._recent) >= LEAST_STEPS else None)
+        self._recent = [*self._recent[-RECENT + 1 :], took_s]
+        if self.clock.wall() - self._before.at_s + self._window.wall_s < WINDOW_S:
+            return []
+        self._look()
+        window, self._window = self._window, Sums()
+        if not self._is_crowded(window):
+            self.usual_s = median(self._recent)
+            return self._quiet(window)
+        # Without other programs a slow step is something else: a disk, a page fault.
+        self._whole.stalls, self._whole.stalled_s = (
+            self._whole.stalls + window.stalls, self._whole.stalled_s + window.stalled_s,
+        )  # fmt: skip
+        self._quiet_s = 0.0
+        return self._busy_now(window) + self._fewer(window)
+
+    def take_others(self) -> float | None:
+        """Cores that others used since this was asked last; None where nobody knows."""
+        self._look()
+        line, self._line = self._line, Sums()
+        return line.others_s / line.wall_s if line.wall_s > 0 else None
+
+    def _look(self) -> None:
+        before, now = self._before, self.clock.read()
+        self._before = now
+        wall_s, used = now.at_s - before.at_s, now.own_s - before.own_s
+        if wall_s <= 0:
+            return
+        if before.busy_s is not None and now.busy_s is not None:
+            others = min(max(0.0, now.busy_s - before.busy_s - used), wall_s * self.cores)
+        else:
+            others = min(max(0.0, self.clock.load() - self.threads), self.cores) * wall_s
+        for sums in (self._whole, self._window, self._line):
+            sums.add(wall_s, used, others)
+
+    def _is_crowded(self, window: "Sums") -> bool:
+        return crowded(window.others_s / window.wall_s, self.cores, self.wanted)
+
+    def _free(self, window: "Sums") -> int:
+        """Cores that others leave, a quarter of one forgiven."""
+        return max(1, int(self.cores - window.others_s / window.wall_s + 0.25))
+
+    def _busy_now(self, window: "Sums") -> list[Told]:
+        if self._crowded or self.clock.wall() - self._told_s < TOLD_EVERY_S:
+            return []
+        self._crowded, self._told_s = True, self.clock.wall()
+        return [("machine_busy", window.shares(self.cores))]
+
+    def _fewer(self, window: "Sums") -> list[Told]:
+        """Fewer threads, where steps are much slower because there are more threads than free cores."""
+        free, usual_s = self._free(window), self.usual_s
+        slow = usual_s is not None and window.steps_s > SLOW * usual_s * window.steps
+        if not self.adjust or free >= self.threads or not (slow or window.stalled_s > STALLED_SHARE * window.steps_s):
+            return []
+        lost_s = window.stalled_s if usual_s is None else window.steps_s - usual_s * window.steps
+        old, self.threads, self._recent = self.threads, free, []
+        return [("fewer_threads", {"old": old, "new": free, "lost": lost_s, "of": window.steps_s})]
+
+    def _quiet(self, window: "Sums") -> list[Told]:
+        self._quiet_s += window.wall_s
+        found: list[Told] = []
+        if self._crowded and self._quiet_s >= QUIET_S:
+            self._crowded = False
+            found.append(("machine_quiet", window.shares(self.cores)))
+        if self.threads < self.wanted and self._quiet_s >= self._back_s:
+            found.append(("more_threads", {"old": self.threads, "new": self.wanted}))
+            self.threads, self._recent, self._back_s = self.wanted, [], 2 * self._back_s
+            self.usual_s = None  # it was of fewer threads
+        return found
+
+    def result(self) -> MachineLoad | None:
+        """Over all of it; None where that is too short to say anything."""
+        self._look()
+        if self._whole.wall_s < LEAST_S:
+            return None
+        shares = self._whole.shares(self.cores)
+        return MachineLoad(
+            cores=self.cores, threads=self.wanted, others_share=round(shares["others"], 4),
+            own_share=round(shares["own"], 4), stalls=self._whole.stalls, stalled_s=round(self._whole.stalled_s, 3),
+        )  # fmt: skip
+
+
+@dataclass
+class Sums:
+    """Seconds of a stretch of time: by the clock, of the processor, in steps, and lost in stalls."""
+
+    wall_s: float = 0.0
+    own_s: float = 0.0
+    others_s: float = 0.0
+    steps: int = 0
+    steps_s: float = 0.0
+    stalls: int = 0
+    stalled_s: float = 0.0
+
+    def add(self, wall_s: float, own_s: float, others_s: float) -> None:
+        self.wall_s, self.own_s, self.others_s = self.wall_s + wall_s, self.own_s + own_s, self.others_s + others_s
+
+    def add_step(self, took_s: float, usual_s: float | None) -> None:
+        """One step; it stalled if it took much longer than usual."""
+        self.steps, self.steps_s = self.steps + 1, self.steps_s + took_s
+        if usual_s is not None and took_s > STALL_FACTOR * usual_s and took_s - usual_s > STALL_S:
+            self.stalls, self.stalled_s = self.stalls + 1, self.stalled_s + took_s - usual_s
+
+    def shares(self, cores: int) -> dict[str, float]:
+        """Of all of the processor: what others used, and this process."""
+        whole_s = self.wall_s * cores
+        return {"others": self.others_s / whole_s, "own": min(1.0, self.own_s / whole_s)}

@@ -1,0 +1,231 @@
+"""Other programs on the processor: noticed, said, kept out of the forecast's judgement, and given way to."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from foretrain.advise.forecast_check import compare
+from foretrain.advise.run_explain import explain_run
+from foretrain.advise.run_pace import pace_of
+from foretrain.predict.plan import plan
+from foretrain.report import run_explain_view, run_view, text
+from foretrain.report.document import Document
+from foretrain.run import contention
+from foretrain.run.contention import Clock, Contention, cores_busy_s
+from foretrain.run.pace import Pace
+from foretrain.run.store import MachineLoad, RunDirectory, crowded
+from tests.helpers import tiny, write_dataset
+from tests.test_train import train
+
+
+def shown_of(document: Document) -> str:
+    console = Console(file=io.StringIO(), width=100, color_system=None, highlight=False)
+    text.render(document, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+class Machine:
+    """Two cores on which time passes only when a test says so."""
+
+    def __init__(self, cores: int = 2) -> None:
+        self.at_s = self.own_s = self.busy_s = 0.0
+        self.counts = True
+        self.load = 0.0
+        self.clock = Clock(
+            lambda: self.at_s,
+            lambda: self.own_s,
+            lambda: self.busy_s if self.counts else None,
+            lambda: self.load,
+            cores,
+        )
+
+    def passes(self, wall_s: float, own: float, others: float) -> None:
+        """So many seconds, in which this process and others use so many cores."""
+        self.at_s, self.own_s = self.at_s + wall_s, self.own_s + own * wall_s
+        self.busy_s += (own + others) * wall_s
+
+
+def steps(watch: Contention, machine: Machine, count: int, took_s: float, own: float, others: float) -> list[Any]:
+    told = []
+    for _ in range(count):
+        machine.passes(took_s, own, others)
+        told += watch.step(took_s)
+    return told
+
+
+def test_a_quiet_machine_is_no_news() -> None:
+    machine = Machine()
+    watch = Contention(2, adjust=True, clock=machine.clock)
+    assert steps(watch, machine, 400, 0.05, 1.9, 0.05) == []
+    found = watch.result()
+    assert found is not None
+    assert (found.others_share, found.own_share, found.busy) == (0.025, 0.95, False)
+    assert watch.threads == 2
+
+
+def test_a_busy_machine_is_said_once_with_its_share_and_so_is_its_end() -> None:
+    machine = Machine()
+    watch = Contention(2, clock=machine.clock)
+    told = steps(watch, machine, 100, 0.1, 0.8, 1.2)
+    assert [id for id, _ in told] == ["machine_busy"]
+    assert told[0][1] == pytest.approx({"others": 0.6, "own": 0.4})
+    assert [id for id, _ in steps(watch, machine, 600, 0.05, 1.95, 0.0)] == ["machine_quiet"]
+    assert steps(watch, machine, 40, 0.1, 0.8, 1.2) == []  # not every minute
+    assert watch.result() is not None
+
+
+def test_others_matter_where_training_wants_their_cores() -> None:
+    """Half of a machine of 64 cores may be used while a run needs eight."""
+    assert not crowded(32, 64, 8)
+    assert crowded(60, 64, 8)
+    assert crowded(1, 2, 2)
+    assert not crowded(1, 2, 1)
+    assert not crowded(0.1, 2, 2)
+
+
+def test_steps_that_stall_or_crawl_beside_others_get_fewer_threads_and_all_of_them_back() -> None:
+    machine = Machine()
+    watch = Contention(2, adjust=True, clock=machine.clock)
+    steps(watch, machine, 100, 0.05, 1.9, 0.0)  # what is usual here
+    told = steps(watch, machine, 1, 0.05, 0.9, 1.0) + steps(watch, machine, 2, 4.0, 0.3, 1.0)  # barriers stall
+    assert [id for id, _ in told] == ["machine_busy", "fewer_threads"]
+    assert (told[1][1]["old"], told[1][1]["new"], watch.threads) == (2, 1, 1)
+    assert steps(watch, machine, 100, 0.1, 1.0, 1.0) == []  # as quick as one core is
+    told = steps(watch, machine, 700, 0.1, 1.0, 0.0)
+    assert [id for id, _ in told] == ["machine_quiet", "more_threads"]
+    assert watch.threads == 2
+    found = watch.result()
+    assert found is not None
+    assert found.threads == 2
+
+
+def test_slow_steps_without_other_programs_keep_their_threads() -> None:
+    machine = Machine()
+    watch = Contention(2, adjust=True, clock=machine.clock, expected_s=0.05)
+    assert steps(watch, machine, 20, 2.0, 1.9, 0.0) == []
+    assert watch.threads == 2
+
+
+def test_threads_that_somebody_set_stay() -> None:
+    machine = Machine()
+    watch = Contention(2, clock=machine.clock, expected_s=0.05)
+    told = steps(watch, machine, 20, 5.0, 0.3, 1.0)
+    assert [id for id, _ in told] == ["machine_busy"]
+    assert watch.threads == 2
+
+
+def test_a_run_begins_with_the_threads_that_others_leave_room_for() -> None:
+    machine = Machine()
+    watch = Contention(2, adjust=True, clock=machine.clock, since=machine.clock.read())
+    machine.passes(3.0, 0.5, 1.0)
+    assert [id for id, _ in watch.begin()] == ["machine_busy", "fewer_threads_first"]
+    assert watch.threads == 1
+    alone = Contention(2, adjust=True, clock=machine.clock, since=machine.clock.read())
+    machine.passes(3.0, 1.0, 0.02)
+    assert alone.begin() == []
+
+
+def test_without_counts_of_cores_the_load_average_stands_in() -> None:
+    machine = Machine()
+    machine.counts, machine.load = False, 4.0
+    watch = Contention(2, clock=machine.clock)
+    told = steps(watch, machine, 10, 1.0, 0.5, 0.0)
+    assert told[0][0] == "machine_busy"
+    assert told[0][1]["others"] == 1.0
+
+
+def test_the_busy_time_is_of_the_cores_that_may_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Idle time and waiting for disks are left out, time that other virtual machines took is not."""
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  9 9 9 9\ncpu0 100 10 50 9000 800 5 5 30 0 0\ncpu1 1 1 1 1\ncpu2 200 0 0 7 7 0 0 0\nintr 5\n")
+    real = Path
+    monkeypatch.setattr(contention, "Path", lambda path: real(stat) if path == "/proc/stat" else real(path))
+    monkeypatch.setattr(contention.os, "sched_getaffinity", lambda _: {0, 2}, raising=False)
+    monkeypatch.setattr(contention.os, "sysconf", lambda _: 100)
+    assert cores_busy_s() == 4.0
+    stat.write_text("nothing")
+    assert cores_busy_s() is None
+
+
+def test_the_first_eta_is_the_forecast_and_measured_steps_replace_it() -> None:
+    """A first step of seconds (memory is allocated, the profiler runs) said 54 minutes for three."""
+    pace = Pace((0.1, 1.0))
+    pace.begin(0.0, 0)
+    first = pace.eta_s(0, pace.step_s(10.0, 0), 1001, 500)
+    assert first == pytest.approx(1000 * 0.1 + 2 * 1.0)
+    at_s = 10.0
+    for step in range(10, 200, 10):
+        at_s += 2.0
+        later = pace.eta_s(step, pace.step_s(at_s, step), 1001, 500)
+    assert later == pytest.approx(811 * 0.2 + 2, rel=0.1)
+    without = Pace()
+    without.begin(0.0, 0)
+    assert without.eta_s(0, without.step_s(10.0, 0), 1001, 500) == 10_000
+
+
+@pytest.fixture
+def busy_run(own_directory: Path) -> RunDirectory:
+    """A run that was measured while others used 60 % of the processor."""
+    write_dataset(Path("data/toy"))
+    train(tiny())
+    directory = RunDirectory(Path("out"))
+    load = MachineLoad(cores=2, threads=2, others_share=0.6, own_share=0.14, stalls=3, stalled_s=9.5)
+    record = directory.read_record().model_copy(update={"machine": load, "step_s": 60.2})
+    directory.write_record(record)
+    return directory
+
+
+def test_figures_of_a_busy_machine_are_marked_and_not_judged(busy_run: RunDirectory) -> None:
+    record = busy_run.read_record()
+    forecast = plan(record.config, record.gpu)
+    found = compare(forecast, record)
+    assert found.time
+    assert all(row.busy and row.in_range is None for row in found.time)
+    assert not any(row.busy for row in found.memory)
+    shown = shown_of(run_view.comparison_document(found))
+    assert "busy machine" in shown
+    assert "out of range" not in shown.split("Time")[-1]
+    assert "other programs used 60.0 % of the processor" in " ".join(shown.split())
+    assert "3 step(s) stalled" in shown
+
+
+def test_explain_says_that_the_machine_was_busy(busy_run: RunDirectory) -> None:
+    record = busy_run.read_record()
+    metrics, events = busy_run.read_lines("metrics"), busy_run.read_lines("events")
+    found = explain_run(record, plan(record.config, record.gpu), metrics, events)
+    shown = " ".join(shown_of(run_explain_view.document(found)).split())
+    assert "other programs used 60.0 % of the processor" in shown
+    assert "foretrain calibrate" not in shown
+
+
+def test_lines_beside_more_of_others_are_slow_for_their_sake() -> None:
+    lines = [
+        {"kind": "step", "step": i, "step_s": 0.5 if i in (20, 21) else 0.1, "cpu_s": 0.1,
+         "others_cores": 1.5 if i in (20, 21) else 0.05} for i in range(40)
+    ]  # fmt: skip
+    found = pace_of(lines, (), compiled=False)
+    assert found is not None
+    assert [one.cause for one in found.slower] == ["others_cpu"]
+
+
+def test_a_run_tells_of_other_programs_and_changes_its_threads(
+    own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_dataset(Path("data/toy"))
+    machine, set_to = Machine(), []
+    watch = Contention(2, adjust=True, clock=machine.clock, since=machine.clock.read())
+    machine.passes(3.0, 0.5, 1.0)
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    record = train(tiny(), contention=watch)
+    assert set(set_to) == {1}
+    events = [e["id"] for e in RunDirectory(Path("out")).read_lines("events")]
+    assert events[:2] == ["machine_busy", "fewer_threads_first"]
+    assert record.machine is not None
+    assert record.machine.busy
+    lines = [m for m in RunDirectory(Path("out")).read_lines("metrics") if m["kind"] == "step"]
+    assert "others_cores" in json.dumps(lines)

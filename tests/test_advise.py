@@ -612,7 +612,7 @@ def test_a_plan_shows_the_three_best() -> None:
         (("--goal", "beauty"), 2, "quality"), (("--apply", "99"), 2, "from 1 to"), (("--write", "x.toml"), 2, "--apply"),
         (("--gpu", "3060,4070"), 2, "one card"), (("--apply", "1", "--write", "x.json"), 2, ".toml"),
         (("--top", "0"), 2, "top"), (("--exact", "--goal", "quality"), 2, "memory"), (("--trainer", "me"), 2, "nanogpt"),
-        (("--batchsize=3",), 2, "batch_size"), (("--price", "4090=x"), 2, "4090"), (("--others", "9TB"), 2, "more than"),
+        (("--batchsize=3",), 2, "batch_size"), (("--price", "4090=x"), 2, "4090"), (("--others", "9TB"), 2, "has only 12.00 GiB"),
     ],
 )  # fmt: skip
 def test_bad_input_gets_a_sentence(

@@ -89,7 +89,8 @@ def test_a_run_without_steps_keeps_what_its_record_says(tmp_path: Path) -> None:
     assert answer("runs", str(tmp_path))["runs"][0]["step_s"] is None
 
 
-def test_only_a_run_with_a_checkpoint_can_be_resumed(tmp_path: Path) -> None:
+def test_only_a_run_with_a_checkpoint_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")  # the path of a temporary folder may be long
     for name, status in (("a", "interrupted"), ("b", "killed"), ("c", "interrupted")):
         path = write_run(tmp_path / name)
         record = json.loads((path / "run.json").read_text()) | {"status": status}

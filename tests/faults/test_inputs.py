@@ -104,10 +104,10 @@ def test_what_cannot_be_read_to_its_end_is_not_begun(own_directory: Path) -> Non
     Path("exact").write_bytes(bytes(100))
     assert read_bytes(Path("exact"), 100) == bytes(100)
     for path, reason in (
-        ("pipe", "not a file"),
+        ("pipe", "it is a pipe"),
         ("folder", "director"),
         ("exact", "larger than 99 B"),
-        ("/dev/zero", "not a file"),
+        ("/dev/zero", "it is a device"),
     ):
         with pytest.raises(OSError, match=reason):
             read_bytes(Path(path), 99)

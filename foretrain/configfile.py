@@ -368,12 +368,13 @@ def to_toml(config: RunConfig) -> str:
     for group in GROUPS:
         lines.append(f"[{group}]")
         members = (name for name, knob in KNOBS.items() if knob.group == group)
-        lines += [f"{name} = {_toml_value(getattr(config, name))}" for name in members]
+        lines += [f"{name} = {toml_value(getattr(config, name))}" for name in members]
         lines.append("")
     return "\n".join(lines)
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as TOML has it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

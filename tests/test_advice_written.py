@@ -1,14 +1,24 @@
 """Advice that can be followed: what is ranked first, what the first screen says, and what --write gives back."""
 
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from foretrain import config_writer
 from foretrain.advise.advice import Advices
 from foretrain.advise.advisor import advise, short_list
 from foretrain.advise.rules import BY_ID
 from foretrain.app.plan import make_plan, targets
-from foretrain.configfile import resolve
+from foretrain.config import RunConfig
+from foretrain.configfile import from_values, resolve
 from foretrain.predict.plan import Plan
-from tests.helpers import REPO
+from tests.helpers import REPO, foretrain
 
 FINETUNE = str(REPO / "examples" / "nanogpt" / "config" / "finetune_shakespeare.py")
+CASE_C = REPO / "examples" / "real-cases" / "c.py"
+CARD = ("--gpu", "4070", "--used-by-others", "2.1GB")
 
 
 def planned(*words: str, gpu: str = "4070", others: str = "") -> Plan:
@@ -57,3 +67,150 @@ def test_only_a_run_that_starts_from_gpt2_has_smaller_ones() -> None:
     assert names == {
         "--init_from=gpt2-large": ["gpt2-medium", "gpt2"], "--init_from=gpt2": [], "--init_from=scratch": [],
     }  # fmt: skip
+
+
+# -- what --write gives back ---------------------------------------------------------------------------------------
+
+
+def number_of(*rules: str, words: tuple[str, ...] = (str(CASE_C), *CARD)) -> str:
+    """Which entry of the list these rules are."""
+    listed = json.loads(foretrain("advise", *words, "--json").stdout)["advised"]
+    return next(str(i) for i, advice in enumerate(listed, 1) if advice["rules"] == list(rules))
+
+
+def test_a_nanogpt_file_comes_back_as_one_with_its_comments_and_fits() -> None:
+    Path("mine.py").write_text("# my run\n" + CASE_C.read_text() + "eval_interval = 500  # often\n")
+    words = ("mine.py", *CARD)
+    apply = ("--apply", number_of("micro_batch", words=words), "--write", "new.py")
+    result = foretrain("advise", *words, *apply)
+    assert result.returncode == 0, result.stderr
+    text = Path("new.py").read_text()
+    assert "# my run\n" in text
+    assert "eval_interval = 500  # often" in text
+    assert "foretrain advise mine.py --gpu 4070" in text.splitlines()[0]
+    assert "batch_size: was 16" in text
+    before, after = resolve(["mine.py"]).config, resolve(["new.py"]).config
+    differ = {name for name in RunConfig.model_fields if getattr(before, name) != getattr(after, name)}
+    assert differ == {"batch_size", "gradient_accumulation_steps", "eval_iters"}
+    assert foretrain("plan", "new.py", *CARD, "--check").returncode == 0
+    assert foretrain("plan", "mine.py", *CARD, "--check").returncode == 3
+
+
+def test_what_was_typed_beside_the_file_is_in_it() -> None:
+    words = (str(CASE_C), "--max_iters=1234", "--price_per_kwh=0.5", *CARD)
+    result = foretrain("advise", *words, "--apply", number_of("micro_batch", words=words), "--write", "new.py")
+    assert result.returncode == 0, result.stderr
+    assert resolve(["new.py"]).config.max_iters == 1234
+    assert "price_per_kwh" not in Path("new.py").read_text().partition("\n")[2]
+
+
+def test_foretrains_step_is_not_written_as_nanogpts_file_but_its_command_is_told() -> None:
+    result = foretrain("advise", str(CASE_C), *CARD, "--apply", number_of("foretrain_step"), "--write", "new.py")
+    assert result.returncode == 2
+    assert not Path("new.py").exists()
+    assert f"foretrain train {CASE_C}" in result.stderr
+    assert "nothing was written" in result.stderr
+
+
+def test_foretrains_step_as_toml_is_a_config_that_foretrain_trains() -> None:
+    result = foretrain("advise", str(CASE_C), *CARD, "--apply", number_of("foretrain_step"), "--write", "new.toml")
+    assert result.returncode == 0, result.stderr
+    assert foretrain("plan", "new.toml", *CARD, "--check").returncode == 0
+
+
+def test_what_is_not_in_the_config_is_not_written() -> None:
+    card = foretrain("advise", FINETUNE, "--gpu", "4070", "--apply", number_of(
+        "another_card", words=(FINETUNE, "--gpu", "4070")), "--write", "ft.toml")  # fmt: skip
+    free = foretrain("advise", str(CASE_C), *CARD, "--apply", number_of("free_others"), "--write", "ft.py")
+    assert (card.returncode, free.returncode) == (2, 2)
+    assert "another card" in card.stderr
+    assert "close what nvidia-smi lists" in free.stderr
+    assert not list(Path().iterdir())
+
+
+def test_a_smaller_gpt2_is_written_as_init_from_alone() -> None:
+    words = (FINETUNE, "--gpu", "4070")
+    result = foretrain("advise", *words, "--apply", number_of("pretrained", words=words), "--write", "ft.py")
+    assert result.returncode == 0, result.stderr
+    text = Path("ft.py").read_text()
+    assert "init_from = 'gpt2-medium'" in text
+    assert "n_layer" not in text
+    assert foretrain("plan", "ft.py", "--gpu", "4070", "--check").returncode == 0
+
+
+def test_a_written_config_that_needs_more_than_itself_to_fit_ends_with_3() -> None:
+    """The change and less memory used by other programs: the file alone does not fit the card as it was asked about."""
+    from foretrain.advise.advice import Advice
+    from foretrain.advise.asked import Asked
+    from foretrain.advise.candidates import settings
+    from foretrain.cli import advise_write
+
+    resolved, base = resolve([str(CASE_C)]), planned(str(CASE_C), others="9GB")
+    found = advise(base, "nanogpt", "fit")
+    changed = base.config.model_copy(update={"eval_iters": 100})
+    advice = Advice.model_validate({
+        **found.advised[0].model_dump(), "settings": settings(base.config, changed), "step": "nanogpt",
+        "gpu": base.gpu.name, "used_by_others_bytes": 0,
+    })  # fmt: skip
+    found = found.model_copy(update={"advised": (advice,)})
+    asked = Asked(command="advise", words=(str(CASE_C),), quiet=True)
+    problem = advise_write.write(resolved, base, found, 1, Path("new.py"), asked)
+    assert problem is not None
+    assert problem.exit_code == 3
+    assert "new.py was written, but" in str(problem)
+    assert resolve(["new.py"]).config.eval_iters == 100
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "expected"),
+    [
+        ("a = 1\nbatch_size = (\n  4 *\n  2)  # é\n", {"batch_size": 4}, "a = 1\nbatch_size = (\n  4)  # é\n"),
+        ("x = 'é'; batch_size = 8; max_iters = 5\r\n", {"batch_size": 4}, "x = 'é'; batch_size = 4; max_iters = 5\r\n"),
+        ("batch_size = 8\nbatch_size = 6\n", {"batch_size": 4}, "batch_size = 8\nbatch_size = 4\n"),
+        ("dropout: float = 0.1", {"dropout": 0.0, "compile": False}, "dropout: float = 0.0\ncompile = False\n"),
+        # A line computes another option from it: both keep their values but for the one that is changed.
+        ("max_iters = 9\nlr_decay_iters = max_iters\n", {"max_iters": 5},
+         "max_iters = 9\nlr_decay_iters = max_iters\nmax_iters = 5\n"),
+        ("import os\n", {"batch_size": 4}, "import os\nbatch_size = 4\n"),
+    ],
+)  # fmt: skip
+def test_values_are_changed_in_their_lines(text: str, changes: dict[str, object], expected: str) -> None:
+    assert config_writer.nanogpt_text(text, changes, ["by\nme"]) == "# by me\n" + expected
+
+
+def test_a_written_toml_holds_what_differs_and_says_what_was_changed() -> None:
+    Path("my.toml").write_text("batch_size = 32\ngradient_accumulation_steps = 16\ncompile = true\n")
+    words = ("my.toml", "--gpu", "4060", "--used-by-others", "2.3GB")
+    listed = json.loads(foretrain("advise", *words, "--goal", "fit", "--json").stdout)["advised"]
+    number, advice = next((i, a) for i, a in enumerate(listed, 1) if a["settings"] and a["gpu"] == "RTX 4060")
+    result = foretrain("advise", *words, "--goal", "fit", "--apply", str(number), "--write", "new.toml")
+    assert result.returncode == 0, result.stderr
+    text = Path("new.toml").read_text()
+    options = {name for group in tomllib.loads(text).values() for name in group}
+    changed = {setting["option"] for setting in advice["settings"]}
+    assert changed <= options <= changed | {"batch_size", "gradient_accumulation_steps"}
+    assert text.startswith("# Written by foretrain")
+    assert text.count("# was ") == len(changed)
+    config = resolve(["my.toml"]).config.model_copy(update={s["option"]: s["after"] for s in advice["settings"]})
+    assert resolve(["new.toml"]).config == config
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {}, {"recipe": "modern"}, {"recipe": "modern", "optimizer": "adamw", "learning_rate": 6e-4},
+        {"init_from": "gpt2-xl"}, {"init_from": "gpt2", "vocab_size": 50304, "block_size": 512},
+        {"n_layer": 3, "dataset": 'a"b', "decay_lr": False}, {"total_batch_size": 524288, "batch_size": 8},
+    ],
+)  # fmt: skip
+def test_short_toml_reads_back_as_the_same_config(values: dict[str, object]) -> None:
+    config = from_values(dict(values)).config
+    Path("a.toml").write_text(config_writer.short_toml(config, ["x"]))
+    assert resolve(["a.toml"]).config == config
+
+
+def test_python_is_for_those_who_came_with_it() -> None:
+    result = foretrain("advise", "gpt2-774m", "--gpu", "4070", "--apply", "1", "--write", "new.py")
+    assert result.returncode == 2
+    assert ".toml" in result.stderr
+    assert not Path("new.py").exists()

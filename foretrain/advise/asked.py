@@ -4,11 +4,13 @@ from foretrain.records import Record
 
 
 class Asked(Record):
-    """What was typed: the config's words, the options that name the card, and whether it is a nanoGPT file.
+    """What was typed: the command, the config's words, the options that name the card; whether it is a
+    nanoGPT file.
 
     `wrote`: the file that --write made.
     """
 
+    command: str = "plan"
     words: tuple[str, ...] = ()
     gpu: str = "auto"
     others: str = ""

@@ -49,9 +49,18 @@ def first_answer(plan: Plan, asked: Asked) -> FirstAnswer:
     if best is None or not helps or len(changes) > MOST_FLAGS:
         command = ("foretrain", "advise", *asked.words, *asked.card_options())
         return FirstAnswer(bottleneck=slow, next="advise", command=command, advice=best)
-    flags = tuple(f"--{setting.option}={_value(setting.after)}" for setting in changes)
-    kept = without(_words(asked, plan, best.step), [setting.option for setting in changes])
-    return FirstAnswer(bottleneck=slow, next="change", command=(*START[best.step], *kept, *flags), advice=best)
+    return FirstAnswer(bottleneck=slow, next="change", command=changed_command(plan, best, asked), advice=best)
+
+
+def changed_command(plan: Plan, advice: Advice, asked: Asked) -> tuple[str, ...]:
+    """The command that runs what was asked about with an advice's changes. nanoGPT reads True, not true."""
+    changes = to_set(advice.settings)
+    if advice.step == "nanogpt":  # it has the allocator's settings from its environment
+        changes = tuple(setting for setting in changes if setting.option != "allocator_settings")
+    said = str if advice.step == "nanogpt" else _value
+    flags = tuple(f"--{setting.option}={said(setting.after)}" for setting in changes)
+    kept = without(_words(asked, plan, advice.step), [setting.option for setting in changes])
+    return (*START[advice.step], *kept, *flags)
 
 
 def _words(asked: Asked, plan: Plan, step: StepName) -> tuple[str, ...]:

@@ -8,11 +8,12 @@ from typing import Annotated, get_args
 import typer
 
 from foretrain.advise.advice import Advices
+from foretrain.advise.asked import Asked
 from foretrain.advise.rules.base import Goal
 from foretrain.app.plan import targets
-from foretrain.cli import plan_exact, plan_limits
+from foretrain.cli import advise_write, plan_exact, plan_limits
 from foretrain.cli import plan_options as o
-from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, print_json, print_notes
+from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, print_error, print_json, print_notes
 from foretrain.cli.old_options import typed
 from foretrain.cli.plan import make_plans
 from foretrain.cli.plan_exact import Depth
@@ -62,7 +63,10 @@ Top = Annotated[
 ApplyOption = Annotated[
     int, typer.Option("--apply", help="Show change N in full, with the diff of the config.", min=0, metavar="N")
 ]
-WriteOption = Annotated[Path | None, typer.Option(help="With --apply: write the changed config.", metavar="FILE.toml")]
+WriteOption = Annotated[
+    Path | None,
+    typer.Option(help="With --apply: write the changed config; a nanoGPT .py file can stay one.", metavar="FILE"),
+]
 ExactOption = Annotated[
     bool,
     typer.Option(
@@ -100,7 +104,8 @@ def advise_command(
     if exact:
         found = _confirmed(found, base, count, quiet)
     if apply:
-        _apply(base, found, apply, write, as_json=as_json, quiet=quiet)
+        asked = Asked(command="advise", words=tuple(words or []), gpu=gpu, others=others, quiet=quiet)
+        _apply(resolved, base, found, apply, write, asked, as_json=as_json)
         return
     shown = found.top(top)
     if as_json:
@@ -120,7 +125,7 @@ def _check_options(goal: str, exact: bool, apply: int, write: Path | None) -> No
     if write is not None and not apply:
         raise UserError("usage.advise_apply")
     if write is not None:
-        plan_limits.check_writable(write)
+        plan_limits.check_writable(write, python=True)
 
 
 def _base(resolved: ResolvedConfig, gpu: str, others: str, price: str | None) -> Plan:
@@ -176,19 +181,22 @@ def _confirmed(found: Advices, base: Plan, count: int, quiet: bool) -> Advices:
             raise UserError("environment.no_trace", reason=str(error)) from None
 
 
-def _apply(base: Plan, found: Advices, number: int, write: Path | None, *, as_json: bool, quiet: bool) -> None:
-    from foretrain.advise.candidates import with_settings
-
+def _apply(
+    resolved: ResolvedConfig, base: Plan, found: Advices, number: int, write: Path | None, asked: Asked, *,
+    as_json: bool,
+) -> None:  # fmt: skip
     if not found.advised:
         raise UserError("usage.advise_nothing", number=number)
     if number > len(found.advised):
         raise UserError("usage.advise_number", number=number, count=len(found.advised))
     advice = found.advised[number - 1]
-    if write is not None:
-        plan_limits.write_config(with_settings(base.config, advice.settings), write, quiet=quiet)
+    problem = advise_write.write(resolved, base, found, number, write, asked) if write is not None else None
     if as_json:
         print_json(found.model_copy(update={"advised": (advice,), "partial": (), "useless": ()}).to_json(schema=SCHEMA))
-        return
-    from foretrain.report import advice_view, text
+    else:
+        from foretrain.report import advice_view, text
 
-    text.render(advice_view.one(base, found, number), OUT)
+        text.render(advice_view.one(base, found, number), OUT)
+    if problem is not None:
+        print_error(problem, as_json=False)
+        raise typer.Exit(int(problem.exit_code))

@@ -1,16 +1,20 @@
 """What `foretrain plan` does about money and limits: --price, --co2, --within, --tokens, --best, --write."""
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from foretrain import config_writer
+from foretrain.advise.asked import Asked
 from foretrain.cli import plan_print
 from foretrain.cli.common import ERR
 from foretrain.cli.plan_print import Form
 from foretrain.config import RunConfig
-from foretrain.configfile import ResolvedConfig, to_toml
+from foretrain.configfile import ResolvedConfig
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu, find
 from foretrain.messages import printable, say
@@ -72,9 +76,11 @@ def check_limits(limits: Limits, targets: int, traces: bool) -> None:
         limits.limit()
 
 
-def check_writable(path: Path) -> None:
-    """Whether a config can be written there. Raises UserError."""
-    if path.suffix != ".toml":
+def check_writable(path: Path, *, python: bool = False) -> None:
+    """Whether a config can be written there; `python`: as nanoGPT's .py too. Raises UserError."""
+    if path.suffix == ".py" and python:
+        pass
+    elif path.suffix != ".toml":
         raise UserError("usage.cannot_write_file", path=str(path), reason="its name must end in .toml")
     if not path.parent.is_dir():
         raise UserError("usage.cannot_write_file", path=str(path), reason="its folder is not there")
@@ -138,13 +144,20 @@ def prices_of(limits: Limits, config: RunConfig, gpus: list[Gpu]) -> list[float]
     return found
 
 
-def write_config(config: RunConfig, path: Path, *, quiet: bool) -> None:
-    """The config as a file that `plan` and `train` read."""
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(to_toml(config))
-    except OSError as error:
-        raise UserError("usage.cannot_write_file", path=str(path), reason=error.strerror or "") from None
+def write_config(config: RunConfig, path: Path, asked: Asked, before: dict[str, str] | None = None) -> None:
+    """The config as a file that `plan` and `train` read: what differs from the defaults, and where it is from."""
+    config_writer.write_text(config_writer.short_toml(config, origin(asked), before), path)
+    tell_written(path, quiet=asked.quiet)
+
+
+def origin(asked: Asked) -> tuple[str, ...]:
+    """What a written file says of where it is from."""
+    command = shlex.join(("foretrain", asked.command, *asked.words, *asked.card_options()))
+    return (say("written.origin", command=command, version=version("foretrain")),)
+
+
+def tell_written(path: Path, *, quiet: bool) -> None:
+    """A line on stderr."""
     if not quiet:
         ERR.print(printable(say("within.written", path=str(path))), soft_wrap=True, markup=False)
 
@@ -155,7 +168,8 @@ def within_command(plan: Plan, step: StepName, limits: Limits, form: Form) -> No
 
     found = within(plan, limits.limit(), step)
     if limits.write is not None:
-        write_config(found.config, limits.write, quiet=form.asked.quiet)
+        before = {name: say("written.was", value=str(getattr(plan.config, name))) for name in found.changed}
+        write_config(found.config, limits.write, form.asked, before)
     plan_print.within(plan, found, form)
 
 
@@ -184,5 +198,5 @@ def best_command(plan: Plan, step: StepName, limits: Limits, form: Form) -> None
     with _progress(form.asked.quiet) as listen:
         found = best(plan, limits.limit(), step, limits.given, listen)
     if limits.write is not None:
-        write_config(found.candidates[0].config, limits.write, quiet=form.asked.quiet)
+        write_config(found.candidates[0].config, limits.write, form.asked)
     plan_print.best(plan, found, form)

@@ -1,4 +1,4 @@
-# The same verbs at home and in CI. A virtual environment in .venv is made on first use.
+# The same commands at home and in CI. A virtual environment in .venv is made on first use.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ DEMO_STAMP := $(VENV)/.installed-demo
 DOCS_STAMP := $(VENV)/.installed-docs
 
 .PHONY: help demo test test-machines faults faults-long soak slow check fix docs docs-serve site site-of-docs picture clean
-help: ## list the verbs
+help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 $(BIN)/python:
@@ -32,19 +32,19 @@ demo: $(DEMO_STAMP) ## plan, train a small GPT on the built-in corpus, compare, 
 test: $(STAMP) ## the whole test suite on the CPU
 	$(BIN)/python -m pytest
 
-test-machines: $(STAMP) ## the suite on four made-up machines, on one core, and beside eight busy processes
+test-machines: $(STAMP) ## the suite on four made-up machines, on one core, and next to eight busy processes
 	$(BIN)/python -m tests.machines
 
-faults: $(STAMP) ## put hundreds of faults into runs: kills, signals, full disks, flipped bits, NaN (ten minutes)
+faults: $(STAMP) ## inject hundreds of faults into runs: kills, signals, full disks, flipped bits, NaN (ten minutes)
 	$(BIN)/python -m tests.faults --tier pr
 
-faults-long: $(STAMP) ## the same by thousands
+faults-long: $(STAMP) ## the same with thousands
 	$(BIN)/python -m tests.faults --tier nightly
 
-soak: $(STAMP) ## a run of one hour with a fault every 30 seconds, then the same steps without
+soak: $(STAMP) ## a run of one hour with a fault every 30 seconds, then the same steps without faults
 	rm -rf soak && $(BIN)/python -m tests.faults.soak --hours 1 --every 30
 
-slow: $(STAMP) ## the slower proofs
+slow: $(STAMP) ## the slower tests
 	$(BIN)/python -m pytest -m slow
 
 check: $(STAMP) ## lint, format check, types
@@ -52,19 +52,19 @@ check: $(STAMP) ## lint, format check, types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-fix: $(STAMP) ## mend what the linter can mend, and format
+fix: $(STAMP) ## fix what ruff can fix, and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(DOCS_STAMP) ## write the generated parts of README.md and docs/ anew, and build the site in build/docs/site
+docs: $(DOCS_STAMP) ## regenerate the generated parts of README.md and docs/, and build the site in build/docs/site
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/before_after.py
 	$(BIN)/python docs/build_site.py
 
-site-of-docs: $(DOCS_STAMP) # what CI runs: tests hold the generated parts
+site-of-docs: $(DOCS_STAMP) # what CI runs: tests check the generated parts
 	$(BIN)/python docs/build_site.py
 
-docs-serve: $(DOCS_STAMP) ## the documentation site on 127.0.0.1:8000, built again at each change
+docs-serve: $(DOCS_STAMP) ## the documentation site on 127.0.0.1:8000, rebuilt at each change
 	$(BIN)/python docs/build_site.py --serve
 
 site: | $(BIN)/python ## build/planner: the planner as a static site for any host (needs node and npm)
@@ -76,5 +76,5 @@ picture: $(DEMO_STAMP) ## docs/pictures/report.png: the demo's report as Chromiu
 		--screenshot=docs/pictures/report.png "file://$(CURDIR)/out-picture/report.html"
 	rm -rf out-picture
 
-clean: ## remove what the verbs made
+clean: ## remove what the commands made
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

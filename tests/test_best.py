@@ -184,7 +184,7 @@ def test_whatever_the_limit_the_answer_is_within_it(exponent: float, gpu: str, d
 
 
 def test_on_the_command_line() -> None:
-    words = ("plan", "--gpu", "RTX 4070", "--best", "--within", "20h", "--data-tokens", "3.68B")
+    words = ("plan", "--gpu", "RTX 4070", "--best", "--within", "20h", "--data-tokens", "3.68B", "--full")
     shown = foretrain(*words)
     assert shown.returncode == 0, shown.stderr
     for said in (
@@ -193,7 +193,7 @@ def test_on_the_command_line() -> None:
         "arXiv:2404.10102",
         "layers",
         "What limits the loss",
-        "--others 2GB",
+        "2GB",
     ):
         assert said in " ".join(shown.stdout.split())
     made = json.loads(foretrain(*words, "--write", "best.toml", "--json").stdout)

@@ -212,7 +212,7 @@ def test_several_cards() -> None:
         (["gpt2-124m", "--gpu", "4071"], 2, "nearest"),
         (["gpt2-124m", "--gpu", "4060 ti"], 2, "more than one card"),
         (["gpt2-124m", "--gpu", "4070", "--others", "lots"], 2, "--others"),
-        (["gpt2-124m", "--gpu", "4070", "--others", "13GiB"], 2, "more than the 12.00 GiB"),
+        (["gpt2-124m", "--gpu", "4070", "--others", "13GiB"], 2, "has only 12.00 GiB"),
         (["gpt2-124m", "--gpu", "4070", "--step-time", "0"], 2, "must be from"),
         (["gpt2-124m", "--gpu", "4070", "--step-time", "1", "--logged-mfu", "3"], 2, "one of them"),
         (["gpt2-124m", "--gpu", "4070", "--trainer", "x"], 2, "foretrain or nanogpt"),

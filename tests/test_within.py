@@ -152,7 +152,7 @@ def test_case_d_in_twelve_hours_written_and_planned_again() -> None:
     assert answer["schema"] == "foretrain.within/2"
     assert 10_700 < answer["steps"] < 12 * 3600 / 3.9
     assert answer["epochs"] == pytest.approx(answer["tokens"] / 3.68e9)
-    assert answer["changed"] == ["max_iters", "lr_decay_iters"]
+    assert answer["changed"] == ["max_iters", "lr_decay_iters", "warmup_iters"]
     written = resolve(["shorter.toml"]).config
     assert written.max_iters == written.lr_decay_iters == answer["steps"]
     again = json.loads(foretrain("plan", "shorter.toml", "--gpu", "4070", "--step-time", "3.9", "--json").stdout)
@@ -178,7 +178,7 @@ def test_the_warm_up_stays_in_proportion(warmup: int, asked: int, steps: int, fi
 
 def test_the_warm_up_is_always_said() -> None:
     for words in ([], ["--warmup_iters=10"]):
-        shown = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--within", "12h", *words).stdout
+        shown = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--within", "12h", "--full", *words).stdout
         assert "Warm-up:" in shown
 
 
@@ -187,7 +187,7 @@ def test_the_answer_says_what_has_to_follow() -> None:
     assert "lr_decay_iters should follow max_iters" in shown
     assert "To be safe" in shown
     assert "epochs" in shown
-    exact = foretrain("plan", D, "--gpu", "4070", "--tokens", "5B").stdout
+    exact = foretrain("plan", D, "--gpu", "4070", "--tokens", "5B", "--full").stdout
     assert "max_iters = 9,536" in exact  # 5e9 // 524,288
     assert "To be safe" not in exact
 

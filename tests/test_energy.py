@@ -209,6 +209,8 @@ def test_a_rent_leaves_the_range_of_the_hours_in_its_place() -> None:
     command, env = [sys.executable, "-m", "foretrain", *words], {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
     shown = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
     assert max(map(len, shown.splitlines())) <= 80
-    total = plan(resolve(["gpt2-124m"]).config, find("4070")).timing_of("foretrain").total_s
+    timing = plan(resolve(["gpt2-124m"]).config, find("4070")).timing_of("foretrain")
+    assert timing
+    total = timing.total_s
     assert f"{format_duration(total.low_s)} – {format_duration(total.high_s)}" in shown
     assert " rent " in shown

@@ -28,7 +28,7 @@ from foretrain.errors import ConfigError
 from foretrain.hardware import catalogue, find
 from foretrain.predict.plan import plan
 from foretrain.units import format_bytes, format_duration
-from foretrain.web import fields, guard, jobs, routes, server
+from foretrain.web import connections, fields, guard, jobs, routes, server
 from tests.helpers import REPO
 from tests.language_kit import ARABIC, BRACKETS, pretending
 from tests.test_page_security import GOOD, ORIGIN, PORT, POSTED, TOKEN, write_run
@@ -112,13 +112,15 @@ def test_a_plan_on_the_page_is_the_plan(client: TestClient) -> None:
 def test_a_tile_has_the_range_of_its_figure(client: TestClient) -> None:
     answer = post(client, "/api/plan", {"preset": "gpt2-124m", "gpu": "RTX 4070", "values": {"price_per_hour": "0.3"}})
     found = plan(resolve(["gpt2-124m", "--price_per_hour=0.3"]).config, find("4070"))
-    total, worst = found.timing_of("foretrain").total_s, found.memory_of("foretrain").worst
+    timing, worst = found.timing_of("foretrain"), found.memory_of("foretrain").worst
+    assert timing
+    total = timing.total_s
     ranges = {figure["id"]: figure["range"] for figure in answer["figures"]}
     assert ranges["run"] == f"{format_duration(total.low_s)} – {format_duration(total.high_s)}"
     assert ranges["memory"] == f"{format_bytes(worst.needed_low_bytes)} – {format_bytes(worst.needed_high_bytes)}"
     assert all(ranges[id] for id in ("step", "speed", "mfu", "energy", "cost"))
     low, high = (float(end.split()[0].replace(",", "")) for end in ranges["speed"].split(" – "))
-    assert low < found.timing_of("foretrain").tokens_per_s < high
+    assert low < timing.tokens_per_s < high
 
 
 def test_every_wrong_value_is_said_at_its_field(client: TestClient) -> None:
@@ -387,27 +389,71 @@ def test_the_link_is_printed_as_it_is_typed(tmp_path: Path) -> None:
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/#token=[\w-]+\n", line, re.ASCII)
 
 
-def test_a_connection_that_sends_nothing_whole_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.3)
-    served = server.prepare(free_port(), [tmp_path])
+@contextlib.contextmanager
+def answering(folder: Path) -> Iterator[server.Served]:
+    """The page on a free port, in a thread."""
+    served = server.prepare(free_port(), [folder])
     thread = threading.Thread(target=lambda: served.server.run(sockets=[served.listening]), daemon=True)
     thread.start()
     try:
-        with socket.create_connection(("127.0.0.1", served.port), 10) as slow:
-            slow.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
-            slow.settimeout(10)
-            assert slow.recv(100) == b""
-        with socket.create_connection(("127.0.0.1", served.port), 10) as large:
-            large.settimeout(10)
-            with contextlib.suppress(OSError):
-                large.sendall(b"GET / HTTP/1.1\r\n" + b"X-Large: " + b"x" * 10**6)
-                assert large.recv(100)[:12] in (b"HTTP/1.1 400", b"")
-        with socket.create_connection(("127.0.0.1", served.port), 10) as good:
-            good.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\n\r\n".encode())
-            assert good.recv(100).startswith(b"HTTP/1.1 200")
+        yield served
     finally:
         served.server.should_exit = True
         thread.join(10)
+
+
+def connected(served: server.Served, request: bytes = b"") -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", served.port), 30)
+    made.sendall(request)
+    return made
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(100) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_a_connection_that_sends_nothing_whole_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.3)
+    with answering(tmp_path) as served:
+        page = f"GET /icon.svg HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\n\r\n".encode()
+        half = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
+        with connected(served, half) as slow:
+            assert is_closed(slow)
+        with connected(served, page) as later:  # half a request after a whole one
+            assert later.recv(10**6).startswith(b"HTTP/1.1 200")
+            later.sendall(half)
+            while more := b"" if is_closed(later) else later.recv(10**6):
+                assert b"200" not in more
+        with connected(served) as large, contextlib.suppress(OSError):
+            large.sendall(b"GET / HTTP/1.1\r\n" + b"X-Large: " + b"x" * 10**6)
+            assert large.recv(100)[:12] in (b"HTTP/1.1 400", b"")
+        with connected(served, page) as good:
+            assert good.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_half_sent_requests_shut_nobody_out(tmp_path: Path) -> None:
+    """Any program on this machine can open connections; 70 that wait held all of the page's for 15 s."""
+    with answering(tmp_path) as served, contextlib.ExitStack() as opened:
+        host = f"Host: 127.0.0.1:{served.port}\r\n"
+        own = f"GET /api/runs HTTP/1.1\r\n{host}{guard.TOKEN_HEADER}: {served.token}\r\n\r\n".encode()
+        mine = opened.enter_context(connected(served, own))
+        assert mine.recv(100).startswith(b"HTTP/1.1 200")
+        half = f"GET /chart.js HTTP/1.1\r\n{host}X-Slow: ".encode()
+        body = f"POST /api/plan HTTP/1.1\r\n{host}Content-Length: 1000\r\n\r\n{{".encode()
+        unread = f"GET /chart.js HTTP/1.1\r\n{host}\r\n".encode() * 40
+        for request in (half, body, unread):
+            waiting = [opened.enter_context(connected(served, request)) for _ in range(70)]
+            with connected(served, own) as good:
+                assert good.recv(100).startswith(b"HTTP/1.1 200"), request
+            assert waiting
+        mine.sendall(own)  # and who has shown the token was not cut off
+        text = b""
+        while text.count(b"HTTP/1.1 200") < 1:
+            text += (found := mine.recv(10**6))
+            assert found
 
 
 def test_the_file_that_opens_the_browser_is_private_and_goes_away() -> None:

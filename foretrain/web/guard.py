@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import json
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from foretrain.messages import say
@@ -20,6 +20,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Pairs = Iterable[tuple[bytes, bytes]]
 
 TOKEN_HEADER = "x-foretrain-token"
 MAX_BODY_BYTES = 256 * 1024
@@ -50,6 +51,12 @@ def hosts_of(port: int) -> frozenset[str]:
     """What a browser on this machine calls a server on this port."""
     names = ("127.0.0.1", "localhost", "[::1]")
     return frozenset(f"{name}:{port}" for name in names) | (frozenset(names) if port == 80 else frozenset())
+
+
+def proves(headers: Pairs, token: bytes) -> bool:
+    """Whether these headers hold the token, once."""
+    given = (_Headers(headers).only(TOKEN_HEADER) or "").encode("utf-8", "replace")
+    return hmac.compare_digest(given, token)
 
 
 class Guard:
@@ -85,7 +92,7 @@ class Guard:
         await self._app(scope, _replay(body, receive), with_headers)
 
     def _check(self, scope: Scope) -> None:
-        headers = _Headers(scope)
+        headers = _Headers(scope["headers"])
         if headers.only("host") not in self._hosts:
             raise Refused("host")
         if scope["method"] not in ("GET", "HEAD", "POST"):
@@ -96,8 +103,7 @@ class Guard:
             raise Refused("origin")
         if not self._site_is_ours(headers, is_open and not writes):
             raise Refused("site")
-        given = (headers.only(TOKEN_HEADER) or "").encode("utf-8", "replace")
-        if not is_open and not hmac.compare_digest(given, self._token):
+        if not is_open and not proves(scope["headers"], self._token):
             raise Refused("token")
         kind = (headers.only("content-type") or "").partition(";")[0].strip().lower()
         if writes and kind != "application/json":
@@ -117,9 +123,9 @@ class Guard:
 class _Headers:
     """The request's headers; one that is there twice counts as none, since two readers could take different ones."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, pairs: Pairs) -> None:
         self._values: dict[str, list[str]] = {}
-        for name, value in scope["headers"]:
+        for name, value in pairs:
             self._values.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
 
     def count(self, name: str) -> int:
@@ -132,7 +138,7 @@ class _Headers:
 
 async def _body(scope: Scope, receive: Receive) -> bytes:
     """The whole body, within its limits of size and time."""
-    length = _Headers(scope).only("content-length")
+    length = _Headers(scope["headers"]).only("content-length")
     if length is not None and not (re.fullmatch(r"[0-9]{1,9}", length) and int(length) <= MAX_BODY_BYTES):
         raise Refused("too_large")
     try:

@@ -1,6 +1,5 @@
 """`foretrain serve`: the page on 127.0.0.1, its token, its link."""
 
-import asyncio
 import contextlib
 import html
 import os
@@ -14,32 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from foretrain.errors import UserError
+from foretrain.web import connections
 from foretrain.web.routes import create_app
 
 HOST, DEFAULT_PORT = "127.0.0.1", 8765
-REQUEST_TIMEOUT_S = 15.0
-MAX_CONNECTIONS = 64
-
-
-class ImpatientProtocol(H11Protocol):
-    """A connection that sends no whole request in time is closed: a slow one cannot hold a place for ever."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start the clock; a request that has come stops it."""
-        super().connection_made(transport)
-        self._deadline = self.loop.call_later(REQUEST_TIMEOUT_S, self._too_slow)
-
-    def _too_slow(self) -> None:
-        if self.cycle is None:
-            self.transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is left to wait for."""
-        self._deadline.cancel()
-        super().connection_lost(exc)
 
 
 @dataclass(frozen=True)
@@ -69,9 +48,9 @@ def prepare(port: int | None, roots: list[Path], language: str | None = None) ->
     listening = _listen(DEFAULT_PORT if port is None else port, or_any=port is None)
     found, token = listening.getsockname()[1], secrets.token_urlsafe(32)
     config = uvicorn.Config(
-        create_app(found, token, roots, language), http=ImpatientProtocol, ws="none", loop="asyncio", log_level="error",
-        access_log=False, server_header=False, date_header=False, proxy_headers=False,
-        limit_concurrency=MAX_CONNECTIONS, timeout_keep_alive=20, timeout_graceful_shutdown=2,
+        create_app(found, token, roots, language), http=connections.protocol(token), ws="none", loop="asyncio",
+        log_level="error", access_log=False, server_header=False, date_header=False, proxy_headers=False,
+        limit_concurrency=connections.MAX_CONNECTIONS, timeout_keep_alive=20, timeout_graceful_shutdown=2,
         h11_max_incomplete_event_size=16 * 1024,
     )  # fmt: skip
     return Served(uvicorn.Server(config), listening, found, token)

@@ -28,7 +28,7 @@ from foretrain.errors import ConfigError
 from foretrain.hardware import catalogue, find
 from foretrain.predict.plan import plan
 from foretrain.units import format_bytes, format_duration
-from foretrain.web import connections, fields, guard, jobs, routes, server
+from foretrain.web import advising, calls, child, connections, fields, guard, jobs, routes, server
 from tests.helpers import REPO
 from tests.language_kit import ARABIC, BRACKETS, pretending
 from tests.test_page_security import GOOD, ORIGIN, PORT, POSTED, TOKEN, write_run
@@ -37,6 +37,7 @@ from tests.test_page_security import GOOD, ORIGIN, PORT, POSTED, TOKEN, write_ru
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(advising, "WAIT_S", 60.0)  # a busy machine changes no answer
     write_run(tmp_path / "runs" / "baby")
     with TestClient(routes.create_app(PORT, TOKEN, [tmp_path / "runs"]), base_url=ORIGIN) as made:
         yield made
@@ -207,6 +208,24 @@ def test_advice_can_be_applied_and_then_holds(client: TestClient) -> None:
         )
         assert then["memory"]["steps"][0]["verdict"] == "fits", change["text"]
     post(client, "/api/advice", {"goal": "wealth"}, 400)
+
+
+def test_long_advice_is_worked_on_while_the_page_answers(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deep model took up to 16 s of the server's own process."""
+    asked = {"preset": "gpt2-40m", "gpu": "RTX 4070"}
+    monkeypatch.setattr(advising, "WAIT_S", 0.0)
+    begun = post(client, "/api/advice", asked, 202)
+    post(client, "/api/plan", asked)
+    monkeypatch.setattr(advising, "WAIT_S", 60.0)
+    assert get(client, f"/api/advice/{begun['job']}") == calls.advice(json.dumps(asked))[1]
+    monkeypatch.setattr(advising, "WAIT_S", 0.0)
+    first, second = (post(client, "/api/advice", asked, 202)["job"] for _ in range(2))  # the newest wins
+    get(client, f"/api/advice/{first}", 404)
+    plain = child.start
+    monkeypatch.setattr(child, "start", lambda module: plain("foretrain.web.no_such"))
+    monkeypatch.setattr(advising, "WAIT_S", 60.0)
+    assert "exit 1" in post(client, "/api/advice", asked, 422)["message"]
+    get(client, f"/api/advice/{second}", 404)
 
 
 def test_the_batch_that_fits_can_be_asked_for(client: TestClient) -> None:

@@ -89,6 +89,8 @@ def client(tmp_path: Path) -> Iterator[TestClient]:
 
 def servers(client: TestClient, path: str, body: dict[str, Any]) -> list[Any]:
     answer = client.post(path, headers={**GOOD, **POSTED}, json=body)
+    while answer.status_code == 202:  # advice that takes long
+        answer = client.get(f"{path}/{answer.json()['job']}", headers=GOOD)
     return [answer.status_code, answer.json()]
 
 

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from foretrain.errors import UserError
 from foretrain.messages import say
-from foretrain.web import answers, calls, comparing, jobs, planner, runs
+from foretrain.web import advising, answers, calls, comparing, jobs, planner, runs
 from foretrain.web.calls import Made
 from foretrain.web.guard import Guard
 from foretrain.web.language import Speaking
@@ -50,6 +50,7 @@ def create_app(port: int, token: str, roots: list[Path], language: str | None = 
         *(Route(path, _file, methods=["GET"]) for path in files()),
         Route("/api/start", handlers.start, methods=["GET"]),
         *(Route(path, handlers.posted, methods=["POST"]) for path in calls.POSTED),
+        Route("/api/advice/{id}", handlers.advice_state, methods=["GET"]),
         Route("/api/exact", handlers.exact, methods=["POST"]),
         Route("/api/exact/{id}", handlers.exact_state, methods=["GET"]),
         Route("/api/exact/{id}/stop", handlers.exact_stop, methods=["POST"]),
@@ -64,6 +65,7 @@ def create_app(port: int, token: str, roots: list[Path], language: str | None = 
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         handlers.comparer.stop()
+        handlers.adviser.stop()
         await run_in_threadpool(handlers.jobs.stop_all)
 
     guard = Middleware(Guard, port=port, token=token, open_paths=frozenset(files()))
@@ -115,6 +117,8 @@ class _Handlers:
 
     def __init__(self, known: runs.Runs) -> None:
         self._runs, self.jobs, self.comparer = known, jobs.Jobs(), comparing.Comparer(known)
+        self.adviser = advising.Adviser()
+        self._posted = {**calls.POSTED, "/api/advice": self.adviser.answer}
 
     async def start(self, request: Request) -> Response:
         """Everything that the page needs once: the form, texts, devices, presets."""
@@ -122,7 +126,12 @@ class _Handlers:
 
     async def posted(self, request: Request) -> Response:
         """What the ledger answers (calls.py)."""
-        return await self._with(request, calls.POSTED[request.url.path])
+        return await self._with(request, self._posted[request.url.path])
+
+    async def advice_state(self, request: Request) -> Response:
+        """Advice that took long, or that it still does."""
+        job = self.adviser.get(request.path_params["id"])
+        return _refusal("missing", 404) if job is None else await _answer(job.state)
 
     async def exact(self, request: Request) -> Response:
         """Begin to trace the plan of a form."""

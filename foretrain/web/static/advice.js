@@ -1,5 +1,5 @@
 // What to change: a table of changes, each with a button that puts it into the form.
-import { post } from "./api.js";
+import { get, post } from "./api.js";
 import { section } from "./pictures.js";
 import { announce, h, t, table } from "./ui.js";
 
@@ -22,7 +22,11 @@ export class Advice {
     const goal = this.goal.value === "any" ? null : this.goal.value;
     this.said.textContent = t("page.finding");
     try {
-      const found = await post("/api/advice", { ...this.planner.state, goal, step: this.step.value });
+      let found = await post("/api/advice", { ...this.planner.state, goal, step: this.step.value });
+      while (found.job) {  // it takes long; the rest of the page answers meanwhile
+        this.said.textContent = t("page.finding_still", { seconds: found.seconds });
+        found = await get(`/api/advice/${found.job}`);
+      }
       this.said.textContent = "";
       this.show(found);
     } catch (error) {

@@ -1,0 +1,81 @@
+"""Advice in a process: a deep model takes many seconds, in which the page would answer nobody else.
+
+A question is answered within WAIT_S: with the advice, else with a job to ask again. The newest question wins.
+"""
+
+import contextlib
+import json
+import secrets
+import subprocess
+import threading
+import time
+
+from foretrain import languages
+from foretrain.errors import UserError
+from foretrain.web import answers, calls, child
+from foretrain.web.calls import Made
+
+WAIT_S = 2.0
+
+
+class Advising:
+    """One question for advice, worked on in a process. `body`: as it was posted."""
+
+    def __init__(self, body: bytes) -> None:
+        self.id = secrets.token_hex(8)
+        self._begun, self._done, self._stopped = time.monotonic(), threading.Event(), False
+        self._made: Made | None = None
+        self._process = child.start("foretrain.web.advice_child")
+        job = {"language": languages.current().id, "body": body.decode("utf-8", "replace")}
+        threading.Thread(target=self._follow, args=(json.dumps(job),), daemon=True).start()
+
+    def _follow(self, job: str) -> None:
+        with self._process as process, contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+            status, answer = json.loads(process.communicate(job)[0])
+            self._made = status, answer
+        self._done.set()
+
+    def state(self) -> Made:
+        """The answer, waited for WAIT_S; else 202 and the seconds so far. Raises UserError where there is none."""
+        if not self._done.wait(WAIT_S):
+            seconds = int(time.monotonic() - self._begun)
+            return 202, {"schema": answers.SCHEMA, "job": self.id, "seconds": seconds}
+        if self._made is None:
+            reason = "stopped" if self._stopped else f"exit {self._process.poll()}"
+            raise UserError("page.advice_failed", reason=reason)
+        return self._made
+
+    def stop(self) -> None:
+        """End the process; nothing of a finished one changes."""
+        self._stopped = True
+        with contextlib.suppress(OSError):
+            self._process.kill()
+
+
+class Adviser:
+    """The newest question."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._newest: Advising | None = None
+
+    def answer(self, body: bytes) -> Made:
+        """Begin to answer a body; one that is no question is refused at once."""
+        from foretrain.web import advices
+
+        return calls.answered(body, advices.AskedAdvice, lambda _: self._begun(body).state())
+
+    def _begun(self, body: bytes) -> Advising:
+        with self._turn:
+            self.stop()
+            self._newest = Advising(body)
+            return self._newest
+
+    def get(self, id: str) -> Advising | None:
+        newest = self._newest
+        return newest if newest is not None and newest.id == id else None
+
+    def stop(self) -> None:
+        """End what is being worked on, if anything is."""
+        if self._newest is not None:
+            self._newest.stop()

@@ -53,7 +53,7 @@ def test_adding_a_gpu(package: Path) -> None:
         file.write("\n" + block)
     shown = python(package, "-m", "foretrain", "plan", "gpt2-124m", "--gpu", "4071")
     assert name in shown
-    assert "fits" in shown
+    assert "Fits." in shown
 
 
 def test_a_wrong_figure_of_a_gpu_is_found() -> None:

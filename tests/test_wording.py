@@ -97,7 +97,12 @@ def _texts() -> Iterator[tuple[str, str]]:
     for option in knobs():
         yield "config.py", option.help
     yield from _said_by_commands(typer.main.get_command(app), "foretrain")
-    for path in (REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))):
+    for path in (
+        REPO / "README.md",
+        REPO / "CONTRIBUTING.md",
+        REPO / "Makefile",
+        *sorted((REPO / "docs").glob("*.md")),
+    ):
         text = path.read_text("utf-8")
         yield path.name, re.sub(r"\]\([^)\s]*\)", "]", text)  # addresses are not read
     for path in sorted((REPO / "foretrain" / "web" / "static").glob("*.html")):

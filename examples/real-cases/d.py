@@ -1,6 +1,6 @@
 # Case D: "what will this run need: tokens, FLOPs, hours, VRAM, power, cost?" Logged: 3.9 s per iteration.
 dataset = "fineweb_edu"
-dataset_tokens = 3.68e9  # foretrain's own knob: the prepared subset has about 3.68 B tokens
+dataset_tokens = 3.68e9  # an option of foretrain: the prepared subset has about 3.68 B tokens
 n_layer = 12
 n_head = 12
 n_embd = 384

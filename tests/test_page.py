@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -29,7 +30,7 @@ from foretrain.hardware import catalogue, find
 from foretrain.predict.plan import plan
 from foretrain.units import format_bytes, format_duration
 from foretrain.web import advising, calls, child, connections, fields, guard, jobs, routes, server
-from tests.helpers import REPO
+from tests.helpers import REPO, foretrain
 from tests.language_kit import ARABIC, BRACKETS, pretending
 from tests.test_page_security import GOOD, ORIGIN, PORT, POSTED, TOKEN, write_run
 
@@ -122,6 +123,36 @@ def test_a_tile_has_the_range_of_its_figure(client: TestClient) -> None:
     assert all(ranges[id] for id in ("step", "speed", "mfu", "energy", "cost"))
     low, high = (float(end.split()[0].replace(",", "")) for end in ranges["speed"].split(" – "))
     assert low < timing.tokens_per_s < high
+
+
+def test_the_command_line_is_the_same_plan(client: TestClient) -> None:
+    """A link to 127.0.0.1 is useless to send; this works for everybody."""
+    values = {"batch_size": "32", "compile": False, "price_per_hour": 0.3}
+    asked = {"preset": "gpt2-124m", "gpu": "RTX 4070", "others": "2 GB", "values": values}
+    answer = post(client, "/api/plan", asked)
+    words = shlex.split(answer["command"])
+    assert words[:2] == ["foretrain", "plan"]
+    told = json.loads(foretrain(*words[1:], "--json").stdout)
+    assert told["config"] == answer["config"]
+    assert (told["gpu"]["name"], told["used_by_others_bytes"]) == ("RTX 4070", 2 * 10**9)
+
+
+def test_what_the_allocator_keeps_is_not_what_an_evaluation_needs(client: TestClient) -> None:
+    bars = post(client, "/api/plan", {"preset": "gpt2-124m", "gpu": "RTX 4070"})["memory"]["steps"][0]["bars"]
+    phases = plan(resolve(["gpt2-124m"]).config, find("4070")).memory_of("foretrain").phases
+    parts = {phase.phase: bar["parts"] for phase, bar in zip(phases, bars, strict=True)}
+    assert [id for id, found in parts.items() if "kept" in found] == ["evaluate_steady"]
+    assert parts["evaluate_steady"]["kept"] > parts["evaluate_steady"]["overhead"]
+    assert parts["evaluate_steady"]["overhead"] == parts["steady_step"]["overhead"]
+
+
+def test_on_a_cpu_the_rest_is_python_and_torch(client: TestClient) -> None:
+    answer = post(client, "/api/plan", {"preset": "gpt2-30m", "gpu": "cpu"})
+    assert all(
+        "python" in bar["parts"] and "overhead" not in bar["parts"] for bar in answer["memory"]["steps"][0]["bars"]
+    )
+    groups = get(client, "/api/start")["legend"]["groups"]
+    assert (groups["python"]["label"], "slack" in groups["overhead"]["label"]) == ("Python and torch", True)
 
 
 def test_every_wrong_value_is_said_at_its_field(client: TestClient) -> None:

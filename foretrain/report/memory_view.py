@@ -1,11 +1,11 @@
 """Pictures of memory: what each phase needs against what there is, and one step from moment to moment."""
 
 from foretrain.messages import listed
-from foretrain.predict.memory import PhaseMemory, StepMemory
+from foretrain.predict.memory import StepMemory
 from foretrain.predict.plan import Plan
 from foretrain.predict.step_moments import MomentMemory, StepMoments
 from foretrain.report.document import Bar, Block, Level, Message, Moment, Moments, Paragraph, Quantity, StackedBars
-from foretrain.report.plan_view import GROUPS, TONES, grouped
+from foretrain.report.plan_view import GROUPS, TONES, phase_parts
 from foretrain.run.store import MeasuredMemory
 
 Parts = tuple[tuple[str, int], ...]
@@ -15,7 +15,7 @@ def phase_bars(plan: Plan, memory: StepMemory, measured: MeasuredMemory | None =
     """A bar for each phase up to what the process is expected to need; beneath it what was measured, where it was."""
     bars = []
     for phase in memory.phases:
-        bars.append(Bar(Message(f"phase.{phase.phase}"), needed(phase)))
+        bars.append(Bar(Message(f"phase.{phase.phase}"), phase_parts(plan, memory, phase)))
         seen = measured.phase(phase.phase) if measured else None
         if measured is not None and seen is not None and seen.allocated_bytes:
             top = seen.reserved_bytes or seen.process_bytes or seen.allocated_bytes
@@ -27,14 +27,6 @@ def phase_bars(plan: Plan, memory: StepMemory, measured: MeasuredMemory | None =
         Message("picture.phases"), tuple(bars), plan.available_bytes, card,
         Message("report.source_phases_measured" if len(bars) > len(memory.phases) else "report.source_phases", source),
     )  # fmt: skip
-
-
-def needed(phase: PhaseMemory) -> Parts:
-    """What is allocated, by group, and above it what the process is expected to need besides."""
-    overhead = max(0, phase.needed_expected_bytes - phase.allocated_bytes)
-    parts = dict(grouped(phase.components))
-    parts["overhead"] = parts.get("overhead", 0) + overhead
-    return tuple(parts.items())
 
 
 def _measured(memory: MeasuredMemory, allocated: int, top: int) -> Parts:

@@ -13,6 +13,8 @@ COLOURS = {
     "temporaries": "#f0e442",
     "everything_else": "#44aa99",
     "overhead": "#999999",
+    "python": "#999999",  # a CPU's overhead
+    "kept": "#c4c4c4",
 }
 SERIES_COLOURS = ("#56b4e9", "#d55e00", "#009e73", "#cc79a7")
 # Lines and points, each with a value for light and for dark paper; three to one at least against either.

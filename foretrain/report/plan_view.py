@@ -172,15 +172,22 @@ def _memory(plan: Plan) -> tuple[Block, ...]:
     return *blocks, Paragraph(Message(explained))
 
 
+def phase_parts(plan: Plan, memory: StepMemory, phase: PhaseMemory) -> tuple[tuple[str, int], ...]:
+    """A phase up to what it is expected to need: by group, then what the process needs besides, and last what the
+    allocator keeps from earlier phases: an evaluation between steps does not need that itself."""
+    above = max(0, phase.needed_expected_bytes - phase.allocated_bytes)
+    if plan.gpu.kind == "cpu":
+        return *grouped(phase.components), ("python", above)
+    own = max(0, memory.worst.needed_expected_bytes - memory.worst.allocated_bytes)
+    kept = max(0, above - own) if phase.phase.startswith("evaluate") else 0
+    parts = (*grouped(phase.components), ("overhead", above - kept))
+    return (*parts, ("kept", kept)) if kept else parts
+
+
 def memory_bars(plan: Plan) -> StackedBars:
     """One bar for each way to run the step, at its worst phase, up to what the process is expected to need."""
-    bars = []
-    for memory in plan.memory:
-        worst = memory.worst
-        overhead = max(0, worst.needed_expected_bytes - worst.allocated_bytes)
-        parts = (*grouped(worst.components), ("overhead", overhead))
-        bars.append(Bar(Message(f"step.{memory.step}"), parts))
-    return StackedBars(Message("picture.memory"), tuple(bars), plan.available_bytes)
+    bars = tuple(Bar(Message(f"step.{each.step}"), phase_parts(plan, each, each.worst)) for each in plan.memory)
+    return StackedBars(Message("picture.memory"), bars, plan.available_bytes)
 
 
 def _bytes(plan: Plan) -> tuple[Block, ...]:

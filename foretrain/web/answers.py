@@ -180,9 +180,7 @@ def _step(plan: Plan, memory: StepMemory) -> dict[str, Any]:
     title = say("plan.step_mode", step=say(f"step.{memory.step}"), mode=mode.text())
     phases, verdict = [], plan.verdict_of(memory.step)
     for phase in memory.phases:
-        overhead = max(0, phase.needed_expected_bytes - phase.allocated_bytes)
-        parts = dict(plan_view.grouped(phase.components))
-        parts["overhead"] = parts.get("overhead", 0) + overhead
+        parts = dict(plan_view.phase_parts(plan, memory, phase))
         span = format_value((phase.needed_low_bytes, phase.needed_high_bytes), "bytes_range")
         phases.append(
             {

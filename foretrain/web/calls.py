@@ -53,7 +53,8 @@ def _record(body: bytes | str, kind: type[Record]) -> Record:
 def plan(asked: planner.Asked) -> Made:
     """The plan of a form, by the ledger. Raises UserError."""
     found = planner.resolved(asked)
-    return 200, answers.plan_json(planner.made(found, asked.gpu, asked.others), found)
+    made = planner.made(found, asked.gpu, asked.others)
+    return 200, {**answers.plan_json(made, found), "command": printable(planner.command(asked))}
 
 
 def advice(body: bytes | str) -> Made:

@@ -1,6 +1,7 @@
 """From what the page says to a plan. Nothing it says is a path: presets, cards and datasets are looked up in lists."""
 
 import json
+import shlex
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -56,6 +57,16 @@ def resolved(asked: Asked) -> ResolvedConfig:
     if problems:
         raise ConfigError(problems)
     return resolve(words)
+
+
+def command(asked: Asked) -> str:
+    """The same plan in a terminal, for who has no page. The card of this machine needs no word."""
+    words = ["foretrain", "plan", *([asked.preset] if asked.preset else [])]
+    words += ["--gpu", asked.gpu] if asked.gpu != devices.HERE else []
+    words += ["--used-by-others", asked.others] if asked.others.strip() else []
+    for key, value in asked.values.items():
+        words.append(f"--{key}={str(value).lower() if isinstance(value, bool) else value}")
+    return shlex.join(words)
 
 
 def made(found: ResolvedConfig, gpu: str, others: str) -> Plan:

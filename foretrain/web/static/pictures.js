@@ -115,11 +115,21 @@ function wrapped(label, picture) {
   return at === undefined ? label : [label.slice(0, at), label.slice(at + 1)];
 }
 
+// What is only kept is hatched: nobody needs it.
+function hatched(colour) {
+  const tile = h("canvas", { width: 8, height: 8 }), ctx = tile.getContext("2d");
+  ctx.strokeStyle = colour;
+  ctx.lineWidth = 1.5;
+  for (const x of [-4, 0, 4, 8]) { ctx.moveTo(x, 8); ctx.lineTo(x + 8, 0); }
+  ctx.stroke();
+  return ctx.createPattern(tile, "repeat");
+}
+
 // Stacked bars of memory: bars [{label, parts, text?, ...}], lines that they must not cross, the same end for several.
 export function drawBars(picture, bars, lines, highest) {
   const groups = Object.keys(legend.groups).filter(group => bars.some(bar => bar.parts[group]));
   const datasets = groups.map(group => ({ label: legend.groups[group].label, data: bars.map(bar => bar.parts[group] || 0),
-    backgroundColor: legend.groups[group].colour, borderColor: style("--card"), borderWidth: rightToLeft() ? { left: 1 } : { right: 1 }, barThickness: 18 }));
+    backgroundColor: group === "kept" ? hatched(legend.groups.overhead.colour) : legend.groups[group].colour, borderColor: style("--card"), borderWidth: rightToLeft() ? { left: 1 } : { right: 1 }, barThickness: 18 }));
   const sums = bars.map(bar => Object.values(bar.parts).reduce((a, b) => a + b, 0));
   const ends = bars.map((bar, i) => ({ at: sums[i], text: bar.text || bytes(sums[i]) }));
   const label = item => ` ${item.dataset.label}: ${bytes(item.parsed.x)}`;

@@ -8,6 +8,7 @@ import { START, fromHash, toHash } from "./state.js";
 import { announce, bytes, h, t, table } from "./ui.js";
 
 let last = null;  // the state of the last visit, for the way back from the runs
+const LOCAL = ["127.0.0.1", "localhost", "[::1]"].includes(location.hostname);
 const ALL_CARDS_AT_FIRST = ["RTX 3060 12GB", "RTX 4070", "RTX 4090"];
 
 export class Planner {
@@ -17,6 +18,7 @@ export class Planner {
     this.asking = this.stale = false;
     this.job = null;
     this.answer = null;
+    this.command = "";
     this.form = new Form(start.fields, (name, value) => this.set(name, value));
     this.pictures = ["foretrain", "nanogpt"].map(() => new Picture(""));
     this.build();
@@ -64,7 +66,9 @@ export class Planner {
     this.exactButton = h("button", { type: "button", disabled: Boolean(this.start.no_exact), onclick: () => this.job ? this.stopExact() : this.exact() }, t("page.exact"));
     this.copied = h("span", { role: "status", class: "help" });
     const buttons = h("p", { class: "buttons" },
-      h("button", { type: "button", id: "share", onclick: () => this.share() }, t("page.share")),
+      h("button", { type: "button", id: "share", title: LOCAL ? t("page.share_help") : null, onclick: () => this.share() }, t("page.share")),
+      h("button", { type: "button", id: "share-command", title: t("page.share_command_help"), onclick: () => this.copy(this.command, "page.copied_command", h("code", {}, this.command)) },
+        t("page.share_command")),
       h("button", { type: "button", id: "download", onclick: () => this.download() }, t("page.download")), this.exactButton, this.copied);
     this.more = h("div", {});
     this.cards = this.cardChooser();
@@ -142,6 +146,7 @@ export class Planner {
 
   draw(answer) {
     this.answer = answer;
+    this.command = answer.command || this.command;  // a trace's answer is of the form as it was
     this.errors.replaceChildren();
     this.element.querySelector(".results").classList.remove("old");
     this.form.problems([]);
@@ -182,13 +187,18 @@ export class Planner {
     }));
   }
 
-  async share() {
+  share() {
     const link = new URL(this.hash, location.href).href;
+    this.copy(link, "page.copied", h("a", { href: link }, link));
+  }
+
+  // Into the clipboard, or, where that is not allowed, to where it can be copied by hand.
+  async copy(text, said, shown) {
     try {
-      await navigator.clipboard.writeText(link);
-      this.copied.textContent = t("page.copied");
+      await navigator.clipboard.writeText(text);
+      this.copied.textContent = t(said);
     } catch {
-      this.copied.replaceChildren(t("page.copy_this"), " ", h("a", { href: link }, link));
+      this.copied.replaceChildren(t("page.copy_this"), " ", shown);
     }
   }
 

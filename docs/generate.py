@@ -44,7 +44,7 @@ from foretrain.predict.plan import Plan, plan
 from foretrain.predict.within import within
 from foretrain.quantities import parse_limit
 from foretrain.report import (
-    advice_view,
+    advice_screen,
     best_view,
     compare_view,
     first_view,
@@ -127,10 +127,12 @@ def start_screen() -> str:
 
 
 def advise_case_c() -> str:
-    made = case("c", others="2.1GB")
-    document = advice_view.document(made, advise(made, "nanogpt"))
-    command = 'foretrain advise examples/real-cases/c.py --gpu "RTX 4070" --used-by-others 2.1GB'
-    return block(command, rendered(document, ("advice.now", "advice.list", "advice.partial", "advice.useless")))
+    path, made = "examples/real-cases/c.py", case("c", others="2.1GB")
+    asked = Asked(words=(path,), gpu="RTX 4070", others="2.1GB", nanogpt_file=True)
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None, highlight=False)
+    text.render_screen(advice_screen.screen(made, advise(made, "nanogpt"), asked), console)
+    command = f'foretrain advise {path} --gpu "RTX 4070" --used-by-others 2.1GB'
+    return block(command, console.file.getvalue().rstrip())  # type: ignore[attr-defined]
 
 
 def within_case_d() -> str:

@@ -11,6 +11,7 @@ from foretrain.advise.advice import Advices
 from foretrain.advise.advisor import advise, short_list
 from foretrain.advise.rules import BY_ID
 from foretrain.app.plan import make_plan, targets
+from foretrain.cli import common
 from foretrain.config import RunConfig
 from foretrain.configfile import from_values, resolve
 from foretrain.predict.plan import Plan
@@ -214,3 +215,75 @@ def test_python_is_for_those_who_came_with_it() -> None:
     assert result.returncode == 2
     assert ".toml" in result.stderr
     assert not Path("new.py").exists()
+
+
+# -- the first screen ----------------------------------------------------------------------------------------------
+
+SCREENS = {
+    "a nanoGPT file": ("examples/real-cases/c.py", *CARD),
+    "fine-tuning gpt2-xl": ("examples/nanogpt/config/finetune_shakespeare.py", "--gpu", "4070"),
+    "several changes": ("gpt2-774m", "--gpu", "3060", "--used-by-others", "1GiB"),
+    "speed": ("gpt2-124m", "--gpu", "4090", "--compile=false"), "cpu": ("baby", "--gpu", "cpu"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", SCREENS.values(), ids=SCREENS)
+def test_fifteen_lines_say_where_it_stands_what_fits_and_what_to_type(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(common.OUT, "_width", 80)
+    monkeypatch.chdir(REPO)
+    result = foretrain("advise", *words)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 15
+    assert max(map(len, lines)) <= 80
+    assert any(word in result.stdout for word in ("Fits.", "Tight.", "Does not fit."))
+    assert "What does not help here" not in result.stdout
+    if any(line.split()[:1] == ["1"] for line in lines):
+        assert {"verdict", "learning", "change"} <= set(result.stdout.split())
+        assert any(line.startswith("  next  ") for line in lines)
+    assert "What does not help here" in foretrain("advise", *words, "--full").stdout
+
+
+def test_the_next_command_runs_the_first_change_and_a_list_says_what_is_not_enough() -> None:
+    said = " ".join(foretrain("advise", str(CASE_C), *CARD).stdout.split())
+    assert f"next foretrain train {CASE_C}" in said
+    large = foretrain("advise", "gpt2-1558m", "--gpu", "3060", "--top", "1", "--trainer", "nanogpt").stdout
+    assert "does not fit" in large
+    free = foretrain("advise", str(CASE_C), *CARD, "--top", "7").stdout
+    assert "6  block_size 512" in free
+    assert "7  RTX 5080" in free
+
+
+def test_no_row_needs_more_than_is_there() -> None:
+    from foretrain.advise.asked import Asked
+    from foretrain.report import advice_screen, advice_view
+    from foretrain.report.document import Quantity, Table
+
+    base = planned(str(CASE_C), others="2.1GB")
+    found = advise(base, "nanogpt")
+    room = found.now.available_bytes
+    assert room is not None
+    beyond = found.advised[2].effect.model_copy(update={"needed_bytes": 2 * room})
+    found = found.model_copy(update={"advised": (found.advised[2].model_copy(update={"effect": beyond}),)})
+    table = advice_screen.screen(base, found, Asked()).table
+    full = next(b for b in advice_view.document(base, found).sections[1].blocks if isinstance(b, Table))
+    assert table is not None
+    for row in (table.rows[0], full.rows[0]):
+        assert Quantity(room, "bytes") in row
+
+
+def test_what_saves_nothing_is_advised_only_where_it_gives_room() -> None:
+    from foretrain.report import advice_view
+
+    base = planned(str(CASE_C), others="2.1GB")
+    found = advise(base, "nanogpt")
+    for advice in found.advised:
+        given = advice.gpu != found.gpu or advice.used_by_others_bytes < found.used_by_others_bytes
+        saved = advice_view._saved(found, advice)
+        assert (given and saved is None) or (saved is not None and saved > 0), advice.rules
+    said = foretrain("advise", str(CASE_C), *CARD, "--full").stdout
+    table = said.partition("What does not help")[0]
+    assert " 0 B" not in table
+    assert "-46" not in table

@@ -150,7 +150,7 @@ def _is_advice(search: Search, candidate: Candidate) -> bool:
     if not candidate.outcome.fits or not kept:
         return False
     if search.goal == "fit":
-        return search.must_fit or search.saves(candidate.outcome)
+        return search.makes_room(candidate) if search.must_fit else search.saves(candidate.outcome)
     ratio = search.ratio(candidate.outcome)
     return ratio is not None and (search.must_fit or ratio <= -WORTH)
 

@@ -73,6 +73,13 @@ class Search:
     def saves(self, outcome: Outcome) -> bool:
         return self.saved(outcome) >= WORTH * self.base.needed_bytes
 
+    def makes_room(self, candidate: Candidate) -> bool:
+        """Whether it takes less than now, or is given more."""
+        state, here = candidate.state, candidate.outcome
+        given = state.gpu.name != self.state.gpu.name or state.used_by_others_bytes < self.state.used_by_others_bytes
+        takes = here.needed_bytes if here.available_bytes is None else min(here.needed_bytes, here.available_bytes)
+        return given or takes < self.base.needed_bytes
+
     def price(self, candidate: Candidate) -> float:
         """See the head of the module; where all fits already and memory is the goal, what is saved counts for it."""
         ratio = self.ratio(candidate.outcome)

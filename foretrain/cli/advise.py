@@ -26,6 +26,7 @@ from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan
 
 SCHEMA = "foretrain.advice/2"
+LISTED = 10  # changes with --full and --json where --top does not say
 TRACED = 3  # how many advices --exact traces where --top does not say
 
 EPILOG = """Examples:
@@ -58,7 +59,7 @@ GoalOption = Annotated[
     ),
 ]
 Top = Annotated[
-    int, typer.Option(help="How many changes to list, and to trace with --exact.", min=1, max=100, metavar="N")
+    int | None, typer.Option(help="How many changes to list, and to trace with --exact.", min=1, max=100, metavar="N")
 ]
 ApplyOption = Annotated[
     int, typer.Option("--apply", help="Show change N in full, with the diff of the config.", min=0, metavar="N")
@@ -66,6 +67,9 @@ ApplyOption = Annotated[
 WriteOption = Annotated[
     Path | None,
     typer.Option(help="With --apply: write the changed config; a nanoGPT .py file can stay one.", metavar="FILE"),
+]
+FullOption = Annotated[
+    bool, typer.Option("--full", help="Print everything: what is not enough, what does not help, and the sources.")
 ]
 ExactOption = Annotated[
     bool,
@@ -86,7 +90,8 @@ def advise_command(
     goal: GoalOption = "",
     trainer: Trainer = "",
     exact: ExactOption = False,
-    top: Top = 10,
+    top: Top = None,
+    full: FullOption = False,
     apply: ApplyOption = 0,
     write: WriteOption = None,
     price: o.Price = None,
@@ -100,20 +105,23 @@ def advise_command(
     base = _base(resolved, gpu, others, price)
     with _progress(quiet or goal != "quality"):
         found = _ask(base, base.step, goal, price, resolved)
-    count = max(apply, top if top != 10 else TRACED)
+    count = max(apply, top or TRACED)
     if exact:
         found = _confirmed(found, base, count, quiet)
+    asked = Asked(command="advise", words=tuple(words or []), gpu=gpu, others=others, quiet=quiet)
     if apply:
-        asked = Asked(command="advise", words=tuple(words or []), gpu=gpu, others=others, quiet=quiet)
         _apply(resolved, base, found, apply, write, asked, as_json=as_json)
         return
-    shown = found.top(top)
+    shown = found.top(top or LISTED)
     if as_json:
         print_json(shown.to_json(schema=SCHEMA))
         return
-    from foretrain.report import advice_view, text
+    from foretrain.report import advice_screen, advice_view, text
 
-    text.render(advice_view.document(base, shown, len(found.advised) - len(shown.advised)), OUT)
+    if full:
+        text.render(advice_view.document(base, shown, len(found.advised) - len(shown.advised)), OUT)
+    else:
+        text.render_screen(advice_screen.screen(base, found, asked, top), OUT)
 
 
 def _check_options(goal: str, exact: bool, apply: int, write: Path | None) -> None:

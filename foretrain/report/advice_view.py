@@ -106,7 +106,7 @@ def _table(plan: Plan, found: Advices, listed: tuple[Advice, ...], *, partial: b
     names += ["verdict" if partial else "learning"]
     rows: list[tuple[Cell, ...]] = []
     for number, advice in enumerate(listed, 1):
-        cells = _cells(plan, advice, number)
+        cells = _cells(plan, found, advice, number)
         rows.append(tuple(cells[name] for name in names))
     text = {"number", "change", "learning", "verdict", "estimate"}
     numeric = frozenset(i for i, name in enumerate(names) if name not in text)
@@ -114,11 +114,11 @@ def _table(plan: Plan, found: Advices, listed: tuple[Advice, ...], *, partial: b
     return Table(tuple(Message(f"column.{name}") for name in names), tuple(rows), numeric, tones)
 
 
-def _cells(plan: Plan, advice: Advice, number: int) -> dict[str, Cell]:
+def _cells(plan: Plan, found: Advices, advice: Advice, number: int) -> dict[str, Cell]:
     effect, estimate = advice.effect, advice.estimate
     cells: dict[str, Cell] = {
-        "number": str(number), "change": short(plan, advice), "needed": Quantity(effect.needed_bytes, "bytes"),
-        "saves": Quantity(effect.saved_bytes, "bytes"), "step_change": Quantity(effect.slower, "signed_percent"),
+        "number": str(number), "change": short(plan, advice), "needed": Quantity(effect.needed_here_bytes, "bytes"),
+        "saves": Quantity(_saved(found, advice), "bytes"), "step_change": Quantity(effect.slower, "signed_percent"),
         "run_change": Quantity(effect.longer, "signed_percent"),
         "learning": Message(f"exactness.{EXACTNESS_ID[advice.exactness]}"),
         "verdict": Message("word.barely" if effect.verdict == "fits" else f"word.{effect.verdict}"),
@@ -128,6 +128,13 @@ def _cells(plan: Plan, advice: Advice, number: int) -> dict[str, Cell]:
     if estimate is not None:
         cells["estimate"] = Message("advice.estimated", {"then": estimate.loss_then, "now": estimate.loss_now})
     return cells
+
+
+def _saved(found: Advices, advice: Advice) -> int | None:
+    """How much less than now; None where the change gives more room instead."""
+    saved = found.now.needed_bytes - advice.effect.needed_here_bytes
+    same = advice.gpu == found.gpu and advice.used_by_others_bytes == found.used_by_others_bytes
+    return saved if same or saved > 0 else None
 
 
 def _useless(plan: Plan, idle: tuple[Idle, ...]) -> list[Block]:
@@ -195,7 +202,7 @@ def _rule(rule: str) -> Table:
 def _effects(found: Advices, advice: Advice) -> tuple[tuple[Cell, ...], ...]:
     effect = advice.effect
     memory = {
-        "needed": effect.needed_bytes, "before": found.now.needed_bytes, "available": effect.available_bytes or 0,
+        "needed": effect.needed_here_bytes, "before": found.now.needed_bytes, "available": effect.available_bytes or 0,
         "verdict": Message(f"word.{effect.verdict}") if effect.verdict else "–", "source": effect.source,
     }  # fmt: skip
     kept = Message("advice.tokens_kept", {"tokens": advice.tokens_per_step})

@@ -310,9 +310,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Screen:
-    """A short answer: what matters in a dozen lines. `table`: one row a card, where there are several."""
+    """A short answer: what matters in `most_lines`. `table`: one row a card, or a change, where there are several."""
 
     title: Message
     lead: tuple[Paragraph, ...]
     table: Table | None
     rows: tuple[Row, ...]
+    most_lines: int = 12

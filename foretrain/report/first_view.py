@@ -6,7 +6,6 @@ The whole plan is plan_view's; nothing is worked out here.
 import math
 from typing import Any
 
-from foretrain.advise.advice import Effect
 from foretrain.advise.asked import Asked
 from foretrain.advise.best import Best
 from foretrain.advise.cards import Choice
@@ -29,8 +28,8 @@ def screen(plan: Plan, answer: FirstAnswer, asked: Asked) -> Screen:
     """One plan."""
     rows = [*_batch(plan), *_takes(plan, plan.timing_of(plan.step)), *_limits(plan, answer, plan.step)]
     rows += _next(plan, answer, asked)
-    rows += [*_assumed(plan, plan.step), *_more(plan, asked)]
-    return Screen(_title(plan, plan.step), tuple(_lead(plan, asked)), None, tuple(rows))
+    rows += [*assumed_rows(plan, plan.step), *_more(plan, asked)]
+    return Screen(_title(plan, plan.step), tuple(lead_of(plan, asked)), None, tuple(rows))
 
 
 def within(plan: Plan, found: Within, asked: Asked) -> Screen:
@@ -41,7 +40,7 @@ def within(plan: Plan, found: Within, asked: Asked) -> Screen:
     }  # fmt: skip
     exact = found.steps_cautious == found.steps == found.steps_optimistic
     id = "within_exact" if exact else "within" if found.steps_cautious else "within_not_sure"
-    lead = [Paragraph(Message(f"first.{id}", values), "good"), *_lead(plan, asked, others=False)]
+    lead = [Paragraph(Message(f"first.{id}", values), "good"), *lead_of(plan, asked, others=False)]
     changes = (
         Message("first.change", {"key": key, "now": getattr(plan.config, key), "then": getattr(found.config, key)})
         for key in found.changed
@@ -49,7 +48,7 @@ def within(plan: Plan, found: Within, asked: Asked) -> Screen:
     rows = _takes(plan, found.timing, steps=found.steps)
     if found.changed:
         rows.append(Row(Message("first.label.change"), listed(change.text() for change in changes)))
-    rows += [_written(asked), *_assumed(plan, plan.step), *_all(asked)]
+    rows += [_written(asked), *assumed_rows(plan, plan.step), *_all(asked)]
     return Screen(_title(plan, plan.step), tuple(lead), None, tuple(rows))
 
 
@@ -99,14 +98,14 @@ def cards(plans: list[Plan], choice: Choice, asked: Asked) -> Screen:
     if chosen is None:
         command = ("foretrain", "advise", *asked.words, "--gpu", plan.gpu.name, *others)
     rows += [] if asked.quiet else [Row(Message("first.label.next"), command=command)]
-    rows += _assumed(plan, plan.step)
+    rows += assumed_rows(plan, plan.step)
     hidden = len(plans) - len(shown)
     if hidden:
         rows.append(Row(Message("first.label.more"), Message("first.more_cards", {"count": hidden})))
     elif not asked.quiet:
         rows.append(Row(Message("first.label.more"), Message("first.more_of_cards"), optional=3))
     title = Message(
-        "first.cards_title", {"name": plans[0].name, "count": len(plans), "sources": _sources(plan, "foretrain")}
+        "first.cards_title", {"name": plans[0].name, "count": len(plans), "sources": sources_of(plan, "foretrain")}
     )
     return Screen(title, (), table, tuple(rows))
 
@@ -153,10 +152,10 @@ def _line_memory(plan: Plan, step: StepName) -> dict[str, Any]:
 
 def _title(plan: Plan, step: StepName) -> Message:
     values = {"name": plan.name, "gpu": plan.gpu.name, "params": plan.counts.n_params}
-    return Message("first.title", {**values, "sources": _sources(plan, step)})
+    return Message("first.title", {**values, "sources": sources_of(plan, step)})
 
 
-def _sources(plan: Plan, step: StepName) -> Message:
+def sources_of(plan: Plan, step: StepName) -> Message:
     timing, memory = plan.timing_of(step), plan.memory_of(step).source
     if timing is None or timing.source == memory:
         return Message("first.source", {"source": memory})
@@ -180,7 +179,7 @@ def _room(plan: Plan) -> Message:
     return Message(f"first.room.{id}", {"available": plan.available_bytes or 0})
 
 
-def _lead(plan: Plan, asked: Asked, *, others: bool = True) -> list[Paragraph]:
+def lead_of(plan: Plan, asked: Asked, *, others: bool = True) -> list[Paragraph]:
     """The verdict, and what the other way to run the step would give where that is another answer."""
     verdict, phase = plan.verdict_of(plan.step), _peak(plan, plan.step)
     low, expected, high = phase.needed_within(plan.available_bytes)
@@ -277,7 +276,8 @@ def _next(plan: Plan, answer: FirstAnswer, asked: Asked) -> list[Row]:
         if advice is None:
             return [Row(label, Message("first.advise"), answer.command)]
         values = {
-            "change": short(plan, advice), "needed": _at_limit(advice.effect), "slower": advice.effect.slower or 0.0
+            "change": short(plan, advice), "needed": advice.effect.needed_here_bytes,
+            "slower": advice.effect.slower or 0.0,
         }  # fmt: skip
         same = advice.effect.slower is None or rounds_to_zero(advice.effect.slower)
         id = "first.change_unknown" if same else "first.change_known"
@@ -287,11 +287,6 @@ def _next(plan: Plan, answer: FirstAnswer, asked: Asked) -> list[Row]:
         values = {"change": short(plan, advice), "longer": advice.effect.longer}
         rows.append(Row(Message("first.label.faster"), Message("first.faster", values), optional=2))
     return rows
-
-
-def _at_limit(effect: Effect) -> int:
-    """What a change that fits takes: no more than there is, as the allocator frees its cache before it fails."""
-    return min(effect.needed_bytes, effect.available_bytes or effect.needed_bytes)
 
 
 def _written(asked: Asked) -> Row:
@@ -322,7 +317,7 @@ def _card(plan: Plan, step: StepName) -> tuple[Cell, ...]:
     return plan.gpu.name, word, needs, Quantity((total.low_s, total.expected_s, total.high_s), "duration_span"), cost
 
 
-def _assumed(plan: Plan, step: StepName) -> list[Row]:
+def assumed_rows(plan: Plan, step: StepName) -> list[Row]:
     """What was taken without knowing it, in a few words each."""
     notes = [*plan.assumptions, *plan.notes]
     said = [Message(f"first.assumed.{n.id}", n.values) for n in notes if has(f"first.assumed.{n.id}")]

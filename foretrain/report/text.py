@@ -50,7 +50,6 @@ _BAR_WIDTH = 60
 MOST_ROWS = 20  # of a picture's numbers; a terminal is no place for more
 PROSE_WIDTH = 100  # longer lines are hard to read
 INDENT = 2
-MOST_LINES = 12  # of a short answer
 GAP = 2  # blanks between columns
 TEXT_SHARE = 0.6  # of its longest cell: so narrow may a column of text become before another one is left out
 SHORT_CELL = 16  # text that does not break
@@ -89,7 +88,7 @@ def render(document: Document, console: Console) -> None:
 
 
 def render_screen(screen: Screen, console: Console) -> None:
-    """Print a short answer; optional rows go, one by one, until it has MOST_LINES lines."""
+    """Print a short answer; optional rows go, one by one, until it has `most_lines`."""
     width, kept = min(PROSE_WIDTH, console.width), list(screen.rows)
     while True:
         parts = [facing(_text(screen.title.text(), style="bold")), *(_block(p, console) for p in screen.lead)]
@@ -98,7 +97,7 @@ def render_screen(screen: Screen, console: Console) -> None:
         parts.append(Padding(mirrored(_rows(kept, width - INDENT)), (0, 0, 0, INDENT)))
         lines = sum(len(console.render_lines(Trimmed(part, width), pad=False)) for part in parts)
         last = max(kept, key=lambda row: row.optional, default=None)
-        if lines <= MOST_LINES or last is None or not last.optional:
+        if lines <= screen.most_lines or last is None or not last.optional:
             break
         kept.remove(last)
     for part in parts:

@@ -90,13 +90,13 @@ def test_a_run_without_steps_keeps_what_its_record_says(tmp_path: Path) -> None:
 
 
 def test_only_a_run_with_a_checkpoint_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")  # the path of a temporary folder may be long
+    monkeypatch.chdir(tmp_path)  # the path of a temporary folder is long, and a table cuts what is beside it
     for name, status in (("a", "interrupted"), ("b", "killed"), ("c", "interrupted")):
         path = write_run(tmp_path / name)
         record = json.loads((path / "run.json").read_text()) | {"status": status}
         (path / "run.json").write_text(json.dumps(record))
     (tmp_path / "c" / "checkpoints" / "step-0000000010").mkdir(parents=True)
-    listed = foretrain("runs", str(tmp_path)).stdout
+    listed = foretrain("runs", ".").stdout
     assert listed.count("nothing saved") == 2
     assert listed.count("can be resumed") == 1
     rows = {Path(row["path"]).name: row["status_text"] for row in page.Runs([tmp_path]).listed()["runs"]}

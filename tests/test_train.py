@@ -323,7 +323,7 @@ def test_out_of_memory_is_a_sentence(own_directory: Path, monkeypatch: pytest.Mo
     with pytest.raises(UserError) as caught:
         train(tiny())
     assert caught.value.exit_code == ExitCode.OUT_OF_MEMORY
-    assert "one sequence at a time" in str(caught.value)
+    assert "micro-batch of one sequence" in str(caught.value)
     assert RunDirectory(Path("out")).read_record().status == "failed"
 
 

@@ -291,13 +291,16 @@ class Tuner:
         for trial in self.tried.values():
             if trial.number not in entrants:
                 self.bench.drop(self.settings[trial.number].config)
-        self.race = Race(entrants)
-        while self.race.alive:
-            self._rounds()
-            self.winner = self._pick()
-            if self.winner is None or self._evaluates(self.winner):
-                return
-            self.race.alive = [n for n in self.race.alive if n != self.winner]
+        while entrants:
+            self.race = Race(entrants)
+            while self.race.alive:
+                self._rounds()
+                self.winner = self._pick()
+                if self.winner is None or self._evaluates(self.winner):
+                    return
+                self.race.alive = [n for n in self.race.alive if n != self.winner]
+            # Nobody who was left can evaluate. Those that fell out of the race were slower, and may.
+            entrants = [n for n in entrants if n in self.race.dropped and self.tried[n].lives]
 
     def _finalists(self) -> list[int]:
         mean, deviation = self.model.posterior()

@@ -156,6 +156,7 @@ def _title(plan: Plan, step: StepName) -> Message:
 
 
 def sources_of(plan: Plan, step: StepName) -> Message:
+    """Where memory and time of a step are from."""
     timing, memory = plan.timing_of(step), plan.memory_of(step).source
     if timing is None or timing.source == memory:
         return Message("first.source", {"source": memory})

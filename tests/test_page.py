@@ -28,6 +28,7 @@ from foretrain.configfile import from_text, resolve, to_toml
 from foretrain.errors import ConfigError
 from foretrain.hardware import catalogue, find
 from foretrain.predict.plan import plan
+from foretrain.report import palette
 from foretrain.units import format_bytes, format_duration
 from foretrain.web import advising, calls, child, connections, fields, guard, jobs, routes, server
 from tests.helpers import REPO, foretrain
@@ -135,6 +136,11 @@ def test_the_command_line_is_the_same_plan(client: TestClient) -> None:
     told = json.loads(foretrain(*words[1:], "--json").stdout)
     assert told["config"] == answer["config"]
     assert (told["gpu"]["name"], told["used_by_others_bytes"]) == ("RTX 4070", 2 * 10**9)
+
+
+def test_lines_have_the_colours_of_reports(client: TestClient) -> None:
+    lines = get(client, "/api/start")["legend"]["lines"]
+    assert lines == {"light": list(palette.LINES_LIGHT), "dark": list(palette.LINES_DARK)}
 
 
 def test_what_the_allocator_keeps_is_not_what_an_evaluation_needs(client: TestClient) -> None:

@@ -18,6 +18,7 @@ pytest.importorskip("playwright")
 from playwright.sync_api import Browser, Page, expect
 
 from foretrain.configfile import resolve
+from foretrain.report.palette import LINES_LIGHT
 from foretrain.run.store import RunDirectory
 from tests.browser_kit import browser, pytestmark, serious
 from tests.test_page import NANOGPT, free_port, serving
@@ -122,7 +123,7 @@ def test_paste_share_and_download(browser: Browser, served: tuple[str, Path], tm
         page.get_by_text("Your own config").click()
         page.get_by_label("Text of the config").fill(NANOGPT)
         page.get_by_role("button", name="Use it").click()
-        expect(page.locator("#paste-said")).to_contain_text("8 values")
+        expect(page.locator("#paste-said")).to_contain_text("8 settings")
         answered(page)
         assert page.get_by_label("n_embd", exact=True).input_value() == "384"
         page.get_by_label("Used by other programs").fill("2.1GB")
@@ -164,6 +165,31 @@ def test_cards_beside_each_other(browser: Browser, served: tuple[str, Path]) -> 
         page.get_by_label("RTX 3090", exact=True).check()
         page.get_by_role("button", name="Compare", exact=True).click()
         expect(page.locator(".cards table").first).to_contain_text("RTX 3090")
+
+
+def test_on_a_phone_the_answer_comes_before_the_form(browser: Browser, served: tuple[str, Path]) -> None:
+    link, _ = served
+    rights = ["clipboard-read", "clipboard-write"]
+    with opened(browser, link, viewport={"width": 390, "height": 800}, permissions=rights) as page:
+        answered(page)
+        top = {name: page.locator(name).first.bounding_box() for name in (".strip", ".verdict", ".figures", ".form")}
+        tops = [box["y"] for box in top.values() if box]
+        assert len(tops) == 4
+        assert tops == sorted(tops)
+        page.get_by_role("button", name="Copy command line").click()
+        expect(page.locator(".results .buttons").first).to_contain_text("Command line copied")
+        assert page.evaluate("navigator.clipboard.readText()") == "foretrain plan gpt2-124m --gpu 'RTX 4070'"
+
+
+def test_losses_have_the_colours_of_the_report(browser: Browser, served: tuple[str, Path]) -> None:
+    link, _ = served
+    with opened(browser, link) as page:
+        answered(page)
+        page.get_by_role("link", name="Runs").click()
+        page.get_by_role("link", name="live", exact=True).first.click()
+        page.wait_for_selector("figure canvas")
+        script = "Chart.getChart(document.querySelector('figure canvas')).data.datasets.map(one => one.borderColor)"
+        assert page.evaluate(script) == list(LINES_LIGHT[:2])  # training, validation
 
 
 def test_a_running_run_is_followed(browser: Browser, served: tuple[str, Path]) -> None:

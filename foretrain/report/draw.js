@@ -33,7 +33,7 @@ const duration = s => s === 0 ? "0" : s < 1 ? +(s * 1e3).toPrecision(3) + " ms" 
 const energy = j => j === 0 ? "0" : j >= 3.6e6 ? +(j / 3.6e6).toPrecision(3) + " kWh" : +(j / 3600).toPrecision(3) + " Wh";
 const count = x => x === 0 ? "0" : scaled(x, [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]], 4);
 const rate = x => x === 0 ? "0" : scaled(x, [[1e15, "PFLOP/s"], [1e12, "TFLOP/s"], [1e9, "GFLOP/s"], [1e6, "MFLOP/s"]], 3);
-const percent = x => +(100 * x).toFixed(1) + " %", money = x => x === 0 ? "0" : Math.abs(x) >= .1 ? x.toFixed(2) : String(+x.toPrecision(2));
+const percent = x => +(Math.abs(x) < .01 ? (100 * x).toPrecision(2) : (100 * x).toFixed(1)) + " %", money = x => x === 0 ? "0" : Math.abs(x) >= .1 ? x.toFixed(2) : String(+x.toPrecision(2));
 const formats = { bytes, duration, energy, count, rate, percent, money, number, digits4: x => x.toFixed(4) };
 // In a line from right to left a number keeps its unit on its right (Unicode's isolates, as bidi.py sets them).
 const apart = text => rtl ? `\u2066${text}\u2069` : text;
@@ -147,7 +147,11 @@ function drawLevel(ctx, a, x, y, level, place, all) {
     const at = y.getPixelForValue(level.value), inside = at >= a.top - 1 && at <= a.bottom + 1;
     if (inside) { ctx.moveTo(a.left, at); ctx.lineTo(a.right, at); ctx.stroke(); }
     ctx.setLineDash([]); ctx.textAlign = "right";
-    if (inside) ctx.fillText(level.label, a.right - 4, at - 8 < a.top ? at + 9 : at - 8);
+    if (inside) {   // on paper of its own: neither its line nor a curve strikes it through
+      const middle = at - 11 < a.top + 7 ? at + 11 : at - 11, width = ctx.measureText(level.label).width;
+      ctx.fillStyle = css("--card"); ctx.fillRect(a.right - 7 - width, middle - 8, width + 6, 16);
+      ctx.fillStyle = css("--ink"); ctx.fillText(level.label, a.right - 4, middle);
+    }
   }
   ctx.setLineDash([]);
 }

@@ -24,7 +24,7 @@ from foretrain.report.document import (
     cell_text,
 )
 from foretrain.report.numbers import behind
-from foretrain.report.palette import COLOURS, SERIES_COLOURS
+from foretrain.report.palette import COLOURS, LINES_DARK, LINES_LIGHT, SERIES_COLOURS
 from foretrain.units import Span
 
 SCHEMA = "foretrain.page/1"
@@ -87,7 +87,8 @@ def _mark(limit_bytes: int | None) -> list[dict[str, Any]]:
 def legend() -> dict[str, Any]:
     """Names and colours of the groups of memory, and the colours of lines."""
     groups = {group: {"label": say(f"group.{group}"), "colour": colour} for group, colour in COLOURS.items()}
-    return {"groups": groups, "series": list(SERIES_COLOURS)}
+    lines = {"light": list(LINES_LIGHT), "dark": list(LINES_DARK)}  # as in reports and comparisons
+    return {"groups": groups, "series": list(SERIES_COLOURS), "lines": lines}
 
 
 def plan_json(plan: Plan, found: ResolvedConfig) -> dict[str, Any]:

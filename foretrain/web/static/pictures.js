@@ -151,8 +151,8 @@ export function drawBars(picture, bars, lines, highest) {
 // Lines over steps: series [{label, x, y}]; the table shows the series with the fewest points.
 export function drawLines(picture, series, x, format, fromZero = false) {
   const show = FORMATS[format];
-  const datasets = series.map((one, i) => ({ label: one.label, data: one.x.map((at, k) => ({ x: at, y: one.y[k] })),
-    borderColor: legend.series[(i + 1) % legend.series.length], backgroundColor: legend.series[(i + 1) % legend.series.length],
+  const colours = legend.lines[matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"], colour = i => colours[i % colours.length];
+  const datasets = series.map((one, i) => ({ label: one.label, data: one.x.map((at, k) => ({ x: at, y: one.y[k] })), borderColor: colour(i), backgroundColor: colour(i),
     borderWidth: 1.5, pointRadius: one.x.length < 40 ? 3 : 0, pointStyle: ["circle", "rectRot", "triangle"][i % 3] }));
   const build = format === "bytes" ? { afterBuildTicks: byteTicks } : {};
   const config = { type: "line", data: { datasets }, options: { parsing: false, normalized: true,

@@ -66,7 +66,8 @@ export class RunsPage extends Polled {
     const ids = found.runs.map(run => run.id).join();
     if (ids !== this.ids) {
       const focused = document.activeElement?.id;
-      this.names = new Map(found.runs.map(run => [run.id, run.name]));
+      const alike = name => found.runs.filter(run => run.name === name).length > 1;
+      this.names = new Map(found.runs.map(run => [run.id, alike(run.name) ? `${run.name} (${apart(run.path)})` : run.name]));
       picked = picked.filter(id => this.names.has(id));
       this.choice.hidden = found.runs.length < 2;
       this.rows = new Map(found.runs.map(run => [run.id, h("tr", {}, h("td", {}, this.box(run)),

@@ -85,7 +85,8 @@ CASES = (
         "n1.toml planned to \"nanoGPT does not fit\" as before; --write new.py was refused.",
         (
             "foretrain advise config/train_gpt2.py --gpu 4070 --used-by-others 2GB --apply 1 --write n1.py",
-            "foretrain plan n1.py --gpu 4070 --used-by-others 2GB --check",
+            "foretrain advise config/train_gpt2.py --gpu 4070 --used-by-others 2GB --apply 4 --write n4.py --quiet",
+            "foretrain plan n4.py --gpu 4070 --used-by-others 2GB --check",
         ),
         lines=8,
     ),

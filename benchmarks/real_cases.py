@@ -96,7 +96,7 @@ def main() -> None:
     for c in cs:
         middle = c["under_limits"][1]
         death = middle["death"]
-        where = f"dies in {death['phase']}, {death['moment']}" if death else "lives"
+        where = f"runs out in {death['phase']}, {death['moment']}" if death else "lives"
         name = f"C {'compiled' if c['compiled'] else 'eager'}, others {mib(c['used_by_others_bytes'])}"
         table.append([name, mib(c["smallest_limit_bytes"]), f"{where} at {mib(middle['limit_bytes'])}"])
     consoles = {"explain_a": console(*EXPLAIN), "verdict_c": console(*VERDICT).split("\n\nMemory by phase")[0]}

@@ -62,11 +62,8 @@ REPLACED = {
 
 # Where some still stand: file, and what should stand there. This list only shrinks: an entry no longer needed fails.
 LEFT: dict[str, tuple[str, ...]] = {
-    "explain.md": ('evaluation during training', 'steady state'),
     "extend.md": ("option",),
     "languages.md": ("option",),
-    "questions.md": ('estimate', 'needs at least', 'other', 'runs out of memory in', 'steady state', 'used by other programs'),
-    "start-no-gpu.md": ('evaluation during training', 'steady state', 'used by other programs'),
 }  # fmt: skip
 
 

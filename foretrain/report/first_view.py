@@ -16,6 +16,7 @@ from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.within import Within
 from foretrain.report.advice_view import short
 from foretrain.report.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
+from foretrain.report.limits_view import warmup
 from foretrain.report.plan_view import TONES, grouped
 from foretrain.units import rounds_to_zero
 
@@ -48,6 +49,8 @@ def within(plan: Plan, found: Within, asked: Asked) -> Screen:
     rows = _takes(plan, found.timing, steps=found.steps)
     if found.changed:
         rows.append(Row(Message("first.label.change"), listed(change.text() for change in changes)))
+    if found.config.decay_lr and plan.config.warmup_iters:
+        rows.append(Row(Message("first.label.note"), warmup(plan.config, found.config)))
     rows += [_written(asked), *assumed_rows(plan, plan.step), *_all(asked)]
     return Screen(_title(plan, plan.step), tuple(lead), None, tuple(rows))
 

@@ -35,14 +35,14 @@ def within(plan: Plan, answer: Within) -> Document:
         if "lr_decay_iters" in answer.changed:
             notes.append(Paragraph(Message("within.decay"), "warn"))
         if config.decay_lr and plan.config.warmup_iters:
-            notes.append(Paragraph(_warmup(plan.config, config)))
+            notes.append(Paragraph(warmup(plan.config, config)))
         sections.append(Section(Message("within.change"), tuple(notes)))
     source = Message("within.source_logged" if _logged(plan) else "plan.source")
     subtitle = Message("within.subtitle", {**values, "source": source})
     return Document(Message("within.title", {"name": plan.name}), subtitle, sections)
 
 
-def _warmup(asked: RunConfig, fitting: RunConfig) -> Message:
+def warmup(asked: RunConfig, fitting: RunConfig) -> Message:
     """The warm-up as a share of both runs."""
     values = {
         "warmup": fitting.warmup_iters, "steps": fitting.max_iters, "share": fitting.warmup_iters / fitting.max_iters,

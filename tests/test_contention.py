@@ -191,7 +191,7 @@ def test_figures_of_a_busy_machine_are_marked_and_not_judged(busy_run: RunDirect
     assert "busy machine" in shown
     assert "out of range" not in shown.split("Time")[-1]
     assert "other programs used 60.0 % of the processor" in " ".join(shown.split())
-    assert "3 step(s) stalled" in shown
+    assert "3 steps stalled" in shown
 
 
 def test_explain_says_that_the_machine_was_busy(busy_run: RunDirectory) -> None:

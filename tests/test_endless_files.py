@@ -72,7 +72,7 @@ def test_a_pipe_of_the_shell_and_stdin_are_read(folder: Path) -> None:
     ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env=env, timeout=120)
     writer.wait()
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("51 step(s), 0 to 10,000") == 2
+    assert ended.stdout.count("51 steps, 0 to 10,000") == 2
 
 
 def test_a_pipe_without_an_end_is_read_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from foretrain.cli.common import OUT
 from foretrain.configfile import resolve
 from foretrain.hardware import find
 from foretrain.languages import speaking
-from foretrain.messages import format_value, has, say
+from foretrain.messages import format_value, has, say, texts
 from foretrain.predict.bottleneck import bottleneck
 from foretrain.predict.exact.record import Allocation
 from foretrain.predict.exact.roles import role_of
@@ -247,3 +247,19 @@ def test_the_three_largest_tensors_of_case_a_have_a_name(
     made = Allocation(0, 1, 0, None, "logits", "", op, "", shape, dtype)
     assert role_of(made, "logits", 384, forward=forward) == role
     assert has(f"tensor.{role}")
+
+
+def test_no_text_leaves_its_plural_to_the_reader() -> None:
+    assert [id for id, said in texts().items() if "(s)" in said] == []
+    assert say("error.config.problems", count=1) == "1 problem in the configuration:"
+    assert "18 figures differ" in say("log_finding.not_this_config", count=18)
+    assert "1 figure differs" in say("log_finding.not_this_config", count=1)
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["plan", "--help"], ["gpus", "4070"], ["languages"], ["plan", "gpt2-124m", "--show-config"]]
+)
+def test_no_command_prints_trailing_blanks(words: list[str]) -> None:
+    lines = foretrain(*words).stdout.splitlines()
+    assert len(lines) > 3
+    assert [line for line in lines if line != line.rstrip()] == []

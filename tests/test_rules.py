@@ -220,7 +220,7 @@ def test_placeholders_use_known_formats() -> None:
         for _, name, spec, _ in string.Formatter().parse(template):
             if name is not None:
                 assert re.fullmatch(r"[A-Za-z_0-9]+", name), id
-                assert spec in messages._FORMATS or re.fullmatch(r"[,]?(\.\d+f)?|,|[a-z]+\|[a-z]+", spec or ""), (
+                assert spec in messages._FORMATS or re.fullmatch(r"[,]?(\.\d+f)?|,|[a-z ]+\|[a-z ]+", spec or ""), (
                     id,
                     spec,
                 )

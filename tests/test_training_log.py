@@ -376,7 +376,7 @@ def test_explain_of_case_b1(tmp_path: Path) -> None:
     words = ("explain", str(path), "--config", B1, "--gpu", "4070", "--max_iters=20000", "--lr_decay_iters=20000")
     shown = " ".join(foretrain(*words).stdout.split())
     for says in (
-        "Log: b1.log nanoGPT · 300 step(s), 0 to 299, every 1 · measured", "steady step 3.9 s: the median of 295",
+        "Log: b1.log nanoGPT · 300 steps, 0 to 299, every 1 · measured", "steady step 3.9 s: the median of 295",
         "134,433 tokens/s", "MFU 69.2 %: 40.3 TFLOP/s with full attention", "nanoGPT would print 12.9 %",
         "The printed mfu matches the config (12.9 % printed, 12.9 % expected).",
         "first steps: compilation, first evaluation 1 0 28.1 s", "for 19,701 steps up to 20,000",

@@ -6,16 +6,20 @@ id of the first of them.
 """
 
 import copy
+import io
 import re
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from typing import Any
 
 from foretrain import bidi, languages
+from foretrain.cli.common import OUT
 from foretrain.cli.old_options import OLD
 
 EXAMPLES = "Examples:"
+PROSE_WIDTH = 100  # as report/text.py has it
 # The words that typer's help itself brings, by the name that they have in its module.
 HEADINGS = {
     "ARGUMENTS_PANEL_TITLE": "Arguments",
@@ -143,8 +147,23 @@ def _show(command: Any, ctx: Any, formatter: Any) -> None:
     if hasattr(command, "commands"):
         made.commands = {name: spoken(each) for name, each in command.commands.items()}
     # Not isolated: a mark of direction must not come between the braces and what they are filled with.
-    with _changed(rich_utils, {name: own.get(ids[text], text) for name, text in HEADINGS.items()}):
+    headings = {name: own.get(ids[text], text) for name, text in HEADINGS.items()}
+    width = rich_utils.MAX_WIDTH or min(PROSE_WIDTH, OUT.width)
+    with _changed(rich_utils, {**headings, "MAX_WIDTH": width}), _trimmed():
         rich_utils.rich_format_help(obj=made, ctx=ctx, markup_mode="rich")
+
+
+@contextmanager
+def _trimmed() -> Iterator[None]:
+    """What is printed here goes out without the blanks that rich pads lines with; a terminal gets it as it is."""
+    out = sys.stdout
+    if out.isatty() or not (out.encoding or "").lower().startswith("utf"):
+        yield
+        return
+    shown = io.StringIO()
+    with redirect_stdout(shown):
+        yield
+    out.write("\n".join(line.rstrip() for line in shown.getvalue().split("\n")))
 
 
 def _line(line: str, say: Any) -> str:

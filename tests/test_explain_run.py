@@ -207,7 +207,7 @@ def test_a_run_that_memory_ended_says_how(
     assert (failure.weights_bytes, failure.gradients_bytes) == (weights, weights)
     assert failure.optimizer_bytes == pytest.approx(2 * weights, rel=0.01)
     assert failure.free_bytes
-    shown = said(capsys, "explain", "r")
+    shown = " ".join(said(capsys, "explain", "r").split())
     assert f"step 2, micro-step 2 of 2, in the {moment}" in shown
     assert ("What would have prevented it" in shown) == (where == "optimizer")
 

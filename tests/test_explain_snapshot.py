@@ -251,7 +251,7 @@ def test_expandable_segments_are_not_promised_where_they_would_not_help() -> Non
 
 def test_the_views_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     written(by_hand())
-    shown = said(capsys, "explain", "s.pickle")
+    shown = " ".join(said(capsys, "explain", "s.pickle").split())
     assert "asked for 60.0 MiB. The driver had 8.0 MiB left, 52.0 MiB too little" in shown
     assert "80.0 MiB were reserved but unused, in separate pieces" in shown
     assert "model.py:187 forward" in shown

@@ -75,8 +75,8 @@ def _tensors(explanation: Explanation) -> Table:
     rest = explanation.tensors[TENSOR_ROWS:]
     if rest:
         size = Quantity(sum(group.size_bytes for group in rest), "bytes")
-        rows.append((size, f"{sum(group.count for group in rest):,}", "", "", "", Message("component.rest")))
-    return Table(columns, tuple(rows), frozenset({0, 1}), optional=(4, 5, 1, 2))
+        rows.append((size, f"{sum(group.count for group in rest):,}", "", Message("component.rest"), "", ""))
+    return Table(columns, tuple(rows), frozenset({0, 1, 2}), optional=(4, 5, 1, 2))
 
 
 def _name(group: TensorGroup) -> Cell:

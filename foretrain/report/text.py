@@ -215,22 +215,32 @@ def _head(table: Table, column: int, narrow: bool) -> str:
     return "\n".join(textwrap.wrap(head, _least_width(table, column), break_long_words=False))
 
 
+def _widths(natural: list[int], least: list[int], width: int) -> list[int] | None:
+    """The widths of the columns of a table that is too wide, each giving of what it can spare; None: as rich has it."""
+    excess, spare = sum(natural) + GAP * len(natural) - width, sum(natural) - sum(least)
+    if excess <= 0 or excess > spare:
+        return None
+    return [wide - -(-excess * (wide - few) // spare) for wide, few in zip(natural, least, strict=True)]
+
+
 def _table(table: Table, width: int) -> RichTable:
     rich = RichTable(
         box=None, show_header=bool(table.columns), header_style="dim", padding=(0, GAP, 0, 0), pad_edge=False
     )
     kept = _fitting(table, width)
-    texts = [[cell_text(row[i]) for i in kept if i < len(row)] for row in table.rows]
-    heads = [[cell_text(table.columns[i]) for i in kept]] if table.columns else []
-    full = sum(GAP + max(map(len, column), default=0) for column in zip(*heads, *texts, strict=False))
-    for i in kept:
+    rows = [*([table.columns] if table.columns else []), *table.rows]
+    natural = [max((cell_len(cell_text(row[i])) for row in rows if i < len(row)), default=0) for i in kept]
+    narrow = sum(natural) + GAP * len(kept) > width
+    widths = _widths(natural, [min(wide, _least_width(table, i)) for i, wide in zip(kept, natural, strict=True)], width)
+    for place, i in enumerate(kept):
         numeric = i in table.numeric
         rich.add_column(
-            _head(table, i, full > width), justify="right" if numeric else "left", overflow="fold", no_wrap=numeric
-        )
-    for number, row in enumerate(texts):
+            _head(table, i, narrow), justify="right" if numeric else "left", overflow="fold", no_wrap=numeric,
+            width=widths[place] if widths and table.columns else None,
+        )  # fmt: skip
+    for number, row in enumerate(table.rows):
         tone = table.tones[number] if table.tones else "plain"
-        rich.add_row(*map(_text, row), style=STYLES[tone])
+        rich.add_row(*(_text(cell_text(row[i])) for i in kept if i < len(row)), style=STYLES[tone])
     return rich
 
 

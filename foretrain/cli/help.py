@@ -9,7 +9,7 @@ import copy
 import io
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from typing import Any
@@ -174,7 +174,7 @@ def _line(line: str, say: Any) -> str:
 
 
 @contextmanager
-def _changed(module: Any, values: dict[str, str]) -> Iterator[None]:
+def _changed(module: Any, values: Mapping[str, str | int]) -> Iterator[None]:
     """A module with other values of these names for a while."""
     before = {name: getattr(module, name) for name in values}
     try:

@@ -62,8 +62,9 @@ def foretrain(
 
 
 def _main(words: Sequence[str], out: TextIO, err: TextIO) -> int:
-    from foretrain.cli import main
+    from foretrain.cli import common, main
 
+    common.OUT.width = common.ERR.width = int(os.environ.get("COLUMNS", "120"))  # as a process of its own would begin
     threads = torch.get_num_threads() if (torch := sys.modules.get("torch")) else 0
     on_term = signal.getsignal(signal.SIGTERM)  # a stopped run leaves it ignored, as its process ends
     with (

@@ -11,7 +11,6 @@ from foretrain.advise.advice import Advices
 from foretrain.advise.advisor import advise, short_list
 from foretrain.advise.rules import BY_ID
 from foretrain.app.plan import make_plan, targets
-from foretrain.cli import common
 from foretrain.config import RunConfig
 from foretrain.configfile import from_values, resolve
 from foretrain.predict.plan import Plan
@@ -231,7 +230,7 @@ SCREENS = {
 def test_fifteen_lines_say_where_it_stands_what_fits_and_what_to_type(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(common.OUT, "_width", 80)
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(REPO)
     result = foretrain("advise", *words)
     assert result.returncode == 0, result.stderr

@@ -11,7 +11,6 @@ from rich.console import Console
 from foretrain.advise.asked import Asked
 from foretrain.advise.explain import gathered
 from foretrain.advise.first_answer import FirstAnswer, first_answer, without
-from foretrain.cli.common import OUT
 from foretrain.configfile import resolve
 from foretrain.hardware import find
 from foretrain.languages import speaking
@@ -47,7 +46,7 @@ VERDICTS = ("Fits.", "Tight.", "Does not fit.", "fits", "Peak")
 
 @pytest.mark.parametrize("words", SCREENS.values(), ids=SCREENS)
 def test_a_dozen_lines_answer(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OUT, "width", 80)
+    monkeypatch.setenv("COLUMNS", "80")
     result = foretrain("plan", *words)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
@@ -150,7 +149,7 @@ def test_many_cards_stay_a_dozen_lines() -> None:
 @pytest.mark.parametrize("lang", ["ar", "hi"])
 @pytest.mark.parametrize("id", ["fits", "does not fit", "cards", "best"])
 def test_every_language_answers_as_shortly(id: str, lang: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OUT, "width", 80)
+    monkeypatch.setenv("COLUMNS", "80")
     assert len(foretrain("plan", *SCREENS[id], "--lang", lang).stdout.splitlines()) <= 12
 
 

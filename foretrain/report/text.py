@@ -93,7 +93,7 @@ def render_screen(screen: Screen, console: Console) -> None:
     while True:
         parts = [facing(_text(screen.title.text(), style="bold")), *(_block(p, console) for p in screen.lead)]
         if screen.table is not None:
-            parts.append(Padding(_block(screen.table, console), (0, 0, 0, INDENT)))
+            parts.append(Padding(mirrored(_table(screen.table, width - INDENT)), (0, 0, 0, INDENT)))
         parts.append(Padding(mirrored(_rows(kept, width - INDENT)), (0, 0, 0, INDENT)))
         lines = sum(len(console.render_lines(Trimmed(part, width), pad=False)) for part in parts)
         last = max(kept, key=lambda row: row.optional, default=None)
@@ -231,7 +231,10 @@ def _table(table: Table, width: int) -> RichTable:
     rows = [*([table.columns] if table.columns else []), *table.rows]
     natural = [max((cell_len(cell_text(row[i])) for row in rows if i < len(row)), default=0) for i in kept]
     narrow = sum(natural) + GAP * len(kept) > width
-    widths = _widths(natural, [min(wide, _least_width(table, i)) for i, wide in zip(kept, natural, strict=True)], width)
+    least = [  # a number is never broken
+        wide if i in table.numeric else min(wide, _least_width(table, i)) for i, wide in zip(kept, natural, strict=True)
+    ]
+    widths = _widths(natural, least, width)
     for place, i in enumerate(kept):
         numeric = i in table.numeric
         rich.add_column(

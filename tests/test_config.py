@@ -293,7 +293,7 @@ def test_exit_code_two_without_torch() -> None:
     result = foretrain("train", "--block_size=0", "--batchsize=3")
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
-    assert "in the configuration (2):" in result.stderr
+    assert "2 problems in the configuration:" in result.stderr
 
 
 def test_show_config_names_every_source() -> None:

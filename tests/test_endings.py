@@ -153,12 +153,12 @@ def test_a_run_whose_lock_was_removed_is_locked_again(own_directory: Path) -> No
     own = store.create("out")
     own.write("config.toml", "a = 1\n")
     shutil.rmtree("out")
-    assert own.mend() == ("config.toml", "run.lock")
+    assert own.restore_removed() == ("config.toml", "run.lock")
     assert Path("out/config.toml").read_text() == "a = 1\n"
     with pytest.raises(UserError) as caught:
         RunDirectory(Path("out")).acquire()
     assert caught.value.id == "usage.run_in_use"
-    assert own.mend() == ()
+    assert own.restore_removed() == ()
     own.release()
     RunDirectory(Path("out")).acquire()
 

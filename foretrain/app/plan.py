@@ -24,7 +24,7 @@ MOST_CARDS = 64  # of --gpu; the catalogue has fewer
 
 @dataclass(frozen=True)
 class Target:
-    """A device to plan for, and what others hold there."""
+    """A device to plan for, and the memory that other programs use there."""
 
     gpu: Gpu
     used_by_others_bytes: int

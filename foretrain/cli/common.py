@@ -3,9 +3,11 @@
 import json
 import re
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+import typer.main
 from rich.console import Console
 from rich.text import Text
 
@@ -33,6 +35,13 @@ Words = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout; everything else goes to stderr.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only results and errors.")]
+
+
+def option_of(function: Callable[..., None], name: str) -> Any:
+    """An option as typer itself makes it, of a function whose only parameter it is; for commands to share."""
+    own = typer.Typer(add_completion=False)
+    own.command()(function)
+    return next(parameter for parameter in typer.main.get_command(own).params if parameter.name == name)
 
 
 def _complete(incomplete: str) -> list[str]:

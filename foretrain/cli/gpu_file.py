@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import typer.main
 
+from foretrain.cli.common import option_of
 from foretrain.hardware import GPU_FILE_VARIABLE, catalogue
 
 COMMANDS = ("gpus", "serve", "train", "demo", "calibrate")  # beside those with --gpu
@@ -15,10 +15,8 @@ COMMANDS = ("gpus", "serve", "train", "demo", "calibrate")  # beside those with 
 
 @cache
 def option() -> Any:
-    """The option as typer itself makes it, of a command that is nothing else."""
-    own = typer.Typer(add_completion=False)
-    own.command()(_only_this)
-    return next(parameter for parameter in typer.main.get_command(own).params if parameter.name == "gpu_file")
+    """The option, made once."""
+    return option_of(_only_this, "gpu_file")
 
 
 def _chosen(value: Path | None) -> None:

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from foretrain import languages
 from foretrain.cli import completion, gpu_file
 from foretrain.cli import help as spoken_help
-from foretrain.cli.common import OUT, Json, own_words, print_json
+from foretrain.cli.common import OUT, Json, option_of, own_words, print_json
 from foretrain.config import knobs
 from foretrain.errors import UserError
 from foretrain.report.document import Cell, Document, Message, Paragraph, Quantity, Section, Table, Verbatim
@@ -80,10 +80,8 @@ def _give_options(command: Any) -> None:
 
 @cache
 def _option() -> Any:
-    """The option as typer itself makes it, of a command that is nothing else."""
-    own = typer.Typer(add_completion=False)
-    own.command()(_only_this)
-    return next(parameter for parameter in typer.main.get_command(own).params if parameter.name == "lang")
+    """The option, made once."""
+    return option_of(_only_this, "lang")
 
 
 def _chosen(value: str | None) -> None:

@@ -200,7 +200,7 @@ class RunDirectory:
         replace_text(self.path / name, text)
         self._kept[name] = text
 
-    def mend(self) -> tuple[str, ...]:
+    def restore_removed(self) -> tuple[str, ...]:
         """Write again what was removed under the run, as far as it is written once; its lock too. Returns the names.
 
         A lock on a file without a name keeps nobody out, so a new file is locked. What cannot be written stays lost.

@@ -126,7 +126,7 @@ class Trainer:
 
     def _mend_folder(self) -> None:
         """Somebody may have removed the run's folder under it; what it began with is written again, and said."""
-        if lost := self.directory.mend():
+        if lost := self.directory.restore_removed():
             self._note("files_missing", files=list(lost), path=str(self.directory.path))
 
     def _judge_end(self) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from foretrain.advise.run_pace import pace_of
 from foretrain.predict.plan import plan
 from foretrain.report import run_explain_view, run_view, text
 from foretrain.report.document import Document
-from foretrain.run import contention
+from foretrain.run import contention, threads, waiting
 from foretrain.run.contention import Clock, Contention, cores_busy_s
 from foretrain.run.pace import Pace
 from foretrain.run.store import MachineLoad, RunDirectory, crowded
+from foretrain.run.waiting import Waiting, idle_teams
 from tests.helpers import tiny, write_dataset
-from tests.test_train import train
+from tests.test_train import assert_same, final_tensors, stop_at_6, train
 
 
 def shown_of(document: Document) -> str:
@@ -60,12 +62,12 @@ def steps(watch: Contention, machine: Machine, count: int, took_s: float, own: f
 
 def test_a_quiet_machine_is_no_news() -> None:
     machine = Machine()
-    watch = Contention(2, adjust=True, clock=machine.clock)
+    watch = Contention(2, clock=machine.clock)
     assert steps(watch, machine, 400, 0.05, 1.9, 0.05) == []
     found = watch.result()
     assert found is not None
     assert (found.others_share, found.own_share, found.busy) == (0.025, 0.95, False)
-    assert watch.threads == 2
+    assert not watch.gives_way
 
 
 def test_a_busy_machine_is_said_once_with_its_share_and_so_is_its_end() -> None:
@@ -88,46 +90,81 @@ def test_others_matter_where_training_wants_their_cores() -> None:
     assert not crowded(0.1, 2, 2)
 
 
-def test_steps_that_stall_or_crawl_beside_others_get_fewer_threads_and_all_of_them_back() -> None:
+def test_threads_sleep_beside_others_and_spin_again_after_a_quiet_while() -> None:
     machine = Machine()
-    watch = Contention(2, adjust=True, clock=machine.clock)
-    steps(watch, machine, 100, 0.05, 1.9, 0.0)  # what is usual here
-    told = steps(watch, machine, 1, 0.05, 0.9, 1.0) + steps(watch, machine, 2, 4.0, 0.3, 1.0)  # barriers stall
-    assert [id for id, _ in told] == ["machine_busy", "fewer_threads"]
-    assert (told[1][1]["old"], told[1][1]["new"], watch.threads) == (2, 1, 1)
-    assert steps(watch, machine, 100, 0.1, 1.0, 1.0) == []  # as quick as one core is
-    told = steps(watch, machine, 700, 0.1, 1.0, 0.0)
-    assert [id for id, _ in told] == ["machine_quiet", "more_threads"]
+    watch = Contention(2, clock=machine.clock)
+    steps(watch, machine, 100, 0.05, 1.9, 0.0)
+    assert not watch.gives_way
+    steps(watch, machine, 80, 0.05, 0.9, 1.0)
+    assert watch.gives_way
+    steps(watch, machine, 200, 0.05, 1.9, 0.0)  # ten seconds: others may only pause
+    assert watch.gives_way
+    steps(watch, machine, 300, 0.05, 1.9, 0.0)
+    assert not watch.gives_way
+    steps(watch, machine, 80, 0.05, 0.9, 1.0)  # not told again so soon, but given way to
+    assert watch.gives_way
     assert watch.threads == 2
+
+
+def test_stalls_are_counted_beside_others_only() -> None:
+    machine = Machine()
+    watch = Contention(2, clock=machine.clock)
+    steps(watch, machine, 100, 0.05, 1.9, 0.0)
+    steps(watch, machine, 2, 2.0, 1.9, 0.0)  # a disk, a page fault
     found = watch.result()
     assert found is not None
-    assert found.threads == 2
+    assert found.stalls == 0
+    steps(watch, machine, 100, 0.05, 1.9, 0.0)
+    steps(watch, machine, 2, 4.0, 0.3, 1.0)  # threads hold each other up
+    found = watch.result()
+    assert found is not None
+    assert found.stalls == 2
+    assert found.stalled_s == pytest.approx(2 * 3.95)
 
 
-def test_slow_steps_without_other_programs_keep_their_threads() -> None:
+def test_a_run_that_begins_beside_others_gives_way_from_its_first_step() -> None:
     machine = Machine()
-    watch = Contention(2, adjust=True, clock=machine.clock, expected_s=0.05)
-    assert steps(watch, machine, 20, 2.0, 1.9, 0.0) == []
-    assert watch.threads == 2
-
-
-def test_threads_that_somebody_set_stay() -> None:
-    machine = Machine()
-    watch = Contention(2, clock=machine.clock, expected_s=0.05)
-    told = steps(watch, machine, 20, 5.0, 0.3, 1.0)
-    assert [id for id, _ in told] == ["machine_busy"]
-    assert watch.threads == 2
-
-
-def test_a_run_begins_with_the_threads_that_others_leave_room_for() -> None:
-    machine = Machine()
-    watch = Contention(2, adjust=True, clock=machine.clock, since=machine.clock.read())
+    watch = Contention(2, clock=machine.clock, since=machine.clock.read())
     machine.passes(3.0, 0.5, 1.0)
-    assert [id for id, _ in watch.begin()] == ["machine_busy", "fewer_threads_first"]
-    assert watch.threads == 1
-    alone = Contention(2, adjust=True, clock=machine.clock, since=machine.clock.read())
+    assert [id for id, _ in watch.begin()] == ["machine_busy"]
+    assert watch.gives_way
+    alone = Contention(2, clock=machine.clock, since=machine.clock.read())
     machine.passes(3.0, 1.0, 0.02)
     assert alone.begin() == []
+    assert not alone.gives_way
+
+
+def test_as_many_idle_threads_as_make_more_threads_than_cores() -> None:
+    for cores in range(1, 65):
+        for count in range(2, cores + 1):
+            teams = idle_teams(count, cores)
+            assert count + teams * (count - 1) > cores
+            assert teams == 1 or count + (teams - 1) * (count - 1) <= cores
+    assert idle_teams(1, 8) == 0  # which waits for nobody
+
+
+def test_idle_threads_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "can_sleep", lambda: True)
+    monkeypatch.setattr(waiting, "idle_teams", lambda threads, cores: 3)
+
+    def idle() -> int:
+        return sum(thread.name == "foretrain-idle" for thread in threading.enumerate())
+
+    with Waiting() as own:
+        assert own.sleep()
+        assert own.sleep()  # again changes nothing
+        assert (own.asleep, idle()) == (True, 3)
+        own.spin()
+        assert (own.asleep, idle()) == (False, 0)
+        own.sleep()
+    assert idle() == 0
+
+
+def test_threads_wait_as_somebody_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    with Waiting() as own:
+        assert not own.sleep()
+    assert not own.asleep
 
 
 def test_without_counts_of_cores_the_load_average_stands_in() -> None:
@@ -213,19 +250,42 @@ def test_lines_beside_more_of_others_are_slow_for_their_sake() -> None:
     assert [one.cause for one in found.slower] == ["others_cpu"]
 
 
-def test_a_run_tells_of_other_programs_and_changes_its_threads(
+def busy_watch() -> Contention:
+    """Of a machine on which another program uses one of two cores."""
+    machine = Machine()
+    watch = Contention(2, clock=machine.clock, since=machine.clock.read())
+    machine.passes(3.0, 0.5, 1.0)
+    return watch
+
+
+def test_a_run_tells_of_other_programs_and_lets_its_threads_sleep(
     own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_dataset(Path("data/toy"))
-    machine, set_to = Machine(), []
-    watch = Contention(2, adjust=True, clock=machine.clock, since=machine.clock.read())
-    machine.passes(3.0, 0.5, 1.0)
-    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
-    record = train(tiny(), contention=watch)
-    assert set(set_to) == {1}
+    monkeypatch.setattr(waiting, "can_sleep", lambda: True)
+    torch.set_num_threads(2)
+    record = train(tiny(), contention=busy_watch())
     events = [e["id"] for e in RunDirectory(Path("out")).read_lines("events")]
-    assert events[:2] == ["machine_busy", "fewer_threads_first"]
+    assert events[:2] == ["machine_busy", "threads_sleep"]
     assert record.machine is not None
     assert record.machine.busy
     lines = [m for m in RunDirectory(Path("out")).read_lines("metrics") if m["kind"] == "step"]
     assert "others_cores" in json.dumps(lines)
+
+
+def test_giving_way_changes_neither_the_threads_nor_a_bit_of_the_weights(
+    own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside others, stopped in its middle and resumed on a quiet machine: as the run that was never disturbed."""
+    monkeypatch.setattr(waiting, "can_sleep", lambda: True)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 4)
+    torch.set_num_threads(2)
+    train(tiny(n_embd=64, out_dir="alone"))  # so large that threads share the sums
+    stopped = train(tiny(n_embd=64), contention=busy_watch(), listen=stop_at_6)
+    torch.set_num_threads(1)
+    record = train(tiny(n_embd=64), resume=True)
+    events = [event["id"] for event in RunDirectory(Path("out")).read_lines("events")]
+    assert (stopped.status, stopped.threads, record.threads) == ("interrupted", 2, 2)
+    assert "threads_sleep" in events
+    assert "resumed_otherwise" not in events
+    assert_same(final_tensors(Path("alone")), final_tensors(Path("out")))

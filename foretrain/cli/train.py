@@ -132,7 +132,7 @@ def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False
         expected = _expected(directory)
         trainer = Trainer(
             config, info, directory, placement, printer, resolved.name, expected,
-            _contention(resolved, placement, expected, since),
+            _contention(placement, since),
         )  # fmt: skip
         trainer.flag.ends_process = True
         record = trainer.run(resume=resuming)
@@ -156,20 +156,13 @@ def _expected(directory: RunDirectory) -> tuple[float, float] | None:
     return timing.step_s.expected_s, timing.evaluation_s.expected_s if timing.evaluation_s else 0.0
 
 
-def _contention(
-    resolved: ResolvedConfig, placement: Placement, expected: tuple[float, float] | None, since: Reading
-) -> Contention | None:
-    """What watches other programs while a CPU trains; the threads are its to change where nobody set them."""
+def _contention(placement: Placement, since: Reading) -> Contention | None:
+    """What watches other programs while a CPU trains."""
     import torch
 
     from foretrain.run.contention import Contention
 
-    if placement.device.type != "cpu":
-        return None
-    return Contention(
-        torch.get_num_threads(), adjust="cpu_threads" not in resolved.sources and "OMP_NUM_THREADS" not in os.environ,
-        expected_s=expected[0] if expected else None, since=since,
-    )  # fmt: skip
+    return Contention(torch.get_num_threads(), since=since) if placement.device.type == "cpu" else None
 
 
 def _choose(

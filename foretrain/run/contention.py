@@ -19,9 +19,6 @@ from foretrain.run.store import MachineLoad, crowded
 LEAST_S, WINDOW_S = 1.0, 3.0  # jiffies are 10 ms, and a second of somebody's browser is not worth a line
 QUIET_S, TOLD_EVERY_S = 20.0, 300.0
 STALL_FACTOR, STALL_S = 4.0, 0.1  # a step so many times the median, and so much beyond it, is a stall
-STALLED_SHARE = 0.25  # of the steps' time; where more is lost in stalls, fewer threads are quicker
-SLOW = 2.0  # times the usual step, too: then threads wait for each other at every one of a step's many barriers
-BACK_S = 60.0  # of quiet, until all threads run again; twice as long each time
 LEAST_STEPS, RECENT = 5, 50  # steps that the median is of
 
 Told = tuple[str, dict[str, Any]]
@@ -81,38 +78,27 @@ class Clock:
 class Contention:
     """Of one process's run, on as many `threads` as it wants; `since`: from when on to look.
 
-    `adjust`: whether the number of threads may follow the cores that are free (nobody set it). `expected_s`: of a step
-    by the forecast, which steps are held against until quiet ones are known.
+    `gives_way`: others use the cores, so threads that wait for each other had better sleep (waiting.py).
     """
 
-    def __init__(
-        self, threads: int, *, adjust: bool = False, expected_s: float | None = None, clock: Clock | None = None,
-        since: Reading | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, threads: int, *, clock: Clock | None = None, since: Reading | None = None) -> None:
         self.clock = clock or Clock()
         self.cores = self.clock.cores
-        self.wanted = self.threads = threads
-        self.adjust, self.usual_s = adjust, expected_s
+        self.threads = threads
+        self.gives_way = False
         self._before = since or self.clock.read()
         self._whole, self._window, self._line = Sums(), Sums(), Sums()
         self._recent: list[float] = []
-        self._crowded, self._quiet_s, self._told_s = False, 0.0, float("-inf")
-        self._back_s = BACK_S
+        self._told, self._quiet_s, self._told_s = False, 0.0, float("-inf")
 
     def begin(self) -> list[Told]:
-        """Before the first step: what is to be told of the machine as it is, and `threads` to begin with."""
+        """Before the first step: what is to be told of the machine as it is."""
         self._look()
         window, self._window = self._window, Sums()
-        if window.wall_s < LEAST_S or not self._is_crowded(window):
-            return []
-        told, free = self._busy_now(window), self._free(window)
-        if self.adjust and free < self.threads:
-            told.append(("fewer_threads_first", {"old": self.threads, "new": free}))
-            self.threads = free
-        return told
+        return self._busy_now(window) if window.wall_s >= LEAST_S and self._is_crowded(window) else []
 
     def step(self, took_s: float) -> list[Told]:
-        """One step is done: what is to be told, as (event id, values); see `threads` afterwards."""
+        """One step is done: what is to be told, as (event id, values)."""
         self._window.add_step(took_s, median(self._recent) if len(self._recent) >= LEAST_STEPS else None)
         self._recent = [*self._recent[-RECENT + 1 :], took_s]
         if self.clock.wall() - self._before.at_s + self._window.wall_s < WINDOW_S:
@@ -120,14 +106,12 @@ class Contention:
         self._look()
         window, self._window = self._window, Sums()
         if not self._is_crowded(window):
-            self.usual_s = median(self._recent)
             return self._quiet(window)
         # Without other programs a slow step is something else: a disk, a page fault.
         self._whole.stalls, self._whole.stalled_s = (
             self._whole.stalls + window.stalls, self._whole.stalled_s + window.stalled_s,
         )  # fmt: skip
-        self._quiet_s = 0.0
-        return self._busy_now(window) + self._fewer(window)
+        return self._busy_now(window)
 
     def take_others(self) -> float | None:
         """Cores that others used since this was asked last; None where nobody knows."""
@@ -149,39 +133,24 @@ class Contention:
             sums.add(wall_s, used, others)
 
     def _is_crowded(self, window: "Sums") -> bool:
-        return crowded(window.others_s / window.wall_s, self.cores, self.wanted)
-
-    def _free(self, window: "Sums") -> int:
-        """Cores that others leave, a quarter of one forgiven."""
-        return max(1, int(self.cores - window.others_s / window.wall_s + 0.25))
+        return crowded(window.others_s / window.wall_s, self.cores, self.threads)
 
     def _busy_now(self, window: "Sums") -> list[Told]:
-        if self._crowded or self.clock.wall() - self._told_s < TOLD_EVERY_S:
+        self.gives_way, self._quiet_s = True, 0.0
+        if self._told or self.clock.wall() - self._told_s < TOLD_EVERY_S:
             return []
-        self._crowded, self._told_s = True, self.clock.wall()
+        self._told, self._told_s = True, self.clock.wall()
         return [("machine_busy", window.shares(self.cores))]
-
-    def _fewer(self, window: "Sums") -> list[Told]:
-        """Fewer threads, where steps are much slower because there are more threads than free cores."""
-        free, usual_s = self._free(window), self.usual_s
-        slow = usual_s is not None and window.steps_s > SLOW * usual_s * window.steps
-        if not self.adjust or free >= self.threads or not (slow or window.stalled_s > STALLED_SHARE * window.steps_s):
-            return []
-        lost_s = window.stalled_s if usual_s is None else window.steps_s - usual_s * window.steps
-        old, self.threads, self._recent = self.threads, free, []
-        return [("fewer_threads", {"old": old, "new": free, "lost": lost_s, "of": window.steps_s})]
 
     def _quiet(self, window: "Sums") -> list[Told]:
         self._quiet_s += window.wall_s
-        found: list[Told] = []
-        if self._crowded and self._quiet_s >= QUIET_S:
-            self._crowded = False
-            found.append(("machine_quiet", window.shares(self.cores)))
-        if self.threads < self.wanted and self._quiet_s >= self._back_s:
-            found.append(("more_threads", {"old": self.threads, "new": self.wanted}))
-            self.threads, self._recent, self._back_s = self.wanted, [], 2 * self._back_s
-            self.usual_s = None  # it was of fewer threads
-        return found
+        if self._quiet_s < QUIET_S:
+            return []
+        self.gives_way = False
+        if not self._told:
+            return []
+        self._told = False
+        return [("machine_quiet", window.shares(self.cores))]
 
     def result(self) -> MachineLoad | None:
         """Over all of it; None where that is too short to say anything."""
@@ -190,7 +159,7 @@ class Contention:
             return None
         shares = self._whole.shares(self.cores)
         return MachineLoad(
-            cores=self.cores, threads=self.wanted, others_share=round(shares["others"], 4),
+            cores=self.cores, threads=self.threads, others_share=round(shares["others"], 4),
             own_share=round(shares["own"], 4), stalls=self._whole.stalls, stalled_s=round(self._whole.stalled_s, 3),
         )  # fmt: skip
 

@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from foretrain.batchsplit import cut, sequences_of, shrunk
 from foretrain.config import RunConfig
 from foretrain.configfile import to_toml
@@ -42,6 +40,7 @@ from foretrain.run.saver import Saver
 from foretrain.run.signals import StopFlag
 from foretrain.run.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics, now
 from foretrain.run.vitals import Vitals
+from foretrain.run.waiting import Waiting
 
 
 class Trainer:
@@ -73,7 +72,7 @@ class Trainer:
         self.feed = Feed(self.train_tokens, placement.device)
         self.peak = placement.gpu.peak_flop_per_s(placement.dtype)
         self.pace = Pace(expected)
-        self.contention = contention
+        self.contention, self.waiting = contention, Waiting()
         self.end_process = end_process
         self.resumed_from: tuple[int, ...] = ()
         self.shrunk_from: int | None = None
@@ -107,7 +106,7 @@ class Trainer:
                 HostGuard(self._machine_is_full) if self.placement.device.type == "cpu" else contextlib.nullcontext()
             )
             fp16 = fp16_accumulation(self.config.matmul == "fp16_accumulation")
-            with self.feed, self.saver, guard, fp16:
+            with self.feed, self.saver, guard, fp16, self.waiting:
                 self._begin(resume)
                 finished = self._loop()
             self._mend_folder()
@@ -372,13 +371,15 @@ class Trainer:
         return {} if others is None else {"others_cores": round(others, 2)}
 
     def _tell_load(self, told: list[Told]) -> None:
-        """Say what the machine's other programs do, and use the threads that there is room for."""
+        """Say what the machine's other programs do, and wait as their presence asks for."""
         for id, values in told:
             self._note(id, step=self.progress.step, **values)
             if id == "machine_busy":
                 self.pace.expected = None  # the forecast is of a quiet machine; what is measured now says more
-        if told and self.contention is not None:
-            torch.set_num_threads(self.contention.threads)
+        if self.contention is not None and self.contention.gives_way != self.waiting.asleep:
+            self.waiting.sleep() if self.contention.gives_way else self.waiting.spin()
+        if self.waiting.asleep and any(id == "machine_busy" for id, _ in told):
+            self._note("threads_sleep")
 
     # -- evaluation and saving -----------------------------------------------------------------------------
 

@@ -16,6 +16,19 @@ CHROMIUM = next(
 )
 in_chromium = pytest.mark.skipif(CHROMIUM is None or not sys.platform.startswith("linux"), reason="no Chromium here")
 pytestmark = [pytest.mark.slow, in_chromium]
+PATIENCE_MS = 120_000  # what a test waits for comes sooner or later; how soon is no test's business
+SETTLED = """() => new Promise(done => {
+  const root = document.documentElement;
+  let before = "", same = 0;
+  const look = () => {
+    const now = [root.scrollWidth, root.scrollHeight, document.querySelectorAll("*").length,
+      ...[...document.querySelectorAll("canvas")].map(canvas => canvas.clientHeight)].join();
+    same = now === before ? same + 1 : 0;
+    before = now;
+    if (same >= 5) done(); else requestAnimationFrame(look);
+  };
+  look();
+})"""
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +36,22 @@ def browser() -> Iterator[Any]:
     """A playwright Browser."""
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as started:
-        made = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        playwright.expect.set_options(timeout=PATIENCE_MS)
+        made = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE_MS)
         yield made
         made.close()
+
+
+def tab(browser: Any, **options: Any) -> Any:
+    """A page in a context of its own, with patience; close `page.context`."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+    context.set_default_timeout(PATIENCE_MS)
+    return context.new_page()
+
+
+def settled(page: Any) -> None:
+    """Wait until the layout has stayed as it is for some frames."""
+    page.evaluate(SETTLED)
 
 
 def violations(page: Any) -> list[dict[str, Any]]:

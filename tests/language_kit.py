@@ -1,13 +1,17 @@
 """Languages that exist in tests only: English in brackets, which shows what was not said by id, and English written in
 Arabic letters, which runs from right to left."""
 
+import os
 import string
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
 from foretrain import languages
 from foretrain.config import knobs
+from tests.helpers import REPO
 
 BRACKETS, ARABIC = "ia", "dv"  # tags that browsers know, of languages that nobody has translated yet
 _LETTERS = str.maketrans(
@@ -60,6 +64,18 @@ def pretending(**more: dict[str, str]) -> Iterator[None]:
             yield
     finally:
         forget()
+
+
+def child(module: str) -> subprocess.Popen[str]:
+    """What `web.child.start` starts, knowing these languages, too: a patch of `_ids` ends with its process."""
+    code = (
+        "import runpy, sys\nfrom tests.language_kit import pretending\n"
+        "with pretending():\n    runpy.run_module(sys.argv[1], run_name='__main__')"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(REPO)}, text=True, encoding="utf-8", start_new_session=True,
+    )  # fmt: skip
 
 
 def forget() -> None:

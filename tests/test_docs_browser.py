@@ -15,7 +15,7 @@ pytest.importorskip("playwright")
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser_kit import browser, pytestmark
+from tests.browser_kit import browser, pytestmark, settled, tab
 from tests.helpers import REPO
 
 sys.path.insert(0, str(REPO / "docs"))
@@ -34,24 +34,24 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(browser: Browser, url: str, width: int = 1300, scheme: str = "light") -> tuple[Page, list[str]]:
     """(the page, what went wrong on it: requests to elsewhere and complaints on the console)."""
-    page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()  # type: ignore[arg-type]
+    page = tab(browser, viewport={"width": width, "height": 900}, color_scheme=scheme)
     wrong: list[str] = []
     home = ("file:", "data:", "about:", "blob:", "http://127.0.0.1")
     page.on("request", lambda sent: None if sent.url.startswith(home) else wrong.append(sent.url))
     page.on("requestfailed", lambda sent: wrong.append(sent.url))
     page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
     page.goto(url, wait_until="load")
-    page.wait_for_timeout(400)
+    settled(page)
     return page, wrong
 
 
 def find(page: Page) -> None:
     """Search by keyboard."""
     page.keyboard.press("Control+k")
-    page.wait_for_timeout(500)
+    expect(page.locator("input:focus")).to_be_visible()
     page.keyboard.type("expandable segments", delay=20)
-    expect(page.locator("a[href*='techniques'], a[href*='advice']").last).to_be_visible(timeout=15_000)
-    expect(page.locator("body")).to_contain_text("results", timeout=15_000)
+    expect(page.locator("a[href*='techniques'], a[href*='advice']").last).to_be_visible()
+    expect(page.locator("body")).to_contain_text("results")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -18,9 +19,10 @@ pytest.importorskip("playwright")
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from foretrain import languages
+from foretrain.web import child as web_child
 from foretrain.web import server
-from tests.browser_kit import browser, pytestmark, serious
-from tests.language_kit import ARABIC, BRACKETS, pretending, unsaid
+from tests.browser_kit import browser, pytestmark, serious, settled
+from tests.language_kit import ARABIC, BRACKETS, child, pretending, unsaid
 from tests.test_languages import SAME
 from tests.test_page_browser import answered, opened
 from tests.test_page_security import write_run
@@ -34,18 +36,17 @@ FROM_THE_RIGHT.remove(BRACKETS)
 
 @contextlib.contextmanager
 def serving_here(runs: Path) -> Iterator[str]:
-    """The link of a server in this process, which knows the languages of the tests, too."""
-    with pretending():
+    """The link of a server in this process, which knows the languages of the tests, too, as the processes that it starts."""
+    with pretending(), mock.patch.object(web_child, "start", child):
         made = server.prepare(0, [runs])
         thread = threading.Thread(target=lambda: made.server.run(sockets=[made.listening]), daemon=True)
         thread.start()
-        until = time.monotonic() + 20
         while not made.server.started:
-            assert time.monotonic() < until
+            assert thread.is_alive()
             time.sleep(0.02)
         yield made.link
         made.server.should_exit = True
-        thread.join(10)
+        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +193,7 @@ def test_accessible_and_nothing_sticks_out_in_any_language(
             page.wait_for_selector(".picture")
         for details in page.locator("details").all():
             details.evaluate("e => { e.open = true; }")
-        page.wait_for_timeout(300)
+        settled(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= 320
         clipped = page.evaluate(
             "[...document.querySelectorAll('button, select, input[type=text], summary, label, a')].filter(e => e.offsetParent "

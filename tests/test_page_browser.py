@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Page, expect
 from foretrain.configfile import resolve
 from foretrain.report.palette import LINES_LIGHT
 from foretrain.run.store import RunDirectory
-from tests.browser_kit import browser, pytestmark, serious
+from tests.browser_kit import browser, pytestmark, serious, settled, tab
 from tests.test_page import NANOGPT, free_port, serving
 from tests.test_page_security import EVIL_NAME, write_run
 
@@ -44,9 +44,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 @contextlib.contextmanager
 def opened(browser: Browser, link: str, **options: Any) -> Iterator[Page]:
     """A fresh tab at the link; fails on any console message or failed request but those that are looked for."""
-    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-    page, wrong = context.new_page(), []
-    page.set_default_timeout(15_000)
+    page, wrong = tab(browser, **options), []
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on(
@@ -55,7 +53,7 @@ def opened(browser: Browser, link: str, **options: Any) -> Iterator[Page]:
     )
     page.goto(link)
     yield page
-    context.close()
+    page.context.close()
     # A wrong value is answered with 422, which Chromium tells on its console.
     assert not [text for text in wrong if "status of 422" not in text]
 
@@ -82,11 +80,10 @@ def test_opens_with_an_answer_and_hides_the_token(browser: Browser, served: tupl
 
 
 def test_without_the_token_there_is_a_sentence(browser: Browser, served: tuple[str, Path]) -> None:
-    context = browser.new_context()
-    page = context.new_page()
+    page = tab(browser)
     page.goto(served[0].partition("#")[0])
     expect(page.get_by_role("alert")).to_contain_text("foretrain serve")
-    context.close()
+    page.context.close()
 
 
 def test_type_and_drag(browser: Browser, served: tuple[str, Path]) -> None:
@@ -205,9 +202,9 @@ def test_a_running_run_is_followed(browser: Browser, served: tuple[str, Path]) -
         RunDirectory(folder / "live").append(
             "metrics", {"kind": "step", "step": 11, "loss": 1.2345, "step_s": 0.25, "tokens_per_s": 8.0}
         )
-        expect(page.locator(".figures")).to_contain_text("1.2345", timeout=15_000)
+        expect(page.locator(".figures")).to_contain_text("1.2345")
         RunDirectory(folder / "live").event("saved", name="step-11")
-        expect(page.locator(".events")).to_contain_text("saved step-11", timeout=15_000)
+        expect(page.locator(".events")).to_contain_text("saved step-11")
         page.get_by_role("link", name="Runs", exact=True).click()
         page.get_by_role("link", name="<img src=x onerror=alert(1)>").first.click()
         expect(page.locator(".figures")).to_contain_text("100 tokens/s")  # its record's; its last line says 9
@@ -258,7 +255,7 @@ def test_accessible_and_nothing_sticks_out_at_320_pixels(
             page.wait_for_selector(".picture")
         for details in page.locator("details").all():
             details.evaluate("e => { e.open = true; }")
-        page.wait_for_timeout(300)
+        settled(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= 320
         wrong = serious(page)
         assert not wrong, json.dumps(wrong)

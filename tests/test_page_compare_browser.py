@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from foretrain import languages
 from foretrain.web import routes
-from tests.browser_kit import browser, pytestmark, serious
+from tests.browser_kit import browser, pytestmark, serious, settled
 from tests.language_kit import ARABIC, BRACKETS, unsaid
 from tests.test_language_browser import serving_here
 from tests.test_languages import SAME
@@ -82,7 +82,7 @@ def test_runs_are_ticked_and_compared(browser: Browser, served: tuple[str, Path]
         expect(page.get_by_text("A comparison needs two to four runs")).to_be_visible()
         assert not routes.LATER & set(loaded)
         tick(page, "quick", "slow", "third", "fourth")
-        expect(page.get_by_text("Ticked: 4, at most 4. The others are held against quick.")).to_be_visible()
+        expect(page.get_by_text("Ticked: 4, at most 4. The baseline is quick.")).to_be_visible()
         fifth = box(page, "live")
         fifth.click()
         assert not fifth.is_checked()
@@ -250,7 +250,7 @@ def test_accessible_and_nothing_sticks_out_at_320_pixels(
                 compared(page)
             for details in page.locator("details").all():
                 details.evaluate("e => { e.open = true; }")
-            page.wait_for_timeout(300)
+            settled(page)
             assert page.evaluate("document.documentElement.scrollWidth") <= 320
             wrong = serious(page)
             assert not wrong, (where, json.dumps(wrong))

@@ -12,7 +12,7 @@ pytest.importorskip("playwright")
 
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser_kit import browser, pytestmark, violations
+from tests.browser_kit import browser, pytestmark, tab, violations
 from tests.helpers import REPO
 from tests.helpers import foretrain as run_foretrain
 from tests.test_report import HOSTILE
@@ -42,15 +42,13 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @contextlib.contextmanager
 def opened(browser: Browser, path: Path, **options: Any) -> Iterator[Page]:
     """The file in a fresh tab without a network; fails on a console message and on any request but for the file."""
-    context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, "offline": True, **options})
-    page, wrong = context.new_page(), []
-    page.set_default_timeout(15_000)
+    page, wrong = tab(browser, offline=True, **options), []
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("request", lambda request: wrong.append(request.url) if request.url != path.as_uri() else None)
     page.goto(path.as_uri())
     yield page
-    context.close()
+    page.context.close()
     assert not wrong
 
 

@@ -97,6 +97,14 @@ def test_layers_import_only_downwards() -> None:
     )
 
 
+def test_contributing_says_what_each_layer_may_import() -> None:
+    text = (REPO / "CONTRIBUTING.md").read_text("utf-8")
+    rows = re.findall(r"^\| `?(\w+)/?`? \|[^|]+\| ([\w, ]+) \|$", text, re.MULTILINE)
+    said = {layer: set(names.split(", ")) | {layer} for layer, names in rows}
+    own = {layer: names for layer, names in ALLOWED.items() if layer != "__main__"}
+    assert said == own | {"layer": {"layer", "may import"}, "facts": {"facts", "nothing above"}}
+
+
 def test_no_new_cycles_of_imports() -> None:
     """Deferred and type-only imports count: they hide a cycle and do not cure it."""
     imported = {module_of(path): imports_of(path) & MODULES - {module_of(path)} for path in FILES}

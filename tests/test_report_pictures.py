@@ -13,17 +13,30 @@ from hypothesis import strategies as st
 
 from foretrain import languages
 from foretrain.advise import card_options, frontier, loss_axes, outlook, vital_signs
+from foretrain.advise.compare import compare
 from foretrain.advise.forecast_check import Row, Sources
-from foretrain.advise.subject import Curve, Subject, exact
+from foretrain.advise.loss_axes import LossCurve, LossCurves
+from foretrain.advise.subject import Curve, Memory, Subject, exact
 from foretrain.advise.tuning import TuneTrial, Tuning
 from foretrain.cli import report_parts
 from foretrain.configfile import resolve
 from foretrain.errors import UserError
 from foretrain.hardware import find
+from foretrain.messages import format_value, say
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.roofline import roofline
 from foretrain.predict.step_moments import step_moments
-from foretrain.report import agreement_view, charts, curves_view, html, numbers, outlook_view, plan_report
+from foretrain.report import (
+    agreement_view,
+    charts,
+    compare_report,
+    curves_view,
+    html,
+    memory_view,
+    numbers,
+    outlook_view,
+    plan_report,
+)
 from foretrain.report.document import Document, Message, Paragraph, Ranks, Scatter, Section, StackedBars, Verbatim
 from foretrain.report.html import script_json
 from foretrain.thin import extremes
@@ -277,6 +290,54 @@ def test_times_say_whose_step_they_are_of() -> None:
     said = {id: [b.message.text() for b in found if isinstance(b, Paragraph)] for id, found in blocks.items()}
     assert "For the step of nanoGPT:" in said["plan.verdict"]
     assert said["plan.time"][0] == "For the step of foretrain:"
+
+
+def test_figures_of_a_plan_have_their_ranges() -> None:
+    p = made("gpt2-124m")
+    shown = {one.label.id: one for one in plan_report.figures(p, "foretrain").items}
+    worst, timing = p.memory_of("foretrain").worst, p.timing_of("foretrain")
+    assert timing is not None
+    assert shown["figure.memory_needed"].range == Message(
+        "value.low_to_high",
+        {"low": format_value(worst.needed_low_bytes, "bytes"), "high": format_value(worst.needed_high_bytes, "bytes")},
+    )
+    page = html.render(Document(Message("report.more"), Message("report.more"), [
+        Section(Message("report.more"), (plan_report.figures(p, "foretrain"),))
+    ]))  # fmt: skip
+    for low, high in ((timing.total_s.low_s, timing.total_s.high_s), (timing.step_s.low_s, timing.step_s.high_s)):
+        assert f"<span>{format_value(low, 'duration')} – {format_value(high, 'duration')}</span>" in page
+
+
+def test_what_the_allocator_only_keeps_is_hatched() -> None:
+    p = made("gpt2-124m")
+    picture = charts.chart(memory_view.phase_bars(p, p.memory_of("foretrain")))
+    assert [group["label"] for group in picture["groups"] if group["hatched"]] == [say("group.kept")]
+
+
+def memory(size: int) -> Memory:
+    return Memory(low_bytes=size, expected_bytes=size, high_bytes=size, source="measured", what="process")
+
+
+def test_a_comparison_has_one_colour_for_each_run() -> None:
+    """In its curves and in its bars; validation has markers and training has none."""
+    curves = [
+        LossCurve(label=label, kind=kind, unit="nats a token", losses=(3.0, 2.0), axes={"step": (1.0, 2.0)})
+        for label, kind in (("b", "train"), ("b", "val"), ("a", "val"))
+    ]  # fmt: skip
+    losses = LossCurves(curves=tuple(curves), axes=("step",), energy_source="none", predicted_hours=(), currency="EUR")
+    (picture,) = curves_view.losses(losses, order=("a", "b"))
+    traces = charts.chart(picture)["traces"]  # type: ignore[arg-type]
+    assert [(trace["label"], trace["colour"], trace["dashed"]) for trace in traces] == [
+        ("b, training", 1, False), ("b, validation", 1, True), ("a, validation", 0, True),
+    ]  # fmt: skip
+    runs = [
+        subject(label=label, path=label, step_s=exact(seconds), memory=measured, settings={"batch_size": seconds})
+        for label, seconds, measured in (("a", 36.0, memory(2)), ("b", 18.0, memory(3)))
+    ]
+    document = compare_report.document(compare(runs), losses, {"a": "fits", "b": "does_not_fit"})
+    ranks = [charts.chart(b) for s in document.sections for b in s.blocks if isinstance(b, Ranks)]
+    assert ranks
+    assert all([row["colour"] for row in one["rows"]] == [0, 1] for one in ranks)
 
 
 def test_bars_show_the_card_and_what_is_free_of_it() -> None:

@@ -20,9 +20,13 @@ MAX_SAMPLE_CHARACTERS = 20_000
 
 @dataclass(frozen=True)
 class RunFacts:
-    """One run. `unigram`: nats a token that knowing the frequencies of tokens alone gives. `energy_j`: measured."""
+    """One run, and what its folder is called.
+
+    `unigram`: nats a token that knowing the frequencies of tokens alone gives. `energy_j`: measured.
+    """
 
     record: RunRecord
+    folder: str
     plan: Plan
     check: forecast_check.Comparison
     explanation: RunExplanation
@@ -47,7 +51,7 @@ def gather(path: Path, sample: str | None = None) -> RunFacts:
         current = plan(config, record.gpu, name=record.name)
     subject = runs.load(Given(path=str(path)))
     return RunFacts(
-        record=record, plan=made, check=check,
+        record=record, folder=path.resolve().name, plan=made, check=check,
         explanation=explain_run(record, current, metrics, directory.read_lines("events")),
         losses=loss_curves([subject], [meter]),
         evaluations=tuple(

@@ -63,10 +63,13 @@ def _groups(parts: list[tuple[tuple[str, int], ...]]) -> list[Json]:
     present = {group for each in parts for group, _ in each}
     rows = [dict(each) for each in parts]
     return [
-        {"label": say(f"group.{group}"), "colour": COLOURS[group], "values": [row.get(group, 0) for row in rows]}
+        {
+            "label": say(f"group.{group}"), "values": [row.get(group, 0) for row in rows],
+            "colour": COLOURS["overhead" if group == "kept" else group], "hatched": group == "kept",
+        }
         for group in COLOURS
         if group in present
-    ]
+    ]  # fmt: skip
 
 
 def _stacked(bars: StackedBars) -> Json:
@@ -174,6 +177,7 @@ def _ranks(ranks: Ranks) -> Json:
         {
             "label": cell_text(rank.label), "value": short(rank.value), "low": short(rank.low),
             "high": short(rank.high), "said": cell_text(rank.said), "tone": rank.tone, "strong": rank.strong,
+            "colour": rank.colour,
         }
         for rank in ranks.ranks
     ]  # fmt: skip

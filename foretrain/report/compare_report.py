@@ -16,7 +16,6 @@ from foretrain.report.document import (
     Ranks,
     Section,
 )
-from foretrain.report.plan_view import TONES
 
 NAMED = ("speed", "tokens", "hours", "memory")  # questions whose answers stand at the top
 Checks = Sequence[tuple[str, Sequence[Row]]]
@@ -35,7 +34,8 @@ def document(
     by_id = {section.title.id: section for section in plain.sections}
     sections = [Section(Message("side.verdicts"), (*_answers(found), *by_id["side.verdicts"].blocks))]
     sections.append(by_id["side.settings"])
-    curves = curves_view.losses(losses, source="report.source_losses_many")
+    order = tuple(side.label for side in found.sides)
+    curves = curves_view.losses(losses, source="report.source_losses_many", order=order)
     if curves:
         sections.append(Section(Message("report.learning"), curves))
     pictures = (*_speed(found.sides), *_memory(found.sides, verdicts))
@@ -66,8 +66,9 @@ def _speed(sides: tuple[Side, ...]) -> tuple[Block, ...]:
     ranks = tuple(
         Rank(
             side.label, side.tokens_per_s, *_rates(side), said=side.speed_source or "", strong=_measured(side),
+            colour=number,
         )
-        for side in sides
+        for number, side in enumerate(sides)
         if side.tokens_per_s
     )  # fmt: skip
     if len(ranks) < 2:
@@ -93,7 +94,7 @@ def _rates(side: Side) -> tuple[float | None, float | None]:
 
 def _memory(sides: tuple[Side, ...], verdicts: dict[str, str | None]) -> tuple[Block, ...]:
     ranks = []
-    for side in sides:
+    for number, side in enumerate(sides):
         if side.memory_bytes is None:
             continue
         verdict = verdicts.get(side.label)
@@ -104,8 +105,8 @@ def _memory(sides: tuple[Side, ...], verdicts: dict[str, str | None]) -> tuple[B
         )  # fmt: skip
         ranged = side.memory_low_bytes != side.memory_high_bytes
         low, high = (side.memory_low_bytes, side.memory_high_bytes) if ranged else (None, None)
-        tone = TONES[verdict] if verdict else "plain"
-        ranks.append(Rank(side.label, side.memory_bytes, low, high, said, tone, side.memory_source == "measured"))
+        strong = side.memory_source == "measured"
+        ranks.append(Rank(side.label, side.memory_bytes, low, high, said, strong=strong, colour=number))
     if len(ranks) < 2:
         return ()
     axis = Axis(Message("axis.memory_bytes"), "bytes")

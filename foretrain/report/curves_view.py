@@ -11,25 +11,33 @@ SIGN_FORMATS = {"mfu": "percent", "memory_bytes": "bytes", "tokens_per_s": "numb
 
 
 def losses(
-    found: LossCurves, *, levels: tuple[Level, ...] = (), source: str = "report.source_losses"
+    found: LossCurves,
+    *,
+    levels: tuple[Level, ...] = (),
+    source: str = "report.source_losses",
+    order: tuple[str, ...] = (),
 ) -> tuple[Block, ...]:
-    """The loss over tokens, hours, energy and money, as far as each is known; one picture for each unit of loss."""
+    """The loss over tokens, hours, energy and money, as far as each is known; one picture for each unit of loss.
+
+    `order`: labels whose places are the colours of several runs, the same in every picture of a comparison.
+    """
     guessed = {"names": listed(found.predicted_hours)}
     said = (Paragraph(Message("report.predicted_hours", guessed)),) if found.predicted_hours else ()
     return said + tuple(
-        _losses(found, [c for c in found.curves if c.unit == unit], levels, source)
+        _losses(found, [c for c in found.curves if c.unit == unit], levels, source, order)
         for unit in dict.fromkeys(curve.unit for curve in found.curves)
     )
 
 
-def _losses(found: LossCurves, curves: list[LossCurve], levels: tuple[Level, ...], source: str) -> Curves:
+def _losses(
+    found: LossCurves, curves: list[LossCurve], levels: tuple[Level, ...], source: str, order: tuple[str, ...]
+) -> Curves:
     axes = tuple(_axis(name, found.currency) for name in found.axes)
-    labels = list(dict.fromkeys(curve.label for curve in curves))
     traces = tuple(
         Trace(
-            _label(curve, len(labels) > 1),
+            _label(curve, bool(order)),
             tuple(tuple(x * FACTORS.get(name, 1.0) for x in curve.axes[name]) for name in found.axes), curve.losses,
-            labels.index(curve.label) if len(labels) > 1 else int(curve.kind == "val"), curve.kind == "val",
+            order.index(curve.label) if order else int(curve.kind == "val"), curve.kind == "val",
         )
         for curve in curves
     )  # fmt: skip

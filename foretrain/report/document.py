@@ -121,11 +121,12 @@ class Verbatim:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that people look for first, with its source: predicted, calibrated, measured."""
+    """A number that people look for first, with its source (estimated, calibrated, measured) and its range, if any."""
 
     label: Message
     value: Cell
     source: Cell
+    range: Cell = ""
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,10 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Rank:
-    """One bar of `Ranks`, with the range of its value, what stands at its end and the tone that it has."""
+    """One bar of `Ranks`, with the range of its value, what stands at its end and the tone that it has.
+
+    `colour`: a line's, in place of the tone's, where the bar is of something that a curve shows, too.
+    """
 
     label: Cell
     value: float
@@ -258,6 +262,7 @@ class Rank:
     said: Cell = ""
     tone: str = "plain"
     strong: bool = False
+    colour: int | None = None
 
 
 @dataclass(frozen=True)

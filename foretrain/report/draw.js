@@ -23,7 +23,7 @@ const SHAPES = ["circle", "rectRot", "triangle", "rect", "star", "crossRot"], DA
 // -- numbers ------------------------------------------------------------------------------------------------
 
 const trim = text => text.replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
-const number = x => x === 0 ? "0" : Math.abs(x) >= 1e4 || Number.isInteger(x) ? Math.round(x).toLocaleString("en") : String(+x.toPrecision(4));
+const number = x => x === 0 ? "0" : Math.abs(x) >= 1e3 || Number.isInteger(x) ? Math.round(x).toLocaleString("en") : String(+x.toPrecision(4));
 const scaled = (x, steps, digits) => { for (const [size, unit] of steps) if (Math.abs(x) >= size) return trim((x / size).toPrecision(digits)) + " " + unit;
   return number(x); };
 const bytes = x => { for (const [size, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
@@ -77,11 +77,12 @@ function logTicks(axis, format) {
   if (found.length < 3 && ratio < 2.5) niceTicks(axis, format);   // so short that even steps stand well
   else axis.ticks = found.map(value => ({ value }));
 }
-// Chart.js sets one more where the numbers end, however near to the round one before it.
+// Chart.js sets one more where the numbers end, in place of the round one before it where they are near.
 function evenTicks(axis) {
-  const step = Math.max(...axis.ticks.slice(1).map(({ value }, i) => value - axis.ticks[i].value));
-  const even = axis.ticks.filter(({ value }) => Math.abs(value / step - Math.round(value / step)) < 1e-6);
-  if (axis.isHorizontal() && even.length > 1) axis.ticks = even;
+  const steps = axis.ticks.slice(1).map(({ value }, i) => value - axis.ticks[i].value).sort((a, b) => a - b), step = steps[steps.length >> 1];
+  if (!axis.isHorizontal() || !(step > 0)) return;
+  const first = Math.ceil(axis.min / step - 1e-9), last = Math.floor(axis.max / step + 1e-9);
+  if (last > first) axis.ticks = Array.from({ length: last - first + 1 }, (_, i) => ({ value: +((first + i) * step).toPrecision(12) }));
 }
 function scale(axis, extra) {
   const special = axis.log ? logTicks : ["bytes", "duration", "energy"].includes(axis.format) ? niceTicks : evenTicks;
@@ -125,9 +126,11 @@ const extras = {
     const taken = [];
     for (const { at, text, r } of o.names || []) {
       const px = x.getPixelForValue(at.x), py = y.getPixelForValue(at.y), width = ctx.measureText(text).width;
-      const left = px + r + 4 + width > a.right ? px - r - 4 - width : px + r + 4, box = [left, py - 8, left + width, py + 8];
+      // Without room at its right a name stands below its point: a line that ends there comes from the left.
+      const beside = px + r + 4 + width <= a.right, left = beside ? px + r + 4 : a.right - width - 2, middle = beside ? py : py + r + 12;
+      const box = [left, middle - 8, left + width, middle + 8];
       if (left < a.left || taken.some(b => box[0] < b[2] && b[0] < box[2] && box[1] < b[3] && b[1] < box[3])) continue;
-      taken.push(box); ctx.fillStyle = css("--card"); ctx.globalAlpha = .75; ctx.fillRect(left - 2, py - 8, width + 4, 16); ctx.globalAlpha = 1; ctx.fillStyle = css("--ink"); ctx.textAlign = "left"; ctx.fillText(text, left, py);
+      taken.push(box); ctx.fillStyle = css("--card"); ctx.globalAlpha = .75; ctx.fillRect(left - 2, middle - 8, width + 4, 16); ctx.globalAlpha = 1; ctx.fillStyle = css("--ink"); ctx.textAlign = "left"; ctx.fillText(text, left, middle);
     }
     ctx.restore();
   },
@@ -206,12 +209,22 @@ function apartTicks(axis, places, words) {
 // Height of a row whose label is folded into lines.
 const rowHeight = (labels, width, least) => Math.max(least, 6 + 15 * Math.max(...labels.map(label => [folded(label, width)].flat().length)));
 
+// What is only kept is hatched: nothing needs it.
+function hatched(colour) {
+  const tile = document.createElement("canvas"), ctx = tile.getContext("2d");
+  tile.width = tile.height = 8; ctx.strokeStyle = colour; ctx.lineWidth = 1.5; ctx.beginPath();
+  for (const x of [-4, 0, 4, 8]) { ctx.moveTo(x, 8); ctx.lineTo(x + 8, 0); }
+  ctx.stroke();
+  return ctx.createPattern(tile, "repeat");
+}
+
 const kinds = {
   stacked(p, width) {
-    const datasets = p.groups.map(group => ({ label: group.label, data: group.values, backgroundColor: group.colour, borderColor: css("--card"),
+    const datasets = p.groups.map(group => ({ label: group.label, data: group.values, backgroundColor: group.hatched ? hatched(group.colour) : group.colour, borderColor: css("--card"),
       borderWidth: { right: 1 }, barThickness: 20 }));
     const sums = p.labels.map((_, i) => p.groups.reduce((sum, group) => sum + group.values[i], 0));
-    const most = Math.max(...sums), highest = Math.max(most * 1.15, ...p.levels.filter(level => level.value < 4 * most).map(level => level.value * 1.02));
+    const most = Math.max(...sums), plot = Math.max(140, width - 130);
+    const highest = Math.max(most * plot / (plot - 70), ...p.levels.filter(level => level.value < 4 * most).map(level => level.value * 1.02));   // room for a size behind the longest bar
     const ends = sums.map((at, row) => ({ at, row, text: p.ends[row] }));
     return { height: 70 + rowHeight(p.labels, width, 36) * p.labels.length + 15 * p.levels.length + 22 * legendRows(p.groups.map(g => g.label), width),
       stops: p.labels.map((_, index) => datasets.map((_, datasetIndex) => ({ datasetIndex, index }))),
@@ -240,9 +253,13 @@ const kinds = {
   },
   curves(p, width) {
     const chosen = p.chosen || 0, axis = p.axes[chosen], many = p.traces.length > 1;
+    const some = length => Array.from({ length }, (_, i) => i % Math.ceil(length / 30) ? 0 : 3);   // thirty markers at most
     const datasets = p.traces.map((trace, i) => ({ label: trace.label, order: -i, data: trace.values.map((y, k) => ({ x: trace.places[chosen][k], y })), borderColor: line(trace.colour),
       backgroundColor: line(trace.colour), borderWidth: trace.dashed ? 2.2 : 1.6, borderDash: many && !trace.dashed && trace.colour >= colours.light.length ? DASHES[1 + Math.floor(trace.colour / colours.light.length) % 3] : [],
-      pointStyle: SHAPES[trace.colour % SHAPES.length], pointRadius: trace.values.length < 60 && (trace.dashed || !many) ? 3 : 0, pointHoverRadius: 4 }));
+      pointStyle: SHAPES[trace.colour % SHAPES.length], pointHoverRadius: 4,
+      pointRadius: trace.dashed ? some(trace.values.length) : trace.values.length < 60 && !many ? 3 : 0 }));
+    // In the legend, too, what has no markers is a line: training and validation of a run have one colour.
+    const keys = chart => Chart.defaults.plugins.legend.labels.generateLabels(chart).map(key => p.traces[key.datasetIndex].dashed ? key : { ...key, pointStyle: "line", lineWidth: 2.5 });
     const longest = datasets.reduce((best, one, i) => one.data.length > datasets[best].data.length ? i : best, 0);
     const stops = datasets[longest].data.map((at, index) => [{ datasetIndex: longest, index }, ...datasets.flatMap((one, i) => i === longest || !one.data.length ? [] :
       [{ datasetIndex: i, index: one.data.reduce((best, other, k) => Math.abs(other.x - at.x) < Math.abs(one.data[best].x - at.x) ? k : best, 0) }])]);
@@ -250,7 +267,7 @@ const kinds = {
     return { height: p.small ? 190 : 320 + 22 * legendRows(p.traces.map(t => t.label), width), stops,
       config: { type: "line", data: { datasets }, options: { parsing: false, normalized: true, interaction: { mode: "nearest", axis: "x", intersect: false },
         scales: { x: scale(p.small ? { ...axis, label: "" } : axis, { bounds: "data" }), y: scale(p.small ? { ...p.y, label: "" } : p.y, { grace: "6%" }) },
-        plugins: { legend: legend(many, { usePointStyle: true }), extras: { levels: p.levels, spans: p.spans },
+        plugins: { legend: { ...legend(many, { usePointStyle: true, generateLabels: keys }), reverse: true }, extras: { levels: p.levels, spans: p.spans },
           tooltip: tooltip({ title: items => items.length ? `${show(axis.format)(items[0].parsed.x)} ${["number", "count", "money"].includes(axis.format) ? axis.label : ""}` : "",
             label: item => ` ${item.dataset.label}: ${show(p.y.format)(item.parsed.y)}`,
             footer: items => { const at = items.length ? items[0].parsed.x : NaN; return used.filter(label => p.spans.some(s => s.label === label && s.start <= at && at <= s.end)); } }) } } } };
@@ -281,9 +298,13 @@ const kinds = {
     const tones = { good: css("--good"), warn: css("--warn"), bad: css("--bad"), plain: line(0) };
     const most = Math.max(...p.rows.map(row => Math.max(row.value, row.high ?? 0)), ...p.levels.map(level => level.value));
     const least = Math.min(...p.rows.map(row => Math.min(row.value, row.low ?? row.value))) / 1.3, names = p.rows.map(row => row.label);
-    const span = p.axis.log ? { min: least, max: most * (most / least) ** (width < 420 ? .6 : .3) } : { beginAtZero: true, max: most * (width < 420 ? 1.6 : 1.3) };
-    const colours = p.rows.map(row => tones[row.tone] + (row.strong ? "" : "99"));
+    const colours = p.rows.map(row => (row.colour == null ? tones[row.tone] : line(row.colour)) + (row.strong ? "" : "99"));
     const ends = p.rows.map((row, i) => ({ row: i, at: Math.max(row.value, row.high ?? 0), text: `${show(p.axis.format)(row.value)}${row.said ? " · " + row.said : ""}` }));
+    // The axis goes on until what stands behind each bar has room.
+    const plot = Math.max(140, width - Math.min(width < 420 ? 130 : 240, 50 + 7 * Math.max(...names.map(name => name.length))));
+    const stretch = text => plot / Math.max(plot / 2, plot - 14 - 6.6 * text.length);
+    const span = p.axis.log ? { min: least, max: Math.max(most * 1.1, ...ends.map(end => least * (end.at / least) ** stretch(end.text))) }
+      : { beginAtZero: true, max: Math.max(most * 1.05, ...ends.map(end => end.at * stretch(end.text))) };
     const ranges = p.rows.flatMap((row, i) => row.low == null ? [] : [{ row: i, low: row.low, high: row.high }]);
     return { height: 60 + rowHeight(names, width, width < 420 ? 40 : 30) * p.rows.length + 15 * p.levels.length, stops: p.rows.map((_, index) => [{ datasetIndex: 0, index }]),
       config: { type: "bar", data: { labels: names, datasets: [{ label: p.axis.label, data: p.rows.map(row => row.value), backgroundColor: colours, barThickness: 15 }] },

@@ -159,7 +159,8 @@ def _switch(id: str, picture: Curves) -> str:
 def _figures(figures: Figures) -> str:
     items = "".join(
         f"<div><dt>{_text(item.label.text())}</dt><dd><b>{_text(cell_text(item.value))}</b>"
-        f"<small>{_text(cell_text(item.source))}</small></dd></div>"
+        + (f"<span>{_text(ends)}</span>" if (ends := cell_text(item.range)) else "")
+        + f"<small>{_text(cell_text(item.source))}</small></dd></div>"
         for item in figures.items
     )
     return f'<dl class="figures">{items}</dl>'

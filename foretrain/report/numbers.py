@@ -41,8 +41,8 @@ def behind(picture: Picture | Figures) -> Table:
         case Ranks():
             return _ranks(picture)
         case Figures():
-            rows = tuple((item.label, item.value, item.source) for item in picture.items)
-            return Table((), rows, frozenset({1}))
+            rows = tuple((item.label, item.value, item.range, item.source) for item in picture.items)
+            return Table((), rows, frozenset({1, 2}))
 
 
 def value_cell(value: float | None, format: str) -> Cell:

@@ -4,11 +4,14 @@ from datetime import datetime
 
 from foretrain.advise.advice import Advices
 from foretrain.advise.outlook import Outlook
+from foretrain.messages import format_value
 from foretrain.predict.memory import StepName
-from foretrain.predict.plan import Plan
+from foretrain.predict.plan import Plan, Timing
+from foretrain.predict.time import Range
 from foretrain.report import outlook_view, plan_view
 from foretrain.report.document import Block, Cell, Document, Figure, Figures, Message, Paragraph, Quantity, Section
 from foretrain.report.memory_view import phase_bars, verdicts
+from foretrain.units import Span
 
 
 def document(plan: Plan, found: Outlook, now: datetime | None = None, advice: Advices | None = None) -> Document:
@@ -56,24 +59,57 @@ def memory_pictures(plan: Plan, first: StepName) -> tuple[Block, ...]:
 
 
 def figures(plan: Plan, step: StepName) -> Figures:
-    """What people look at first, each with its source."""
-    memory = plan.memory_of(step)
-    timing = plan.timing_of(step)
-    needed = Quantity(memory.needed_bytes, "bytes")
-    found: list[tuple[str, Cell | None, str]] = [("memory_needed", needed, memory.source)]
+    """What people look at first, each with its range and its source."""
+    memory, timing = plan.memory_of(step), plan.timing_of(step)
+    worst = memory.worst
+    needed = (worst.needed_low_bytes, worst.needed_expected_bytes, worst.needed_high_bytes)
+    found = [_figure("memory_needed", needed, "bytes", memory.source)]
     if plan.available_bytes is not None:
-        found.append(("available", Quantity(plan.available_bytes, "bytes"), plan.gpu.name))
+        free = Quantity(plan.available_bytes, "bytes")
+        found.append(Figure(Message("figure.available"), free, plan.gpu.name))
     if timing is not None:
-        money = timing.money()
-        amount = {"amount": money[1], "currency": plan.config.currency} if money else {}
-        found += [
-            ("step", Quantity(timing.step_s.expected_s, "duration") if plan.work.steps else None, timing.source),
-            ("wall", Quantity(timing.total_s.expected_s, "duration"), timing.source),
-            ("speed", f"{timing.tokens_per_s:,.0f}" if plan.work.steps else None, timing.source),
-            ("mfu", Quantity(timing.mfu, "percent") if timing.mfu and plan.work.steps else None, timing.source),
-            ("energy", Quantity(joules, "energy") if (joules := timing.energy_expected_j) else None, timing.source),
-            ("cost", Message("value.amount", amount) if money else None, timing.source),
-        ]
-    found.append(("tokens", Quantity(plan.work.tokens, "count") if plan.work.tokens else None, "config"))
-    items = (Figure(Message(f"figure.{id}"), value, source) for id, value, source in found if value is not None)
-    return Figures(tuple(items))
+        found += _times(plan, timing) + _spent(plan, timing)
+    if plan.work.tokens:
+        found.append(Figure(Message("figure.tokens"), Quantity(plan.work.tokens, "count"), "config"))
+    return Figures(tuple(found))
+
+
+def _times(plan: Plan, timing: Timing) -> list[Figure]:
+    run = _figure("wall", _span(timing.total_s), "duration", timing.source)
+    if not plan.work.steps:
+        return [run]
+    found = [
+        _figure("step", _span(timing.step_s), "duration", timing.source),
+        run,
+        Figure(Message("figure.speed"), f"{timing.tokens_per_s:,.0f}", timing.source),
+    ]
+    if timing.mfu:
+        found.append(Figure(Message("figure.mfu"), Quantity(timing.mfu, "percent"), timing.source))
+    return found
+
+
+def _spent(plan: Plan, timing: Timing) -> list[Figure]:
+    found = []
+    if joules := timing.energy_expected_j:
+        span = (timing.energy_low_j or joules, joules, timing.energy_high_j or joules)
+        found.append(_figure("energy", span, "energy", timing.source))
+    if money := timing.money():
+        low, amount, high = money
+        said = Message("value.amount", {"amount": amount, "currency": plan.config.currency})
+        found.append(Figure(Message("figure.cost"), said, timing.source, _ends(low, high, "money")))
+    return found
+
+
+def _figure(id: str, span: Span, format: str, source: str) -> Figure:
+    low, expected, high = span
+    return Figure(Message(f"figure.{id}"), Quantity(expected, format), source, _ends(low, high, format))
+
+
+def _ends(low: float, high: float, format: str) -> Cell:
+    """The range, where its ends differ as they are shown."""
+    ends = {"low": format_value(low, format), "high": format_value(high, format)}
+    return Message("value.low_to_high", ends) if ends["low"] != ends["high"] else ""
+
+
+def _span(range: Range) -> Span:
+    return range.low_s, range.expected_s, range.high_s

@@ -43,7 +43,8 @@ def document(facts: RunFacts) -> Document:
     if facts.sample:
         sections.append(Section(Message("report.sample"), (Verbatim(facts.sample),)))
     sections.append(Section(Message("report.config"), (run_view.changed_knobs(record),)))
-    return Document(Message("report.title", {"name": record.name}), run_view.subtitle(record), sections)
+    name = record.name if record.name == facts.folder else f"{record.name} ({facts.folder})"
+    return Document(Message("report.title", {"name": name}), run_view.subtitle(record), sections)
 
 
 def _verdict(facts: RunFacts) -> tuple[Block, ...]:

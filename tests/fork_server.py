@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -76,11 +77,12 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def start(request: Request, out: Path) -> Any:
+def start(jobs: Sequence[tuple[Request, Path]], folder: Path) -> Any:
     """In the place of service._start."""
-    job = out.with_suffix(".job")
-    job.write_text(json.dumps({**request.job(), "out": str(out)}))
-    return Forked(SERVER.fork(job, out), out.with_suffix(".status"))
+    told = folder / "jobs"
+    what = [{**request.job(), "out": str(out)} for request, out in jobs]
+    told.write_text(json.dumps({"jobs": what, "at_once": service.AT_ONCE}))
+    return Forked(SERVER.fork(told, folder / "host"), folder / "host.status")
 
 
 def serve() -> None:
@@ -131,7 +133,8 @@ def become_worker(what: dict[str, Any], out: Path, worker: Any) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.dup2(os.open(what["job"], os.O_RDONLY), 0)
-        os.environ.update({**what["environment"], "TORCHINDUCTOR_CACHE_DIR": f"{out}.inductor"})
+        os.setsid()
+        os.environ.update(what["environment"])
         os.chdir(out.parent)
         sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))
         code = worker.main()

@@ -210,48 +210,61 @@ def _deferred_signals() -> Iterator[list[int]]:
 
 
 def _make(wanted: dict[str, Request], listen: Callable[[str], None]) -> dict[str, Trace]:
-    """Worker processes, `AT_ONCE` of them; all are stopped when one fails or somebody ends this process."""
+    """By worker processes, `AT_ONCE` of them; all are stopped when one fails or somebody ends this process."""
     with _deferred_signals() as received, tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
-        waiting, running, found = list(wanted), dict[str, subprocess.Popen[bytes]](), dict[str, Trace]()
+        outs, found = {key: Path(folder) / key for key in wanted}, dict[str, Trace]()
         started = time.monotonic()
+        host = _start([(request, outs[key]) for key, request in wanted.items()], Path(folder))
         try:
-            while (waiting or running) and not received:
-                while waiting and len(running) < AT_ONCE:
-                    key = waiting.pop(0)
-                    running[key] = _start(wanted[key], Path(folder) / key)
-                for key in [key for key, process in running.items() if process.poll() is not None]:
-                    found[key] = _finish(running.pop(key), Path(folder) / key, _path(key))
+            while len(found) < len(wanted) and not received:
+                ended = host.poll()
+                for key, out in outs.items():
+                    code = _exit_code(out)
+                    if key not in found and (code is not None or ended is not None):
+                        found[key] = _finish(ended or 0 if code is None else code, out, _path(key))
                 listen(f"{len(found)}/{len(wanted)} · {time.monotonic() - started:.0f} s")
-                time.sleep(0.05)
+                time.sleep(0.02)
         finally:
-            for process in running.values():
-                process.kill()
-                process.wait()
+            _stop(host)
     return found
 
 
-def _start(request: Request, out: Path) -> subprocess.Popen[bytes]:
-    """The job goes in as a file, so that a worker can neither block nor be blocked by a pipe."""
-    job = out.with_suffix(".job")
-    job.write_text(json.dumps({**request.job(), "out": str(out)}))
-    environment = {
-        **os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": f"{out}.inductor"
-    }  # fmt: skip
+def _exit_code(out: Path) -> int | None:
+    """How the worker of a trace ended; None while it runs."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(out.with_suffix(".status").read_text())
+    return None
+
+
+def _start(jobs: Sequence[tuple[Request, Path]], folder: Path) -> subprocess.Popen[bytes]:
+    """The process that imports torch and forks a worker for each job. What it is told goes in as a file, so that it
+    can neither block nor be blocked by a pipe."""
+    told = folder / "jobs"
+    what = [{**request.job(), "out": str(out)} for request, out in jobs]
+    told.write_text(json.dumps({"jobs": what, "at_once": AT_ONCE}))
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TORCH_WARM_POOL": "0"}
     source = str(Path(foretrain.__file__).parent.parent)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
-    with job.open("rb") as stdin, out.with_suffix(".log").open("wb") as log:
+    with told.open("rb") as stdin, (folder / "host.log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "foretrain.predict.exact.worker"], stdin=stdin, stdout=log, stderr=log,
-            env=environment, cwd=out.parent,
+            env=environment, cwd=folder, start_new_session=True,
         )  # fmt: skip
 
 
-def _finish(process: subprocess.Popen[bytes], out: Path, keep: Path) -> Trace:
+def _stop(host: subprocess.Popen[bytes]) -> None:
+    """End the process with its workers, which are in its group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(host.pid, signal.SIGKILL)
+    host.wait()
+
+
+def _finish(code: int, out: Path, keep: Path) -> Trace:
     try:
         text = out.read_text("utf-8")
         data = json.loads(text)
     except (OSError, ValueError):
-        reason = _last_line(out.with_suffix(".log"), process.returncode)
+        reason = _last_line([out.with_suffix(".log"), out.parent / "host.log"], code)
         raise TraceUnavailable(f"the trace failed: {reason}") from None
     if "reason" in data:
         raise TraceUnavailable(f"the trace failed: {data['reason']}")
@@ -259,10 +272,11 @@ def _finish(process: subprocess.Popen[bytes], out: Path, keep: Path) -> Trace:
     return Trace.from_json(data)
 
 
-def _last_line(log: Path, code: int) -> str:
+def _last_line(logs: Sequence[Path], code: int) -> str:
     """What a worker died of: the last line it printed, or the signal."""
-    try:
-        lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
-    except OSError:
-        lines = []
+    lines: list[str] = []
+    for log in logs:
+        if not lines:
+            with contextlib.suppress(OSError):
+                lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
     return f"{lines[-1][:300] if lines else 'no output'} (exit {code})"

@@ -8,6 +8,7 @@ from foretrain.hardware import Gpu
 from foretrain.predict.exact import compiled as inductor
 from foretrain.predict.exact import drive, kernels, standin
 from foretrain.predict.exact.names import Names
+from foretrain.predict.exact.quick import quick
 from foretrain.predict.exact.standin import StandIn
 from foretrain.predict.exact.tracer import Tracer
 
@@ -41,6 +42,7 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False) -> Iterator[
             stack.enter_context(inductor.compiling(card, tracer, pads=pads))
         else:
             stack.enter_context(standin.uncompiled())
+        stack.enter_context(quick(compiled=compiled))
         names = stack.enter_context(drive.named(tracer, compiled=compiled))
         stack.enter_context(standin.watched_resizes(tracer.resized))
         stack.enter_context(tracer)

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_iter
 from foretrain.predict.exact.record import Recorder
 
 aten = torch.ops.aten
+DEVICE = torch.ops.prim.device.default
 InKernel = Callable[["Tracer", str, tuple[Any, ...]], list[int]]
 
 MATMULS = {"mm", "addmm", "bmm", "baddbmm"}
@@ -147,6 +148,8 @@ class Tracer(TorchDispatchMode):
     # -- dispatch ------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is DEVICE:  # asked of a fake tensor by C++, twice for each op: no need to go through the fake mode
+            return args[0].device
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
@@ -156,8 +159,6 @@ class Tracer(TorchDispatchMode):
         if func is aten.add.Tensor and self._engine_sums_in_place(args, kwargs):
             return args[0].add_(args[1])
         op = func.overloadpacket.__name__
-        if op == "device":
-            return func(*args, **kwargs)
         self.record.moment(self.moment())
         here = self._is_here(args)
         self.ops[op] += here

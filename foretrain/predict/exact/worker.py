@@ -1,14 +1,17 @@
-"""The process that traces: a job as JSON on standard input, the trace as JSON into the file that it names.
+"""The processes that trace: jobs as JSON on standard input, each trace as JSON into the file that its job names.
 
-It is a process of its own because standing in for a card changes torch for good (guard.py), and so that `plan` stays
-free of torch. Exit 0: traced. Exit 4: this torch or system cannot be traced; the file then holds {"reason": ...}.
+They are processes of their own because standing in for a card changes torch for good (guard.py), and so that `plan`
+stays free of torch. One imports torch and forks a worker for each job. A worker's exit code is in a file beside its
+answer. 0: traced. 4: this torch or system cannot be traced; the answer is then {"reason": ...}.
 """
 
+import gc
 import json
 import logging
 import os
 import resource
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import Any
@@ -92,17 +95,13 @@ def _assert_not_degraded(record: Trace, config: RunConfig, gpu: Gpu) -> None:
         raise TraceError(f"products in 8 bits were {facts['eight_bits']}, not {wanted}")
 
 
-def main() -> int:
-    """Read the job, trace, write."""
-    job = json.load(sys.stdin)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a real card is neither needed nor touched
-    out = Path(job["out"])
+def work(job: dict[str, Any]) -> int:
+    """Trace a job and write what came of it; the exit code."""
     import torch
 
     from foretrain.predict.exact.guard import StandInError
 
+    out = Path(job["out"])
     try:
         prove_this_torch()
         record = trace(job)
@@ -119,7 +118,63 @@ def main() -> int:
     return 0
 
 
+def _import_torch(jobs: list[dict[str, Any]]) -> None:
+    """What every worker needs, once for all of them: importing takes longer than tracing."""
+    from foretrain.predict.exact import session  # noqa: F401
+
+    if any(job["compiled"] for job in jobs):
+        import torch._inductor.compile_fx  # noqa: F401
+
+
+def _forked(job: dict[str, Any]) -> int:
+    """The process id of a worker that does one job; what it prints goes into a file beside its answer."""
+    out = Path(job["out"])
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        log = os.open(out.with_suffix(".log"), os.O_WRONLY | os.O_CREAT, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{out}.inductor"
+        code = work(job)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # torch's static destructors meet the stand-in's patches otherwise; nothing is left to flush
+        os._exit(code)
+
+
+def _tell(out: Path, code: int) -> None:
+    """Say in a file how a worker ended; its name is there when it is whole."""
+    staging = out.with_suffix(".staging")
+    staging.write_text(str(code))
+    staging.replace(out.with_suffix(".status"))
+
+
+def main() -> int:
+    """Read the jobs, import torch, and fork a worker for each."""
+    gc.disable()  # a fifth of the time; a trace makes no cycles that hold tensors, or their death would be by chance
+    asked = json.load(sys.stdin)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a real card is neither needed nor touched
+    waiting: list[dict[str, Any]] = asked["jobs"]
+    _import_torch(waiting)
+    gc.freeze()
+    running: dict[int, Path] = {}
+    while waiting or running:
+        while waiting and len(running) < asked["at_once"]:
+            job = waiting.pop(0)
+            running[_forked(job)] = Path(job["out"])
+        pid, status = os.wait()
+        _tell(running.pop(pid), os.waitstatus_to_exitcode(status))
+    return 0
+
+
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # torch's static destructors meet the stand-in's patches otherwise; nothing is left to flush
+    os._exit(code)

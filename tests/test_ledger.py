@@ -5,6 +5,7 @@ its allocator is compared with the ledger of the same config.
 """
 
 import json
+from typing import get_args
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from foretrain.config import RunConfig
 from foretrain.cpu import cpu_device
+from foretrain.errors import UserError
 from foretrain.hardware import find
 from foretrain.lm.shape import ModelShape
 from foretrain.lm.step import TrainState, build, evaluation_loss, train_step
+from foretrain.predict import memory
 from foretrain.predict.memory import StepMemory, components, predict, worst_verdict
 from foretrain.predict.simulated_run import CUDA_GRANULE
 from foretrain.predict.timeline import Timeline
@@ -328,3 +331,30 @@ def test_timeline() -> None:
     assert t.peaks["two"].nbytes == 1024
     t.free_component("y")
     assert t.nbytes == 0
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("gpu", ["RTX 4070", "cpu"])
+def test_what_a_kept_estimate_goes_by_is_all_that_it_depends_on(gpu: str, compiled: bool) -> None:
+    """Estimates are kept by a key; a knob that is not in it changes nothing."""
+    base = RunConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=512, batch_size=2, optimizer="muon",
+                     gradient_accumulation_steps=4, loss_chunk_size=32, activation_checkpointing=True)  # fmt: skip
+    asked = memory._Asked(base, cpu_device() if gpu == "cpu" else find(gpu), "bfloat16", "foretrain", compiled)
+    expected, unlike = memory.Ledger(asked).memory, set()
+    for name, field in RunConfig.model_fields.items():
+        value = getattr(base, name)
+        if name == "recipe" or not isinstance(value, (bool, int, float)):
+            others = [choice for choice in get_args(field.annotation) if choice != value and isinstance(choice, str)]
+        else:
+            others = [not value] if isinstance(value, bool) else [type(value)(value * 2 + 1), type(value)(value + 1)]
+        for other in others:
+            config = base.model_copy(update={name: other})
+            try:
+                question = memory._Asked(config, asked.gpu, "bfloat16", "foretrain", compiled)
+                if question == asked:
+                    assert memory.Ledger(question).memory == expected, (name, other)
+                else:
+                    unlike.add(name)
+            except (ValueError, UserError):  # a value that no config has
+                continue
+    assert {"n_layer", "batch_size", "optimizer", "recipe", "attention"} <= unlike

@@ -11,11 +11,8 @@ from foretrain.advise.rules.base import Change, State
 from foretrain.config_checks import check
 from foretrain.errors import UserError
 from foretrain.precision import check_matmul
-from foretrain.predict.exact.service import SHAPING_KNOBS
-from foretrain.predict.memory import Context, Ledger, StepMemory, Verdict, worst_verdict
+from foretrain.predict.memory import StepMemory, Verdict, estimated, worst_verdict
 from foretrain.predict.plan import Timing, available, timing
-
-_BY = (*SHAPING_KNOBS, "eval_batch", "eval_block", "allocator_settings")
 
 
 @dataclass(frozen=True)
@@ -60,12 +57,15 @@ class Outcome:
 
 
 class Planner:
-    """Outcomes by state. `planned` counts the ledgers that were made."""
+    """Outcomes by state. `planned` counts the different estimates of memory that they took."""
 
     def __init__(self) -> None:
-        self._ledgers: dict[tuple[object, ...], Ledger] = {}
+        self._asked: set[tuple[object, ...]] = set()
         self._outcomes: dict[State, Outcome | None] = {}
-        self.planned = 0
+
+    @property
+    def planned(self) -> int:
+        return len(self._asked)
 
     def outcome(self, state: State) -> Outcome | None:
         """None where the config would be refused."""
@@ -82,18 +82,9 @@ class Planner:
         except UserError:
             return None
         room, _ = available(config, state.gpu, state.used_by_others_bytes)
-        return Outcome(state, self._ledger(state).judged(room, state.gpu.memory_bytes), room)
-
-    def _ledger(self, state: State) -> Ledger:
-        c, gpu = state.effective, state.gpu
-        key = (
-            *(getattr(c, knob) for knob in _BY), min(3, c.gradient_accumulation_steps), c.compile, state.step,
-            state.dtype, gpu.kind, gpu.capability, Context.of(gpu),
-        )  # fmt: skip
-        if key not in self._ledgers:
-            self.planned += 1
-            self._ledgers[key] = Ledger(state.config, gpu, state.dtype, state.step, compiled=c.compile)
-        return self._ledgers[key]
+        ledger = estimated(config, state.gpu, state.dtype, state.step, compiled=config.compile)
+        self._asked.add(ledger.key)
+        return Outcome(state, ledger.judged(room, state.gpu.memory_bytes), room)
 
     def mildest(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:
         """The first change that fits, of changes that need less and less; the last one where none does.

@@ -10,9 +10,10 @@ Known limits: the CUDA context is a prior until it is measured on the card; see 
 `eager_forward.py` and `inductor.py`.
 """
 
+from functools import lru_cache
 from typing import Literal
 
-from foretrain.config import RunConfig
+from foretrain.config import OWN_WAYS, RunConfig
 from foretrain.errors import UserError
 from foretrain.hardware import Dtype, Gpu
 from foretrain.predict.allocator_settings import Settings, of_run
@@ -37,6 +38,12 @@ CPU_SLACK_EXPECTED, CPU_SLACK_HIGH = 1.05, 1.25
 STAGING_SPARE = 1.25  # of the copy that a save makes has to be free, else it makes none: run/saver.py
 
 MARGIN_BYTES = 200 * MIB  # what "fits" leaves to spare beside the expected context
+# What of a config shapes the memory of a step, beside how often it accumulates.
+SHAPING_KNOBS = (
+    "n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "dropout", "batch_size", "eval_only",
+    *OWN_WAYS,
+)  # fmt: skip
+MOST_KEPT = 128  # estimates, of a quarter of a megabyte each
 PHASES = ("evaluate_first", "first_step", "steady_step", "evaluate_steady", "resume")
 
 
@@ -152,18 +159,23 @@ def components(peak: Peak, n_params: int) -> tuple[Component, ...]:
 
 
 class Ledger:
-    """The memory of one way to run the step; made once, judged for any card of its kind with `judged`."""
+    """The memory of one way to run the step; made once, judged for any card of its kind with `judged`.
 
-    def __init__(self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> None:
+    `key`: everything that it depends on.
+    """
+
+    def __init__(self, asked: "_Asked") -> None:
+        config, gpu, step, compiled = asked.config, asked.gpu, asked.step, asked.compiled
+        self.key = asked.key
+        self._deaths: dict[int, str | None] = {}  # by limit
         self.compiled, self.cpu, self.context = compiled, gpu.kind == "cpu", Context.of(gpu)
         self.capped = config.memory_limit_bytes is not None
-        run = SimulatedRun(config, gpu, dtype, step, compiled)
+        run = SimulatedRun(config, gpu, asked.dtype, step, compiled)
         self.peaks = run.peaks() | (resumed := resume(run)).peaks
-        self.t, self.settings = run.t, _settings_of(config)
+        self.events, self.settings = run.t.packed(), _settings_of(config)
         reserved = {} if self.cpu else reserved_bytes(run.t, self.settings) | reserved_bytes(resumed, self.settings)
         self.roughly = ROUGHLY if compiled and run.writes_scores else (1.0, 1.0, 1.0)
-        saves = self.cpu and step == "foretrain" and config.max_iters > config.eval_interval
-        self.staged_bytes = staged_bytes(run) if saves else 0
+        self.staged_bytes = staged_bytes(run) if asked.saves else 0
         names = [name for name in PHASES if not (config.eval_only and name != "evaluate_first")]
         phases = tuple(self._phase(name, reserved.get(name), run.symbols["P"]) for name in names)
         self.memory = StepMemory(
@@ -227,11 +239,16 @@ class Ledger:
 
     def _dies_in(self, limit_bytes: int) -> str | None:
         """The phase in which the allocator cannot serve a request under a limit; None where the run lives."""
+        if limit_bytes not in self._deaths:
+            self._deaths[limit_bytes] = self._replayed_under(limit_bytes)
+        return self._deaths[limit_bytes]
+
+    def _replayed_under(self, limit_bytes: int) -> str | None:
         phases = [phase for phase in self.memory.phases if phase.phase != "resume"]
         if all((phase.reserved_bytes or 0) <= limit_bytes for phase in phases):
             return None
         too_much = next((phase.phase for phase in phases if phase.allocated_bytes > limit_bytes), None)
-        return too_much or fails_in(self.t, self.settings, limit_bytes)
+        return too_much or fails_in(self.events, self.settings, limit_bytes)
 
 
 def _settings_of(config: RunConfig) -> Settings:
@@ -268,7 +285,39 @@ def predict(
     config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool, available_bytes: int | None
 ) -> StepMemory:
     """The ledger of a run on a device. `available_bytes`: what the process may take there, context included."""
-    return Ledger(config, gpu, dtype, step, compiled=compiled).judged(available_bytes, gpu.memory_bytes)
+    return estimated(config, gpu, dtype, step, compiled=compiled).judged(available_bytes, gpu.memory_bytes)
+
+
+def estimated(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> Ledger:
+    """The memory of a run on cards of this kind. The last ones are kept: advice and the page ask for them again."""
+    return _made(_Asked(config, gpu, dtype, step, compiled))
+
+
+class _Asked:
+    """A question; those with one `key` have one answer. `saves`: a save on a CPU makes a copy of the state."""
+
+    def __init__(self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool) -> None:
+        self.config, self.gpu, self.compiled = config, gpu, compiled
+        self.dtype: Dtype = dtype
+        self.step: StepName = step
+        self.saves = gpu.kind == "cpu" and step == "foretrain" and config.max_iters > config.eval_interval
+        c = config if step == "foretrain" else config.as_nanogpt()
+        self.key = (
+            *(getattr(c, knob) for knob in SHAPING_KNOBS), c.eval_batch, c.eval_block, c.allocator_settings,
+            min(3, c.gradient_accumulation_steps), c.memory_limit_bytes is not None, self.saves, compiled, step, dtype,
+            gpu.kind, gpu.capability, Context.of(gpu),
+        )  # fmt: skip
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Asked) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _made(asked: _Asked) -> Ledger:
+    return Ledger(asked)
 
 
 def worst_verdict(memory: StepMemory) -> Verdict | None:

@@ -13,7 +13,7 @@ from bisect import bisect_left, insort
 from foretrain.predict.allocator import SEGMENT_ROUNDING_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, Allocator, OutOfMemory
 from foretrain.predict.allocator_blocks import Block
 from foretrain.predict.allocator_settings import LARGE_SEGMENT_BYTES, MIN_LARGE_ALLOC_BYTES, Settings
-from foretrain.predict.timeline import Timeline
+from foretrain.predict.timeline import Events
 
 # A free block is one number, its bytes above its address: the order in which blocks are looked for. The largest
 # settings that a config may have take 2^91 bytes in all; no card has them, but a plan says so.
@@ -21,7 +21,7 @@ _ADDRESS_BITS = 100
 _ADDRESSES = (1 << _ADDRESS_BITS) - 1
 
 
-def reserved_bytes(timeline: Timeline, settings: Settings | None = None) -> dict[str, int]:
+def reserved_bytes(timeline: Events, settings: Settings | None = None) -> dict[str, int]:
     """{phase: the most that is reserved in it}, in bytes, as torch.cuda.max_memory_reserved counts; without a limit."""
     pool: LargePool | _Simulated = LargePool() if settings in (None, Settings()) else _Simulated(settings)
     small = most_small = 0
@@ -46,7 +46,7 @@ def reserved_bytes(timeline: Timeline, settings: Settings | None = None) -> dict
     return found
 
 
-def fails_in(timeline: Timeline, settings: Settings, limit_bytes: int) -> str | None:
+def fails_in(timeline: Events, settings: Settings, limit_bytes: int) -> str | None:
     """The phase in which a request cannot be served, even after unused segments were given back, where the device has
     so much for the allocator; None where all are served."""
     allocator = Allocator(settings, limit_bytes, physical=True)

@@ -26,21 +26,17 @@ from typing import Any, TypeVar
 import foretrain
 from foretrain.bounded import read_bytes
 from foretrain.calibration import cache_folder, installed_torch
-from foretrain.config import OWN_WAYS, RunConfig
+from foretrain.config import RunConfig
 from foretrain.hardware import Dtype, Gpu
 from foretrain.precision import EIGHT_BITS
 from foretrain.predict.exact.record import Trace
-from foretrain.predict.memory import StepName
+from foretrain.predict.memory import SHAPING_KNOBS, StepName
 from foretrain.records import Record
 from foretrain.units import MIB
 
 # The oldest torch with the interfaces that guard.py and compiled.py build on. Newer ones are tried: each trace
 # proves itself, and one that cannot be made is said.
 OLDEST_TORCH = (2, 11)
-SHAPING_KNOBS = (
-    "n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "dropout", "batch_size", "eval_only",
-    *OWN_WAYS,
-)  # fmt: skip
 Answer = TypeVar("Answer", bound=Record)
 AT_ONCE = 2  # traces side by side; each takes one core and half a GiB
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from foretrain.cpu import usable_cores
 from foretrain.predict.exact import service
 from tests import fork_server, machines
 
@@ -20,11 +21,19 @@ os.environ.setdefault(machines.VARIABLE, str(machines.FILES[machines.USUAL]))
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ["TIKTOKEN_CACHE_DIR"] = "/nonexistent"
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is imported; without it a missing file is asked for again
+# Inductor starts a pool of processes for its C++ compiler otherwise, each of which imports torch.
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 # A shell's background job ignores SIGINT and one of nohup SIGHUP; the runs that tests start would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, as tests of children and signals wait; eight at most, half a gigabyte each."""
+    return min(8, usable_cores() + 1)
 
 
 @pytest.fixture(autouse=True)

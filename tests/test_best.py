@@ -1,6 +1,7 @@
 """Scaling laws against the papers' own numbers, and the search for the best model."""
 
 import json
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from foretrain.errors import UserError
 from foretrain.hardware import find
 from foretrain.lm.shape import ModelShape
 from foretrain.predict import scaling as s
-from foretrain.predict.plan import Plan, plan
+from foretrain.predict.plan import Plan, plan, timing
 from foretrain.quantities import parse_limit
 from tests.helpers import foretrain
 
@@ -94,6 +95,7 @@ def test_the_grid_is_of_gpts() -> None:
         assert shape["n_embd"] / shape["n_layer"] <= MOST_ASPECT
 
 
+@cache
 def answer(
     *words: str, gpu: str = "RTX 4070", limit: str = "20h", others: int = 0, data: int | None = None
 ) -> tuple[Plan, Best]:
@@ -134,9 +136,9 @@ def test_nothing_in_the_grid_beats_it() -> None:
             config = winner.config.model_copy(update={**shape, **rest, "eval_iters": max(1, winner.config.eval_iters)})
             if 16 * ModelShape.of(config).n_params > 12 * 2**30:
                 continue
-            timing = plan(config, base.gpu).timing
-            assert timing
-            steps = 3600 / timing.step_s.expected_s
+            took = timing(config, base.gpu, base.dtype, "foretrain", config.compile)
+            assert took
+            steps = 3600 / took.step_s.expected_s
             loss = s.BESIROGLU.loss(ModelShape.of(config).n_params, steps * config.tokens_per_step)
             if loss < lowest - 0.01 and plan(config, base.gpu).verdict_of("foretrain") == "fits":
                 # More steps than fit beside compilation and evaluations were counted: only a lower loss by far counts.

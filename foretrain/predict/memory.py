@@ -43,7 +43,7 @@ SHAPING_KNOBS = (
     "n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "dropout", "batch_size", "eval_only",
     *OWN_WAYS,
 )  # fmt: skip
-MOST_KEPT = 128  # estimates, of a quarter of a megabyte each
+MOST_KEPT = 512  # estimates, of up to a quarter of a megabyte each
 PHASES = ("evaluate_first", "first_step", "steady_step", "evaluate_steady", "resume")
 
 

@@ -19,7 +19,7 @@ from foretrain.predict.data_notes import data_notes
 from foretrain.predict.plan import Plan, available, choose_dtype
 from foretrain.predict.plan import plan as predict_plan
 
-MOST_CARDS = 64  # of --gpu; the catalogue has fewer
+MOST_CARDS = 100  # of --gpu; the catalogue has fewer
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Soak:
         self.whole = Whole(work, command, environment(faults=False))
         self.chance = random.Random(seed)
         self.faults: list[dict[str, Any]] = []
-        self.squeezes = 0
+        self.squeezes = self.saves = 0
         self.lock = threading.Lock()
 
     def run(self) -> None:
@@ -81,11 +81,13 @@ class Soak:
         self.save(first_step=first, wall_s=wall_s, manual_actions=manual, ended=code)
 
     def _wait(self, watch: Watch, started: float) -> None:
-        """Until the next fault is due and the run has saved after the last one: three failed saves in a row end it."""
+        """Until the next fault is due and the run has saved after the last one: three failed saves in a row end it.
+
+        Saves are counted, as a run that may not open a file cannot note that a save has failed.
+        """
         due = (len(self.faults) + 1) * self.every_s
-        while (time.monotonic() - started < due or not watch.saved_last()) and Path(
-            f"/proc/{watch.supervisor}"
-        ).exists():
+        supervisor = Path(f"/proc/{watch.supervisor}")
+        while supervisor.exists() and (time.monotonic() - started < due or watch.saves() == self.saves):
             time.sleep(0.05)
 
     def _one(self, watch: Watch, started: float) -> None:
@@ -103,6 +105,7 @@ class Soak:
             reason = str(error).replace(str(self.work), self.work.name)  # results name no machine's folders
             fault |= {"not_done": f"{type(error).__name__}: {reason}"}
         self.faults.append(fault)
+        self.saves = watch.saves()
 
     def _sample(self, watch: Watch, started: float) -> None:
         with (self.work / "samples.jsonl").open("a") as file:

@@ -71,10 +71,9 @@ class Watch:
         """How many saves the disk has refused so far."""
         return sum(event["id"] == "save_failed" for event in self.events())
 
-    def saved_last(self) -> bool:
-        """Whether the last save went well."""
-        saves = [event["id"] for event in self.events() if event["id"] in ("saved", "save_failed")]
-        return saves[-1:] == ["saved"]
+    def saves(self) -> int:
+        """How many saves have gone well so far."""
+        return sum(event["id"] == "saved" for event in self.events())
 
     def events(self) -> list[dict[str, Any]]:
         found = []

@@ -171,11 +171,42 @@ def test_a_compiler_that_fails_leaves_an_uncompiled_run(
         assert (record.status, record.compiled) == ("finished", False)
         return 0
 
-    # In a fork: where a compiler has failed, Dynamo's hook stays, Python inlines no call of its own any more (PEP 523), and
-    # callers keep what they passed, so that traces in the same process are others.
+    # In a fork: where a compiler has failed, Dynamo counts a user of its hook for good, so that a later compilation in
+    # the same process would leave it, and callers would keep what they passed (compilation.remove_frame_hook).
     assert wait(fork(compiled)) == 0
     train(tiny(**own, out_dir="eager"))
     assert_same(final_tensors(Path("eager")), final_tensors(Path("out")))
+
+
+def test_after_a_failed_compiler_a_step_takes_the_memory_of_an_uncompiled_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor.compile_fx as compile_fx
+
+    from foretrain.lm.step import build, train_step
+    from foretrain.predict.exact.self_test import traced_on_cpu
+    from foretrain.run.compilation import NotCompiled, go_eager
+    from foretrain.run.microbatch import attempt
+
+    def no_compiler(*words: Any, **named: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    config = tiny(vocab_size=2048, eval_batch_size=32, gradient_accumulation_steps=2)
+
+    def peaks() -> dict[str, tuple[int, int]]:
+        return traced_on_cpu(config, "bfloat16", "foretrain", compiled=False).peaks()
+
+    def same() -> int:
+        before = peaks()
+        with monkeypatch.context() as patch:
+            patch.setattr(compile_fx, "compile_fx", no_compiler)
+            state = build(config, torch.device("cpu"), torch.bfloat16, compile=True)
+            ids = torch.zeros(config.batch_size, config.block_size, dtype=torch.int64)
+            result = attempt(state, [(ids, ids)] * 2, lambda batches: train_step(state, batches, 1e-3))
+        assert isinstance(result, NotCompiled)
+        go_eager(state)
+        assert peaks() == before
+        return 0
+
+    assert wait(fork(same)) == 0  # in a fork, as Dynamo's count of users stays wrong
 
 
 def test_tritons_own_error_is_one_of_the_compilers() -> None:

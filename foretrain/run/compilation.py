@@ -5,6 +5,8 @@ in the middle of a step or of an evaluation: for want of memory while kernels ar
 (Triton's OutOfResources), of a compiler that works, of a place on the disk.
 """
 
+import contextlib
+import ctypes
 from dataclasses import dataclass
 
 from foretrain.lm.step import TrainState
@@ -29,6 +31,23 @@ def not_compiled(error: BaseException) -> NotCompiled | None:
 
 
 def go_eager(state: TrainState) -> None:
-    """From here on a state runs uncompiled."""
+    """From here on a state runs uncompiled, and in the memory of a run that never was compiled."""
     state.model.stay_eager()
     state.call = state.model
+    remove_frame_hook()
+
+
+def remove_frame_hook() -> None:
+    """Take Dynamo's hook out of the interpreter, where a compiler that failed leaves it.
+
+    Dynamo counts who uses its hook, and an exception of the compiler passes by where it would count down again;
+    neither torch._dynamo.reset nor set_eval_frame(None) helps. With a hook (PEP 523) Python inlines no calls: a caller
+    keeps what it passes until the call returns, so that tensors which the callee deletes live on, and a step takes
+    more memory than planned. Nothing is compiled from here on, so nobody misses it.
+    """
+    with contextlib.suppress(AttributeError):  # another Python, without this interface
+        python = ctypes.pythonapi
+        python.PyInterpreterState_Get.restype = ctypes.c_void_p
+        change = python._PyInterpreterState_SetEvalFrameFunc
+        change.argtypes, change.restype = [ctypes.c_void_p, ctypes.c_void_p], None
+        change(python.PyInterpreterState_Get(), ctypes.cast(python._PyEval_EvalFrameDefault, ctypes.c_void_p))

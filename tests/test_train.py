@@ -707,3 +707,19 @@ def test_a_full_disk_beneath_the_output(own_directory: Path) -> None:
     assert result.returncode == ExitCode.DISK_FULL
     assert "disk is full" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_the_record_names_damaged_checkpoints_that_a_resume_passed_over(own_directory: Path) -> None:
+    """What `train --resume auto --json` prints is this record."""
+    keep = {"out_dir": "r", "decay_lr": False, "eval_interval": 3, "always_save_checkpoint": True, "keep_checkpoints": 3}
+    first = train(tiny(max_iters=6, **keep))
+    assert first.skipped_checkpoints == ()
+    newest = checkpoint.path_of(Path("r") / "checkpoints", 6)
+    weights = newest / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    record = train(tiny(max_iters=9, **keep), resume=True)
+    assert record.resumed_from == (3,)
+    (skipped,) = record.to_json(schema=store.SCHEMA)["skipped_checkpoints"]
+    assert skipped.startswith(f"{newest.name}: ")
+    assert RunDirectory(Path("r")).read_record().skipped_checkpoints == record.skipped_checkpoints
+    assert train(tiny(max_iters=12, **keep), resume=True).skipped_checkpoints == ()

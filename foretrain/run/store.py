@@ -136,6 +136,7 @@ class RunRecord(Record):
     n_params: int
     steps_done: int = 0
     resumed_from: tuple[int, ...] = ()
+    skipped_checkpoints: tuple[str, ...] = ()  # of the last resume: newer ones that are damaged, and why
     shrunk_from: int | None = None  # the batch_size that it began with, where memory did not hold that
     first_val_loss: float | None = None
     val_loss: float | None = None

@@ -75,6 +75,7 @@ class Trainer:
         self.contention, self.waiting = contention, Waiting()
         self.end_process = end_process
         self.resumed_from: tuple[int, ...] = ()
+        self.skipped_checkpoints: tuple[str, ...] = ()
         self.shrunk_from: int | None = None
         self.threads: int | None = None
         self.former: RunRecord | None = None  # as a resume found it
@@ -205,6 +206,7 @@ class Trainer:
         else:
             for id, values in resume_from.differences(loaded, previous, self.config, self.placement, self.threads):
                 self._note(id, **values)
+            self.skipped_checkpoints = tuple(f"{name}: {problem}" for name, problem in loaded.skipped)
             self.progress = loaded.progress
             if self.config.eval_only:  # once more, perhaps with more batches
                 self.progress = self.progress.model_copy(update={"evaluated": False})
@@ -462,7 +464,7 @@ class Trainer:
             ended_at=None if status == "running" else now(), config=self.config, gpu=self.placement.gpu,
             dtype=self.placement.dtype, compiled=self.placement.compiled, threads=self.threads, dataset=self.info,
             n_params=self.shape.n_params, steps_done=self.progress.step, resumed_from=self.resumed_from,
-            shrunk_from=self.shrunk_from, first_val_loss=self.progress.first_val_loss, val_loss=self.progress.val_loss,
+            skipped_checkpoints=self.skipped_checkpoints, shrunk_from=self.shrunk_from, first_val_loss=self.progress.first_val_loss, val_loss=self.progress.val_loss,
             best_val_loss=self.progress.best_val_loss, step_s=step_s, tokens_per_s=tokens_per_s,
             mfu=flop_per_s / self.peak if flop_per_s and self.peak else None,
             evaluation_s=self.pace.median_evaluation_s,

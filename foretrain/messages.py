@@ -6,6 +6,7 @@ noun and its plural: {n:step|steps}.
 They are said in the language that is spoken here and now (`languages`), and in English where it lacks one.
 """
 
+import math
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,9 +15,33 @@ from foretrain import bidi, languages, units
 from foretrain.languages import texts
 
 
+class _End(float):
+    """One end of a range in seconds, which is said in the unit of `of`, other seconds of the same text."""
+
+    of: float = 0.0
+
+    @classmethod
+    def both(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The values of a text with `low` and `high` in one unit: that of what is expected, else of the higher end."""
+        if values["high"] > 1000 * values["low"] > 0:  # as of steps of which one stood still: no unit serves both
+            return values
+        of = next((values[name] for name in ("expected", "median", "predicted") if name in values), values["high"])
+        found = {name: cls(values[name]) for name in ("low", "high")}
+        for end in found.values():
+            end.of = of
+        return {**values, **found}
+
+    def text(self) -> str:
+        """As units.format_duration would have it in that unit."""
+        size, unit = units.duration_unit(self.of)
+        number = self / size
+        plain = f"{number:.3g}" if size <= 1 else f"{number:.1f}"
+        return f"{plain if float(plain) or not number else units.format_rough(number)} {unit}"
+
+
 def _duration(seconds: float) -> str:
     """As `units` has it; what is no symbol in it is a text."""
-    text = units.format_duration(seconds)
+    text = seconds.text() if isinstance(seconds, _End) else units.format_duration(seconds)
     number, _, unit = text.partition(" ")
     return say("unit.days", days=number) if unit == "days" else say("unit.unknown") if text == "unknown" else text
 
@@ -124,7 +149,10 @@ def say(id: str, lang: str | None = None, /, **values: Any) -> str:
     if lang is not None:
         with languages.speaking(lang):
             return say(id, **values)
-    return bidi.isolated(_formatter.vformat(texts(languages.current().id)[id], (), values))
+    text = texts(languages.current().id)[id]
+    if "{low:duration}" in text and "{high:duration}" in text and math.isfinite(values["high"]):
+        values = _End.both(values)
+    return bidi.isolated(_formatter.vformat(text, (), values))
 
 
 def has(id: str, lang: str = languages.ENGLISH) -> bool:

@@ -286,6 +286,20 @@ def test_a_reader_that_goes_away_and_a_hangup_end_nothing(own_directory: Path) -
     assert (record.status, record.steps_done) == ("finished", 40)
 
 
+@pytest.mark.parametrize(
+    "words", [["plan", "gpt2-124m", "--gpu", "4070"], ["gpus"], ["languages"], ["gpus", "--json"]], ids=" ".join
+)
+def test_a_reader_that_goes_away_is_a_quiet_end(words: list[str]) -> None:
+    """`foretrain … | head -1`: rich and click would make an exit code 1 of it."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        [sys.executable, "-m", "foretrain", *words], stdout=writing, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
 def test_a_log_on_a_full_disk_and_one_that_is_closed() -> None:
     class Full:
         def __init__(self, number: int) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 from html.parser import HTMLParser
 
@@ -18,6 +19,7 @@ from foretrain.cpu import cpu_device
 from foretrain.errors import UserError
 from foretrain.hardware import find
 from foretrain.lm.dataset import DatasetInfo
+from foretrain.messages import say
 from foretrain.predict.plan import plan
 from foretrain.report import html, plan_view, run_view, text
 from foretrain.report.document import Document, Message, Paragraph, Section, Table, Verbatim, cell_text
@@ -239,6 +241,16 @@ def test_say() -> None:
 )  # fmt: skip
 def test_formats(function, value: object, expected: str) -> None:
     assert function(value) == expected
+
+
+def test_both_ends_of_a_range_of_times_have_one_unit() -> None:
+    assert say("value.duration_range", low=3300.0, expected=5500.0, high=7000.0) == "1.5 h (0.9 h to 1.9 h)"
+    assert say("value.duration_range", low=3300.0, expected=3800.0, high=5600.0) == "63.3 min (55.0 min to 93.3 min)"
+    assert say("value.range_only", low=0.5, high=3.0) == "0.5 s – 3 s"
+    assert say("value.range_only", low=20.0, high=5600.0) == "0.0056 h – 1.6 h"
+    assert say("value.range_only", low=0.01, high=300.0) == "10 ms – 5.0 min"  # no unit serves both
+    assert say("value.range_only", low=60.0, high=math.inf) == "60 s – unknown"
+    assert "0.9 h" in say("value.duration_range", "hi", low=3300.0, expected=5500.0, high=7000.0)
 
 
 @pytest.mark.parametrize(

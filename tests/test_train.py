@@ -711,7 +711,13 @@ def test_a_full_disk_beneath_the_output(own_directory: Path) -> None:
 
 def test_the_record_names_damaged_checkpoints_that_a_resume_passed_over(own_directory: Path) -> None:
     """What `train --resume auto --json` prints is this record."""
-    keep = {"out_dir": "r", "decay_lr": False, "eval_interval": 3, "always_save_checkpoint": True, "keep_checkpoints": 3}
+    keep = {
+        "out_dir": "r",
+        "decay_lr": False,
+        "eval_interval": 3,
+        "always_save_checkpoint": True,
+        "keep_checkpoints": 3,
+    }
     first = train(tiny(max_iters=6, **keep))
     assert first.skipped_checkpoints == ()
     newest = checkpoint.path_of(Path("r") / "checkpoints", 6)

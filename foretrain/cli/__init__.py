@@ -127,6 +127,8 @@ def _run() -> int:
             os._exit(int(error.exit_code))
         return int(error.exit_code)
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # click and rich make an exit code 1 of it; `main` says it
+            raise end.__context__ from None
         # A wrong option is told by typer itself, on stderr; the one object of --json is made here.
         told = getattr(end.__context__, "format_message", None)
         if "--json" in own_words() and end.code == int(ExitCode.USAGE) and told is not None:

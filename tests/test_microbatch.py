@@ -315,22 +315,26 @@ def test_a_limit_on_a_cpu_is_watched_and_recorded(own_directory: Path) -> None:
     assert "memory_exceeded" not in [getattr(note, "id", "") for note in notes]
 
 
+@pytest.mark.parametrize(("name", "index"), [("cuda", 3), ("cuda:0", 0), ("cuda:1", 1)])
 @pytest.mark.parametrize(("calibrated", "now", "held"), [(None, None, 300), (200, None, 264), (200, 250, 314)])
 def test_the_cap_on_cuda_leaves_room_for_the_context(
-    calibrated: int | None, now: int | None, held: int, own_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Against a card that is not there: the fraction is what PyTorch would be given."""
+    calibrated: int | None, now: int | None, held: int, name: str, index: int, own_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Against a card that is not there: PyTorch's own functions, down to what they would call in C++."""
     from types import SimpleNamespace
 
-    given_fractions: list[float] = []
+    given: list[tuple[float, int]] = []
+    monkeypatch.setattr(torch.cuda, "_initialized", True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=12 * 2**30))
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda f, _: given_fractions.append(f))
+    monkeypatch.setattr(torch._C, "_cuda_setMemoryFraction", lambda *values: given.append(values), raising=False)
     monkeypatch.setattr(memory_limit.Load, "context_bytes", lambda _: now and now * 2**20)
     known = SimpleNamespace(context_bytes=calibrated * 2**20) if calibrated else None
-    placement: Any = SimpleNamespace(device=CPU, gpu=SimpleNamespace(calibration=known))
+    placement: Any = SimpleNamespace(device=torch.device(name), gpu=SimpleNamespace(calibration=known))
     values = memory_limit.cap(placement, 6 * 2**30)
     assert values["context"] == held * 2**20
-    assert given_fractions == [(6 * 2**30 - held * 2**20) / (12 * 2**30)]
+    assert given == [((6 * 2**30 - held * 2**20) / (12 * 2**30), index)]
     with pytest.raises(UserError) as caught:
         memory_limit.cap(placement, held * 2**20)
     assert caught.value.exit_code == ExitCode.USAGE

@@ -138,6 +138,22 @@ def test_the_highest_memory_is_one_figure() -> None:
     assert "process.reserved" not in {row.id for row in compare(plan(on_card.config, on_card.gpu), on_card).rows}
 
 
+def test_what_a_card_reserved_is_compared_without_the_context() -> None:
+    """A run on a card measures what PyTorch reserved; the CUDA context is no part of that."""
+    card = find("RTX 4070")
+    made = plan(record().config, card)
+    reserved = [made.memory_of("foretrain").phase(name).reserved_bytes for name in ("evaluate_first", "steady_step")]
+    phases = tuple(
+        MeasuredPhase(phase=name, allocated_bytes=1, reserved_bytes=size)
+        for name, size in zip(("evaluate_first", "steady_step"), reserved, strict=True)
+    )
+    run = record(gpu=card, memory=record().memory.model_copy(update={"phases": phases}))
+    row = {row.id: row for row in compare(made, run).rows}["process.reserved"]
+    assert row.measured == max(size or 0 for size in reserved)
+    assert row.predicted == pytest.approx(row.measured, rel=0.02)  # the estimate's slack, no 300 MiB
+    assert row.in_range
+
+
 def test_a_run_that_measured_nothing_has_no_rows() -> None:
     run = record(memory=MeasuredMemory(method="none"), step_s=None, evaluation_s=None, status="failed")
     comparison = compare(plan(run.config, run.gpu), run)

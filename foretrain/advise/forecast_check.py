@@ -87,11 +87,15 @@ def _memory(plan: Plan, run: RunRecord) -> list[Row]:
         sample = measured.phase(phase.phase)
         if sample is not None:
             rows += _row(f"phase.{phase.phase}", "bytes", phase.allocated_bytes, sample.allocated_bytes)
-    worst = predicted.worst
+    worst, context = predicted.worst, predicted.context
     highest = run.highest_bytes if measured.phases else None  # of a process that has begun nothing it says nothing
-    id = "process.reserved" if plan.gpu.kind == "cuda" else "process.resident"
-    rows += _row(id, "bytes", worst.needed_expected_bytes, highest, worst.needed_low_bytes, worst.needed_high_bytes)
-    return rows
+    needed = (worst.needed_expected_bytes, worst.needed_low_bytes, worst.needed_high_bytes)
+    if plan.gpu.kind == "cuda":  # what a run measures is the allocator's own; the forecast has the context in it
+        held = (context.expected_bytes, context.low_bytes, context.high_bytes)
+        expected, low, high = (size - beside for size, beside in zip(needed, held, strict=True))
+        return rows + _row("process.reserved", "bytes", expected, highest, low, high)
+    expected, low, high = needed
+    return rows + _row("process.resident", "bytes", expected, highest, low, high)
 
 
 def _time(plan: Plan, run: RunRecord) -> list[Row]:

@@ -45,7 +45,9 @@ def cap(placement: Placement, limit_bytes: int) -> dict[str, int | str]:
         raise UserError("usage.limit_below_context", limit=limit_bytes, context=held, source=source)
     total = torch.cuda.get_device_properties(placement.device).total_memory
     allowed = min(total, limit_bytes - held)
-    torch.cuda.set_per_process_memory_fraction(allowed / total, placement.device)
+    # "cuda" has no index, and this function wants one.
+    index = torch.cuda.current_device() if placement.device.index is None else placement.device.index
+    torch.cuda.set_per_process_memory_fraction(allowed / total, index)
     return {"limit": limit_bytes, "allowed": allowed, "context": held, "source": source}
 
 

@@ -85,7 +85,15 @@ def _kept(error: BaseException) -> str | None:
             "".join(traceback.format_exception(error)),
         ]
     )  # fmt: skip
-    name = f"bug-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}.txt"
+    return keep(text, "bug")
+
+
+def keep(text: str, what: str) -> str | None:
+    """The path of a new file with this text, for who wants all of it; None where nothing can be written.
+
+    `what`: the first word of its name.
+    """
+    name = f"{what}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}.txt"
     for folder in (cache_folder() / "bugs", Path(tempfile.gettempdir())):
         try:
             folder.mkdir(parents=True, exist_ok=True)

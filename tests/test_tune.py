@@ -57,6 +57,7 @@ from foretrain.predict.memory import worst_verdict
 from foretrain.quantities import parse_duration
 from foretrain.report import text as text_view
 from foretrain.report import tune_view
+from foretrain.run import trial as single_trial
 from foretrain.run.trial_pool import Burst, Death, Pool
 from foretrain.run.tune_trial import TimedStep, rows_of
 from foretrain.tuned_steps import step_of, tuned_like
@@ -550,7 +551,8 @@ def test_children_time_die_and_leave_nothing_behind() -> None:
     assert not shared.is_dir() or not [p for p in shared.iterdir() if str(child) in p.name]
 
 
-def test_what_hangs_or_fails_is_ended_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_hangs_or_fails_is_ended_and_told(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "c"))
     config = tiny(dtype="float32", attention="sdpa")
     with Pool(None, None) as pool:
         assert pool.burst(config, 0.05, 0.0, None).model_dump()["reason"] == "timeout"
@@ -559,6 +561,21 @@ def test_what_hangs_or_fails_is_ended_and_told(monkeypatch: pytest.MonkeyPatch) 
         assert isinstance(odd, Death)
         assert odd.reason == "failed"
         assert "Error" in odd.problem
+        assert "exit code 1" in odd.problem
+        (kept,) = (own_directory / "c" / "bugs").iterdir()
+        assert str(kept) in odd.problem
+        assert "Traceback" in kept.read_text()
+
+
+def test_why_a_trial_failed_is_said_with_its_exit_code(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "c"))
+    said = single_trial._result(
+        tiny(), 1, 0, 0, "", "Traceback\n  many lines\nRuntimeError: no C++ \x1b[31mcompiler\n"
+    ).problem
+    (kept,) = (own_directory / "c" / "bugs").iterdir()
+    assert said == f"RuntimeError: no C++ \ufffd[31mcompiler (exit code 1; all that it printed is in {kept})"
+    assert "many lines" in kept.read_text()
+    assert single_trial._result(tiny(), 4, 0, 0, "", "").problem == "it printed nothing (exit code 4)"
 
 
 def test_room_is_made_by_ending_those_asked_longest_ago() -> None:

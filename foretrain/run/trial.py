@@ -17,7 +17,9 @@ import threading
 import time
 from pathlib import Path
 
+from foretrain import bugs
 from foretrain.config import RunConfig
+from foretrain.messages import printable, say
 from foretrain.records import Record
 
 STEPS, MICRO_STEPS = 2, 2
@@ -84,8 +86,15 @@ def _result(config: RunConfig, code: int, beyond: int, peak: int, out: str, err:
         found = json.loads(out.strip().splitlines()[-1])
         return Trial(batch_size=batch, lived=found["lived"], peak_bytes=max(found["peak_bytes"], 0))
     except (ValueError, IndexError, KeyError, TypeError):
-        last = err.strip().splitlines()[-1:] or [f"exit code {code}"]
-        return Trial(batch_size=batch, lived=True, peak_bytes=peak, problem=last[0][:200])
+        return Trial(batch_size=batch, lived=True, peak_bytes=peak, problem=failure(err, code))
+
+
+def failure(printed: str, code: int) -> str:
+    """Why a child that tries something ended: its last line, its exit code, and the file that has all it printed."""
+    lines = printed.strip().splitlines()
+    last = printable(lines[-1][:200]) if lines else say("trial.silent")
+    path = bugs.keep(printed, "trial") if lines else None
+    return say("trial.kept" if path else "trial.failed", last=last, code=code, path=path)
 
 
 def try_steps(config: RunConfig, cap_bytes: int | None) -> tuple[bool, int]:

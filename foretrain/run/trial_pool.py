@@ -22,7 +22,7 @@ from typing import Any, Literal, Self
 
 from foretrain.config import RunConfig
 from foretrain.records import Record
-from foretrain.run.trial import config_on_cpu, resident_bytes
+from foretrain.run.trial import config_on_cpu, failure, resident_bytes
 
 LOOK_EVERY_S = 0.02
 SIDE_BY_SIDE = 0.6  # of the memory that there is; beyond it, children are ended to make room
@@ -94,8 +94,8 @@ class _Child:
         if code == -signal.SIGKILL and config_on_cpu(self.config):  # the system's own killer is a lack of memory
             return Death(reason="memory", peak_bytes=self.peak_bytes)
         self.errors.seek(0)
-        last = self.errors.read()[-20_000:].strip().splitlines()[-1:] or [f"exit code {code}"]
-        return Death(reason="failed", peak_bytes=self.peak_bytes, problem=last[0][:200])
+        problem = failure(self.errors.read()[-20_000:], code)
+        return Death(reason="failed", peak_bytes=self.peak_bytes, problem=problem)
 
     def end(self) -> None:
         """Kill it with all that it started, and wait until it is gone."""

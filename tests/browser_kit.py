@@ -16,7 +16,7 @@ CHROMIUM = next(
 )
 in_chromium = pytest.mark.skipif(CHROMIUM is None or not sys.platform.startswith("linux"), reason="no Chromium here")
 pytestmark = [pytest.mark.slow, in_chromium]
-PATIENCE_MS = 120_000  # what a test waits for comes sooner or later; how soon is no test's business
+PATIENCE_MS = 600_000  # what a test waits for comes sooner or later; how soon is no test's business
 SETTLED = """() => new Promise(done => {
   const root = document.documentElement;
   let before = "", same = 0;

@@ -196,7 +196,7 @@ def work(listed: list[Command], folder: Path) -> None:
         words, redirect = command.words[1:], None
         if ">" in words:
             words, redirect = words[: words.index(">")], words[words.index(">") + 1]
-        result = foretrain(*words, cwd=folder if is_slow(command) else None, timeout=900)
+        result = foretrain(*words, cwd=folder if is_slow(command) else None, timeout=3600)
         assert result.returncode == 0, (command, result.stderr)
         if redirect:
             (folder / redirect).write_text(result.stdout, "utf-8")

@@ -31,7 +31,8 @@ RUN = (
 )  # fmt: skip
 RUNS = {"out-baby": (), "out-wide": ("--n_embd=96", "--n_head=3", "--learning_rate=3e-3")}
 MOST_BYTES = 150_000
-COLOURS = 64
+COLOURS = 256
+PATIENCE_MS = 600_000  # on a busy machine
 
 
 def foretrain(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -61,6 +62,7 @@ def opened(browser: Browser, link: str, language: str, dark: bool, width: int, h
     context = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", locale=language
     )
+    context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     page.goto(link)
     yield page
@@ -72,8 +74,14 @@ def keep(page: Page, name: str, *, full: bool = False) -> None:
     page.wait_for_timeout(400)
     path = TO / f"{name}.png"
     page.screenshot(path=path, full_page=full)
+    lighten(path)
+
+
+def lighten(path: Path) -> None:
+    """The picture with a palette that has every colour that it is about: the usual one turns pink to grey."""
     with Image.open(path) as picture:
-        picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+        few = picture.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
     size = path.stat().st_size
     print(f"{path.name}: {size:,} bytes")
     assert size < MOST_BYTES, path

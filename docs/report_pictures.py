@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from PIL import Image  # pyright: ignore[reportMissingImports]
+from pictures import PATIENCE_MS, lighten
 from playwright.sync_api import sync_playwright
 
 REPO = Path(__file__).resolve().parent.parent
@@ -39,12 +39,14 @@ def main(runs: list[str]) -> None:
             command = [sys.executable, "-m", "foretrain", "report", *words, "--out", str(page_file), "--quiet"]
             subprocess.run(command, check=True)
             page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            page.set_default_timeout(PATIENCE_MS)
             page.goto(page_file.as_uri())
             box = None if isinstance(start, int) else page.locator("h2", has_text=start).bounding_box()
             top = box["y"] - 8 if box else start
             page.screenshot(path=shot, full_page=True, clip={"x": 0, "y": top, "width": width, "height": height})
             page.close()
-            Image.open(shot).convert("RGB").quantize(96).save(PICTURES / f"{name}.png", optimize=True)
+            shutil.copyfile(shot, PICTURES / f"{name}.png")
+            lighten(PICTURES / f"{name}.png")
         browser.close()
 
 

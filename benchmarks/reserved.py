@@ -1,10 +1,10 @@
-"""What the ledger says PyTorch's allocator reserves, against traces of the same runs.
+"""What the estimate says PyTorch's allocator reserves, against traces of the same runs.
 
     python benchmarks/reserved.py               (60 random configs; about twenty minutes of one core)
     python benchmarks/reserved.py --pairs 200
 
-The ledger replays its own list of tensors through the simulator of PyTorch's caching allocator; the trace replays those
-of the real step on fake CUDA tensors. "lives from" is the least memory under which the trace's replay survives. What is
+The estimate replays its own list of tensors through the simulator of PyTorch's caching allocator; the trace replays those
+of the real step on fake CUDA tensors. "needed" is the least memory under which the trace's replay does not run out. What is
 done is kept, so that a run that was stopped goes on where it was.
 """
 
@@ -63,27 +63,27 @@ def compared(knobs: dict[str, Any], card: str) -> Iterator[dict[str, Any]]:
             told = max(phase.reserved_bytes or 0 for phase in memory.phases if phase.phase != "resume")
             yield {
                 "knobs": knobs, "gpu": made.gpu.name, "dtype": made.dtype, "step": memory.step,
-                "mode": "compiled" if made.compiled else "eager", "ledger_reserved_bytes": told,
-                "trace_reserved_bytes": run.peak_reserved_bytes, "ledger_allocated_bytes": memory.worst.allocated_bytes,
-                "trace_allocated_bytes": run.peak_allocated_bytes, "lives_from_bytes": smallest_limit_bytes(trace, physical=True),
+                "mode": "compiled" if made.compiled else "eager", "estimate_reserved_bytes": told,
+                "trace_reserved_bytes": run.peak_reserved_bytes, "estimate_allocated_bytes": memory.worst.allocated_bytes,
+                "trace_allocated_bytes": run.peak_allocated_bytes, "needed_bytes": smallest_limit_bytes(trace, physical=True),
             }  # fmt: skip
 
 
 def table(rows: list[dict[str, Any]]) -> tuple[list[list[str]], list[dict[str, Any]]]:
-    """One line for each step and mode: how far the ledger is from the trace."""
+    """One line for each step and mode: how far the estimate is from the trace."""
     lines, summary = [], []
     for mode in ("eager", "compiled"):
         for step in ("foretrain", "nanogpt"):
             own = [row for row in rows if (row["mode"], row["step"]) == (mode, step)]
             if not own:
                 continue
-            errors = sorted(row["ledger_reserved_bytes"] / row["trace_reserved_bytes"] - 1 for row in own)
+            errors = sorted(row["estimate_reserved_bytes"] / row["trace_reserved_bytes"] - 1 for row in own)
             over = sorted(row["trace_reserved_bytes"] / row["trace_allocated_bytes"] for row in own)
-            lives = sorted(row["lives_from_bytes"] / row["ledger_reserved_bytes"] for row in own)
+            lives = sorted(row["needed_bytes"] / row["estimate_reserved_bytes"] for row in own)
             found = {
                 "mode": mode, "step": step, "configs": len(own), "median_abs_error": median(map(abs, errors)),
                 "lowest_error": errors[0], "highest_error": errors[-1], "within_2_percent": sum(abs(e) <= 0.02 for e in errors),
-                "reserved_over_allocated": [over[0], median(over), over[-1]], "lives_over_ledger": [lives[0], median(lives), lives[-1]],
+                "reserved_over_allocated": [over[0], median(over), over[-1]], "needed_over_estimate": [lives[0], median(lives), lives[-1]],
             }  # fmt: skip
             summary.append(found)
             lines.append([
@@ -110,10 +110,10 @@ def main() -> None:
         except (UserError, service.TraceUnavailable) as error:
             print(f"{seed}: {error}", flush=True)
         lines, summary = table(rows)
-        columns = ["", "configs", "reserved / allocated", "median error", "errors", "within 2 %", "lives from / ledger"]
+        columns = ["", "configs", "reserved / allocated", "median error", "errors", "within 2 %", "needed / estimate"]
         if seed % 10 == 9 or seed == options.pairs - 1:
             report(
-                options.out, "Reserved: the ledger against traces", columns, lines, {"summary": summary, "rows": rows}
+                options.out, "Reserved: the estimate against traces", columns, lines, {"summary": summary, "rows": rows}
             )
 
 

@@ -52,7 +52,7 @@ def exit_codes() -> str:
 
 
 def reserved() -> str:
-    """How near the ledger's reserved memory is to a trace's, by mode and step."""
+    """How near the estimate's reserved memory is to a trace's, by mode and step."""
     found = result("reserved")
     lines = [
         "| what | configs | reserved / allocated | median error | errors | within 2 % |",

@@ -10,6 +10,7 @@ from foretrain.predict.plan import Plan
 from foretrain.report.assumed_view import assumed
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.report.plan_view import TONES
+from foretrain.report.uneven import uneven
 from foretrain.units import rounds_to_zero
 
 EXACTNESS_ID = {"exact": "exact", "rounding": "rounding", "other optimizer": "optimizer", "other model": "model"}
@@ -28,7 +29,9 @@ def document(plan: Plan, found: Advices, hidden: int = 0) -> Document:
     """All advice; `hidden`: how many were cut off."""
     sections = [Section(Message("advice.now"), (*_now(plan, found), *assumed(plan)))]
     if found.advised:
-        blocks: list[Block] = [_table(plan, found, found.advised), *_given_back(found.advised)]
+        blocks: list[Block] = [
+            _table(plan, found, found.advised), *_given_back(found.advised), *_uneven(plan, found),
+        ]  # fmt: skip
         if hidden:
             total = {"count": hidden, "all": len(found.advised) + hidden}
             blocks.append(Paragraph(Message("advice.more", total)))
@@ -52,7 +55,9 @@ def section(plan: Plan, found: Advices) -> Section:
         "advice.plan_section", {"step": Message(f"step.{found.step}"), "goal": Message(f"goal.{found.goal}")}
     )
     table = _table(plan, found, found.advised)
-    return Section(title, (table, *_given_back(found.advised), Paragraph(Message("advice.plan_more"))))
+    return Section(
+        title, (table, *_given_back(found.advised), *_uneven(plan, found), Paragraph(Message("advice.plan_more")))
+    )
 
 
 def _now(plan: Plan, found: Advices) -> tuple[Block, ...]:
@@ -79,6 +84,21 @@ def _given_back(shown: tuple[Advice, ...]) -> tuple[Block, ...]:
         e.verdict != "does_not_fit" and e.needed_bytes > e.available_bytes for e in effects if e.available_bytes
     )
     return (Paragraph(Message("advice.given_back")),) if beyond else ()
+
+
+def _uneven(plan: Plan, found: Advices) -> tuple[Block, ...]:
+    """Why a larger micro-batch needs less, where a change is to the micro-batch alone."""
+    alone = {"batch_size", "gradient_accumulation_steps"}
+    changes = [
+        ({setting.option: setting.after for setting in advice.settings}, advice.effect.needed_here_bytes)
+        for advice in found.advised if advice.gpu == found.gpu
+    ]  # fmt: skip
+    points = [
+        (changed["batch_size"], needed)
+        for changed, needed in changes
+        if "batch_size" in changed and alone >= set(changed)
+    ]
+    return uneven([(plan.config.batch_size, found.now.needed_bytes), *points])
 
 
 def short(plan: Plan, advice: Advice) -> str:

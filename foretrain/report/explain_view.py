@@ -5,6 +5,7 @@ from foretrain.predict.exact.largest import Largest
 from foretrain.predict.plan import Plan
 from foretrain.report.assumed_view import assumed
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
+from foretrain.report.uneven import uneven
 
 TENSOR_ROWS = 16
 BECAUSE = {
@@ -114,6 +115,13 @@ def _range(line: Line) -> Cell:
     return Quantity((line.low_bytes, line.high_bytes), "bytes_range")
 
 
+def _uneven(found: Largest) -> tuple[Paragraph, ...]:
+    """Why a larger micro-batch needs less; the estimate's own sentence says it anyway."""
+    if found.option != "batch_size" or found.source == "estimated":
+        return ()
+    return uneven((probe.value, probe.needed_expected_bytes) for probe in found.probes)
+
+
 def largest(plan: Plan, found: Largest) -> Document:
     """The largest value that fits, with what was traced on the way."""
     values = {
@@ -136,7 +144,12 @@ def largest(plan: Plan, found: Largest) -> Document:
     tone = "good" if found.value else "bad"
     section = Section(
         Message("largest.title", values),
-        (Paragraph(answer, tone), table, Paragraph(Message("largest.how" if traced else "largest.how_estimated"))),
+        (
+            Paragraph(answer, tone),
+            table,
+            *_uneven(found),
+            Paragraph(Message("largest.how" if traced else "largest.how_estimated")),
+        ),
     )
     return Document(
         Message("plan.title", {"name": plan.name}), Message("plan.source_trace" if traced else "plan.source"), [section]

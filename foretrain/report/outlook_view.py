@@ -1,5 +1,7 @@
 """Pictures of what a plan has beyond its own figures: roofline, throughput against memory, other cards."""
 
+from collections.abc import Iterable
+
 from foretrain.advise.card_options import CardOption
 from foretrain.advise.frontier import Frontier, FrontierPoint
 from foretrain.advise.outlook import Outlook
@@ -25,6 +27,7 @@ from foretrain.report.document import (
 )
 from foretrain.report.memory_view import moments_picture
 from foretrain.report.plan_view import TONES
+from foretrain.report.uneven import uneven
 
 NAMED_SHARE = 0.04  # of the step's time: operations that are named in the picture
 
@@ -103,7 +106,13 @@ def _frontier(found: Frontier) -> tuple[Block, ...]:
         line, levels=levels, note_label=Message("column.verdict"),
         source=Message("report.source_frontier", {"source": found.source}),
     )  # fmt: skip
-    return (*_trade(found), picture)
+    return (*_trade(found), *_uneven(found, ways), picture)
+
+
+def _uneven(found: Frontier, ways: Iterable[str]) -> tuple[Block, ...]:
+    """Why memory falls along a way, where it does."""
+    lines = ([(p.batch_size, p.needed_bytes) for p in found.points if p.way == way and not p.setting] for way in ways)
+    return next((said for line in lines if (said := uneven(line))), ())
 
 
 def _way(point: FrontierPoint) -> Dot:

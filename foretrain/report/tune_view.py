@@ -8,6 +8,7 @@ from foretrain.advise.tune_cost import TRIALS, rounded_up
 from foretrain.advise.tuning import ForecastError, TuneTrial, Tuning
 from foretrain.messages import listed, say
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
+from foretrain.report.uneven import uneven
 from foretrain.units import rounds_to_zero
 
 BUSY = 0.25  # share of the machine that others used, from which on it is said
@@ -107,6 +108,11 @@ def _frontier(found: Tuning) -> tuple[Block, ...]:
             "what": _named(least, found), "peak": least.peak_bytes, "rate": least.tokens_per_s, "count": len(front)
         }  # fmt: skip
         blocks.append(Paragraph(Message("tune.frontier", values)))
+    groups: dict[object, list[tuple[int, int | None]]] = {}
+    for trial in found.trials:
+        others = tuple(sorted((name, str(value)) for name, value in trial.options.items() if name != "batch_size"))
+        groups.setdefault(others, []).append((int(trial.options["batch_size"]), trial.predicted_bytes))
+    blocks += next((said for group in groups.values() if (said := uneven(group))), ())
     failed = [trial for trial in found.trials if trial.problem]
     blocks += [Paragraph(Message("tune.problem", {"what": _named(t, found), "problem": t.problem})) for t in failed]
     return tuple(blocks)

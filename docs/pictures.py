@@ -93,6 +93,7 @@ def planner(page: Page) -> None:
     page.locator("#others").fill("2.1GB")
     page.wait_for_timeout(300)
     page.wait_for_selector(".results[aria-busy=false]")
+    page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")  # from the top, on a telephone, too
 
 
 def advice(page: Page) -> None:

@@ -66,6 +66,7 @@ class Soak:
         while watch.last_step() < 2 * SAVE_EVERY:  # the data are made and a checkpoint is there
             time.sleep(0.2)
             assert own.poll() is None, (self.work / "stderr.txt").read_text()
+        watch.measure()
         started, first = time.monotonic(), watch.last_step()
         threading.Thread(target=self._sample, args=(watch, started), daemon=True).start()
         self.whole.begin()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ class Watch:
 
     def __init__(self, supervisor: int, path: Path) -> None:
         self.supervisor, self.path = supervisor, path
+        self.save_cpu_s = 0.0  # processor seconds of the child from one save to the next; see `measure`
 
     @property
     def checkpoints(self) -> Path:
@@ -37,11 +37,23 @@ class Watch:
             raise ProcessLookupError("no training process")
         return child
 
-    @property
-    def save_every_s(self) -> float:
-        """From one save to the next, as the last steps went."""
-        steps = [line["step_s"] for line in self.metrics() if line["kind"] == "step"]
-        return SAVE_EVERY * statistics.median(steps)
+    def cpu_s(self) -> float:
+        """Processor seconds that the child has used; 0 where there is none now."""
+        try:
+            words = Path(f"/proc/{self.child}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(words[11]) + int(words[12])) / TICKS
+
+    def measure(self, saves: int = 5) -> None:
+        """Find `save_cpu_s` over some saves of a quiet run. How long they take hangs on what else the machine does."""
+        at: list[float] = []
+        for number in range(self.saves() + 1, self.saves() + saves + 2):
+            while self.saves() < number:
+                time.sleep(0.005)
+                assert self.child, "the run has ended"
+            at.append(self.cpu_s())
+        self.save_cpu_s = (at[-1] - at[0]) / saves
 
     def metrics(self) -> list[dict[str, Any]]:
         """The last lines of metrics.jsonl."""

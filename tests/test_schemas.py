@@ -38,7 +38,7 @@ def held(name: str, text: str) -> dict[str, Any]:
 
 
 def asked(name: str, *words: str, code: int = 0) -> dict[str, Any]:
-    result = foretrain(*words, "--json", timeout=600)
+    result = foretrain(*words, "--json", timeout=3600)
     assert result.returncode == code, result.stderr
     return held(name, result.stdout)
 
@@ -131,7 +131,7 @@ def test_what_another_program_took_and_what_is_written_of_a_model(own_directory:
     asked("foretrain.watch/1", "watch", "--json", "--", sys.executable, "-c", "print(1)")
     assert foretrain(*TRAIN, timeout=300).returncode == 0
     asked("foretrain.sample/1", "sample", "run", "--tokens", "5")
-    asked("foretrain.tune/2", *("tune", *TRAIN[1:]), "--budget", "20s")
+    asked("foretrain.tune/2", *("tune", *TRAIN[1:]), "--budget", "1h", "--trials", "2")
 
 
 def test_the_schemas_refuse_what_is_not_theirs() -> None:

@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from foretrain.calibration import path_of
+from foretrain.calibration import StepTime, path_of
 from foretrain.cli import main
 from foretrain.config import RunConfig
+from foretrain.cpu import cpu_device
 from foretrain.errors import UserError
 from foretrain.predict.ops import Way
 from foretrain.predict.step_ops import step
+from foretrain.predict.time import step_time
+from foretrain.report import calibration_view
+from foretrain.report.document import Message, Table
 from foretrain.run import calibrate as module
-from foretrain.run import kernels, sensors
+from foretrain.run import choices, kernels, sensors
 from foretrain.run.device import place
 from foretrain.run.host_memory import keep_memory
 from tests.helpers import tiny
@@ -108,6 +112,53 @@ def test_command_keeps_it_and_plan_uses_it(cli: Cli, hasty: Path) -> None:
     code, out, _ = cli("calibrate", "--device", "cpu", "--show")
     assert code == 0
     assert "GFLOP/s" in out
+
+
+def test_every_row_of_a_calibration_has_a_label_of_its_own(cli: Cli, hasty: Path) -> None:
+    """The small and the large step of one dtype and mode were told apart by nothing."""
+    found = module.calibrate(place(RunConfig(device="cpu", compile=False)), ["float32", "bfloat16"], [False], ignore)
+    (section,) = calibration_view.document(found, cpu_device(), kept=True).sections
+    (table,) = (block for block in section.blocks if isinstance(block, Table))
+    labels = [row[0].text() for row in table.rows if isinstance(row[0], Message)]
+    assert len(labels) == len(set(labels)) == len(table.rows)
+
+
+def test_a_cpu_is_measured_in_every_way_that_train_chooses_among() -> None:
+    """Batched products and half-precision weights have other kernels, so they have a step of their own."""
+    small = {
+        (each.dtype, *sorted(dict(each.way).items()))
+        for each in module.references_for(CPU, ["float32", "bfloat16"], [False, True])
+        if each.small
+    }
+    for way in choices.candidates(tiny(dropout=0.0), set()):
+        options = {"attention": way.attention, "master_weights": way.master_weights}
+        assert (way.dtype, *sorted((k, v) for k, v in options.items() if v not in ("sdpa", False))) in small
+
+
+def test_a_step_is_corrected_by_one_that_is_carried_out_alike(hasty: Path) -> None:
+    """Of each size: the reference of the same attention and masters, else the plain one."""
+    own = {"n_layer": 3, "n_embd": 32, "block_size": 16, "batch_size": 2, "n_head": 2, "vocab_size": 64}
+    own |= {"gradient_accumulation_steps": 1, "dropout": 0.0}
+    device = place(RunConfig(device="cpu", compile=False))
+    kernels_only = module.calibrate(device, ["bfloat16"], [], ignore)
+
+    def planned(steps: list[StepTime], **options: Any) -> float:
+        found = kernels_only.model_copy(update={"steps": tuple(steps)})
+        gpu = cpu_device().model_copy(update={"calibration": found})
+        config = RunConfig.model_validate({**own, "device": "cpu", "dtype": "bfloat16", **options})
+        time = step_time(config, gpu, "bfloat16", "foretrain", compiled=False)
+        assert time is not None
+        return time.expected_s
+
+    def reference(seconds: float, **options: Any) -> StepTime:
+        return StepTime(options={**own, **options}, dtype="bfloat16", compiled=False, time_s=seconds)
+
+    steps = [reference(1.0), reference(2.0, attention="bmm"), reference(3.0, attention="bmm", master_weights=True)]
+    assert planned(steps) == pytest.approx(1.0)
+    assert planned(steps, attention="bmm") == pytest.approx(2.0)
+    assert planned(steps, attention="bmm", master_weights=True) == pytest.approx(3.0)
+    assert planned(steps[:1], attention="sdpa") == pytest.approx(1.0)
+    assert planned(steps, attention="bmm", dropout=0.1) == planned(steps, dropout=0.1)  # where bmm cannot serve
 
 
 def test_show_without_one_is_a_sentence(cli: Cli, hasty: Path) -> None:

@@ -4,9 +4,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from foretrain.cli import demo
+from foretrain.configfile import resolve
 from tests.helpers import REPO, foretrain
 from tests.test_calibrate import hasty  # noqa: F401
 
@@ -23,9 +26,26 @@ def test_demo_in_short(own_directory: Path, hasty: Path) -> None:
     for words in ("1. The forecast", "2. The run", "3. What the model writes", "4. Forecast against measurement"):
         assert words in result.stderr
     assert "Validation loss" in result.stdout
+    forecast, more, _ = result.stdout.partition("`foretrain plan baby --device=cpu --full`")
+    assert more
+    assert 0 < len(forecast.splitlines()) <= 12
     assert Path("out-demo/report.html").is_file()
     record = json.loads(Path("out-demo/run.json").read_text())
     assert record["val_loss"] < 2.8  # byte frequencies alone give 3.09; 60 steps are a twenty-fifth of the demo
+
+
+def test_a_busy_machine_is_said_and_not_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its figures would be of the other programs, and would be kept."""
+    measured: list[Any] = []
+    monkeypatch.setattr("foretrain.cli.calibrate.measure", lambda placement, **how: measured.append(how["dtypes"]))
+    resolved = resolve(["baby", "--device=cpu", "--dtype=bfloat16"])
+    demo._calibrate_once(resolved, busy=[("machine_busy", {"others": 0.6, "own": 0.4})], quiet=False)
+    assert measured == []
+    assert "other programs use 60.0 % of the processor" in " ".join(capsys.readouterr().err.split())
+    demo._calibrate_once(resolved, busy=[], quiet=False)
+    assert measured == [["float32", "bfloat16"]]
 
 
 @pytest.mark.slow

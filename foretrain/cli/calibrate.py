@@ -55,8 +55,9 @@ def calibrate_command(
         text.render(calibration_view.document(kept, placement.gpu, load(kept.device, kept.driver) is not None), OUT)
 
 
-def measure(placement: Any, *, quick: bool, quiet: bool) -> Any:
-    """Measure a device and keep the result. Raises UserError; what is kept is whole or not there."""
+def measure(placement: Any, *, quick: bool, quiet: bool, dtypes: list[str] | None = None) -> Any:
+    """Measure a device and keep the result. `dtypes`: others than the usual ones. Raises UserError; what is kept is
+    whole or not there."""
     from rich.progress import BarColumn, Progress, TextColumn
 
     from foretrain.calibration import save
@@ -65,7 +66,7 @@ def measure(placement: Any, *, quick: bool, quiet: bool) -> Any:
 
     if placement.device.type == "cpu":
         keep_memory()  # as the trainer does
-    dtypes = usual_dtypes(placement.device, quick=quick)
+    dtypes = dtypes or usual_dtypes(placement.device, quick=quick)
     modes = [False] if quick else modes_for(placement)
     with Progress(
         TextColumn("calibrating"), BarColumn(), TextColumn("{task.description}"), console=ERR, transient=True,

@@ -1,6 +1,7 @@
 """`foretrain demo`: plan, train a small GPT on the built-in corpus, sample, compare, report: about three minutes."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +9,7 @@ import typer
 from rich.text import Text
 
 from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json
-from foretrain.config import RunConfig
+from foretrain.configfile import ResolvedConfig
 from foretrain.messages import printable, say
 from foretrain.units import format_duration
 
@@ -17,8 +18,6 @@ EPILOG = """Examples:
 foretrain demo
 
 foretrain demo --steps 200        (a shorter look)"""
-
-PLAIN = ("--dtype=float32", "--attention=sdpa")  # the same on every machine, and what a quick calibration knows
 
 
 def add_to(app: typer.Typer) -> None:
@@ -35,30 +34,37 @@ def demo_command(
     quiet: Quiet = False,
 ) -> None:
     """Run everything in about three minutes on two CPU cores: forecast, training, sample, comparison, report."""
+    from foretrain.advise.asked import Asked
+    from foretrain.advise.first_answer import first_answer
     from foretrain.app.plan import make_plan, targets
     from foretrain.cli import report_parts
     from foretrain.cli.runs import load
     from foretrain.cli.sample import sample
     from foretrain.cli.train import need_torch, prepare_data, train
     from foretrain.configfile import resolve
+    from foretrain.cpu import usable_cores
     from foretrain.lm.statistics import unigram_entropy
-    from foretrain.report import plan_view, run_view, text
+    from foretrain.report import first_view, run_view, text
+    from foretrain.run.contention import Clock, Contention
     from foretrain.run.files import replace_text
 
     if resume not in ("auto", "no"):
         raise typer.BadParameter("must be auto or no", param_hint="--resume")
     need_torch()
-    started = time.monotonic()
+    started, since = time.monotonic(), Clock().read()
     quiet = quiet or as_json
     interval = max(10, steps // 5)
     words = ["baby", "--device=cpu", f"--max_iters={steps}", f"--lr_decay_iters={steps}", f"--out_dir={out}",
-             f"--eval_interval={interval}", f"--warmup_iters={min(50, steps // 4)}", *PLAIN]  # fmt: skip
+             f"--eval_interval={interval}", f"--warmup_iters={min(50, steps // 4)}"]  # fmt: skip
     resolved = resolve(words)
     resolved, _ = prepare_data(resolved)
-    _calibrate_once(resolved.config, quiet=quiet)
+    chosen = _as_trained(resolved)
+    _calibrate_once(chosen, busy=Contention(usable_cores(), since=since).begin(), quiet=quiet)
     if not quiet:
         _heading("demo.plan")
-        text.render(plan_view.document(make_plan(resolved, targets("cpu", "", resolved.config)[0])), OUT)
+        made, asked = make_plan(chosen, targets("cpu", "", chosen.config)[0]), Asked(words=("baby",), quiet=True)
+        text.render_screen(first_view.screen(made, first_answer(made, asked), asked), OUT)
+        OUT.print(Text(say("demo.more"), style="dim"), soft_wrap=True)
         _heading("demo.train")
     record = train(resolved, resume=resume == "auto", quiet=quiet)
     run = _path_of(out, record.id)
@@ -96,16 +102,40 @@ def _show_sample(written: str) -> None:
     OUT.print(Text(printable("def " + written)), soft_wrap=True)
 
 
-def _calibrate_once(config: RunConfig, *, quiet: bool) -> None:
-    """A quarter of a minute, the first time on a machine: the forecast then stands on its own speeds."""
+def _as_trained(resolved: ResolvedConfig) -> ResolvedConfig:
+    """The config with what `train` will choose on this machine: dtype, attention, threads."""
+    import torch
+
+    from foretrain.run import choices
+    from foretrain.run.device import place
+
+    threads = torch.get_num_threads()
+    chosen = choices.decide(resolved.config, place(resolved.config), set(resolved.sources))
+    torch.set_num_threads(threads)  # a calibration is of all of them
+    return replace(resolved, config=chosen.config)
+
+
+def _calibrate_once(resolved: ResolvedConfig, *, busy: list[Any], quiet: bool) -> None:
+    """Under a minute, the first time on a machine: the forecast then stands on its own speeds.
+
+    A busy machine is not measured: its figures would be of the other programs too, and would be kept.
+    """
     from foretrain.cli.calibrate import measure
     from foretrain.run.device import place
 
-    placement = place(config)
-    if placement.gpu.calibration is None:
-        if not quiet:
-            _heading("demo.calibrate")
-        measure(placement, quick=True, quiet=quiet)
+    placement = place(resolved.config)
+    dtypes = list(dict.fromkeys(["float32", placement.dtype]))  # as half of a half-precision step's kernels are fp32
+    known = placement.gpu.calibration
+    if known is not None and not known.disturbed and all(known.steps_of(dtype, compiled=False) for dtype in dtypes):
+        return
+    if quiet:
+        pass
+    elif busy:
+        ERR.print(Text(say("demo.busy", **busy[0][1]), style="yellow"), soft_wrap=True)
+    else:
+        _heading("demo.calibrate")
+    if not busy:
+        measure(placement, quick=True, quiet=quiet, dtypes=dtypes)
 
 
 def _path_of(out: str, id: str) -> Path:

@@ -146,7 +146,8 @@ class EagerOps(OperationList):
             self.plain_attention(count, backward=True)
         else:
             self.attention(count, backward=True)
-        self.traffic("attention", "join", 3 * E, low, low, count)  # dq, dk and dv are joined
+        if not self.way.products_attention:
+            self.traffic("attention", "join", 3 * E, low, low, count)  # dq, dk and dv are joined
 
     def head_backward(self) -> None:
         V, C, low = self.shape.vocab_size, self.shape.n_embd, self.way.low

@@ -21,7 +21,7 @@ from foretrain.predict import low_precision_ops
 
 Kind = Literal[
     "matmul", "matmul_input", "matmul_weight",  # x·Wᵀ, and backward: dy·W and dyᵀ·x
-    "attention", "attention_backward",
+    "attention", "attention_backward", "attention_bmm", "attention_bmm_backward",
     "norm", "norm_backward", "gelu", "gelu_backward",
     "softmax", "softmax_backward", "fill", "gather", "scatter",
     "cast", "add", "join", "dropout", "accumulate", "fused", "adamw", "clip", "gradient_norm",
@@ -82,6 +82,12 @@ class Way:
     def eight_bits(self) -> bool:
         """Are the blocks' linear layers those of lm/low_precision.py?"""
         return self.matmul in EIGHT_BITS
+
+    @property
+    def products_attention(self) -> bool:
+        """Is attention done by batched products (lm/attention.py)?"""
+        c = self.own
+        return not self.cuda and c.attention == "bmm" and c.recipe == "nanogpt" and not (self.train and c.dropout)
 
     @property
     def half(self) -> bool:
@@ -180,6 +186,8 @@ class OperationList:
         flops, tensor = 4 * self.batch * T * T * C, self.way.low * self.elements
         shape = (self.batch, self.shape.n_head, T, self.shape.head_dim)
         kind: Kind = "attention_backward" if backward else "attention"
+        if self.way.products_attention:
+            kind = "attention_bmm_backward" if backward else "attention_bmm"
         read, written = (5, 3) if backward else (3, 1)
         self.found.append(
             Operation(

@@ -128,6 +128,7 @@ class MeasuredRates:
             return elsewhere_s
         measured = self.kernels.get((op.kind, op.dtype)) or self.kernels.get((op.kind, "float32"))
         if op.flops:
+            measured = measured or self.kernels.get((op.kind.replace("_bmm", ""), op.dtype))  # of an older version
             assert measured, op
             return _by_shape(op, measured)
         measured = measured or self.kernels.get(("add", op.dtype)) or self.kernels["add", "float32"]
@@ -141,7 +142,7 @@ def _flops(kernel: KernelTime) -> float:
     """The causal FLOPs that a measured kernel stands for, as in `Operation.causal_flops`."""
     if kernel.kind.startswith("attention"):
         batch, heads, tokens, width = kernel.shape
-        return 2 * batch * heads * tokens**2 * width * (2.5 if kernel.kind == "attention_backward" else 1)
+        return 2 * batch * heads * tokens**2 * width * (2.5 if kernel.kind.endswith("backward") else 1)
     m, n, k = kernel.shape
     return 2 * m * n * k
 

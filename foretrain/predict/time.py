@@ -9,7 +9,7 @@ usual one), nor of temperature; data loading is taken to be hidden behind the st
 import math
 from dataclasses import replace
 
-from foretrain.calibration import StepTime
+from foretrain.calibration import Calibration, StepTime
 from foretrain.config import RunConfig
 from foretrain.hardware import Dtype, Gpu, MatmulMode
 from foretrain.predict.memory import StepName
@@ -109,7 +109,7 @@ def _correction(way: Way, gpu: Gpu, rates: Rates) -> float:
     if not isinstance(rates, MeasuredRates):
         return 1.0
     tuned = tuned_like(rates.calibration, way.config, way.dtype, compiled=way.compiled)
-    references = [tuned] if tuned else rates.calibration.steps_of(way.dtype, compiled=way.compiled)
+    references = [tuned] if tuned else _references(way, rates.calibration)
     points = sorted(_point(reference, way, rates) for reference in references)
     if not points:
         return 1.0
@@ -119,6 +119,20 @@ def _correction(way: Way, gpu: Gpu, rates: Rates) -> float:
         return low
     share = min(1.0, math.log(own_s / low_s) / math.log(high_s / low_s))
     return low ** (1 - share) * high**share
+
+
+def _references(way: Way, calibration: Calibration) -> list[StepTime]:
+    """The calibration's steps of this dtype and mode: of each size the one that is carried out as this step is, where
+    it was measured, else the plain one."""
+    found: dict[str, StepTime] = {}
+    plain = {"attention": "auto", "master_weights": False}
+    own = {"attention": "bmm" if way.products_attention else "auto", "master_weights": way.own.master_weights}
+    for step in calibration.steps_of(way.dtype, compiled=way.compiled):
+        size = str(sorted((name, value) for name, value in step.options.items() if name not in plain))
+        its = {name: step.options.get(name, usual) for name, usual in plain.items()}
+        if its == own or (its == plain and size not in found):
+            found[size] = step
+    return list(found.values())
 
 
 def _point(reference: StepTime, way: Way, rates: Rates) -> tuple[float, float]:

@@ -1,7 +1,8 @@
 """What a calibration found, as a document."""
 
-from foretrain.calibration import Calibration, KernelTime
+from foretrain.calibration import Calibration, KernelTime, StepTime
 from foretrain.hardware import Gpu
+from foretrain.messages import listed
 from foretrain.report.document import Cell, Document, Message, Paragraph, Section, Table
 
 
@@ -25,8 +26,7 @@ def document(found: Calibration, gpu: Gpu, kept: bool) -> Document:
     )
     rows.append((Message("row.launch"), Message("calibration.launch", {"each": found.launch_s * 1e6})))
     for step in found.steps:
-        mode = Message("mode.compiled" if step.compiled else "mode.eager")
-        values = {"dtype": step.dtype, "mode": mode}
+        values = {"dtype": step.dtype, "how": listed(_how(step)), **_sizes(step)}
         rows.append((Message("row.reference", values), Message("calibration.step", {"time": step.time_s})))
     if found.context_bytes is not None:
         rows.append((Message("row.context"), Message("calibration.bytes", {"size": found.context_bytes})))
@@ -41,6 +41,18 @@ def document(found: Calibration, gpu: Gpu, kept: bool) -> Document:
         blocks.insert(0, Paragraph(Message("calibration.disturbed", {"share": found.unsteadiness})))
     section = Section(Message("calibration.section"), tuple(blocks))
     return Document(Message("calibration.title", {"device": found.device}), subtitle, [section])
+
+
+def _how(step: StepTime) -> list[str]:
+    """Its mode, and what else `train` chooses among."""
+    found = [Message("mode.compiled" if step.compiled else "mode.eager").text()]
+    if step.options.get("attention", "auto") != "auto":
+        found.append(str(step.options["attention"]))
+    return [*found, "master_weights"] if step.options.get("master_weights") else found
+
+
+def _sizes(step: StepTime) -> dict[str, int | float | bool | str]:
+    return {name: step.options[name] for name in ("n_layer", "n_embd", "block_size", "batch_size")}
 
 
 def _flop_per_s(kernel: KernelTime) -> float:

@@ -92,10 +92,12 @@ class Contention:
         self._told, self._quiet_s, self._told_s = False, 0.0, float("-inf")
 
     def begin(self) -> list[Told]:
-        """Before the first step: what is to be told of the machine as it is."""
+        """Before the first step: what is to be told of the machine as it is, once that was watched for a second."""
         self._look()
+        if self._window.wall_s < LEAST_S:
+            return []
         window, self._window = self._window, Sums()
-        return self._busy_now(window) if window.wall_s >= LEAST_S and self._is_crowded(window) else []
+        return self._busy_now(window) if self._is_crowded(window) else []
 
     def step(self, took_s: float) -> list[Told]:
         """One step is done: what is to be told, as (event id, values)."""

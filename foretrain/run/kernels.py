@@ -3,18 +3,22 @@
 Names of kinds and shapes are those of predict/ops.py.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from foretrain.lm.attention import causal_attention
 from foretrain.run.device import TORCH_DTYPES
 
 aten = torch.ops.aten
 WIDTH, VOCABULARY = 512, 8192  # of the tensors for kernels that go over rows
 # A CPU's attention is quick only where rows are long and heads are wide, in bf16 above all.
 CPU_ATTENTION = ((8, 4, 64, 32), (8, 4, 128, 32), (8, 4, 128, 64), (4, 6, 256, 64), (2, 6, 1024, 64))
+FEW = 4096  # random numbers
+MOST_ON_CPU = 20e9  # of a product's m·n·k: a larger one takes a CPU a second, and a smaller one tells as much
 ROWS = 256  # of the embedding: few, as filling its gradient with zeros is an operation of its own
 
 
@@ -33,7 +37,14 @@ def product_shapes(*, large: bool) -> list[tuple[int, int, int]]:
     heads = [(50304, 768)] if large else [(8192, 384), (50304, 256)]
     pairs = [(w * times, w) for w in widths for times in (1, 3, 4)] + [(w, 4 * w) for w in widths] + heads
     rows = (16384, 4096) if large else (512, 2048)
-    return [(m, *pair) for m in rows for pair in pairs] + [(rows[-1] // 8, 3 * widths[0], widths[0])]
+    found = [(m, *pair) for m in rows for pair in pairs] + [(rows[-1] // 8, 3 * widths[0], widths[0])]
+    return found if large else [shape for shape in found if math.prod(shape) < MOST_ON_CPU]
+
+
+def numbers(shape: tuple[int, ...], device: torch.device, dtype: str) -> torch.Tensor:
+    """Random numbers, the same few again and again: to draw them all takes longer than the kernel does."""
+    few, count = torch.randn(FEW, device=device, dtype=TORCH_DTYPES[dtype]), math.prod(shape)
+    return few.repeat(-(-count // FEW))[:count].view(shape)
 
 
 def products(device: torch.device, dtype: str, *, large: bool) -> Iterator[Kernel]:
@@ -43,8 +54,7 @@ def products(device: torch.device, dtype: str, *, large: bool) -> Iterator[Kerne
 
 
 def _product(device: torch.device, dtype: str, m: int, wide: int, narrow: int) -> Iterator[Kernel]:
-    options = {"device": device, "dtype": TORCH_DTYPES[dtype]}
-    x, weight, dy = (torch.randn(*shape, **options) for shape in ((m, narrow), (wide, narrow), (m, wide)))
+    x, weight, dy = (numbers(shape, device, dtype) for shape in ((m, narrow), (wide, narrow), (m, wide)))
     yield Kernel("matmul", dtype, (m, wide, narrow), lambda: F.linear(x, weight))
     yield Kernel("matmul_input", dtype, (m, narrow, wide), lambda: dy @ weight)
     yield Kernel("matmul_weight", dtype, (wide, narrow, m), lambda: dy.t() @ x)
@@ -68,6 +78,21 @@ def attention(device: torch.device, dtype: str, *, large: bool) -> Iterator[Kern
 
         yield Kernel("attention", dtype, shape, forward)
         yield Kernel("attention_both", dtype, shape, both)
+        if device.type == "cpu":
+            yield from _products_attention(dtype, shape)
+
+
+def _products_attention(dtype: str, shape: tuple[int, int, int, int]) -> Iterator[Kernel]:
+    """The same as batched products (`attention = bmm`), from q, k and v side by side to the result and back."""
+    batch, heads, tokens, width = shape
+    qkv = numbers((batch, tokens, 3 * heads * width), torch.device("cpu"), dtype).requires_grad_()
+    grad = numbers((batch, tokens, heads * width), torch.device("cpu"), dtype)
+
+    def both() -> Any:
+        return torch.autograd.grad(causal_attention(qkv, heads), qkv, grad)
+
+    yield Kernel("attention_bmm", dtype, shape, lambda: causal_attention(qkv.detach(), heads))
+    yield Kernel("attention_bmm_both", dtype, shape, both)
 
 
 def rows_kernels(device: torch.device, dtype: str, elements: int) -> Iterator[Kernel]:

@@ -1,7 +1,8 @@
 """What makes traces quicker changes none of their bytes."""
 
 import json
-from contextlib import nullcontext
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from foretrain.config import RunConfig
 from foretrain.hardware import find
-from foretrain.predict.exact import session, worker
+from foretrain.predict.exact import session
 from foretrain.predict.exact.service import Request, traces
 from foretrain.predict.exact.tracer import Tracer
+from tests.helpers import REPO
 
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 32, "vocab_size": 520, "batch_size": 2,
         "gradient_accumulation_steps": 3}  # fmt: skip
@@ -25,34 +27,38 @@ WAYS: dict[str, tuple[dict[str, object], str, str]] = {
 }  # fmt: skip
 
 
-def same_without_haste(config: RunConfig, dtype: str, step: str, *, compiled: bool) -> None:
-    """The worker's trace (forked, without garbage collection, with quick.py), and one in this process without them."""
-    request = Request(config, find("RTX 4070"), dtype, step, compiled)  # type: ignore[arg-type]
-    (quick,) = traces([request])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "quick", lambda *, compiled: nullcontext())
-        plain = worker.trace(request.job())
-    del quick.facts["peak_rss_bytes"]
-    assert json.loads(json.dumps(quick.to_json())) == json.loads(json.dumps(plain.to_json()))
+# In a process of its own: after a trace in this one, autograd would not let others fork (test_trace_any_code.py).
+PLAIN = """
+import json, sys
+from contextlib import nullcontext
+from foretrain.predict.exact import session, worker
+session.quick = lambda *, compiled: nullcontext()
+print(json.dumps([worker.trace(job).to_json() for job in json.load(sys.stdin)]))
+"""
 
 
-@pytest.mark.parametrize("way", WAYS)
+def same_without_haste(compiled: bool) -> None:
+    """The workers' traces (forked, without garbage collection, with quick.py), and plain ones without all that."""
+    asked = [
+        Request(RunConfig.model_validate({**TINY, **knobs}), find("RTX 4070"), dtype, step, compiled)  # type: ignore[arg-type]
+        for knobs, dtype, step in WAYS.values()
+    ]
+    quick = traces(asked)
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PLAIN], input=json.dumps([request.job() for request in asked]),
+        stdout=subprocess.PIPE, text=True, check=True, cwd=REPO,
+    )  # fmt: skip
+    for way, one, plain in zip(WAYS, quick, json.loads(ended.stdout.splitlines()[-1]), strict=True):
+        del one.facts["peak_rss_bytes"]
+        assert json.loads(json.dumps(one.to_json())) == plain, way
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_makes_a_trace_quicker_changes_no_byte(
-    way: str, own_directory: Path, monkeypatch: pytest.MonkeyPatch
+    compiled: bool, own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "c"))
-    knobs, dtype, step = WAYS[way]
-    same_without_haste(RunConfig.model_validate({**TINY, **knobs}), dtype, step, compiled=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_what_makes_a_compiled_trace_quicker_changes_no_byte(
-    way: str, own_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "c"))
-    knobs, dtype, step = WAYS[way]
-    same_without_haste(RunConfig.model_validate({**TINY, **knobs}), dtype, step, compiled=True)
+    same_without_haste(compiled)
 
 
 def test_quick_keys_are_made_and_taken_back() -> None:

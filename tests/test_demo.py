@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from foretrain.cli import demo
+from foretrain.cli import calibrate, demo
 from foretrain.configfile import resolve
+from foretrain.run.device import place
 from tests.helpers import REPO, foretrain
 from tests.test_calibrate import hasty  # noqa: F401
 
@@ -20,7 +22,12 @@ def uncalibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path / "cache"))
 
 
-def test_demo_in_short(own_directory: Path, hasty: Path) -> None:
+def test_demo_in_short(own_directory: Path, hasty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure_here(dtypes: list[str], *, quiet: bool) -> None:
+        """In this process, where `hasty` makes it short."""
+        calibrate.measure(place(resolve(["--device=cpu"]).config), quick=True, quiet=quiet, dtypes=dtypes)
+
+    monkeypatch.setattr(demo, "_measure", measure_here)
     result = foretrain("demo", "--steps", "60", timeout=400)
     assert result.returncode == 0, result.stderr
     for words in ("1. The forecast", "2. The run", "3. What the model writes", "4. Forecast against measurement"):
@@ -38,14 +45,23 @@ def test_a_busy_machine_is_said_and_not_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its figures would be of the other programs, and would be kept."""
-    measured: list[Any] = []
-    monkeypatch.setattr("foretrain.cli.calibrate.measure", lambda placement, **how: measured.append(how["dtypes"]))
+    measured: list[list[str]] = []
+
+    def run(command: list[str], **how: Any) -> Any:
+        measured.append(command[3:])
+        return subprocess.CompletedProcess(command, 5 if len(measured) > 1 else 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
     resolved = resolve(["baby", "--device=cpu", "--dtype=bfloat16"])
     demo._calibrate_once(resolved, busy=[("machine_busy", {"others": 0.6, "own": 0.4})], quiet=False)
     assert measured == []
     assert "other programs use 60.0 % of the processor" in " ".join(capsys.readouterr().err.split())
     demo._calibrate_once(resolved, busy=[], quiet=False)
-    assert measured == [["float32", "bfloat16"]]
+    assert measured == [["calibrate", "--device=cpu", "--quick", "--dtype=float32", "--dtype=bfloat16"]]
+    with pytest.raises(typer.Exit) as end:  # as a calibration that fails ends
+        demo._calibrate_once(resolved, busy=[], quiet=True)
+    assert end.value.exit_code == 5
+    assert measured[1][-1] == "--quiet"
 
 
 @pytest.mark.slow

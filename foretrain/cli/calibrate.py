@@ -1,12 +1,13 @@
 """`foretrain calibrate`: measure this device, so that plans for it stand on measured speeds."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.text import Text
 
 from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json
 from foretrain.errors import UserError
+from foretrain.hardware import Dtype
 
 EPILOG = """Examples:
 
@@ -27,10 +28,13 @@ def calibrate_command(
     show: Annotated[
         bool, typer.Option("--show", help="Show the stored calibration of this device; measure nothing.")
     ] = False,
+    dtype: Annotated[
+        list[str] | None, typer.Option(metavar="DTYPE", help="Measure only this dtype; may be repeated.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure this device for about a minute; later plans use the result. Keep it idle meanwhile."""
+    """Measure this device for one to two minutes; later plans use the result. Keep it idle meanwhile."""
     from foretrain.cli.train import need_torch
 
     need_torch()
@@ -46,7 +50,9 @@ def calibrate_command(
         if kept is None:
             raise UserError("environment.not_calibrated", device=placement.gpu.name)
     else:
-        kept = measure(placement, quick=quick, quiet=quiet or as_json)
+        if unknown := [name for name in dtype or [] if name not in get_args(Dtype)]:
+            raise typer.BadParameter(f"{unknown[0]!r} is not {', '.join(get_args(Dtype))}", param_hint="--dtype")
+        kept = measure(placement, quick=quick, quiet=quiet or as_json, dtypes=dtype)
     if as_json:
         print_json(kept.to_json(schema=SCHEMA))
     elif show or not quiet:

@@ -1,5 +1,7 @@
 """`foretrain demo`: plan, train a small GPT on the built-in corpus, sample, compare, report: about three minutes."""
 
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -34,9 +36,6 @@ def demo_command(
     quiet: Quiet = False,
 ) -> None:
     """Run everything in about three minutes on two CPU cores: forecast, training, sample, comparison, report."""
-    from foretrain.advise.asked import Asked
-    from foretrain.advise.first_answer import first_answer
-    from foretrain.app.plan import make_plan, targets
     from foretrain.cli import report_parts
     from foretrain.cli.runs import load
     from foretrain.cli.sample import sample
@@ -44,7 +43,7 @@ def demo_command(
     from foretrain.configfile import resolve
     from foretrain.cpu import usable_cores
     from foretrain.lm.statistics import unigram_entropy
-    from foretrain.report import first_view, run_view, text
+    from foretrain.report import run_view, text
     from foretrain.run.contention import Clock, Contention
     from foretrain.run.files import replace_text
 
@@ -61,10 +60,7 @@ def demo_command(
     chosen = _as_trained(resolved)
     _calibrate_once(chosen, busy=Contention(usable_cores(), since=since).begin(), quiet=quiet)
     if not quiet:
-        _heading("demo.plan")
-        made, asked = make_plan(chosen, targets("cpu", "", chosen.config)[0]), Asked(words=("baby",), quiet=True)
-        text.render_screen(first_view.screen(made, first_answer(made, asked), asked), OUT)
-        OUT.print(Text(say("demo.more"), style="dim"), soft_wrap=True)
+        _show_plan(chosen)
         _heading("demo.train")
     record = train(resolved, resume=resume == "auto", quiet=quiet)
     run = _path_of(out, record.id)
@@ -97,6 +93,19 @@ def _print_json(run: Path, comparison: dict[str, Any], unigram: float | None, re
                 "report": str(report)})  # fmt: skip
 
 
+def _show_plan(resolved: ResolvedConfig) -> None:
+    """The first screen of `foretrain plan`."""
+    from foretrain.advise.asked import Asked
+    from foretrain.advise.first_answer import first_answer
+    from foretrain.app.plan import make_plan, targets
+    from foretrain.report import first_view, text
+
+    _heading("demo.plan")
+    made, asked = make_plan(resolved, targets("cpu", "", resolved.config)[0]), Asked(words=("baby",), quiet=True)
+    text.render_screen(first_view.screen(made, first_answer(made, asked), asked), OUT)
+    OUT.print(Text(say("demo.more"), style="dim"), soft_wrap=True)
+
+
 def _show_sample(written: str) -> None:
     _heading("demo.sample")
     OUT.print(Text(printable("def " + written)), soft_wrap=True)
@@ -120,7 +129,6 @@ def _calibrate_once(resolved: ResolvedConfig, *, busy: list[Any], quiet: bool) -
 
     A busy machine is not measured: its figures would be of the other programs too, and would be kept.
     """
-    from foretrain.cli.calibrate import measure
     from foretrain.run.device import place
 
     placement = place(resolved.config)
@@ -135,7 +143,15 @@ def _calibrate_once(resolved: ResolvedConfig, *, busy: list[Any], quiet: bool) -
     else:
         _heading("demo.calibrate")
     if not busy:
-        measure(placement, quick=True, quiet=quiet, dtypes=dtypes)
+        _measure(dtypes, quiet=quiet)
+
+
+def _measure(dtypes: list[str], *, quiet: bool) -> None:
+    """Calibrate in a process of its own: what that leaves in memory would be counted as the run's."""
+    words = ["calibrate", "--device=cpu", "--quick", *(f"--dtype={dtype}" for dtype in dtypes)]
+    command = [sys.executable, "-m", "foretrain", *words, *(["--quiet"] if quiet else [])]
+    if code := subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
+        raise typer.Exit(code)  # it has said why
 
 
 def _path_of(out: str, id: str) -> Path:

@@ -49,6 +49,7 @@ class Calibration(Record):
     """All of it. `launch_s`: what one eager operation costs beside its kernel. Clock, power and context: GPUs only.
 
     `unsteadiness`: by what share a kernel's middle run was slower than its quick ones, in the middle of all kernels.
+    `drift`: by what share the slowest round of a reference step was slower than its quickest, in the middle of them.
     `others_share`: of the processor, used by other programs meanwhile. `start_s`: on a CPU, what a run takes before its
     first steady step: to build the model, and longer first steps.
     """
@@ -63,6 +64,7 @@ class Calibration(Record):
     steps: tuple[StepTime, ...] = ()
     launch_s: float
     unsteadiness: float = 0.0
+    drift: float = 0.0
     others_share: float | None = None
     start_s: float | None = None
     context_bytes: int | None = None

@@ -282,7 +282,7 @@ def test_numbers_in_records_carry_their_unit() -> None:
         "mfu", "nanogpt_mfu", "epochs", "loss", "grad_norm", "learning_rate", "val_loss", "train_loss",
         "first_val_loss", "best_val_loss", "first_loss", "last_loss", "last_val_loss",
         "slower_factor", "causal_mfu", "hfu", "clock_mfu", "clock_hfu", "logged_mfu", "nanochat_mfu", "whole_run_cost",
-        "predicted", "measured", "low", "high", "cost_low", "unsteadiness", "options", "cost_expected",
+        "predicted", "measured", "low", "high", "cost_low", "unsteadiness", "drift", "options", "cost_expected",
         "cost_high", "rent_low", "rent_expected", "rent_high", "cost_per_hour", "cost", "bits_per_byte", "share", "at",
         "one_value", "other_value", "printed_mfu", "losses", "others_share",
     }  # fmt: skip

@@ -284,6 +284,7 @@ def test_ranges_are_as_wide_as_the_calibration_wavered() -> None:
         return found.high_s / found.low_s
 
     assert width() < width(unsteadiness=0.1) < width(unsteadiness=0.2)
+    assert width() < width(drift=0.1) < width(drift=0.2) == width(drift=0.2, unsteadiness=0.1)
     assert width(others_share=0.6) > 3
     assert width(others_share=0.02) == width()
 

@@ -74,7 +74,8 @@ def _step_s(way: Way, rates: Rates) -> float:
 
 def _range(expected_s: float, gpu: Gpu, rates: Rates) -> Range:
     if isinstance(rates, MeasuredRates):
-        unsteady = 1 + min(1.0, rates.calibration.unsteadiness)  # what wavered when it was measured will again
+        # What wavered or drifted when it was measured will again, as a virtual machine's speed does.
+        unsteady = 1 + min(1.0, max(rates.calibration.unsteadiness, rates.calibration.drift))
         low, high = CALIBRATED_LOW / unsteady, CALIBRATED_HIGH * unsteady
         if rates.calibration.disturbed:
             low, high = min(low, DISTURBED_LOW), max(high, DISTURBED_HIGH)

@@ -207,10 +207,13 @@ class Reference:
     count: int
     times: list[float] = field(default_factory=list)
     forward: list[float] = field(default_factory=list)
+    rounds: list[float] = field(default_factory=list)  # seconds of a step in each
 
     def run(self) -> None:
         """A few steps more."""
-        self.times += self.stepper.times(self.count)
+        times = self.stepper.times(self.count)
+        self.times += times
+        self.rounds.append(statistics.median(times))
         self.forward += self.stepper.forward_times(self.count)
 
     def result(self) -> StepTime:
@@ -218,6 +221,11 @@ class Reference:
             options=self.options, dtype=self.stepper.dtype, compiled=self.stepper.compiled, time_s=quick(self.times),
             forward_s=statistics.median(self.forward),  # an evaluation is the sum of many
         )  # fmt: skip
+
+    @property
+    def drift(self) -> float:
+        """By what share the slowest round was slower than the quickest."""
+        return max(self.rounds) / min(self.rounds) - 1
 
     @property
     def start_s(self) -> float:
@@ -293,6 +301,7 @@ def calibrate(placement: Placement, dtypes: list[str], modes: list[bool], listen
         threads=torch.get_num_threads(), date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         took_s=time.perf_counter() - started, kernels=tuple(found),
         steps=tuple(reference.result() for reference in references), launch_s=launch_s, unsteadiness=unsteadiness,
+        drift=statistics.median(reference.drift for reference in references) if references else 0.0,
         others_share=others.others_share if others else None,
         start_s=references[0].start_s if device.type == "cpu" and references else None,
         context_bytes=load.context_bytes(), clock_ghz=load.clock_ghz, power_w=load.power_w,

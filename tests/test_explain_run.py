@@ -1,5 +1,6 @@
 """`foretrain explain RUN`: what a run writes down of itself, and what is made of it."""
 
+import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from foretrain import oom_message
 from foretrain.advise.forecast import plan_of
@@ -20,8 +22,10 @@ from foretrain.configfile import resolve
 from foretrain.errors import UserError
 from foretrain.hardware import catalogue, find
 from foretrain.predict.plan import plan
+from foretrain.report import run_explain_view, text
 from foretrain.run.store import RunDirectory
 from foretrain.run.vitals import Vitals, moment_of
+from foretrain.units import format_bytes
 from tests.helpers import REPO, foretrain, tiny
 from tests.test_microbatch import NO_MEMORY, fail_in_step
 from tests.test_train import train
@@ -71,6 +75,33 @@ def test_memory_and_time_add_up_and_agree_with_the_plan(
     assert line["schema"] == "foretrain.explain/2"
     cpu = [m["cpu_s"] for m in RunDirectory(Path("r")).read_lines("metrics") if m["kind"] == "step"]
     assert all(0 <= s < 60 for s in cpu)
+
+
+def test_the_tensors_peak_and_the_process_are_two_figures(own_directory: Path) -> None:
+    """A forecast of the tensors' peak that is right, with a process that is far off: each is named, and why."""
+    train(tiny(max_iters=6, out_dir="r"))
+    found = explained("r")
+    row, table = found.process, {piece.id: piece for piece in found.memory}
+    assert row is not None
+    assert row.low is not None
+    assert row.high is not None
+    assert (row.predicted, row.measured) == (table["process"].predicted_bytes, table["process"].measured_bytes)
+    for measured, where in ((row.low, "within the stated range"), (2 * row.high, "outside the stated range")):
+        changed = found.model_copy(update={"process": row.model_copy(update={"measured": measured})})
+        shown = written(changed)
+        assert where in shown
+        assert f"{format_bytes(abs(measured - row.predicted))} apart" in shown
+        assert "forecast of the tensors' peak is" in shown
+        assert "forecast of the peak is" not in shown
+    unmeasured = found.model_copy(update={"phase": None})
+    assert "has measured its steps, but" in written(unmeasured)  # steps there are
+    assert "has not measured a step yet" in written(unmeasured.model_copy(update={"steps_done": 0}))
+
+
+def written(found: RunExplanation) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    text.render(run_explain_view.document(found), console)
+    return " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
 
 
 def test_even_steps_that_are_all_off_the_forecast_are_said(

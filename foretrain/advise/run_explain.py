@@ -74,8 +74,8 @@ class OutOfMemory(Record):
 class RunExplanation(Record):
     """The answer for one run. `phase`: the one whose memory the pieces are of.
 
-    `steps_logged` of `steps_to_log`: what metrics.jsonl still tells of, and what such a run writes. `step`: the steady
-    step beside the forecast's.
+    `steps_logged` of `steps_to_log`: what metrics.jsonl still tells of, and what such a run writes. `process`: the
+    memory of the whole process, where that was measured; `step`: the steady step. Each has the forecast's.
     """
 
     run_id: str
@@ -96,6 +96,7 @@ class RunExplanation(Record):
     time: tuple[TimePiece, ...]
     wall_s: float
     pace: RunPace | None
+    process: Row | None = None
     step: Row | None = None
     notes: tuple[Note, ...] = ()
     machine: MachineLoad | None = None
@@ -113,15 +114,16 @@ def explain_run(
     memory = plan.memory_of("foretrain")
     phase = _phase(record)
     logged, to_log = logged_steps(record, metrics)
+    pieces = _memory(plan, record, phase)
     return RunExplanation(
         run_id=record.id, name=record.name, status=record.status, reason=record.reason, steps_done=record.steps_done,
         steps_logged=logged, steps_to_log=to_log, gpu_name=record.gpu.name, compiled=record.compiled,
         predicted_source=memory.source, time_source=plan.timing.source if plan.timing else None,
         measured_source=record.memory.method,
-        phase=phase.phase if phase else None, memory=_memory(plan, record, phase), phases=_phases(plan, record),
+        phase=phase.phase if phase else None, memory=pieces, phases=_phases(plan, record),
         time=_time(plan, record, metrics, events, pace), wall_s=record.wall_s, pace=pace,
-        step=_step(plan, pace, record.machine), notes=_notes(record, metrics), machine=record.machine,
-        failures=failures,
+        process=_process(plan, pieces[-1]), step=_step(plan, pace, record.machine),
+        notes=_notes(record, metrics), machine=record.machine, failures=failures,
         survived=sum(not failure.fatal for failure in failures), remedies=_remedies(record, failures),
     )  # fmt: skip
 
@@ -166,6 +168,17 @@ def _memory(plan: Plan, record: RunRecord, phase: MeasuredPhase | None) -> tuple
         Piece(id="process", predicted_bytes=memory.worst.needed_expected_bytes, measured_bytes=process, sum=True)
     )
     return tuple(pieces)
+
+
+def _process(plan: Plan, piece: Piece) -> Row | None:
+    """The process's memory with the range of its forecast, which is far wider than that of the tensors."""
+    if not piece.predicted_bytes or not piece.measured_bytes:
+        return None
+    worst = plan.memory_of("foretrain").worst
+    return Row(
+        id="process.resident", kind="bytes", predicted=piece.predicted_bytes, measured=piece.measured_bytes,
+        low=worst.needed_low_bytes, high=worst.needed_high_bytes,
+    )  # fmt: skip
 
 
 def _less(total: int | None, *parts: int | None) -> int | None:

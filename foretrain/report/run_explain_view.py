@@ -69,12 +69,14 @@ def of_log(
 
 def _memory(found: RunExplanation) -> tuple[Block, ...]:
     if found.phase is None:
-        return (Paragraph(Message("run_explain.nothing_measured")),)
+        id = "memory_not_measured" if found.steps_done else "nothing_measured"
+        return (Paragraph(Message(f"run_explain.{id}")),)
     values = {"phase": Message(f"phase.{found.phase}"), "predicted": found.predicted_source}
     blocks: list[Block] = [
         Paragraph(Message("run_explain.memory_of", values | {"measured": found.measured_source})),
         _pieces(found.memory, "memory_piece"),
         *_farthest(found.memory),
+        *_process(found.process),
     ]
     if len(found.phases) > 1:
         blocks.append(_pieces(found.phases, "phase"))
@@ -116,6 +118,16 @@ def _farthest(pieces: tuple[Piece, ...]) -> tuple[Paragraph, ...]:
         id, tone = "memory_more" if by > 0 else "memory_less", "warn"
     table = "run_explain.right" if rounds_to_zero(error) else "run_explain"
     return (Paragraph(Message(f"{table}.{id}", values | {"size": abs(by)}), tone),)
+
+
+def _process(row: Row | None) -> tuple[Paragraph, ...]:
+    """Why the process has another error than its tensors: it is more than they are."""
+    if row is None:
+        return ()
+    values = {"measured": row.measured, "predicted": row.predicted, "low": row.low, "high": row.high}
+    values["size"] = abs(row.measured - row.predicted)
+    id, tone = ("process_in_range", "plain") if row.in_range else ("process_out_of_range", "warn")
+    return (Paragraph(Message(f"run_explain.{id}", values), tone),)
 
 
 # -- time --------------------------------------------------------------------------------------------------

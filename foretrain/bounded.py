@@ -52,7 +52,7 @@ def _opened(path: Path) -> tuple[int, os.stat_result]:
 def _kind(mode: int) -> str:
     """Why what is not a regular file is not read."""
     if stat.S_ISFIFO(mode):
-        return "it is a pipe; read it as foretrain … - < PIPE"
+        return "it is a pipe; give - in its place, and the pipe as < PIPE"
     return "it is a device" if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) else "it is not a file"
 
 

@@ -6,6 +6,7 @@ Every value keeps its source, so that a message can say where it came from and `
 import difflib
 import errno
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from foretrain.presets import MODERN, MODERN_RATES, PRESET_ALIASES, PRESETS, pre
 
 Trainer = Literal["foretrain", "nanogpt"]
 KNOBS = {knob.name: knob for knob in knobs()}
+STDIN = "stdin"
 INERT = {name for name, knob in KNOBS.items() if knob.inert}
 ALIASES = {
     "grad_checkpoint": "activation_checkpointing",
@@ -39,7 +41,7 @@ NANOCHAT = {
 class ResolvedConfig:
     """A checked config, the source of each value that is not a default, notes on what was skipped, files read.
 
-    `trainer`: whose step was asked for by name.
+    `trainer`: whose step was asked for by name. `piped_nanogpt`: nanoGPT's Python came from stdin.
     """
 
     config: RunConfig
@@ -48,6 +50,12 @@ class ResolvedConfig:
     name: str = "run"
     files: tuple[Path, ...] = ()
     trainer: Trainer | None = None
+    piped_nanogpt: bool = False
+
+    @property
+    def has_nanogpt_file(self) -> bool:
+        """Whether any of it is in nanoGPT's own Python."""
+        return self.piped_nanogpt or any(path.suffix == ".py" for path in self.files)
 
     @property
     def step(self) -> Trainer:
@@ -58,7 +66,7 @@ class ResolvedConfig:
         """
         if self.trainer is not None:
             return self.trainer
-        nanogpt = bool(self.files) and all(path.suffix == ".py" for path in self.files)
+        nanogpt = self.has_nanogpt_file and all(path.suffix == ".py" for path in self.files)
         typed = (key for key, source in self.sources.items() if source.startswith("-"))
         return "nanogpt" if nanogpt and not any(key in (*OWN_WAYS, *OWN_SIZES) for key in typed) else "foretrain"
 
@@ -70,16 +78,19 @@ class _Collected:
     problems: list[UserError] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
+    piped_nanogpt: bool = False
 
 
 def resolve(arguments: Sequence[str]) -> ResolvedConfig:
-    """The config of command-line words: presets and files, then `--key=value` in any of its forms.
+    """The config of command-line words: presets, files and - for stdin, then `--key=value` in any of its forms.
 
     Raises ConfigError with every problem found.
     """
     found = _Collected()
     for word, value, position in _split(arguments):
-        if value is None and not word.startswith("-"):
+        if word == "-":
+            _add_stdin(found)
+        elif value is None and not word.startswith("-"):
             _add_source(word, found)
         else:
             _add_override(word, value, position, found)
@@ -189,9 +200,42 @@ def _add_source(word: str, found: _Collected) -> None:
             found.files.append(path)
             (_add_toml if path.suffix == ".toml" else _add_nanogpt)(text, word, found)
     else:
-        near = difflib.get_close_matches(word.lower(), [*PRESETS, *PRESET_ALIASES], n=3)
-        id = "config.unknown_source_near" if near else "config.unknown_source"
-        found.problems.append(UserError(id, word=_cut(word), near=near, presets=list(PRESETS)))
+        found.problems.append(_unknown_source(word, path))
+
+
+def _unknown_source(word: str, path: Path) -> UserError:
+    """What is neither a preset nor named like a config."""
+    if path.is_dir():
+        inside = sorted(each for each in path.glob("*") if each.suffix in (".toml", ".py") and each.is_file())
+        id = "config.folder_with" if inside else "config.folder"
+        return UserError(id, path=_cut(word), example=str(inside[0]) if inside else "")
+    if path.exists():
+        return UserError("config.no_suffix", path=_cut(word))
+    near = difflib.get_close_matches(word.lower(), [*PRESETS, *PRESET_ALIASES], n=3)
+    id = "config.unknown_source_near" if near else "config.unknown_source"
+    return UserError(id, word=_cut(word), near=near, presets=list(PRESETS))
+
+
+def _add_stdin(found: _Collected) -> None:
+    """What is piped in: TOML, else nanoGPT's Python."""
+    try:
+        stdin = sys.stdin  # None where it was closed
+        data = stdin.buffer.read(nanogpt_file.MAX_BYTES + 1) if stdin is not None and not stdin.isatty() else b""
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        found.problems.append(UserError("config.not_text", path=STDIN))
+        return
+    except (OSError, ValueError) as error:  # closed
+        found.problems.append(UserError("config.cannot_read", path=STDIN, reason=str(error)))
+        return
+    if len(data) > nanogpt_file.MAX_BYTES:
+        found.problems.append(UserError("config.file_too_large", path=STDIN, limit=nanogpt_file.MAX_BYTES))
+    elif not text.strip():
+        found.problems.append(UserError("config.stdin_empty"))
+    else:
+        found.names.append("run")
+        found.piped_nanogpt = not _is_toml(text, STDIN)
+        (_add_nanogpt if found.piped_nanogpt else _add_toml)(text, STDIN, found)
 
 
 def _read(path: Path, found: _Collected, word: str) -> str | None:
@@ -295,7 +339,8 @@ def _finish(found: _Collected) -> ResolvedConfig:
         raise ConfigError(found.problems + problems)
     found.notes += odd_schedule(config, sources)
     name = found.names[-1] if found.names else "run"
-    return ResolvedConfig(config, sources, tuple(found.notes), name, tuple(found.files))
+    files = tuple(found.files)
+    return ResolvedConfig(config, sources, tuple(found.notes), name, files, piped_nanogpt=found.piped_nanogpt)
 
 
 def _is_of_another_type(setting: Setting, type: str) -> bool:
@@ -352,8 +397,6 @@ def _unknown(key: str, source: str) -> UserError:
     if key in NANOCHAT:
         return UserError("config.nanochat_key", key=key, source=source)
     near = difflib.get_close_matches(key, [*KNOBS, *ALIASES], n=3, cutoff=0.6)
-    if source.startswith("-") and difflib.get_close_matches(key, ["help"], cutoff=0.7):
-        near = ["--help"]
     squeezed = {name.replace("_", ""): name for name in KNOBS}
     if (exact := squeezed.get(key.replace("_", "").lower())) and exact not in near:
         near.insert(0, exact)

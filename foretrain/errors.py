@@ -60,6 +60,9 @@ class UserError(Exception):
         return say(f"error.{self.id}", **self.values)
 
 
+_OF_THE_COMMAND = ("config.no_such_option", "config.no_such_option_near")  # which no configuration has
+
+
 class ConfigError(UserError):
     """All problems of a configuration at once; each is an id with key, value and source."""
 
@@ -68,4 +71,6 @@ class ConfigError(UserError):
         self.problems = problems
 
     def __str__(self) -> str:
+        if len(self.problems) == 1 and self.problems[0].id in _OF_THE_COMMAND:
+            return str(self.problems[0])
         return "\n".join([super().__str__(), *(f"  {problem}" for problem in self.problems)])

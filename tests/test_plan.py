@@ -239,7 +239,7 @@ def test_errors_are_json_too() -> None:
     error = json.loads(result.stdout)
     assert result.returncode == error["exit_code"] == 2
     assert error["schema"] == "foretrain.error/1"
-    assert {p["id"] for p in error["problems"]} == {"config.unknown_key_near", "config.heads_do_not_divide"}
+    assert {p["id"] for p in error["problems"]} == {"config.no_such_option_near", "config.heads_do_not_divide"}
 
 
 def test_did_you_mean() -> None:

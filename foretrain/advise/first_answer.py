@@ -64,9 +64,13 @@ def changed_command(plan: Plan, advice: Advice, asked: Asked) -> tuple[str, ...]
 
 
 def _words(asked: Asked, plan: Plan, step: StepName) -> tuple[str, ...]:
-    """The words with which the trainer of a step runs what was planned; on a CPU foretrain is told so."""
+    """The words with which the trainer of a step runs what was planned; on a CPU foretrain is told so.
+
+    nanoGPT's train.py reads no stdin: what was piped in is a file there.
+    """
     on_cpu = step == "foretrain" and plan.gpu.kind == "cpu" and plan.config.device != "cpu"
-    return (*asked.words, *(("--device=cpu",) if on_cpu else ()))
+    words = asked.words if step == "foretrain" else ("FILE.py" if word == "-" else word for word in asked.words)
+    return (*words, *(("--device=cpu",) if on_cpu else ()))
 
 
 def without(words: Sequence[str], knobs: Sequence[str]) -> tuple[str, ...]:

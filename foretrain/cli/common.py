@@ -27,8 +27,8 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[CONFIG]... [--KEY=VALUE]...",
-        help="A preset, a TOML file or a nanoGPT config/*.py (parsed, never run); later ones override earlier "
-        "ones. Then any option of the config, such as --batch_size=8 or --batch-size 8.",
+        help="A preset, a TOML file, a nanoGPT config/*.py (parsed, never run), or - for stdin; later ones override "
+        "earlier ones. Then any option of the config, such as --batch_size=8 or --batch-size 8.",
         show_default=False,
         autocompletion=lambda incomplete: _complete(incomplete),
     ),

@@ -15,7 +15,7 @@ import typer.main
 from typer.core import TyperGroup
 
 from foretrain import languages
-from foretrain.cli import completion, gpu_file
+from foretrain.cli import completion, gpu_file, mistyped
 from foretrain.cli import help as spoken_help
 from foretrain.cli.common import OUT, Json, option_of, own_words, print_json
 from foretrain.config import knobs
@@ -73,6 +73,7 @@ def _give_options(command: Any) -> None:
         if "gpu_file" not in names and ("gpu" in names or each.name in gpu_file.COMMANDS):
             each.params.append(gpu_file.option())
         spoken_help.speak(each)
+        mistyped.watch(each)
         completion.complete(each)
         if each is not command and hasattr(each, "commands"):
             _give_options(each)

@@ -115,7 +115,7 @@ def _asked(
     wrote = str(limits.write) if limits.write else None
     return Asked(
         words=tuple(words or []), gpu=gpu, others=others, quiet=quiet, wrote=wrote,
-        nanogpt_file=any(path.suffix == ".py" for path in resolved.files),
+        nanogpt_file=resolved.has_nanogpt_file,
     )  # fmt: skip
 
 

@@ -1,0 +1,115 @@
+"""What a slip of the fingers is told: options, configs that are no file, stdin."""
+
+import io
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import foretrain
+
+PLAN = ("plan", "gpt2-124m", "--gpu", "4070")
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "near"),
+    [
+        (("--jsno",), "--jsno", "--json"),
+        (("--fulll",), "--fulll", "--full"),
+        (("--gup", "4070"), "--gup", "--gpu"),
+        (("--usedbyothers", "2GB"), "--usedbyothers", "--used-by-others"),
+        (("--compile_mod=default",), "--compile_mod", "--compile_mode"),
+        (("--batchsize=8",), "--batchsize", "--batch_size"),
+    ],
+)
+def test_a_mistyped_option_is_said_with_what_it_looks_like(words: tuple[str, ...], option: str, near: str) -> None:
+    result = foretrain(*PLAN, *words)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: No such option: {option}. Did you mean {near}")
+    assert "`foretrain plan --help` lists all" in result.stderr
+    assert "configuration" not in result.stderr
+
+
+def test_what_looks_like_nothing_is_sent_to_the_help() -> None:
+    result = foretrain(*PLAN, "--qqqzzz")
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: No such option: --qqqzzz. `foretrain plan --help`")
+
+
+def test_each_wrong_option_is_told_beside_what_is_wrong_with_the_config() -> None:
+    error = json.loads(foretrain(*PLAN, "--jsno", "--batch_size=0", "--json").stdout)
+    assert [problem["id"] for problem in error["problems"]] == ["config.no_such_option_near", "config.bad_value"]
+    assert error["exit_code"] == 2
+
+
+def test_an_option_of_a_file_is_looked_up_in_the_config_alone(own_directory: Path) -> None:
+    Path("a.toml").write_text("jsno = 3\n")
+    said = foretrain("plan", "a.toml", "--gpu", "4070").stderr
+    assert "jsno (a.toml:1)" in said
+    assert "--json" not in said
+
+
+@pytest.mark.parametrize("words", [("plan",), ("train",), ("data", "verify"), ()])
+def test_h_is_help(words: tuple[str, ...]) -> None:
+    short, long = foretrain(*words, "-h"), foretrain(*words, "--help")
+    assert (short.returncode, short.stdout) == (0, long.stdout)
+
+
+def piped(text: str, *words: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8"))
+    result = foretrain(*words)
+    return result.returncode, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "advise"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.py", "n_layer = 3\ncompile = False\n"), ("a.toml", "[model]\nn_layer = 3\nbias = false\n")],
+)
+def test_a_config_is_read_from_stdin(
+    command: str, name: str, text: str, own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(name).write_text(text)
+    words = ("--gpu", "4070", "--batch_size=4", "--json")
+    code, out, _ = piped(text, command, "-", *words, monkeypatch=monkeypatch)
+    assert code == 0
+    said, of_file = json.loads(out), json.loads(foretrain(command, name, *words).stdout)
+    assert said["step"] == of_file["step"] == ("nanogpt" if name == "a.py" else "foretrain")
+    same = ("config", "available_bytes") if command == "plan" else ("now", "tokens_per_step")
+    assert [said[key] for key in same] == [of_file[key] for key in same]
+
+
+def test_the_next_command_after_stdin_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, out, _ = piped("compile = False\n", "plan", "-", "--gpu", "4090", "--n_layer=3", monkeypatch=monkeypatch)
+    assert "python train.py FILE.py --n_layer=3" in out
+
+
+def test_stdin_with_nothing_or_too_much_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, says in (("", "nothing came from stdin"), ("#" * 70_000, "too large for a config")):
+        code, _, err = piped(text, "plan", "-", "--gpu", "4070", monkeypatch=monkeypatch)
+        assert code == 2
+        assert says in err
+
+
+def test_what_a_pipe_is_advised_works(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo("fifo.py")
+    said = foretrain("plan", "fifo.py", "--gpu", "4070").stderr
+    assert re.search("give - in its place, and the pipe as < PIPE", said)
+    assert piped("batch_size = 4\n", "plan", "-", "--gpu", "4070", monkeypatch=monkeypatch)[0] == 0
+
+
+def test_a_folder_and_a_file_of_another_name_are_said_to_be_that(own_directory: Path) -> None:
+    Path("empty").mkdir()
+    Path("full").mkdir()
+    Path("full/a.py").write_text("n_layer = 3\n")
+    Path("notes").write_text("n_layer = 3\n")
+    for word, says in (
+        ("empty", "empty: is a folder without a .toml or .py file"),
+        ("full", "full: is a folder; name a config in it, such as full/a.py"),
+        ("notes", "notes: its name does not end in .toml or .py"),
+    ):
+        result = foretrain("plan", word, "--gpu", "4070")
+        assert result.returncode == 2
+        assert says in result.stderr

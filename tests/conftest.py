@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from foretrain.cpu import usable_cores
 from foretrain.predict.exact import service
 from tests import fork_server, machines
 
@@ -33,7 +32,7 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores, as tests of children and signals wait; eight at most, half a gigabyte each."""
-    return min(8, usable_cores() + 1)
+    return min(8, len(os.sched_getaffinity(0)) + 1) if hasattr(os, "sched_getaffinity") else 2
 
 
 @pytest.fixture(autouse=True)

@@ -445,6 +445,34 @@ def test_the_link_is_printed_as_it_is_typed(tmp_path: Path) -> None:
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/#token=[\w-]+\n", line, re.ASCII)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_server_has_begun_ends_it(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = server.prepare(free_port(), [tmp_path])
+    begin, overslept = served.server.run, threading.Event()
+
+    def begin_late(sockets: Any) -> None:
+        signal.raise_signal(number)
+        begin(sockets=sockets)
+
+    def give_up() -> None:
+        overslept.set()
+        served.server.should_exit = True
+
+    monkeypatch.setattr(served.server, "run", begin_late)
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    guard = threading.Timer(60, give_up)
+    guard.start()
+    try:
+        served.run()
+    finally:
+        guard.cancel()
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert not overslept.is_set()
+
+
 @contextlib.contextmanager
 def answering(folder: Path) -> Iterator[server.Served]:
     """The page on a free port, in a thread."""

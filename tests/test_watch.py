@@ -163,7 +163,7 @@ def test_in_a_terminal_the_command_has_a_terminal_and_ctrl_c_reaches_it_once() -
     if pid == 0:
         run = "from foretrain.cli import main; main()"
         os.execv(sys.executable, [sys.executable, "-c", run, "watch", "--quiet", "--", sys.executable, "-c", code])
-    shown, sent, end_s = b"", 0, time.monotonic() + 40
+    shown, sent, end_s = b"", 0, time.monotonic() + 600
     while time.monotonic() < end_s:
         if not select.select([terminal], [], [], 0.1)[0]:
             continue
@@ -175,6 +175,8 @@ def test_in_a_terminal_the_command_has_a_terminal_and_ctrl_c_reaches_it_once() -
         if b"ready True True True" in shown and sent == 0:
             sent = os.write(terminal, b"\x03")
             os.write(terminal, b"hello\n")
+    else:
+        os.kill(pid, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 41, shown
     assert b"typed hello" in shown
     os.close(terminal)

@@ -37,9 +37,13 @@ class Served:
 
     def run(self) -> None:
         """Answer until Ctrl-C or SIGTERM, which are how a page ends and no errors: uvicorn hears them, then sends them
-        on to what is set here."""
+        on to what is set here. One that comes before uvicorn listens to them ends it too."""
+
+        def end(number: int, frame: object) -> None:
+            self.server.should_exit = True
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, frame: None)
+            signal.signal(number, end)
         self.server.run(sockets=[self.listening])
 
 

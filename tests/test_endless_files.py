@@ -69,7 +69,7 @@ def test_a_pipe_of_the_shell_and_stdin_are_read(folder: Path) -> None:
     script = f"{sys.executable} -m foretrain explain <(cat {B1}) && {sys.executable} -m foretrain explain - < pipe.log"
     writer = subprocess.Popen(["bash", "-c", f"cat {B1} > pipe.log"])
     env = {**os.environ, "PYTHONPATH": str(REPO)}
-    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env=env, timeout=120)
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env=env, timeout=600)
     writer.wait()
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("51 steps, 0 to 10,000") == 2

@@ -116,7 +116,7 @@ def test_a_signal_ends_the_workers_too(name: str, own_directory: Path) -> None:
         time.sleep(0.02)
     assert workers
     process.send_signal(getattr(signal, name))
-    assert process.wait(timeout=30) == -getattr(signal, name)
+    assert process.wait(timeout=600) == -getattr(signal, name)
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
     assert list((own_directory / "tmp").iterdir()) == []
 

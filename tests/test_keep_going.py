@@ -160,7 +160,7 @@ def test_a_killed_child_a_stop_and_a_killed_supervisor(own_directory: Path) -> N
     os.kill(child_of(parent, lambda: bool(checkpoint.steps_in(folder))), signal.SIGKILL)
     child_of(parent, lambda: resumed() == 1)
     parent.send_signal(signal.SIGTERM)
-    _, err = parent.communicate(timeout=60)
+    _, err = parent.communicate(timeout=600)
     assert parent.returncode == ExitCode.STOPPED, err
     assert "crashed (SIGKILL)" in err
     parent = started(*words, "--resume=auto")

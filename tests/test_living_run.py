@@ -281,7 +281,7 @@ def test_a_reader_that_goes_away_and_a_hangup_end_nothing(own_directory: Path) -
     run.stderr.close()
     run.stdout.close()
     run.send_signal(signal.SIGHUP)
-    assert run.wait(timeout=120) == 0
+    assert run.wait(timeout=600) == 0
     record = RunDirectory(Path("out")).read_record()
     assert (record.status, record.steps_done) == ("finished", 40)
 

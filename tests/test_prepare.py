@@ -421,7 +421,7 @@ def test_stdin_and_its_resume(own_directory: Path) -> None:
     data = "".join(json.dumps({"text": row}) + "\n" for row in rows).encode()
     words = ["prepare", "-", "--tokenizer", "byte", "--out", "o", "--val", "10%", "--workers", "1", "--json"]
     command = [sys.executable, "-m", "foretrain", *words]
-    done = subprocess.run(command, input=data, capture_output=True, check=False, timeout=60)
+    done = subprocess.run(command, input=data, capture_output=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert (answer["schema"], answer["status"], answer["resumed"]) == ("foretrain.prepare/1", "finished", False)

@@ -225,7 +225,7 @@ def kill_and_go_on(kills: int, seed: int, out: str, words: list[str], longest_s:
         if killed < kills:
             time.sleep(chance.uniform(0.1, longest_s))
             process.kill()
-        errors = process.communicate(timeout=120)[1]
+        errors = process.communicate(timeout=600)[1]
         if process.returncode == -signal.SIGKILL:
             killed += 1
             continue
@@ -238,7 +238,7 @@ def prepared_by_kills(kills: int, rows: int, longest_s: float) -> int:
         kit.write_kind(Path(f"in{i}.jsonl{'.gz' if i == 1 else ''}"), kit.texts(rows, seed=i) + kit.texts(50))
     words = ["in*", "--tokenizer", "byte", "--dedup", "--shuffle-buffer", "500", "--shard-tokens", "100k"]
     reference = start(*words, "--workers", "2", "--out", "reference")
-    assert reference.communicate(timeout=120)[1] is not None
+    assert reference.communicate(timeout=600)[1] is not None
     assert reference.returncode == 0
     killed = kill_and_go_on(kills, 1, "out", [*words, "--workers", "1"], longest_s)
     assert kit.digests("out") == kit.digests("reference")
@@ -270,7 +270,7 @@ def test_signals_stop_it_with_nothing_lost(number: signal.Signals, code: int, ow
         time.sleep(0.02)
         assert process.poll() is None
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == code, errors
     assert "The same command continues" in errors
     state = json.loads(Path("out/.progress/state.json").read_text("utf-8"))

@@ -172,7 +172,7 @@ def hosted(folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=600)
 
 
 @contextlib.contextmanager

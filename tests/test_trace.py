@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
 
 from foretrain.config import RunConfig
@@ -92,6 +93,7 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     nothing = lambda self, types, source, *args, **kwargs: lambda *buffers: None  # noqa: E731
     monkeypatch.setattr(AsyncCompile, "cpp_pybinding", nothing)
+    monkeypatch.setattr(inductor_config.cpp, "vec_isa_ok", True)  # else a compiler is asked, which a busy machine stops
 
 
 @pytest.mark.parametrize("step", ["foretrain", "nanogpt"])

@@ -164,7 +164,7 @@ def test_exit_code_75_and_resume_from_the_command_line(name: str, own_directory:
             if Path("out/metrics.jsonl").exists() and Path("out/metrics.jsonl").stat().st_size > 2000:
                 break
         child.send_signal(getattr(signal, name))
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=600)
     assert child.returncode == ExitCode.STOPPED, err
     assert "--resume auto" in out
     assert "Traceback" not in err

@@ -61,9 +61,12 @@ from foretrain.run import trial as single_trial
 from foretrain.run.trial_pool import Burst, Death, Pool
 from foretrain.run.tune_trial import TimedStep, rows_of
 from foretrain.tuned_steps import step_of, tuned_like
+from tests import machines
 from tests.helpers import TINY, foretrain, tiny
 
-GPU = nominal_cpu()
+with pytest.MonkeyPatch.context() as patch:  # trials take made-up times: what is forecast of them is of one CPU too
+    patch.setenv(machines.VARIABLE, str(machines.FILES[machines.USUAL]))
+    GPU = nominal_cpu()
 CPU = Machine(cuda=False, can_compile=True, threads=(1,))
 BASE = tiny(dtype="float32", attention="sdpa", block_size=64, n_embd=64, batch_size=8, gradient_accumulation_steps=6)
 ASKED = BASE.model_copy(update={"dtype": "auto", "attention": "auto"})
@@ -802,7 +805,7 @@ def test_an_interrupted_command_leaves_no_process(own_directory: Path) -> None:
         if "times as fast" in line:
             break
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "Interrupted" in out
     listed = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, check=True).stdout

@@ -120,7 +120,7 @@ def test_output_and_exit_code_pass_through_unchanged() -> None:
     words = [sys.executable, "-c", "from foretrain.cli import main; main()"]
     ended = subprocess.run(
         [*words, "watch", "--quiet", "--", sys.executable, "-c", code],
-        input=b"typed", capture_output=True, timeout=60, check=False,
+        input=b"typed", capture_output=True, timeout=600, check=False,
     )  # fmt: skip
     assert ended.returncode == 7
     assert ended.stdout == b"a\xff\r50%\x1b[31mred\x1b[0m\n" + b"x" * 300000 + b"typed"
@@ -186,7 +186,7 @@ def test_a_reader_that_goes_away_ends_the_command_as_it_would_without() -> None:
     words = f"{sys.executable} -c 'from foretrain.cli import main; main()' watch --quiet -- yes"
     ended = subprocess.run(
         ["bash", "-c", f"{words} | head -1; exit ${{PIPESTATUS[0]}}"],
-        capture_output=True, timeout=60, check=False,
+        capture_output=True, timeout=600, check=False,
     )  # fmt: skip
     assert (ended.stdout, ended.returncode) == (b"y\n", 128 + signal.SIGPIPE)
 

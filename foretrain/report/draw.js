@@ -229,7 +229,7 @@ const kinds = {
     return { height: 70 + rowHeight(p.labels, width, 36) * p.labels.length + 15 * p.levels.length + 22 * legendRows(p.groups.map(g => g.label), width),
       stops: p.labels.map((_, index) => datasets.map((_, datasetIndex) => ({ datasetIndex, index }))),
       config: { type: "bar", data: { labels: p.labels, datasets }, options: { ...sideways, interaction: { mode: "index", axis: "y", intersect: false },
-        layout: { padding: { top: 4 + 15 * p.levels.length, left: rtl ? 16 : 0 } },   // Chart.js leaves room for a word at the right end only
+        layout: { padding: { top: 4 + 15 * p.levels.length, left: rtl ? 26 : 0 } },   // Chart.js leaves room for a word at the right end only
         scales: { x: scale({ format: "bytes" }, { stacked: true, max: highest, reverse: rtl }), y: { ...rows(p.labels, width), stacked: true } },
         plugins: { legend: legend(true), extras: { levels: p.levels, ends }, tooltip: tooltip({
           label: item => item.parsed.x ? ` ${item.dataset.label}: ${apart(bytes(item.parsed.x))}` : null, footer: items => items.length ? p.ends[items[0].dataIndex] : "" }) } } } };
@@ -308,7 +308,7 @@ const kinds = {
     const ranges = p.rows.flatMap((row, i) => row.low == null ? [] : [{ row: i, low: row.low, high: row.high }]);
     return { height: 60 + rowHeight(names, width, width < 420 ? 40 : 30) * p.rows.length + 15 * p.levels.length, stops: p.rows.map((_, index) => [{ datasetIndex: 0, index }]),
       config: { type: "bar", data: { labels: names, datasets: [{ label: p.axis.label, data: p.rows.map(row => row.value), backgroundColor: colours, barThickness: 15 }] },
-        options: { ...sideways, interaction: { mode: "index", axis: "y", intersect: false }, layout: { padding: { top: 15 * p.levels.length } },
+        options: { ...sideways, interaction: { mode: "index", axis: "y", intersect: false }, layout: { padding: { top: 15 * p.levels.length, left: rtl ? 24 : 0 } },
           scales: { x: scale(p.axis, { ...span, reverse: rtl }), y: rows(names, width) },
           plugins: { legend: legend(false), extras: { levels: p.levels.map(level => ({ ...level, along: "x" })), ends, ranges },
             tooltip: tooltip({ label: item => ` ${ends[item.dataIndex].text}`, footer: items => { const row = items.length ? p.rows[items[0].dataIndex] : {};

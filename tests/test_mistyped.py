@@ -113,3 +113,39 @@ def test_a_folder_and_a_file_of_another_name_are_said_to_be_that(own_directory: 
         result = foretrain("plan", word, "--gpu", "4070")
         assert result.returncode == 2
         assert says in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--step-time", "0.0001", "7686891.0 % MFU is impossible"),
+        ("--logged-mfu", "250", "1337.9 % MFU of the RTX 4070"),
+    ],
+)
+def test_a_speed_that_no_card_has_is_refused_with_its_numbers(option: str, value: str, says: str) -> None:
+    result = foretrain(*PLAN, option, value)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert f"{option} {value}: " in result.stderr
+    assert says in result.stderr
+    assert "58.3 TFLOP/s" in result.stderr
+
+
+@pytest.mark.parametrize(("option", "value"), [("--step-time", "12"), ("--logged-mfu", "12.9")])
+def test_the_time_names_the_option_that_gave_it(option: str, value: str) -> None:
+    said = " ".join(foretrain(*PLAN, option, value).stdout.split())
+    assert f"memory estimated, time by {option}" in said
+    assert "(log)" not in said
+
+
+@pytest.mark.parametrize("words", [("--gpu", "4070", "--device=cpu"), ("--gpu", "cpu", "--device=cuda")])
+def test_a_device_that_contradicts_the_card_is_refused(words: tuple[str, ...]) -> None:
+    for command in ("plan", "advise"):
+        result = foretrain(command, "gpt2-124m", *words)
+        assert result.returncode == 2
+        assert words[2] in result.stderr
+        assert "contradict" in result.stderr
+
+
+def test_a_config_for_the_cpu_is_started_on_the_planned_card(own_directory: Path) -> None:
+    Path("a.toml").write_text('preset = "baby"\ndevice = "cpu"\n')
+    assert "foretrain train a.toml --device=cuda" in foretrain("plan", "a.toml", "--gpu", "4070").stdout

@@ -374,6 +374,18 @@ def test_resume_refuses_what_would_change_the_learning(own_directory: Path) -> N
     assert record.steps_done == 14
 
 
+def test_resume_refuses_fewer_steps_than_are_done(own_directory: Path) -> None:
+    before = train(tiny(), listen=stop_at_6)
+    config = Path("out/config.toml")
+    config.write_text("max_iters = 12\n")  # as the command line writes it
+    with pytest.raises(UserError) as caught:
+        train(tiny(max_iters=3), resume=True)
+    assert (caught.value.id, int(caught.value.exit_code)) == ("usage.resume_beyond", 2)
+    assert f"step {before.steps_done} is done already, beyond max_iters = 3" in str(caught.value)
+    assert config.read_text() == "max_iters = 12\n"
+    assert train(tiny(), resume=True).steps_done == 12
+
+
 @pytest.mark.fault(
     "another config on resume", row="B.3",
     sees="nothing, a note, or exit code 2 with what changed",

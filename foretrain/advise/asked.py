@@ -7,7 +7,7 @@ class Asked(Record):
     """What was typed: the command, the config's words, the options that name the card; whether it is a
     nanoGPT file.
 
-    `wrote`: the file that --write made.
+    `wrote`: the file that --write made. `speed`: the option that gave the time of a step.
     """
 
     command: str = "plan"
@@ -17,6 +17,7 @@ class Asked(Record):
     nanogpt_file: bool = False
     quiet: bool = False
     wrote: str | None = None
+    speed: str = ""
 
     def card_options(self) -> tuple[str, ...]:
         """--gpu and --used-by-others as they were given."""

@@ -14,6 +14,7 @@ from foretrain.predict.plan import choose_dtype
 from foretrain.records import Record
 
 SCHEMA = "foretrain.mfu/1"
+CLOCK_HEADROOM = 1.1  # a cool card clocks above the boost clock that its peak is stated for
 
 
 class Utilization(Record):
@@ -46,7 +47,7 @@ class Utilization(Record):
     def impossible(self) -> bool:
         """More than the card can do, even where masked attention is not counted and the clock is what it was."""
         peak = self.clock_peak_flop_per_s or self.peak_flop_per_s
-        return peak is not None and self.tokens_per_s * self.causal_flops_per_token > 1.1 * peak
+        return peak is not None and self.tokens_per_s * self.causal_flops_per_token > CLOCK_HEADROOM * peak
 
 
 def recomputed_flops_per_token(config: RunConfig) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.advise.micro_batch import Choice, choose
+from foretrain.advise.utilization import CLOCK_HEADROOM, utilization
 from foretrain.config import RunConfig
 from foretrain.configfile import ResolvedConfig, Trainer, from_values, resolve
 from foretrain.errors import UserError
@@ -140,6 +141,9 @@ def make_plan(
     if logged_mfu is not None:
         flops = ModelShape.of(config).flops_per_token * config.tokens_per_step
         step_time = flops / (logged_mfu / 100 * NANOGPT_PEAK_FLOP_PER_S)
+    _check_device(resolved, target.gpu)
+    if step_time is not None:
+        _check_speed(config, target.gpu, step_time, logged_mfu)
     decided = auto_batch(config, target, resolved.step) if config.auto_batch_size else None
     made = predict_plan(
         decided.config if decided else config, target.gpu, name=resolved.name,
@@ -148,6 +152,28 @@ def make_plan(
     )  # fmt: skip
     notes = (*([decided.note] if decided else []), *made.notes, *data_notes(made.config, data.info))
     return made.model_copy(update={"notes": notes, "step": resolved.step, "assumptions": data.assumptions})
+
+
+def _check_device(resolved: ResolvedConfig, gpu: Gpu) -> None:
+    """Raise UserError where a typed --device is not what is planned for; a file's gives way to --gpu."""
+    source, device = resolved.sources.get("device", ""), resolved.config.device
+    if source.startswith("-") and device != "auto" and (device == "cpu") != (gpu.kind == "cpu"):
+        raise UserError("usage.two_devices", source=source, gpu=gpu.name)
+
+
+def _check_speed(config: RunConfig, gpu: Gpu, step_s: float, logged_mfu: float | None) -> None:
+    """Raise UserError for a measured speed that this device cannot have."""
+    peak = gpu.matmul_peak_flop_per_s(config.matmul, choose_dtype(config, gpu)[0])
+    used = utilization(config, gpu, step_s)
+    flop_per_s = used.tokens_per_s * used.causal_flops_per_token
+    if peak is None or flop_per_s <= CLOCK_HEADROOM * peak:
+        return
+    option, value = ("--step-time", step_s) if logged_mfu is None else ("--logged-mfu", logged_mfu)
+    id = "usage.step_time_impossible" if logged_mfu is None else "usage.logged_mfu_impossible"
+    raise UserError(
+        id, option=option, value=value, mfu=used.flop_per_s / peak, gpu=gpu.name, peak=peak, step=step_s,
+        tokens=config.tokens_per_step,
+    )  # fmt: skip
 
 
 def auto_batch(config: RunConfig, target: Target, step: Trainer) -> Choice:

@@ -83,7 +83,9 @@ def plan_command(
     if show_config:
         _show_config(resolved, as_json)
         return
-    step, form = resolved.step, Form(full, oneline, as_json, _asked(resolved, words, gpu, others, limits, quiet))
+    speed = "--step-time" if step_time is not None else "--logged-mfu" if logged_mfu is not None else ""
+    asked = _asked(resolved, words, gpu, others, limits, quiet).model_copy(update={"speed": speed})
+    step, form = resolved.step, Form(full, oneline, as_json, asked)
     depth = Depth(exact, explain, observed, process, largest, snapshot, alloc_conf, quiet)
     form.check(elsewhere="--explain" if explain else "--largest" if largest else "")
     plan_exact.check_depth(depth, resolved.files)

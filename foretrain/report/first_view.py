@@ -30,7 +30,7 @@ def screen(plan: Plan, answer: FirstAnswer, asked: Asked) -> Screen:
     rows = [*_batch(plan), *_takes(plan, plan.timing_of(plan.step)), *_limits(plan, answer, plan.step)]
     rows += _next(plan, answer, asked)
     rows += [*assumed_rows(plan, plan.step), *_more(plan, asked)]
-    return Screen(_title(plan, plan.step), tuple(lead_of(plan, asked)), None, tuple(rows))
+    return Screen(_title(plan, plan.step, asked), tuple(lead_of(plan, asked)), None, tuple(rows))
 
 
 def within(plan: Plan, found: Within, asked: Asked) -> Screen:
@@ -52,7 +52,7 @@ def within(plan: Plan, found: Within, asked: Asked) -> Screen:
     if found.config.decay_lr and plan.config.warmup_iters:
         rows.append(Row(Message("first.label.note"), warmup(plan.config, found.config)))
     rows += [_written(asked), *assumed_rows(plan, plan.step), *_all(asked)]
-    return Screen(_title(plan, plan.step), tuple(lead), None, tuple(rows))
+    return Screen(_title(plan, plan.step, asked), tuple(lead), None, tuple(rows))
 
 
 def best(plan: Plan, found: Best, asked: Asked) -> Screen:
@@ -153,9 +153,12 @@ def _line_memory(plan: Plan, step: StepName) -> dict[str, Any]:
 # -- parts ---------------------------------------------------------------------------------------------------------
 
 
-def _title(plan: Plan, step: StepName) -> Message:
+def _title(plan: Plan, step: StepName, asked: Asked) -> Message:
     values = {"name": plan.name, "gpu": plan.gpu.name, "params": plan.counts.n_params}
-    return Message("first.title", {**values, "sources": sources_of(plan, step)})
+    sources = sources_of(plan, step)
+    if asked.speed:
+        sources = Message("first.sources_typed", {"memory": plan.memory_of(step).source, "option": asked.speed})
+    return Message("first.title", {**values, "sources": sources})
 
 
 def sources_of(plan: Plan, step: StepName) -> Message:

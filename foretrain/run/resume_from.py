@@ -90,7 +90,7 @@ def resumed_split(new: RunConfig, previous: RunRecord) -> tuple[RunConfig, str, 
 
 
 def check_compatible(progress: Progress, config: RunConfig, info: DatasetInfo, directory: RunDirectory) -> None:
-    """Raise UserError where a checkpoint belongs to another model, data order or dataset."""
+    """Raise UserError where a checkpoint belongs to another model, data order or dataset, or is beyond max_iters."""
     if progress.config_digest != config_digest(config):
         old = directory.read_record().config
         changed = _changes(filter(decides, RunConfig.model_fields), old, config)
@@ -99,6 +99,10 @@ def check_compatible(progress: Progress, config: RunConfig, info: DatasetInfo, d
         raise UserError("usage.resume_changed", path=str(directory.path), changed=changed)
     if progress.dataset_fingerprint != info.fingerprint:
         raise UserError("data.changed", path=info.path)
+    if progress.step > config.max_iters and not config.eval_only:
+        raise UserError(
+            "usage.resume_beyond", path=str(directory.path), steps=progress.step, max_iters=config.max_iters
+        )
 
 
 def with_former(record: RunRecord, former: RunRecord | None) -> RunRecord:

@@ -39,6 +39,8 @@ SCREENS = {
     "best": ["--gpu", "4070", "--best", "--within", "20h"],
     "step time and rent": [CASE_D, "--gpu", "4070", "--step-time", "3.9", "--price", "0.35/h"],
     "a nanoGPT file": [CASE_C, "--gpu", "4070", "--used-by-others", "2.1GB"],
+    "the most lines": ["examples/nanogpt/config/finetune_shakespeare.py", "--gpu", "4070"],
+    "the longest change": ["gpt2-124m", "--init_from=gpt2-large", "--gpu", "4070"],
     "no memory and speed known": ["gpt2-124m", "--gpu", "M1 Pro", "--compile=false"],
 }  # fmt: skip
 VERDICTS = ("Fits.", "Tight.", "Does not fit.", "fits", "Peak")
@@ -47,6 +49,7 @@ VERDICTS = ("Fits.", "Tight.", "Does not fit.", "fits", "Peak")
 @pytest.mark.parametrize("words", SCREENS.values(), ids=SCREENS)
 def test_a_dozen_lines_answer(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(REPO)
     result = foretrain("plan", *words)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
@@ -59,6 +62,23 @@ def test_a_dozen_lines_answer(words: list[str], monkeypatch: pytest.MonkeyPatch)
     assert {"time", "cost"} <= labels or re.search(r"card .* time .* cost", result.stdout)
     assert re.search(r"foretrain (train|plan|advise)|python train\.py", result.stdout)
     assert re.search(r"\d (s|min|h|days) \(.+–.+\)|unknown", result.stdout)  # hours never without their range
+
+
+@pytest.mark.parametrize("lang", ["en", "ar", "hi"])
+@pytest.mark.parametrize("id", ["the most lines", "the longest change", "best", "does not fit", "fits"])
+def test_what_could_change_the_verdict_is_never_left_out(id: str, lang: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(REPO)
+    shown = foretrain("plan", *SCREENS[id], "--lang", lang).stdout
+    assert len(shown.splitlines()) <= 12
+    assert ("--used-by-others" in shown) == ("--used-by-others" not in SCREENS[id])
+
+
+def test_the_search_for_the_best_model_assumes_what_a_plan_assumes() -> None:
+    assumed = screen(*SCREENS["best"]).split(" assumed ")[1]
+    assert "no other program" in assumed
+    assert "data-sheet speed" in assumed or "speed by the data sheet" in assumed
+    assert "data never repeat" in assumed
 
 
 def screen(*words: str) -> str:
@@ -193,6 +213,18 @@ def test_rows_go_before_the_screen_grows_and_commands_can_be_copied() -> None:
     assert "gone" not in shown
     assert "x x" not in shown
     assert shlex.split(shown.split("next")[1].replace("\\\n", " ")) == list(command)
+
+
+def test_rows_become_short_before_others_go() -> None:
+    rows = (
+        Row(Message("first.label.assumed"), "long " * 60, short="brief"),
+        Row(Message("first.label.more"), "kept", optional=3),
+    )
+    for lines, long, more in ((12, True, True), (3, False, True), (2, False, False)):
+        console = Console(file=io.StringIO(), width=60)
+        text.render_screen(Screen(Message("first.said", {"text": "t"}), (), None, rows, lines), console)
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        assert ("long" in shown, "brief" in shown, "kept" in shown) == (long, not long, more)
 
 
 def test_formats_of_ranges() -> None:

@@ -1,5 +1,7 @@
 """The first screen of `advise`: where the run stands, what fits, and the command that comes next. Fifteen lines."""
 
+from dataclasses import replace
+
 from foretrain.advise.advice import Advice, Advices
 from foretrain.advise.asked import Asked
 from foretrain.advise.candidates import to_set
@@ -30,7 +32,7 @@ def screen(plan: Plan, found: Advices, asked: Asked, count: int | None = None) -
         lead.append(Paragraph(Message("advice.nothing" if found.nothing_fits else "advice.nothing_better"), "warn"))
     rows = [] if asked.quiet else [*_next(plan, found, asked), *_more(len(found.advised) - len(advised), advised)]
     optional = 0 if plan.assumptions else 1
-    assumed = [Row(row.label, row.text, row.command, optional) for row in first_view.assumed_rows(plan, found.step)]
+    assumed = [replace(row, optional=optional) for row in first_view.assumed_rows(plan, found.step)]
     table = _table(plan, found, advised, partial) if advised or partial else None
     return Screen(Message("advice.screen_title", values), tuple(lead), table, (*rows, *assumed), LINES)
 

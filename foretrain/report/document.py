@@ -304,13 +304,15 @@ class Document:
 class Row:
     """A named line of a `Screen`. `command`: words to be copied, on a line of their own behind the text.
 
-    `optional`: rows that a screen too long leaves out, the highest first; 0 always stays.
+    `optional`: rows that a screen too long leaves out, the highest first; 0 always stays. `short`: the same in
+    one line, which such a screen takes before it leaves rows out.
     """
 
     label: Message
     text: Cell = ""
     command: tuple[str, ...] = ()
     optional: int = 0
+    short: Cell = ""
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,7 @@ def best(plan: Plan, found: Best, asked: Asked) -> Screen:
     rows = _takes(plan.model_copy(update={"config": c}), winner.timing, steps=winner.steps)
     rows += [Row(Message("first.label.limits"), listed(Message(f"first.bind.{bind}").text() for bind in found.binds))]
     rows += [Row(Message("first.label.batch"), Message("first.split", values), optional=2), _written(asked)]
-    if found.dataset_tokens is None:
-        rows.append(Row(Message("first.label.assumed"), Message("first.assumed.no_repeats")))
+    rows += assumed_rows(plan, plan.step, *(["no_repeats"] if found.dataset_tokens is None else []))
     rows += _all(asked)
     return Screen(Message("best.title", values), lead, None, tuple(rows))
 
@@ -271,7 +270,7 @@ def _limits(plan: Plan, answer: FirstAnswer, step: StepName) -> list[Row]:
         return [Row(label, Message(f"first.limit.{id}", {"share": found.share, "mfu": timing.mfu or 0.0}))]
     parts = sorted(grouped(_peak(plan, step).components), key=lambda part: -part[1])[:LARGEST]
     named = listed(f"{Message(f'group.{group}').text()} {Quantity(size, 'bytes').text()}" for group, size in parts)
-    return [Row(label, Message("first.limit.memory", {"parts": named}))]
+    return [Row(label, Message("first.limit.memory", {"parts": named}), optional=1)]
 
 
 def _next(plan: Plan, answer: FirstAnswer, asked: Asked) -> list[Row]:
@@ -324,15 +323,26 @@ def _card(plan: Plan, step: StepName) -> tuple[Cell, ...]:
     return plan.gpu.name, word, needs, Quantity((total.low_s, total.expected_s, total.high_s), "duration_span"), cost
 
 
-def assumed_rows(plan: Plan, step: StepName) -> list[Row]:
-    """What was taken without knowing it, in a few words each."""
+def assumed_rows(plan: Plan, step: StepName, *more: str) -> list[Row]:
+    """What was taken without knowing it, in a few words each; `more`: ids of what this answer took besides.
+
+    What can change the verdict always stands there. The data sheet's speed cannot.
+    """
     notes = [*plan.assumptions, *plan.notes]
-    said = [Message(f"first.assumed.{n.id}", n.values) for n in notes if has(f"first.assumed.{n.id}")]
+    said = [(note.id, note.values) for note in notes if has(f"first.assumed.{note.id}")]
+    optional = 0 if said else 1
     timing = plan.timing_of(step)
     if timing is not None and timing.source == "estimated":
-        said.append(Message("first.assumed.speed_cpu" if plan.gpu.kind == "cpu" else "first.assumed.speed"))
-    optional = 0 if plan.assumptions else 1
-    return [Row(Message("first.label.assumed"), listed(m.text() for m in said), optional=optional)] if said else []
+        said.append(("speed_cpu" if plan.gpu.kind == "cpu" else "speed", {}))
+    said += [(id, {}) for id in more]
+    if not said:
+        return []
+    full = listed(Message(f"first.assumed.{id}", values).text() for id, values in said)
+    brief = (
+        f"first.assumed_short.{id}" if has(f"first.assumed_short.{id}") else f"first.assumed.{id}" for id, _ in said
+    )
+    short = listed(Message(id, values).text() for id, (_, values) in zip(brief, said, strict=True))
+    return [Row(Message("first.label.assumed"), full, optional=optional, short=short)]
 
 
 def _all(asked: Asked) -> list[Row]:

@@ -88,7 +88,7 @@ def render(document: Document, console: Console) -> None:
 
 
 def render_screen(screen: Screen, console: Console) -> None:
-    """Print a short answer; optional rows go, one by one, until it has `most_lines`."""
+    """Print a short answer; until it has `most_lines`, rows become short, then optional rows go, one by one."""
     width, kept = min(PROSE_WIDTH, console.width), list(screen.rows)
     while True:
         parts = [facing(_text(screen.title.text(), style="bold")), *(_block(p, console) for p in screen.lead)]
@@ -97,9 +97,12 @@ def render_screen(screen: Screen, console: Console) -> None:
         parts.append(Padding(mirrored(_rows(kept, width - INDENT)), (0, 0, 0, INDENT)))
         lines = sum(len(console.render_lines(Trimmed(part, width), pad=False)) for part in parts)
         last = max(kept, key=lambda row: row.optional, default=None)
-        if lines <= screen.most_lines or last is None or not last.optional:
+        if lines > screen.most_lines and any(row.short for row in kept):
+            kept = [replace(row, text=row.short or row.text, short="") for row in kept]
+        elif lines <= screen.most_lines or last is None or not last.optional:
             break
-        kept.remove(last)
+        else:
+            kept.remove(last)
     for part in parts:
         _print(console, part, width)
 

@@ -97,10 +97,10 @@ def test_the_other_trainers_step_is_named_where_it_has_another_verdict() -> None
     """A nanoGPT file is nanoGPT's; foretrain's step is said beside it, and the other way round."""
     theirs = screen(*SCREENS["a nanoGPT file"])
     assert "Does not fit. Needs 10.77 GiB" in theirs
-    assert "foretrain's step fits: it needs 7.75 GiB." in theirs
+    assert "With foretrain's own step it would fit and need 7.75 GiB." in theirs
     ours = screen(*SCREENS["a nanoGPT file"], "--trainer", "foretrain")
-    assert "nanoGPT's own train.py does not fit: it needs 10.77 GiB." in ours
-    assert "foretrain's step fits: it needs 6.27 GiB." in screen(*SCREENS["step time and rent"])
+    assert "With nanoGPT's own train.py it would not fit: that needs 10.77 GiB." in ours
+    assert "With foretrain's own step it would need 6.27 GiB." in screen(*SCREENS["step time and rent"])
     assert "python train.py" in screen(*SCREENS["step time and rent"])
 
 

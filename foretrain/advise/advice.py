@@ -50,13 +50,6 @@ class Effect(Record):
     money: float | None
     source: str
 
-    @property
-    def needed_here_bytes(self) -> int:
-        """What it takes within what is there. A run that lives takes no more: before PyTorch's allocator fails, it
-        frees what it only keeps."""
-        lives = self.verdict in ("fits", "tight") and self.available_bytes is not None
-        return min(self.needed_bytes, self.available_bytes or 0) if lives else self.needed_bytes
-
 
 class Estimate(Record):
     """A loss by a published scaling law (predict/scaling.py), now and then, in nats a token."""

@@ -26,9 +26,9 @@ ENOUGH = 3  # exact single changes that fit: then no sets are searched
 USUAL = {"checkpointing": -1, "free_others": -1, "expandable_segments": -1}  # which option shows what a rule can do
 # What plan's short list looks at.
 QUICK = {
-    "foretrain_step", "free_others", "micro_batch", "eval_batch", "chunked_loss", "recompute_norm_gelu",
-    "checkpointing", "compile", "half_precision", "right_half", "larger_micro_batch", "unneeded",
-    "pretrained",
+    "foretrain_step", "free_others", "micro_batch", "eval_batch", "chunked_loss", "expandable_segments",
+    "recompute_norm_gelu", "checkpointing", "optimizer_offload", "compile", "half_precision", "right_half",
+    "larger_micro_batch", "unneeded", "pretrained",
 }  # fmt: skip
 
 

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Literal
 from foretrain.advise.advice import Advice
 from foretrain.advise.advisor import short_list
 from foretrain.advise.asked import Asked
-from foretrain.advise.candidates import to_set
+from foretrain.advise.candidates import to_set, with_settings
+from foretrain.advise.planner import Planner
+from foretrain.advise.rules.base import State
+from foretrain.config import RunConfig
+from foretrain.hardware import find
 from foretrain.predict.bottleneck import Bottleneck, bottleneck
-from foretrain.predict.memory import StepName
-from foretrain.predict.plan import Plan
+from foretrain.predict.memory import StepMemory, StepName
+from foretrain.predict.plan import Plan, Timing
 from foretrain.records import Record
 
 if TYPE_CHECKING:
@@ -26,13 +30,26 @@ START: dict[StepName, tuple[str, ...]] = {"foretrain": ("foretrain", "train"), "
 Next = Literal["train", "change", "advise", "write", "card"]
 
 
+class Changed(Record):
+    """What planning the changed run says: its config, memory and time."""
+
+    config: RunConfig
+    memory: StepMemory
+    timing: Timing | None
+    available_bytes: int | None
+
+
 class FirstAnswer(Record):
-    """`next` is what `command` does; `advice` the change that it makes, or the one that would save much time."""
+    """`next` is what `command` does; `advice` the change that it makes, or the one that would save much time.
+
+    `changed`: the plan of a run that does not fit, or only just, with that change.
+    """
 
     bottleneck: Bottleneck | None
     next: Next
     command: tuple[str, ...]
     advice: Advice | None = None
+    changed: Changed | None = None
 
 
 def first_answer(plan: Plan, asked: Asked) -> FirstAnswer:
@@ -44,19 +61,37 @@ def first_answer(plan: Plan, asked: Asked) -> FirstAnswer:
         gain = best if best is not None and best.gpu == plan.gpu.name and found and found.goal == "speed" else None
         command = (*START[plan.step], *_words(asked, plan, plan.step))
         return FirstAnswer(bottleneck=slow, next="train", command=command, advice=gain)
-    helps = best is not None and best.gpu == plan.gpu.name and (best.settings or best.step != plan.step)
-    changes = to_set(best.settings) if best is not None else ()
-    if best is None or not helps or len(changes) > MOST_FLAGS:
+    changed = _changed(plan, best) if best is not None else None
+    if best is None or not is_one_command(plan, best):
         command = ("foretrain", "advise", *asked.words, *asked.card_options())
-        return FirstAnswer(bottleneck=slow, next="advise", command=command, advice=best)
-    return FirstAnswer(bottleneck=slow, next="change", command=changed_command(plan, best, asked), advice=best)
+        return FirstAnswer(bottleneck=slow, next="advise", command=command, advice=best, changed=changed)
+    command = changed_command(plan, best, asked)
+    return FirstAnswer(bottleneck=slow, next="change", command=command, advice=best, changed=changed)
+
+
+def is_one_command(plan: Plan, advice: Advice) -> bool:
+    """Whether a command with a few options makes all of the change: not another card, not other programs that are
+    closed, not what nanoGPT reads from its environment."""
+    changes = to_set(advice.settings)
+    if advice.gpu != plan.gpu.name or advice.used_by_others_bytes != plan.used_by_others_bytes:
+        return False
+    if advice.step == "nanogpt" and any(setting.option == "allocator_settings" for setting in changes):
+        return False
+    return bool(changes or advice.step != plan.step) and len(changes) <= MOST_FLAGS
+
+
+def _changed(plan: Plan, advice: Advice) -> Changed | None:
+    gpu = plan.gpu if advice.gpu == plan.gpu.name else find(advice.gpu)
+    state = State(with_settings(plan.config, advice.settings), gpu, advice.step, advice.used_by_others_bytes)
+    made = Planner().outcome(state)
+    if made is None:
+        return None
+    return Changed(config=state.config, memory=made.memory, timing=made.timing, available_bytes=made.available_bytes)
 
 
 def changed_command(plan: Plan, advice: Advice, asked: Asked) -> tuple[str, ...]:
     """The command that runs what was asked about with an advice's changes. nanoGPT reads True, not true."""
     changes = to_set(advice.settings)
-    if advice.step == "nanogpt":  # it has the allocator's settings from its environment
-        changes = tuple(setting for setting in changes if setting.option != "allocator_settings")
     said = str if advice.step == "nanogpt" else _value
     flags = tuple(f"--{setting.option}={said(setting.after)}" for setting in changes)
     kept = without(_words(asked, plan, advice.step), [setting.option for setting in changes])

@@ -93,14 +93,11 @@ class PhaseMemory(Record):
     verdict: Verdict | None = None
     reserved_bytes: int | None = None
 
-    def needed_within(self, available_bytes: int | None) -> tuple[int, int, int]:
-        """(low, expected, high) of what is needed. A run that lives takes no more than there is: before the allocator
-        fails, it frees what it only keeps."""
-        needed = (self.needed_low_bytes, self.needed_expected_bytes, self.needed_high_bytes)
-        if available_bytes is None or self.verdict not in ("fits", "tight"):
-            return needed
-        low, expected, high = (min(size, available_bytes) for size in needed)
-        return low, expected, high
+    @property
+    def needed_span(self) -> tuple[int, int, int]:
+        """(low, expected, high) of what is needed where there is room. With less, a run can still fit: before the
+        allocator fails, it frees what it only keeps."""
+        return self.needed_low_bytes, self.needed_expected_bytes, self.needed_high_bytes
 
 
 class StepMemory(Record):
@@ -118,9 +115,14 @@ class StepMemory(Record):
         return max(self.phases, key=lambda phase: phase.allocated_bytes)
 
     @property
+    def neediest(self) -> PhaseMemory:
+        """The phase that is expected to need most; `worst` has the highest tensors, which can be another."""
+        return max(self.phases, key=lambda phase: phase.needed_expected_bytes)
+
+    @property
     def needed_bytes(self) -> int:
-        """What the phase that needs most is expected to need; `worst` has the highest tensors, which can be another."""
-        return max(phase.needed_expected_bytes for phase in self.phases)
+        """What the run is expected to need, however much memory there is: what its neediest phase does."""
+        return self.neediest.needed_expected_bytes
 
     @property
     def not_reached(self) -> tuple[str, ...]:

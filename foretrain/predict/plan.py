@@ -106,8 +106,8 @@ class Plan(Record):
     exact: tuple[Exact, ...] = ()
 
     def __repr__(self) -> str:
-        worst, room = self.memory_of("foretrain").worst, self.available_bytes
-        memory = format_bytes(worst.needed_expected_bytes) + (f" of {format_bytes(room)}" if room is not None else "")
+        needed, room = self.memory_of("foretrain").needed_bytes, self.available_bytes
+        memory = format_bytes(needed) + (f" of {format_bytes(room)}" if room is not None else "")
         time = f", {format_duration(self.timing.total_s.expected_s)}" if self.timing else ""
         return f"<plan of {self.name} on {self.gpu.name}: {self.verdict_of('foretrain')}, {memory}{time}>"
 

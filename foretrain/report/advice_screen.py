@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from foretrain.advise.advice import Advice, Advices
 from foretrain.advise.asked import Asked
-from foretrain.advise.candidates import to_set
-from foretrain.advise.first_answer import MOST_FLAGS, changed_command
+from foretrain.advise.first_answer import changed_command, is_one_command
 from foretrain.predict.plan import Plan
 from foretrain.report import first_view
 from foretrain.report.advice_view import EXACTNESS_ID, short
@@ -57,7 +56,7 @@ def _table(plan: Plan, found: Advices, advised: tuple[Advice, ...], partial: tup
 def _row(plan: Plan, number: str, advice: Advice, last: str) -> tuple[Cell, ...]:
     effect, estimate = advice.effect, advice.estimate
     verdict = advice.confirmation.verdict if advice.confirmation else effect.verdict
-    needed = advice.confirmation.needed_bytes if advice.confirmation else effect.needed_here_bytes
+    needed = advice.confirmation.needed_bytes if advice.confirmation else effect.needed_bytes
     cells: dict[str, Cell] = {
         "step_change": Quantity(effect.slower, "signed_percent"),
         "run_change": Quantity(effect.longer, "signed_percent"),
@@ -76,9 +75,7 @@ def _next(plan: Plan, found: Advices, asked: Asked) -> list[Row]:
     if not found.advised:
         return []
     first = found.advised[0]
-    runs = first.gpu == plan.gpu.name and first.used_by_others_bytes == found.used_by_others_bytes
-    changes = to_set(first.settings)
-    if runs and len(changes) <= MOST_FLAGS and not any(s.option == "allocator_settings" for s in changes):
+    if is_one_command(plan, first):
         command = changed_command(plan, first, asked)
     else:
         command = ("foretrain", "advise", *asked.words, *asked.card_options(), "--apply", "1")

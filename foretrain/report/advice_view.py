@@ -90,7 +90,7 @@ def _uneven(plan: Plan, found: Advices) -> tuple[Block, ...]:
     """Why a larger micro-batch needs less, where a change is to the micro-batch alone."""
     alone = {"batch_size", "gradient_accumulation_steps"}
     changes = [
-        ({setting.option: setting.after for setting in advice.settings}, advice.effect.needed_here_bytes)
+        ({setting.option: setting.after for setting in advice.settings}, advice.effect.needed_bytes)
         for advice in found.advised if advice.gpu == found.gpu
     ]  # fmt: skip
     points = [
@@ -137,7 +137,7 @@ def _table(plan: Plan, found: Advices, listed: tuple[Advice, ...], *, partial: b
 def _cells(plan: Plan, found: Advices, advice: Advice, number: int) -> dict[str, Cell]:
     effect, estimate = advice.effect, advice.estimate
     cells: dict[str, Cell] = {
-        "number": str(number), "change": short(plan, advice), "needed": Quantity(effect.needed_here_bytes, "bytes"),
+        "number": str(number), "change": short(plan, advice), "needed": Quantity(effect.needed_bytes, "bytes"),
         "saves": Quantity(_saved(found, advice), "bytes"), "step_change": Quantity(effect.slower, "signed_percent"),
         "run_change": Quantity(effect.longer, "signed_percent"),
         "learning": Message(f"exactness.{EXACTNESS_ID[advice.exactness]}"),
@@ -152,7 +152,7 @@ def _cells(plan: Plan, found: Advices, advice: Advice, number: int) -> dict[str,
 
 def _saved(found: Advices, advice: Advice) -> int | None:
     """How much less than now; None where the change gives more room instead."""
-    saved = found.now.needed_bytes - advice.effect.needed_here_bytes
+    saved = found.now.needed_bytes - advice.effect.needed_bytes
     same = advice.gpu == found.gpu and advice.used_by_others_bytes == found.used_by_others_bytes
     return saved if same or saved > 0 else None
 
@@ -222,7 +222,7 @@ def _rule(rule: str) -> Table:
 def _effects(found: Advices, advice: Advice) -> tuple[tuple[Cell, ...], ...]:
     effect = advice.effect
     memory = {
-        "needed": effect.needed_here_bytes, "before": found.now.needed_bytes, "available": effect.available_bytes or 0,
+        "needed": effect.needed_bytes, "before": found.now.needed_bytes, "available": effect.available_bytes or 0,
         "verdict": Message(f"word.{effect.verdict}") if effect.verdict else "–", "source": effect.source,
     }  # fmt: skip
     kept = Message("advice.tokens_kept", {"tokens": advice.tokens_per_step})

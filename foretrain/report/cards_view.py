@@ -27,13 +27,13 @@ def _word(verdict: str | None) -> Cell:
 def _memory(plans: list[Plan]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for plan in plans:
-        worst = plan.memory_of(plan.step).worst
+        neediest = plan.memory_of(plan.step).neediest
         rows.append(
             (
                 plan.gpu.name,
                 Quantity(plan.gpu.memory_bytes, "bytes"),
-                Quantity(worst.needed_expected_bytes, "bytes"),
-                Message(f"phase.{worst.phase}"),
+                Quantity(neediest.needed_expected_bytes, "bytes"),
+                Message(f"phase.{neediest.phase}"),
                 _word(plan.verdict),
                 _word(plan.verdict_of("nanogpt" if plan.step == "foretrain" else "foretrain")),
                 plan.dtype,

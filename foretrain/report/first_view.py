@@ -6,12 +6,13 @@ The whole plan is plan_view's; nothing is worked out here.
 import math
 from typing import Any
 
+from foretrain.advise.advice import Advice
 from foretrain.advise.asked import Asked
 from foretrain.advise.best import Best
 from foretrain.advise.cards import Choice
-from foretrain.advise.first_answer import FirstAnswer
+from foretrain.advise.first_answer import Changed, FirstAnswer
 from foretrain.messages import has, listed
-from foretrain.predict.memory import PhaseMemory, StepName
+from foretrain.predict.memory import PhaseMemory, StepName, Verdict
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.within import Within
 from foretrain.report.advice_view import short
@@ -27,7 +28,7 @@ LARGEST = 2  # groups of memory that are named
 
 def screen(plan: Plan, answer: FirstAnswer, asked: Asked) -> Screen:
     """One plan."""
-    rows = [*_batch(plan), *_takes(plan, plan.timing_of(plan.step)), *_limits(plan, answer, plan.step)]
+    rows = [*_batch(plan), *_takes_of(plan, answer), *_limits(plan, answer, plan.step)]
     rows += _next(plan, answer, asked)
     rows += [*assumed_rows(plan, plan.step), *_more(plan, asked)]
     return Screen(_title(plan, plan.step, asked), tuple(lead_of(plan, asked)), None, tuple(rows))
@@ -119,7 +120,9 @@ def line(plan: Plan, step: StepName, version: str, timing: Timing | None = None,
     """The whole answer in one line, to be pasted. `steps`: as many as fit in a limit."""
     timing = timing or plan.timing_of(step)
     verdict = plan.verdict_of(step)
-    parts = [Message(f"first.line_memory.{verdict or 'unknown'}", _line_memory(plan, step)).text()]
+    needed = plan.memory_of(step).needed_bytes
+    values = {"needed": needed, "available": plan.available_bytes or 0}
+    parts = [Message(f"first.line_memory.{_verdict_id(verdict, needed, plan.available_bytes)}", values).text()]
     if steps is not None:
         parts.append(Message("first.line_steps", {"steps": steps}).text())
     if verdict != "does_not_fit" and timing is not None:
@@ -144,11 +147,6 @@ def best_line(plan: Plan, found: Best, version: str) -> Message:
     return Message("first.best_line", values)
 
 
-def _line_memory(plan: Plan, step: StepName) -> dict[str, Any]:
-    needed = _peak(plan, step).needed_within(plan.available_bytes)[1]
-    return {"needed": needed, "available": plan.available_bytes or 0}
-
-
 # -- parts ---------------------------------------------------------------------------------------------------------
 
 
@@ -168,11 +166,10 @@ def sources_of(plan: Plan, step: StepName) -> Message:
     return Message("first.sources", {"memory": memory, "time": timing.source})
 
 
-def _peak(plan: Plan, step: StepName) -> PhaseMemory:
-    """The phase that the verdict is about: the first that does not fit or is tight, else the one that needs most."""
-    memory, verdict = plan.memory_of(step), plan.verdict_of(step)
-    doubtful = [phase for phase in memory.phases if verdict not in (None, "fits") and phase.verdict == verdict]
-    return doubtful[0] if doubtful else max(memory.phases, key=lambda phase: phase.needed_expected_bytes)
+def _verdict_id(verdict: Verdict | None, needed_bytes: int, available_bytes: int | None) -> str:
+    """The verdict, or that a run lives which would use more: the allocator frees what it only keeps."""
+    beyond = available_bytes is not None and needed_bytes > available_bytes
+    return f"{verdict}_at_limit" if beyond and verdict in ("fits", "tight") else verdict or "unknown"
 
 
 def _where(phase: PhaseMemory) -> Message:
@@ -180,22 +177,22 @@ def _where(phase: PhaseMemory) -> Message:
     return Message(f"first.where.{'evaluation' if phase.phase.startswith('evaluate') else part}")
 
 
-def _room(plan: Plan) -> Message:
-    id = "memory_limit" if plan.available_reason == "memory_limit" else "memory"
-    return Message(f"first.room.{id}", {"available": plan.available_bytes or 0})
+def _room(plan: Plan, how: str = "room") -> Message:
+    """What there is. It is free only where it is known what other programs use."""
+    id = "free" if plan.used_by_others_bytes else "card"
+    if plan.available_reason == "memory_limit":
+        id = "memory_limit"
+    return Message(f"first.{how}.{id}", {"available": plan.available_bytes or 0})
 
 
 def lead_of(plan: Plan, asked: Asked, *, others: bool = True) -> list[Paragraph]:
     """The verdict, and what the other way to run the step would give where that is another answer."""
-    verdict, phase = plan.verdict_of(plan.step), _peak(plan, plan.step)
-    low, expected, high = phase.needed_within(plan.available_bytes)
+    verdict, memory = plan.verdict_of(plan.step), plan.memory_of(plan.step)
+    phase, id = memory.neediest, _verdict_id(verdict, memory.needed_bytes, plan.available_bytes)
     values: dict[str, Any] = {
-        "peak": (low, expected, high), "room": _room(plan), "where": _where(phase), "gpu": plan.gpu.name,
-        "wanted": (phase.needed_low_bytes, phase.needed_expected_bytes, phase.needed_high_bytes),
+        "peak": phase.needed_span, "room": _room(plan), "short": _room(plan, "short"), "where": _where(phase),
+        "gpu": plan.gpu.name,
     }  # fmt: skip
-    id = verdict or "unknown"
-    if verdict == "fits" and phase.needed_expected_bytes > (plan.available_bytes or 0):
-        id = "fits_at_limit"
     exact = plan.exact_of(plan.step)
     if exact is not None and verdict == "fits":
         id, values["least"] = "fits_exact", exact.smallest_limit_bytes + exact.memory.context.expected_bytes
@@ -206,6 +203,10 @@ def lead_of(plan: Plan, asked: Asked, *, others: bool = True) -> list[Paragraph]
             "reserved": exact.death.reserved_bytes, "allowed": exact.death.limit_bytes,
         }  # fmt: skip
     sentences = Message(f"first.verdict.{id}", values).text()
+    first = next((_where(p) for p in memory.phases if p.verdict == "does_not_fit"), None)
+    if id == "does_not_fit" and first is not None and first != values["where"]:
+        fails = Message("first.fails_first", {"where": first})
+        sentences = Message("first.two", {"one": sentences, "other": fails}).text()
     if others and plan.used_by_others_bytes:
         used = Message("first.others", {"others": plan.used_by_others_bytes})
         sentences = Message("first.two", {"one": sentences, "other": used}).text()
@@ -219,15 +220,36 @@ def _other_step(plan: Plan, asked: Asked) -> list[Paragraph]:
     verdict = plan.verdict_of(step)
     if verdict is None or (verdict == plan.verdict_of(plan.step) and not asked.nanogpt_file):
         return []
-    needed = _peak(plan, step).needed_within(plan.available_bytes)[1]
-    values = {"whose": Message(f"first.whose.{step}"), "needed": needed}
-    return [Paragraph(Message(f"first.other.{verdict}", values), "plain" if verdict == "fits" else "warn")]
+    said = "needs" if verdict == plan.verdict_of(plan.step) == "fits" else verdict
+    values = {"needed": plan.memory_of(step).needed_bytes}
+    return [Paragraph(Message(f"first.other_{step}.{said}", values), "plain" if verdict == "fits" else "warn")]
 
 
 def _batch(plan: Plan) -> list[Row]:
     """The micro-batch that batch_size = auto has found."""
     note = next((note for note in plan.notes if note.id.startswith("auto_")), None)
     return [] if note is None else [Row(Message("first.label.batch"), Message(f"first.{note.id}", note.values))]
+
+
+def _takes_of(plan: Plan, answer: FirstAnswer) -> list[Row]:
+    """Hours and money; of a run that does not fit those of the suggested command, else what it would take."""
+    timing = plan.timing_of(plan.step)
+    if plan.verdict != "does_not_fit" or timing is None:
+        return _takes(plan, timing)
+    own, changed, marks = plan, answer.changed, ("if_fitted", "if_fitted")
+    if answer.next == "change" and changed is not None and changed.timing is not None:
+        own, timing = plan.model_copy(update={"config": changed.config}), changed.timing
+        marks = ("with_change", "with_it")
+    total = timing.total_s
+    values = {
+        "total": (total.low_s, total.expected_s, total.high_s), "steps": plan.work.steps,
+        "step": timing.step_s.expected_s,
+    }  # fmt: skip
+    said = Message("first.time_short", values), _cost(own, timing)
+    rows = zip(("time", "cost"), marks, said, strict=True)
+    return [
+        Row(Message(f"first.label.{label}"), Message(f"first.{mark}", {"text": text})) for label, mark, text in rows
+    ]
 
 
 def _takes(plan: Plan, timing: Timing | None, steps: int | None = None) -> list[Row]:
@@ -248,7 +270,7 @@ def _takes(plan: Plan, timing: Timing | None, steps: int | None = None) -> list[
     ]
 
 
-def _cost(plan: Plan, timing: Timing) -> Cell:
+def _cost(plan: Plan, timing: Timing) -> Message:
     c, money = plan.config, timing.money()
     values = {
         "money": (*money, c.currency) if money else (0.0, 0.0, 0.0, c.currency), "price_hour": c.price_per_hour,
@@ -268,7 +290,7 @@ def _limits(plan: Plan, answer: FirstAnswer, step: StepName) -> list[Row]:
     if plan.verdict_of(step) in (None, "fits") and timing is not None and found is not None:
         id = "evaluation" if plan.config.eval_only else found.limit
         return [Row(label, Message(f"first.limit.{id}", {"share": found.share, "mfu": timing.mfu or 0.0}))]
-    parts = sorted(grouped(_peak(plan, step).components), key=lambda part: -part[1])[:LARGEST]
+    parts = sorted(grouped(plan.memory_of(step).neediest.components), key=lambda part: -part[1])[:LARGEST]
     named = listed(f"{Message(f'group.{group}').text()} {Quantity(size, 'bytes').text()}" for group, size in parts)
     return [Row(label, Message("first.limit.memory", {"parts": named}), optional=1)]
 
@@ -281,18 +303,24 @@ def _next(plan: Plan, answer: FirstAnswer, asked: Asked) -> list[Row]:
     if answer.next != "train":
         if advice is None:
             return [Row(label, Message("first.advise"), answer.command)]
-        values = {
-            "change": short(plan, advice), "needed": advice.effect.needed_here_bytes,
-            "slower": advice.effect.slower or 0.0,
-        }  # fmt: skip
-        same = advice.effect.slower is None or rounds_to_zero(advice.effect.slower)
-        id = "first.change_unknown" if same else "first.change_known"
-        return [Row(label, Message(id, values), answer.command)]
+        return [Row(label, _change(plan, advice, answer.changed), answer.command)]
     rows = [Row(label, command=answer.command)]
     if advice is not None and advice.effect.longer is not None:
-        values = {"change": short(plan, advice), "longer": advice.effect.longer}
+        values = {"change": short(plan, advice), "share": -advice.effect.longer}
         rows.append(Row(Message("first.label.faster"), Message("first.faster", values), optional=2))
     return rows
+
+
+def _change(plan: Plan, advice: Advice, changed: Changed | None) -> str:
+    """A change with what planning it says: the same need, whether it fits, and how much longer a step takes."""
+    effect = advice.effect
+    span = changed.memory.neediest.needed_span if changed else (effect.needed_bytes,) * 3
+    values = {"change": short(plan, advice), "needed": span, "available": effect.available_bytes or 0}
+    id = _verdict_id(effect.verdict, effect.needed_bytes, effect.available_bytes)
+    said, slower = [Message(f"first.changed.{id}", values).text()], effect.slower
+    if slower is not None and not rounds_to_zero(slower):
+        said.append(Message(f"first.{'more' if slower > 0 else 'less'}_time", {"share": abs(slower)}).text())
+    return listed(said)
 
 
 def _written(asked: Asked) -> Row:
@@ -313,7 +341,7 @@ def _best_cards(choice: Choice) -> Cell:
 
 def _card(plan: Plan, step: StepName) -> tuple[Cell, ...]:
     timing, verdict = plan.timing_of(step), plan.verdict_of(step)
-    needed = _peak(plan, step).needed_within(plan.available_bytes)[1]
+    needed = plan.memory_of(step).needed_bytes
     needs = Message("value.of_free", {"needed": needed, "available": plan.available_bytes or 0})
     word: Cell = Message(f"word.{verdict}") if verdict else "–"
     if timing is None or verdict == "does_not_fit":

@@ -61,9 +61,7 @@ def memory_pictures(plan: Plan, first: StepName) -> tuple[Block, ...]:
 def figures(plan: Plan, step: StepName) -> Figures:
     """What people look at first, each with its range and its source."""
     memory, timing = plan.memory_of(step), plan.timing_of(step)
-    worst = memory.worst
-    needed = (worst.needed_low_bytes, worst.needed_expected_bytes, worst.needed_high_bytes)
-    found = [_figure("memory_needed", needed, "bytes", memory.source)]
+    found = [_figure("memory_needed", memory.neediest.needed_span, "bytes", memory.source)]
     if plan.available_bytes is not None:
         free = Quantity(plan.available_bytes, "bytes")
         found.append(Figure(Message("figure.available"), free, plan.gpu.name))

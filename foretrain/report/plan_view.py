@@ -91,8 +91,7 @@ def _verdict(plan: Plan) -> tuple[Block, ...]:
                 lives = {"lives": expandable + memory.context.expected_bytes, "step": Message(f"step.{memory.step}")}
                 blocks.append(Paragraph(Message("verdict_exact.expandable", lives)))
             continue
-        doubtful = (p for p in memory.phases if verdict not in (None, "fits") and p.verdict == verdict)
-        phase = next(doubtful, memory.worst)
+        phase = memory.neediest
         id = f"verdict.{verdict or 'unknown'}"
         beside = ".beside" if plan.used_by_others_bytes and verdict else ".alone" if verdict else ""
         values = _verdict_values(plan, memory, phase)
@@ -103,7 +102,7 @@ def _verdict(plan: Plan) -> tuple[Block, ...]:
 
 
 def _verdict_values(plan: Plan, memory: StepMemory, phase: PhaseMemory) -> dict[str, Any]:
-    low, expected, high = phase.needed_within(plan.available_bytes)
+    low, expected, high = phase.needed_span
     return {
         "step": Message(f"step.{memory.step}"),
         "mode": Message(f"mode.{_mode(memory)}").text(),
@@ -120,7 +119,7 @@ def _verdict_values(plan: Plan, memory: StepMemory, phase: PhaseMemory) -> dict[
 def _exact_verdict(plan: Plan, exact: Exact, verdict: str | None) -> Message:
     """What it takes where there is room, from how much on it lives, and where it dies under what there is."""
     memory, death = exact.memory, exact.death
-    values = _verdict_values(plan, memory, memory.worst)
+    values = _verdict_values(plan, memory, memory.neediest)
     values |= {
         "lives": exact.smallest_limit_bytes + exact.memory.context.expected_bytes,
         "room": Message("room.beside" if plan.used_by_others_bytes else "room.alone", dict(values)),
@@ -134,10 +133,10 @@ def _exact_verdict(plan: Plan, exact: Exact, verdict: str | None) -> Message:
     return Message(f"verdict_exact.{verdict or 'unknown'}", values)
 
 
-def _needs(phase: PhaseMemory, exact: bool, available_bytes: int | None, reached: bool) -> tuple[Cell, ...]:
+def _needs(phase: PhaseMemory, exact: bool, reached: bool) -> tuple[Cell, ...]:
     """Allocated, with a trace also reserved, needed, the range of that, the verdict."""
     reserved = (Quantity(phase.reserved_bytes, "bytes"),) if exact else ()
-    low, expected, high = phase.needed_within(available_bytes if reached else None)
+    low, expected, high = phase.needed_span
     return (
         Quantity(phase.allocated_bytes, "bytes"),
         *reserved,
@@ -157,7 +156,7 @@ def _memory(plan: Plan) -> tuple[Block, ...]:
         rows, tones = [], []
         for phase in memory.phases:
             reached = phase.phase not in memory.not_reached
-            cells = _needs(phase, bool(plan.exact), plan.available_bytes, reached)
+            cells = _needs(phase, bool(plan.exact), reached)
             rows.append((Message(f"phase.{phase.phase}"), *cells))
             tones.append("plain" if phase.verdict == "fits" or not reached else TONES[phase.verdict])
         head = Message(
@@ -186,7 +185,7 @@ def phase_parts(plan: Plan, memory: StepMemory, phase: PhaseMemory) -> tuple[tup
 
 def memory_bars(plan: Plan) -> StackedBars:
     """One bar for each way to run the step, at its worst phase, up to what the process is expected to need."""
-    bars = tuple(Bar(Message(f"step.{each.step}"), phase_parts(plan, each, each.worst)) for each in plan.memory)
+    bars = tuple(Bar(Message(f"step.{each.step}"), phase_parts(plan, each, each.neediest)) for each in plan.memory)
     return StackedBars(Message("picture.memory"), bars, plan.available_bytes)
 
 

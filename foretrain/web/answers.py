@@ -105,9 +105,8 @@ def plan_json(plan: Plan, found: ResolvedConfig) -> dict[str, Any]:
 
 def _figures(plan: Plan) -> list[dict[str, str]]:
     """The numbers that people look at first, each with its range and its source."""
-    worst, source = plan.memory_of(plan.step).worst, plan.memory_of(plan.step).source
-    needed = (worst.needed_low_bytes, worst.needed_expected_bytes, worst.needed_high_bytes)
-    figures = [_figure("memory", needed, _in("bytes"), source)]
+    memory = plan.memory_of(plan.step)
+    figures = [_figure("memory", memory.neediest.needed_span, _in("bytes"), memory.source)]
     timing = plan.timing_of(plan.step)
     if timing is None:
         return figures

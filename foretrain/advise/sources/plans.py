@@ -25,11 +25,9 @@ def load(given: Given) -> Subject:
         raise UserError("usage.source_has_config", path=given.path)
     made = read(Path(given.path))
     step, timing = made.memory_of(made.step), made.timing_of(made.step)
-    worst = step.worst
-    memory = Memory(
-        low_bytes=worst.needed_low_bytes, expected_bytes=worst.needed_expected_bytes,
-        high_bytes=worst.needed_high_bytes, source="traced" if step.source == "traced" else "estimated", what="needed",
-    )  # fmt: skip
+    low, expected, high = step.neediest.needed_span
+    source = "traced" if step.source == "traced" else "estimated"
+    memory = Memory(low_bytes=low, expected_bytes=expected, high_bytes=high, source=source, what="needed")
     subject = Subject(
         label=given.label or (made.name if given.name in ("plan", "-") else given.name), path=given.path, kind="plan",
         settings=settings.of_config(made.config, made.gpu, made.step), config=made.config, gpu=made.gpu,

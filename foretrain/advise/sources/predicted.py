@@ -73,13 +73,11 @@ def with_forecast(subject: Subject, config: RunConfig, gpu: Gpu | None, step: St
 
 
 def needed(config: RunConfig, gpu: Gpu, step: StepName, used_by_others_bytes: int = 0) -> Memory:
-    """The ledger's highest moment. Raises UserError where others are said to hold more than the card has."""
+    """What the whole run needs. Raises UserError where others are said to hold more than the card has."""
     if gpu.memory_bytes is not None and used_by_others_bytes > gpu.memory_bytes:
         raise UserError("gpu.others_beyond", others=used_by_others_bytes, memory=gpu.memory_bytes, gpu=gpu.name)
     room, _ = available(config, gpu, used_by_others_bytes)
     dtype, _ = choose_dtype(config, gpu)
-    worst = predict(config, gpu, dtype, step, compiled=config.compile, available_bytes=room).worst
-    return Memory(
-        low_bytes=worst.needed_low_bytes, expected_bytes=worst.needed_expected_bytes,
-        high_bytes=worst.needed_high_bytes, source="estimated", what="needed",
-    )  # fmt: skip
+    memory = predict(config, gpu, dtype, step, compiled=config.compile, available_bytes=room)
+    low, expected, high = memory.neediest.needed_span
+    return Memory(low_bytes=low, expected_bytes=expected, high_bytes=high, source="estimated", what="needed")

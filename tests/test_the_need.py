@@ -1,0 +1,171 @@
+"""What a run needs is one number, wherever it is said, and however much memory is free."""
+
+import json
+import re
+import shlex
+
+import pytest
+
+from foretrain.advise.advisor import advise
+from foretrain.advise.asked import Asked
+from foretrain.advise.first_answer import first_answer
+from foretrain.app.plan import Target, make_plan
+from foretrain.configfile import resolve
+from foretrain.hardware import find
+from foretrain.messages import format_value
+from foretrain.predict.plan import Plan
+from foretrain.report import first_view
+from foretrain.units import GIB, MIB, format_bytes
+from foretrain.web.answers import plan_json
+from tests.helpers import REPO, foretrain
+
+CASE_C = str(REPO / "examples" / "real-cases" / "c.py")
+
+
+def planned(words: list[str], gpu: str, others: int) -> Plan:
+    return make_plan(resolve(words), Target(find(gpu), others))
+
+
+# -- one need -------------------------------------------------------------------------------------------------------
+
+RUNS = {
+    "gpt2-350m": (["gpt2-350m"], "RTX 4060 Laptop", (0, 100 * MIB, 1 * GIB, 7 * GIB)),
+    "gpt2-124m": (["gpt2-124m"], "RTX 4070", (0, 2 * GIB, 6 * GIB, 11 * GIB)),
+    "gpt2-large": (["gpt2-large", "--optimizer_offload=true"], "RTX 4070", (0, 1 * GIB)),
+    "a nanoGPT file": ([CASE_C], "RTX 4070", (0, 500 * MIB, 8 * GIB)),
+}
+
+
+@pytest.mark.parametrize(("words", "gpu", "all_others"), RUNS.values(), ids=RUNS)
+def test_the_need_is_the_same_everywhere(
+    words: list[str], gpu: str, all_others: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    said = set()
+    for others in all_others:
+        found = planned(words, gpu, others)
+        memory = found.memory_of(found.step)
+        phases = [phase.needed_expected_bytes for phase in memory.phases]
+        assert memory.needed_bytes == max(phases)
+        needed, span = format_bytes(memory.needed_bytes), format_value(memory.neediest.needed_span, "bytes_span")
+        said.add(span)
+        shown = foretrain("plan", *words, "--gpu", gpu, "--used-by-others", f"{others}B", "--check")
+        assert span in " ".join(shown.stdout.split())
+        if shown.returncode == 3:
+            assert f"needs about {needed}," in " ".join(shown.stderr.split())
+        line = foretrain("plan", *words, "--gpu", gpu, "--used-by-others", f"{others}B", "--oneline").stdout
+        assert f"{format_value(memory.needed_bytes, 'rough_gib')} " in line
+        answer = json.loads(foretrain("plan", *words, "--gpu", gpu, "--used-by-others", f"{others}B", "--json").stdout)
+        step = next(one for one in answer["memory"] if one["step"] == found.step)
+        assert max(phase["needed_expected_bytes"] for phase in step["phases"]) == memory.needed_bytes
+        tiles = {tile["id"]: tile["value"] for tile in plan_json(found, resolve(words))["figures"]}
+        assert tiles["memory"] == needed
+        assert f"about {needed}" in " ".join(foretrain(
+            "advise", *words, "--gpu", gpu, "--used-by-others", f"{others}B", "--goal", "fit", "--full"
+        ).stdout.split())  # fmt: skip
+        assert found.memory_of(found.step).needed_bytes == advise(found, found.step, "fit").now.needed_bytes
+    assert len(said) == 1
+
+
+def test_the_other_trainers_need_does_not_depend_on_what_is_free() -> None:
+    wanted = format_bytes(planned([CASE_C], "RTX 4070", 0).memory_of("nanogpt").needed_bytes)
+    for others in ("0B", "500MB", "3GB"):
+        words = [CASE_C, "--trainer", "foretrain", "--gpu", "4070", "--used-by-others", others]
+        assert f"train.py it would need {wanted}" in (shown := one_line(words)) or f"that needs {wanted}" in shown
+
+
+def one_line(words: list[str]) -> str:
+    return " ".join(foretrain("plan", *words).stdout.split())
+
+
+def test_where_it_first_fails_is_said_beside_where_it_needs_most() -> None:
+    shown = one_line(["gpt2-124m", "--gpu", "4070", "--used-by-others", "12GB"])
+    assert "most in the backward pass. It runs out of memory first in the evaluation." in shown
+
+
+def test_free_is_said_only_where_others_are_known() -> None:
+    assert "of 12.00 GiB, in" in one_line(["gpt2-124m", "--gpu", "4070"])
+    assert "of 10.14 GiB free, in" in one_line(["gpt2-124m", "--gpu", "4070", "--used-by-others", "2GB"])
+    assert "only 10.14 GiB free" in one_line(["gpt2-774m", "--gpu", "4070", "--used-by-others", "2GB"])
+    assert "the device has 12.00 GiB" in one_line(["gpt2-774m", "--gpu", "4070"])
+    limited = ["gpt2-774m", "--gpu", "4070", "--memory_limit=9GiB"]
+    assert "only 9.00 GiB allowed (memory_limit)" in one_line(limited)
+
+
+# -- the suggested command -----------------------------------------------------------------------------------------
+
+SUGGESTED = {
+    "offload": (["gpt2-774m"], "RTX 4070", 0),
+    "expandable": (["gpt2-xl"], "RTX 5090", 0),
+    "micro-batch": (["gpt2-350m", "--batch_size=32"], "RTX 3060", 0),
+    "checkpointing": (["gpt2-350m"], "RTX 4060", 0),
+    "close other programs": (["gpt2-350m"], "RTX 4060 Laptop", 1 * GIB),
+    "foretrain's step": ([CASE_C], "RTX 4070", 2 * GIB),
+    "eager": (["gpt2-124m", "--compile=false", "--batch_size=64"], "RTX 4070", 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "gpu", "others"), SUGGESTED.values(), ids=SUGGESTED)
+def test_planning_the_suggested_command_says_what_was_promised(words: list[str], gpu: str, others: int) -> None:
+    """The same need with its range, the same verdict, the same time; and `advise` begins with the same change."""
+    found, asked = planned(words, gpu, others), Asked(words=tuple(words), gpu=gpu, others=f"{others}B")
+    answer = first_answer(found, asked)
+    first = advise(found, found.step).advised[0]
+    assert answer.advice is not None
+    assert answer.advice.rules == first.rules
+    assert answer.changed is not None
+    shown = one_line([*words, "--gpu", gpu, "--used-by-others", f"{others}B"])
+    promised = format_value(answer.changed.memory.neediest.needed_span, "bytes_span")
+    assert promised in shown
+    if answer.next != "change":
+        assert answer.advice.used_by_others_bytes < others
+        return
+    again = planned(list(answer.command[2:]), gpu, others)
+    memory = again.memory_of(answer.advice.step)
+    assert format_value(memory.neediest.needed_span, "bytes_span") == promised
+    assert again.verdict_of(answer.advice.step) == "fits"
+    assert again.timing_of(answer.advice.step) == answer.changed.timing
+    assert shlex.join(answer.command[-1:]) in shown
+
+
+def test_time_and_cost_are_those_of_the_suggested_command() -> None:
+    found = planned(["gpt2-350m", "--batch_size=32"], "RTX 3060", 0)
+    answer = first_answer(found, Asked(words=("gpt2-350m", "--batch_size=32")))
+    assert answer.changed is not None
+    assert answer.changed.timing is not None
+    assert found.timing is not None
+    total, own = answer.changed.timing.total_s, found.timing.total_s
+    shown = one_line(["gpt2-350m", "--batch_size=32", "--gpu", "RTX 3060"])
+    span = format_value((total.low_s, total.expected_s, total.high_s), "duration_span")
+    assert f"time with the change below, {span}" in shown
+    assert "cost with it, " in shown
+    assert format_value((own.low_s, own.expected_s, own.high_s), "duration_span") not in shown
+
+
+def test_without_a_command_time_and_cost_say_if_it_fitted() -> None:
+    shown = one_line(["gpt2-350m", "--gpu", "RTX 4060 Laptop", "--used-by-others", "1GB"])
+    assert "time if it fitted, " in shown
+    assert "cost if it fitted, " in shown
+
+
+@pytest.mark.parametrize(
+    ("slower", "said"), [(0.393, "39.3 % more time per step"), (-0.034, "3.4 % less time per step")]
+)
+def test_a_change_of_time_is_in_words(slower: float, said: str) -> None:
+    found = planned(["gpt2-774m"], "RTX 4070", 0)
+    answer = first_answer(found, Asked(words=("gpt2-774m",)))
+    assert answer.advice is not None
+    advice = answer.advice.model_copy(update={"effect": answer.advice.effect.model_copy(update={"slower": slower})})
+    rows = first_view.screen(found, answer.model_copy(update={"advice": advice}), Asked(words=("gpt2-774m",))).rows
+    assert said in " ".join(str(row.text) for row in rows if isinstance(row.text, str))
+
+
+def test_a_tight_run_shows_its_uncut_need() -> None:
+    found = planned(["gpt2-xl"], "RTX 5090", 0)
+    assert found.verdict == "tight"
+    low, expected, high = found.memory_of(found.step).neediest.needed_span
+    assert high > expected > low
+    assert expected > (found.available_bytes or 0)
+    shown = one_line(["gpt2-xl", "--gpu", "5090"])
+    assert f"with more memory it would use {format_value((low, expected, high), 'bytes_span')}" in shown
+    assert re.search(r"32\.00 GiB .*32\.00–32\.00", shown) is None

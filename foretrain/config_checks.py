@@ -1,13 +1,16 @@
 """What can be wrong with a config's values: each alone, and several together. Every problem is found, not the first."""
 
+import difflib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-from foretrain.config import RunConfig, knobs
+from foretrain.config import Knob, RunConfig, knobs
 from foretrain.errors import UserError
+from foretrain.messages import knob_help, listed, say
 from foretrain.presets import GPT2_SHAPES
 from foretrain.units import parse_bytes
 
@@ -29,20 +32,59 @@ def _field_problems(values: dict[str, Any], source_of: Callable[[str], str]) -> 
         problems = []
         for detail in error.errors():
             key = str(detail["loc"][0])
-            expects = by_name[key].limits or by_name[key].type
-            if by_name[key].type in ("int", "float") and by_name[key].limits:
-                expects = f"{'a whole number' if by_name[key].type == 'int' else 'a number'} {expects}"
-            problems.append(
-                UserError(
-                    "config.bad_value",
-                    key=key,
-                    value=shown(values[key]),
-                    expects=expects,
-                    source=source_of(key),
-                )
-            )
+            problems.append(bad_value(by_name[key], values[key], shown(values[key]), source_of(key)))
         return problems
     return []
+
+
+def bad_value(knob: Knob, value: Any, text: str, source: str) -> UserError:
+    """What a knob must be instead of this value, and what was perhaps meant."""
+    near, expects = _meant(knob, value), Expected(knob)
+    if near is None:
+        return UserError("config.bad_value", key=knob.name, value=text, expects=expects, source=source)
+    return UserError("config.bad_value_near", key=knob.name, value=text, expects=expects, source=source, near=near)
+
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+_RANGE = re.compile(r"≥ (\S+), ≤ (\S+)")
+
+
+def _meant(knob: Knob, value: Any) -> str | None:
+    """A value that looks like this one and would do: bfloat16 for bf16, 0.35 for 0,35."""
+    if not isinstance(value, str):
+        return None
+    if knob.type == "choice":
+        choices = knob.limits.removeprefix("one of ").split(", ")
+        near = _DTYPES.get(value.lower(), "") if knob.name == "dtype" else ""
+        return next(iter([near] if near in choices else difflib.get_close_matches(value.lower(), choices, n=1)), None)
+    if knob.type == "int" and re.fullmatch(r"\d{1,3}([,_]\d{3})+", value):
+        return re.sub("[,_]", "", value)
+    return value.replace(",", ".") if knob.type == "float" and re.fullmatch(r"-?\d+,\d+", value) else None
+
+
+class Expected:
+    """What a knob takes, said in the language of who reads it."""
+
+    def __init__(self, knob: Knob) -> None:
+        self.knob = knob
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+    def __str__(self) -> str:
+        knob, limits = self.knob, self.knob.limits
+        if knob.type == "choice":
+            return say("expects.one_of", choices=listed(limits.removeprefix("one of ").split(", ")))
+        if knob.type not in ("int", "float"):  # a text is told by the knob's help, which says what it takes
+            return (
+                knob_help(knob.name, limits)
+                if limits
+                else say("expects.bool" if knob.type == "bool" else "expects.str")
+            )
+        whole, limits = knob.type == "int", re.sub(r"\.0(?!\d)", "", limits)
+        if found := _RANGE.fullmatch(limits):
+            return say("expects.whole_range" if whole else "expects.number_range", low=found[1], high=found[2])
+        return say("expects.whole" if whole else "expects.number", limits=limits).rstrip()
 
 
 def shown(value: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from foretrain import bounded, init_from, nanogpt_file
 from foretrain.batchsplit import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
 from foretrain.config import GROUPS, OWN_SIZES, OWN_WAYS, RunConfig, knobs
-from foretrain.config_checks import Setting, check, odd_schedule, shown
+from foretrain.config_checks import Setting, bad_value, check, odd_schedule, shown
 from foretrain.errors import ConfigError, UserError
 from foretrain.presets import MODERN, MODERN_RATES, PRESET_ALIASES, PRESETS, preset_named
 
@@ -312,12 +312,7 @@ def _finish(found: _Collected) -> ResolvedConfig:
         elif key not in KNOBS:
             found.problems.append(_unknown(key, setting.source))
         elif _is_of_another_type(setting, KNOBS[key].type):
-            expects = KNOBS[key].limits or KNOBS[key].type
-            found.problems.append(
-                UserError(
-                    "config.bad_value", key=key, value=repr(setting.value), expects=expects, source=setting.source
-                )
-            )
+            found.problems.append(bad_value(KNOBS[key], setting.value, repr(setting.value), setting.source))
         else:
             typed_before = sources.get(key, "").startswith("-") and setting.source.startswith("-")
             if typed_before and values[key] != setting.value:

@@ -149,3 +149,36 @@ def test_a_device_that_contradicts_the_card_is_refused(words: tuple[str, ...]) -
 def test_a_config_for_the_cpu_is_started_on_the_planned_card(own_directory: Path) -> None:
     Path("a.toml").write_text('preset = "baby"\ndevice = "cpu"\n')
     assert "foretrain train a.toml --device=cuda" in foretrain("plan", "a.toml", "--gpu", "4070").stdout
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("--dtype=bf16", "one of auto, float32, bfloat16, float16; did you mean bfloat16?"),
+        ("--dtype=fp16", "did you mean float16?"),
+        ("--price-per-kwh=0,35", "did you mean 0.35?"),
+        ("--batch_size=1,000", "did you mean 1000?"),
+        ("--batch_size=-2", "must be a whole number from 1 to 1,000,000."),
+        ("--price_per_kwh=-2", "must be a number from 0 to "),
+        ("--compile=maybe", "must be true or false"),
+    ],
+)
+def test_a_wrong_value_is_told_with_what_was_perhaps_meant(word: str, says: str) -> None:
+    result = foretrain(*PLAN, word)
+    assert result.returncode == 2
+    assert says in result.stderr
+
+
+@pytest.mark.parametrize("id", ["ar", "hi"])
+def test_what_a_value_must_be_is_said_in_the_language(id: str) -> None:
+    for word in ("--batch_size=-2", "--dtype=bf8", "--compile=maybe", "--dropout=2", "--currency="):
+        said = foretrain(*PLAN, word, "--lang", id).stderr
+        assert not re.search(r"whole|number|one of|must|bool|text", said), said
+
+
+@pytest.mark.parametrize("id", ["ar", "hi"])
+def test_the_language_may_follow_help(id: str) -> None:
+    before = foretrain("--lang", id, "plan", "--help").stdout
+    for words in (("plan", "--help", "--lang", id), ("plan", f"--lang={id}", "-h"), ("plan", "-h", f"--lang={id}")):
+        assert foretrain(*words).stdout == before
+    assert foretrain("plan", "--help").stdout != before

@@ -171,7 +171,7 @@ def _check_speed(config: RunConfig, gpu: Gpu, step_s: float, logged_mfu: float |
     option, value = ("--step-time", step_s) if logged_mfu is None else ("--logged-mfu", logged_mfu)
     id = "usage.step_time_impossible" if logged_mfu is None else "usage.logged_mfu_impossible"
     raise UserError(
-        id, option=option, value=value, mfu=used.flop_per_s / peak, gpu=gpu.name, peak=peak, step=step_s,
+        id, option=option, value=f"{value:g}", mfu=used.flop_per_s / peak, gpu=gpu.name, peak=peak, step=step_s,
         tokens=config.tokens_per_step,
     )  # fmt: skip
 

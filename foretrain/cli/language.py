@@ -117,10 +117,17 @@ def speak(word: str, source: str) -> None:
 
 
 def from_environment() -> None:
-    """Speak what the environment asks for. Raises UserError."""
-    word = os.environ.get(VARIABLE, "")
+    """Speak what the environment asks for, or --lang behind --help, which answers before it is read. Raises
+    UserError."""
+    word, words = os.environ.get(VARIABLE, ""), own_words()
     if word:
         speak(word, VARIABLE)
+    if {"--help", "-h"}.isdisjoint(words):
+        return
+    for number, each in enumerate(words):
+        name, equals, value = each.partition("=")
+        if name == "--lang" and (value or (not equals and number + 1 < len(words))):
+            speak(value or words[number + 1], "--lang")
 
 
 def asked_for() -> str | None:

@@ -83,9 +83,8 @@ def plan_command(
     if show_config:
         _show_config(resolved, as_json)
         return
-    speed = "--step-time" if step_time is not None else "--logged-mfu" if logged_mfu is not None else ""
-    asked = _asked(resolved, words, gpu, others, limits, quiet).model_copy(update={"speed": speed})
-    step, form = resolved.step, Form(full, oneline, as_json, asked)
+    asked = _asked(resolved, words, gpu, others, limits, quiet)
+    step, form = resolved.step, Form(full, oneline, as_json, _timed(asked, step_time, logged_mfu))
     depth = Depth(exact, explain, observed, process, largest, snapshot, alloc_conf, quiet)
     form.check(elsewhere="--explain" if explain else "--largest" if largest else "")
     plan_exact.check_depth(depth, resolved.files)
@@ -119,6 +118,12 @@ def _asked(
         words=tuple(words or []), gpu=gpu, others=others, quiet=quiet, wrote=wrote,
         nanogpt_file=resolved.has_nanogpt_file,
     )  # fmt: skip
+
+
+def _timed(asked: Asked, step_time: float | None, logged_mfu: float | None) -> Asked:
+    """With the option that gives the time of a step."""
+    speed = "--step-time" if step_time is not None else "--logged-mfu" if logged_mfu is not None else ""
+    return asked.model_copy(update={"speed": speed})
 
 
 def _check_targets(count: int, depth: Depth, limits: Limits, step_time: float | None, logged_mfu: float | None) -> None:

@@ -1,6 +1,7 @@
 """What a run is planned for: a card of the catalogue `gpus.toml`, the card in this machine, or its CPU.
 
-An unknown card is an error that names the nearest ones and prints the block to fill in; it is never taken for an A100.
+An unknown card is an error that names the nearest ones, and for the card of this machine prints the block to fill in;
+it is never taken for an A100.
 Such blocks may stand in a file of the user's own: `--gpu-file FILE`, or FORETRAIN_GPU_FILE.
 """
 
@@ -159,8 +160,11 @@ def _own_cards(path: Path) -> dict[str, Gpu]:
     """The cards of a file like gpus.toml. Raises UserError 'gpu.bad_file'."""
     try:
         blocks = parse_toml(read_text(path, MOST_OWN_BYTES))
+    except UnicodeDecodeError:
+        raise UserError("gpu.bad_file", path=str(path), reason="it is not UTF-8 text") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError("gpu.bad_file", path=str(path), reason=str(error)) from None
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError("gpu.bad_file", path=str(path), reason=reason) from None
     cards = {}
     for name, block in blocks.items():
         if not isinstance(block, dict):
@@ -215,7 +219,7 @@ def _matches(key: str) -> list[Gpu]:
 def find(name: str) -> Gpu:
     """The card of this name: 'RTX 4070', 'rtx4070', '4070', 'NVIDIA GeForce RTX 4070'.
 
-    Raises UserError 'gpu.unknown' or 'gpu.ambiguous' (one name, two cards).
+    Raises UserError 'gpu.unknown_name…' or 'gpu.ambiguous' (one name, two cards).
     """
     key = _key(name)
     for candidate in (key, f"rtx{key}") if key else ():
@@ -224,13 +228,22 @@ def find(name: str) -> Gpu:
             return found[0]
         if found:
             raise UserError("gpu.ambiguous", name=name, choices=[gpu.name for gpu in found])
-    raise _unknown(name)
+    near = nearest(name)
+    id = "gpu.unknown_name_near" if near else "gpu.unknown_name"
+    raise UserError(id, name=name[:80], near=near, count=len(catalogue()))
 
 
 def nearest(name: str, count: int = 3) -> list[str]:
-    """Names of the cards that look most like this one."""
-    keys = {_key(gpu.name): gpu.name for gpu in catalogue().values()}
-    return [keys[key] for key in difflib.get_close_matches(_key(name), keys, n=count, cutoff=0.3)]
+    """Names of the cards that look most like this one, of its generation: an RTX 5080 is not near a GTX 1080."""
+    generation = _generation(name)
+    keys = {_key(gpu.name): gpu.name for gpu in catalogue().values() if _generation(gpu.name) == generation}
+    return [keys[key] for key in difflib.get_close_matches(_key(name), keys, n=count, cutoff=0.5)]
+
+
+def _generation(name: str) -> str:
+    """'40' of RTX 4070: the first two digits."""
+    number = re.search(r"\d+", name)
+    return number[0][:2] if number else ""
 
 
 def stated_bytes(text: str, option: str) -> int:

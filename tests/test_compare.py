@@ -140,7 +140,7 @@ def test_case_b_is_not_attributed_and_its_settings_are_named() -> None:
     assert set(found.verdict("speed").settings) == {"n_embd", "batch_size x accumulation"}  # no rate changes a speed
     assert set(found.verdict("flops").settings) == {"n_embd", "learning_rate"}  # no split changes what a token teaches
     text = " ".join(shown(found).split())
-    assert "3 settings differ, in the groups model, optimizer and execution" in text
+    assert "3 settings differ, in model, optimizer and execution" in text
     assert "No single one of them explains a difference below" in text
     # 0.0134 nats apart at iteration 500, in two runs with one seed each.
     tokens = found.verdict("tokens")

@@ -105,15 +105,18 @@ def test_one_name_two_cards() -> None:
     assert caught.value.values["choices"] == ["RTX 4060 Ti 8GB", "RTX 4060 Ti 16GB"]
 
 
-@pytest.mark.parametrize("name", ["RTX 4071", "Radeon 7900", "", "💥", "x" * 300])
-def test_unknown_is_an_error_with_the_block_to_add(name: str) -> None:
+@pytest.mark.parametrize("name", ["RTX 4071", "radeon 7900 xtx", "gtx 1080", "cuda", "", "💥", "x" * 300])
+def test_an_unknown_name_is_one_sentence_without_strange_neighbours(name: str) -> None:
     with pytest.raises(UserError) as caught:
         find(name)
-    assert caught.value.id == "gpu.unknown"
-    assert "bf16_dense_tflops = ?" in str(caught.value)
-    assert caught.value.values["near"]
+    said = str(caught.value)
+    assert "\n" not in said
+    assert "--gpu-file" in said
     if name == "RTX 4071":
+        assert caught.value.id == "gpu.unknown_name_near"
         assert nearest(name)[0].startswith("RTX 407")
+    else:
+        assert (caught.value.id, nearest(name)) == ("gpu.unknown_name", [])
 
 
 class FakeNvml:
@@ -246,6 +249,9 @@ def test_bad_gpu_file_is_one_sentence(tmp_path: Path, text: str, says: str) -> N
         assert str(place) in done.stderr
         if place == own:
             assert says in done.stderr
+        assert "Errno" not in done.stderr
+    own.write_bytes(b"\xf2\x00")
+    assert "it is not UTF-8 text" in foretrain("gpus", "--gpu-file", str(own)).stderr
 
 
 def test_detection_uses_the_true_memory() -> None:

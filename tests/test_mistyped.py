@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from foretrain.errors import UserError
+from foretrain.run import store
 from tests.helpers import foretrain
 
 PLAN = ("plan", "gpt2-124m", "--gpu", "4070")
@@ -182,3 +184,15 @@ def test_the_language_may_follow_help(id: str) -> None:
     for words in (("plan", "--help", "--lang", id), ("plan", f"--lang={id}", "-h"), ("plan", "-h", f"--lang={id}")):
         assert foretrain(*words).stdout == before
     assert foretrain("plan", "--help").stdout != before
+
+
+def test_a_card_that_is_named_twice_is_one_card() -> None:
+    words = ("plan", "gpt2-124m", "--json", "--gpu")
+    assert foretrain(*words, "4070,4070").stdout == foretrain(*words, "4070").stdout
+
+
+def test_a_file_as_run_directory_is_said_to_be_one(own_directory: Path) -> None:
+    Path("README.md").write_text("x")
+    with pytest.raises(UserError, match="because it is a file") as caught:
+        store.base_path("README.md")
+    assert int(caught.value.exit_code) == 4

@@ -311,7 +311,9 @@ def base_path(out_dir: str) -> Path:
     """The folder that out_dir names; ~ is the home directory. Raises UserError where a run cannot have its files."""
     try:
         path = Path(out_dir).expanduser()
-        if path.name in ("", "..") or (path.exists() and not path.is_dir()):
+        if path.exists() and not path.is_dir():
+            raise UserError("environment.file_not_folder", path=out_dir)
+        if path.name in ("", ".."):
             raise UserError("environment.not_a_folder", path=out_dir)
     except (OSError, RuntimeError) as error:  # a name too long, or ~ without a home
         raise UserError("environment.cannot_write", path=out_dir, reason=str(error)) from None

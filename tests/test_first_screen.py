@@ -77,7 +77,7 @@ def test_what_could_change_the_verdict_is_never_left_out(id: str, lang: str, mon
 def test_the_search_for_the_best_model_assumes_what_a_plan_assumes() -> None:
     assumed = screen(*SCREENS["best"]).split(" assumed ")[1]
     assert "no other program" in assumed
-    assert "data-sheet speed" in assumed or "speed by the data sheet" in assumed
+    assert "data-sheet speed" in assumed or "speed taken from the data sheet" in assumed
     assert "data never repeat" in assumed
 
 
@@ -102,6 +102,7 @@ def test_the_other_trainers_step_is_named_where_it_has_another_verdict() -> None
     assert "With nanoGPT's own train.py it would not fit: that needs 10.77 GiB." in ours
     assert "With foretrain's own step it would need 6.27 GiB." in screen(*SCREENS["step time and rent"])
     assert "python train.py" in screen(*SCREENS["step time and rent"])
+    assert "own step" not in screen(CASE_C, "--gpu", "4070", "--used-by-others", "8GB")  # which does not fit either
 
 
 def test_the_chosen_batch_is_on_the_screen() -> None:

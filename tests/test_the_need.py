@@ -14,6 +14,7 @@ from foretrain.configfile import resolve
 from foretrain.hardware import find
 from foretrain.messages import format_value
 from foretrain.predict.plan import Plan
+from foretrain.predict.roofline import roofline
 from foretrain.report import first_view
 from foretrain.units import GIB, MIB, format_bytes
 from foretrain.web.answers import plan_json
@@ -81,6 +82,14 @@ def one_line(words: list[str]) -> str:
 def test_where_it_first_fails_is_said_beside_where_it_needs_most() -> None:
     shown = one_line(["gpt2-124m", "--gpu", "4070", "--used-by-others", "12GB"])
     assert "most in the backward pass. It runs out of memory first in the evaluation." in shown
+
+
+def test_of_phases_that_need_the_same_the_one_with_the_most_tensors_is_named() -> None:
+    """Later steps hold the optimizer's states beside what the first step held, in memory that is reserved already."""
+    for words in ([CASE_C], ["gpt2-124m"]):
+        memory = planned(words, "RTX 4070", 0).memory_of("foretrain")
+        assert memory.neediest.phase == "steady_step"
+        assert memory.neediest.allocated_bytes == memory.worst.allocated_bytes
 
 
 def test_free_is_said_only_where_others_are_known() -> None:
@@ -169,3 +178,28 @@ def test_a_tight_run_shows_its_uncut_need() -> None:
     shown = one_line(["gpt2-xl", "--gpu", "5090"])
     assert f"with more memory it would use {format_value((low, expected, high), 'bytes_span')}" in shown
     assert re.search(r"32\.00 GiB .*32\.00–32\.00", shown) is None
+
+
+# -- MFU beside the share of matmuls -------------------------------------------------------------------------------
+
+
+def test_an_mfu_above_the_share_of_matmuls_is_of_the_rated_peak() -> None:
+    """It is not impossible: at their real clock matmuls pass the data sheet's peak, and MFU counts attention in full,
+    of which a causal step does half. Counted as done, and with what matmuls reach, the share is above it."""
+    found = planned(["gpt2-350m"], "RTX 4090", 0)
+    slow = first_answer(found, Asked(words=("gpt2-350m",))).bottleneck
+    assert slow is not None
+    assert found.timing is not None
+    assert found.timing.mfu is not None
+    assert found.timing.mfu > slow.share
+    roof = roofline(found.config, found.gpu, found.dtype, "foretrain", compiled=True)
+    assert roof is not None
+    matmuls = [p for p in roof.points if p.flops_per_byte >= roof.ridge_flops_per_byte]
+    reached = max(p.flop_per_s for p in matmuls) / roof.peak_flop_per_s
+    done = sum(p.share * p.flop_per_s for p in matmuls) / roof.peak_flop_per_s
+    assert reached > 1
+    assert done < found.timing.mfu
+    assert done < slow.share * reached
+    assert f"MFU {format_value(found.timing.mfu, 'percent')} of the rated peak" in one_line(
+        ["gpt2-350m", "--gpu", "4090"]
+    )

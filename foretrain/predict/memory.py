@@ -116,8 +116,9 @@ class StepMemory(Record):
 
     @property
     def neediest(self) -> PhaseMemory:
-        """The phase that is expected to need most; `worst` has the highest tensors, which can be another."""
-        return max(self.phases, key=lambda phase: phase.needed_expected_bytes)
+        """The phase that is expected to need most, of equal ones that with the most tensors; `worst` has the highest
+        tensors, which can be another."""
+        return max(self.phases, key=lambda phase: (phase.needed_expected_bytes, phase.allocated_bytes))
 
     @property
     def needed_bytes(self) -> int:

@@ -215,10 +215,12 @@ def lead_of(plan: Plan, asked: Asked, *, others: bool = True) -> list[Paragraph]
 
 
 def _other_step(plan: Plan, asked: Asked) -> list[Paragraph]:
-    """The verdict of the other way to run the step: where it differs, or where a nanoGPT file is asked about."""
+    """The verdict of the other way to run the step: where it differs, or where a nanoGPT file is asked about that can
+    run either way."""
     step: StepName = "nanogpt" if plan.step == "foretrain" else "foretrain"
     verdict = plan.verdict_of(step)
-    if verdict is None or (verdict == plan.verdict_of(plan.step) and not asked.nanogpt_file):
+    alike = verdict == plan.verdict_of(plan.step)
+    if verdict is None or (alike and (not asked.nanogpt_file or verdict == "does_not_fit")):
         return []
     said = "needs" if verdict == plan.verdict_of(plan.step) == "fits" else verdict
     values = {"needed": plan.memory_of(step).needed_bytes}

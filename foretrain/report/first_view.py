@@ -305,7 +305,8 @@ def _next(plan: Plan, answer: FirstAnswer, asked: Asked) -> list[Row]:
     if answer.next != "train":
         if advice is None:
             return [Row(label, Message("first.advise"), answer.command)]
-        return [Row(label, _change(plan, advice, answer.changed), answer.command)]
+        brief = _change(plan, advice, answer.changed, brief=True)
+        return [Row(label, _change(plan, advice, answer.changed), answer.command, short=brief)]
     rows = [Row(label, command=answer.command)]
     if advice is not None and advice.effect.longer is not None:
         values = {"change": short(plan, advice), "share": -advice.effect.longer}
@@ -313,14 +314,14 @@ def _next(plan: Plan, answer: FirstAnswer, asked: Asked) -> list[Row]:
     return rows
 
 
-def _change(plan: Plan, advice: Advice, changed: Changed | None) -> str:
-    """A change with what planning it says: the same need, whether it fits, and how much longer a step takes."""
+def _change(plan: Plan, advice: Advice, changed: Changed | None, *, brief: bool = False) -> str:
+    """A change with what planning it says: the same need, whether it fits, and unless `brief` a step's time."""
     effect = advice.effect
     span = changed.memory.neediest.needed_span if changed else (effect.needed_bytes,) * 3
     values = {"change": short(plan, advice), "needed": span, "available": effect.available_bytes or 0}
     id = _verdict_id(effect.verdict, effect.needed_bytes, effect.available_bytes)
     said, slower = [Message(f"first.changed.{id}", values).text()], effect.slower
-    if slower is not None and not rounds_to_zero(slower):
+    if slower is not None and not rounds_to_zero(slower) and not brief:
         said.append(Message(f"first.{'more' if slower > 0 else 'less'}_time", {"share": abs(slower)}).text())
     return listed(said)
 

@@ -392,6 +392,8 @@ def _unknown(key: str, source: str) -> UserError:
     if key in NANOCHAT:
         return UserError("config.nanochat_key", key=key, source=source)
     near = difflib.get_close_matches(key, [*KNOBS, *ALIASES], n=3, cutoff=0.6)
+    if source.startswith("-") and difflib.get_close_matches(key, ["help"], cutoff=0.7):
+        near = ["--help"]
     squeezed = {name.replace("_", ""): name for name in KNOBS}
     if (exact := squeezed.get(key.replace("_", "").lower())) and exact not in near:
         near.insert(0, exact)

@@ -84,9 +84,10 @@ def _word(value: Any) -> str:
 def targets(names: str, others: str, config: RunConfig, option: str = "--used-by-others") -> list[Target]:
     """The devices that were named, or the card of this machine. `option`: what `others` was given as, for errors."""
     used_by_others_bytes = stated_bytes(others, option) if others else None
-    wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
     if len(wanted) > MOST_CARDS:
         raise UserError("usage.too_many_cards", count=len(wanted), most=MOST_CARDS)
+    wanted = list(dict.fromkeys(wanted))
     if wanted in ([], ["auto"]):
         return [_here(config, used_by_others_bytes)]
     found = []

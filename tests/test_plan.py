@@ -182,7 +182,7 @@ def test_plan_says_the_verdict_first() -> None:
     assert result.returncode == 0
     verdict = " ".join(result.stdout.split("Memory by phase")[0].split())
     assert "nanoGPT (compiled) does not fit. It needs at least " in verdict
-    assert "in the first step (backward, at the loss)" in verdict
+    assert "in the steady state (backward, at the loss)" in verdict
     assert "foretrain (compiled) fits" in verdict
     assert "Other programs use 1.96 GiB" in verdict
 

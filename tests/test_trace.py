@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -86,14 +87,15 @@ def test_what_nanogpt_does_not_have_equals_it_too(case: str) -> None:
 
 
 @pytest.fixture
-def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Inductor's C++ kernels are not compiled and do nothing: they allocate nothing, the code that calls them does.
 
     Its wrapper, AOTAutograd and PyTorch's allocator are the real ones. With real kernels: the slow tests.
     """
     nothing = lambda self, types, source, *args, **kwargs: lambda *buffers: None  # noqa: E731
     monkeypatch.setattr(AsyncCompile, "cpp_pybinding", nothing)
-    monkeypatch.setattr(inductor_config.cpp, "vec_isa_ok", True)  # else a compiler is asked, which a busy machine stops
+    with inductor_config.patch({"cpp.vec_isa_ok": True}):  # else a compiler is asked, in vain on a busy machine
+        yield
 
 
 @pytest.mark.parametrize("step", ["foretrain", "nanogpt"])

@@ -322,7 +322,7 @@ def _change(plan: Plan, advice: Advice, changed: Changed | None, *, brief: bool 
     id = _verdict_id(effect.verdict, effect.needed_bytes, effect.available_bytes)
     said, slower = [Message(f"first.changed.{id}", values).text()], effect.slower
     if slower is not None and not rounds_to_zero(slower) and not brief:
-        said.append(Message(f"first.{'more' if slower > 0 else 'less'}_time", {"share": abs(slower)}).text())
+        said.append(Message("first.more_time" if slower > 0 else "first.less_time", {"share": abs(slower)}).text())
     return listed(said)
 
 

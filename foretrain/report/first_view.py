@@ -169,7 +169,8 @@ def sources_of(plan: Plan, step: StepName) -> Message:
 def _verdict_id(verdict: Verdict | None, needed_bytes: int, available_bytes: int | None) -> str:
     """The verdict, or that a run lives which would use more: the allocator frees what it only keeps."""
     beyond = available_bytes is not None and needed_bytes > available_bytes
-    return f"{verdict}_at_limit" if beyond and verdict in ("fits", "tight") else verdict or "unknown"
+    at_limit = {"fits": "fits_at_limit", "tight": "tight_at_limit"}
+    return at_limit[verdict] if beyond and verdict in at_limit else verdict or "unknown"
 
 
 def _where(phase: PhaseMemory) -> Message:

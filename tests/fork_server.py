@@ -79,10 +79,7 @@ class Forked:
 
 def start(jobs: Sequence[tuple[Request, Path]], folder: Path) -> Any:
     """In the place of service._start."""
-    told = folder / "jobs"
-    what = [{**request.job(), "out": str(out)} for request, out in jobs]
-    told.write_text(json.dumps({"jobs": what, "at_once": service.AT_ONCE}))
-    return Forked(SERVER.fork(told, folder / "host"), folder / "host.status")
+    return Forked(SERVER.fork(service.write_jobs(jobs, folder), folder / "host"), folder / "host.status")
 
 
 def serve() -> None:
@@ -99,11 +96,9 @@ def serve() -> None:
         for pid in list(children):
             done, code = os.waitpid(pid, os.WNOHANG)
             if done:
-                status = children.pop(pid)
+                ended = children.pop(pid)
                 with suppress(OSError):  # its folder may be gone with who asked
-                    staging = status.with_suffix(".staging")
-                    staging.write_text(str(os.waitstatus_to_exitcode(code)))
-                    staging.replace(status)
+                    worker.tell(ended, os.waitstatus_to_exitcode(code))
         if not asked:
             continue
         line = read_line()
@@ -112,7 +107,7 @@ def serve() -> None:
         what = json.loads(line)
         out = Path(what["out"])
         if pid := os.fork():
-            children[pid] = out.with_suffix(".status")
+            children[pid] = out
             os.write(1, b"%d\n" % pid)
         else:
             become_worker(what, out, worker)

@@ -43,9 +43,9 @@ def check(
 
 
 def _needs(config: RunConfig, gpu: Gpu, dtype: Dtype, compiled: bool) -> tuple[int, int]:
-    """(low, expected) of the phase that needs most."""
-    phases = predict(config, gpu, dtype, "foretrain", compiled=compiled, available_bytes=None).phases
-    return max(phase.needed_low_bytes for phase in phases), max(phase.needed_expected_bytes for phase in phases)
+    """(low, expected) of what the run needs."""
+    memory = predict(config, gpu, dtype, "foretrain", compiled=compiled, available_bytes=None)
+    return max(phase.needed_low_bytes for phase in memory.phases), memory.needed_bytes
 
 
 def _fitting(config: RunConfig, gpu: Gpu, dtype: Dtype, compiled: bool, left: int) -> int | None:

@@ -136,14 +136,13 @@ def _calibrate_once(resolved: ResolvedConfig, *, busy: list[Any], quiet: bool) -
     known = placement.gpu.calibration
     if known is not None and not known.disturbed and all(known.steps_of(dtype, compiled=False) for dtype in dtypes):
         return
-    if quiet:
-        pass
-    elif busy:
-        ERR.print(Text(say("demo.busy", **busy[0][1]), style="yellow"), soft_wrap=True)
-    else:
+    if busy:
+        if not quiet:
+            ERR.print(Text(say("demo.busy", **busy[0][1]), style="yellow"), soft_wrap=True)
+        return
+    if not quiet:
         _heading("demo.calibrate")
-    if not busy:
-        _measure(dtypes, quiet=quiet)
+    _measure(dtypes, quiet=quiet)
 
 
 def _measure(dtypes: list[str], *, quiet: bool) -> None:

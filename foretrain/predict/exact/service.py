@@ -232,16 +232,21 @@ def _exit_code(out: Path) -> int | None:
     return None
 
 
-def _start(jobs: Sequence[tuple[Request, Path]], folder: Path) -> subprocess.Popen[bytes]:
-    """The process that imports torch and forks a worker for each job. What it is told goes in as a file, so that it
-    can neither block nor be blocked by a pipe."""
+def write_jobs(jobs: Sequence[tuple[Request, Path]], folder: Path) -> Path:
+    """The file that says to worker.py what to trace, and into which files. As a file it can neither block nor be
+    blocked by a pipe."""
     told = folder / "jobs"
     what = [{**request.job(), "out": str(out)} for request, out in jobs]
     told.write_text(json.dumps({"jobs": what, "at_once": AT_ONCE}))
+    return told
+
+
+def _start(jobs: Sequence[tuple[Request, Path]], folder: Path) -> subprocess.Popen[bytes]:
+    """The process that imports torch and forks a worker for each job."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TORCH_WARM_POOL": "0"}
     source = str(Path(foretrain.__file__).parent.parent)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
-    with told.open("rb") as stdin, (folder / "host.log").open("wb") as log:
+    with write_jobs(jobs, folder).open("rb") as stdin, (folder / "host.log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "foretrain.predict.exact.worker"], stdin=stdin, stdout=log, stderr=log,
             env=environment, cwd=folder, start_new_session=True,

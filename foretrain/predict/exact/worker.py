@@ -147,7 +147,7 @@ def _forked(job: dict[str, Any]) -> int:
         os._exit(code)
 
 
-def _tell(out: Path, code: int) -> None:
+def tell(out: Path, code: int) -> None:
     """Say in a file how a worker ended; its name is there when it is whole."""
     staging = out.with_suffix(".staging")
     staging.write_text(str(code))
@@ -170,7 +170,7 @@ def main() -> int:
             job = waiting.pop(0)
             running[_forked(job)] = Path(job["out"])
         pid, status = os.wait()
-        _tell(running.pop(pid), os.waitstatus_to_exitcode(status))
+        tell(running.pop(pid), os.waitstatus_to_exitcode(status))
     return 0
 
 

@@ -7,6 +7,7 @@ They are said in the language that is spoken here and now (`languages`), and in 
 """
 
 import math
+import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -35,8 +36,8 @@ class _End(float):
         """As units.format_duration would have it in that unit."""
         size, unit = units.duration_unit(self.of)
         number = self / size
-        plain = f"{number:.3g}" if size <= 1 else f"{number:.1f}"
-        return f"{plain if float(plain) or not number else units.format_rough(number)} {unit}"
+        plain = f"{number:.3g}" if size <= 1 and number < 1000 else units.grouped(number, 1)
+        return f"{units.format_rough(number) if number and float(plain.replace(',', '')) == 0 else plain} {unit}"
 
 
 def _duration(seconds: float) -> str:
@@ -51,7 +52,8 @@ def _duration_span(seconds: units.Span) -> str:
     low, expected, high = seconds
     text = _duration(expected)
     size, _ = units.duration_unit(expected)
-    ends = [f"{end / size:.3g}" if size < 3600 else f"{end / size:,.1f}" for end in (low, high)]
+    decimals = 1 if size > 1 else max(0, 2 - math.floor(math.log10(expected / size))) if expected > 0 else 0
+    ends = [units.grouped(end / size, decimals) for end in (low, high)]
     return f"{text} ({ends[0]}–{ends[1]})" if ends[0] != ends[1] else text
 
 
@@ -100,6 +102,7 @@ _FORMATS = {
     "gib": lambda size: f"{size / units.GIB:,.2f}",
     "mass": units.format_mass,
     "digits4": units.format_digits4,
+    "factor": units.format_factor,
     "number": units.format_number,
 }
 
@@ -119,6 +122,22 @@ def format_value(value: Any, spec: str) -> str:
     if isinstance(value, list | tuple):
         return listed(value)
     return format(value, spec)
+
+
+_LOW_TO_HIGH = r"\{(?P<of>\w*)low:(?P<how>[^{}]*)\}[^(){}]*\{(?P=of)high:(?P=how)\}"
+_RANGE = re.compile(rf" ?\([^(){{}}]*{_LOW_TO_HIGH}[^(){{}}]*\)")  # ' ({low:duration} to {high:duration})'
+_ENDS = re.compile(_LOW_TO_HIGH.replace("[^(){}]*", " – "))  # '{low:duration} – {high:duration}'
+
+
+def _without_equal_ends(text: str, values: Mapping[str, Any]) -> str:
+    """The text without a range in brackets whose two ends print the same; of one without brackets, one end."""
+
+    def same(found: re.Match[str]) -> bool:
+        low, high = (format_value(values[f"{found['of']}{end}"], found["how"]) for end in ("low", "high"))
+        return low == high
+
+    text = _RANGE.sub(lambda found: "" if same(found) else found[0], text)
+    return _ENDS.sub(lambda found: f"{{{found['of']}low:{found['how']}}}" if same(found) else found[0], text)
 
 
 class _Formatter(string.Formatter):
@@ -152,6 +171,8 @@ def say(id: str, lang: str | None = None, /, **values: Any) -> str:
     text = texts(languages.current().id)[id]
     if "{low:duration}" in text and "{high:duration}" in text and math.isfinite(values["high"]):
         values = _End.both(values)
+    if "high:" in text:
+        text = _without_equal_ends(text, values)
     return bidi.isolated(_formatter.vformat(text, (), values))
 
 

@@ -120,8 +120,15 @@ def format_count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def grouped(number: float, decimals: int) -> str:
+    """'12.3', '980,300': so many decimals below a thousand, from there on four digits that tell."""
+    if round(abs(number), decimals) < 1000:
+        return f"{number:.{decimals}f}"
+    return f"{round(number, 3 - math.floor(math.log10(abs(number)))):,.0f}"
+
+
 def format_duration(seconds: float) -> str:
-    """'3.90 s', '122 ms', '14 min', '21.7 h', '3.6 days'."""
+    """'3.9 s', '122 ms', '14.0 min', '21.7 h', '3.6 days', '210,500 days'."""
     if not math.isfinite(seconds):
         return "unknown"
     if 0 < seconds < 0.9995:
@@ -132,7 +139,14 @@ def format_duration(seconds: float) -> str:
         return f"{seconds / 60:.1f} min"
     if seconds < 72 * 3600:
         return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86400:.1f} days"
+    return f"{grouped(seconds / 86400, 1)} days"
+
+
+def format_left(seconds: float) -> str:
+    """'45 s', '1.3 min', '21.7 h': what is left of a run, which nobody knows to a tenth of a second."""
+    if not math.isfinite(seconds) or seconds >= 90:
+        return format_duration(seconds)
+    return f"{seconds:.0f} s" if round(seconds) < 60 else f"{seconds / 60:.1f} min"
 
 
 def format_flops(flops: float) -> str:
@@ -151,18 +165,18 @@ def format_flop_rate(flop_per_s: float) -> str:
 
 def format_percent(share: float, digits: int = 1) -> str:
     """'69.1 %' of a share of one."""
-    return f"{share * 100:.{digits}f} %"
+    return f"{grouped(share * 100, digits)} %"
 
 
 def format_signed_percent(share: float) -> str:
     """'+2.4 %', '-0.3 %', '0.0 %': a signed error."""
-    text = f"{share * 100:+.1f} %"
-    return text[1:] if float(text[:-2]) == 0 else text
+    text = grouped(abs(share) * 100, 1)
+    return f"{text} %" if float(text.replace(",", "")) == 0 else f"{'-' if share < 0 else '+'}{text} %"
 
 
 def rounds_to_zero(share: float) -> bool:
     """Whether a share would be shown as 0.0 %: then a sentence says that nothing changes."""
-    return float(format_percent(share)[:-2]) == 0
+    return abs(share) < 1 and float(format_percent(share)[:-2]) == 0
 
 
 def format_digits4(number: float | str) -> str:
@@ -178,9 +192,14 @@ def format_number(number: float) -> str:
 
 
 def format_energy(joules: float) -> str:
-    """'4.34 kWh', '92 Wh'."""
+    """'4.34 kWh', '92 Wh', '980,300 kWh'."""
     kwh = joules / 3.6e6
-    return f"{kwh:.2f} kWh" if kwh >= 1 else f"{kwh * 1e3:.3g} Wh"
+    return f"{grouped(kwh, 2 if kwh < 100 else 1)} kWh" if kwh >= 1 else f"{kwh * 1e3:.3g} Wh"
+
+
+def format_factor(factor: float) -> str:
+    """'1.27', '12.3', '861': how many times as much."""
+    return grouped(factor, 2 if factor < 10 else 1 if factor < 100 else 0)
 
 
 CENT = 0.01

@@ -19,7 +19,7 @@ from foretrain.cpu import cpu_device
 from foretrain.errors import UserError
 from foretrain.hardware import find
 from foretrain.lm.dataset import DatasetInfo
-from foretrain.messages import say
+from foretrain.messages import format_value, say
 from foretrain.predict.plan import plan
 from foretrain.report import html, plan_view, run_view, text
 from foretrain.report.document import Document, Message, Paragraph, Section, Table, Verbatim, cell_text
@@ -240,6 +240,37 @@ def test_say() -> None:
     )
 
 
+def test_a_range_is_left_out_where_its_ends_print_the_same() -> None:
+    same, apart = {"low": 26.9 * 86400, "high": 26.9 * 86400}, {"low": 26.8 * 86400, "high": 27.0 * 86400}
+    assert say("value.duration_range", expected=26.9 * 86400, **same) == "26.9 days"
+    assert say("value.duration_range", expected=26.9 * 86400, **apart) == "26.9 days (26.8 days to 27.0 days)"
+    assert say("value.range_only", low=3.91, high=3.912) == "3.91 s"
+    for lang in ("en", "ar", "hi"):
+        alone = say("value.steady_step", lang, median=3.91, count=100, low=3.909, high=3.911)
+        assert alone.count("3.91") == 1
+        assert "(" not in alone
+        assert say("value.steady_step", lang, median=3.91, count=100, low=3.80, high=3.911).count("3.91") == 2
+    watts = {
+        "watts": 150,
+        "watts_low": 150.2,
+        "watts_high": 149.8,
+        "board": 200,
+        "expected": 1e7,
+        "low": 9e6,
+        "high": 2e7,
+    }
+    assert "150 W of its 200 W" in say("value.energy", **watts)
+    assert "(2.50 kWh to 5.56 kWh)" in say("value.energy", **watts)
+    with pytest.raises(KeyError):
+        say("value.duration_range", expected=3.0)
+
+
+def test_the_ends_of_a_time_have_as_many_decimals_as_the_time() -> None:
+    said = {(54.6 * 60, 40.7 * 60, 86 * 60): "54.6 min (40.7–86.0)", (3.9, 3.84, 4.1): "3.9 s (3.84–4.10)"}
+    for (expected, low, high), span in said.items():
+        assert format_value((low, expected, high), "duration_span") == span
+
+
 @pytest.mark.parametrize(
     ("function", "value", "expected"),
     [
@@ -255,7 +286,13 @@ def test_say() -> None:
         (units.format_flops, 2.5518e18, "2.55e18"), (units.format_flop_rate, 40.33e12, "40.3 TFLOP/s"),
         (units.format_percent, 0.129255, "12.9 %"), (units.format_signed_percent, 0.024, "+2.4 %"),
         (units.format_signed_percent, -0.00001, "0.0 %"), (units.format_energy, 3.6e6 * 4.337, "4.34 kWh"),
-        (units.format_energy, 3.6e5, "100 Wh"),
+        (units.format_energy, 3.6e5, "100 Wh"), (units.format_energy, 3.6e6 * 1757.67, "1,758 kWh"),
+        (units.format_energy, 3.6e6 * 980256.3, "980,300 kWh"), (units.format_energy, 3.6e6 * 777.77, "777.8 kWh"),
+        (units.format_duration, 86400 * 210536.1, "210,500 days"), (units.format_duration, 86400 * 999.96, "1,000 days"),
+        (units.format_percent, 76868.91, "7,687,000 %"), (units.format_signed_percent, -57.938, "-5,794 %"),
+        (units.format_factor, 860.91, "861"), (units.format_factor, 1.274, "1.27"), (units.format_factor, 12.34, "12.3"),
+        (units.format_left, 89.96, "1.5 min"), (units.format_left, 80.5, "1.3 min"), (units.format_left, 59.4, "59 s"),
+        (units.format_left, 59.7, "1.0 min"), (units.format_left, 90, "1.5 min"), (units.format_left, 0.4, "0 s"),
     ],
 )  # fmt: skip
 def test_formats(function, value: object, expected: str) -> None:

@@ -16,7 +16,7 @@ from foretrain.cli.patient import patient_output
 from foretrain.configfile import ResolvedConfig, resolve, to_toml
 from foretrain.errors import ExitCode, UserError
 from foretrain.messages import printable, say
-from foretrain.units import format_bytes, format_duration, format_percent
+from foretrain.units import format_bytes, format_left, format_percent
 
 if TYPE_CHECKING:
     from foretrain.config import RunConfig
@@ -346,7 +346,7 @@ class Printer:
             f"{m.tokens_per_s:,.0f} tok/s",
             f"MFU {format_percent(m.mfu)}" if m.mfu is not None else "",
             format_bytes(m.memory_bytes) if m.memory_bytes else "",
-            f"ETA {format_duration(m.eta_s)}",
+            f"ETA {format_left(m.eta_s)}",
             say("train.data_wait", share=m.data_wait_s / m.step_s) if m.data_wait_s > 0.01 * m.step_s else "",
         ]
         line = "  ".join(part for part in parts if part)

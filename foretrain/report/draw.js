@@ -26,8 +26,9 @@ const trim = text => text.replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$
 const number = x => x === 0 ? "0" : Math.abs(x) >= 1e3 || Number.isInteger(x) ? Math.round(x).toLocaleString("en") : String(+x.toPrecision(4));
 const scaled = (x, steps, digits) => { for (const [size, unit] of steps) if (Math.abs(x) >= size) return trim((x / size).toPrecision(digits)) + " " + unit;
   return number(x); };
-const bytes = x => { for (const [size, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
-  if (Math.abs(x) >= size) return (x / size).toFixed(size >= 2 ** 30 ? 2 : x / size >= 100 ? 0 : 1) + " " + unit; return Math.round(x) + " B"; };
+// `most`: what is in the unit of something larger, as all the labels of one axis are.
+const bytes = (x, most = x) => { for (const [size, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
+  if (Math.abs(most) >= size) return (x / size).toFixed(size >= 2 ** 30 ? 2 : x / size >= 100 ? 0 : 1) + " " + unit; return Math.round(x) + " B"; };
 const duration = s => s === 0 ? "0" : s < 1 ? +(s * 1e3).toPrecision(3) + " ms" : s < 90 ? +s.toPrecision(3) + " s" : s < 5400 ? +(s / 60).toFixed(1) + " min" :
   s < 72 * 3600 ? +(s / 3600).toFixed(1) + " h" : texts.days.replace("{days}", +(s / 86400).toFixed(1));
 const energy = j => j === 0 ? "0" : j >= 3.6e6 ? +(j / 3.6e6).toPrecision(3) + " kWh" : +(j / 3600).toPrecision(3) + " Wh";
@@ -88,10 +89,10 @@ function scale(axis, extra) {
   const special = axis.log ? logTicks : ["bytes", "duration", "energy"].includes(axis.format) ? niceTicks : evenTicks;
   return { type: axis.log ? "logarithmic" : "linear", grid: { color: css("--line") }, border: { color: css("--line") },
     title: { display: !!axis.label, text: axis.label, color: css("--dim") },
-    ticks: { color: css("--dim"), maxRotation: 0, includeBounds: false, callback: value => trimmed(axis.format, value) },
+    ticks: { color: css("--dim"), maxRotation: 0, includeBounds: false, callback(value) { return trimmed(axis.format, value, axis.log ? value : this.max); } },
     afterBuildTicks: one => special(one, axis.format), ...extra };
 }
-const trimmed = (format, value) => format === "bytes" ? apart(bytes(value).replace(/\.0+ /, " ").replace(/(\.\d)0 /, "$1 ")) : show(format)(value);
+const trimmed = (format, value, most) => format === "bytes" ? apart(bytes(value, most).replace(/\.0+ /, " ").replace(/(\.\d)0 /, "$1 ")) : show(format)(value);
 
 // -- what Chart.js does not draw: limits, throttled stretches, ranges, texts at the ends of bars -----------------
 

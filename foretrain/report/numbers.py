@@ -154,7 +154,8 @@ def _scatter(scatter: Scatter) -> Table:
 def _range(low: float | None, high: float | None, axis: Axis) -> Cell:
     if low is None or high is None:
         return "–"
-    return f"{cell_text(value_cell(low, axis.format))} – {cell_text(value_cell(high, axis.format))}"
+    ends = [cell_text(value_cell(end, axis.format)) for end in (low, high)]
+    return " – ".join(dict.fromkeys(ends))  # of equal ones, one
 
 
 def _ranks(ranks: Ranks) -> Table:

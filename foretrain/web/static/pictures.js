@@ -138,7 +138,7 @@ export function drawBars(picture, bars, lines, highest) {
     plugins: { legend: { position: "bottom", labels: { boxWidth: 12, color: style("--ink") } }, marks: { lines, ends },
       tooltip: { callbacks: { label } } },
     scales: { x: { stacked: true, max: highest, grid: grid(), afterBuildTicks: byteTicks,
-      ticks: ticks({ callback: value => bytes(value).replace(/\.0+ /, " "), maxRotation: 0 }) },
+      ticks: ticks({ callback(value) { return bytes(value, this.max).replace(/\.0+ /, " "); }, maxRotation: 0 }) },
     y: { stacked: true, grid: { display: false }, ticks: ticks({ autoSkip: false, color: style("--ink") }) } } } };
   const columns = ["", ...bars.map(bar => bar.label)];
   const rows = groups.map(group => [legend.groups[group].label, ...bars.map(bar => bar.parts[group] ? bytes(bar.parts[group]) : "–")]);

@@ -41,9 +41,9 @@ export function table(block) {
 }
 
 const UNITS = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
-export function bytes(size) {
+export function bytes(size, most = size) {  // in the unit of `most`, as all the labels of one axis are
   for (const [factor, unit] of UNITS) {
-    if (Math.abs(size) >= factor) return apart(`${(size / factor).toFixed(size / factor >= 100 || factor < 2 ** 30 ? 0 : 2)} ${unit}`);
+    if (Math.abs(most) >= factor) return apart(`${(size / factor).toFixed(size / factor >= 100 || factor < 2 ** 30 ? 0 : 2)} ${unit}`);
   }
   return apart(`${size} B`);
 }

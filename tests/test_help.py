@@ -55,33 +55,6 @@ def test_help_says_nothing_in_english(id: str, monkeypatch: pytest.MonkeyPatch) 
         assert words_of(languages.texts_of(id)[key]) in said
 
 
-@pytest.mark.parametrize("id", OWN)
-@pytest.mark.parametrize(
-    ("words", "key", "names"),
-    [
-        (["gpus", "--nope"], "no_such_option", ["--nope"]),
-        (["nope"], "no_such_command", ["nope"]),
-        (["train", "--resume"], "requires_argument", ["--resume"]),
-        (["calibrate", "--quick=3"], "takes_no_value", ["--quick"]),
-        (["sample"], "missing_argument", ["RUN"]),
-        (["gpus", "a", "b", "c"], "extra_arguments", ["b c"]),
-    ],
-)
-def test_a_wrong_command_line_is_told_in_the_language(id: str, words: list[str], key: str, names: list[str]) -> None:
-    own = languages.texts_of(id)
-    result = foretrain("--lang", id, *words)
-    assert result.returncode == 2
-    said = words_of(result.stderr)
-    assert words_of(own[f"cli_help.error.{key}"].format(*names)) in said
-    assert own["cli_help.error.title"] in said
-    assert not re.search(r"Usage|Error|OPTIONS|Try|No such|requires|Missing|unexpected", said)
-    english = words_of(foretrain(*words).stderr)
-    assert help.PROBLEMS[key].format(*names) in english
-    assert (own["cli_help.heading.usage"] in said) == ("Usage:" in english)
-    as_json = foretrain("--lang", id, words[0], "--json", *words[1:])
-    assert json.loads(as_json.stdout)["message"] == help.PROBLEMS[key].format(*names)
-
-
 def test_help_in_english_is_what_the_code_says() -> None:
     said = words_of(foretrain("train", "--help").stdout)
     assert said.startswith("Usage:")

@@ -196,3 +196,41 @@ def test_a_file_as_run_directory_is_said_to_be_one(own_directory: Path) -> None:
     with pytest.raises(UserError, match="because it is a file") as caught:
         store.base_path("README.md")
     assert int(caught.value.exit_code) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "id", "names"),
+    [
+        (["gpus", "a", "b", "c"], "extra_argument", ["b c", "`foretrain gpus --help`"]),
+        (["gpus", "--nope"], "no_such_option", ["--nope", "`foretrain gpus --help`"]),
+        (["gpus", "--jso"], "no_such_option_near", ["--jso", "--json"]),
+        (["trian"], "no_such_command_near", ["trian", "train", "`foretrain --help`"]),
+        (["data", "nope"], "no_such_command", ["nope", "`foretrain data --help`"]),
+        (["help"], "help_command", ["`foretrain --help`"]),
+        (["help", "plan"], "help_command", ["`foretrain --help`"]),
+        (["train", "--resume"], "requires_argument", ["--resume", "`foretrain train --help`"]),
+        (["calibrate", "--quick=3"], "takes_no_value", ["--quick"]),
+        (["sample"], "missing_argument", ["RUN", "`foretrain sample --help`"]),
+        (["advise", "baby", "--apply", "x"], "bad_value", ["--apply x"]),
+        (["advise", "baby", "--apply=-1"], "bad_value", ["--apply -1", "0"]),
+        (["serve", "--port", "70000"], "bad_value", ["--port 70000", "65535"]),
+        (["plan", "baby", "--step-time", "x"], "bad_value", ["--step-time x"]),
+        (["plan", "baby", "--gpu", "4070", "--trainer", "z"], "bad_value", ["--trainer z", "nanogpt"]),
+        (["export", "out", "--to", "x"], "bad_value", ["--to x", "safetensors"]),
+        (["prepare", "a.txt", "--out", "o", "--val", "3"], "bad_value", ["--val 3", "0.5%"]),
+        (["prepare", "a.txt", "--out", "o", "--workers", "0"], "bad_value", ["--workers 0", "1,024"]),
+        (["prepare", "a.txt", "--out", ""], "empty_value", ["--out"]),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence_in_the_language(words: list[str], id: str, names: list[str]) -> None:
+    for lang in ("en", "ar", "hi"):
+        result = foretrain("--lang", lang, *words)
+        said = re.sub("[\u2066-\u2069]", "", result.stderr).strip()
+        assert (result.returncode, result.stdout, said.count("\n")) == (2, "", 0)
+        assert all(name in said for name in names), said
+        assert not re.search("Usage|╭|Input should|parse|Got un|Invalid", said)
+        if lang != "en":
+            assert not re.search("No such|must|needs|error|value|argument", said.replace("values", "")), said
+    group = 2 if words[0] == "data" else 1  # a group of commands does not take --json itself
+    as_json = json.loads(foretrain(*words[:group], "--json", *words[group:]).stdout)
+    assert (as_json["id"], as_json["exit_code"]) == (f"usage.{id}", 2)

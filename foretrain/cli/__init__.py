@@ -9,11 +9,10 @@ from typing import Annotated, TextIO
 import typer
 
 from foretrain import bugs, languages
-from foretrain.cli.common import OUT, own_words, print_error, print_json
+from foretrain.cli.common import OUT, own_words, print_error
 from foretrain.cli.language import Group, from_environment
 from foretrain.errors import ExitCode, UserError
 from foretrain.hardware import GPU_FILE_VARIABLE
-from foretrain.messages import printable
 
 EPILOG = """Examples:
 
@@ -130,11 +129,6 @@ def _run() -> int:
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # click and rich make an exit code 1 of it; `main` says it
             raise end.__context__ from None
-        # A wrong option is told by typer itself, on stderr; the one object of --json is made here.
-        told = getattr(end.__context__, "format_message", None)
-        if "--json" in own_words() and end.code == int(ExitCode.USAGE) and told is not None:
-            error = {"id": "usage.option", "exit_code": 2, "message": printable(told()), "problems": []}
-            print_json({"schema": "foretrain.error/1", **error})
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)

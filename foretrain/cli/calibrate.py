@@ -5,7 +5,7 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.text import Text
 
-from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json
+from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, print_json
 from foretrain.errors import UserError
 from foretrain.hardware import Dtype
 
@@ -50,8 +50,8 @@ def calibrate_command(
         if kept is None:
             raise UserError("environment.not_calibrated", device=placement.gpu.name)
     else:
-        if unknown := [name for name in dtype or [] if name not in get_args(Dtype)]:
-            raise typer.BadParameter(f"{unknown[0]!r} is not {', '.join(get_args(Dtype))}", param_hint="--dtype")
+        for name in dtype or []:
+            need_one_of("--dtype", name, get_args(Dtype))
         kept = measure(placement, quick=quick, quiet=quiet or as_json, dtypes=dtype)
     if as_json:
         print_json(kept.to_json(schema=SCHEMA))

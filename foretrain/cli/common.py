@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from foretrain.errors import ConfigError, UserError
-from foretrain.messages import printable, say
+from foretrain.messages import listed, printable, say
 
 OUT = Console(highlight=False)
 ERR = Console(stderr=True, highlight=False)
@@ -42,6 +42,17 @@ def option_of(function: Callable[..., None], name: str) -> Any:
     own = typer.Typer(add_completion=False)
     own.command()(function)
     return next(parameter for parameter in typer.main.get_command(own).params if parameter.name == name)
+
+
+def wrong_value(option: str, value: object, expects: str, **values: Any) -> UserError:
+    """That this value of an option is not what the text expects.`expects` says is expected."""
+    return UserError("usage.bad_value", option=option, value=value, expected=say(f"expects.{expects}", **values))
+
+
+def need_one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
+    """Nothing; raises UserError where the value is none of these."""
+    if value not in choices:
+        raise wrong_value(option, value, "one_of", choices=listed(choices))
 
 
 def _complete(incomplete: str) -> list[str]:

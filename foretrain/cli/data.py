@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json
+from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, noted, print_json
 from foretrain.errors import ExitCode, UserError
 from foretrain.messages import printable, say
 from foretrain.quantities import parse_count
@@ -155,8 +155,7 @@ def head_command(
     as_json: Json = False,
 ) -> None:
     """Show the text behind tokens, from any position. Control characters are shown as symbols."""
-    if split not in ("train", "val"):
-        raise typer.BadParameter("must be train or val", param_hint="--split")
+    need_one_of("--split", split, ("train", "val"))
     if at is not None and document is not None:
         raise UserError("usage.two_places")
     from foretrain.lm.dataset_look import document_at, documents_of, separator_of

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json
+from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, print_json
 from foretrain.configfile import ResolvedConfig
 from foretrain.messages import printable, say
 from foretrain.units import format_duration
@@ -47,8 +47,7 @@ def demo_command(
     from foretrain.run.contention import Clock, Contention
     from foretrain.run.files import replace_text
 
-    if resume not in ("auto", "no"):
-        raise typer.BadParameter("must be auto or no", param_hint="--resume")
+    need_one_of("--resume", resume, ("auto", "no"))
     need_torch()
     started, since = time.monotonic(), Clock().read()
     quiet = quiet or as_json

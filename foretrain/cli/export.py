@@ -1,14 +1,17 @@
 """`foretrain export`: leave with your model, for Hugging Face, nanoGPT, or as plain safetensors."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.text import Text
 
-from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json
+from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, noted, print_json
 from foretrain.cli.sample import warn_of_skipped
 from foretrain.messages import printable, say
+
+if TYPE_CHECKING:
+    from foretrain.run.export import Form
 
 EPILOG = """Examples:
 
@@ -49,12 +52,11 @@ def export_command(
     """Export a trained model for Hugging Face or nanoGPT, or as safetensors."""
     from foretrain.cli.train import need_torch
 
-    if to not in ("hf", "nanogpt", "safetensors"):
-        raise typer.BadParameter("must be hf, nanogpt or safetensors", param_hint="--to")
+    need_one_of("--to", to, ("hf", "nanogpt", "safetensors"))
     need_torch()
     from foretrain.run.export import SCHEMA, export
 
-    made = export(run, to, out, best=best, force=force)
+    made = export(run, cast("Form", to), out, best=best, force=force)
     warn_of_skipped(made.checkpoint, list(made.skipped))
     if as_json:
         print_json(made.to_json(schema=SCHEMA))

@@ -31,23 +31,6 @@ HEADINGS = {
 USAGE = "Usage:"
 # What stands behind it for words that the reader types.
 PIECES = {"some_options": "[OPTIONS]", "a_command": "COMMAND [ARGS]..."}
-# What typer says of a wrong command line.
-ERROR = "Error"
-TRY = "Try '{command_path} {help_option}' for help."
-PROBLEMS = {
-    "no_such_option": "No such option: {}",
-    "possible_options": "No such option: {} (Possible options: {})",
-    "no_such_command": "No such command '{}'.",
-    "did_you_mean": "No such command '{}'. Did you mean {}?",
-    "requires_argument": "Option '{}' requires an argument.",
-    "takes_no_value": "Option '{}' does not take a value.",
-    "missing_argument": "Missing argument '{}'.",
-    "missing_option": "Missing option '{}'.",
-    "missing_command": "Missing command.",
-    "invalid_value": "Invalid value for '{}': {}",
-    "extra_arguments": "Got unexpected extra argument(s) ({})",
-    "extra_argument": "Got unexpected extra argument ({})",
-}
 _REMARK = re.compile(r"(?P<command>.*\S)(?P<gap>\s{2,})\((?P<note>.*)\)")
 
 
@@ -57,24 +40,9 @@ def speak(command: Any) -> None:
     command.get_usage = partial(_usage, command)
 
 
-def speak_error(error: Any) -> None:
-    """Have this error of typer's be said in the language that is spoken; what is not known of it stays as it is."""
-    from typer import rich_utils
-
-    own, said = languages.texts(languages.current().id), error.format_message()
-    rich_utils.ERRORS_PANEL_TITLE = own.get("cli_help.error.title", ERROR)
-    rich_utils.RICH_HELP = re.sub(r"'.*'", r"[blue]\g<0>[/]", own.get("cli_help.error.try_help", TRY))
-    for id, english in sorted(PROBLEMS.items(), key=lambda item: -len(item[1])):
-        found = re.fullmatch(re.escape(english).replace(r"\{\}", "(.+?)"), said, re.DOTALL)
-        if found and (template := own.get(f"cli_help.error.{id}")):
-            error.format_message = partial(str, bidi.isolated(template.format(*found.groups())))
-            return
-
-
 def texts(root: Any) -> dict[str, str]:
     """{id: English} of all that the help of these commands says."""
     found = {f"cli_help.heading.{name.lower()}": text for name, text in _headings().items()}
-    found |= {f"cli_help.error.{name}": text for name, text in _errors().items()}
     for id, text in _said(root):
         if text not in found.values():
             found[id] = text
@@ -83,10 +51,6 @@ def texts(root: Any) -> dict[str, str]:
 
 def _headings() -> dict[str, str]:
     return {**HEADINGS, "usage": USAGE, **PIECES, "examples": EXAMPLES}
-
-
-def _errors() -> dict[str, str]:
-    return {"title": ERROR, "try_help": TRY, **PROBLEMS}
 
 
 def _usage(command: Any, ctx: Any) -> str:

@@ -5,8 +5,6 @@ order, and logs and errors are read by others and looked up. With --json all is 
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any
 
@@ -15,7 +13,7 @@ import typer.main
 from typer.core import TyperGroup
 
 from foretrain import languages
-from foretrain.cli import completion, gpu_file, mistyped
+from foretrain.cli import completion, gpu_file, mistyped, wrong_usage
 from foretrain.cli import help as spoken_help
 from foretrain.cli.common import OUT, Json, option_of, own_words, print_json
 from foretrain.config import knobs
@@ -46,23 +44,12 @@ class Group(TyperGroup):
         _give_options(self)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        with _spoken_errors():
+        with wrong_usage.told(self, _speak_typed):
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        with _spoken_errors():
+        with wrong_usage.told(self, _speak_typed):
             return super().invoke(ctx)
-
-
-@contextmanager
-def _spoken_errors() -> Iterator[None]:
-    """What typer has to say of a wrong command line is said in the language that is spoken."""
-    try:
-        yield
-    except Exception as error:
-        if hasattr(error, "format_message"):  # typer's own; its class has moved between versions
-            spoken_help.speak_error(error)
-        raise
 
 
 def _give_options(command: Any) -> None:
@@ -119,11 +106,16 @@ def speak(word: str, source: str) -> None:
 def from_environment() -> None:
     """Speak what the environment asks for, or --lang behind --help, which answers before it is read. Raises
     UserError."""
-    word, words = os.environ.get(VARIABLE, ""), own_words()
+    word = os.environ.get(VARIABLE, "")
     if word:
         speak(word, VARIABLE)
-    if {"--help", "-h"}.isdisjoint(words):
-        return
+    if not {"--help", "-h"}.isdisjoint(own_words()):
+        _speak_typed()
+
+
+def _speak_typed() -> None:
+    """Speak what --lang asks for, wherever it stands: before anything else is read."""
+    words = own_words()
     for number, each in enumerate(words):
         name, equals, value = each.partition("=")
         if name == "--lang" and (value or (not equals and number + 1 < len(words))):

@@ -43,11 +43,11 @@ def _command(ctx: Any) -> str:
     return f"{_command(ctx.parent)} {ctx.info_name}" if ctx.parent else "foretrain"
 
 
-def nearest(option: str, own: list[str]) -> list[str]:
+def nearest(option: str, own: list[str], *, of_config: bool = True) -> list[str]:
     """The options that look like this one: of a command's `own` and of the config, the most alike first, three at
     most."""
     options = [word for word in own if word.startswith("--") and word not in OLD.values()]
-    options += [f"--{name}" for name in (*KNOBS, *ALIASES)]
+    options += [f"--{name}" for name in (*KNOBS, *ALIASES)] if of_config else []
     typed = _squeezed(option)
     alike = {word: _likeness(typed, _squeezed(word)) for word in options}
     best = max(alike.values())

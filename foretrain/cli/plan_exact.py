@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from foretrain.cli.common import ERR, OUT, print_error, print_json, print_notes
+from foretrain.cli.common import ERR, OUT, need_one_of, print_error, print_json, print_notes
 from foretrain.configfile import ResolvedConfig
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu, stated_bytes
@@ -218,6 +218,6 @@ def write_snapshot(plan: Plan, step: StepName, depth: Depth) -> None:
 
 def with_trainer(resolved: ResolvedConfig, trainer: str) -> ResolvedConfig:
     """The config for the trainer that --trainer names, if it does; `ResolvedConfig.step` has the rule for the rest."""
-    if trainer not in ("", "foretrain", "nanogpt"):
-        raise typer.BadParameter("must be foretrain or nanogpt", param_hint="--trainer")
+    if trainer:
+        need_one_of("--trainer", trainer, ("foretrain", "nanogpt"))
     return replace(resolved, trainer="nanogpt" if trainer == "nanogpt" else "foretrain") if trainer else resolved

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json
-from foretrain.errors import ExitCode
+from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json, wrong_value
+from foretrain.errors import ExitCode, UserError
 from foretrain.messages import printable, say
 from foretrain.quantities import parse_count
 from foretrain.units import format_bytes, format_percent, parse_bytes
@@ -106,15 +106,15 @@ def prepare_command(
 
 
 def _options(typed: dict[str, Any]) -> "PrepareOptions":
-    """What was typed as a record. Raises typer.BadParameter."""
+    """What was typed as a record. Raises UserError."""
     from foretrain.cpu import usable_cores
     from foretrain.prepare.options import PrepareOptions
 
     if typed["tokenizer"] is not None and typed["train_bpe"] is not None:
-        raise typer.BadParameter("give either --tokenizer or --train-bpe", param_hint="--train-bpe")
+        raise UserError("usage.two_tokenizers")
     for name in ("split_documents", "out"):
         if not typed[name]:  # as an unset variable of a shell leaves it
-            raise typer.BadParameter("must not be empty", param_hint=f"--{name.replace('_', '-')}")
+            raise UserError("usage.empty_value", option=f"--{name.replace('_', '-')}")
     _within("--shuffle-buffer", typed["shuffle_buffer"], 0, 10_000_000)
     if typed["workers"] is not None:
         _within("--workers", typed["workers"], 1, 1024)
@@ -247,15 +247,15 @@ class _Line:
 def _count(option: str, text: str) -> int:
     try:
         return parse_count(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
+    except ValueError:
+        raise wrong_value(option, text, "count") from None
 
 
 def _size(option: str, text: str) -> int:
     try:
         size = parse_bytes(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
+    except ValueError:
+        raise wrong_value(option, text, "size") from None
     _within(option, size, 1, 256 * 2**20)
     return size
 
@@ -264,10 +264,10 @@ def _share(text: str) -> float:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
     share = float(match.group(1)) / (100 if match.group(2) else 1) if match else -1.0
     if not 0 <= share < 1:
-        raise typer.BadParameter(f"{text!r} is not a share such as 0.5% or 0.005", param_hint="--val")
+        raise wrong_value("--val", text, "share")
     return share
 
 
 def _within(option: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
-        raise typer.BadParameter(f"{value:,} is not from {least:,} to {most:,}", param_hint=option)
+        raise wrong_value(option, f"{value:,}", "from_to", low=f"{least:,}", high=f"{most:,}")

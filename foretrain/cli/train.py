@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, print_json, print_notes
+from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, need_one_of, print_json, print_notes
 from foretrain.cli.old_options import spellings
 from foretrain.cli.patient import patient_output
 from foretrain.configfile import ResolvedConfig, resolve, to_toml
@@ -65,8 +65,7 @@ def train_command(
     quiet: Quiet = False,
 ) -> None:
     """Train a config, with a live line, evaluation and checkpoints. Ctrl-C saves; --resume auto resumes."""
-    if resume not in ("auto", "no"):
-        raise typer.BadParameter("must be auto or no", param_hint="--resume")
+    need_one_of("--resume", resume, ("auto", "no"))
     resolved = resolve(words or [])
     if keep_going:
         from foretrain.cli import keep_going as supervisor

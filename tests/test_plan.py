@@ -215,8 +215,8 @@ def test_several_cards() -> None:
         (["gpt2-124m", "--gpu", "4070", "--others", "13GiB"], 2, "has only 12.00 GiB"),
         (["gpt2-124m", "--gpu", "4070", "--step-time", "0"], 2, "must be from"),
         (["gpt2-124m", "--gpu", "4070", "--step-time", "1", "--logged-mfu", "3"], 2, "one of them"),
-        (["gpt2-124m", "--gpu", "4070", "--trainer", "x"], 2, "foretrain or nanogpt"),
-        (["gpt2-124m", "--gpu"], 2, "requires an argument"),
+        (["gpt2-124m", "--gpu", "4070", "--trainer", "x"], 2, "foretrain, nanogpt"),
+        (["gpt2-124m", "--gpu"], 2, "needs a value"),
     ],
 )
 def test_exit_codes(words: list[str], code: int, says: str) -> None:

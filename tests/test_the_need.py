@@ -8,17 +8,23 @@ import pytest
 
 from foretrain.advise.advisor import advise
 from foretrain.advise.asked import Asked
+from foretrain.advise.explain import explain
 from foretrain.advise.first_answer import first_answer
+from foretrain.advise.forecast_check import compare
+from foretrain.advise.run_explain import explain_run
 from foretrain.app.plan import Target, make_plan
 from foretrain.configfile import resolve
 from foretrain.hardware import find
 from foretrain.messages import format_value
 from foretrain.predict.plan import Plan
 from foretrain.predict.roofline import roofline
-from foretrain.report import first_view
+from foretrain.report import first_view, plan_view
+from foretrain.report.document import Paragraph
+from foretrain.run.store import MeasuredPhase
 from foretrain.units import GIB, MIB, format_bytes
 from foretrain.web.answers import plan_json
 from tests.helpers import REPO, foretrain
+from tests.test_report import record
 
 CASE_C = str(REPO / "examples" / "real-cases" / "c.py")
 
@@ -203,3 +209,29 @@ def test_an_mfu_above_the_share_of_matmuls_is_of_the_rated_peak() -> None:
     assert f"MFU {format_value(found.timing.mfu, 'percent')} of the rated peak" in one_line(
         ["gpt2-350m", "--gpu", "4090"]
     )
+
+
+def test_what_a_run_needs_is_explained_and_compared_by_the_phase_that_needs_most() -> None:
+    """A large evaluation batch: the step has the most bytes of tensors, an evaluation after it needs most of the card."""
+    made = planned(["gpt2-40m", "--eval_batch_size=32"], "RTX 4070", 0)
+    memory = made.memory_of("foretrain")
+    needs, tensors = memory.neediest, memory.worst
+    assert (tensors.phase, needs.phase) == ("steady_step", "evaluate_steady")
+    assert needs.needed_low_bytes > tensors.needed_high_bytes
+
+    found = explain(made, "foretrain")
+    process = next(line for line in found.lines if line.id == "process")
+    assert (found.phase.phase, process.high_bytes) == ("evaluate_steady", needs.needed_high_bytes)
+    shown = plan_view.document(made)
+    said = [block.message for part in shown.sections for block in part.blocks if isinstance(block, Paragraph)]
+    legend = next(message for message in said if message.id == "plan.legend")
+    assert made.config.batch_size < legend.values["B"] == 32
+
+    reserved = needs.reserved_bytes or 0
+    phases = (MeasuredPhase(phase="evaluate_steady", allocated_bytes=needs.allocated_bytes, reserved_bytes=reserved),)
+    run = record(config=made.config, gpu=made.gpu, memory=record().memory.model_copy(update={"phases": phases}))
+    row = next(row for row in compare(made, run).rows if row.id == "process.reserved")
+    assert row.in_range
+    assert row.predicted == pytest.approx(reserved, rel=0.02)
+    pieces = {piece.id: piece for piece in explain_run(run, made, [], []).memory}
+    assert pieces["process"].predicted_bytes == needs.needed_expected_bytes

@@ -104,14 +104,14 @@ def explain(
     `observed_bytes`: what nvidia-smi shows in use on the whole card; `process_bytes`: of that, by this process.
     """
     memory = plan.memory_of(step)
-    worst = memory.worst
-    lines, conclusion = reconcile(plan, worst, observed_bytes, process_bytes)
+    phase = memory.neediest
+    lines, conclusion = reconcile(plan, phase, observed_bytes, process_bytes)
     other = predict(plan.config, plan.gpu, plan.dtype, step, compiled=not plan.compiled, available_bytes=None)
     return Explanation(
-        step=step, compiled=memory.compiled, source=memory.source, phase=worst, sums=sums(plan, worst),
-        tensors=tensors(trace, worst.phase, plan.config.n_embd, settings) if trace is not None else (), lines=lines,
+        step=step, compiled=memory.compiled, source=memory.source, phase=phase, sums=sums(plan, phase),
+        tensors=tensors(trace, phase.phase, plan.config.n_embd, settings) if trace is not None else (), lines=lines,
         conclusion=conclusion, other_mode_bytes=other.worst.allocated_bytes,
-        timeline=timeline(trace, settings) if trace is not None else (), because=because(plan, worst),
+        timeline=timeline(trace, settings) if trace is not None else (), because=because(plan, phase),
     )  # fmt: skip
 
 

@@ -87,9 +87,9 @@ def _memory(plan: Plan, run: RunRecord) -> list[Row]:
         sample = measured.phase(phase.phase)
         if sample is not None:
             rows += _row(f"phase.{phase.phase}", "bytes", phase.allocated_bytes, sample.allocated_bytes)
-    worst, context = predicted.worst, predicted.context
+    most, context = predicted.neediest, predicted.context
     highest = run.highest_bytes if measured.phases else None  # of a process that has begun nothing it says nothing
-    needed = (worst.needed_expected_bytes, worst.needed_low_bytes, worst.needed_high_bytes)
+    needed = (most.needed_expected_bytes, most.needed_low_bytes, most.needed_high_bytes)
     if plan.gpu.kind == "cuda":  # what a run measures is the allocator's own; the forecast has the context in it
         held = (context.expected_bytes, context.low_bytes, context.high_bytes)
         expected, low, high = (size - beside for size, beside in zip(needed, held, strict=True))

@@ -164,9 +164,7 @@ def _memory(plan: Plan, record: RunRecord, phase: MeasuredPhase | None) -> tuple
         pieces.append(Piece(id="reserved", predicted_bytes=expected, measured_bytes=reserved, sum=True))
         pieces.append(Piece(id="context", predicted_bytes=memory.context.expected_bytes, measured_bytes=None))
     process = None if reserved is not None else measured.process_peak_bytes
-    pieces.append(
-        Piece(id="process", predicted_bytes=memory.worst.needed_expected_bytes, measured_bytes=process, sum=True)
-    )
+    pieces.append(Piece(id="process", predicted_bytes=memory.needed_bytes, measured_bytes=process, sum=True))
     return tuple(pieces)
 
 
@@ -174,10 +172,10 @@ def _process(plan: Plan, piece: Piece) -> Row | None:
     """The process's memory with the range of its forecast, which is far wider than that of the tensors."""
     if not piece.predicted_bytes or not piece.measured_bytes:
         return None
-    worst = plan.memory_of("foretrain").worst
+    most = plan.memory_of("foretrain").neediest
     return Row(
         id="process.resident", kind="bytes", predicted=piece.predicted_bytes, measured=piece.measured_bytes,
-        low=worst.needed_low_bytes, high=worst.needed_high_bytes,
+        low=most.needed_low_bytes, high=most.needed_high_bytes,
     )  # fmt: skip
 
 

@@ -112,6 +112,7 @@ class StepMemory(Record):
 
     @property
     def worst(self) -> PhaseMemory:
+        """The phase with the most bytes of tensors; what the card needs can be most in another (`neediest`)."""
         return max(self.phases, key=lambda phase: phase.allocated_bytes)
 
     @property

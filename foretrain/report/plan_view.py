@@ -184,32 +184,33 @@ def phase_parts(plan: Plan, memory: StepMemory, phase: PhaseMemory) -> tuple[tup
 
 
 def memory_bars(plan: Plan) -> StackedBars:
-    """One bar for each way to run the step, at its worst phase, up to what the process is expected to need."""
+    """One bar for each way to run the step, at the phase that needs most, up to what it is expected to need."""
     bars = tuple(Bar(Message(f"step.{each.step}"), phase_parts(plan, each, each.neediest)) for each in plan.memory)
     return StackedBars(Message("picture.memory"), bars, plan.available_bytes)
 
 
 def _bytes(plan: Plan) -> tuple[Block, ...]:
-    """Both bars, then the rows of the worst phase of the step that is meant, each with its formula."""
+    """Both bars, then the rows of the phase that needs most of the step that is meant, each with its formula."""
     memory = plan.memory_of(plan.step)
-    worst = memory.worst
+    phase = memory.neediest
     rows: list[tuple[Cell, ...]] = [
         (Message(f"component.{c.id}"), Quantity(c.size_bytes, "bytes"), c.formula)
-        for c in worst.components
-        if c.size_bytes * 2000 >= worst.allocated_bytes
+        for c in phase.components
+        if c.size_bytes * 2000 >= phase.allocated_bytes
     ]
-    rest = worst.allocated_bytes - sum(
-        c.size_bytes for c in worst.components if c.size_bytes * 2000 >= worst.allocated_bytes
+    rest = phase.allocated_bytes - sum(
+        c.size_bytes for c in phase.components if c.size_bytes * 2000 >= phase.allocated_bytes
     )
     if rest:
         rows.append((Message("component.rest"), Quantity(rest, "bytes"), ""))
-    rows.append((Message("component.total"), Quantity(worst.allocated_bytes, "bytes"), ""))
+    rows.append((Message("component.total"), Quantity(phase.allocated_bytes, "bytes"), ""))
     columns = (Message("column.component"), Message("column.bytes"), Message("column.formula"))
-    c = plan.config
+    c, evaluates = plan.config, phase.phase.startswith("evaluate")
+    batch, context = (c.eval_batch, c.eval_block) if evaluates else (c.batch_size, c.block_size)
     legend = Message(
         "plan.legend",
         {
-            "B": c.batch_size, "T": c.block_size, "C": c.n_embd, "H": c.n_head, "L": c.n_layer, "V": c.vocab_size,
+            "B": batch, "T": context, "C": c.n_embd, "H": c.n_head, "L": c.n_layer, "V": c.vocab_size,
             "P": plan.counts.n_params,
         },
     )  # fmt: skip
@@ -217,8 +218,8 @@ def _bytes(plan: Plan) -> tuple[Block, ...]:
         "plan.where",
         {
             "step": Message(f"step.{plan.step}"),
-            "phase": Message(f"phase.{worst.phase}"),
-            "moment": Message(f"moment.{worst.moment}"),
+            "phase": Message(f"phase.{phase.phase}"),
+            "moment": Message(f"moment.{phase.moment}"),
         },
     )
     return memory_bars(plan), Paragraph(where), Table(columns, tuple(rows), frozenset({1})), Paragraph(legend)

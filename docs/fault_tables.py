@@ -151,7 +151,7 @@ def marked() -> list[tuple[str, str, str, str, str]]:
 
 def catalogue() -> str:
     """Fault, what you will see, what is safe, and the test that shows it."""
-    lines = []
+    lines, rows = [], marked()
     for group, title in _GROUPS.items():
         lines += [
             f"**{title}**",
@@ -159,7 +159,7 @@ def catalogue() -> str:
             "| fault | what you will see | what is safe | test |",
             "| --- | --- | --- | --- |",
         ]
-        for row, what, sees, safe, test in marked():
+        for row, what, sees, safe, test in rows:
             if row == group:
                 file, name = test.split("::")
                 lines.append(f"| {what} | {sees} | {safe} | [`{name}`](../{file}) |")

@@ -6,7 +6,7 @@ from foretrain.config import RunConfig
 from foretrain.hardware import find
 from foretrain.lm.shape import ModelShape
 from foretrain.predict.memory import predict
-from foretrain.predict.plan import plan
+from foretrain.predict.plan import choose_dtype, plan, timing
 
 MODELS = {
     "124M": {},
@@ -39,8 +39,9 @@ def _step_s(knobs: dict[str, int], card: str, mode: str, dtype: str) -> float | 
     gpu = find(card)
     if mode == "fp8" and gpu.capability < (8, 9):
         return None
-    made = plan(RunConfig.model_validate(values), gpu)
-    return made.timing.step_s.expected_s if made.timing else None
+    config = RunConfig.model_validate(values)
+    made = timing(config, gpu, choose_dtype(config, gpu)[0], "foretrain", config.compile)
+    return made.step_s.expected_s if made else None
 
 
 def speeds() -> str:

@@ -5,6 +5,7 @@ Tests of the start itself put REAL_START back.
 """
 
 import atexit
+import gc
 import io
 import json
 import os
@@ -90,6 +91,7 @@ def serve() -> None:
 
     assert drive
     assert session
+    gc.freeze()  # a child neither walks nor copies what all of them share
     children: dict[int, Path] = {}
     while True:
         asked = select.select([0], [], [], 0.01)[0]

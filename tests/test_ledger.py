@@ -358,3 +358,30 @@ def test_what_a_kept_estimate_goes_by_is_all_that_it_depends_on(gpu: str, compil
             except (ValueError, UserError):  # a value that no config has
                 continue
     assert {"n_layer", "batch_size", "optimizer", "recipe", "attention"} <= unlike
+
+
+def test_a_search_asks_whether_it_fits_and_hears_what_the_verdict_says() -> None:
+    """`fits` leaves out replays; also for a run that only evaluates, whose later phases never come."""
+    words = ["--n_layer=2", "--n_embd=256", "--n_head=4", "--batch_size=16", "--compile=false"]
+    others = [[], ["--eval_only=true"], ["--memory_limit=3GiB"], ["--allocator_settings=expandable_segments:True"]]
+    answers = set()
+    for more in others:
+        config = resolve([*words, *more]).config
+        ledger = estimated(config, find("RTX 4070"), "float32", "foretrain", compiled=False)
+        for share in (0.7, 0.9, 0.97, 1.0, 1.03, 1.1, 1.5):
+            room = int(ledger.memory.needed_bytes * share)
+            fits = ledger.fits(room, 12 << 30)
+            assert fits == (worst_verdict(ledger.judged(room, 12 << 30)) == "fits"), (more, share)
+            answers.add(fits)
+    assert answers == {True, False}
+
+
+def test_a_run_that_only_evaluates_dies_in_its_evaluation() -> None:
+    """Under a limit where training would die first in a larger one: that it never comes to it changes nothing."""
+    config = resolve(["--n_layer=6", "--batch_size=16", "--compile=false", "--eval_only=true"]).config
+    ledger = estimated(config, find("RTX 4070"), "bfloat16", "nanogpt", compiled=False)
+    (phase,) = ledger.memory.phases
+    assert phase.phase == "evaluate_first"
+    assert phase.reserved_bytes
+    verdicts = {share: ledger._dies_in(int(phase.reserved_bytes * share)) for share in (0.8, 1.0)}
+    assert verdicts == {0.8: "evaluate_first", 1.0: None}

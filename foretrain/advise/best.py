@@ -18,7 +18,7 @@ from foretrain.config import RunConfig
 from foretrain.errors import UserError
 from foretrain.hardware import Dtype, Gpu
 from foretrain.lm.shape import ModelShape
-from foretrain.predict.memory import StepName, predict, worst_verdict
+from foretrain.predict.memory import StepName, estimated
 from foretrain.predict.plan import Plan, Timing, timing
 from foretrain.predict.scaling import BESIROGLU, FITS, MOST_EPOCHS, effective_tokens, good_tokens_per_step
 from foretrain.predict.within import Reading, adjusted, check_currency, largest_steps, with_steps
@@ -126,11 +126,9 @@ class _Search:
 
     def needed_bytes(self, config: RunConfig) -> int | None:
         """What the worst phase is expected to need, or None where one does not fit safely."""
-        available = self.base.available_bytes
-        memory = predict(
-            config, self.gpu, self.dtype, self.step, compiled=config.compile, available_bytes=available
-        )  # fmt: skip
-        return memory.needed_bytes if worst_verdict(memory) == "fits" else None
+        ledger = estimated(config, self.gpu, self.dtype, self.step, compiled=config.compile)
+        fits = ledger.fits(self.base.available_bytes, self.gpu.memory_bytes)
+        return ledger.memory.needed_bytes if fits else None
 
     def fitting(self, shape: dict[str, int]) -> tuple[RunConfig, int] | None:
         """The quickest settings of a shape that fit the memory, and what they need."""

@@ -11,7 +11,7 @@ from foretrain.advise.rules.base import Change, State
 from foretrain.config_checks import check
 from foretrain.errors import UserError
 from foretrain.precision import check_matmul
-from foretrain.predict.memory import StepMemory, Verdict, estimated, worst_verdict
+from foretrain.predict.memory import Ledger, StepMemory, Verdict, estimated, worst_verdict
 from foretrain.predict.plan import Timing, available, timing
 
 
@@ -20,17 +20,26 @@ class Outcome:
     """What a run takes in one state."""
 
     state: State
-    memory: StepMemory
+    found: Ledger | StepMemory  # a ledger is judged when its phases are first asked for
     available_bytes: int | None
+
+    @cached_property
+    def memory(self) -> StepMemory:
+        """Its phases, with verdicts."""
+        if isinstance(self.found, StepMemory):
+            return self.found
+        return self.found.judged(self.available_bytes, self.state.gpu.memory_bytes)
 
     @cached_property
     def verdict(self) -> Verdict | None:
         return worst_verdict(self.memory)
 
-    @property
+    @cached_property
     def fits(self) -> bool:
         """With the plan's margin; where nobody knows how much memory there is, nothing is refused."""
-        return self.verdict in ("fits", None)
+        if isinstance(self.found, StepMemory):
+            return self.verdict in ("fits", None)
+        return self.found.fits(self.available_bytes, self.state.gpu.memory_bytes)
 
     @property
     def needed_bytes(self) -> int:
@@ -84,7 +93,7 @@ class Planner:
         room, _ = available(config, state.gpu, state.used_by_others_bytes)
         ledger = estimated(config, state.gpu, state.dtype, state.step, compiled=config.compile)
         self._asked.add(ledger.key)
-        return Outcome(state, ledger.judged(room, state.gpu.memory_bytes), room)
+        return Outcome(state, ledger, room)
 
     def mildest(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:
         """The first change that fits, of changes that need less and less; the last one where none does.

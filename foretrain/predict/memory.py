@@ -10,7 +10,7 @@ Known limits: the CUDA context is a prior until it is measured on the card; see 
 `eager_forward.py` and `inductor.py`.
 """
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from foretrain.config import OWN_WAYS, RunConfig
@@ -177,14 +177,42 @@ class Ledger:
         run = SimulatedRun(config, gpu, asked.dtype, step, compiled)
         self.peaks = run.peaks() | (resumed := resume(run)).peaks
         self.events, self.settings = run.t.packed(), _settings_of(config)
-        reserved = {} if self.cpu else reserved_bytes(run.t, self.settings) | reserved_bytes(resumed, self.settings)
+        self._step: StepName = step
+        self._resumed, self._n_params, self._saved_bytes = resumed, run.symbols["P"], run.saved_bytes
         self.roughly = ROUGHLY if compiled and run.writes_scores else (1.0, 1.0, 1.0)
         self.staged_bytes = staged_bytes(run) if asked.saves else 0
-        names = [name for name in PHASES if not (config.eval_only and name != "evaluate_first")]
-        phases = tuple(self._phase(name, reserved.get(name), run.symbols["P"]) for name in names)
-        self.memory = StepMemory(
-            step=step, compiled=compiled, phases=phases, saved_bytes=run.saved_bytes, context=self.context
+        self._names = [name for name in PHASES if not (config.eval_only and name != "evaluate_first")]
+
+    @cached_property
+    def memory(self) -> StepMemory:
+        """Without verdicts. What the allocator reserves is replayed when it is first asked for."""
+        events = () if self.cpu else (self.events, self._resumed)
+        reserved = {name: size for part in events for name, size in reserved_bytes(part, self.settings).items()}
+        phases = tuple(self._phase(name, reserved.get(name), self._n_params) for name in self._names)
+        return StepMemory(
+            step=self._step, compiled=self.compiled, phases=phases, saved_bytes=self._saved_bytes, context=self.context
         )
+
+    def fits(self, available_bytes: int | None, card_bytes: int | None = None) -> bool:
+        """Whether `judged` finds that every phase fits, or cannot judge: a search asks this much more often.
+
+        Where the tensors alone are too large, nothing is replayed.
+        """
+        if self.cpu or available_bytes is None:
+            return worst_verdict(self.judged(available_bytes, card_bytes)) in ("fits", None)
+        limits = self._limits(available_bytes, card_bytes)
+        if max(self.peaks[name].nbytes for name in self._names) > min(limits):
+            return False
+        return all(self._dies_in(limit) is None for limit in reversed(limits))
+
+    def _limits(self, available_bytes: int, card_bytes: int | None) -> tuple[int, int]:
+        """(leniently, strictly): what the allocator may take, with the smallest and with the expected context."""
+        low, expected, _ = self.roughly
+        leniently = round((available_bytes - self.context.low_bytes) / (low * RESERVED[self.compiled][0]))
+        strictly = round((available_bytes - self.context.expected_bytes - MARGIN_BYTES) / expected)
+        # The trainer's own cap, which memory_limit is, takes the place of the setting.
+        cap = None if self.capped or card_bytes is None else self.settings.cap_bytes(card_bytes)
+        return (leniently, strictly) if cap is None else (min(leniently, cap), min(strictly, cap))
 
     def _phase(self, name: str, reserved: int | None, n_params: int) -> PhaseMemory:
         peak = self.peaks[name]
@@ -222,13 +250,7 @@ class Ledger:
     def _on_card(self, available_bytes: int, card_bytes: int | None) -> list[Verdict]:
         """fits: the run lives with the expected context and 200 MiB to spare; does_not_fit: it dies even with the
         smallest context; else tight. A phase in which it does not die is judged by its tensors."""
-        c, (low, expected, _) = self.context, self.roughly
-        strictly = round((available_bytes - c.expected_bytes - MARGIN_BYTES) / expected)
-        leniently = round((available_bytes - c.low_bytes) / (low * RESERVED[self.compiled][0]))
-        # The trainer's own cap, which memory_limit is, takes the place of the setting.
-        cap = None if self.capped or card_bytes is None else self.settings.cap_bytes(card_bytes)
-        if cap is not None:
-            strictly, leniently = min(strictly, cap), min(leniently, cap)
+        leniently, strictly = self._limits(available_bytes, card_bytes)
         dead = self._dies_in(leniently)
         certain = dead is not None
         dead = dead or self._dies_in(strictly)
@@ -252,7 +274,8 @@ class Ledger:
         if all((phase.reserved_bytes or 0) <= limit_bytes for phase in phases):
             return None
         too_much = next((phase.phase for phase in phases if phase.allocated_bytes > limit_bytes), None)
-        return too_much or fails_in(self.events, self.settings, limit_bytes)
+        failing = too_much or fails_in(self.events, self.settings, limit_bytes)
+        return failing if failing in self._names else None  # eval_only never comes to training
 
 
 def _settings_of(config: RunConfig) -> Settings:

@@ -36,11 +36,6 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(8, len(os.sched_getaffinity(0)) + 1) if hasattr(os, "sched_getaffinity") else 2
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests whose traces fork this process come first: after some other tests a child's backward pass aborts."""
-    items.sort(key=lambda item: item.path.name != "test_trace_any_code.py")
-
-
 def pytest_collection_finish() -> None:
     """What is imported and collected stays: the garbage collector need not walk it again and again, nor come so often."""
     gc.collect()

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 from foretrain.config import RunConfig
+from foretrain.configfile import resolve
 from foretrain.cpu import cpu_device
 from foretrain.errors import UserError
 from foretrain.hardware import find
 from foretrain.lm.shape import ModelShape
 from foretrain.lm.step import TrainState, build, evaluation_loss, train_step
 from foretrain.predict import memory
-from foretrain.predict.memory import StepMemory, components, predict, worst_verdict
+from foretrain.predict.memory import StepMemory, components, estimated, predict, worst_verdict
 from foretrain.predict.simulated_run import CUDA_GRANULE
 from foretrain.predict.timeline import Timeline
 from foretrain.run.meter import Meter, allocator_peak

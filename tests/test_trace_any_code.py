@@ -15,6 +15,7 @@ from foretrain.predict.exact import guard
 from foretrain.predict.exact.forked import ChildDied
 from foretrain.predict.exact.guard import StandInError
 from foretrain.predict.exact.library import Tracing, trace
+from foretrain.predict.exact.tracer import Tracer
 from foretrain.units import GIB, MIB
 from tests.helpers import REPO
 
@@ -276,13 +277,37 @@ def test_a_trace_changes_nothing_in_the_process_that_asks() -> None:
     assert (torch.cuda.is_available, torch.cuda.device_count, torch.Tensor.cuda, list(guard._alive)) == before
 
 
-def test_in_process_the_code_may_set_variables() -> None:
-    script = (
-        "from foretrain import trace\nimport torch\nseen = []\n"
-        "trace(lambda on: seen.append(torch.empty(4, device='cuda').shape), in_process=True)\nprint(seen)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=REPO)
-    assert done.stdout == "[torch.Size([4])]\n", done.stderr
+IN_PROCESS = """
+from foretrain import trace
+import torch
+
+def code(on):
+    weight = torch.empty(1024, 1024, device="cuda", requires_grad=True)
+    weight.sum().backward()
+    seen.append(weight.grad.shape)
+
+seen = []
+trace(code, in_process=True)
+print(seen, trace(code).peak_allocated_bytes >> 20)
+"""
+
+
+def test_in_process_the_code_may_set_variables_and_a_child_may_trace_after_it() -> None:
+    """Autograd started a thread for each device in the process that stood in, and a forked child has none of them."""
+    done = subprocess.run([sys.executable, "-c", IN_PROCESS], capture_output=True, text=True, cwd=REPO)
+    assert done.stdout == "[torch.Size([1024, 1024])] 8\n", done.stderr
+
+
+def test_where_autograd_cannot_run_in_a_child_a_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def calibrate(device: str) -> None:
+        raise RuntimeError(
+            "Unable to handle autograd's threading in combination with fork-based multiprocessing. "
+            "See https://github.com/pytorch/pytorch/wiki/Autograd-and-Fork"
+        )
+
+    monkeypatch.setattr(Tracer, "calibrate", calibrate)
+    with pytest.raises(StandInError, match=r"sees a card.*in_process=True"):
+        trace(lambda on: square())
 
 
 def test_the_codes_own_error_comes_back_with_where_it_was_raised() -> None:

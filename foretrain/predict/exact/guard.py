@@ -34,6 +34,7 @@ def install() -> None:
         return
     if not sys.platform.startswith("linux"):
         raise StandInError(f"tracing works on Linux; this is {sys.platform}")
+    _start_engine()
     folder = Path(torch.__file__).parent / "lib"
     try:
         c10, cpu = ctypes.CDLL(str(folder / "libc10.so")), ctypes.CDLL(str(folder / "libtorch_cpu.so"))
@@ -45,6 +46,16 @@ def install() -> None:
     accelerator = str(torch._C._accelerator_getAccelerator())
     if accelerator != "cuda":
         raise StandInError(f"torch {torch.__version__} took {accelerator} for its accelerator")
+
+
+def _start_engine() -> None:
+    """Let autograd start while no device is there, so that it starts no threads for any.
+
+    It would start one for each device of the guard below, which counts eight, and could then compute no gradient in a
+    forked child (torch/csrc/autograd/engine.cpp, start_device_threads). Fake tensors need none: they use one thread.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        torch.zeros((), device="cpu", requires_grad=True).neg().backward()
 
 
 def _slot(name: str) -> int:

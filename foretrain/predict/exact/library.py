@@ -50,6 +50,8 @@ SENTENCES = {
     "make models, optimizers and tensors inside, where they are fake and take no memory",
     "stance is 'fail_on_recompile'": "the code calls torch.compile: give compile=True to foretrain.trace",
     "DataLoader worker process": "a DataLoader's workers are other processes, without fake tensors: give num_workers=0",
+    "Autograd-and-Fork": "this process has computed gradients where PyTorch sees a card, after which a forked child "
+    "cannot: trace first, or in a fresh process, or give in_process=True",
     "not compiled with CUDA|NVIDIA driver|driver version|ATen_cuda|_cuda_|CUDA support": "the code asked CUDA for what "
     "only a real card answers",
 }
@@ -119,13 +121,17 @@ class Traced:
 
 
 @contextlib.contextmanager
-def _in_one_sentence(tracer: Tracer) -> Iterator[None]:
-    """What the code cannot do on fake tensors, as a StandInError that says so; its own errors stay as they are."""
+def _in_one_sentence() -> Iterator[list[Tracer]]:
+    """What the code cannot do on fake tensors, as a StandInError that says so; its own errors stay as they are.
+
+    The list is for the tracer, once it is there.
+    """
+    seen: list[Tracer] = []
     try:
-        yield
+        yield seen
     except tuple(WHY) as error:
         op, advice = str(error.args[0]), ""
-        if tracer.sparse:
+        if any(tracer.sparse for tracer in seen):
             advice = ", nor for sparse tensors at all: trace with sparse=False"
         elif "._fused_" in op:
             advice = "; the optimizer's foreach=True can be traced"
@@ -189,11 +195,11 @@ def trace(
 
 def _traced(code: Callable[[Tracing], object], card: Gpu, compile: bool, pads: bool) -> Traced:
     """The trace, in this process."""
-    with tracing(card, compiled=compile, pads=pads) as session:
+    with _in_one_sentence() as seen, tracing(card, compiled=compile, pads=pads) as session:
         there, tracer = session.there, session.tracer
         assert there is not None
-        with _in_one_sentence(tracer):
-            code(Tracing(torch.device("cuda"), tracer))
+        seen.append(tracer)
+        code(Tracing(torch.device("cuda"), tracer))
     if not tracer.record.sizes:
         raise StandInError(f"the code put nothing on the {card.name}: make its tensors on `device`, which is cuda")
     record = tracer.record.finish(weight_shapes=frozenset(session.names.weight_shapes))

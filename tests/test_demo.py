@@ -28,7 +28,7 @@ def test_demo_in_short(own_directory: Path, hasty: Path, monkeypatch: pytest.Mon
         calibrate.measure(place(resolve(["--device=cpu"]).config), quick=True, quiet=quiet, dtypes=dtypes)
 
     monkeypatch.setattr(demo, "_measure", measure_here)
-    result = foretrain("demo", "--steps", "60", timeout=400)
+    result = foretrain("demo", "--steps", "40", timeout=400)
     assert result.returncode == 0, result.stderr
     for words in ("1. The forecast", "2. The run", "3. What the model writes", "4. Forecast against measurement"):
         assert words in result.stderr
@@ -38,7 +38,7 @@ def test_demo_in_short(own_directory: Path, hasty: Path, monkeypatch: pytest.Mon
     assert 0 < len(forecast.splitlines()) <= 12
     assert Path("out-demo/report.html").is_file()
     record = json.loads(Path("out-demo/run.json").read_text())
-    assert record["val_loss"] < 2.8  # byte frequencies alone give 3.09; 60 steps are a twenty-fifth of the demo
+    assert record["val_loss"] < 3.0  # byte frequencies alone give 3.09; the demo makes 1,500 steps
 
 
 def test_a_busy_machine_is_said_and_not_measured(

@@ -15,8 +15,8 @@ from foretrain.predict.exact.service import Request, traces
 from foretrain.predict.exact.tracer import Tracer
 from tests.helpers import REPO
 
-TINY = {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 32, "vocab_size": 520, "batch_size": 2,
-        "gradient_accumulation_steps": 3}  # fmt: skip
+TINY = {"n_layer": 1, "n_head": 2, "n_embd": 64, "block_size": 32, "vocab_size": 520, "batch_size": 2,
+        "gradient_accumulation_steps": 2}  # fmt: skip
 WAYS: dict[str, tuple[dict[str, object], str, str]] = {
     "foretrain": ({}, "bfloat16", "foretrain"), "nanoGPT": ({"dropout": 0.1}, "float16", "nanogpt"),
     "fp32, bias": ({"bias": True}, "float32", "foretrain"),

@@ -93,9 +93,13 @@ def _number(value: Any) -> Any:
 
 
 def _kind(node: ast.AST) -> str:
-    if isinstance(node, ast.Call):
-        return f"a call of {ast.unparse(node.func)[:40]}()"
-    return f"a construct ({type(node).__name__})"
+    return _quoted(node)
+
+
+def _quoted(node: ast.AST) -> str:
+    """The beginning of a piece of code, as it is written."""
+    line, *more = ast.unparse(node).split("\n")
+    return f"`{line[:40]}{'…' if more or len(line) > 40 else ''}`"
 
 
 def parse_expression(text: str, names: dict[str, Any] | None = None) -> Any:
@@ -163,7 +167,7 @@ class _Reader:
                 case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                     self.assign(name, value, source)
                 case _:
-                    what = f"a statement ({type(statement).__name__})"
+                    what = _quoted(statement)
                     self.result.problems.append(UserError("config.not_data", source=source, what=what))
 
     def assign(self, name: str, value: ast.expr, source: str) -> None:

@@ -90,7 +90,7 @@ def test_what_was_not_asked_for_is_not_there() -> None:
     assert timing.cost_expected
     assert "CO2" not in foretrain("plan", D, "--gpu", "4070", "--full").stdout
     shown = foretrain("plan", D, "--gpu", "4070", "--co2", "400", "--price", "€0.35/h", "--full").stdout
-    assert "at 400 g a kWh" in shown
+    assert "at 400 g per kWh" in shown
     assert "electricity included" in " ".join(shown.split())
 
 

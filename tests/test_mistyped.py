@@ -10,7 +10,7 @@ import pytest
 
 from foretrain.errors import UserError
 from foretrain.run import store
-from tests.helpers import foretrain
+from tests.helpers import REPO, foretrain
 
 PLAN = ("plan", "gpt2-124m", "--gpu", "4070")
 
@@ -234,3 +234,61 @@ def test_a_wrong_command_line_is_one_sentence_in_the_language(words: list[str], 
     group = 2 if words[0] == "data" else 1  # a group of commands does not take --json itself
     as_json = json.loads(foretrain(*words[:group], "--json", *words[group:]).stdout)
     assert (as_json["id"], as_json["exit_code"]) == (f"usage.{id}", 2)
+
+
+def test_check_says_free_only_where_it_is_known_what_others_use() -> None:
+    words = ("plan", "gpt2-350m", "--gpu", "RTX 4060 Laptop", "--check", "--oneline")
+    said, beside = foretrain(*words).stderr, foretrain(*words, "--used-by-others", "2GiB").stderr
+    assert "needs about 10.42 GiB, the device has 8.00 GiB." in said
+    assert "needs about 10.42 GiB, only 6.00 GiB free." in beside
+
+
+def test_a_price_of_an_hour_and_one_of_electricity_are_not_both_taken() -> None:
+    result = foretrain(*PLAN, "--price", "0.5", "--price-per-kwh", "0.35")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "--price is what an hour of the card costs" in result.stderr
+    one_card = foretrain("plan", "gpt2-124m", "--gpu", "4070,4090", "--price", "4090=0.5", "--price-per-kwh", "0.35")
+    assert one_card.returncode == 0  # the other card pays for its electricity
+
+
+def test_a_place_without_a_dataset_is_named_once(tmp_path: Path) -> None:
+    for words in (("train", "baby", "--device=cpu", f"--dataset={tmp_path}"), ("data", "info", str(tmp_path))):
+        result = foretrain(*words)
+        assert result.returncode == 7
+        assert f"No dataset at {tmp_path}: " in result.stderr
+        assert "data//" not in result.stderr
+    assert "nor data/nowhere holds" in foretrain("data", "info", "nowhere").stderr
+
+
+def test_code_in_a_config_is_quoted(own_directory: Path) -> None:
+    lines = ("for i in range(3):", "    batch_size = i", "print(batch_size)", "max_iters = [i for i in (1, 2)]")
+    Path("loop.py").write_text("\n".join(lines))
+    said = foretrain("plan", "loop.py", "--gpu", "4070").stderr
+    assert "loop.py:1: `for i in range(3):…` would have to be run" in said
+    assert "loop.py:3: `print(batch_size)` would have to be run" in said
+    assert "max_iters = `[i for i in (1, 2)]`" in said
+    assert "(For)" not in said
+
+
+def test_a_loss_that_is_not_finite_is_not_hidden_in_the_summary(own_directory: Path) -> None:
+    losses = ((0, "4.2000"), (10, "nan"), (20, "nan"))
+    lines = (f"iter {step}: loss {loss}, time 300.00ms, mfu 10.00%" for step, loss in losses)
+    Path("nan.log").write_text("\n".join(lines))
+    assert "4.2000 → 4.2000, of the losses that are finite numbers" in foretrain("explain", "nan.log").stdout
+
+
+@pytest.mark.parametrize("lang", ["en", "ar", "hi"])
+def test_advice_names_no_rule_by_its_id(lang: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    words = ("advise", "gpt2-350m", "--gpu", "RTX 4060 Laptop", "--used-by-others", "2GB", "--full", "--lang", lang)
+    said = " ".join(re.sub("[\u2066-\u2069]", "", foretrain(*words).stdout).split())
+    assert not re.search(r"free_others|eval_batch\b|half_precision|micro_batch\b|chunked_loss\b", said)
+    if lang == "en":
+        assert "closing other programs: not enough." in said
+
+
+def test_freeing_a_part_of_what_others_use_says_of_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    case = str(REPO / "examples" / "real-cases" / "c.py")
+    said = foretrain("advise", case, "--gpu", "4070", "--used-by-others", "2.1GB", "--full").stdout
+    assert re.search(r"free \d+ MiB of the 1\.96 GiB used by other programs", said)

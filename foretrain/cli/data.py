@@ -68,11 +68,11 @@ def add_to(app: typer.Typer) -> None:
 
 def located(name: str) -> Any:
     """The dataset of a name. Raises UserError where there is none."""
-    from foretrain.lm.locate import locate
+    from foretrain.lm.locate import locate, no_dataset
 
     found = locate(name)
     if found is None:
-        raise UserError("data.no_dataset", name=name)
+        raise no_dataset(name)
     return found
 
 

@@ -151,12 +151,14 @@ def make_plans(
 def _check(plans: list[Plan]) -> None:
     """Exit with 3 when the step that the headline means does not fit; the one object of --json is the plan, which says
     so too."""
+    from foretrain.report import first_view
+
     for p in plans:
         if p.verdict == "does_not_fit":
             id = "check.failed_nanogpt" if p.step == "nanogpt" else "check.failed_foretrain"
             error = UserError(
                 id, name=p.name, gpu=p.gpu.name, needed=p.memory_of(p.step).needed_bytes,
-                available=p.available_bytes or 0,
+                room=first_view.room(p, "short").text(),
             )  # fmt: skip
             print_error(error, as_json=False)
             raise typer.Exit(int(error.exit_code))

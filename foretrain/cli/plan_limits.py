@@ -93,6 +93,8 @@ def priced(resolved: ResolvedConfig, limits: Limits) -> ResolvedConfig:
     update: dict[str, Any] = {}
     sources = dict(resolved.sources)
     if limits.price is not None and "=" not in limits.price:
+        if resolved.sources.get("price_per_kwh", "").startswith("--"):
+            raise UserError("usage.price_and_power")
         update["price_per_hour"] = _price(limits.price, limits.price, resolved.config)
         sources["price_per_hour"] = f"--price {limits.price}"
     if limits.co2 is not None:

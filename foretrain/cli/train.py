@@ -241,7 +241,7 @@ def prepare_data(resolved: ResolvedConfig, *, quiet: bool = False) -> tuple[Reso
 
     from foretrain.cli.fetching import fetch
     from foretrain.lm import dataset
-    from foretrain.lm.locate import locate
+    from foretrain.lm.locate import locate, no_dataset
     from foretrain.lm.prepare import prepare_built_in
 
     config = resolved.config
@@ -250,7 +250,7 @@ def prepare_data(resolved: ResolvedConfig, *, quiet: bool = False) -> tuple[Reso
     else:
         found = locate(config.dataset)
         if found is None:
-            raise UserError("data.no_dataset", name=config.dataset)
+            raise no_dataset(config.dataset)
         info = found
         fetch(info, quiet=quiet)
     if info.vocab_size and "vocab_size" not in resolved.sources:

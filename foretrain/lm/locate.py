@@ -24,6 +24,11 @@ MIX_SUFFIX = ".toml"
 _MAX_MIX_BYTES, MAX_PARTS = 2**20, 1000
 
 
+def no_dataset(name: str) -> UserError:
+    """That there is no dataset of this name, or none at this place."""
+    return UserError("data.no_dataset_at" if Path(name).is_absolute() else "data.no_dataset", name=name)
+
+
 def is_remote(name: str) -> bool:
     """Whether a name is an address of another file system."""
     return "://" in name

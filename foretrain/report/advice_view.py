@@ -103,14 +103,26 @@ def _uneven(plan: Plan, found: Advices) -> tuple[Block, ...]:
 
 def short(plan: Plan, advice: Advice) -> str:
     """A change in a few words: its rules with their values, joined."""
-    return " + ".join(Message(f"rule.{rule}.short", _values(plan, advice)).text() for rule in advice.rules)
+    return " + ".join(_short(plan, advice, rule).text() for rule in advice.rules)
+
+
+def _short(plan: Plan, advice: Advice, rule: str) -> Message:
+    """One of the rules of a change, with its values."""
+    part = rule == "free_others" and advice.used_by_others_bytes  # not all that they use is needed
+    return Message(f"rule.{rule}.short_part" if part else f"rule.{rule}.short", _values(plan, advice))
+
+
+def _named(rule: str) -> str:
+    """A rule without values: its name, or the option that it sets."""
+    return Message(f"rule_name.{rule}").text() if has(f"rule_name.{rule}") else rule
 
 
 def _values(plan: Plan, advice: Advice) -> dict[str, Any]:
     config = with_settings(plan.config, advice.settings)
     return {
         **config.model_dump(), "checkpointed": config.checkpointed, "gpu": advice.gpu,
-        "tokens_per_step": config.tokens_per_step, "freed": plan.used_by_others_bytes - advice.used_by_others_bytes,
+        "tokens_per_step": config.tokens_per_step, "used": plan.used_by_others_bytes,
+        "freed": plan.used_by_others_bytes - advice.used_by_others_bytes,
     }  # fmt: skip
 
 
@@ -163,13 +175,13 @@ def _useless(plan: Plan, idle: tuple[Idle, ...]) -> list[Block]:
     together: dict[str, list[str]] = {}
     for each in idle:
         if each.reason in ONE_BY_ONE:
-            values = {"shorter": 0.0, **_known(each), "rules": each.rule}
+            values = {"shorter": 0.0, **_known(each), "rules": _named(each.rule)}
             own = f"idle.{each.reason}.{each.rule}"
             same = f"idle.{each.reason}_same.{each.rule}"
             id = same if has(same) and rounds_to_zero(values["shorter"]) else own if has(own) else f"idle.{each.reason}"
             blocks.append(Paragraph(Message(id, values)))
         else:
-            together.setdefault(each.reason, []).append(each.rule)
+            together.setdefault(each.reason, []).append(_named(each.rule))
     for reason, rules in together.items():
         blocks.append(Paragraph(Message(f"idle.{reason}", {"rules": listed(rules)})))
     return blocks
@@ -201,7 +213,7 @@ def one(plan: Plan, found: Advices, number: int) -> Document:
     title = Message("advice.detail", {"number": number, "short": short(plan, advice)})
     subtitle = {"gpu": advice.gpu, "goal": Message(f"goal.{found.goal}"), "source": Message("plan.source")}
     sections = [
-        *(Section(Message(f"rule.{rule}.short", _values(plan, advice)), (_rule(rule),)) for rule in advice.rules),
+        *(Section(_short(plan, advice, rule), (_rule(rule),)) for rule in advice.rules),
         Section(Message("plan.verdict"), (Table((), _effects(found, advice)), *_given_back((advice,)))),
         Section(Message("advice.by_phase"), (_phases(advice),)),
         Section(Message("advice.diff"), (_diff(advice),)),

@@ -63,7 +63,7 @@ def best(plan: Plan, found: Best, asked: Asked) -> Screen:
     values = {
         "n_layer": c.n_layer, "n_head": c.n_head, "n_embd": c.n_embd, "params": winner.n_params,
         "tokens": winner.tokens, "loss": winner.loss, "low": winner.loss_low, "high": winner.loss_high,
-        "needed": winner.needed_bytes, "room": _room(plan), "gpu": plan.gpu.name, "text": found.limit.text,
+        "needed": winner.needed_bytes, "room": room(plan), "gpu": plan.gpu.name, "text": found.limit.text,
         "batch_size": c.batch_size, "accumulation": c.gradient_accumulation_steps,
     }  # fmt: skip
     believable = winner.loss < math.log(c.vocab_size)
@@ -178,7 +178,7 @@ def _where(phase: PhaseMemory) -> Message:
     return Message(f"first.where.{'evaluation' if phase.phase.startswith('evaluate') else part}")
 
 
-def _room(plan: Plan, how: str = "room") -> Message:
+def room(plan: Plan, how: str = "room") -> Message:
     """What there is. It is free only where it is known what other programs use."""
     id = "free" if plan.used_by_others_bytes else "card"
     if plan.available_reason == "memory_limit":
@@ -191,7 +191,7 @@ def lead_of(plan: Plan, asked: Asked, *, others: bool = True) -> list[Paragraph]
     verdict, memory = plan.verdict_of(plan.step), plan.memory_of(plan.step)
     phase, id = memory.neediest, _verdict_id(verdict, memory.needed_bytes, plan.available_bytes)
     values: dict[str, Any] = {
-        "peak": phase.needed_span, "room": _room(plan), "short": _room(plan, "short"), "where": _where(phase),
+        "peak": phase.needed_span, "room": room(plan), "short": room(plan, "short"), "where": _where(phase),
         "gpu": plan.gpu.name,
     }  # fmt: skip
     exact = plan.exact_of(plan.step)

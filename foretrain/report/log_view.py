@@ -110,7 +110,9 @@ def _losses(found: LogAnalysis) -> Table:
     rows: Rows = []
     if losses.first_loss is not None:
         values = {"first": losses.first_loss, "last": losses.last_loss}
-        rows.append((Message("row.train_loss"), Message("value.train_loss", values)))
+        lost = any(note.id == "loss_not_finite" for note in found.findings)
+        id = "value.train_loss_lost" if lost else "value.train_loss"
+        rows.append((Message("row.train_loss"), Message(id, values)))
     if losses.best_val_loss is not None:
         values = {
             "last": losses.last_val_loss, "best": losses.best_val_loss, "step": losses.best_val_step,

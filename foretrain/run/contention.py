@@ -166,6 +166,24 @@ class Contention:
         )  # fmt: skip
 
 
+class Unwatched:
+    """In place of a `Contention` where nobody looks, as on a card: there is nothing to tell and nothing to wait for."""
+
+    gives_way = False
+
+    def begin(self) -> list[Told]:
+        return []
+
+    def step(self, took_s: float) -> list[Told]:
+        return []
+
+    def take_others(self) -> float | None:
+        return None
+
+    def result(self) -> MachineLoad | None:
+        return None
+
+
 @dataclass
 class Sums:
     """Seconds of a stretch of time: by the clock, of the processor, in steps, and lost in stalls."""

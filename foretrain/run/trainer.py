@@ -24,7 +24,7 @@ from foretrain.lm.step import Batch, StepResult, TrainState, build, evaluation_l
 from foretrain.run import checkpoint, divergence, initial, matmul_check, resume_from, threads
 from foretrain.run.checkpoint import Progress
 from foretrain.run.compilation import NotCompiled, go_eager
-from foretrain.run.contention import Contention, Told
+from foretrain.run.contention import Contention, Told, Unwatched
 from foretrain.run.device import TORCH_DTYPES, Placement
 from foretrain.run.endings import end_process, ending_of
 from foretrain.run.evaluate import Mean, mean_loss
@@ -72,7 +72,7 @@ class Trainer:
         self.feed = Feed(self.train_tokens, placement.device)
         self.peak = placement.gpu.peak_flop_per_s(placement.dtype)
         self.pace = Pace(expected)
-        self.contention, self.waiting = contention, Waiting()
+        self.contention, self.waiting = contention or Unwatched(), Waiting()
         self.end_process = end_process
         self.resumed_from: tuple[int, ...] = ()
         self.skipped_checkpoints: tuple[str, ...] = ()
@@ -245,8 +245,7 @@ class Trainer:
         c = self.config
         self.pace.begin(self.clock(), self.progress.step)
         self._first_step = self.progress.step
-        if self.contention is not None:
-            self._tell_load(self.contention.begin())
+        self._tell_load(self.contention.begin())
         while not self.flag.stopping:
             step = self.progress.step
             done = c.eval_only or step >= c.max_iters
@@ -263,9 +262,7 @@ class Trainer:
             before = self.clock()
             if (result := self._train_one(step)) is None:
                 break
-            if self.contention is not None and step - self._first_step >= (
-                WARM_STEPS if self.placement.compiled else 1
-            ):
+            if step - self._first_step >= (WARM_STEPS if self.placement.compiled else 1):
                 self._tell_load(self.contention.step(self.clock() - before))
             self.saver.poll()
             self._settle()
@@ -369,7 +366,7 @@ class Trainer:
 
     def _of_others(self) -> dict[str, float]:
         """A key for a line of metrics.jsonl, on a CPU: `others_cores`, that other programs used since the last one."""
-        others = self.contention.take_others() if self.contention is not None else None
+        others = self.contention.take_others()
         return {} if others is None else {"others_cores": round(others, 2)}
 
     def _tell_load(self, told: list[Told]) -> None:
@@ -378,7 +375,7 @@ class Trainer:
             self._note(id, step=self.progress.step, **values)
             if id == "machine_busy":
                 self.pace.expected = None  # the forecast is of a quiet machine; what is measured now says more
-        if self.contention is not None and self.contention.gives_way != self.waiting.asleep:
+        if self.contention.gives_way != self.waiting.asleep:
             self.waiting.sleep() if self.contention.gives_way else self.waiting.spin()
         if self.waiting.asleep and any(id == "machine_busy" for id, _ in told):
             self._note("threads_sleep")
@@ -470,7 +467,7 @@ class Trainer:
             mfu=flop_per_s / self.peak if flop_per_s and self.peak else None,
             evaluation_s=self.pace.median_evaluation_s,
             wall_s=self._elapsed_s(), data_wait_s=self.feed.mean_wait_s,
-            machine=self.contention.result() if self.contention is not None else None,
+            machine=self.contention.result(),
             memory=self.meter.result(self.state) if hasattr(self, "state") else self.meter.empty(),
         )  # fmt: skip
         record = resume_from.with_former(record, self.former)

@@ -104,7 +104,9 @@ CASES = (
         "S8", "One run that was resumed and changed its speed",
         "Four figures for one step: compare RUN and the report 802 ms, explain RUN 1.75 s, compare RUN RUN2 1,629 ms.",
         ("foretrain compare out-my", "foretrain explain out-my", "foretrain compare out-my out-demo", "foretrain runs"),
-        only=("step ", "speed changed", "iteration", "out-my", "tokens/s", "steady"),
+        only=(
+            "one step", "A steady step takes", "speed changed", "Every command", "ms per iteration", "  tokens/s", "  finished  ",
+        ),
     ),
     Case(
         "S9", "--resume auto on a run that is finished",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from foretrain.cli import app
 from foretrain.errors import UserError
 from foretrain.run import store
 from tests.helpers import REPO, foretrain
@@ -292,3 +293,10 @@ def test_freeing_a_part_of_what_others_use_says_of_how_much(monkeypatch: pytest.
     case = str(REPO / "examples" / "real-cases" / "c.py")
     said = foretrain("advise", case, "--gpu", "4070", "--used-by-others", "2.1GB", "--full").stdout
     assert re.search(r"free \d+ MiB of the 1\.96 GiB used by other programs", said)
+
+
+def test_a_bad_value_is_said_where_another_program_runs_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the command line is not the command's: nothing in it says what was typed."""
+    monkeypatch.setattr("sys.argv", ["pytest"])
+    with pytest.raises(UserError, match=r"--trials …: must be at least 1"):
+        app(["tune", "baby", "--trials=0"], standalone_mode=False)

@@ -8,6 +8,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 from foretrain.cli import mistyped
@@ -90,10 +91,10 @@ def _command(root: Any) -> tuple[Any, str]:
 
 
 def _typed(options: list[str]) -> str:
-    """What was typed behind one of these spellings of an option."""
+    """What was typed behind one of these spellings of an option; … where another program runs the command."""
     words = own_words()
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in pairwise([*words, ""]):
         name, equals, value = word.partition("=")
         if name in options:
             return value if equals else after
-    return ""
+    return "…"

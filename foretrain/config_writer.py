@@ -27,7 +27,8 @@ def write_text(text: str, path: Path) -> None:
         with path.open("x", encoding="utf-8", newline="") as file:
             file.write(text)
     except OSError as error:
-        raise UserError("usage.cannot_write_file", path=str(path), reason=error.strerror or "") from None
+        id = "usage.cannot_write_file" if isinstance(error, FileExistsError) else "environment.cannot_write"
+        raise UserError(id, path=str(path), reason=error.strerror or "") from None
 
 
 def short_toml(config: RunConfig, origin: Sequence[str] = (), before: Mapping[str, str] | None = None) -> str:

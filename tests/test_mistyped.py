@@ -300,3 +300,16 @@ def test_a_bad_value_is_said_where_another_program_runs_the_command(monkeypatch:
     monkeypatch.setattr("sys.argv", ["pytest"])
     with pytest.raises(UserError, match=r"--trials …: must be at least 1"):
         app(["tune", "baby", "--trials=0"], standalone_mode=False)
+
+
+def test_what_the_system_refuses_to_write_has_one_exit_code(own_directory: Path) -> None:
+    """/proc takes no file, whoever asks."""
+    for words in (
+        ("report", *PLAN[1:], "--out", "/proc/x.html"),
+        ("plan", *PLAN[1:], "--within", "12h", "--write", "/proc/x.toml"),
+        ("train", "baby", "--device=cpu", "--out_dir=/proc/x"),
+    ):
+        result = foretrain(*words)
+        assert result.returncode == 4, result.stderr
+        assert "/proc/x" in result.stderr
+        assert "cannot be written" in result.stderr

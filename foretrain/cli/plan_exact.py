@@ -211,7 +211,7 @@ def write_snapshot(plan: Plan, step: StepName, depth: Depth) -> None:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise UserError("disk.full_output") from None
-        raise UserError("usage.cannot_write_file", path=str(depth.snapshot), reason=error.strerror or "") from None
+        raise UserError("environment.cannot_write", path=str(depth.snapshot), reason=error.strerror or "") from None
     if not depth.quiet:
         ERR.print(say("exact.snapshot", path=str(depth.snapshot)), soft_wrap=True)
 

@@ -245,5 +245,5 @@ def write(document: "Document", path: Path) -> Path:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise UserError("disk.full_output") from None
-        raise UserError("usage.cannot_write_file", path=str(path), reason=error.strerror or "") from None
+        raise UserError("environment.cannot_write", path=str(path), reason=error.strerror or "") from None
     return path

@@ -1,5 +1,6 @@
 """Small things that several test files need."""
 
+import contextlib
 import io
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import TextIO
 from unittest import mock
 
 import numpy as np
+from rich.console import Console
 
 from foretrain.config import RunConfig
 
@@ -59,6 +61,34 @@ def foretrain(
         stream.flush()
         texts.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
     return subprocess.CompletedProcess(command, code, *texts)
+
+
+def first_screen(command: str, *words: str, most_lines: int) -> subprocess.CompletedProcess[str]:
+    """What a command prints at 80 columns, in the repository's folder: it succeeds, in so many lines, none wider."""
+    with mock.patch.dict(os.environ, {"COLUMNS": "80"}), contextlib.chdir(REPO):
+        result = foretrain(command, *words)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert len(lines) <= most_lines
+    assert max(map(len, lines)) <= 80
+    return result
+
+
+class Terminal(io.StringIO):
+    """A stderr that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def watched(*words: str, code: int = 0) -> str:
+    """What somebody sees move on stderr while a command runs, and ends with this exit code."""
+    from foretrain.cli import common
+
+    screen = Terminal()
+    with mock.patch.object(common, "ERR", Console(file=screen, force_terminal=True, width=120)):
+        assert _main(words, io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()) == code
+    return screen.getvalue()
 
 
 def _main(words: Sequence[str], out: TextIO, err: TextIO) -> int:

@@ -26,7 +26,7 @@ from foretrain.report import run_explain_view, text
 from foretrain.run.store import RunDirectory
 from foretrain.run.vitals import Vitals, moment_of
 from foretrain.units import format_bytes
-from tests.helpers import REPO, foretrain, tiny
+from tests.helpers import REPO, foretrain, tiny, watched
 from tests.test_microbatch import NO_MEMORY, fail_in_step
 from tests.test_train import train
 from tests.test_watch import Nvml, said
@@ -397,3 +397,28 @@ def test_a_log_that_ends_in_out_of_memory_is_explained(capsys: pytest.CaptureFix
 def test_a_device_is_no_log() -> None:
     result = foretrain("explain", "/dev/zero")
     assert (result.returncode, result.stderr.count("it is a device")) == (7, 1)
+
+
+# -- while it works ------------------------------------------------------------------------------------------------
+
+
+def test_whoever_waits_sees_what_it_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """At a terminal a line moves while a snapshot, or what a run could have done, is worked out; and while plan traces."""
+    from foretrain.predict.exact import service
+
+    monkeypatch.chdir(REPO)
+    assert "explaining examples/snapshots/fragmented.pickle" in watched(
+        "explain", "examples/snapshots/fragmented.pickle"
+    )
+    case = ("explain", "examples/logs/c-out-of-memory.log", "--config", "examples/real-cases/c.py", "--gpu", "4070")
+    assert "looking for changes that fit" in watched(*case)
+
+    def tells(requests: object, listen: Any) -> None:
+        listen("1/2 · 3 s")
+        raise service.TraceUnavailable("no torch")
+
+    monkeypatch.setattr(service, "traces", tells)
+    traced = ("plan", "gpt2-124m", "--gpu", "4070", "--n_layer=3", "--snapshot", str(tmp_path / "s.pickle"))
+    assert "tracing on fake tensors" in watched(*traced, code=4)
+    assert "tracing" not in watched(*traced, "--quiet", code=4)
+    assert "explaining" not in foretrain("explain", "examples/snapshots/fragmented.pickle").stderr

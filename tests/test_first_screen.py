@@ -22,7 +22,7 @@ from foretrain.predict.plan import Plan, plan
 from foretrain.report import first_view, text
 from foretrain.report.document import Message, Row, Screen
 from foretrain.units import GIB, format_rough
-from tests.helpers import REPO, foretrain
+from tests.helpers import REPO, first_screen, foretrain
 
 CASE_C, CASE_D = (str(REPO / "examples" / "real-cases" / f"{case}.py") for case in "cd")
 SCREENS = {
@@ -47,14 +47,9 @@ VERDICTS = ("Fits.", "Tight.", "Does not fit.", "fits", "Peak")
 
 
 @pytest.mark.parametrize("words", SCREENS.values(), ids=SCREENS)
-def test_a_dozen_lines_answer(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.chdir(REPO)
-    result = foretrain("plan", *words)
-    assert result.returncode == 0, result.stderr
+def test_a_dozen_lines_answer(words: list[str]) -> None:
+    result = first_screen("plan", *words, most_lines=12)
     lines = result.stdout.splitlines()
-    assert len(lines) <= 12
-    assert max(map(len, lines)) <= 80
     assert all(line == line.rstrip() for line in lines)
     labels = {match[1] for line in lines if (match := re.match(r"  (\w+)  ", line))}
     assert any(word in result.stdout for word in VERDICTS)
@@ -107,6 +102,18 @@ def test_the_other_trainers_step_is_named_where_it_has_another_verdict() -> None
 
 def test_the_chosen_batch_is_on_the_screen() -> None:
     assert "batch 16 × 32 accumulation, the largest that fits (32 needs 17.53 GiB)" in screen(*SCREENS["auto"])
+
+
+def test_the_title_says_where_the_time_that_is_shown_comes_from() -> None:
+    """The time of a step as given is not that of the suggested change, which is estimated."""
+    changed = screen("gpt2-774m", "--gpu", "4070", "--step-time", "60")
+    assert "with the change below" in changed
+    assert "estimated, not measured" in changed
+    assert "--step-time" not in changed.split("Does not fit.")[0]
+    assert "time from --step-time" in screen("gpt2-124m", "--gpu", "4070", "--step-time", "10")
+    as_given = screen("gpt2-xl", "--gpu", "3060", "--used-by-others", "8GiB", "--step-time", "200")
+    assert "if it fitted" in as_given
+    assert "time from --step-time" in as_given
 
 
 def test_the_next_command_makes_it_fit() -> None:

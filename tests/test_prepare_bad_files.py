@@ -11,14 +11,15 @@ from urllib.parse import unquote
 import pytest
 
 from foretrain.errors import ExitCode, UserError
-from foretrain.prepare import remote
+from foretrain.prepare import remote, vocabulary
 from foretrain.prepare.estimate import peak_bytes
 from foretrain.prepare.formats import Format, OpenFile, Place, documents
 from foretrain.prepare.pool import Reader
 from foretrain.prepare.reader import Position
-from foretrain.prepare.sources import expand
+from foretrain.prepare.sources import expand, not_utf8
 from tests import bad_files
 from tests import prepare_kit as kit
+from tests.helpers import foretrain
 
 FORMAT = Format("text", "file", 16 * 2**20, False)
 
@@ -122,6 +123,27 @@ def test_a_source_without_text(own_directory: Path, monkeypatch: pytest.MonkeyPa
     kit.write_jsonl(Path("a.jsonl"), ["", "  ", None])
     with pytest.raises(UserError, match="no text"):
         kit.run("a.jsonl")
+
+
+def test_what_is_wrong_with_a_file_is_said_before_its_tokenizer_is_looked_for(
+    own_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a network GPT-2's vocabulary cannot be had; the file's own problem is told all the same, and first."""
+
+    def missing(wanted: str) -> None:
+        raise UserError("environment.no_vocabulary", name=wanted, reason="ConnectionError")
+
+    monkeypatch.setattr(vocabulary, "_find", missing)
+    Path("empty.txt").write_bytes(b"")
+    found = foretrain("prepare", "empty.txt", "--out", "o")
+    assert (found.returncode, "empty.txt: is empty." in found.stderr) == (7, True)
+    assert "vocabulary" not in found.stderr
+    Path("latin.txt").write_bytes("café au lait".encode("latin-1"))
+    found = foretrain("prepare", "latin.txt", "--out", "o")
+    assert found.returncode == 4
+    assert "latin.txt: is not UTF-8 text (byte 3 is 0xe9)" in found.stderr.split("vocabulary")[0]
+    Path("good.txt").write_bytes(b"x" * 65535 + "é".encode())  # a letter that the part that is looked at cuts
+    assert not not_utf8(["good.txt", "missing.txt", "-", "a.parquet", "."])
 
 
 # -- Hugging Face ------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -104,6 +105,16 @@ def print_error(error: UserError, *, as_json: bool) -> None:
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     """Values as JSON has them; a value that it cannot hold, NaN for one, becomes text."""
     return {"values": json.loads(json.dumps(values, default=str), parse_constant=str)}
+
+
+@contextmanager
+def working(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """What changes the text of a line on stderr that moves as long as this lasts; nothing where nobody watches."""
+    if quiet or not ERR.is_terminal:
+        yield lambda text: None
+        return
+    with ERR.status(Text(printable(text))) as status:
+        yield lambda text: status.update(Text(printable(text)))
 
 
 def noted(what: object, style: str = "dim") -> Text:

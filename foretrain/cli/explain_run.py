@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from foretrain import oom_message
 from foretrain.bounded import read_bytes
-from foretrain.cli.common import OUT, print_json
+from foretrain.cli.common import OUT, print_json, working
 from foretrain.errors import UserError
+from foretrain.messages import say
 
 if TYPE_CHECKING:
     from foretrain.advise.log_analysis import LogAnalysis
@@ -50,11 +51,12 @@ def _run(path: Path, *, as_json: bool) -> None:
 
     directory = RunDirectory(path)
     record = directory.read_record()
-    made = plan_of(path, record)
-    if record.shrunk_from is not None:  # the forecast was of a micro-batch that did not last
-        config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
-        made = plan(config, record.gpu, name=record.name)
-    found = explain_run(record, made, directory.read_lines("metrics"), directory.read_lines("events"))
+    with working(say("working.explaining", path=str(path))):
+        made = plan_of(path, record)
+        if record.shrunk_from is not None:  # the forecast was of a micro-batch that did not last
+            config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
+            made = plan(config, record.gpu, name=record.name)
+        found = explain_run(record, made, directory.read_lines("metrics"), directory.read_lines("events"))
     if as_json:
         print_json(found.to_json(schema=SCHEMA))
     else:
@@ -66,7 +68,8 @@ def _snapshot(path: Path, *, as_json: bool) -> None:
     from foretrain.advise.snapshot_analysis import SCHEMA
     from foretrain.report import snapshot_view, text
 
-    found = snapshot_file.read(path)
+    with working(say("working.explaining", path=str(path))):
+        found = snapshot_file.read(path)
     if as_json:
         print_json(found.to_json(schema=SCHEMA))
     else:
@@ -113,7 +116,9 @@ def failures(
     if config is None or gpu is None:
         return (failure,), ()
     others, over = failure.used_by_others_bytes or 0, failure.over_bytes or 0
-    return (failure,), remedies(config, gpu, used_by_others_bytes=others, over_bytes=over, step="nanogpt")
+    with working(say("working.searching")):
+        found = remedies(config, gpu, used_by_others_bytes=others, over_bytes=over, step="nanogpt")
+    return (failure,), found
 
 
 def show(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from foretrain.cli.common import ERR, OUT, need_one_of, print_error, print_json, print_notes
+from foretrain.cli.common import ERR, OUT, need_one_of, print_error, print_json, print_notes, working
 from foretrain.configfile import ResolvedConfig
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu, stated_bytes
@@ -58,11 +58,8 @@ class Depth:
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     """A line on stderr that moves while workers trace; nothing where nobody watches."""
-    if quiet or not ERR.is_terminal:
-        yield lambda text: None
-        return
-    with ERR.status(say("exact.tracing", state="")) as status:
-        yield lambda text: status.update(say("exact.tracing", state=text))
+    with working(say("exact.tracing", state=""), quiet=quiet) as show:
+        yield lambda text: show(say("exact.tracing", state=text))
 
 
 def check_depth(depth: Depth, configs: Iterable[Path]) -> None:
@@ -205,9 +202,10 @@ def write_snapshot(plan: Plan, step: StepName, depth: Depth) -> None:
         return [what, a.category, a.module or a.op, trace.phase_at(a.born)]
 
     writer = Writer(trace.events, describe)
-    replay(trace, depth.settings(plan), watch=writer.watch)
     try:
-        writer.write(depth.snapshot.resolve())  # what a link points to, not the link
+        with working(say("working.writing", path=str(depth.snapshot)), quiet=depth.quiet):
+            replay(trace, depth.settings(plan), watch=writer.watch)
+            writer.write(depth.snapshot.resolve())  # what a link points to, not the link
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise UserError("disk.full_output") from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json, wrong_value
+from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json, print_notes, wrong_value
 from foretrain.errors import ExitCode, UserError
 from foretrain.messages import printable, say
 from foretrain.quantities import parse_count
@@ -150,7 +150,10 @@ def _plan(options: "PrepareOptions", out: Path, *, as_json: bool) -> None:
 
 def _prepare(options: "PrepareOptions", *, as_json: bool, quiet: bool) -> None:
     from foretrain.prepare import engine
+    from foretrain.prepare.sources import not_utf8
     from foretrain.run.signals import StopFlag
+
+    print_notes(not_utf8(options.sources), quiet=quiet)
 
     line = _Line(quiet=quiet or as_json, most=options.max_tokens)
     with StopFlag() as flag:

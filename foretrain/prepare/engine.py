@@ -27,7 +27,7 @@ _MOST_PACKED = 30  # text packs 3 to 10 fold
 
 def plan(options: PrepareOptions) -> PreparePlan:
     """What preparing would take; nothing is written in `out`. Raises UserError."""
-    sources = expand(options.sources)
+    sources = _found(options)
     with tempfile.TemporaryDirectory(prefix="foretrain-") as place:
         info = vocabulary.make(options, sources, Path(place), plan=True)
         saved = Path(place) / vocabulary.FOLDER
@@ -49,7 +49,7 @@ def prepare(
         raise UserError("usage.out_is_source", path=options.out)
     if (folder / "run.json").exists():
         raise UserError("usage.out_is_run", path=options.out)
-    sources = expand(options.sources)
+    sources = _found(options)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK)
@@ -65,6 +65,14 @@ def prepare(
     finally:
         lock.release()
         (folder / LOCK).unlink(missing_ok=True)
+
+
+def _found(options: PrepareOptions) -> SourceList:
+    """The source's files. That they are empty is said before a tokenizer is looked for. Raises UserError."""
+    sources = expand(options.sources)
+    if sources.total_bytes == 0:
+        raise UserError("data.source_empty", path=sources.description)
+    return sources
 
 
 def _prepare_locked(

@@ -1,5 +1,6 @@
 """What is to be read: files, folders, globs, hf://datasets/… and stdin, as one ordered list with a fingerprint."""
 
+import codecs
 import glob
 import hashlib
 import os
@@ -10,6 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from foretrain.bounded import head
 from foretrain.errors import UserError
 from foretrain.lm.shards import INDEX, PROGRESS
 from foretrain.records import Record
@@ -20,6 +22,7 @@ _KINDS: dict[str, Kind] = {
 }  # fmt: skip
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _PIECES, _PIECE_BYTES = 16, 4096
+_LOOKED_AT_BYTES = 1 << 16
 
 
 class SourceFile(Record):
@@ -92,6 +95,19 @@ def expand(words: Sequence[str]) -> SourceList:
     return SourceList(
         files=listed, description=text[:500], fingerprint=digest.hexdigest()[:32], left_out=dict(left_out)
     )
+
+
+def not_utf8(words: Sequence[str]) -> tuple[UserError, ...]:
+    """A note for each plain text file, of those named here, that does not begin as UTF-8. What stands in folders is
+    counted when it is read."""
+    notes = []
+    for word in words:
+        data = b"" if kind_of(word) not in (None, ("text", "")) else head(Path(word), _LOOKED_AT_BYTES)
+        try:
+            codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < _LOOKED_AT_BYTES)
+        except UnicodeDecodeError as error:
+            notes.append(UserError("data.source_not_utf8", path=word, at=error.start, byte=data[error.start]))
+    return tuple(notes)
 
 
 def _place(file: SourceFile) -> str:

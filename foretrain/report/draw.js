@@ -29,12 +29,14 @@ const scaled = (x, steps, digits) => { for (const [size, unit] of steps) if (Mat
 // `most`: what is in the unit of something larger, as all the labels of one axis are.
 const bytes = (x, most = x) => { for (const [size, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
   if (Math.abs(most) >= size) return (x / size).toFixed(size >= 2 ** 30 ? 2 : x / size >= 100 ? 0 : 1) + " " + unit; return Math.round(x) + " B"; };
+// From a thousand on four digits that tell, the thousands separated (units.py: grouped).
+const grouped = (x, decimals) => Math.abs(x) < 1e3 ? String(+x.toFixed(decimals)) : (+x.toPrecision(4)).toLocaleString("en");
 const duration = s => s === 0 ? "0" : s < 1 ? +(s * 1e3).toPrecision(3) + " ms" : s < 90 ? +s.toPrecision(3) + " s" : s < 5400 ? +(s / 60).toFixed(1) + " min" :
-  s < 72 * 3600 ? +(s / 3600).toFixed(1) + " h" : texts.days.replace("{days}", +(s / 86400).toFixed(1));
-const energy = j => j === 0 ? "0" : j >= 3.6e6 ? +(j / 3.6e6).toPrecision(3) + " kWh" : +(j / 3600).toPrecision(3) + " Wh";
+  s < 72 * 3600 ? +(s / 3600).toFixed(1) + " h" : texts.days.replace("{days}", grouped(s / 86400, 1));
+const energy = j => j === 0 ? "0" : j >= 3.6e9 ? grouped(j / 3.6e6, 0) + " kWh" : j >= 3.6e6 ? +(j / 3.6e6).toPrecision(3) + " kWh" : +(j / 3600).toPrecision(3) + " Wh";
 const count = x => x === 0 ? "0" : scaled(x, [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]], 4);
 const rate = x => x === 0 ? "0" : scaled(x, [[1e15, "PFLOP/s"], [1e12, "TFLOP/s"], [1e9, "GFLOP/s"], [1e6, "MFLOP/s"]], 3);
-const percent = x => +(Math.abs(x) < .01 ? (100 * x).toPrecision(2) : (100 * x).toFixed(1)) + " %", money = x => x === 0 ? "0" : Math.abs(x) >= .1 ? x.toFixed(2) : String(+x.toPrecision(2));
+const percent = x => (Math.abs(x) < .01 ? +(100 * x).toPrecision(2) : grouped(100 * x, 1)) + " %", money = x => x === 0 ? "0" : Math.abs(x) >= .1 ? x.toFixed(2) : String(+x.toPrecision(2));
 const formats = { bytes, duration, energy, count, rate, percent, money, number, digits4: x => x.toFixed(4) };
 // In a line from right to left a number keeps its unit on its right (Unicode's isolates, as bidi.py sets them).
 const apart = text => rtl ? `\u2066${text}\u2069` : text;

@@ -31,7 +31,9 @@ def screen(plan: Plan, answer: FirstAnswer, asked: Asked) -> Screen:
     rows = [*_batch(plan), *_takes_of(plan, answer), *_limits(plan, answer, plan.step)]
     rows += _next(plan, answer, asked)
     rows += [*assumed_rows(plan, plan.step), *_more(plan, asked)]
-    return Screen(_title(plan, plan.step, asked), tuple(lead_of(plan, asked)), None, tuple(rows))
+    shown = _changed_timing(plan, answer)
+    title = _title(plan, plan.step, asked) if shown is None else _titled(plan, _sources(plan, plan.step, shown))
+    return Screen(title, tuple(lead_of(plan, asked)), None, tuple(rows))
 
 
 def within(plan: Plan, found: Within, asked: Asked) -> Screen:
@@ -151,16 +153,24 @@ def best_line(plan: Plan, found: Best, version: str) -> Message:
 
 
 def _title(plan: Plan, step: StepName, asked: Asked) -> Message:
-    values = {"name": plan.name, "gpu": plan.gpu.name, "params": plan.counts.n_params}
-    sources = sources_of(plan, step)
     if asked.speed:
-        sources = Message("first.sources_typed", {"memory": plan.memory_of(step).source, "option": asked.speed})
+        typed = {"memory": plan.memory_of(step).source, "option": asked.speed}
+        return _titled(plan, Message("first.sources_typed", typed))
+    return _titled(plan, sources_of(plan, step))
+
+
+def _titled(plan: Plan, sources: Message) -> Message:
+    values = {"name": plan.name, "gpu": plan.gpu.name, "params": plan.counts.n_params}
     return Message("first.title", {**values, "sources": sources})
 
 
 def sources_of(plan: Plan, step: StepName) -> Message:
     """Where memory and time of a step are from."""
-    timing, memory = plan.timing_of(step), plan.memory_of(step).source
+    return _sources(plan, step, plan.timing_of(step))
+
+
+def _sources(plan: Plan, step: StepName, timing: Timing | None) -> Message:
+    memory = plan.memory_of(step).source
     if timing is None or timing.source == memory:
         return Message("first.source", {"source": memory})
     return Message("first.sources", {"memory": memory, "time": timing.source})
@@ -239,9 +249,9 @@ def _takes_of(plan: Plan, answer: FirstAnswer) -> list[Row]:
     timing = plan.timing_of(plan.step)
     if plan.verdict != "does_not_fit" or timing is None:
         return _takes(plan, timing)
-    own, changed, marks = plan, answer.changed, ("if_fitted", "if_fitted")
-    if answer.next == "change" and changed is not None and changed.timing is not None:
-        own, timing = plan.model_copy(update={"config": changed.config}), changed.timing
+    own, marks, instead = plan, ("if_fitted", "if_fitted"), _changed_timing(plan, answer)
+    if answer.changed is not None and instead is not None:
+        own, timing = plan.model_copy(update={"config": answer.changed.config}), instead
         marks = ("with_change", "with_it")
     total = timing.total_s
     values = {
@@ -253,6 +263,13 @@ def _takes_of(plan: Plan, answer: FirstAnswer) -> list[Row]:
     return [
         Row(Message(f"first.label.{label}"), Message(f"first.{mark}", {"text": text})) for label, mark, text in rows
     ]
+
+
+def _changed_timing(plan: Plan, answer: FirstAnswer) -> Timing | None:
+    """The suggested run's time, where the screen shows that because the run as given does not fit."""
+    if plan.verdict != "does_not_fit" or plan.timing_of(plan.step) is None or answer.next != "change":
+        return None
+    return answer.changed.timing if answer.changed else None
 
 
 def _takes(plan: Plan, timing: Timing | None, steps: int | None = None) -> list[Row]:

@@ -51,5 +51,6 @@ export function bytes(size, most = size) {  // in the unit of `most`, as all the
 export function seconds(s) {
   if (s < 1) return apart(`${+(s * 1e3).toPrecision(3)} ms`);
   if (s < 90) return apart(`${+s.toPrecision(3)} s`);
-  return apart(s < 5400 ? `${(s / 60).toFixed(1)} min` : `${(s / 3600).toFixed(1)} h`);
+  const hours = s / 3600;
+  return apart(s < 5400 ? `${(s / 60).toFixed(1)} min` : `${hours < 1e3 ? hours.toFixed(1) : (+hours.toPrecision(4)).toLocaleString("en")} h`);
 }

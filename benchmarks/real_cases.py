@@ -77,7 +77,7 @@ EXPLAIN = [
     "--process",
     "4464MiB",
 ]
-VERDICT = ["examples/real-cases/c.py", "--gpu", "RTX 4070", "--others", "2.1GB", "--exact"]
+VERDICT = ["examples/real-cases/c.py", "--gpu", "RTX 4070", "--used-by-others", "2.1GB", "--exact"]
 
 
 def main() -> None:

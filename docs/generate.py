@@ -207,7 +207,7 @@ def explain_case_a() -> str:
 
 
 def exact_case_c() -> str:
-    command = 'foretrain plan examples/real-cases/c.py --gpu "RTX 4070" --used-by-others 2.1GB --exact --full'
+    command = 'foretrain plan examples/real-cases/c.py --gpu "RTX 4070" --used-by-others 2.1GB --exact'
     return block(command, result("real_cases")["consoles"]["verdict_c"])
 
 

@@ -16,7 +16,7 @@ from foretrain import oom_message
 from foretrain.advise.forecast import plan_of
 from foretrain.advise.remedies import remedies
 from foretrain.advise.run_explain import RunExplanation, explain_run, failure_of
-from foretrain.advise.run_pace import pace_of
+from foretrain.advise.run_pace import Slower, pace_of
 from foretrain.config import RunConfig
 from foretrain.configfile import resolve
 from foretrain.errors import UserError
@@ -397,6 +397,15 @@ def test_a_log_that_ends_in_out_of_memory_is_explained(capsys: pytest.CaptureFix
 def test_a_device_is_no_log() -> None:
     result = foretrain("explain", "/dev/zero")
     assert (result.returncode, result.stderr.count("it is a device")) == (7, 1)
+
+
+def test_one_slow_step_is_said_as_one() -> None:
+    def said(steps: int) -> str:
+        one = Slower(cause="unknown", steps=steps, first_step=4, last_step=3 + steps, lost_s=0.5, factor=1.5, values={})
+        return run_explain_view._why(one).message.text()
+
+    assert "step 4 lost 500 ms; it took 1.50 times the steady step." in said(1)
+    assert "3 steps from 4 to 6 lost 500 ms; on average they took 1.50 times the steady step." in said(3)
 
 
 # -- while it works ------------------------------------------------------------------------------------------------

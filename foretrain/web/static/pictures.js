@@ -48,7 +48,8 @@ const marks = {
 
 function byteTicks(axis) {
   const unit = [2 ** 40, 2 ** 30, 2 ** 20, 2 ** 10, 1].find(size => axis.max >= size);
-  const raw = axis.max / unit / 7, power = 10 ** Math.floor(Math.log10(raw));
+  const most = Math.max(2, Math.min(7, axis.width / 60));  // labels that do not touch
+  const raw = axis.max / unit / most, power = 10 ** Math.floor(Math.log10(raw));
   const step = unit * power * [1, 2, 3, 5, 10].find(k => k * power >= raw);
   axis.ticks = [];
   for (let value = 0; value <= axis.max; value += step) axis.ticks.push({ value });

@@ -110,7 +110,8 @@ def test_the_contest_with_nanogpt_runs(how: list[str], own_directory: Path) -> N
     for row in rows:
         assert not row["error"]
         assert row["ratio"] > 0
-        assert row["losses"][-1] < row["losses"][0]
+        assert min(row["losses"]) < row["losses"][0]  # how many steps there are depends on the machine
+        assert row["losses"] == pytest.approx(rows[0]["losses"], rel=0.01)
         assert row["loss_difference"]["largest"] < 2**-8
 
 

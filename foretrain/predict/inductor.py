@@ -255,17 +255,13 @@ class CompiledStep:
             if self.v.attention == "math":  # and scores of blocks before, which it makes ahead
                 pending += [t.alloc("temporaries", self.scores(4)) for _ in range(min(2, self.n_layer - 1))]
             inputs, saved = [*saved, *pending], self.block_saved()
-            if self.v.casts:  # the first norm's output is not kept: it is made from the block's input again
-                t.free(saved.pop(0))
         else:  # made again: the GELU's output, beside its gradient; products of these are put off
             inputs = [t.alloc("temporaries", self.e(4 * low)) for _ in range(2)] if self.cheap else []
         t.at("backward.blocks")
         attention = 4 if self.v.half else 2
         late, early = saved[: len(saved) // 2], saved[len(saved) // 2 :]
-        before = early[-2:] if again and self.v.casts else []  # freed before the gradients' casts to fp32, which wait
-        t.free(*before)
         new = [self.matrix_gradient(16)]
-        t.free(*(early[-2:] if not before else []))
+        t.free(*early[-2:])
         new.append(self.matrix_gradient(16))
         t.free(*early[:-2])
         new.append(self.matrix_gradient(4))

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable
 
+import accuracy_tables
 import advice_tables
 import compare_tables
 import fault_tables
@@ -425,6 +426,7 @@ def option_tables() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     **page_parts.PARTS,
+    **accuracy_tables.PARTS,
     "first-screen": start_screen,
     "schemas": json_schemas.table,
     "first-case-c": first_case_c,

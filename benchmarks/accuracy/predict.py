@@ -1,0 +1,128 @@
+"""Predictions of cases, a line of JSON for each as it ends: what the trace or the plan says, by name.
+
+    python -m benchmarks.accuracy.predict CASE … [--checkouts DIR]
+
+A program of another project is traced in a forked child: what it imports and changes is nothing for the next.
+"""
+
+import argparse
+import contextlib
+import importlib
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy import checkouts, table
+
+
+def traced(case: table.Case, folders: list[Path]) -> dict[str, Any]:
+    """The program's own readings, and for each phase what the allocator says. Bytes."""
+    import foretrain
+    from foretrain.predict.exact.replay import replay
+
+    program = importlib.import_module(f"benchmarks.accuracy.programs.{case.program}")
+    readings: dict[str, int] = {}
+    settings = dict(case.settings)
+    compiled, pads = settings.pop("traced_compiled", False), settings.pop("traced_pads", False)
+
+    def code(on: Any) -> None:
+        readings.update(program.run(on, settings, folders))
+
+    found = foretrain.trace(code, gpu=case.gpu, compile=compiled, pads=pads, in_process=True)
+    record = found.trace
+    sizes = [allocation.nbytes for allocation in record.allocations]
+    requested: dict[str, int] = {}
+    rest: dict[str, int] = {}
+    now = 0
+    for phase, start, end in record.spans():
+        requested[phase] = max(requested.get(phase, 0), now)
+        for event in record.events[start:end]:
+            now += sizes[event] if event >= 0 else -sizes[~event]
+            requested[phase] = max(requested[phase], now)
+
+    starts = {start: phase for phase, start, _ in reversed(list(record.spans()))}
+
+    def watch(position: int, allocator: Any, block: Any) -> None:
+        if position + 1 in starts:
+            rest[starts[position + 1]] = allocator.allocated_bytes
+
+    played = replay(record, None, None, physical=True, watch=watch)
+    said: dict[str, Any] = {name: value for name, value in readings.items() if value is not None}
+    for phase in played.phases:
+        said[f"allocated/{phase.phase}"] = phase.allocated_bytes
+        said[f"requested/{phase.phase}"] = requested.get(phase.phase, 0)
+        said[f"at rest/{phase.phase}"] = rest.get(phase.phase, 0)
+    said["reserved"] = played.peak_reserved_bytes
+    said["allocated"] = played.peak_allocated_bytes
+    for figure in case.figures:
+        if figure.kind == "out of memory":
+            limit = float(figure.reads.removeprefix("fits ")) * 2**30
+            said[figure.reads] = found.fits(int(limit))
+    said["notes"] = list(found.notes)
+    said["events"] = len(record.events)
+    return said
+
+
+def planned(case: table.Case) -> dict[str, Any]:
+    """What `foretrain plan` says of nanoGPT-like rows: seconds a step, and whether the card holds it."""
+    from foretrain.configfile import resolve
+    from foretrain.hardware import find
+    from foretrain.predict.memory import predict
+    from foretrain.predict.time import step_time
+
+    settings = dict(case.settings)
+    trainer, dtype, compiled = settings.pop("trainer"), settings.pop("dtype"), settings.pop("compiled")
+    config = resolve([f"--{name}={value}" for name, value in settings.items()]).config
+    gpu = find(case.gpu)
+    time = step_time(config, gpu, dtype, trainer, compiled=compiled)
+    said: dict[str, Any] = {"tokens": config.tokens_per_step}
+    if time is not None:
+        said["step"] = {"low": time.low_s, "expected": time.expected_s, "high": time.high_s}
+        said["speed"] = {
+            "low": config.tokens_per_step / time.high_s,
+            "expected": config.tokens_per_step / time.expected_s,
+            "high": config.tokens_per_step / time.low_s,
+        }
+    if any(figure.kind == "out of memory" for figure in case.figures):
+        memory = predict(config, gpu, dtype, trainer, compiled=compiled, available_bytes=None)
+        said["allocated"] = memory.worst.allocated_bytes
+        for figure in case.figures:
+            if figure.kind == "out of memory":
+                said[figure.reads] = memory.worst.allocated_bytes <= float(figure.reads.removeprefix("fits ")) * 2**30
+    return said
+
+
+def said_of(case: table.Case, folder: Path | None) -> dict[str, Any]:
+    """The prediction, or why there is none."""
+    from foretrain.predict.exact.forked import CAN_FORK, in_child
+
+    try:
+        folders = [checkouts.find(repository, folder) for repository in case.checkouts]
+        if case.program == "plan":
+            return {"said": planned(case)}
+        alone = CAN_FORK and bool(folders)
+        return {"said": in_child(lambda: traced(case, folders)) if alone else traced(case, folders)}
+    except checkouts.Missing as missing:
+        return {"why": str(missing)}
+    except Exception as error:
+        return {"why": f"failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="+", metavar="CASE")
+    parser.add_argument("--checkouts", type=Path)
+    asked = parser.parse_args()
+    known = {case.id: case for case in table.read().cases}
+    warnings.simplefilter("ignore")
+    for id in asked.cases:
+        with contextlib.redirect_stdout(sys.stderr):
+            found = said_of(known[id], asked.checkouts)
+        print(json.dumps({"case": id, **found}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

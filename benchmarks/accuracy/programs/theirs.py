@@ -1,0 +1,75 @@
+"""What drivers of other projects' programs share: imports from a checkout, and stand-ins for what a trace does without."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+
+def use(*folders: Path) -> None:
+    """Import from these folders first."""
+    sys.path[:0] = [str(folder) for folder in folders]
+
+
+def stand_in(name: str, **what: Any) -> ModuleType:
+    """A module that a program imports and a trace does without: plots, tokenizers, downloads."""
+    module = ModuleType(name)
+    module.__dict__.update(what)
+    if "." in name:
+        parent, _, child = name.rpartition(".")
+        setattr(sys.modules[parent], child, module)
+    sys.modules[name] = module
+    return module
+
+
+class Anything:
+    """Answers every call and every attribute with itself."""
+
+    def __getattr__(self, name: str) -> "Anything":
+        return self
+
+    def __setitem__(self, key: object, value: object) -> None: ...
+
+    def __call__(self, *args: object, **kwargs: object) -> "Anything":
+        return self
+
+
+def no_plots() -> None:
+    plots = Anything()
+    stand_in("matplotlib", use=plots)
+    stand_in("matplotlib.pyplot", rcParams=plots, subplots=plots, __getattr__=lambda name: plots)
+    stand_in("matplotlib.ticker", __getattr__=lambda name: plots)
+
+
+def load(path: Path, name: str, changes: dict[str, str] | None = None) -> ModuleType:
+    """A file as a module. `changes`: what to replace in its text; a part that is not there is an error."""
+    spec = importlib.util.spec_from_loader(name, loader=None, origin=str(path))
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = str(path)
+    text = path.read_text("utf-8")
+    for old, new in (changes or {}).items():
+        if old not in text:
+            raise ValueError(f"{path}: has no {old!r}: not the commit that was measured")
+        text = text.replace(old, new)
+    sys.modules[name] = module
+    exec(compile(text, str(path), "exec"), module.__dict__)
+    return module
+
+
+def records_nothing() -> None:
+    """Recordings of memory: the trace is one already."""
+    memory: Any = torch.cuda.memory
+    memory._record_memory_history = lambda *args, **kwargs: None
+    memory._dump_snapshot = lambda *args, **kwargs: None
+
+
+def stand_in_version(*packages: str) -> None:
+    """A package that reads its own version and is not installed has one."""
+    import importlib.metadata as metadata
+
+    known = metadata.version
+    metadata.version = lambda name: "0" if name in packages else known(name)

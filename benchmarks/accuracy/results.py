@@ -1,0 +1,193 @@
+"""benchmarks/results/accuracy.json: the predictions that are kept, and the record that is made of them. No torch."""
+
+import ast
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.accuracy.table import KINDS, Case, Figure, Table
+
+PROGRAMS = Path(__file__).parent / "programs"
+# What a prediction is kept with.
+TEXTS = ("fingerprint", "foretrain", "commit", "torch", "python", "date")
+
+
+class BadResults(ValueError):
+    """The file is not what this program writes: one sentence."""
+
+
+@cache
+def _driver(program: str) -> str:
+    """Its code, however it is laid out."""
+    path = PROGRAMS / f"{program}.py"
+    return ast.dump(ast.parse(path.read_text("utf-8"))) if path.is_file() else ""
+
+
+def fingerprint(case: Case) -> str:
+    """Of what a prediction follows from: settings, card, driver. Not of what was measured."""
+    asked = [case.program, dict(case.settings), case.gpu, list(case.checkouts), sorted(f.reads for f in case.figures)]
+    return hashlib.sha256((json.dumps(asked, sort_keys=True) + _driver(case.program)).encode()).hexdigest()[:16]
+
+
+def _kept(id: str, row: Any, where: str) -> dict[str, Any]:
+    if not isinstance(row, dict) or not isinstance(row.get("said"), dict):
+        raise BadResults(f"{where}: the prediction of {id} is not an object with what was said")
+    for key in TEXTS:
+        if not isinstance(row.get(key), str):
+            raise BadResults(
+                f"{where}: the prediction of {id} has {key} = {str(row.get(key))[:40]!r}; it must be a text"
+            )
+    for name, value in row["said"].items():
+        values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        for item in values:
+            if isinstance(item, str | bool):
+                continue
+            if not isinstance(item, int | float) or not math.isfinite(item) or not 0 <= item < 1e18:
+                raise BadResults(
+                    f"{where}: the prediction of {id} has {name} = {str(item)[:40]}; it must be a number of at least 0"
+                )
+    return row
+
+
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    """The kept predictions by case; none where there is no file. BadResults where it is damaged."""
+    if not path.exists():
+        return {}
+    advice = "move it away, or give another with --out"
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadResults(f"{path}: cannot be read as JSON ({str(error)[:80]}): {advice}") from None
+    found = data.get("predictions") if isinstance(data, dict) else None
+    if not isinstance(found, dict):
+        raise BadResults(f"{path}: has no predictions, so this program did not write it: {advice}")
+    return {id: _kept(id, row, str(path)) for id, row in found.items()}
+
+
+def write(path: Path, document: dict[str, Any]) -> None:
+    """All or nothing: a stop in the middle leaves the file as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def group_of(case: Case) -> str:
+    if case.program == "plan":
+        return "plan"
+    if case.program == "single_ops":
+        return "single operations"
+    return "programs, compiled" if case.settings.get("traced_compiled") else "programs, eager"
+
+
+def figure_row(figure: Figure, said: dict[str, Any] | None) -> dict[str, Any]:
+    """The figure with what was predicted; an error is positive where too much was predicted."""
+    row: dict[str, Any] = {
+        "id": figure.id, "kind": figure.kind, "measured": figure.value, "published": f"{figure.measured:,} {figure.unit}",
+        "quote": figure.quote, "named": figure.named,
+    }  # fmt: skip
+    answer = None if said is None else said.get(figure.reads)
+    if answer is None:
+        return row
+    if KINDS[figure.kind] == "fits":
+        return row | {"predicted": answer, "right": answer is False}
+    if isinstance(answer, dict):
+        row |= {"low": answer["low"], "high": answer["high"], "inside": answer["low"] <= figure.value <= answer["high"]}
+        answer = answer["expected"]
+    return row | {"predicted": answer, "error": answer / figure.value - 1}
+
+
+def case_row(case: Case, kept: dict[str, Any] | None, state: str) -> dict[str, Any]:
+    """The case with its figures. `state` says why it has none."""
+    said = kept["said"] if kept else None
+    row: dict[str, Any] = {
+        "id": case.id, "group": group_of(case), "what": case.what, "gpu": case.gpu, "measured_on": case.measured_on,
+        "measured_torch": case.torch, "grade": case.grade, "source": case.source, "assumed": case.assumed,
+        "state": "predicted" if kept else state,
+        "figures": [figure_row(figure, said) for figure in case.figures],
+    }  # fmt: skip
+    if kept:
+        row["with"] = {key: kept[key] for key in TEXTS if key != "fingerprint"}
+        row["notes"] = kept["said"].get("notes", [])
+    return row
+
+
+def summary_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Errors by kind of case and of figure."""
+    memory = [
+        (row, figure)
+        for row in rows
+        for figure in row["figures"]
+        if KINDS[figure["kind"]] == "memory" and "error" in figure
+    ]
+    programs = [pair for pair in memory if pair[0]["group"].startswith("programs")]
+    sure = ("A", "A-")
+    groups = {
+        "all memory figures": memory,
+        "… of whole programs": programs,
+        "…… eager": [pair for pair in programs if pair[0]["group"] == "programs, eager"],
+        "…… compiled": [pair for pair in programs if pair[0]["group"] == "programs, compiled"],
+        "…… peak allocated or requested": [p for p in programs if p[1]["kind"] in ("allocated", "requested")],
+        "…… reserved": [pair for pair in programs if pair[1]["kind"] == "reserved"],
+        "…… between steps": [pair for pair in programs if pair[1]["kind"] == "at rest"],
+        "…… without a named difference": [pair for pair in programs if not pair[1]["named"]],
+        "… of single operations": [pair for pair in memory if pair[0]["group"] == "single operations"],
+        "… with the configuration all sure (A, A-)": [pair for pair in memory if pair[0]["grade"] in sure],
+    }
+    return [_group(name, [figure["error"] for _, figure in found]) for name, found in groups.items() if found]
+
+
+def _group(name: str, errors: list[float]) -> dict[str, Any]:
+    sizes = sorted(map(abs, errors))
+    return {
+        "group": name,
+        "figures": len(sizes),
+        "median_abs_error": median(sizes),
+        "p90_abs_error": sizes[math.ceil(0.9 * len(sizes)) - 1],
+        "worst_abs_error": sizes[-1],
+        "exact": sum(size < 5e-6 for size in sizes),
+        "within_half_percent": sum(size <= 0.005 for size in sizes),
+        "within_3_percent": sum(size <= 0.03 for size in sizes),
+    }
+
+
+def _of_kind(rows: Iterable[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [f for row in rows for f in row["figures"] if KINDS[f["kind"]] == kind and "predicted" in f]
+
+
+def document(
+    table: Table, kept: dict[str, dict[str, Any]], states: dict[str, str], head: dict[str, Any]
+) -> dict[str, Any]:
+    """The record: cases in the table's order, then what is left out, then the predictions themselves."""
+    rows = [case_row(case, kept.get(case.id), states.get(case.id, "not asked for yet")) for case in table.cases]
+    times, fits = _of_kind(rows, "time"), _of_kind(rows, "fits")
+    figures = sum(len(case.figures) for case in table.cases)
+    return {
+        **head,
+        "collected": table.collected,
+        "figures": figures,
+        "predicted": sum("predicted" in figure for row in rows for figure in row["figures"]),
+        "summary": summary_of(rows),
+        "time": {
+            "figures": len(times),
+            "median_abs_error": median(abs(f["error"]) for f in times) if times else None,
+            "inside": sum(f["inside"] for f in times),
+        },
+        "fits": {"figures": len(fits), "right": sum(f["right"] for f in fits)},
+        "cases": rows,
+        "left_out": [vars(row) for row in table.left_out],
+        "predictions": kept,
+    }

@@ -1,0 +1,206 @@
+"""The record of predicted against measured: the table is well formed, kept predictions survive, bad input is one sentence."""
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.accuracy import __main__ as program
+from benchmarks.accuracy import checkouts, results, table
+from foretrain.hardware import find
+
+DATA = json.loads(table.CASES.read_text("utf-8"))
+TABLE = table.read()
+WITH = {"foretrain": "0.1.0", "commit": "abc", "torch": "2.13.0", "python": "3.11", "date": "2026-11-22"}
+
+
+@pytest.mark.parametrize("case", TABLE.cases, ids=lambda case: case.id)
+def test_case(case: table.Case) -> None:
+    assert find(case.gpu).name == case.gpu
+    assert case.program == "plan" or (results.PROGRAMS / f"{case.program}.py").is_file()
+    assert case.program in ("plan", "single_ops") or case.checkouts, "whose program is it?"
+    assert all(checkout.split("@")[0] in case.source for checkout in case.checkouts[:1])
+    for figure in case.figures:
+        assert any(character.isdigit() for character in figure.quote)
+        assert (figure.kind in ("step time", "tokens/s", "out of memory")) or case.program != "plan"
+        assert figure.kind != "out of memory" or figure.reads.startswith("fits ")
+
+
+def test_every_collected_figure_is_predicted_or_left_out_for_a_reason() -> None:
+    taken = {figure.id.partition("/")[0] for case in TABLE.cases for figure in case.figures}
+    assert len(taken) + sum(row.count for row in TABLE.left_out) == TABLE.collected
+    assert all(row.why for row in TABLE.left_out)
+
+
+def test_sixty_memory_figures_of_single_gpus_can_be_predicted() -> None:
+    memory = [f for case in TABLE.cases for f in case.figures if table.KINDS[f.kind] == "memory"]
+    assert len(memory) >= 60
+
+
+def bad(change: dict[str, Any], figure: dict[str, Any]) -> str:
+    """The table with its first case and that case's first figure changed."""
+    data = {**DATA, "cases": [copy.deepcopy(DATA["cases"][0])]}
+    data["cases"][0] |= change
+    data["cases"][0].get("figures", [{}])[0].update(figure)
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "cases must be a list of objects"),
+        ('{"cases": 3}', "cases must be a list of objects"),
+        ('{"cases": [4]}', "cases must be a list of objects"),
+        (bad({"id": "../up"}, {}), "an id has letters"),
+        (bad({"program": "os; import"}, {}), "name of a file of programs/"),
+        (bad({"program": "../theirs"}, {}), "name of a file of programs/"),
+        (bad({"checkouts": ["a/b"]}, {}), "owner/name@commit"),
+        (bad({"checkouts": ["../../etc@1234567"]}, {}), "owner/name@commit"),
+        (bad({"settings": []}, {}), "settings must be an object"),
+        (bad({"grade": "S"}, {}), "grade is 'S'"),
+        (bad({}, {"measured": "7 GB"}), "measured is '7 GB'"),
+        (bad({}, {"measured": -1}), "measured is -1"),
+        (bad({}, {"measured": True}), "measured is True"),
+        (bad({}, {"measured": float("nan")}), "measured is nan"),
+        (bad({}, {"measured": 10**400}), "measured is 1000"),
+        (bad({}, {"measured": 0}), "is not a figure of kind"),
+        (bad({}, {"unit": "GB"}), "unit is 'GB'"),
+        (bad({}, {"kind": "peak"}), "kind is 'peak'"),
+        (bad({}, {"quote": ""}), "quote is ''"),
+        (bad({}, {"id": "cs-n-002"}), "is there 2 times"),
+    ],
+)
+def test_a_bad_table_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "cases.json"
+    path.write_text(text, "utf-8")
+    with pytest.raises(table.BadTable, match=says) as raised:
+        table.read(path)
+    assert "\n" not in str(raised.value)
+
+
+def kept(**said: Any) -> dict[str, Any]:
+    return {"fingerprint": "f", **WITH, "said": said}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", "[1]", '{"predictions": 3}', '{"predictions": {"a": 3}}',
+        json.dumps({"predictions": {"a": {**kept(), "torch": 2.13}}}),
+        json.dumps({"predictions": {"a": {**kept(), "said": [1]}}}),
+        json.dumps({"predictions": {"a": kept(peak=float("nan"))}}),
+        json.dumps({"predictions": {"a": kept(peak=-5)}}),
+        json.dumps({"predictions": {"a": kept(peak=None)}}),
+        json.dumps({"predictions": {"a": kept(step={"low": float("inf")})}}),
+    ],
+)  # fmt: skip
+def test_damaged_results_are_one_sentence(tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "accuracy.json"
+    out.write_text(content, "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["accuracy", "--out", str(out)])
+        assert program.main() == 2
+    said = capsys.readouterr().err.strip()
+    assert str(out) in said
+    assert "\n" not in said
+    assert out.read_text("utf-8") == content, "what is damaged is left as it is"
+
+
+def test_a_missing_checkout_is_said(tmp_path: Path) -> None:
+    with pytest.raises(checkouts.Missing, match="give --checkouts DIR"):
+        checkouts.find("owner/name@1234567", None)
+    with pytest.raises(
+        checkouts.Missing, match=r"needs a checkout of owner/name at 1234567 in .*, owner\+name or name"
+    ):
+        checkouts.find("owner/name@1234567", tmp_path)
+
+
+@pytest.mark.parametrize("place", ["owner/name", "owner+name", "name"])
+def test_a_checkout_may_lie_in_three_places(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).mkdir(parents=True)
+    assert checkouts.find("owner/name@1234567", tmp_path) == (tmp_path / place).resolve()
+
+
+def test_a_checkout_of_another_commit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "name" / ".git").mkdir(parents=True)
+    done = subprocess.CompletedProcess([], 0, "fedcba9876543210\n", "")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: done)
+    with pytest.raises(checkouts.Missing, match="is at fedcba9, and the figures are of owner/name at 1234567"):
+        checkouts.find("owner/name@1234567", tmp_path)
+    assert checkouts.find("owner/name@fedcba9", tmp_path)
+
+
+def test_a_case_without_its_checkout_is_shown_and_not_dropped() -> None:
+    case = TABLE.cases[0]
+    found = results.document(TABLE, {}, {case.id: "needs a checkout of x at y"}, {})
+    row = found["cases"][0]
+    assert row["state"] == "needs a checkout of x at y"
+    assert [figure["measured"] for figure in row["figures"]] == [figure.value for figure in case.figures]
+    assert found["predicted"] == 0
+    assert found["summary"] == []
+
+
+def test_an_error_is_positive_where_too_much_is_predicted() -> None:
+    figure = table.Figure("a", "allocated", 2.0, "GiB", "peak", "2 GB")
+    assert results.figure_row(figure, {"peak": 3 * 2**30})["error"] == 0.5
+    late = table.Figure("b", "step time", 200, "ms", "step", "200ms")
+    row = results.figure_row(late, {"step": {"low": 0.1, "expected": 0.15, "high": 0.19}})
+    assert row["error"] == pytest.approx(-0.25)
+    assert row["inside"] is False
+    full = table.Figure("c", "out of memory", 0, "OOM", "fits 16", "out of memory at 16")
+    assert results.figure_row(full, {"fits 16": True})["right"] is False
+    assert results.figure_row(full, {"fits 16": False})["right"] is True
+
+
+def test_an_explanation_is_no_part_of_the_prediction() -> None:
+    """The reasons named for a difference, and the measured figures, never reach what predicts."""
+    case = next(case for case in TABLE.cases if any(figure.named for figure in case.figures))
+    figures = tuple(
+        table.Figure(f.id, f.kind, 2 * f.measured, f.unit, f.reads, f.quote, "another reason") for f in case.figures
+    )
+    assert results.fingerprint(table.Case(**{**vars(case), "figures": figures})) == results.fingerprint(case)
+    other = table.Case(**{**vars(case), "settings": {**case.settings, "more": 1}})
+    assert results.fingerprint(other) != results.fingerprint(case)
+    said = {figure.reads: 5 for figure in case.figures}
+    assert all(results.figure_row(figure, said)["predicted"] == 5 for figure in case.figures)
+
+
+def test_a_stop_keeps_what_was_predicted_and_the_next_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "accuracy.json"
+    asked: list[list[str]] = []
+    first, second = [case.id for case in TABLE.cases if case.program == "single_ops"][:2]
+
+    def predictions(cases: list[table.Case], folder: Path | None) -> Iterator[dict[str, Any]]:
+        asked.append([case.id for case in cases])
+        for number, case in enumerate(cases):
+            if number and len(asked) == 1:
+                raise KeyboardInterrupt
+            yield {"case": case.id, "said": {"peak": 4096}}
+
+    monkeypatch.setattr(program, "predictions", predictions)
+    monkeypatch.setattr(program, "commit", lambda: "")
+    monkeypatch.setattr(sys, "argv", ["accuracy", "--out", str(out), "--only", first, second])
+    assert program.main() == 130
+    assert "stopped" in capsys.readouterr().err
+    assert list(results.read(out)) == [first]
+    assert program.main() == 0
+    assert asked == [[first, second], [second]]
+    assert set(results.read(out)) == {first, second}
+    assert not [path for path in tmp_path.iterdir() if path != out]
+
+
+def test_an_unknown_id_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["accuracy", "--only", "nobody"])
+    assert program.main() == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("--only nobody: there is no such case")
+    assert "\n" not in said

@@ -19,10 +19,11 @@ def size(nbytes: float) -> str:
     )
 
 
-def percent(error: float) -> str:
-    """'exact' to the byte; else as many digits as there is to say."""
-    if error == 0:
-        return "exact"
+def percent(figure: dict[str, Any]) -> str:
+    """'same' in all published digits; else as many digits as there is to say."""
+    if figure["same"]:
+        return "same"
+    error = figure["error"]
     shown = f"{error * 100:+.3f} %" if abs(error) < 0.01 else f"{error * 100:+.1f} %"
     return "0.000 %" if float(shown[:-2]) == 0 else shown
 
@@ -49,13 +50,13 @@ def _pairs(
 def summary() -> str:
     found = result("accuracy")
     lines = [
-        "| memory figures | figures | median error | 90 % within | largest | within 0.5 % | within 3 % |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| memory figures | figures | same | median error | 90 % within | largest | within 0.5 % | within 3 % |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for group in found["summary"]:
         n = group["figures"]
         lines.append(
-            f"| {group['group']} | {n} | {group['median_abs_error'] * 100:.3f} % | {group['p90_abs_error'] * 100:.2f} % | "
+            f"| {group['group']} | {n} | {group['same']} | {group['median_abs_error'] * 100:.3f} % | {group['p90_abs_error'] * 100:.2f} % | "
             f"{group['worst_abs_error'] * 100:.1f} % | {group['within_half_percent']} ({group['within_half_percent'] / n:.0%}) | "
             f"{group['within_3_percent']} ({group['within_3_percent'] / n:.0%}) |"
         )
@@ -115,7 +116,7 @@ def _table(group: str) -> str:
         ]
         head = " | ".join(what if first else ["", "", "", ""])
         lines.append(
-            f"| {head} | {kind} | {size(figure['measured'])} | {size(figure['predicted'])} | {percent(figure['error'])}{mark} |"
+            f"| {head} | {kind} | {size(figure['measured'])} | {size(figure['predicted'])} | {percent(figure)}{mark} |"
         )
     if len(lines) == 2:
         return "Not predicted yet: `python -m benchmarks.accuracy --checkouts DIR`."

@@ -159,6 +159,15 @@ def test_an_error_is_positive_where_too_much_is_predicted() -> None:
     assert results.figure_row(full, {"fits 16": False})["right"] is True
 
 
+def test_same_means_in_all_published_digits() -> None:
+    rounded = table.Figure("a", "allocated", 18.053, "GiB", "peak", "18.053")
+    assert rounded.same(18.0534 * 2**30)
+    assert not rounded.same(18.0541 * 2**30)
+    whole = table.Figure("b", "requested", 7013335044, "B", "peak", "7013335044 B")
+    assert whole.same(7013335044)
+    assert not whole.same(7013335045)
+
+
 def test_an_explanation_is_no_part_of_the_prediction() -> None:
     """The reasons named for a difference, and the measured figures, never reach what predicts."""
     case = next(case for case in TABLE.cases if any(figure.named for figure in case.figures))

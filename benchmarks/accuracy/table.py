@@ -44,6 +44,11 @@ class Figure:
         """In bytes, seconds or tokens a second."""
         return self.measured * UNITS[self.unit]
 
+    def same(self, predicted: float) -> bool:
+        """Whether a prediction is the figure, in all digits that were published."""
+        digits = len(str(self.measured).partition(".")[2]) if isinstance(self.measured, float) else 0
+        return abs(predicted - self.value) <= max(0.5 * 10.0**-digits * UNITS[self.unit], 0.5)
+
 
 @dataclass(frozen=True)
 class Case:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from benchmarks.accuracy import __main__ as program
-from benchmarks.accuracy import checkouts, results, table
+from benchmarks.accuracy import checkouts, predict, results, table
 from foretrain.hardware import find
+from foretrain.predict.exact.record import Recorder
 
 DATA = json.loads(table.CASES.read_text("utf-8"))
 TABLE = table.read()
@@ -166,6 +167,21 @@ def test_same_means_in_all_published_digits() -> None:
     whole = table.Figure("b", "requested", 7013335044, "B", "peak", "7013335044 B")
     assert whole.same(7013335044)
     assert not whole.same(7013335045)
+
+
+def test_a_phase_says_its_peaks_and_what_was_there_before_it() -> None:
+    """Also where an empty phase begins at the same event."""
+    recorder = Recorder()
+    weights = recorder.alloc(1000, "empty", "", (1000,), "uint8")
+    recorder.phase("nothing")
+    recorder.phase("recorded")
+    recorder.free(recorder.alloc(3000, "empty", "", (3000,), "uint8"))
+    said = predict.by_phase(recorder.finish())
+    assert weights == 0
+    assert said["at rest/recorded"] == said["at rest/nothing"] == 1024
+    assert said["requested/recorded"] == 4000
+    assert said["allocated/recorded"] == said["allocated"] == 1024 + 3072
+    assert said["reserved"] == 2 * 2**20
 
 
 def test_an_explanation_is_no_part_of_the_prediction() -> None:

@@ -20,7 +20,6 @@ from benchmarks.accuracy import checkouts, table
 def traced(case: table.Case, folders: list[Path]) -> dict[str, Any]:
     """The program's own readings, and for each phase what the allocator says. Bytes."""
     import foretrain
-    from foretrain.predict.exact.replay import replay
 
     program = importlib.import_module(f"benchmarks.accuracy.programs.{case.program}")
     readings: dict[str, int] = {}
@@ -31,37 +30,44 @@ def traced(case: table.Case, folders: list[Path]) -> dict[str, Any]:
         readings.update(program.run(on, settings, folders))
 
     found = foretrain.trace(code, gpu=case.gpu, compile=compiled, pads=pads, in_process=True)
-    record = found.trace
-    sizes = [allocation.nbytes for allocation in record.allocations]
-    requested: dict[str, int] = {}
-    rest: dict[str, int] = {}
-    now = 0
-    for phase, start, end in record.spans():
-        requested[phase] = max(requested.get(phase, 0), now)
-        for event in record.events[start:end]:
-            now += sizes[event] if event >= 0 else -sizes[~event]
-            requested[phase] = max(requested[phase], now)
-
-    starts = {start: phase for phase, start, _ in reversed(list(record.spans()))}
-
-    def watch(position: int, allocator: Any, block: Any) -> None:
-        if position + 1 in starts:
-            rest[starts[position + 1]] = allocator.allocated_bytes
-
-    played = replay(record, None, None, physical=True, watch=watch)
     said: dict[str, Any] = {name: value for name, value in readings.items() if value is not None}
-    for phase in played.phases:
-        said[f"allocated/{phase.phase}"] = phase.allocated_bytes
-        said[f"requested/{phase.phase}"] = requested.get(phase.phase, 0)
-        said[f"at rest/{phase.phase}"] = rest.get(phase.phase, 0)
-    said["reserved"] = played.peak_reserved_bytes
-    said["allocated"] = played.peak_allocated_bytes
+    said |= by_phase(found.trace)
     for figure in case.figures:
         if figure.kind == "out of memory":
             limit = float(figure.reads.removeprefix("fits ")) * 2**30
             said[figure.reads] = found.fits(int(limit))
     said["notes"] = list(found.notes)
-    said["events"] = len(record.events)
+    said["events"] = len(found.trace.events)
+    return said
+
+
+def by_phase(record: Any) -> dict[str, int]:
+    """Of a trace: peaks of each phase as requested and as allocated, what is allocated where it begins, and the peaks of all."""
+    from foretrain.predict.exact.replay import replay
+
+    sizes = [allocation.nbytes for allocation in record.allocations]
+    requested: dict[str, int] = {}
+    rest: dict[str, int] = {}
+    starts: dict[int, list[str]] = {}  # several phases may begin at one event, all but one of them empty
+    now = 0
+    for phase, start, end in record.spans():
+        starts.setdefault(start, []).append(phase)
+        requested[phase] = max(requested.get(phase, 0), now)
+        for event in record.events[start:end]:
+            now += sizes[event] if event >= 0 else -sizes[~event]
+            requested[phase] = max(requested[phase], now)
+
+    def watch(position: int, allocator: Any, block: Any) -> None:
+        for phase in starts.get(position + 1, ()):
+            rest.setdefault(phase, allocator.allocated_bytes)
+
+    played = replay(record, physical=True, watch=watch)
+    said = {"allocated": played.peak_allocated_bytes, "reserved": played.peak_reserved_bytes}
+    for phase in played.phases:
+        said[f"allocated/{phase.phase}"] = phase.allocated_bytes
+        said[f"requested/{phase.phase}"] = requested[phase.phase]
+        if phase.phase in rest:
+            said[f"at rest/{phase.phase}"] = rest[phase.phase]
     return said
 
 

@@ -2,6 +2,7 @@
 the process's peak as the system counts it. Each phase is sampled once, so measuring costs nothing afterwards.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,6 +61,8 @@ class Meter:
 
     def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
         self.device, self.limit_bytes = device, limit_bytes
+        if device.type == "cpu":
+            gc.collect()  # what an earlier run left in cycles would be freed while this one is measured
         self.base_bytes = process_bytes()
         self.phases: dict[str, MeasuredPhase] = {}
         self.saved_bytes: int | None = None

@@ -4,6 +4,7 @@
 does not know, before it answers anything.
 """
 
+import gc
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ def real_peaks(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool) ->
     A compiled run is done twice and the second is measured, as compiling allocates too.
     """
     torch._dynamo.reset()
+    gc.collect()  # what an earlier run left in cycles would be freed while this one is measured
     tracer = Tracer("cpu")  # never entered: it only takes the calls that mark phases
     for _ in range(1 if compiled else 0):
         with drive.named(tracer, compiled=compiled) as names:

@@ -229,3 +229,10 @@ def test_an_unknown_id_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: 
     said = capsys.readouterr().err.strip()
     assert said.startswith("--only nobody: there is no such case")
     assert "\n" not in said
+
+
+def test_a_result_does_not_say_where_the_checkouts_lie() -> None:
+    said = predict.without_places(
+        {"allocated/since /a/b/owner+name/x.py:3": 5, "notes": ["/a/b/owner+name/y.py:1: …"]}, [Path("/a/b/owner+name")]
+    )
+    assert said == {"allocated/since owner+name/x.py:3": 5, "notes": ["owner+name/y.py:1: …"]}

@@ -136,7 +136,7 @@ def test_a_speed_that_no_card_has_is_refused_with_its_numbers(option: str, value
 @pytest.mark.parametrize(("option", "value"), [("--step-time", "12"), ("--logged-mfu", "12.9")])
 def test_the_time_names_the_option_that_gave_it(option: str, value: str) -> None:
     said = " ".join(foretrain(*PLAN, option, value).stdout.split())
-    assert f"memory estimated, time by {option}" in said
+    assert f"memory estimated, time from {option}" in said
     assert "(log)" not in said
 
 

@@ -38,7 +38,15 @@ def traced(case: table.Case, folders: list[Path]) -> dict[str, Any]:
             said[figure.reads] = found.fits(int(limit))
     said["notes"] = list(found.notes)
     said["events"] = len(found.trace.events)
-    return said
+    return without_places(said, folders)
+
+
+def without_places(said: dict[str, Any], folders: list[Path]) -> dict[str, Any]:
+    """The same, with files named from their checkout on: where that lies is no part of the result."""
+    text = json.dumps(said)
+    for folder in folders:
+        text = text.replace(f"{folder.parent}/", "")
+    return json.loads(text)
 
 
 def by_phase(record: Any) -> dict[str, int]:

@@ -106,7 +106,7 @@ def not_utf8(words: Sequence[str]) -> tuple[UserError, ...]:
         try:
             codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < _LOOKED_AT_BYTES)
         except UnicodeDecodeError as error:
-            notes.append(UserError("data.source_not_utf8", path=word, at=error.start, byte=data[error.start]))
+            notes.append(UserError("data.source_not_utf8", path=word, at=error.start, byte=f"{data[error.start]:02x}"))
     return tuple(notes)
 
 

@@ -196,13 +196,15 @@ def _why(one: Slower) -> Paragraph:
         "cause": Message(f"slow_cause.{one.cause}"), "steps": one.steps, "first": one.first_step,
         "last": one.last_step, "lost": one.lost_s, "factor": one.factor,
     }  # fmt: skip
-    id, shown = "slow_one" if one.steps == 1 else "slow", None
+    several, shown = one.steps != 1, None
     for key in ("clock_ghz", "used_by_others_bytes", "cores", "data_wait_s"):
         if key in one.values and key in _SHOWN.get(one.cause, ()):
             shown = Message(f"slow_shown.{key}", {"there": one.values[key], "usual": one.values[f"usual_{key}"]})
     if shown is not None:
-        return Paragraph(Message(f"run_explain.{id}_shown", values | {"shown": shown}), "warn")
-    return Paragraph(Message(f"run_explain.{id}", values), "plain" if one.cause in _EXPECTED else "warn")
+        id = "run_explain.slow_shown" if several else "run_explain.slow_one_shown"
+        return Paragraph(Message(id, values | {"shown": shown}), "warn")
+    id = "run_explain.slow" if several else "run_explain.slow_one"
+    return Paragraph(Message(id, values), "plain" if one.cause in _EXPECTED else "warn")
 
 
 _CLOCKED = ("hardware_thermal", "thermal", "hardware_slowdown", "power_brake", "power_cap", "clock")

@@ -164,8 +164,6 @@ class Tracer(TorchDispatchMode):
         self.ops[op] += here
         if op in MATMULS and not self.stepping:  # Muon's products are in a dtype of its own
             (self.matmul_dtypes if here else self.elsewhere)[str(args[0].dtype)[6:]] += 1
-        inside = self.in_kernel(self, op, args) if self.in_kernel is not None and here else []
-        ids = [self.record.alloc(nbytes, f"{op} (inside)", self.module(), (), "uint8") for nbytes in inside]
         # torch has no fake kernel for this one; its result's storage is there already.
         out = kwargs["out"] if func is aten._scaled_mm.out else func(*args, **kwargs)
         if isinstance(out, Tensor):
@@ -176,8 +174,11 @@ class Tracer(TorchDispatchMode):
             for tensor in tree_iter(out):
                 if isinstance(tensor, Tensor):
                     self.track(tensor, op)
-        for id in ids:
-            self.record.free(id)
+        if self.in_kernel is not None and here:  # a kernel has its results before it asks for memory of its own
+            inside = self.in_kernel(self, op, args)
+            ids = [self.record.alloc(nbytes, f"{op} (inside)", self.module(), (), "uint8") for nbytes in inside]
+            for id in ids:
+                self.record.free(id)
         return out
 
     def _is_here(self, args: tuple[Any, ...]) -> bool:

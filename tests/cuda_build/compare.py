@@ -1,0 +1,132 @@
+"""Predicted against the CUDA build's allocator: one case's errors, and what they come to over many."""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from foretrain.config import RunConfig
+from foretrain.hardware import Gpu, match
+from foretrain.predict.exact import service
+from foretrain.predict.exact.forecast import requests_for
+from foretrain.predict.exact.memory import exact
+from foretrain.predict.exact.service import Request
+from foretrain.predict.memory import estimated
+
+ALLOCATED_LIMIT = 0.001  # beyond these a case is listed
+ESTIMATE_LIMIT = 0.01
+Row = dict[str, Any]
+
+
+def card() -> Gpu:
+    """The RTX 4070, which the driver shows."""
+    return match("NVIDIA GeForce RTX 4070", 12281 / 1024, 46)
+
+
+def requests(case: Any) -> list[Request]:
+    """The traces that predict a case; two where only a real card decides how a product is padded."""
+    config = RunConfig(**case.knobs)
+    return requests_for(config, card(), case.dtype, case.step, compiled=case.compiled)
+
+
+def compared(case: Any, measured: dict[str, Any]) -> Row:
+    """Bytes and signed errors of a case that was measured; its traces come from the cache."""
+    row: Row = {**case._asdict(), "seconds": measured.get("seconds")}
+    if "error" in measured:
+        return {**row, "error": measured["error"]}
+    if measured["branches"]:
+        return {**row, "error": f"not a real step: {measured['branches'][0]}", "branches": measured["branches"]}
+    ledger = estimated(RunConfig(**case.knobs), card(), case.dtype, case.step, compiled=case.compiled).memory
+    found = [exact([t], ledger, available_bytes=None).memory for t in service.traces(requests(case))]
+    real = {name: phase for name, phase in measured["phases"].items() if name in {p.phase for p in found[0].phases}}
+    row["phases"] = {}
+    for what in ("allocated_bytes", "reserved_bytes"):
+        highest = max(phase[what] for phase in real.values())
+        # Where only a card can say which of two traces is its own, the nearer one is: the fake card's choice is by chance.
+        answers = [max(getattr(p, what) for p in memory.phases if p.phase in real) for memory in found]
+        predicted = min(answers, key=lambda answer: abs(answer - highest))
+        row[what] = {"predicted": predicted, "real": highest, "error": predicted / highest - 1}
+        nearest = found[answers.index(predicted)]
+        row["phases"][what] = {
+            p.phase: getattr(p, what) / real[p.phase][what] - 1 for p in nearest.phases if p.phase in real
+        }
+    estimate = max(p.allocated_bytes for p in ledger.phases if p.phase in real)
+    row["estimate_allocated"] = {"predicted": estimate, "error": estimate / row["allocated_bytes"]["real"] - 1}
+    reserved = max(p.reserved_bytes or 0 for p in ledger.phases if p.phase in real)
+    row["estimate_reserved"] = {"predicted": reserved, "error": reserved / row["reserved_bytes"]["real"] - 1}
+    return row
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that so many of them do not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def spread(errors: Sequence[float]) -> dict[str, float]:
+    """Of signed errors: median, 99th percentile and worst of their sizes, and the furthest below."""
+    sizes = [abs(error) for error in errors]
+    return {
+        "median": median(sizes), "p99": quantile(sizes, 0.99), "worst": max(errors, key=abs), "lowest": min(errors),
+    }  # fmt: skip
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """Eager and compiled apart: how many, how far off, how many to the byte."""
+    found: dict[str, Any] = {}
+    for mode, compiled in (("eager", False), ("compiled", True)):
+        mine = [row for row in rows if row["compiled"] == compiled]
+        good = [row for row in mine if "error" not in row]
+        if not mine:
+            continue
+        found[mode] = {"cases": len(mine), "failed": len(mine) - len(good)}
+        if good:
+            reserved = [row["reserved_bytes"]["error"] for row in good]
+            found[mode] |= {
+                "allocated": spread([row["allocated_bytes"]["error"] for row in good]),
+                "allocated_within_0.1_percent": _share(abs(r["allocated_bytes"]["error"]) <= ALLOCATED_LIMIT for r in good),
+                "reserved": spread(reserved),
+                "reserved_to_the_byte": _share(error == 0 for error in reserved),
+                "reserved_within_1_percent": _share(abs(error) <= 0.01 for error in reserved),
+                "estimate_allocated": spread([row["estimate_allocated"]["error"] for row in good]),
+                "estimate_allocated_within_1_percent": _share(
+                    abs(r["estimate_allocated"]["error"]) <= ESTIMATE_LIMIT for r in good
+                ),
+                "estimate_reserved": spread([row["estimate_reserved"]["error"] for row in good]),
+            }
+    return found
+
+
+def _share(wanted: Any) -> float:
+    answers = list(wanted)
+    return sum(answers) / len(answers)
+
+
+def stands_out(row: Row) -> bool:
+    """Whether a case is listed by name: it failed, or is not as exact as a case should be."""
+    if "error" in row:
+        return True
+    return abs(row["allocated_bytes"]["error"]) > ALLOCATED_LIMIT or row["reserved_bytes"]["error"] != 0
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown: the summary, then every case, those that stand out first."""
+    lines = ["| | cases | allocated: median, p99, worst | reserved to the byte | reserved: worst | estimate: median, worst |"]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
+    for mode, s in summary(rows).items():
+        if "allocated" in s:
+            a, e = s["allocated"], s["estimate_allocated"]
+            lines.append(
+                f"| {mode} | {s['cases']} ({s['failed']} failed) | {a['median']:.4%}, {a['p99']:.3%}, {a['worst']:+.3%} | "
+                f"{s['reserved_to_the_byte']:.1%} | {s['reserved']['worst']:+.2%} | {e['median']:.2%}, {e['worst']:+.2%} |"
+            )
+    lines += ["", "| case | allocated MiB | error | reserved MiB | error | estimate |", "| --- | --- | --- | --- | --- | --- |"]
+    for row in sorted(rows, key=lambda row: not stands_out(row)):
+        if "error" in row:
+            lines.append(f"| {row['name']} | {row['error'][:90]} | | | | |")
+            continue
+        a, r = row["allocated_bytes"], row["reserved_bytes"]
+        lines.append(
+            f"| {row['name']} | {a['real'] / 2**20:.1f} | {a['error']:+.3%} | {r['real'] / 2**20:.0f} | "
+            f"{r['error']:+.3%} | {row['estimate_allocated']['error']:+.2%} |"
+        )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,2 @@
+def rows(say): return []
+def table(rows): return ""

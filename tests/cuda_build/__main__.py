@@ -112,7 +112,12 @@ class Run:
             now = time.monotonic()
             if terminal or now - told > 60:
                 told = now
-                print(f"\r{self.line()}" if terminal else self.line(), end="" if terminal else "\n", file=sys.stderr, flush=True)
+                print(
+                    f"\r{self.line()}" if terminal else self.line(),
+                    end="" if terminal else "\n",
+                    file=sys.stderr,
+                    flush=True,
+                )
         print(f"\r{self.line()}" if terminal else self.line(), file=sys.stderr, flush=True)
 
     def line(self) -> str:
@@ -183,7 +188,9 @@ def pytest_on_card() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tier", choices=("default", "large"), default="default")
-    parser.add_argument("--only", metavar="TEXT", help="only cases that have this in their name; no results are written")
+    parser.add_argument(
+        "--only", metavar="TEXT", help="only cases that have this in their name; no results are written"
+    )
     parser.add_argument("--minutes", type=float, default=None, help="start no case after so long (default tier: 40)")
     parser.add_argument("--cases-only", action="store_true", help="neither the trainer nor pytest")
     parser.add_argument("--out", type=Path, default=None, help="(benchmarks/results/cuda_build[_large].json)")

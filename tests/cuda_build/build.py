@@ -12,7 +12,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 DRIVER = Path(__file__).parent / "driver"
-LIBRARIES = ("c10_cuda", "torch_cpu", "torch_cuda", "torch_cuda_linalg", "torch_python", "torch_nvshmem", "caffe2_nvrtc")
+LIBRARIES = (
+    "c10_cuda",
+    "torch_cpu",
+    "torch_cuda",
+    "torch_cuda_linalg",
+    "torch_python",
+    "torch_nvshmem",
+    "caffe2_nvrtc",
+)
 ASKED = re.compile(r"^(__cuda|cuda[A-Z]|cu[A-Z]|cublas|nvml|nccl)")
 OWN_LIBRARIES = re.compile(r"^cu(File|fft)")  # these are the real ones
 NOT_SUPPORTED = 801  # cudaErrorNotSupported, and the driver's number for it

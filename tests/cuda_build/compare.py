@@ -83,7 +83,9 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
             reserved = [row["reserved_bytes"]["error"] for row in good]
             found[mode] |= {
                 "allocated": spread([row["allocated_bytes"]["error"] for row in good]),
-                "allocated_within_0.1_percent": _share(abs(r["allocated_bytes"]["error"]) <= ALLOCATED_LIMIT for r in good),
+                "allocated_within_0.1_percent": _share(
+                    abs(r["allocated_bytes"]["error"]) <= ALLOCATED_LIMIT for r in good
+                ),
                 "reserved": spread(reserved),
                 "reserved_to_the_byte": _share(error == 0 for error in reserved),
                 "reserved_within_1_percent": _share(abs(error) <= 0.01 for error in reserved),
@@ -110,7 +112,9 @@ def stands_out(row: Row) -> bool:
 
 def table(rows: Sequence[Row]) -> str:
     """Markdown: the summary, then every case, those that stand out first."""
-    lines = ["| | cases | allocated: median, p99, worst | reserved to the byte | reserved: worst | estimate: median, worst |"]
+    lines = [
+        "| | cases | allocated: median, p99, worst | reserved to the byte | reserved: worst | estimate: median, worst |"
+    ]
     lines.append("| --- | --- | --- | --- | --- | --- |")
     for mode, s in summary(rows).items():
         if "allocated" in s:
@@ -119,7 +123,11 @@ def table(rows: Sequence[Row]) -> str:
                 f"| {mode} | {s['cases']} ({s['failed']} failed) | {a['median']:.4%}, {a['p99']:.3%}, {a['worst']:+.3%} | "
                 f"{s['reserved_to_the_byte']:.1%} | {s['reserved']['worst']:+.2%} | {e['median']:.2%}, {e['worst']:+.2%} |"
             )
-    lines += ["", "| case | allocated MiB | error | reserved MiB | error | estimate |", "| --- | --- | --- | --- | --- | --- |"]
+    lines += [
+        "",
+        "| case | allocated MiB | error | reserved MiB | error | estimate |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for row in sorted(rows, key=lambda row: not stands_out(row)):
         if "error" in row:
             lines.append(f"| {row['name']} | {row['error'][:90]} | | | | |")

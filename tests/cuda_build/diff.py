@@ -56,7 +56,9 @@ def where(trace: Trace, position: int) -> str:
         return "end"
     event = trace.events[position]
     allocation = trace.allocations[event if event >= 0 else ~event]
-    return f"{trace.phase_at(position)}/{trace.moment_at(position)} {allocation.op} {allocation.module} {allocation.shape}"
+    return (
+        f"{trace.phase_at(position)}/{trace.moment_at(position)} {allocation.op} {allocation.module} {allocation.shape}"
+    )
 
 
 def shown(values: list[int]) -> str:

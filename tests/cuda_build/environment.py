@@ -70,7 +70,9 @@ def _install(say: Say) -> None:
     index_only = {**os.environ, "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
     _run([*pip, f"torch=={TORCH}", "setuptools"], index_only)
     _run([*pip, "--constraint", str(REPO / "constraints.txt"), *requirements()], index_only)
-    has = subprocess.run([PYTHON, "-c", "import torch; print(torch.version.cuda or '')"], capture_output=True, text=True)
+    has = subprocess.run(
+        [PYTHON, "-c", "import torch; print(torch.version.cuda or '')"], capture_output=True, text=True
+    )
     if not has.stdout.strip():
         raise EnvironmentError(f"the package index gave a torch without CUDA: {has.stderr.strip()[-300:]}")
 

@@ -138,7 +138,12 @@ def shrunk(knobs: dict[str, Any]) -> dict[str, Any]:
     """The same program at a size that a CPU does at once."""
     small = {**knobs, **SMALL}
     small["gradient_accumulation_steps"] = min(2, knobs.get("gradient_accumulation_steps", 2))
-    for name, value in (("loss_chunk_size", 16), ("checkpointed_blocks", 1), ("eval_batch_size", 3), ("eval_block_size", 16)):
+    for name, value in (
+        ("loss_chunk_size", 16),
+        ("checkpointed_blocks", 1),
+        ("eval_batch_size", 3),
+        ("eval_block_size", 16),
+    ):
         if small.get(name):
             small[name] = value
     return small

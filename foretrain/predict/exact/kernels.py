@@ -1,19 +1,20 @@
 """Memory that CUDA kernels allocate for themselves, which no tensor of the program shows.
 
-Each rule names the file of PyTorch that it was read from. Not modelled: cub and reduction buffers (well under a
-MiB), split-KV attention (only for a handful of rows), the memory-efficient kernel's workspace.
+Each rule names the file of PyTorch that it was read from; tests/cuda_build holds them against PyTorch's CUDA build,
+allocation by allocation. Not modelled: the buffers of reductions over many rows.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from foretrain.predict.exact.fake_card import Card
-from foretrain.predict.exact.tracer import EIGHT_BIT_MATMULS, MATMULS, InKernel, Tracer
+from foretrain.predict.exact.tracer import EIGHT_BIT_MATMULS, MATMULS, InKernel, Result, Step, Tracer, Workspace
 from foretrain.units import MIB
 
-Rule = Callable[[Card, tuple[Any, ...]], list[int]]
+Rule = Callable[[Card, tuple[Any, ...]], list[Step]]
 
 
 def torch_version() -> tuple[int, int]:
@@ -32,25 +33,109 @@ def _up(x: int, multiple: int) -> int:
     return -(-x // multiple) * multiple
 
 
-def _flash_backward(card: Card, args: tuple[Any, ...]) -> list[int]:
+def _flash(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """Where there are few rows, keys are split over more blocks, each with sums of its own (mha_fwd in the same file,
+    set_params_splitkv). With dropout never; the random state is then made a second time."""
+    B, H, T, D = args[0].shape
+    if len(args) > 3 and args[3] > 0:
+        return [Result(0), Result(1), 16, Result(2), Result(3), -16]
+    keys = -(-args[1].shape[2] // (256 if D <= 64 else 128 if D <= 128 else 64))
+    splits = _splits(B * H * -(-T // 64), 2 * card.sm_count, keys)
+    sums: list[Step] = [] if splits < 2 else [4 * splits * B * H * T, 4 * splits * B * H * T * _padded_head(D)]
+    return [Result(0), Result(1), *sums, Result(2), Result(3)]
+
+
+def _splits(blocks: int, processors: int, keys: int, most: int = 128) -> int:
+    """num_splits_heuristic: the fewest splits that keep the card nearly as busy as the best number of them."""
+    if blocks >= 0.8 * processors:
+        return 1
+    busy = {}
+    for splits in range(1, min(most, processors, keys) + 1):
+        if splits == 1 or -(-keys // splits) != -(-keys // (splits - 1)):
+            waves = blocks * splits / processors
+            busy[splits] = waves / math.ceil(waves)
+    return next(splits for splits, share in busy.items() if share >= 0.85 * max(busy.values()))
+
+
+def _padded_head(D: int) -> int:
+    """The width of a head in flash attention's own buffers."""
+    return _up(D, 32 if D <= 128 else 64)
+
+
+def _flash_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
     """softmax_d and dq_accum, fp32, padded (aten .../transformers/cuda/flash_attn/flash_api.cpp, mha_bwd)."""
     B, H, T, D = args[1].shape
-    rows, columns = _up(T, 128), _up(D, 32 if D <= 128 else 64)
-    return [4 * B * H * rows, 4 * B * H * rows * columns]
+    rows = _up(T, 128)
+    return [4 * B * H * rows, 4 * B * H * rows * _padded_head(D)]
 
 
-def _embedding_backward(card: Card, args: tuple[Any, ...]) -> list[int]:
-    """Above 3072 tokens the rows are sorted and summed in segments (aten/src/ATen/native/cuda/Embedding.cu)."""
+def _efficient(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """Seed and offset of the random numbers stay on the host (aten .../transformers/cuda/attention.cu)."""
+    return [Result(0), Result(1)]
+
+
+def _efficient_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """The sums of gradient times output, which a half-precision kernel makes itself, and the blocks in which dq is
+    summed (aten .../transformers/cuda/attention_backward.cu, mem_eff_attention/kernel_backward.h)."""
+    gradient, query = args[0], args[1]
+    B, H, T, D = query.shape
+    sums, product = 4 * B * H * T, 4 * B * H * T * D
+    delta: list[Step] = [sums]
+    if gradient.dtype == torch.float32:
+        # (B, T, H) sums are laid out anew as (B, H, T), where that is another order
+        delta = [product, sums, -product] if H == 1 else [product, sums, sums, -sums, -product]
+    rows, nbytes = _gradient_block(D, half=gradient.dtype != torch.float32)
+    return [Result(0), Result(1), Result(2), *delta, B * H * -(-T // rows) * nbytes]
+
+
+def _gradient_block(D: int, *, half: bool) -> tuple[int, int]:
+    """(rows, bytes) of what a block of that kernel sums of dq, with its lock: 64 columns of 64 rows, as many as a head
+    has; in half precision heads of 65 to 128 have blocks of another shape. Of compute capability 8 and above."""
+    if half and 64 < D <= 96:
+        return 128, 4 * 128 * 128 + 32
+    if half and 96 < D <= 128:
+        return 64, 4 * 64 * 384 + 32
+    return 64, -(-D // 64) * (4 * 64 * 64 + 16)
+
+
+def _sort_bytes(n: int, largest: int) -> int:
+    """cub's radix sort of n pairs of int64, for keys up to `largest`: both lists again, histograms, a tile's state."""
+    passes = -(-largest.bit_length() // 8)
+    copies = 0 if passes == 1 else 2 * _up(8 * n, 256)
+    return 255 + 256 + passes * 256 * 8 + copies + -(-n // SORT_TILE) * 256 * 4
+
+
+def _scan_bytes(n: int, tile: int) -> int:
+    """The state of each tile of one of cub's scans over n items: 16 bytes, 32 of them to spare."""
+    return 255 + 256 + _up(16 * (-(-n // tile) + 32), 256)
+
+
+# Items that a block of cub's takes at once, of int64, on cards of compute capability 8 and above.
+SORT_TILE, UNIQUE_TILE, SUM_TILE = 3840, 320, 896
+
+
+def _embedding_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """Above 3072 tokens the rows are sorted and summed in segments (aten/src/ATen/native/cuda/Embedding.cu and
+    EmbeddingBackwardKernel.cu)."""
     grad, indices, vocabulary = args[0], args[1], args[2]
     n, C = indices.numel(), grad.shape[-1]
     if n <= 3072:
         return []
     segments = min(n, vocabulary)
     partial = n // 10 + segments
-    return [8 * n, 8 * n, 8 * n, 8 * segments, 8 * segments, 8 * partial, 4 * partial * C]
+    sort, unique, sums = _sort_bytes(n, vocabulary), _scan_bytes(n, UNIQUE_TILE), _scan_bytes(segments, SUM_TILE)
+    # In a vocabulary of up to 128 no row is summed in parts (seen in 2.13).
+    rows = 4 * partial * C if vocabulary > 128 else 8 * partial
+    return [
+        8 * n, 8 * n, 8 * n, sort, -sort, -8 * n,  # rows by token
+        Result(0),
+        8 * n, 8, 8 * n, unique, -unique, -8 * n,  # where each token's rows begin
+        8 * segments, 8 * segments, sums, -sums,  # how many partial sums each has
+        8, 8 * partial, rows,
+    ]  # fmt: skip
 
 
-def _norm_backward(card: Card, args: tuple[Any, ...]) -> list[int]:
+def _norm_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
     """Partial sums of the weight's gradient above 65,536 rows (aten/src/ATen/native/cuda/layer_norm_kernel.cu)."""
     x, normed, weight, bias = args[1], args[2], args[5], args[6]
     N = 1
@@ -63,20 +148,30 @@ def _norm_backward(card: Card, args: tuple[Any, ...]) -> list[int]:
     return [blocks * N * weight.element_size()] * (2 if bias is not None else 1)
 
 
-def _safe_softmax(card: Card, args: tuple[Any, ...]) -> list[int]:
+def _safe_softmax(card: Card, args: tuple[Any, ...]) -> list[Step]:
     """Which scores, then which rows, are minus infinity: booleans (aten .../transformers/attention.cpp, 2.13)."""
     scores = args[0]
-    return [scores.numel(), scores.numel() // scores.shape[-1]]
+    return [scores.numel(), scores.numel() // scores.shape[-1], 4]
 
 
-def _foreach_norm(card: Card, args: tuple[Any, ...]) -> list[int]:
+def _foreach_norm(card: Card, args: tuple[Any, ...]) -> list[Step]:
     """One partial sum a chunk of 65,536 elements, as many for each tensor as the largest needs (ForeachReduceOp.cu)."""
     tensors = args[0]
-    return [len(tensors) * max(-(-t.numel() // 65536) for t in tensors) * 4]
+    partial = len(tensors) * max(-(-t.numel() // 65536) for t in tensors) * 4
+    return [partial, *map(Result, range(len(tensors)))]
+
+
+def _dropout(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """The mask comes before the result (aten/src/ATen/native/cuda/Dropout.cu)."""
+    return [Result(1), Result(0)]
 
 
 RULES: dict[str, Rule] = {
+    "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "_scaled_dot_product_efficient_attention": _efficient,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "native_dropout": _dropout,
     "embedding_dense_backward": _embedding_backward,
     "native_layer_norm_backward": _norm_backward,
     "_foreach_norm": _foreach_norm,
@@ -94,16 +189,16 @@ def in_kernels(card: Card) -> InKernel:
     cached = torch_version() < (2, 15)
     threads: set[bool] = set()
 
-    def inside(tracer: Tracer, op: str, args: tuple[Any, ...]) -> list[int]:
+    def inside(tracer: Tracer, op: str, args: tuple[Any, ...]) -> list[Step]:
         if op in MATMULS or op in EIGHT_BIT_MATMULS:
             if not cached:
-                return [workspace]
+                return [Result(0), workspace]
             backward = torch._C._current_autograd_node() is not None
-            if backward not in threads:
-                threads.add(backward)
-                id = tracer.record.alloc(workspace, "cublas", "", (), "uint8")
-                tracer.record.tag(id, "workspace", "cuBLAS, autograd's thread" if backward else "cuBLAS, main thread")
-            return []
+            if backward in threads:
+                return []
+            threads.add(backward)
+            name = "cuBLAS, autograd's thread" if backward else "cuBLAS, main thread"
+            return [Result(0), Workspace(workspace, name)]
         rule = RULES.get(op)
         return rule(card, args) if rule is not None else []
 

@@ -10,7 +10,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +23,25 @@ from foretrain.predict.exact.record import Recorder
 
 aten = torch.ops.aten
 DEVICE = torch.ops.prim.device.default
-InKernel = Callable[["Tracer", str, tuple[Any, ...]], list[int]]
+
+
+class Result(NamedTuple):
+    """The moment at which an op allocates one of its results, by number."""
+
+    index: int
+
+
+class Workspace(NamedTuple):
+    """Memory that a library takes with an op and keeps."""
+
+    nbytes: int
+    name: str
+
+
+# What an op allocates while it runs, in order: bytes for itself, the same number below 0 where it frees them, a result.
+# What it has not freed goes with its end. Without any Result all come first; else those not named are on the host.
+Step = int | Result | Workspace
+InKernel = Callable[["Tracer", str, tuple[Any, ...]], list[Step]]
 
 MATMULS = {"mm", "addmm", "bmm", "baddbmm"}
 EIGHT_BIT_MATMULS = {"_scaled_mm", "_int_mm"}
@@ -41,7 +59,7 @@ class Storage:
 class Tracer(TorchDispatchMode):
     """Records the storages of `device_type`, on fake tensors: "cuda", or "cpu" where the real allocator can be asked.
 
-    `in_kernel(tracer, op, args)` gives the sizes in bytes of what an op's kernel allocates for itself while it runs.
+    `in_kernel(tracer, op, args)` gives what an op's kernel allocates for itself while it runs, and when its results.
     """
 
     supports_higher_order_operators: ClassVar[bool] = True
@@ -75,8 +93,11 @@ class Tracer(TorchDispatchMode):
         self.phase = phase
         self.record.phase(phase)
 
-    def track(self, tensor: Tensor, op: str) -> None:
-        """A tensor that an op gave: its storage is born if it is new, and born again where its size has changed."""
+    def track(self, tensor: Tensor, op: str, *, on_host: bool = False) -> None:
+        """A tensor that an op gave: its storage is born if it is new, and born again where its size has changed.
+
+        `on_host`: the real op leaves it on the host, where it takes nothing of the device.
+        """
         self.sparse |= tensor.is_sparse
         if tensor.layout == torch.strided and tensor.device.type == self.device_type:
             storage = tensor.untyped_storage()
@@ -85,7 +106,8 @@ class Tracer(TorchDispatchMode):
                 self._resized(storage, known, op, tuple(tensor.shape))
                 return
             label = (op, self.module(), tuple(tensor.shape), str(tensor.dtype)[6:])
-            known = Storage(weakref.ref(storage), self.record.alloc(storage.nbytes(), *label), storage.nbytes())
+            nbytes = 0 if on_host else storage.nbytes()
+            known = Storage(weakref.ref(storage), self.record.alloc(nbytes, *label), storage.nbytes())
             self._known[storage._cdata] = known
             weakref.finalize(storage, self._gone, storage._cdata, known).atexit = False
 
@@ -166,20 +188,35 @@ class Tracer(TorchDispatchMode):
             (self.matmul_dtypes if here else self.elsewhere)[str(args[0].dtype)[6:]] += 1
         # torch has no fake kernel for this one; its result's storage is there already.
         out = kwargs["out"] if func is aten._scaled_mm.out else func(*args, **kwargs)
-        if isinstance(out, Tensor):
-            self.track(out, op)
-            if "out" in kwargs:  # a compiled wrapper's product into a buffer of its own
-                self.written_by(out, op)
-        else:
-            for tensor in tree_iter(out):
-                if isinstance(tensor, Tensor):
-                    self.track(tensor, op)
-        if self.in_kernel is not None and here:  # a kernel has its results before it asks for memory of its own
-            inside = self.in_kernel(self, op, args)
-            ids = [self.record.alloc(nbytes, f"{op} (inside)", self.module(), (), "uint8") for nbytes in inside]
-            for id in ids:
-                self.record.free(id)
+        steps = self.in_kernel(self, op, args) if self.in_kernel is not None and here else []
+        results = [out] if isinstance(out, Tensor) else [t for t in tree_iter(out) if isinstance(t, Tensor)]
+        self._allocate(op, results, steps)
+        if "out" in kwargs and isinstance(out, Tensor):  # a compiled wrapper's product into a buffer of its own
+            self.written_by(out, op)
         return out
+
+    def _allocate(self, op: str, results: list[Tensor], steps: list[Step]) -> None:
+        """An op's results and what its kernel takes for itself, in the order in which it asks for them."""
+        taken: list[tuple[int, int]] = []
+        named = {step.index for step in steps if isinstance(step, Result)}
+        for index, tensor in enumerate(results):
+            if not named:
+                self.track(tensor, op)
+            elif index not in named:
+                self.track(tensor, op, on_host=True)
+        for step in steps:
+            if isinstance(step, Result):
+                if step.index < len(results):
+                    self.track(results[step.index], op)
+            elif isinstance(step, Workspace):
+                self.record.tag(self.record.alloc(step.nbytes, "cublas", "", (), "uint8"), "workspace", step.name)
+            elif step >= 0:
+                taken.append((step, self.record.alloc(step, f"{op} (inside)", self.module(), (), "uint8")))
+            else:
+                at = max(i for i, (nbytes, _) in enumerate(taken) if nbytes == -step)
+                self.record.free(taken.pop(at)[1])
+        for _, id in taken:
+            self.record.free(id)
 
     def _is_here(self, args: tuple[Any, ...]) -> bool:
         """Whether an op runs on the traced device: where its first argument is, or the first of that list."""

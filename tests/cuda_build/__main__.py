@@ -26,10 +26,10 @@ from tests.cuda_build.environment import HOME, PYTHON, EnvironmentError, driver_
 
 os.environ["FORETRAIN_CACHE"] = str(HOME / "cache")
 
-from foretrain.predict.exact import service  # noqa: E402
-from foretrain.predict.exact.service import Request, TraceUnavailable  # noqa: E402
-from tests.cuda_build import compare, trainer  # noqa: E402
-from tests.cuda_build.grid import REPO, cases  # noqa: E402
+from foretrain.predict.exact import service
+from foretrain.predict.exact.service import Request, TraceUnavailable
+from tests.cuda_build import compare, trainer
+from tests.cuda_build.grid import REPO, cases
 
 RESULTS = REPO / "benchmarks" / "results"
 TRACES_A_BATCH = 8

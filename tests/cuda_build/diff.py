@@ -15,11 +15,11 @@ from tests.cuda_build.environment import HOME
 
 os.environ["FORETRAIN_CACHE"] = str(HOME / "cache")
 
-from foretrain.predict.exact import service  # noqa: E402
-from foretrain.predict.exact.record import Trace  # noqa: E402
-from tests.cuda_build import compare  # noqa: E402
-from tests.cuda_build.__main__ import read  # noqa: E402
-from tests.cuda_build.grid import cases  # noqa: E402
+from foretrain.predict.exact import service
+from foretrain.predict.exact.record import Trace
+from tests.cuda_build import compare
+from tests.cuda_build.__main__ import read
+from tests.cuda_build.grid import cases
 
 
 def blocks(events: list[int], sizes: list[int]) -> list[int]:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
-from pathlib import Path
 
 from tests.cuda_build.build import DRIVER, BuildError, build
 from tests.cuda_build.grid import REPO

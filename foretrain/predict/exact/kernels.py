@@ -1,7 +1,7 @@
 """Memory that CUDA kernels allocate for themselves, which no tensor of the program shows.
 
 Each rule names the file of PyTorch that it was read from; tests/cuda_build holds them against PyTorch's CUDA build,
-allocation by allocation. Not modelled: the buffers of reductions over many rows.
+allocation by allocation.
 """
 
 import math
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from foretrain.predict.exact.fake_card import Card
+from foretrain.predict.exact.reductions import reduction_buffers
 from foretrain.predict.exact.tracer import EIGHT_BIT_MATMULS, MATMULS, InKernel, Result, Step, Tracer, Workspace
 from foretrain.units import MIB
 
@@ -66,7 +67,9 @@ def _flash_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
     """softmax_d and dq_accum, fp32, padded (aten .../transformers/cuda/flash_attn/flash_api.cpp, mha_bwd)."""
     B, H, T, D = args[1].shape
     rows = _up(T, 128)
-    return [4 * B * H * rows, 4 * B * H * rows * _padded_head(D)]
+    # The kernel wants the gradient and the output as (B, T, H, D); padded heads are not laid out so.
+    copies = [t.nbytes for t in (args[0], args[4]) if not t.transpose(1, 2).is_contiguous()]
+    return [*copies, Result(0), Result(1), Result(2), 4 * B * H * rows, 4 * B * H * rows * _padded_head(D)]
 
 
 def _efficient(card: Card, args: tuple[Any, ...]) -> list[Step]:
@@ -154,6 +157,17 @@ def _safe_softmax(card: Card, args: tuple[Any, ...]) -> list[Step]:
     return [scores.numel(), scores.numel() // scores.shape[-1], 4]
 
 
+def _reduction(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """Sums and means: (tensor, dimensions, …)."""
+    dims = args[1] if len(args) > 1 and not isinstance(args[1], torch.dtype) else None
+    return [Result(0), *reduction_buffers(card, args[0], dims)]
+
+
+def _norm(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """linalg.vector_norm: (tensor, order, dimensions, …)."""
+    return [Result(0), *reduction_buffers(card, args[0], args[2] if len(args) > 2 else None)]
+
+
 def _foreach_norm(card: Card, args: tuple[Any, ...]) -> list[Step]:
     """One partial sum a chunk of 65,536 elements, as many for each tensor as the largest needs (ForeachReduceOp.cu)."""
     tensors = args[0]
@@ -172,6 +186,9 @@ RULES: dict[str, Rule] = {
     "_scaled_dot_product_efficient_attention": _efficient,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "native_dropout": _dropout,
+    "sum": _reduction,
+    "mean": _reduction,
+    "linalg_vector_norm": _norm,
     "embedding_dense_backward": _embedding_backward,
     "native_layer_norm_backward": _norm_backward,
     "_foreach_norm": _foreach_norm,

@@ -17,7 +17,7 @@ from foretrain.predict.allocator_replay import replay
 from foretrain.predict.allocator_settings import Settings
 from foretrain.predict.memory import worst_verdict
 from foretrain.predict.plan import plan
-from foretrain.predict.reserved import LargePool, fails_in, reserved_bytes
+from foretrain.predict.reserved import LargePool, fails_in, held, reserved_bytes
 from foretrain.predict.simulated_run import SimulatedRun
 from foretrain.predict.timeline import Timeline
 from foretrain.units import MIB
@@ -38,7 +38,7 @@ def test_large_pool_is_the_simulators(plan: list[tuple[bool, int, int]]) -> None
             id = sorted(blocks)[pick % len(blocks)]
             pool.free(id)
             whole.free(blocks.pop(id))  # type: ignore[arg-type]
-        assert pool.reserved_bytes == whole.reserved_bytes
+        assert (pool.reserved_bytes, pool.allocated_bytes) == (whole.reserved_bytes, whole.allocated_bytes)
 
 
 def events_of(config: RunConfig, step: str) -> SimulatedRun:
@@ -57,11 +57,13 @@ def test_small_requests_make_little_difference() -> None:
             if position in marks:
                 events.append(("phase", marks[position], 0))
             events.append(("alloc", event, t.sizes[event]) if event >= 0 else ("free", ~event, 0))
-        whole = {peak.name: peak.peak_reserved_bytes for peak in replay(events).phases}
-        short = reserved_bytes(t)
+        whole = {peak.name: peak for peak in replay(events).phases}
+        short = held(t)
         assert set(whole) == set(short)
-        for phase, nbytes in whole.items():
-            assert abs(short[phase] - nbytes) <= 0.005 * nbytes + 4 * MIB, phase
+        for phase, peak in whole.items():
+            reserved, allocated = peak.peak_reserved_bytes, peak.peak_allocated_bytes
+            assert abs(short[phase].reserved_bytes - reserved) <= 0.005 * reserved + 4 * MIB, phase
+            assert short[phase].allocated_bytes == allocated, phase
 
 
 def test_every_tensor_dies_once_and_sums_are_the_peaks() -> None:

@@ -17,7 +17,7 @@ from foretrain.config import OWN_WAYS, RunConfig
 from foretrain.errors import UserError
 from foretrain.hardware import Dtype, Gpu
 from foretrain.predict.allocator_settings import Settings, of_run
-from foretrain.predict.reserved import fails_in, reserved_bytes
+from foretrain.predict.reserved import Held, fails_in, held
 from foretrain.predict.simulated_run import SimulatedRun, StepName, resume, staged_bytes
 from foretrain.predict.timeline import Kind, Peak
 from foretrain.records import Record
@@ -92,6 +92,11 @@ class PhaseMemory(Record):
     components: tuple[Component, ...]
     verdict: Verdict | None = None
     reserved_bytes: int | None = None
+
+    @property
+    def tensors_bytes(self) -> int:
+        """The tensors themselves, without what the allocator's blocks are larger by."""
+        return self.allocated_bytes - sum(row.size_bytes for row in self.components if row.id == "rounding")
 
     @property
     def needed_span(self) -> tuple[int, int, int]:
@@ -185,10 +190,10 @@ class Ledger:
 
     @cached_property
     def memory(self) -> StepMemory:
-        """Without verdicts. What the allocator reserves is replayed when it is first asked for."""
+        """Without verdicts. What the allocator holds is replayed when it is first asked for."""
         events = () if self.cpu else (self.events, self._resumed)
-        reserved = {name: size for part in events for name, size in reserved_bytes(part, self.settings).items()}
-        phases = tuple(self._phase(name, reserved.get(name), self._n_params) for name in self._names)
+        blocks = {name: most for part in events for name, most in held(part, self.settings).items()}
+        phases = tuple(self._phase(name, blocks.get(name), self._n_params) for name in self._names)
         return StepMemory(
             step=self._step, compiled=self.compiled, phases=phases, saved_bytes=self._saved_bytes, context=self.context
         )
@@ -214,13 +219,17 @@ class Ledger:
         cap = None if self.capped or card_bytes is None else self.settings.cap_bytes(card_bytes)
         return (leniently, strictly) if cap is None else (min(leniently, cap), min(strictly, cap))
 
-    def _phase(self, name: str, reserved: int | None, n_params: int) -> PhaseMemory:
+    def _phase(self, name: str, held: Held | None, n_params: int) -> PhaseMemory:
         peak = self.peaks[name]
-        low, expected, high = _needed(peak.nbytes, reserved, self.context, self.roughly, compiled=self.compiled)
+        rows, allocated, reserved = components(peak, n_params), peak.nbytes, None
+        if held is not None:
+            allocated, reserved = max(peak.nbytes, held.allocated_bytes), held.reserved_bytes
+            if rest := allocated - peak.nbytes:
+                rows = (*rows, Component(id="rounding", size_bytes=rest, formula=""))
+        low, expected, high = _needed(allocated, reserved, self.context, self.roughly, compiled=self.compiled)
         return PhaseMemory(
-            phase=name, moment=peak.moment, allocated_bytes=peak.nbytes, needed_low_bytes=low,
-            needed_expected_bytes=expected, needed_high_bytes=high, components=components(peak, n_params),
-            reserved_bytes=reserved,
+            phase=name, moment=peak.moment, allocated_bytes=allocated, needed_low_bytes=low,
+            needed_expected_bytes=expected, needed_high_bytes=high, components=rows, reserved_bytes=reserved,
         )  # fmt: skip
 
     def judged(self, available_bytes: int | None, card_bytes: int | None = None) -> StepMemory:
@@ -256,7 +265,7 @@ class Ledger:
         dead = dead or self._dies_in(strictly)
         verdicts: list[Verdict] = []
         for phase in self.memory.phases:
-            tensors = phase.allocated_bytes
+            tensors = phase.tensors_bytes
             if phase.phase == dead:
                 verdicts.append("does_not_fit" if certain else "tight")
             else:
@@ -273,7 +282,7 @@ class Ledger:
         phases = [phase for phase in self.memory.phases if phase.phase != "resume"]
         if all((phase.reserved_bytes or 0) <= limit_bytes for phase in phases):
             return None
-        too_much = next((phase.phase for phase in phases if phase.allocated_bytes > limit_bytes), None)
+        too_much = next((phase.phase for phase in phases if phase.tensors_bytes > limit_bytes), None)
         failing = too_much or fails_in(self.events, self.settings, limit_bytes)
         return failing if failing in self._names else None  # eval_only never comes to training
 

@@ -1,4 +1,4 @@
-"""What PyTorch's allocator reserves for the ledger's tensors: its timeline, replayed. No torch.
+"""What PyTorch's allocator allocates and reserves for the ledger's tensors: its timeline, replayed. No torch.
 
 A plan has to answer while a slider moves, so this knows only what a run without a limit needs of allocator.py: best fit
 in the large pool, split and merged, nothing given back (DeviceCachingAllocator in c10/cuda/CUDACachingAllocator.cpp).
@@ -9,8 +9,16 @@ together weigh little. Their pool is taken to be as full as it gets.
 """
 
 from bisect import bisect_left, insort
+from typing import NamedTuple
 
-from foretrain.predict.allocator import SEGMENT_ROUNDING_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, Allocator, OutOfMemory
+from foretrain.predict.allocator import (
+    MIN_BLOCK_BYTES,
+    SEGMENT_ROUNDING_BYTES,
+    SMALL_BYTES,
+    SMALL_SEGMENT_BYTES,
+    Allocator,
+    OutOfMemory,
+)  # fmt: skip
 from foretrain.predict.allocator_blocks import Block
 from foretrain.predict.allocator_settings import LARGE_SEGMENT_BYTES, MIN_LARGE_ALLOC_BYTES, Settings
 from foretrain.predict.timeline import Events
@@ -21,13 +29,25 @@ _ADDRESS_BITS = 100
 _ADDRESSES = (1 << _ADDRESS_BITS) - 1
 
 
-def reserved_bytes(timeline: Events, settings: Settings | None = None) -> dict[str, int]:
-    """{phase: the most that is reserved in it}, in bytes, as torch.cuda.max_memory_reserved counts; without a limit."""
+class Held(NamedTuple):
+    """The most of a phase in bytes, as torch.cuda.max_memory_allocated and max_memory_reserved count."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+def held(timeline: Events, settings: Settings | None = None) -> dict[str, Held]:
+    """{phase: the most that is allocated and reserved in it}, without a limit.
+
+    Allocated is more than the tensors: a block of the large pool keeps up to 1 MiB that it was found too large by.
+    """
     pool: LargePool | _Simulated = LargePool() if settings in (None, Settings()) else _Simulated(settings)
+    sizes = [-(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES for nbytes in timeline.sizes]
+    events = timeline.events
     small = most_small = 0
-    found: dict[str, int] = {}
-    sizes, events = timeline.sizes, timeline.events
+    found: dict[str, Held] = {}
     for phase, start, end in timeline.spans():
+        most = pool.allocated_bytes + small
         for event in events[start:end]:
             if event >= 0:
                 nbytes = sizes[event]
@@ -37,13 +57,21 @@ def reserved_bytes(timeline: Events, settings: Settings | None = None) -> dict[s
                     small += nbytes
                     if small > most_small:
                         most_small = small
+                if (now := pool.allocated_bytes + small) > most:
+                    most = now
             elif (nbytes := sizes[~event]) > SMALL_BYTES:
                 pool.free(~event)
             else:
                 small -= nbytes
         segments = -(-most_small // SMALL_SEGMENT_BYTES)
-        found[phase] = pool.reserved_bytes + segments * SMALL_SEGMENT_BYTES
+        before = found.get(phase, Held(0, 0)).allocated_bytes
+        found[phase] = Held(max(most, before), pool.reserved_bytes + segments * SMALL_SEGMENT_BYTES)
     return found
+
+
+def reserved_bytes(timeline: Events, settings: Settings | None = None) -> dict[str, int]:
+    """{phase: the most that is reserved in it}, in bytes."""
+    return {phase: each.reserved_bytes for phase, each in held(timeline, settings).items()}
 
 
 def fails_in(timeline: Events, settings: Settings, limit_bytes: int) -> str | None:
@@ -67,7 +95,7 @@ class LargePool:
     """The pool of requests beyond 1 MiB, with the allocator's own settings and no limit. Sizes are multiples of 512."""
 
     def __init__(self) -> None:
-        self.reserved_bytes = 0
+        self.allocated_bytes = self.reserved_bytes = 0
         self._free: list[int] = []  # bytes << _ADDRESS_BITS | address, sorted
         self._size_at: dict[int, int] = {}  # free blocks by their first address
         self._start_of: dict[int, int] = {}  # and by the address after their last
@@ -97,11 +125,13 @@ class LargePool:
             self._size_at[rest], self._start_of[rest + left] = left, rest
             size = nbytes
         self._taken[id] = (address, size)
+        self.allocated_bytes += size
 
     def free(self, id: int) -> None:
         """Back to the pool, as one block with its free neighbours."""
         free = self._free
         address, size = self._taken.pop(id)
+        self.allocated_bytes -= size
         following = self._size_at.pop(address + size, 0)
         if following:
             del free[bisect_left(free, following << _ADDRESS_BITS | address + size)]
@@ -128,6 +158,10 @@ class _Simulated:
 
     def free(self, id: int) -> None:
         self._allocator.free(self._blocks.pop(id))
+
+    @property
+    def allocated_bytes(self) -> int:
+        return self._allocator.allocated_bytes
 
     @property
     def reserved_bytes(self) -> int:

@@ -9,6 +9,11 @@ CHUNK = 2**20  # elements that are widened to fp32 at one time
 TEMPORARY_BYTES = 20 * CHUNK
 
 
+def temporary_bytes(largest: int) -> int:
+    """What an update takes for a moment, where the largest parameter has so many elements."""
+    return 20 * min(CHUNK, largest)
+
+
 def is_quantised(numel: int) -> bool:
     """Are the moments of a parameter with so many elements in 8 bits?"""
     return numel >= LEAST

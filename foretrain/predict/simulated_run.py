@@ -64,7 +64,7 @@ def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str,
         "group": attention_sizes.score_elements(heads, block, 4),
         "halfgroup": attention_sizes.score_elements(heads, block, 2),
         "moments": adamw8bit_sizes.moments_bytes(shape.numels, granule_of(gpu)),
-        "chunk": adamw8bit_sizes.TEMPORARY_BYTES, "M": (matrices := shape.n_block_matrix_params),
+        "chunk": adamw8bit_sizes.temporary_bytes(max(shape.numels)), "M": (matrices := shape.n_block_matrix_params),
         "R": shape.n_params - matrices, "newton": shape.newton_schulz_bytes,
     }  # fmt: skip
 

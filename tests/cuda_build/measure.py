@@ -82,7 +82,10 @@ def _no_overflow() -> Iterator[None]:
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
     """A case, on the card and then small on the CPU. Raises what the run raises."""
+    import torch._inductor.config
+
     drive.MICRO_STEPS = 1_000_000  # a trace stops at three; a run does all of them
+    torch._inductor.config.force_disable_caches = True  # or what an earlier case measured would not be measured again
     torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_ENTRIES)
     watch = Watch()
     branches = _run(job, job["knobs"], "cuda", watch, compiled=job["compiled"]).record()

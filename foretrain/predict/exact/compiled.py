@@ -5,6 +5,7 @@ kernels do nothing, so buffers, their reuse and their deaths are those of the co
 """
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretrain.predict.exact.fake_card import Card, Generator
+from foretrain.predict.exact.fake_card import Card, Generator, Memory
 from foretrain.predict.exact.patches import Patches
 from foretrain.predict.exact.tracer import Tracer
 
@@ -22,18 +23,48 @@ CHECKS = ("size_asserts", "nan_asserts", "alignment_asserts")
 
 
 class _Kernel:
-    """Stands for a compiled kernel: running it only tells the tracer what the buffers are for."""
+    """Stands for a compiled kernel: running it only tells the tracer what the buffers are for.
 
-    def __init__(self, tracer: Tracer | None, name: str) -> None:
+    The first time an element-wise kernel runs, Inductor measures two ways to run it and keeps the faster one.
+    """
+
+    def __init__(self, tracer: Tracer | None, name: str, source: str = "", memory: Memory | None = None) -> None:
         self.tracer, self.kernel_name = tracer, name
         self.inductor_meta: dict[str, Any] = {}
         self.launchers: list[Any] = []
+        self._memory = memory
+        self._writes = _written(source) if memory is not None and name.startswith("triton_poi_") else None
 
     def run(self, *args: Any, **kwargs: Any) -> None:
-        if self.tracer is not None:
-            for tensor in args:
-                if isinstance(tensor, Tensor):
-                    self.tracer.written_by(tensor, self.kernel_name)
+        if self.tracer is None:
+            return
+        for tensor in args:
+            if isinstance(tensor, Tensor):
+                self.tracer.written_by(tensor, self.kernel_name)
+        if self._writes is not None and self._memory is not None:
+            self._measure(self.tracer, self._memory, [args[i].nbytes for i in self._writes])
+            self._writes = None
+
+    def _measure(self, tracer: Tracer, memory: Memory, written: list[int]) -> None:
+        """What measuring takes: copies of what the kernel changes, and a buffer that clears the card's cache.
+
+        Copies that would make the run's peak higher go to the host (torch/_inductor/runtime/triton_heuristics.py,
+        copy_args_to_cpu_if_needed; benchmarking.py, benchmark_gpu).
+        """
+        allocator = memory.now()
+        budget, copies = allocator.peak_allocated_bytes - allocator.allocated_bytes, []
+        for nbytes in written:
+            if nbytes <= budget:
+                budget -= nbytes
+                copies.append(nbytes)
+        record, op = tracer.record, f"{self.kernel_name} (inside)"
+        take = lambda nbytes: record.alloc(nbytes, op, "", (), "uint8")  # noqa: E731
+        for held in ([], [memory.card.cache_bytes]):
+            buffers = [take(nbytes) for nbytes in held]
+            for id in [take(nbytes) for nbytes in copies]:
+                record.free(id)
+            for id in buffers:
+                record.free(id)
 
     __call__ = run
 
@@ -41,6 +72,16 @@ class _Kernel:
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda *args, **kwargs: None
+
+
+def _written(source: str) -> list[int]:
+    """Which arguments of a generated kernel it reads and writes, by position."""
+    names = re.search(r"'mutated_arg_names': \[([^\]]*)\]", source)
+    signature = re.search(r"^def \w+\(([^)]*)\)", source, re.MULTILINE)
+    if names is None or signature is None:
+        return []
+    arguments = [word.split(":")[0].strip() for word in signature[1].split(",")]
+    return [arguments.index(name) for name in re.findall(r"'(\w+)'", names[1]) if name in arguments]
 
 
 def _device_patches(patches: Patches, card: Card) -> None:
@@ -132,7 +173,7 @@ def _padding_patch(patches: Patches, pads: bool) -> None:
     patches.set(pad_mm, "_should_pad", should_pad)
 
 
-def _code_patches(patches: Patches, tracer: Tracer | None) -> None:
+def _code_patches(patches: Patches, tracer: Tracer | None, memory: Memory | None) -> None:
     """The generated wrapper: its C++ helpers as Python on fake tensors, its kernels as nothing."""
     import torch._C._dynamo.guards as guards
     from torch._inductor.async_compile import AsyncCompile
@@ -146,7 +187,7 @@ def _code_patches(patches: Patches, tracer: Tracer | None) -> None:
     patches.set(guards, "_empty_strided_cuda", empty("cuda"))
     patches.set(guards, "_empty_strided_cpu", empty("cpu"))
     patches.set(guards, "_reinterpret_tensor", reinterpret)
-    kernel = lambda self, name, source, *args, **kwargs: _Kernel(tracer, name)  # noqa: E731
+    kernel = lambda self, name, source, *args, **kwargs: _Kernel(tracer, name, source, memory)  # noqa: E731
     patches.set(AsyncCompile, "triton", kernel)
     patches.set(AsyncCompile, "cpp_pybinding", lambda self, types, source, *a, **k: _Kernel(tracer, "cpp_fused"))
     patches.set(AsyncCompile, "wait", lambda self, scope: None)
@@ -154,10 +195,13 @@ def _code_patches(patches: Patches, tracer: Tracer | None) -> None:
 
 
 @contextlib.contextmanager
-def compiling(card: Card | None, tracer: Tracer | None = None, *, pads: bool = False) -> Iterator[None]:
+def compiling(
+    card: Card | None, tracer: Tracer | None = None, *, pads: bool = False, memory: Memory | None = None
+) -> Iterator[None]:
     """Within it torch.compile works for the card of a stand-in, or for a CPU without its compiler (card None).
 
-    `pads`: what to take pad_mm's measurement on the card to have said, for products with an unaligned side.
+    `pads`: what to take pad_mm's measurement on the card to have said, for products with an unaligned side. `memory`:
+    the card's, where what Inductor measures is to be in the trace.
     """
     import torch._inductor.config as inductor_config
 
@@ -168,7 +212,7 @@ def compiling(card: Card | None, tracer: Tracer | None = None, *, pads: bool = F
             _triton_patches(patches)
             _folding_patch(patches)
             _padding_patch(patches, pads)
-        _code_patches(patches, tracer)
+        _code_patches(patches, tracer, memory)
         changes: dict[str, Any] = {"compile_threads": 1, "force_disable_caches": True, **dict.fromkeys(CHECKS, False)}
         patches.enter_context(inductor_config.patch(changes))
         patches.callback(torch._dynamo.reset)

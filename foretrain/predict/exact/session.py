@@ -38,8 +38,8 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False) -> Iterator[
         if there is not None:
             there.memory.record = tracer.record
         if compiled:
-            card = None if there is None else there.card
-            stack.enter_context(inductor.compiling(card, tracer, pads=pads))
+            card, memory = (None, None) if there is None else (there.card, there.memory)
+            stack.enter_context(inductor.compiling(card, tracer, pads=pads, memory=memory))
         else:
             stack.enter_context(standin.uncompiled())
         stack.enter_context(quick(compiled=compiled))

@@ -21,14 +21,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-# Before anything asks for foretrain's cache: the traces of this harness are its own.
-from tests.cuda_build.environment import HOME, PYTHON, EnvironmentError, driver_digest, make, on_the_card
-
-os.environ["FORETRAIN_CACHE"] = str(HOME / "cache")
-
 from foretrain.predict.exact import service
 from foretrain.predict.exact.service import Request, TraceUnavailable
 from tests.cuda_build import compare, trainer
+from tests.cuda_build.environment import HOME, PYTHON, EnvironmentError, driver_digest, make, on_the_card
 from tests.cuda_build.grid import REPO, cases
 
 RESULTS = REPO / "benchmarks" / "results"
@@ -195,6 +191,7 @@ def main() -> int:
     parser.add_argument("--cases-only", action="store_true", help="neither the trainer nor pytest")
     parser.add_argument("--out", type=Path, default=None, help="(benchmarks/results/cuda_build[_large].json)")
     args = parser.parse_args()
+    os.environ["FORETRAIN_CACHE"] = str(HOME / "cache")  # the traces of this harness are its own
     wanted = cases(args.tier)
     if args.only:
         wanted = [case for case in wanted if args.only in case.name]

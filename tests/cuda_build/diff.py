@@ -11,14 +11,11 @@ import sys
 from collections import Counter
 from typing import Any
 
-from tests.cuda_build.environment import HOME
-
-os.environ["FORETRAIN_CACHE"] = str(HOME / "cache")
-
 from foretrain.predict.exact import service
 from foretrain.predict.exact.record import Trace
 from tests.cuda_build import compare
 from tests.cuda_build.__main__ import read
+from tests.cuda_build.environment import HOME
 from tests.cuda_build.grid import cases
 
 
@@ -73,6 +70,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=20)
     parser.add_argument("--from", dest="start", default="", help="a phase to begin at")
     args = parser.parse_args()
+    os.environ["FORETRAIN_CACHE"] = str(HOME / "cache")
     case: Any = next((c for c in cases("large") if c.name.startswith(args.name)), None)
     measured = case and read(case)
     if not measured:

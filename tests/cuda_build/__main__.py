@@ -8,11 +8,13 @@ change of the code only what that change decides is done again.
 """
 
 import argparse
+import contextlib
 import gzip
 import hashlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import threading
@@ -46,6 +48,7 @@ class Run:
         self.measured, self.traced = 0, 0
         self.waiting = [case for case in wanted if not kept(case).exists()]
         self.before = len(wanted) - len(self.waiting)
+        self.host: subprocess.Popen[str] | None = None
 
     def late(self) -> bool:
         return self.stop.is_set() or time.monotonic() - self.started > self.seconds
@@ -61,6 +64,7 @@ class Run:
         ) as host:  # fmt: skip
             assert host.stdin is not None
             assert host.stdout is not None
+            self.host = host
             try:
                 for case in self.waiting:
                     if self.late():
@@ -69,12 +73,20 @@ class Run:
                     host.stdin.write(json.dumps(job) + "\n")
                     host.stdin.flush()
                     if not host.stdout.readline():
+                        if self.stop.is_set():
+                            return
                         raise EnvironmentError(f"the measuring process ended; {HOME / 'measure.log'} says why")
                     self.measured += 1
             finally:
-                if self.stop.is_set():
-                    host.kill()
-                host.stdin.close()
+                with contextlib.suppress(BrokenPipeError):
+                    host.stdin.close()
+
+    def end(self) -> None:
+        """Stop now: the case in hand is lost, and no other."""
+        self.stop.set()
+        if self.host is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.host.pid, signal.SIGKILL)
 
     def trace(self) -> None:
         """The traces of all cases, so many in one process; they are kept by foretrain's own cache."""
@@ -192,11 +204,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=None, help="(benchmarks/results/cuda_build[_large].json)")
     args = parser.parse_args()
     os.environ["FORETRAIN_CACHE"] = str(HOME / "cache")  # the traces of this harness are its own
-    wanted = cases(args.tier)
+    wanted = cases("large" if args.only else args.tier)
     if args.only:
         wanted = [case for case in wanted if args.only in case.name]
     if not wanted:
-        print(f"no case of the tier {args.tier} has {args.only!r} in its name", file=sys.stderr)
+        print(f"no case has {args.only!r} in its name", file=sys.stderr)
         return 2
     try:
         make(lambda text: print(text, file=sys.stderr, flush=True))
@@ -211,7 +223,7 @@ def main() -> int:
     try:
         run.show(threads)
     except KeyboardInterrupt:
-        run.stop.set()
+        run.end()
         for thread in threads:
             thread.join()
         print("\nstopped; what is done is kept, and the same command continues", file=sys.stderr)
@@ -249,7 +261,7 @@ def _quietly(work: Any, run: Run) -> None:
         pass
     except Exception as error:
         print(f"\n{type(error).__name__}: {error}", file=sys.stderr)
-        run.stop.set()
+        run.end()
 
 
 if __name__ == "__main__":

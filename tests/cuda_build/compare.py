@@ -9,7 +9,7 @@ from foretrain.config import RunConfig
 from foretrain.hardware import Gpu, match
 from foretrain.predict.exact import service
 from foretrain.predict.exact.forecast import requests_for
-from foretrain.predict.exact.memory import exact
+from foretrain.predict.exact.replay import replay
 from foretrain.predict.exact.service import Request
 from foretrain.predict.memory import estimated
 
@@ -37,19 +37,17 @@ def compared(case: Any, measured: dict[str, Any]) -> Row:
     if measured["branches"]:
         return {**row, "error": f"not a real step: {measured['branches'][0]}", "branches": measured["branches"]}
     ledger = estimated(RunConfig(**case.knobs), card(), case.dtype, case.step, compiled=case.compiled).memory
-    found = [exact([t], ledger, available_bytes=None).memory for t in service.traces(requests(case))]
-    real = {name: phase for name, phase in measured["phases"].items() if name in {p.phase for p in found[0].phases}}
+    found = [replay(trace).phases for trace in service.traces(requests(case))]
+    real = {name: phase for name, phase in measured["phases"].items() if name in {p.phase for p in found[0]}}
     row["phases"] = {}
     for what in ("allocated_bytes", "reserved_bytes"):
         highest = max(phase[what] for phase in real.values())
         # Where only a card can say which of two traces is its own, the nearer one is: the fake card's choice is by chance.
-        answers = [max(getattr(p, what) for p in memory.phases if p.phase in real) for memory in found]
+        answers = [max(getattr(p, what) for p in phases if p.phase in real) for phases in found]
         predicted = min(answers, key=lambda answer: abs(answer - highest))
         row[what] = {"predicted": predicted, "real": highest, "error": predicted / highest - 1}
         nearest = found[answers.index(predicted)]
-        row["phases"][what] = {
-            p.phase: getattr(p, what) / real[p.phase][what] - 1 for p in nearest.phases if p.phase in real
-        }
+        row["phases"][what] = {p.phase: getattr(p, what) / real[p.phase][what] - 1 for p in nearest if p.phase in real}
     estimate = max(p.allocated_bytes for p in ledger.phases if p.phase in real)
     row["estimate_allocated"] = {"predicted": estimate, "error": estimate / row["allocated_bytes"]["real"] - 1}
     reserved = max(p.reserved_bytes or 0 for p in ledger.phases if p.phase in real)

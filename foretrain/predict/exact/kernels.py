@@ -38,7 +38,7 @@ def _flash(card: Card, args: tuple[Any, ...]) -> list[Step]:
     """Where there are few rows, keys are split over more blocks, each with sums of its own (mha_fwd in the same file,
     set_params_splitkv). With dropout never; the random state is then made a second time."""
     B, H, T, D = args[0].shape
-    if len(args) > 3 and args[3] > 0:
+    if args[3:4] > (0,):  # dropout
         return [Result(0), Result(1), 16, Result(2), Result(3), -16]
     keys = -(-args[1].shape[2] // (256 if D <= 64 else 128 if D <= 128 else 64))
     splits = _splits(B * H * -(-T // 64), 2 * card.sm_count, keys)
@@ -159,8 +159,9 @@ def _safe_softmax(card: Card, args: tuple[Any, ...]) -> list[Step]:
 
 def _reduction(card: Card, args: tuple[Any, ...]) -> list[Step]:
     """Sums and means: (tensor, dimensions, …)."""
-    dims = args[1] if len(args) > 1 and not isinstance(args[1], torch.dtype) else None
-    return [Result(0), *reduction_buffers(card, args[0], dims)]
+    tensor, *rest = args
+    dims = rest[0] if rest and not isinstance(rest[0], torch.dtype) else None
+    return [Result(0), *reduction_buffers(card, tensor, dims)]
 
 
 def _norm(card: Card, args: tuple[Any, ...]) -> list[Step]:

@@ -37,7 +37,7 @@ def reduction_buffers(card: Card, tensor: Tensor, dims: Any) -> list[int]:
     if along and inner[0].stride == 1 and inputs > 128 and len(inner) + len(outer) == 1:
         width //= VECTOR
     elif not along and outer[0].stride == 1:
-        vector = _output_vector(tensor.storage_offset(), outer, inner)
+        vector = _output_vector(int(tensor.storage_offset()), outer, inner)
         width //= vector
     threads = MOST_THREADS // vector
     across, down = min(_power_of_two(width), threads), min(_power_of_two(height), threads)

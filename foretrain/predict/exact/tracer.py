@@ -28,7 +28,7 @@ DEVICE = torch.ops.prim.device.default
 class Result(NamedTuple):
     """The moment at which an op allocates one of its results, by number."""
 
-    index: int
+    number: int
 
 
 class Workspace(NamedTuple):
@@ -198,7 +198,7 @@ class Tracer(TorchDispatchMode):
     def _allocate(self, op: str, results: list[Tensor], steps: list[Step]) -> None:
         """An op's results and what its kernel takes for itself, in the order in which it asks for them."""
         taken: list[tuple[int, int]] = []
-        named = {step.index for step in steps if isinstance(step, Result)}
+        named = {step.number for step in steps if isinstance(step, Result)}
         for index, tensor in enumerate(results):
             if not named:
                 self.track(tensor, op)
@@ -206,8 +206,8 @@ class Tracer(TorchDispatchMode):
                 self.track(tensor, op, on_host=True)
         for step in steps:
             if isinstance(step, Result):
-                if step.index < len(results):
-                    self.track(results[step.index], op)
+                if step.number < len(results):
+                    self.track(results[step.number], op)
             elif isinstance(step, Workspace):
                 self.record.tag(self.record.alloc(step.nbytes, "cublas", "", (), "uint8"), "workspace", step.name)
             elif step >= 0:

@@ -175,7 +175,7 @@ def test_compiled_with_a_chunked_loss(knobs: dict[str, int]) -> None:
     found, expected = traced(config, compiled=True), ledger(config, "float16", "foretrain", compiled=True)
     for phase, (peak, _) in found.peaks().items():
         if phase not in ("build", "save"):
-            assert expected.phase(phase).allocated_bytes == pytest.approx(peak, rel=0.001)
+            assert expected.phase(phase).tensors_bytes == pytest.approx(peak, rel=0.001)
 
 
 TINY_BYTES = 16 * MIB
@@ -226,12 +226,13 @@ def agree(config: RunConfig, dtype: str, step: str) -> None:
     for phase, instants in by_instant(found).items():
         peak = max(sum(sums.values()) for sums in instants)
         wanted = expected.phase(phase)
-        assert wanted.allocated_bytes == pytest.approx(peak, rel=0.005, abs=64 * 1024), phase
+        assert wanted.tensors_bytes == pytest.approx(peak, rel=0.005, abs=64 * 1024), phase
         if peak - instants[0]["workspace"] < TINY_BYTES:
             continue  # beside 16 MiB of workspace, instants of quite another kind lie within half a percent
         rows = Counter[str]()
         for component in wanted.components:
-            rows[component.id.split(".")[0]] += component.size_bytes
+            if component.id != "rounding":  # of the allocator; the instants are sums of tensors
+                rows[component.id.split(".")[0]] += component.size_bytes
         # Instants of the same height, but for half a percent, are one peak; the ledger must have met one of them.
         assert any(
             all(rows[id] == pytest.approx(sums[id], rel=0.01, abs=64 * 1024) for id in sums | rows) for sums in instants
@@ -313,7 +314,7 @@ def test_the_ledger_knows_the_path_of_attention(
         expected = predict(config, find(gpu), dtype, step, compiled=False, available_bytes=None)  # type: ignore[arg-type]
         for phase, (peak, _) in found.peaks().items():
             if phase not in ("build", "save"):
-                assert expected.phase(phase).allocated_bytes == pytest.approx(peak, rel=0.001), (phase, heads, batch)
+                assert expected.phase(phase).tensors_bytes == pytest.approx(peak, rel=0.001), (phase, heads, batch)
 
 
 @pytest.mark.parametrize(
@@ -345,7 +346,7 @@ def test_compiled_the_math_path_is_met_roughly_and_the_need_is_wider() -> None:
     config = RunConfig.model_validate({**knobs, "gradient_accumulation_steps": 2})
     peak = max(peak for peak, _ in traced(config, "float32", compiled=True).peaks().values())
     worst = ledger(config, "float32", "foretrain", compiled=True).worst
-    assert worst.allocated_bytes == pytest.approx(peak, rel=0.1)
+    assert worst.tensors_bytes == pytest.approx(peak, rel=0.1)
     slack = worst.needed_high_bytes - CONTEXT_HIGH_BYTES
     assert slack > 1.5 * worst.allocated_bytes  # 1.33 where the kernel writes no scores
 

@@ -36,6 +36,7 @@ from foretrain.predict.exact.record import Trace
 from foretrain.predict.exact.replay import Replay, replay, smallest_limit_bytes
 from foretrain.predict.exact.session import tracing
 from foretrain.predict.exact.tracer import Tracer
+from foretrain.predict.exact.values import raised_at
 from foretrain.units import format_bytes
 
 WHY = {
@@ -135,7 +136,9 @@ def _in_one_sentence() -> Iterator[list[Tracer]]:
             advice = ", nor for sparse tensors at all: trace with sparse=False"
         elif "._fused_" in op:
             advice = "; the optimizer's foreach=True can be traced"
-        raise StandInError(f"{op} cannot be traced: {WHY[type(error)]}{advice}") from None
+        place = raised_at(error)
+        where = f", at {place}" if place else ""
+        raise StandInError(f"{op} cannot be traced: {WHY[type(error)]}{advice}{where}") from None
     except (AssertionError, RuntimeError, AttributeError) as error:
         said = str(error)
         for pattern, sentence in SENTENCES.items():
@@ -157,7 +160,7 @@ def _card(gpu: str | Gpu) -> Gpu:
 
 def _notes(tracer: Tracer, notes: set[str]) -> tuple[str, ...]:
     """What the answer leaves out, as far as the code came by it."""
-    found = set(notes)
+    found = {*notes, *tracer.values.notes()}
     if any(tracer.ops[op] for op in IN_CUDNN):
         found.add("convolutions run in cuDNN on the card, whose workspaces are not counted: more may be needed")
     if tracer.sparse:

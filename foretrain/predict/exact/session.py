@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from foretrain.hardware import Gpu
 from foretrain.predict.exact import compiled as inductor
-from foretrain.predict.exact import drive, kernels, standin
+from foretrain.predict.exact import drive, kernels, standin, values
 from foretrain.predict.exact.names import Names
+from foretrain.predict.exact.patches import Patches
 from foretrain.predict.exact.quick import quick
 from foretrain.predict.exact.standin import StandIn
 from foretrain.predict.exact.tracer import Tracer
@@ -35,6 +36,7 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False) -> Iterator[
         device = "cpu" if there is None else "cuda"
         Tracer.calibrate(device)
         tracer = Tracer(device, None if there is None else kernels.in_kernels(there.card))
+        values.patch(stack.enter_context(Patches()), tracer.values)
         if there is not None:
             there.memory.record = tracer.record
         if compiled:

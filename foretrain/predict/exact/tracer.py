@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from foretrain.predict.exact.record import Recorder
+from foretrain.predict.exact.values import Values
 
 aten = torch.ops.aten
 DEVICE = torch.ops.prim.device.default
@@ -79,6 +80,7 @@ class Tracer(TorchDispatchMode):
         self.in_place_sums = self.out_of_place_sums = 0
         self.elsewhere: Counter[str] = Counter()  # matrix products on other devices, which take nothing on this one
         self.sparse = False  # whether a sparse tensor was seen
+        self.values = Values()
         self._known: dict[int, Storage] = {}
 
     @classmethod
@@ -149,6 +151,7 @@ class Tracer(TorchDispatchMode):
 
     def written_by(self, tensor: Tensor, kernel: str) -> None:
         """A compiled kernel has this buffer among its arguments; the first such kernel names it."""
+        self.values.forget(tensor)
         id = self.id_of(tensor)
         if id is not None:
             self.record.name(id, kernel)
@@ -175,7 +178,7 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
-        answer = _without_values(func, args)
+        answer = self._without_values(func, args)
         if answer is not None:
             return answer[0]
         if func is aten.add.Tensor and self._engine_sums_in_place(args, kwargs):
@@ -193,6 +196,7 @@ class Tracer(TorchDispatchMode):
         self._allocate(op, results, steps)
         if "out" in kwargs and isinstance(out, Tensor):  # a compiled wrapper's product into a buffer of its own
             self.written_by(out, op)
+        self.values.after(func, args, kwargs, out)
         return out
 
     def _allocate(self, op: str, results: list[Tensor], steps: list[Step]) -> None:
@@ -234,6 +238,20 @@ class Tracer(TorchDispatchMode):
             out = inner[0](*inner[1:], **{k: v for k, v in kwargs.items() if k != "rng_state"})
         return (torch.empty(16, dtype=torch.uint8), out) if "and_save" in func.name() else out
 
+    def _without_values(self, func: Any, args: tuple[Any, ...]) -> tuple[Any] | None:
+        """Answers to what only values can tell: (answer,), or None where the op can run on fake tensors."""
+        if func is aten._local_scalar_dense.default:
+            return (self.values.scalar(args[0]),)
+        if func is aten.equal.default or func is aten.allclose.default:
+            return (self.values.alike(args[0], args[1]),)
+        if func is aten._pin_memory.default:
+            return (args[0],)
+        if func is aten.is_pinned.default:
+            return (False,)
+        if func is aten.record_stream.default:
+            return (None,)
+        return None
+
     def _engine_sums_in_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether this is the engine adding two gradients, which it does in place when nobody else holds the first.
 
@@ -269,20 +287,6 @@ class Tracer(TorchDispatchMode):
             hidden = torch.empty(4, 8, device=device_type) @ weight
             ((hidden + torch.tanh(hidden)) * 2).sum().backward()
         cls.in_place_counts = seen
-
-
-def _without_values(func: Any, args: tuple[Any, ...]) -> tuple[Any] | None:
-    """Answers to what only values can tell: (answer,), or None where the op can run on fake tensors."""
-    if func is aten._local_scalar_dense.default:
-        # Not one constant for all: found_inf must not be true, Adam's step must be at least 1.
-        return (1.0,) if args[0].dtype.is_floating_point else (1,)
-    if func is aten._pin_memory.default:
-        return (args[0],)
-    if func is aten.is_pinned.default:
-        return (False,)
-    if func is aten.record_stream.default:
-        return (None,)
-    return None
 
 
 def _called_by_engine() -> bool:

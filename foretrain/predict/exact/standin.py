@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from foretrain.hardware import Gpu
-from foretrain.predict.exact import fake_card, guard
+from foretrain.predict.exact import fake_card, guard, subclasses
 from foretrain.predict.exact.fake_card import Card
 from foretrain.predict.exact.patches import Patches
 
@@ -161,6 +161,7 @@ def _patch_for_fakes(patches: Patches) -> FakeTensorMode:
     mode.__deepcopy__ = lambda memo: mode  # type: ignore[attr-defined]  # a copied model stays in the one mode
     patches.enter_context(torch.autograd.set_multithreading_enabled(False))
     _patch_for_values(patches)
+    subclasses.patch(patches)
     _quiet(patches)
     return mode
 

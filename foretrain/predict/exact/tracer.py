@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from foretrain.predict.exact.record import Recorder
+from foretrain.predict.exact.subclasses import held, wraps
 from foretrain.predict.exact.values import Values
 
 aten = torch.ops.aten
@@ -145,9 +146,10 @@ class Tracer(TorchDispatchMode):
 
     def tag(self, tensor: Tensor, category: str, name: str = "") -> None:
         """Say what an allocation is: weights, buffers, gradients, optimizer, batch."""
-        id = self.id_of(tensor)
-        if id is not None:
-            self.record.tag(id, category, name)
+        for part in held(tensor):
+            id = self.id_of(part)
+            if id is not None:
+                self.record.tag(id, category, name)
 
     def written_by(self, tensor: Tensor, kernel: str) -> None:
         """A compiled kernel has this buffer among its arguments; the first such kernel names it."""
@@ -178,6 +180,9 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
+        for kind in types:
+            if wraps(kind):
+                return NotImplemented
         answer = self._without_values(func, args)
         if answer is not None:
             return answer[0]

@@ -14,7 +14,8 @@ from torch._inductor.async_compile import AsyncCompile
 from foretrain.config import RunConfig
 from foretrain.hardware import find
 from foretrain.predict.attention import attention_kind
-from foretrain.predict.exact import drive, standin, worker
+from foretrain.predict.exact import attention, drive, worker
+from foretrain.predict.exact.fake_card import Card
 from foretrain.predict.exact.guard import StandInError
 from foretrain.predict.exact.library import trace as trace_code
 from foretrain.predict.exact.memory import component_id
@@ -282,13 +283,13 @@ def test_a_trace_that_degraded_in_silence_is_refused(fact: dict[str, object]) ->
 @pytest.mark.parametrize("gpu", ["RTX 4070", "T4", "A100 SXM4 40GB", "H200", "RTX 5090", "B200"])
 def test_the_rules_without_torch_are_those_of_the_stand_in(gpu: str) -> None:
     """Two writings of sdp_utils.cpp: one decides what a trace takes, the other what the ledger and the proof expect."""
-    card = find(gpu)
+    card, there = find(gpu), Card.of(find(gpu))
     for dtype, kind in drive.DTYPES.items():
-        for width in (1, 4, 20, 32, 33, 36, 64, 100, 128, 136, 192, 196, 200, 256, 257, 260, 264, 320):
-            q = torch.empty(1, width, dtype=kind, device="meta")
-            for dropout in (0.0, 0.1):
-                expected = standin.attention_kind(standin.Card.of(card), q, q, False, dropout)
-                assert attention_kind(card, dtype, width, dropout) == expected, (dtype, width, dropout)
+        for width in (1, 4, 20, 32, 33, 36, 64, 100, 128, 136, 192, 196, 200, 224, 232, 256, 257, 260, 264, 320):
+            for dropout, learns in ((0.0, True), (0.1, True), (0.0, False)):
+                q = torch.empty(1, 1, 2, width, dtype=kind, device="meta", requires_grad=learns)
+                expected = attention.kind(there, attention.Asked(q, q, q, dropout=dropout, causal=True))
+                assert attention_kind(card, dtype, width, dropout, learns=learns) == expected, (dtype, width, dropout)
 
 
 @pytest.mark.parametrize("step", ["foretrain", "nanogpt"])

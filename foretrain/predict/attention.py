@@ -11,10 +11,13 @@ from foretrain.hardware import Dtype, Gpu
 AttentionKind = Literal["cudnn", "flash", "efficient", "math", "bmm"]
 
 
-def attention_kind(gpu: Gpu, dtype: Dtype, head_width: int, dropout: float, products: bool = False) -> AttentionKind:
+def attention_kind(
+    gpu: Gpu, dtype: Dtype, head_width: int, dropout: float, products: bool = False, *, learns: bool = True
+) -> AttentionKind:
     """The kernel for heads of this width; `dropout` is that of attention, which evaluation does not have.
 
-    `products`: the knob asks for batched products, which a CPU does without dropout (lm/attention.py).
+    `learns`: whether there is a backward pass. `products`: the option asks for batched matmuls, which a CPU does
+    without dropout (lm/attention.py).
     """
     if gpu.kind == "cpu" and products and not dropout:
         return "bmm"
@@ -27,9 +30,13 @@ def attention_kind(gpu: Gpu, dtype: Dtype, head_width: int, dropout: float, prod
         # Data-centre Hopper and Blackwell prefer cuDNN, from its version 9.15.1 on (CUDA 13 wheels).
         if card[0] in (9, 10) and head_width <= 128 and head_width % 8 == 0:
             return "cudnn"
-        # Backward with a head wider than 192 and dropout does not fit the shared memory of sm_86, 89 and 12x.
-        if head_width <= 256 and not (head_width > 192 and dropout and card not in ((8, 0), (9, 0), (10, 0))):
+        # The backward pass of such heads does not fit the shared memory of sm_86 to 89 and 12x.
+        small = (8, 6) <= card <= (8, 9) or (12, 0) <= card <= (12, 1)
+        too_wide = 192 < head_width <= 224 or (head_width > 224 and dropout)
+        if head_width <= 256 and not (learns and small and too_wide):
             return "flash"
+    if dtype == "bfloat16" and card < (8, 0):
+        return "math"
     return "efficient" if head_width % _alignment(card, half) == 0 else "math"
 
 

@@ -64,12 +64,18 @@ def _padded_head(D: int) -> int:
 
 
 def _flash_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """softmax_d and dq_accum, fp32, padded (aten .../transformers/cuda/flash_attn/flash_api.cpp, mha_bwd)."""
-    B, H, T, D = args[1].shape
+    """softmax_d and dq_accum, fp32, padded (aten .../transformers/cuda/flash_attn/flash_api.cpp, mha_bwd).
+
+    Fewer key heads get their gradients from those of all heads, dk_expanded and dv_expanded.
+    """
+    query, key = args[1], args[2]
+    B, H, T, D = query.shape
     rows = _up(T, 128)
     # The kernel wants the gradient and the output as (B, T, H, D); padded heads are not laid out so.
     copies = [t.nbytes for t in (args[0], args[4]) if not t.transpose(1, 2).is_contiguous()]
-    return [*copies, Result(0), Result(1), Result(2), 4 * B * H * rows, 4 * B * H * rows * _padded_head(D)]
+    expanded = [B * H * key.shape[2] * D * key.element_size()] * 2 if key.shape[1] != H else []
+    sums = [4 * B * H * rows, 4 * B * H * rows * _padded_head(D)]
+    return [*copies, Result(0), Result(1), Result(2), *sums, *expanded]
 
 
 def _efficient(card: Card, args: tuple[Any, ...]) -> list[Step]:

@@ -207,7 +207,7 @@ def _traced(code: Callable[[Tracing], object], card: Gpu, compile: bool, pads: b
         raise StandInError(f"the code put nothing on the {card.name}: make its tensors on `device`, which is cuda")
     record = tracer.record.finish(weight_shapes=frozenset(session.names.weight_shapes))
     record.facts = {
-        "torch": torch.__version__, "gpu": card.name, "attention": sorted(there.attention),
+        "torch": torch.__version__, "gpu": card.name, "attention": sorted(there.attention.seen),
         "matmul_dtypes": dict(tracer.matmul_dtypes),
     }  # fmt: skip
     return Traced(record, card, _notes(tracer, there.notes))

@@ -39,6 +39,7 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False) -> Iterator[
         values.patch(stack.enter_context(Patches()), tracer.values)
         if there is not None:
             there.memory.record = tracer.record
+            tracer.attention = there.attention
         if compiled:
             card, memory = (None, None) if there is None else (there.card, there.memory)
             stack.enter_context(inductor.compiling(card, tracer, pads=pads, memory=memory))

@@ -6,7 +6,6 @@ GradScaler would switch themselves off, scaled_dot_product_attention would take 
 
 import contextlib
 import logging
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,75 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from foretrain.hardware import Gpu
 from foretrain.predict.exact import fake_card, guard, subclasses
+from foretrain.predict.exact.attention import Attention
 from foretrain.predict.exact.fake_card import Card
 from foretrain.predict.exact.patches import Patches
-
-aten = torch.ops.aten
-HALF = (torch.float16, torch.bfloat16)
-
-
-def attention_kind(card: Card, q: Tensor, v: Tensor, masked: bool, dropout: float) -> str:
-    """cudnn, flash, efficient or math: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, its order and filters."""
-    half, width = q.dtype in HALF, q.shape[-1]
-    same = width == v.shape[-1]
-    if half and not masked and same and card.capability >= (8, 0):
-        if _prefers_cudnn(card) and width <= 128 and width % 8 == 0:
-            return "cudnn"
-        # Backward with a head wider than 192 and dropout does not fit the shared memory of sm_86, 89 and 12x.
-        if width <= 256 and not (width > 192 and dropout > 0 and card.capability not in ((8, 0), (9, 0), (10, 0))):
-            return "flash"
-    if q.dtype in (*HALF, torch.float32) and same and width % _alignment(card, half) == 0:
-        return "efficient"
-    return "math"
-
-
-def _prefers_cudnn(card: Card) -> bool:
-    """check_prefer_cudnn_attention: data-centre Hopper and Blackwell with cuDNN 9.15.1 or newer (CUDA 13 wheels)."""
-    return card.capability[0] in (9, 10)
-
-
-def _alignment(card: Card, half: bool) -> int:
-    """minimum_gemm_alignment of the same file, in elements."""
-    tensor_cores = card.capability >= (8, 0) or (half and card.capability >= (7, 0))
-    smallest = 4 if card.capability >= (8, 0) else 1
-    return max(smallest, 128 // (16 if half else 32)) if tensor_cores else smallest
-
-
-def _attention(card: Card, seen: set[str]) -> Callable[..., Tensor]:
-    """The composite op as the card would run it; autocast has cast already when the dispatcher comes here."""
-
-    def attention(
-        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-        is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
-    ) -> Tensor:  # fmt: skip
-        if enable_gqa and query.shape[-3] != key.shape[-3]:
-            times = query.shape[-3] // key.shape[-3]
-            key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
-        kind = attention_kind(card, query, value, attn_mask is not None, dropout_p)
-        seen.add(kind)
-        width = query.shape[-1]
-        factor = 1.0 / math.sqrt(width) if scale is None else scale
-        learning = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-        if kind == "flash":
-            if pad := -width % 8:
-                query, key, value = (torch.nn.functional.pad(t, (0, pad)) for t in (query, key, value))
-            out = aten._scaled_dot_product_flash_attention(
-                query, key, value, dropout_p, is_causal, False, scale=factor
-            )[0]
-            return out[..., :width] if pad else out
-        if kind == "cudnn":
-            return aten._scaled_dot_product_cudnn_attention(
-                query, key, value, attn_mask, learning, dropout_p, is_causal, False, scale=factor
-            )[0]
-        if kind == "efficient":
-            return aten._scaled_dot_product_efficient_attention(
-                query, key, value, attn_mask, learning, dropout_p, is_causal, scale=factor
-            )[0]
-        return aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, None, scale=factor
-        )[0]
-
-    return attention
 
 
 def _moved(module: torch.nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> torch.nn.Module:
@@ -145,7 +78,7 @@ class StandIn:
 
     card: Card
     memory: fake_card.Memory
-    attention: set[str]
+    attention: Attention
     notes: set[str]
 
 
@@ -237,13 +170,14 @@ def stand_in(gpu: Gpu) -> Iterator[StandIn]:
     Raises guard.StandInError where this torch cannot be made to believe it.
     """
     guard.install()
-    card, seen, notes = Card.of(gpu), set[str](), set[str]()
+    card, notes = Card.of(gpu), set[str]()
+    attention = Attention(card, notes)
     with Patches() as patches:
         memory = fake_card.answer_as(patches, card, notes)
         patches.set(amp_common, "amp_definitely_not_available", lambda: False)
         library = patches.enter_context(torch.library._scoped_library("aten", "IMPL"))
         for key in ("AutogradCUDA", "CUDA"):
-            library.impl("scaled_dot_product_attention", _attention(card, seen), key)
+            library.impl("scaled_dot_product_attention", attention, key)
         _patch_for_fakes(patches)
         _patch_recurrent(patches)
-        yield StandIn(card, memory, seen, notes)
+        yield StandIn(card, memory, attention, notes)

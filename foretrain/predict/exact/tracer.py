@@ -19,6 +19,7 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from foretrain.predict.exact.attention import Attention
 from foretrain.predict.exact.record import Recorder
 from foretrain.predict.exact.subclasses import held, wraps
 from foretrain.predict.exact.values import Values
@@ -47,6 +48,15 @@ InKernel = Callable[["Tracer", str, tuple[Any, ...]], list[Step]]
 
 MATMULS = {"mm", "addmm", "bmm", "baddbmm"}
 EIGHT_BIT_MATMULS = {"_scaled_mm", "_int_mm"}
+# What backward formulas write into zeros of their own, unless a tensor may be a subclass; under a mode every one may
+# (torch/csrc/autograd/FunctionsManual.cpp, areAnyTensorSubclassLike).
+IN_PLACE_FOR_PLAIN_TENSORS = {
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.index_put.default: aten.index_put_.default,
+    aten._unsafe_index_put.default: aten.index_put_.default,
+    aten.put.default: aten.put_.default,
+}
 
 
 @dataclass
@@ -82,6 +92,7 @@ class Tracer(TorchDispatchMode):
         self.elsewhere: Counter[str] = Counter()  # matrix products on other devices, which take nothing on this one
         self.sparse = False  # whether a sparse tensor was seen
         self.values = Values()
+        self.attention: Attention | None = None  # of the card
         self._known: dict[int, Storage] = {}
 
     @classmethod
@@ -188,6 +199,10 @@ class Tracer(TorchDispatchMode):
             return answer[0]
         if func is aten.add.Tensor and self._engine_sums_in_place(args, kwargs):
             return args[0].add_(args[1])
+        if func is aten.add.Tensor and self.attention is not None and self.attention.masking:
+            func = aten.add_.Tensor  # the mask to the scores, as above for plain tensors only
+        if func in IN_PLACE_FOR_PLAIN_TENSORS and _called_by_engine(2):
+            func = IN_PLACE_FOR_PLAIN_TENSORS[func]
         op = func.overloadpacket.__name__
         self.record.moment(self.moment())
         here = self._is_here(args)
@@ -263,7 +278,7 @@ class Tracer(TorchDispatchMode):
         torch/csrc/autograd/input_buffer.cpp does so for plain tensors only; under a mode every tensor counts as a
         subclass. So the rule is applied here, with the use counts that `calibrate` has seen.
         """
-        if kwargs or torch.is_grad_enabled() or not _called_by_engine():
+        if kwargs or torch.is_grad_enabled() or not _called_by_engine(3):
             return False
         a, b = args
         if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.dtype != b.dtype or a.shape != b.shape:
@@ -294,9 +309,9 @@ class Tracer(TorchDispatchMode):
         cls.in_place_counts = seen
 
 
-def _called_by_engine() -> bool:
-    """No Python frame lies between the engine and the op: it comes straight from C++."""
-    frame = sys._getframe(3)
+def _called_by_engine(depth: int) -> bool:
+    """No Python frame lies between the engine and the op, whose dispatch is so many calls up: it comes from C++."""
+    frame = sys._getframe(depth)
     while frame is not None and frame.f_code.co_name in ("inner", "_fn", "wrapper", "__torch_dispatch__"):
         frame = frame.f_back
     return frame is None or frame.f_code.co_name == "_engine_run_backward"

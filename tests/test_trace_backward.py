@@ -1,0 +1,93 @@
+"""What backward passes allocate, op by op: a trace against PyTorch's CPU allocator, to the byte."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+from foretrain.predict.exact import self_test
+from foretrain.predict.exact.session import tracing
+
+N = 256
+
+
+def weight(*shape: int) -> Tensor:
+    return torch.ones(*(shape or (N, N))).requires_grad_()
+
+
+def ids(*shape: int) -> Tensor:
+    return torch.zeros(*(shape or (N,)), dtype=torch.int64)
+
+
+def of_one_pass(x: Tensor) -> Tensor:
+    return x.max(dim=1)[0].square()
+
+
+def twice(x: Tensor) -> None:
+    (gradient,) = torch.autograd.grad(of_one_pass(x).sum(), x, create_graph=True)
+    torch.autograd.grad(gradient.sum(), x)
+
+
+# Under a mode PyTorch takes the out-of-place form of what these write: scatter, scatter_add, index_put, put.
+IN_PLACE: dict[str, Callable[[], Tensor]] = {
+    "max of rows": lambda: of_one_pass(weight()),
+    "top": lambda: weight().topk(5, dim=1)[0].square(),
+    "median": lambda: weight().median(dim=1)[0].square(),
+    "gather": lambda: weight().gather(1, ids(N, N)).square(),
+    "along": lambda: torch.take_along_dim(weight(), ids(N, 1), 1).square(),
+    "embedding by index": lambda: weight()[ids()].square(),
+    "elements": lambda: weight()[torch.arange(N), ids()].square(),
+    "take": lambda: weight().take(ids()).square(),
+    "checkpointed": lambda: checkpoint(of_one_pass, weight(), use_reentrant=False),  # type: ignore[dict-item]
+    "checkpointed, reentrant": lambda: checkpoint(of_one_pass, weight(), use_reentrant=True),  # type: ignore[dict-item]
+}
+USUAL: dict[str, Callable[[], Tensor]] = {
+    "sort": lambda: weight().sort(dim=1)[0].square(),
+    "cumulated": lambda: weight().cumsum(1).square(),
+    "scattered": lambda: weight().scatter(1, ids(N, N), weight()).square(),
+    "scattered sums": lambda: weight().scatter_add(1, ids(N, N), weight()).square(),
+    "index_select": lambda: weight().index_select(0, ids()).square(),
+    "index_put": lambda: weight().index_put((ids(),), weight(), accumulate=True).square(),
+    "masked": lambda: weight().masked_fill(torch.ones(N, N, dtype=torch.bool), 0.0).square(),
+    "where": lambda: torch.where(torch.ones(N, N, dtype=torch.bool), weight(), weight()).square(),
+    "norms": lambda: weight().norm(dim=1).square(),
+    "normalized": lambda: F.normalize(weight()).square(),
+    "logsumexp": lambda: weight().logsumexp(1).square(),
+    "variance": lambda: weight().var(1).square(),
+    "slice": lambda: weight()[:, :10].square(),
+    "rolled": lambda: weight().roll(1, 0).square(),
+    "repeated": lambda: weight().repeat_interleave(2, 0).square(),
+    "padded": lambda: F.pad(weight(), (1, 1)).square(),
+    "stacked": lambda: torch.stack([weight(), weight()]).square(),
+    "einsum": lambda: torch.einsum("btd,hdk->bhtk", weight(4, 64, 64), weight(4, 64, 16)).square(),
+    "rms_norm": lambda: F.rms_norm(weight(), (N,), weight(N)).square(),
+    "group_norm": lambda: F.group_norm(weight(4, 16, 32, 32), 4, weight(16), weight(16)).square(),
+    "glu": lambda: F.glu(weight()).square(),
+    "interpolated": lambda: F.interpolate(weight(1, 4, 64, 64), scale_factor=2.0, mode="bilinear").square(),
+    "loss of smoothed labels": lambda: F.cross_entropy(weight(), ids(), label_smoothing=0.1),
+}
+
+
+def peaks(code: Callable[[], object]) -> tuple[int, int]:
+    """(traced, real) of what the code makes."""
+    with tracing(None, compiled=False) as session:
+        code()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
+        code()
+    return max(peak for peak, _ in session.tracer.record.finish().peaks().values()), self_test._peaks(run)[1]
+
+
+@pytest.mark.parametrize("name", [*IN_PLACE, *USUAL])
+def test_a_backward_pass_takes_what_the_real_allocator_says(name: str) -> None:
+    make = {**IN_PLACE, **USUAL}[name]
+    traced, real = peaks(lambda: make().sum().backward())
+    assert traced == real
+
+
+def test_a_gradient_of_a_gradient_takes_it_too() -> None:
+    traced, real = peaks(lambda: twice(weight()))
+    assert traced == real

@@ -120,7 +120,7 @@ def test_the_math_path_makes_as_many_scores_as_on_the_cpu(dtype: torch.dtype) ->
     traced = [a.nbytes for a in trace(lambda on: code("cuda")).trace.allocations].count(nbytes)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
         code("cpu")
-    events = run.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events: list[Any] = run.profiler.kineto_results.events()  # type: ignore[union-attr]
     real = [event.nbytes() for event in events if event.name() == "[memory]"].count(nbytes)
     assert traced == real > 0
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from foretrain.predict.exact.fake_card import Card
-from foretrain.predict.exact.reductions import reduction_buffers
+from foretrain.predict.exact.reductions import REDUCTIONS, reduction_buffers
 from foretrain.predict.exact.tracer import EIGHT_BIT_MATMULS, MATMULS, InKernel, Result, Step, Tracer, Workspace
 from foretrain.units import MIB
 
@@ -163,16 +163,18 @@ def _safe_softmax(card: Card, args: tuple[Any, ...]) -> list[Step]:
     return [scores.numel(), scores.numel() // scores.shape[-1], 4]
 
 
-def _reduction(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """Sums and means: (tensor, dimensions, …)."""
-    tensor, *rest = args
-    dims = rest[0] if rest and not isinstance(rest[0], torch.dtype) else None
-    return [Result(0), *reduction_buffers(card, tensor, dims)]
+def _reduction(op: str) -> Rule:
+    """Of sums, means, maxima …: (tensor, dimensions, …)."""
+
+    def rule(card: Card, args: tuple[Any, ...]) -> list[Step]:
+        return list(reduction_buffers(card, op, args[0], args[1] if len(args) > 1 else None))
+
+    return rule
 
 
 def _norm(card: Card, args: tuple[Any, ...]) -> list[Step]:
     """linalg.vector_norm: (tensor, order, dimensions, …)."""
-    return [Result(0), *reduction_buffers(card, args[0], args[2] if len(args) > 2 else None)]
+    return list(reduction_buffers(card, "norm", args[0], args[2] if len(args) > 2 else None))
 
 
 def _foreach_norm(card: Card, args: tuple[Any, ...]) -> list[Step]:
@@ -187,14 +189,22 @@ def _dropout(card: Card, args: tuple[Any, ...]) -> list[Step]:
     return [Result(1), Result(0)]
 
 
+def _index_put(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """Where values add up the indices are sorted: five columns of int64 (aten/src/ATen/native/cuda/Indexing.cu)."""
+    if len(args) < 4 or not args[3]:
+        return []
+    longest = max((index.numel() for index in args[1] if index is not None), default=0)
+    return [8 * longest] * 5
+
+
 RULES: dict[str, Rule] = {
+    **{op: _reduction(op) for op in REDUCTIONS},
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _index_put),
     "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention": _efficient,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "native_dropout": _dropout,
-    "sum": _reduction,
-    "mean": _reduction,
     "linalg_vector_norm": _norm,
     "embedding_dense_backward": _embedding_backward,
     "native_layer_norm_backward": _norm_backward,

@@ -1,6 +1,7 @@
-"""What a reduction on the card takes for itself: partial sums of blocks that share one result.
+"""What a sum, a mean or a maximum takes for itself.
 
-Read from setReduceConfig of aten/src/ATen/native/cuda/Reduce.cuh: a reduction over many values is divided over threads,
+Two rules of PyTorch. aten/src/ATen/native/ReduceOpsUtils.h (make_reduction): the input is first converted to the dtype
+of the sum. aten/src/ATen/native/cuda/Reduce.cuh (setReduceConfig): a reduction over many values is divided over threads,
 then over warps, then over blocks; only the last of these needs memory, for each block's part and a counter.
 """
 
@@ -14,6 +15,9 @@ from foretrain.predict.exact.fake_card import Card
 
 MOST_THREADS, WARP, VECTOR = 512, 32, 4
 LEAST_A_THREAD, MOST_A_THREAD = 16, 256  # values
+PAIR_BYTES = 16  # a value and its index
+CONVERTED = {"sum", "mean", "prod", "nansum"}
+REDUCTIONS = (*CONVERTED, "max", "min", "argmax", "argmin", "amax", "amin")
 
 
 class Dimension(NamedTuple):
@@ -23,10 +27,37 @@ class Dimension(NamedTuple):
     stride: int
 
 
-def reduction_buffers(card: Card, tensor: Tensor, dims: Any) -> list[int]:
+def as_large_as_the_input(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+    """Bytes of what is made of the input first, on any device: logsumexp's maxima and exponentials, or the input in the
+    dtype of the sum. Integers and booleans are summed in int64."""
+    if op == "logsumexp" and (dims := _reduced(args[0], args[1])):
+        x = args[0]
+        rows = x.numel() // math.prod(x.shape[d] for d in dims)
+        return [rows * x.element_size(), x.numel() * x.element_size()]
+    if op not in CONVERTED or not isinstance(args[0], Tensor):
+        return []
+    x = args[0]
+    exact = x.dtype.is_floating_point or x.dtype.is_complex
+    dtype = kwargs.get("dtype") or (x.dtype if exact else torch.int64)
+    on_the_way = x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and dtype == torch.float32
+    return [] if dtype == x.dtype or on_the_way else [x.numel() * dtype.itemsize]
+
+
+def _reduced(x: Any, dims: Any) -> set[int]:
+    """The dimensions that go, all for None or an empty list; {} where there is nothing to reduce."""
+    if not isinstance(x, Tensor) or x.numel() == 0 or x.dim() == 0:
+        return set()
+    asked = list(dims) if isinstance(dims, list | tuple) else [dims]
+    if dims is None or not asked:
+        return set(range(x.dim()))
+    return {d % x.dim() for d in asked} if all(type(d) is int for d in asked) else set()
+
+
+def reduction_buffers(card: Card, op: str, tensor: Any, dims: Any) -> list[int]:
     """Bytes of partial results and of counters; [] where one block does each result. `dims`: None for all."""
-    wanted = [dims] if isinstance(dims, int) else list(dims or range(tensor.dim()))
-    reduced = {d % tensor.dim() for d in wanted} if tensor.dim() else set[int]()
+    reduced = _reduced(tensor, dims)
+    if not reduced:
+        return []
     inner = _merged([Dimension(tensor.shape[d], tensor.stride(d)) for d in reduced])
     outer = _merged([Dimension(tensor.shape[d], tensor.stride(d)) for d in range(tensor.dim()) if d not in reduced])
     inputs, outputs = math.prod(d.size for d in inner), math.prod(d.size for d in outer)
@@ -55,7 +86,7 @@ def reduction_buffers(card: Card, tensor: Tensor, dims: Any) -> list[int]:
     blocks = max(min(-(-target // grid), -(-values // LEAST_A_THREAD)), -(-values // MOST_A_THREAD))
     if blocks < 2:
         return []
-    size = _summed_in_bytes(tensor.dtype) * outputs * blocks
+    size = _partial_bytes(op, tensor.dtype) * outputs * blocks
     return [size if along else size * block_x * vector, 4 * grid]
 
 
@@ -83,6 +114,8 @@ def _power_of_two(number: int) -> int:
     return 1 << (max(number, 1).bit_length() - 1)
 
 
-def _summed_in_bytes(dtype: torch.dtype) -> int:
-    """Half precision is summed in fp32."""
-    return max(dtype.itemsize, 4)
+def _partial_bytes(op: str, dtype: torch.dtype) -> int:
+    """Of one thread's part of a result. Half precision is summed in fp32."""
+    if op in ("max", "min", "argmax", "argmin"):
+        return PAIR_BYTES
+    return dtype.itemsize if op in ("amax", "amin") else max(dtype.itemsize, 4)

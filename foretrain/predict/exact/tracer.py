@@ -19,6 +19,7 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from foretrain.predict.exact import losses, reductions
 from foretrain.predict.exact.attention import Attention
 from foretrain.predict.exact.record import Recorder
 from foretrain.predict.exact.subclasses import held, wraps
@@ -203,6 +204,9 @@ class Tracer(TorchDispatchMode):
             func = aten.add_.Tensor  # the mask to the scores, as above for plain tensors only
         if func in IN_PLACE_FOR_PLAIN_TENSORS and _called_by_engine(2):
             func = IN_PLACE_FOR_PLAIN_TENSORS[func]
+        if func in losses.COMPOSED:
+            with self:
+                return losses.run_composed(func, args, kwargs)
         op = func.overloadpacket.__name__
         self.record.moment(self.moment())
         here = self._is_here(args)
@@ -211,7 +215,11 @@ class Tracer(TorchDispatchMode):
             (self.matmul_dtypes if here else self.elsewhere)[str(args[0].dtype)[6:]] += 1
         # torch has no fake kernel for this one; its result's storage is there already.
         out = kwargs["out"] if func is aten._scaled_mm.out else func(*args, **kwargs)
-        steps = self.in_kernel(self, op, args) if self.in_kernel is not None and here else []
+        steps: list[Step] = []
+        if here:
+            steps += [*losses.inside(op, args), *reductions.as_large_as_the_input(op, args, kwargs)]
+            steps += self.in_kernel(self, op, args) if self.in_kernel is not None else []
+            losses.keep(op, args, out)
         results = [out] if isinstance(out, Tensor) else [t for t in tree_iter(out) if isinstance(t, Tensor)]
         self._allocate(op, results, steps)
         if "out" in kwargs and isinstance(out, Tensor):  # a compiled wrapper's product into a buffer of its own

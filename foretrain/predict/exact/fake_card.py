@@ -5,6 +5,7 @@ so far, through the simulated allocator.
 """
 
 import contextlib
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import torch.accelerator.memory
 import torch.cuda.graphs
 import torch.cuda.memory
 import torch.cuda.nvtx
+import torch.cuda.profiler
 import torch.cuda.random
 import torch.cuda.streams
 from torch import Tensor
@@ -24,6 +26,7 @@ from torch import Tensor
 from foretrain.hardware import Gpu
 from foretrain.predict.allocator import Allocator
 from foretrain.predict.allocator_blocks import Block
+from foretrain.predict.exact.fake_history import Recorded
 from foretrain.predict.exact.patches import Patches
 from foretrain.predict.exact.record import Recorder
 from foretrain.units import MIB
@@ -87,6 +90,10 @@ class Memory:
     card: Card
     record: Recorder | None = None
     allocator: Allocator = field(default_factory=Allocator)
+    recorded: Recorded = field(default_factory=Recorded)
+    fraction: float = 1.0
+    # Called when the program resets its peaks: what comes then is a phase of its own.
+    at_reset: Callable[[], None] = lambda: None
     _blocks: dict[int, Block | None] = field(default_factory=dict)
     _position: int = 0
 
@@ -105,8 +112,40 @@ class Memory:
         """torch.cuda.memory_stats; what the simulator does not count is 0."""
         return Counter(self.now().memory_stats())
 
+    def nested_stats(self, device: object = None) -> dict[str, Any]:
+        """torch.cuda.memory_stats_as_nested_dict."""
+        found: dict[str, Any] = {}
+        for key, value in self.stats().items():
+            *path, last = key.split(".")
+            inner = found
+            for name in path:
+                inner = inner.setdefault(name, {})
+            inner[last] = value
+        return found
+
     def reset_peak(self, device: object = None) -> None:
         self.now().reset_peak()
+        self.at_reset()
+
+    def ask_history(self, enabled: Any = "all", *args: Any, **kwargs: Any) -> None:
+        """torch.cuda.memory._record_memory_history, as it asks C++."""
+        self.recorded.ask(self.record, enabled)
+
+    def snapshot(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What torch.cuda.memory._snapshot, _dump_snapshot and memory_snapshot get from C++."""
+        return self.recorded.snapshot(self.record)
+
+    def alloc(self, nbytes: int, device: object = None, stream: object = None) -> int:
+        """torch.cuda.caching_allocator_alloc: the address is the allocation's number, from 1 on."""
+        assert self.record is not None
+        return 1 + self.record.alloc(nbytes, "caching_allocator_alloc", "", (nbytes,), "uint8")
+
+    def delete(self, address: int) -> None:
+        assert self.record is not None
+        self.record.free(address - 1)
+
+    def set_fraction(self, fraction: float, device: object = None) -> None:
+        self.fraction = fraction
 
     def info(self, device: object = None) -> tuple[int, int]:
         """(free, total), as torch.cuda.mem_get_info has it, without the CUDA context."""
@@ -218,6 +257,15 @@ def answer_as(patches: Patches, card: Card, notes: set[str]) -> Memory:
         "get_arch_list": lambda: [f"sm_{card.capability[0]}{card.capability[1]}"],
         "can_device_access_peer": _always(False), "is_current_stream_capturing": _always(False),
         "_exchange_device": _always(0), "_maybe_exchange_device": _always(0),
+        "memory_stats_as_nested_dict": memory.nested_stats, "host_memory_stats": lambda: Counter[str](),
+        "host_memory_stats_as_nested_dict": dict[str, Any], "get_allocator_backend": _always("native"),
+        "caching_allocator_alloc": memory.alloc, "caching_allocator_delete": memory.delete,
+        "set_per_process_memory_fraction": memory.set_fraction,
+        "get_per_process_memory_fraction": lambda device=None: memory.fraction,
+        "device_memory_used": lambda device=None: memory.now().reserved_bytes,
+        "list_gpu_processes": lambda device=None: f"GPU:0\nprocess {os.getpid():>10d} uses "
+        f"{memory.now().reserved_bytes / MIB:>12.3f} MB GPU memory",
+        **dict.fromkeys(("utilization", "temperature", "power_draw", "clock_rate", "memory_usage"), _always(0)),
         "memory_stats": memory.stats, "mem_get_info": memory.info, "empty_cache": empty_cache,
         "reset_peak_memory_stats": memory.reset_peak, "reset_max_memory_allocated": memory.reset_peak,
         "reset_max_memory_cached": memory.reset_peak,
@@ -229,8 +277,8 @@ def answer_as(patches: Patches, card: Card, notes: set[str]) -> Memory:
     }  # fmt: skip
     silent = (
         "init", "_lazy_init", "_lazy_call", "set_device", "synchronize", "ipc_collect", "set_stream",
-        "set_per_process_memory_fraction", "reset_accumulated_memory_stats", "_sleep",
-        "range_push", "range_pop", "mark",
+        "reset_accumulated_memory_stats", "reset_accumulated_host_memory_stats", "reset_peak_host_memory_stats",
+        "_sleep", "range_push", "range_pop", "mark", "_set_allocator_settings", "_set_memory_metadata",
     )  # fmt: skip
     for name, answer in {**answers, **{name: _always(None) for name in silent}}.items():
         patches.set_everywhere(MODULES, name, answer)
@@ -240,5 +288,9 @@ def answer_as(patches: Patches, card: Card, notes: set[str]) -> Memory:
         patches.set_everywhere(accelerator, name, answers.get(name, _always(None)))
     patches.set_everywhere(accelerator, "current_device_index", _always(0))
     patches.set_everywhere(accelerator, "set_device_index", _always(None))
+    for name in ("start", "stop"):
+        patches.set(torch.cuda.profiler, name, _always(None))
+    patches.set(torch._C, "_cuda_record_memory_history", memory.ask_history)
+    patches.set(torch._C, "_cuda_memorySnapshot", memory.snapshot)
     patches.set(torch, "Generator", Generator)
     return memory

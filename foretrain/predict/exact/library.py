@@ -17,7 +17,7 @@ found.peak_allocated_bytes, found.fits(10 << 30)
 import contextlib
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,13 +30,14 @@ from torch._subclasses.fake_tensor import (
 
 from foretrain.hardware import Gpu, find
 from foretrain.predict.allocator_settings import Settings
+from foretrain.predict.exact.fake_card import Card, Memory
 from foretrain.predict.exact.forked import CAN_FORK, in_child
 from foretrain.predict.exact.guard import StandInError
 from foretrain.predict.exact.record import Trace
 from foretrain.predict.exact.replay import Replay, replay, smallest_limit_bytes
 from foretrain.predict.exact.session import tracing
 from foretrain.predict.exact.tracer import Tracer
-from foretrain.predict.exact.values import raised_at
+from foretrain.predict.exact.values import place_now, raised_at
 from foretrain.units import format_bytes
 
 WHY = {
@@ -64,9 +65,11 @@ class Tracing:
 
     device: torch.device
     tracer: Tracer
+    memory: Memory = field(default_factory=lambda: Memory(Card("", (0, 0), 1, 0)))
 
     def phase(self, name: str) -> None:
-        """What follows is this phase; peaks are told by phase."""
+        """What follows is this phase; peaks are told by phase. Without any, each reset_peak_memory_stats begins one."""
+        self.memory.at_reset = lambda: None
         self.tracer.enter(name)
 
     def tag(self, tensor: Tensor, category: str, name: str = "") -> None:
@@ -202,7 +205,8 @@ def _traced(code: Callable[[Tracing], object], card: Gpu, compile: bool, pads: b
         there, tracer = session.there, session.tracer
         assert there is not None
         seen.append(tracer)
-        code(Tracing(torch.device("cuda"), tracer))
+        there.memory.at_reset = lambda: tracer.enter(f"since {place_now()}")
+        code(Tracing(torch.device("cuda"), tracer, there.memory))
     if not tracer.record.sizes:
         raise StandInError(f"the code put nothing on the {card.name}: make its tensors on `device`, which is cuda")
     record = tracer.record.finish(weight_shapes=frozenset(session.names.weight_shapes))

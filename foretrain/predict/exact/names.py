@@ -1,7 +1,7 @@
 """Which module an allocation belongs to, forward and backward, by hooks that every nn.Module calls."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -17,6 +17,7 @@ class Names:
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
+        self.before_a_root: Callable[[], None] = lambda: None  # called before a model runs for the first time
         self.module_names: dict[int, str] = {}
         self.parameter_names: dict[int, str] = {}
         self.weight_shapes: set[tuple[int, ...]] = set()
@@ -34,6 +35,7 @@ class Names:
 
     def _before(self, module: nn.Module, args: Any) -> None:
         if id(module) not in self.module_names:
+            self.before_a_root()
             self.learn(module)
         self.tracer.modules.append(self.module_names[id(module)])
 

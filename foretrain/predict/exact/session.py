@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from foretrain.hardware import Gpu
 from foretrain.predict.exact import compiled as inductor
-from foretrain.predict.exact import drive, kernels, standin, values
+from foretrain.predict.exact import drive, kernels, libraries, standin, values
 from foretrain.predict.exact.names import Names
 from foretrain.predict.exact.patches import Patches
 from foretrain.predict.exact.quick import quick
@@ -36,7 +36,8 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False) -> Iterator[
         device = "cpu" if there is None else "cuda"
         Tracer.calibrate(device)
         tracer = Tracer(device, None if there is None else kernels.in_kernels(there.card))
-        values.patch(stack.enter_context(Patches()), tracer.values)
+        patches = stack.enter_context(Patches())
+        values.patch(patches, tracer.values)
         if there is not None:
             there.memory.record = tracer.record
             tracer.attention = there.attention
@@ -47,6 +48,7 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False) -> Iterator[
             stack.enter_context(standin.uncompiled())
         stack.enter_context(quick(compiled=compiled))
         names = stack.enter_context(drive.named(tracer, compiled=compiled))
+        names.before_a_root = libraries.real_ways(patches, tracer.values)
         stack.enter_context(standin.watched_resizes(tracer.resized))
         stack.enter_context(tracer)
         yield Session(tracer, names, there)

@@ -30,7 +30,7 @@ from foretrain.predict.exact.patches import Patches
 Number = bool | int | float
 
 ROUNDS = 20  # of a loop that only a value ends, before it is left
-ENDLESS = 10_000  # decisions of one line in one call, where its loop cannot be read
+ENDLESS = 1000  # decisions of one line in one call, where its loop cannot be read
 SMALL = 4096  # elements of a float tensor whose value is kept
 PLACES = 3  # that a note names
 
@@ -82,11 +82,14 @@ class Values:
         self._known: dict[int, tuple[weakref.ref[Any], Known]] = {}
         self._places: dict[str, dict[str, None]] = {}
         self._planned: list[bool] = []
+        self._counted = weakref.WeakSet[Any]()  # storages that hold 0, 1, 2, … or as many numbers from another one on
 
     # -- what is known ---------------------------------------------------------------------------------------
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """An op ran: what is known of its result, and no longer of what it changed."""
+        if _counts_on(self, func, args) and isinstance(out, Tensor) and (storage := _storage(out)) is not None:
+            self._counted.add(storage)
         rule = _rule(func)
         if rule is not None and isinstance(out, Tensor):
             known = rule(self, args, kwargs, out) if _is_asked_for(out) else None
@@ -153,6 +156,10 @@ class Values:
         left, right = self.of(a), self.of(b)
         sure = a is b or (left.certain and right.certain)
         return left.value == right.value if sure else self.decided(True)
+
+    def counts(self, tensor: Any) -> bool:
+        """Whether each row of it is known to count up by one."""
+        return isinstance(tensor, Tensor) and (storage := _storage(tensor)) is not None and storage in self._counted
 
     def is_certain(self, tensor: Tensor) -> bool:
         return self.of(tensor).certain
@@ -282,6 +289,17 @@ def _rule(func: Any) -> Rule | None:
     return None
 
 
+def _counts_on(values: Values, func: Any, args: tuple[Any, ...]) -> bool:
+    if func is aten.arange.default or func is aten.arange.start:
+        return True
+    return (
+        func is aten.add.Tensor
+        and not isinstance(args[1], Tensor)
+        and not args[0].dtype.is_floating_point
+        and values.counts(args[0])
+    )
+
+
 def _certainly(known: Known) -> Known | None:
     return known if known.certain else None
 
@@ -394,6 +412,12 @@ def _at(frame: FrameType, line: int) -> str:
     with contextlib.suppress(ValueError, OSError):
         path = path.relative_to(Path.cwd())
     return f"{path}:{line}"
+
+
+def place_now() -> str:
+    """Where the user's code is: file and line."""
+    frame = _user_frame()
+    return "?" if frame is None else _place(frame)
 
 
 def raised_at(error: BaseException) -> str:

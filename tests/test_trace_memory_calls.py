@@ -3,6 +3,7 @@
 import pickle
 from pathlib import Path
 
+import pytest
 import torch
 from torch.cuda._memory_viz import segsum, trace_plot
 
@@ -95,3 +96,19 @@ def test_phases_that_the_code_names_are_left_alone() -> None:
         block(8)
 
     assert [phase.phase for phase in trace(code).replay().phases] == ["mine"]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_weights_that_were_made_on_meta_are_weights(compiled: bool) -> None:
+    """A compiled model's modules run no hooks, so its weights are known by the optimizer that has them."""
+
+    def code(on: Tracing) -> None:
+        with torch.device("meta"):
+            layer = torch.nn.Linear(512, 512, bias=False)
+        layer.to_empty(device="cuda")
+        optimizer = torch.optim.SGD(layer.parameters())
+        layer(torch.empty(8, 512, device="cuda")).sum().backward()
+        optimizer.step()
+
+    kinds = [a.category for a in trace(code, compile=compiled).trace.allocations if a.nbytes == MIB]
+    assert kinds == ["weights", "gradients"]

@@ -54,6 +54,8 @@ class Names:
         self.tracer.stepping = True
         for group in optimizer.param_groups:
             for parameter in group["params"]:
+                # Those of a compiled model, and of one made on `meta`, were not seen in a forward pass.
+                self.tracer.tag(parameter, "weights", self.parameter_names.get(id(parameter), ""))
                 if parameter.grad is not None:
                     self.tracer.tag(parameter.grad, "gradients", self.parameter_names.get(id(parameter), ""))
 

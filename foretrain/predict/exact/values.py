@@ -45,7 +45,7 @@ RECKONED: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
     "logical_and": lambda a, b: bool(a) and bool(b), "logical_or": lambda a, b: bool(a) or bool(b),
     "logical_xor": lambda a, b: bool(a) != bool(b), "bitwise_and": operator.and_, "bitwise_or": operator.or_,
-    "bitwise_xor": operator.xor,
+    "bitwise_xor": operator.xor, "maximum": max, "minimum": min,
 }  # fmt: skip
 FILLED: dict[str, Number] = {
     "zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1,
@@ -280,7 +280,7 @@ def _rule(func: Any) -> Rule | None:
         return lambda values, args, kwargs, out: Known(0, certain=True)
     if plain in COMPARED:
         return lambda values, args, kwargs, out: _compared(values, plain, args)
-    if plain in RECKONED and func._overloadname in ("Tensor", "Scalar", "default"):
+    if plain in RECKONED and func._overloadname in ("Tensor", "Scalar", "default", "out"):
         return lambda values, args, kwargs, out: _reckoned(values, plain, args, kwargs)
     if name in PASSED_ON and func._overloadname in ("default", "dim", "dims"):
         return lambda values, args, kwargs, out: _passed_on(values, name, args)
@@ -315,6 +315,8 @@ def _compared(values: Values, name: str, args: tuple[Any, ...]) -> Known:
 
 
 def _reckoned(values: Values, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Known | None:
+    if name == "sub" and args[0] is args[1] and not kwargs:  # is it finite? x - x is 0 for every finite x
+        return Known(0, certain=True)
     left, right = values.of(args[0]), values.of(args[1])
     decisive = {"logical_and": False, "bitwise_and": False, "logical_or": True, "bitwise_or": True}
     if name in decisive:
@@ -322,7 +324,7 @@ def _reckoned(values: Values, name: str, args: tuple[Any, ...], kwargs: dict[str
             if side.certain and side.value is decisive[name]:
                 return side
     logical = isinstance(left.value, bool) and isinstance(right.value, bool)
-    if kwargs or not (logical or (left.certain and right.certain)):
+    if kwargs.keys() - {"out"} or not (logical or (left.certain and right.certain)):
         return None
     try:
         return Known(RECKONED[name](left.value, right.value), left.certain and right.certain)

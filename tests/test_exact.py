@@ -286,7 +286,7 @@ def test_numbers_of_the_formulas_are_the_bytes() -> None:
     base = plan(config, GPU)
     for step in ("foretrain", "nanogpt"):
         for row in explain(base, step).sums:  # type: ignore[arg-type]
-            if "…" not in row.numbers:
+            if row.id != "rounding" and "…" not in row.numbers:
                 value = eval(row.numbers.replace("×", "*").replace(",", ""))
                 assert value == pytest.approx(row.size_bytes, rel=0.01, abs=32 * 1024), row
 

@@ -106,7 +106,7 @@ def test_results_come_in_the_order_of_the_kernel() -> None:
 )  # fmt: skip
 def test_reductions_share_a_result_among_blocks(shape: tuple[int, ...], dims: object, expected: list[int]) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        assert reduction_buffers(CARD, meta(*shape, dtype=dtype), dims) == expected
+        assert reduction_buffers(CARD, "sum", meta(*shape, dtype=dtype), dims) == expected
 
 
 # -- how a trace takes them ------------------------------------------------------------------------------------

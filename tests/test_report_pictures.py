@@ -63,8 +63,9 @@ def test_the_highest_moment_of_a_step_is_the_ledgers_peak(step: Any, words: tupl
     p = made("gpt2-124m", *words)
     found = step_moments(p.config, p.gpu, p.dtype, step, compiled=p.compiled)
     steady = p.memory_of(step).phase("steady_step")
-    assert found.peak.total_bytes == steady.allocated_bytes
-    assert found.peak.components_bytes == {c.id: c.size_bytes for c in steady.components}
+    assert found.peak.total_bytes == steady.tensors_bytes
+    tensors = {c.id: c.size_bytes for c in steady.components if c.id != "rounding"}  # that is the allocator's
+    assert found.peak.components_bytes == tensors
     assert found.peak.moment == steady.moment
     assert found.moments[0].moment.startswith("forward")
     assert len(found.moments) <= 300 < found.events

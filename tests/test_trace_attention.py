@@ -98,10 +98,10 @@ def test_grouped_heads_are_not_repeated_for_flash() -> None:
     found = trace(code).trace
     start = found.phases[1].position
     whole = 2 * B * H * T * D
-    forward = [a.nbytes for a in found.allocations if a.born < start]
+    forward = [a.nbytes for a in found.allocations if a.born < start and a.nbytes]
     assert forward[:5] == [whole, whole // 4, whole // 4, whole, 4 * B * H * T]
     expanded = [a for a in found.allocations if a.op == "_scaled_dot_product_flash_attention_backward (inside)"]
-    assert [a.nbytes for a in expanded[2:]] == [whole, whole]
+    assert [a.nbytes for a in expanded[-2:]] == [whole, whole]
 
 
 def scores(q: Tensor, mask: Tensor) -> None:

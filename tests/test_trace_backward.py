@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from foretrain.hardware import find
-from foretrain.predict.exact import reductions, self_test
+from foretrain.predict.exact import kernels, self_test
 from foretrain.predict.exact.fake_card import Card
 from foretrain.predict.exact.session import tracing
 
@@ -132,6 +132,6 @@ def test_a_reduction_takes_what_the_real_allocator_says(name: str) -> None:
 def test_the_buffers_of_reductions_are_those_that_were_recorded(op: str, nbytes: int) -> None:
     """An RTX 4090's history of torch.max(dim=-1) over transposed logits of 512 tokens (gpu-truth results, 5)."""
     logits = torch.empty(10_000, 512, device="meta").t()
-    buffer, semaphores = reductions.RULES[op](Card.of(find("RTX 4090")), (logits, -1))
+    buffer, semaphores = kernels.RULES[op](Card.of(find("RTX 4090")), (logits, -1))
     assert (buffer, semaphores) == (nbytes, 16)
-    assert reductions.RULES[op](Card.of(find("RTX 4090")), (logits.contiguous(), -1)) == []
+    assert kernels.RULES[op](Card.of(find("RTX 4090")), (logits.contiguous(), -1)) == []

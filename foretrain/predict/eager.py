@@ -84,7 +84,13 @@ class EagerStep(EagerForward):
         self.cublas("backward")
         out = t.alloc("temporaries", self.e(width * self.low))
         half = self.weight_gradient(name)
-        t.free(incoming, saved_input, copies.pop(name, None), copies.pop(f"{name}.bias", None))
+        saved = [saved_input, copies.pop(name, None), copies.pop(f"{name}.bias", None)]
+        if self.recomputed or (self.cheap and name != "proj"):  # a checkpoint hands its tensors out and keeps none
+            t.free(*saved)
+            saved = []
+        if self.v.bias and self.v.cuda:
+            t.pass_by("workspace", t.size(1, f"sums{bias}"))
+        t.free(incoming, *saved)
         if self.v.bias:
             self.vector_gradient(bias)
         self.keep_gradient(self.cast_gradient(name, half))
@@ -164,7 +170,10 @@ class EagerStep(EagerForward):
         branch, owned = self.branch_gradient(residual, None)
         saved = self.block_again()
         branch, owned = self.undropped(branch, owned, saved.mlp_mask)
-        return self.block_backward_from(residual, branch, owned, saved, x)
+        self.recomputed = True
+        residual = self.block_backward_from(residual, branch, owned, saved, x)
+        self.recomputed = False
+        return residual
 
     def head_backward(self, graph: Graph) -> tuple[Tensor, Tensor]:
         """Loss and head; returns the residual's gradient and the head's weight gradient, which waits for wte's."""

@@ -58,6 +58,8 @@ class EagerAttention:
             size = t.size(self.low, "B", "T", "A")
             inputs, passing = [t.alloc(HERE, size) for _ in range(3)], [qkv]
         out, lse = t.alloc(HERE, size), t.alloc(HERE, t.size(4, "B", "H", "T"))
+        if kind == "flash" and self.v.cuda and not (saving and self.v.dropout):
+            t.pass_by("workspace", t.size(1, "split"))
         if self.padded(kind) and (t.symbols["H"] > 1 or self.v.keeps_logits):  # one head can be seen without a copy
             joined = t.alloc(HERE, self.e(self.low))
         if saving:
@@ -78,10 +80,13 @@ class EagerAttention:
             whole = t.alloc("temporaries", size)
             t.free(grad)
             grad = whole
+        # The kernel wants the gradient and the output as (B, T, H, D); padded heads are not laid out so.
+        laid_out = self.padded(kind) and t.symbols["H"] > 1
+        copies = [t.alloc("workspace", size) for _ in range(2)] if laid_out else []
         heads = [t.alloc("temporaries", size) for _ in range(3)]
         if kind in ("flash", "cudnn"):
             t.free(t.alloc("workspace", t.size(1, "flash")))
-        t.free(grad, *saved)
+        t.free(grad, *saved, *copies)
         return heads
 
     # -- batched products (lm/attention.py) ----------------------------------------------------------------

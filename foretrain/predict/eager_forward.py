@@ -62,6 +62,7 @@ class EagerForward:
         self.has_grads = False  # from the second micro-batch of a step on, gradients are added in place
         self.workspaces: set[str] = set()
         self.cheap = False  # whether the block at hand makes norms and GELU again
+        self.recomputed = False  # whether its forward pass has run again, within backward
 
     # -- sizes ---------------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ micro-batch live until its backward graph ends, and only then are they added to 
 
 Where the numbers come from: Inductor's own wrapper code, executed on fake tensors for an RTX 4070 with torch 2.13
 (the way is described in docs/memory.md). Known limits: which short-lived buffers Inductor reuses is approximated;
-`pad_mm` (vocabularies that are no multiple of 8), max-autotune and CUDA graphs are not modelled. Where attention
+`pad_mm` (vocabularies that are no multiple of 8), max-autotune, CUDA graphs, and what Inductor takes to measure its
+kernels when they first run (a buffer as large as the L2 cache, and copies) are not modelled. Where attention
 takes the math path, whose scores Inductor fuses and reorders, traces are met to about a tenth (memory.py widens).
 """
 

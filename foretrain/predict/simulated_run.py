@@ -14,6 +14,7 @@ from foretrain.predict.attention import attention_kind
 from foretrain.predict.eager import EagerStep
 from foretrain.predict.eager_forward import Graph, Variant
 from foretrain.predict.inductor import CompiledGraph, CompiledStep
+from foretrain.predict.kernel_buffers import Processors, column_sum_bytes, flash_backward_bytes, flash_split_bytes
 from foretrain.predict.modern_compiled import ModernCompiledStep
 from foretrain.predict.modern_eager import ModernEagerStep
 from foretrain.predict.timeline import Peak, Tensor, Timeline
@@ -36,30 +37,26 @@ def cublas_workspace_bytes(gpu: Gpu) -> int:
     return 32 * MIB if gpu.capability[0] >= 9 else 4096 * 1024 * 2 + 16 * 1024 * 8
 
 
-def flash_backward_bytes(shape: ModelShape, batch: int, block: int) -> int:
-    """fp32 sums inside FlashAttention-2's backward: softmax_d and dq_accum, padded (Dao-AILab flash_api.cpp)."""
-    rows = -(-block // 128) * 128
-    multiple = 32 if shape.head_dim <= 128 else 64
-    columns = -(-shape.head_dim // multiple) * multiple
-    return batch * shape.n_head * rows * 4 * (1 + columns)
-
-
 def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str, int]:
     """The letters of the formulas; A is the width of all heads, each padded to a multiple of 8.
 
     kept: scores of lm/attention.py that wait for backward; group, halfgroup: those of a group of heads, by width.
     moments: those in 8 bits (lm/adamw8bit_sizes.py); chunk: what is fp32 of them at one time. M: parameters in
-    matrices of the blocks, which are Muon's; R: the rest; newton: what its iterations take.
+    matrices of the blocks, which are Muon's; R: the rest; newton: what its iterations take. flash, split: inside flash
+    attention, backward and forward; sums1 to sums4: inside the sum that is the gradient of a bias of so many C.
     """
     shape = ModelShape.of(config)
     flash = gpu.capability >= (8, 0)
     heads = batch * shape.n_head
+    processors = Processors.of(gpu.capability, gpu.sm_count or 1)
     return {
         "B": batch, "T": block, "C": shape.n_embd, "H": shape.n_head, "L": shape.n_layer, "V": shape.vocab_size,
         "W": shape.block_size, "P": shape.n_params, "n": min(config.loss_chunk_size, batch * block),
         "A": shape.n_head * -(-shape.head_dim // 8) * 8, "D": shape.head_dim,
         "cuBLAS": cublas_workspace_bytes(gpu) if gpu.kind == "cuda" else 0,
-        "flash": flash_backward_bytes(shape, batch, block) if flash else 0,
+        "flash": sum(flash_backward_bytes(batch, shape.n_head, block, shape.head_dim)) if flash else 0,
+        "split": sum(flash_split_bytes(batch, shape.n_head, block, block, shape.head_dim, processors.count)),
+        **{f"sums{n}": sum(column_sum_bytes(processors, batch * block, n * shape.n_embd)) for n in (1, 2, 3, 4)},
         "kept": attention_sizes.kept_elements(heads, block, shape.head_dim),
         "group": attention_sizes.score_elements(heads, block, 4),
         "halfgroup": attention_sizes.score_elements(heads, block, 2),

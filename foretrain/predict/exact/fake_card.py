@@ -29,6 +29,7 @@ from foretrain.predict.allocator_blocks import Block
 from foretrain.predict.exact.fake_history import Recorded
 from foretrain.predict.exact.patches import Patches
 from foretrain.predict.exact.record import Recorder
+from foretrain.predict.kernel_buffers import Processors
 from foretrain.units import MIB
 
 CUDA = 1  # c10/core/DeviceType.h
@@ -68,16 +69,18 @@ class Card:
         known = [name for name in CACHE_MIB if f"{self.name} ".lower().startswith(f"{name} ".lower())]
         return round((CACHE_MIB[max(known, key=len)] if known else USUAL_CACHE_MIB) * MIB)
 
+    @property
+    def processors(self) -> Processors:
+        return Processors.of(self.capability, self.sm_count)
+
     def properties(self) -> SimpleNamespace:
         """As torch.cuda.get_device_properties gives them, as far as Inductor reads them."""
         major, minor = self.capability
-        # CUDA C++ programming guide, technical specifications per compute capability.
-        threads = {(7, 5): 1024, (8, 0): 2048, (9, 0): 2048, (10, 0): 2048}.get(self.capability, 1536)
         shared = {(7, 5): 65536, (8, 0): 166912, (9, 0): 232448, (10, 0): 232448}.get(self.capability, 101376)
         return SimpleNamespace(
             name=self.name, major=major, minor=minor, total_memory=self.memory_bytes, warp_size=32,
             multi_processor_count=self.sm_count, regs_per_multiprocessor=65536, is_integrated=0, is_multi_gpu_board=0,
-            max_threads_per_multi_processor=threads, max_threads_per_block=1024, gcnArchName="",
+            max_threads_per_multi_processor=self.processors.threads, max_threads_per_block=1024, gcnArchName="",
             shared_memory_per_block=49152, shared_memory_per_block_optin=shared,
             shared_memory_per_multiprocessor=shared + 1024, L2_cache_size=self.cache_bytes,
         )  # fmt: skip
@@ -231,6 +234,25 @@ def _is_available() -> bool:
     return str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0] != "torch"
 
 
+def _about_memory(memory: Memory) -> dict[str, Any]:
+    """What programs ask about the card's memory, answered from the simulated allocator."""
+    summary = torch.cuda.memory.memory_summary
+    return {
+        "memory_stats_as_nested_dict": memory.nested_stats, "host_memory_stats": lambda: Counter[str](),
+        "host_memory_stats_as_nested_dict": dict[str, Any], "get_allocator_backend": _always("native"),
+        "caching_allocator_alloc": memory.alloc, "caching_allocator_delete": memory.delete,
+        "set_per_process_memory_fraction": memory.set_fraction,
+        "get_per_process_memory_fraction": lambda device=None: memory.fraction,
+        "device_memory_used": lambda device=None: memory.now().reserved_bytes,
+        "list_gpu_processes": lambda device=None: f"GPU:0\nprocess {os.getpid():>10d} uses "
+        f"{memory.now().reserved_bytes / MIB:>12.3f} MB GPU memory",
+        "memory_stats": memory.stats, "mem_get_info": memory.info,
+        "reset_peak_memory_stats": memory.reset_peak, "reset_max_memory_allocated": memory.reset_peak,
+        "reset_max_memory_cached": memory.reset_peak,
+        "memory_summary": lambda device=None, abbreviated=False: summary(0, abbreviated),
+    }  # fmt: skip
+
+
 def answer_as(patches: Patches, card: Card, notes: set[str]) -> Memory:
     """torch.cuda and torch.accelerator answer for a card. What a trace leaves out of what was asked goes to `notes`."""
     memory = Memory(card)
@@ -246,7 +268,6 @@ def answer_as(patches: Patches, card: Card, notes: set[str]) -> Memory:
             if stream is not None:
                 notes.add("side streams are replayed as one: on the card each has its pool, so reserved may be more")
 
-    summary = torch.cuda.memory.memory_summary
     answers: dict[str, Any] = {
         "is_available": _is_available, "device_count": _always(1), "current_device": _always(0),
         "get_device_name": _always(card.name), "get_device_capability": _always(card.capability),
@@ -257,19 +278,8 @@ def answer_as(patches: Patches, card: Card, notes: set[str]) -> Memory:
         "get_arch_list": lambda: [f"sm_{card.capability[0]}{card.capability[1]}"],
         "can_device_access_peer": _always(False), "is_current_stream_capturing": _always(False),
         "_exchange_device": _always(0), "_maybe_exchange_device": _always(0),
-        "memory_stats_as_nested_dict": memory.nested_stats, "host_memory_stats": lambda: Counter[str](),
-        "host_memory_stats_as_nested_dict": dict[str, Any], "get_allocator_backend": _always("native"),
-        "caching_allocator_alloc": memory.alloc, "caching_allocator_delete": memory.delete,
-        "set_per_process_memory_fraction": memory.set_fraction,
-        "get_per_process_memory_fraction": lambda device=None: memory.fraction,
-        "device_memory_used": lambda device=None: memory.now().reserved_bytes,
-        "list_gpu_processes": lambda device=None: f"GPU:0\nprocess {os.getpid():>10d} uses "
-        f"{memory.now().reserved_bytes / MIB:>12.3f} MB GPU memory",
         **dict.fromkeys(("utilization", "temperature", "power_draw", "clock_rate", "memory_usage"), _always(0)),
-        "memory_stats": memory.stats, "mem_get_info": memory.info, "empty_cache": empty_cache,
-        "reset_peak_memory_stats": memory.reset_peak, "reset_max_memory_allocated": memory.reset_peak,
-        "reset_max_memory_cached": memory.reset_peak,
-        "memory_summary": lambda device=None, abbreviated=False: summary(0, abbreviated),
+        "empty_cache": empty_cache, **_about_memory(memory),
         "default_generators": (Generator("cuda:0"),), "set_rng_state": _always(None),
         "get_rng_state": lambda device="cuda": torch.empty(16, dtype=torch.uint8),
         "Stream": Stream, "Event": Event, "StreamContext": OnStream, "stream": OnStream,

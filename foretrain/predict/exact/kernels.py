@@ -4,7 +4,6 @@ Each rule names the file of PyTorch that it was read from; tests/cuda_build hold
 allocation by allocation.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from foretrain.predict.exact.fake_card import Card
 from foretrain.predict.exact.reductions import REDUCTIONS, reduction_buffers
 from foretrain.predict.exact.tracer import EIGHT_BIT_MATMULS, MATMULS, InKernel, Result, Step, Tracer, Workspace
+from foretrain.predict.kernel_buffers import flash_backward_bytes, flash_split_bytes
 from foretrain.units import MIB
 
 Rule = Callable[[Card, tuple[Any, ...]], list[Step]]
@@ -35,47 +35,25 @@ def _up(x: int, multiple: int) -> int:
 
 
 def _flash(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """Where there are few rows, keys are split over more blocks, each with sums of its own (mha_fwd in the same file,
-    set_params_splitkv). With dropout never; the random state is then made a second time."""
+    """With dropout the random state is made a second time, and keys are never split."""
     B, H, T, D = args[0].shape
     if args[3:4] > (0,):  # dropout
         return [Result(0), Result(1), 16, Result(2), Result(3), -16]
-    keys = -(-args[1].shape[2] // (256 if D <= 64 else 128 if D <= 128 else 64))
-    splits = _splits(B * H * -(-T // 64), 2 * card.sm_count, keys)
-    sums: list[Step] = [] if splits < 2 else [4 * splits * B * H * T, 4 * splits * B * H * T * _padded_head(D)]
+    sums = flash_split_bytes(B, H, T, args[1].shape[2], D, card.sm_count)
     return [Result(0), Result(1), *sums, Result(2), Result(3)]
 
 
-def _splits(blocks: int, processors: int, keys: int, most: int = 128) -> int:
-    """num_splits_heuristic: the fewest splits that keep the card nearly as busy as the best number of them."""
-    if blocks >= 0.8 * processors:
-        return 1
-    busy = {}
-    for splits in range(1, min(most, processors, keys) + 1):
-        if splits == 1 or -(-keys // splits) != -(-keys // (splits - 1)):
-            waves = blocks * splits / processors
-            busy[splits] = waves / math.ceil(waves)
-    return next(splits for splits, share in busy.items() if share >= 0.85 * max(busy.values()))
-
-
-def _padded_head(D: int) -> int:
-    """The width of a head in flash attention's own buffers."""
-    return _up(D, 32 if D <= 128 else 64)
-
-
 def _flash_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """softmax_d and dq_accum, fp32, padded (aten .../transformers/cuda/flash_attn/flash_api.cpp, mha_bwd).
+    """aten .../transformers/cuda/flash_attn/flash_api.cpp, mha_bwd.
 
     Fewer key heads get their gradients from those of all heads, dk_expanded and dv_expanded.
     """
     query, key = args[1], args[2]
     B, H, T, D = query.shape
-    rows = _up(T, 128)
     # The kernel wants the gradient and the output as (B, T, H, D); padded heads are not laid out so.
     copies = [t.nbytes for t in (args[0], args[4]) if not t.transpose(1, 2).is_contiguous()]
     expanded = [B * H * key.shape[2] * D * key.element_size()] * 2 if key.shape[1] != H else []
-    sums = [4 * B * H * rows, 4 * B * H * rows * _padded_head(D)]
-    return [*copies, Result(0), Result(1), Result(2), *sums, *expanded]
+    return [*copies, Result(0), Result(1), Result(2), *flash_backward_bytes(B, H, T, D), *expanded]
 
 
 def _efficient(card: Card, args: tuple[Any, ...]) -> list[Step]:

@@ -14,14 +14,14 @@ LEAST_A_THREAD, MOST_A_THREAD = 16, 256  # values
 class Processors(NamedTuple):
     """A card's streaming multiprocessors: how many, and the threads that one carries."""
 
-    count: int
+    number: int
     threads: int
 
     @classmethod
-    def of(cls, capability: tuple[int, int], count: int) -> "Processors":
+    def of(cls, capability: tuple[int, int], number: int) -> "Processors":
         """CUDA C++ programming guide, technical specifications per compute capability."""
         known = {(7, 0): 2048, (7, 5): 1024, (8, 0): 2048, (9, 0): 2048, (10, 0): 2048}
-        return cls(count, known.get(capability, 1536))
+        return cls(number, known.get(capability, 1536))
 
 
 # -- flash attention (aten .../transformers/cuda/flash_attn/flash_api.cpp) ----------------------------------
@@ -99,7 +99,7 @@ def reduction_bytes(
         return []  # a warp for each result
     values = -(-inputs // (step_in * block_y))
     grid = -(-(outputs // vector) // step_out)
-    target = processors.count * (processors.threads // (block_x * block_y))
+    target = processors.number * (processors.threads // (block_x * block_y))
     if values < MOST_A_THREAD or grid > target:
         return []
     blocks = max(min(-(-target // grid), -(-values // LEAST_A_THREAD)), -(-values // MOST_A_THREAD))

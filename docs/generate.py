@@ -14,6 +14,7 @@ from collections.abc import Callable
 import accuracy_tables
 import advice_tables
 import compare_tables
+import contributed_tables
 import fault_tables
 import json_schemas
 import page_parts
@@ -427,6 +428,7 @@ def option_tables() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     **page_parts.PARTS,
     **accuracy_tables.PARTS,
+    "contributed": contributed_tables.contributed,
     "first-screen": start_screen,
     "schemas": json_schemas.table,
     "first-case-c": first_case_c,

@@ -37,6 +37,7 @@ from foretrain.prepare.estimate import PreparePlan
 from foretrain.run.export import Exported
 from foretrain.run.store import RunRecord
 from foretrain.run.watch_record import WatchRecord
+from foretrain.verify import record as verification
 
 FOLDER = ROOT / "docs" / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -150,6 +151,10 @@ OUTPUTS: dict[str, Output] = {
     ),
     "foretrain.gpus/1": Output("gpus", "the catalogue", _object("Gpus", gpus=(list[Gpu], ...))),
     "foretrain.calibration/2": Output("calibrate", "what was measured of a device", Calibration),
+    "foretrain.verify/1": Output(
+        "verify", "short runs on a card, predicted and measured; also the file to contribute",
+        verification.Verification, {"summary": (list[verification.Summary], ...)},
+    ),
     "foretrain.serve/1": Output(
         "serve", "the page's address", _object("Served", url=(str, ...), port=(int, ...))
     ),

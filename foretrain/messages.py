@@ -88,6 +88,8 @@ _FORMATS = {
     "duration": _duration,
     "percent": units.format_percent,
     "signed_percent": units.format_signed_percent,
+    "small_percent": units.format_small_percent,
+    "small_signed_percent": units.format_small_signed_percent,
     "count": units.format_count,
     "flops": units.format_flops,
     "rate": units.format_flop_rate,

@@ -174,6 +174,18 @@ def format_signed_percent(share: float) -> str:
     return f"{text} %" if float(text.replace(",", "")) == 0 else f"{'-' if share < 0 else '+'}{text} %"
 
 
+def format_small_percent(share: float) -> str:
+    """'0 %', '0.013 %', '0.35 %', '2.4 %': a share that may be very small."""
+    digits = 3 if abs(share) < 0.001 else 2 if abs(share) < 0.01 else 1
+    return f"{grouped(share * 100, digits)} %" if abs(share) >= 5e-6 else "0 %"
+
+
+def format_small_signed_percent(share: float) -> str:
+    """'+0.013 %', '-2.4 %', '0 %': an error that may be very small."""
+    sign = "" if abs(share) < 5e-6 else "-" if share < 0 else "+"
+    return sign + format_small_percent(abs(share))
+
+
 def rounds_to_zero(share: float) -> bool:
     """Whether a share would be shown as 0.0 %: then a sentence says that nothing changes."""
     return abs(share) < 1 and float(format_percent(share)[:-2]) == 0

@@ -17,7 +17,7 @@ PACKAGE = REPO / "foretrain"
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if "vendor" not in p.parts)
 
 # All limits on size. A file has one subject and a function one job; these only catch what has plainly outgrown that.
-MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_OPTIONS = 600, 60, 123
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_OPTIONS = 600, 60, 131
 
 # Layer -> what it may import, itself included. `facts` are the modules at the root of the package.
 ALLOWED = {
@@ -27,10 +27,11 @@ ALLOWED = {
     "predict": {"facts", "lm", "predict"},
     "run": {"facts", "lm", "run"},
     "advise": {"facts", "lm", "predict", "run", "advise"},
+    "verify": {"facts", "lm", "predict", "run", "verify"},
     "app": {"facts", "lm", "prepare", "predict", "run", "advise", "app"},
-    "report": {"facts", "lm", "prepare", "predict", "run", "advise", "report"},
+    "report": {"facts", "lm", "prepare", "predict", "run", "advise", "verify", "report"},
     "web": {"facts", "lm", "predict", "run", "advise", "app", "report", "web"},
-    "cli": {"facts", "lm", "prepare", "predict", "run", "advise", "app", "report", "web", "cli"},
+    "cli": {"facts", "lm", "prepare", "predict", "run", "advise", "verify", "app", "report", "web", "cli"},
     "__main__": {"cli"},
 }
 

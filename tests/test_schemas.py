@@ -57,6 +57,9 @@ ANSWERS = {
         "explain", str(REPO / "examples/logs/c-out-of-memory.log"), "--config", str(CASES / "c.py"), *CARD,
     ),
     "foretrain.snapshot/1": ("explain", str(REPO / "examples/snapshots/fragmented.pickle")),
+    "foretrain.verify/1": (
+        "verify", "--show", str(REPO / "tests" / "data" / "verify_on_a_card_that_computes_nothing.json"),
+    ),
     "foretrain.gpus/1": ("gpus",),
     "foretrain.languages/1": ("languages",),
 }  # fmt: skip

@@ -31,56 +31,25 @@ AT_ONCE = 4
 TIMED = {"A", "C", "124M", "124M checkpointing", "350M"}
 
 
-class Watch:
-    """Stands where the tracer does: takes the phases, and reads torch's counters at each change."""
-
-    def __init__(self, device: Any) -> None:
-        self.device, self.phase, self.phases = device, "build", {}
-
-    def enter(self, phase: str) -> None:
-        self.close()
-        self.phase = phase
-
-    def close(self) -> None:
-        import torch
-
-        if self.device.type != "cuda":
-            return
-        before = self.phases.get(self.phase, {"allocated_bytes": 0, "reserved_bytes": 0})
-        now = {"allocated_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved()}
-        self.phases[self.phase] = {key: max(before[key], value) for key, value in now.items()}
-        torch.cuda.reset_peak_memory_stats()
-
-    def tag(self, *words: Any) -> None:
-        pass
-
-
-def job(case: Case, device: str, watch: Any) -> Any:
-    """The case as the traced driver takes it."""
-    import torch
-
-    from foretrain.config import RunConfig
-    from foretrain.predict.exact.drive import Job
-    from foretrain.predict.exact.names import Names
-
-    return Job(RunConfig(**case.knobs), torch.device(device), case.dtype, case.compiled, watch, Names(watch))  # type: ignore[arg-type]
-
-
 def measure_memory(case: Case, device: str) -> dict[str, Any]:
     """One run with its memory: peaks by phase, process, context, history."""
     import torch
 
-    from foretrain.predict.exact import drive
+    from foretrain.predict.exact.drive import Job
+    from foretrain.verify.measure import Watch, run
+    from foretrain.verify.record import Case as Run
 
-    watch = Watch(torch.device(device))
+    one = Run(name=case.name, options=case.knobs, dtype=case.dtype, step=case.step, compiled=case.compiled)  # type: ignore[arg-type]
+    where = torch.device(device)
+    watch = Watch(where)
     if device == "cpu":
-        drive.RUNS[case.step](job(case, device, watch))
+        run(one, where, watch, kind=Job)
         return {"phases": {}, "note": "a CPU has no such counters"}
     torch.cuda.init()
     torch.zeros(1, device="cuda")
     context = process_bytes() - torch.cuda.memory_reserved()
     torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=400_000)
-    drive.RUNS[case.step](job(case, device, watch))
+    run(one, where, watch, kind=Job)
     watch.close()
     snapshot: Any = torch.cuda.memory._snapshot()
     torch.cuda.memory._record_memory_history(enabled=None)

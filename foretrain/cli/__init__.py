@@ -73,12 +73,13 @@ def _add_commands() -> None:
         serve,
         train,
         tune,
+        verify,
         watch,
     )
 
     for module in (
         plan, advise, train, tune, runs, report, compare, explain, watch, mfu,
-        calibrate, sample, export, prepare, data, gpus, language, serve, demo,
+        calibrate, verify, sample, export, prepare, data, gpus, language, serve, demo,
     ):  # fmt: skip
         module.add_to(app)
 

@@ -1,0 +1,1 @@
+"""`foretrain verify`: short runs on this machine's card, each predicted and then measured in a process of its own."""

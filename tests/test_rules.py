@@ -182,7 +182,13 @@ def test_plan_and_help_never_import_torch_or_numpy() -> None:
     import sys
 
     snapshot = str(REPO / "examples" / "snapshots" / "fragmented.pickle")
-    told = (["explain", snapshot], ["watch", "--quiet", "--", "true"], ["serve", "--help"])
+    results = str(REPO / "tests" / "data" / "verify_on_a_card_that_computes_nothing.json")
+    told = (
+        ["explain", snapshot],
+        ["verify", "--show", results],
+        ["watch", "--quiet", "--", "true"],
+        ["serve", "--help"],
+    )
     commands = (["--help"], ["plan", "--help"], ["plan", "gpt2-124m", "--gpu", "4070"], ["gpus"], ["runs"], *told)
     code = (
         f"import sys\nfrom foretrain.cli import app\nfor words in {commands!r}:\n"

@@ -7,18 +7,21 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
+from foretrain.cli import verify as verify_command
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu, find
 from foretrain.predict.exact import drive, service
 from foretrain.predict.exact.service import TraceUnavailable
 from foretrain.verify import cases, child, expected, measure, record, session
 from foretrain.verify.record import Case, Machine, Outcome, Predicted, Verification, Versions
-from tests.helpers import REPO, foretrain
+from tests.helpers import REPO, Terminal, foretrain
 
 sys.path.insert(0, str(REPO / "docs"))
 import contributed_tables
@@ -194,11 +197,14 @@ class Machinery:
         self.busy = False
         self.driver = "580.1"
         self.count = 1
+        self.obstacle = ""
 
     def ask(self, job: dict[str, Any], limit_s: float) -> dict[str, Any]:
         if job["what"] == "device":
             named = {"name": "NVIDIA GeForce RTX 4070", "memory_bytes": 24 * GIB, "uuid": "", "sm_count": 46}
-            card = {**named, "capability": "8.9", "obstacle": "", "free_bytes": 24 * GIB} if self.count else {}
+            card = (
+                {**named, "capability": "8.9", "obstacle": self.obstacle, "free_bytes": 24 * GIB} if self.count else {}
+            )
             return {"torch": "2.13.0", "cuda": "13.0", "python": "3.12", "count": self.count, **card}
         case = Case.model_validate(job["case"])
         self.asked.append(case.label)
@@ -220,7 +226,8 @@ def machinery(monkeypatch: pytest.MonkeyPatch, no_trace: None) -> Machinery:
     monkeypatch.setattr(child, "ask", found.ask)
     monkeypatch.setattr(session.Target, "now", lambda self: found.now(self))
     monkeypatch.setattr(session, "SETTLE_S", 0.0)
-    monkeypatch.setattr(session, "detect", lambda index: None)
+    there = CARD.model_copy(update={"memory_gib": 24.0})
+    monkeypatch.setattr(session, "detect", lambda index: SimpleNamespace(gpu=there))
     return found
 
 
@@ -333,6 +340,48 @@ def test_a_busy_card_is_said_and_its_times_are_left_out(machinery: Machinery) ->
     assert "24 cases" in result.stdout
     assert "time" not in {each.quantity for each in results().by_quantity}
     assert results().outcomes[0].used_by_others_bytes == 4 * GIB
+
+
+def test_on_an_idle_card_times_count(machinery: Machinery) -> None:
+    foretrain("verify", "--out", "r.json", "--quiet")
+    (time,) = [each for each in results().by_quantity if each.quantity == "time"]
+    assert time.cases == 23  # but for the one that only evaluates
+
+
+def test_a_card_that_the_catalogue_lacks_has_memory_and_no_time(
+    machinery: Machinery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(index: int) -> None:
+        raise UserError("gpu.unknown", name="x", near=[], block="")
+
+    monkeypatch.setattr(session, "detect", unknown)
+    assert foretrain("verify", "--out", "r.json", "--quiet").returncode == 0
+    assert {each.quantity for each in results().by_quantity} == {"allocated", "reserved", "process", "estimate"}
+
+
+def test_what_cannot_be_compiled_says_why(machinery: Machinery) -> None:
+    machinery.obstacle = "Triton is not installed"
+    result = foretrain("verify", "--out", "r.json")
+    assert len(results().of("skipped")) == 6
+    assert result.stdout.count("cannot be compiled: Triton is not installed") == 6
+
+
+def test_a_moving_line_says_what_is_left(machinery: Machinery, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(verify_command, "ERR", Console(file=screen, force_terminal=True, width=200))
+    assert foretrain("verify", "--out", "r.json", "--only", "characters").returncode == 0
+    for number, what in enumerate(("bf16 eager foretrain", "dropout fp16 eager nanoGPT", "fp32 compiled foretrain"), 1):
+        assert re.search(rf"{number} of 3: characters {what} … about [\d.]+ (ms|s|min) left", screen.getvalue())
+
+
+def test_cases_that_are_not_ours_are_never_run(machinery: Machinery) -> None:
+    foretrain("verify", "--out", "r.json", "--only", "Muon", "--quiet")
+    written = json.loads(Path("r.json").read_text("utf-8"))
+    written["outcomes"][0]["case"]["options"]["n_layer"] = 200
+    Path("r.json").write_text(json.dumps(written), "utf-8")
+    resumed = foretrain("verify", "--out", "r.json", "--only", "characters bf16", "--quiet")
+    assert "r.before-1.json" in resumed.stderr
+    assert results().outcomes[0].case.config.n_layer == 6
 
 
 def test_no_card_is_one_sentence(machinery: Machinery) -> None:

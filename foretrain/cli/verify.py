@@ -174,8 +174,8 @@ class Progress:
         elif id == "tracing":
             self._live(say("verify.tracing", **values))
         elif id == "case":
-            told = {"number": values["number"], "count": values["count"], "what": values["case"].label}
-            self._live(say("verify.running", **told))
+            told = {name: values[name] for name in ("number", "count", "left")}
+            self._live(say("verify.running", **told, what=values["case"].label))
         else:
             self.close()
             outcome: Outcome = values["outcome"]

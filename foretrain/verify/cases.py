@@ -81,6 +81,17 @@ def cases_for(gpu: Gpu, free_bytes: int | None) -> tuple[Case, ...]:
     )
 
 
+def is_ours(case: Case, gpu: Gpu) -> bool:
+    """Whether this version has the case, whatever its micro-batch: a file of results may come from anywhere."""
+
+    def without_batch(each: Case) -> Case:
+        kept = {name: value for name, value in each.options.items() if name not in ("batch_size", "eval_batch_size")}
+        return each.model_copy(update={"options": kept})
+
+    own = ON_A_CPU if gpu.kind == "cpu" else (*ON_A_CARD, *FILLING)
+    return without_batch(case) in [without_batch(_in_a_dtype_of(gpu, each)) for each in own]
+
+
 def needed_bytes(case: Case, gpu: Gpu) -> int:
     """What the estimate says that a case's process needs on a device."""
     return estimated(case.config, gpu, case.dtype, case.step, compiled=case.compiled).memory.needed_bytes

@@ -17,7 +17,7 @@ from foretrain.predict.exact.service import code_digest
 from foretrain.run.card import Cards
 from foretrain.run.files import replace_text
 from foretrain.verify import child, expected
-from foretrain.verify.cases import cases_for
+from foretrain.verify.cases import cases_for, is_ours
 from foretrain.verify.record import (
     Case,
     Machine,
@@ -124,7 +124,8 @@ def begin(path: Path, where: Target, name: str, listen: Listener) -> Verificatio
         except UserError as error:
             listen("damaged", {"problem": str(error), "path": str(_set_aside(path, "damaged"))})
         else:
-            if (found.machine, found.versions) != (where.machine, where.versions):
+            same = (found.machine, found.versions) == (where.machine, where.versions)
+            if not same or not all(is_ours(outcome.case, where.gpu) for outcome in found.outcomes):
                 listen("other", {"path": str(_set_aside(path, "before"))})
                 found = None
     if found is None:
@@ -185,9 +186,13 @@ def work(found: Verification, places: Sequence[int], where: Target, path: Path, 
     exception (a signal, a full disk) loses no more than the case in hand."""
     cases = [found.outcomes[i].case for i in places]
     expected.trace_all(cases, where.gpu, lambda state: listen("tracing", {"state": state}))
+    began = time.monotonic()
     for number, place in enumerate(places, 1):
-        case = found.outcomes[place].case
-        listen("case", {"number": number, "count": len(places), "case": case})
+        case = cases[number - 1]
+        pace = (time.monotonic() - began) / about_s(cases[: number - 1]) if number > 1 else 1.0
+        listen(
+            "case", {"number": number, "count": len(places), "case": case, "left": pace * about_s(cases[number - 1 :])}
+        )
         outcome = try_case(case, where)
         outcomes = (*found.outcomes[:place], outcome, *found.outcomes[place + 1 :])
         found = found.model_copy(update={"outcomes": outcomes})

@@ -328,3 +328,41 @@ def test_a_trace_prints_what_it_found() -> None:
     found = trace(lambda on: square())
     assert repr(found) == "<trace on RTX 4070: 1.00 GiB allocated at the peak>"
     assert "1.00 GiB allocated, 1.00 GiB reserved at the peak" in str(found)
+
+
+def test_a_function_that_is_compiled_for_any_size_is_traced() -> None:
+    """Orthogonalised updates of Muon, as programs compile them: from the second shape on, sizes are symbols."""
+
+    @torch.compile
+    def orthogonal(gradient: torch.Tensor) -> torch.Tensor:
+        x = gradient.bfloat16()
+        tall = x.size(0) > x.size(1)
+        if tall:
+            x = x.T
+        x = 2 * x + (x @ x.T) @ x
+        return x.T if tall else x
+
+    def code(on: Tracing) -> None:
+        for rows in (64, 96, 128):
+            for shape in ((rows, 64), (64, rows)):
+                orthogonal(torch.empty(shape, device=on.device))
+
+    found = trace(code, compile=True).trace
+    assert {a.shape for a in found.allocations} >= {(96, 64), (64, 128)}
+
+
+def test_tied_weights_that_are_cast_go_at_once() -> None:
+    """As on a card, where a parameter's data is exchanged for all modules that share it."""
+
+    def code(on: Tracing) -> None:
+        first, second, head = (torch.nn.Linear(64, 64, bias=False) for _ in range(3))
+        head.weight = first.weight
+        model = torch.nn.ModuleList([first, second, head]).to(on.device)
+        on.phase("cast")
+        model.to(torch.bfloat16)
+        assert head.weight is first.weight
+
+    found = trace(code).trace
+    (start,) = (mark.position for mark in found.phases if mark.name == "cast")
+    sizes = [(1 if e >= 0 else -1) * found.allocations[e if e >= 0 else ~e].nbytes for e in found.events[start:]]
+    assert sizes[:4] == [8192, -16384, 8192, -16384]

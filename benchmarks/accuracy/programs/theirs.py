@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,8 +41,19 @@ class Anything:
 def no_plots() -> None:
     plots = Anything()
     stand_in("matplotlib", use=plots)
-    stand_in("matplotlib.pyplot", rcParams=plots, subplots=plots, __getattr__=lambda name: plots)
-    stand_in("matplotlib.ticker", __getattr__=lambda name: plots)
+    stand_in("matplotlib.pyplot", rcParams=plots, subplots=plots, __getattr__=_all_but_own(plots))
+    stand_in("matplotlib.ticker", __getattr__=_all_but_own(plots))
+
+
+def _all_but_own(value: Any) -> Callable[[str], Any]:
+    """Every name of a module has this value, but those that Python gives: torch.compile asks for __file__."""
+
+    def get(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return value
+
+    return get
 
 
 def load(path: Path, name: str, changes: dict[str, str] | None = None) -> ModuleType:

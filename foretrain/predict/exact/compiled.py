@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_iter
 
 from foretrain.predict.exact.fake_card import Card, Generator, Memory
 from foretrain.predict.exact.patches import Patches
@@ -162,6 +163,25 @@ def _folding_patch(patches: Patches) -> None:
     patches.set(Folder, "_deduce_value", deduce_on_cpu)
 
 
+def _symbolic_patch(patches: Patches) -> None:
+    """Dynamo's fake tensors keep no results for shapes that it made symbols of: within the fake mode of a trace, what
+    is kept for one graph's symbols is compared with another's, which torch takes for an error."""
+    from torch._subclasses import fake_tensor
+
+    validate = getattr(fake_tensor.FakeTensorMode, "_validate_cache_key", None)
+    if validate is None:
+        return
+
+    def none_of_symbols(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        for value in tree_iter((args, kwargs)):
+            symbolic = isinstance(value, fake_tensor.FakeTensor) and value._has_symbolic_sizes_strides
+            if symbolic or isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+                raise fake_tensor._BypassDispatchCache("symbolic shape")
+        return validate(mode, func, args, kwargs)
+
+    patches.set(fake_tensor.FakeTensorMode, "_validate_cache_key", none_of_symbols)
+
+
 def _padding_patch(patches: Patches, pads: bool) -> None:
     """pad_mm times both variants of a product with an unaligned side on the card; here the caller says which."""
     import torch._inductor.fx_passes.pad_mm as pad_mm
@@ -213,6 +233,7 @@ def compiling(
             _folding_patch(patches)
             _padding_patch(patches, pads)
         _code_patches(patches, tracer, memory)
+        _symbolic_patch(patches)
         changes: dict[str, Any] = {"compile_threads": 1, "force_disable_caches": True, **dict.fromkeys(CHECKS, False)}
         patches.enter_context(inductor_config.patch(changes))
         patches.callback(torch._dynamo.reset)

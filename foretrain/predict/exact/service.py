@@ -30,6 +30,7 @@ from foretrain.config import RunConfig
 from foretrain.hardware import Dtype, Gpu
 from foretrain.precision import EIGHT_BITS
 from foretrain.predict.exact.record import Trace
+from foretrain.predict.exact.repeats import with_all_micro_batches
 from foretrain.predict.memory import SHAPING_KNOBS, StepName
 from foretrain.records import Record
 from foretrain.units import MIB
@@ -38,6 +39,7 @@ from foretrain.units import MIB
 # proves itself, and one that cannot be made is said.
 OLDEST_TORCH = (2, 11)
 Answer = TypeVar("Answer", bound=Record)
+MICRO_BATCHES = 3  # that are traced, as drive.py has them
 AT_ONCE = 2  # traces side by side; each takes one core and half a GiB
 
 
@@ -66,7 +68,7 @@ class Request:
             **values,
             eval_batch_size=c.eval_batch,
             eval_block_size=c.eval_block,
-            gradient_accumulation_steps=min(3, c.gradient_accumulation_steps),
+            gradient_accumulation_steps=min(MICRO_BATCHES, c.gradient_accumulation_steps),
             eval_iters=min(2, c.eval_iters),
             grad_clip=1.0 if c.grad_clip else 0.0,
         )
@@ -78,6 +80,10 @@ class Request:
             "config": self.normal_config().model_dump(mode="json"), "gpu": gpu, "dtype": self.dtype,
             "step": self.step, "compiled": self.compiled, "pads": self.pads,
         }  # fmt: skip
+
+    def whole(self, trace: Trace) -> Trace:
+        """Its trace with the micro-batches that were left out."""
+        return with_all_micro_batches(trace, MICRO_BATCHES, self.config.gradient_accumulation_steps)
 
     def key(self) -> str:
         """The hash that the trace is kept under."""
@@ -129,7 +135,7 @@ def traces(requests: Sequence[Request], listen: Callable[[str], None] = lambda t
         if reason := why_not():
             raise TraceUnavailable(reason)
         found |= _make(wanted, listen)
-    return [found[request.key()] for request in requests]
+    return [request.whole(found[request.key()]) for request in requests]
 
 
 _MOST_KEPT_BYTES = 64 * MIB

@@ -29,27 +29,40 @@ from foretrain.predict.exact.patches import Patches
 
 def _moved(module: torch.nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> torch.nn.Module:
     """nn.Module._apply for fake tensors, which cannot be swapped in place. Tied parameters stay tied."""
-    done: dict[int, Tensor] = {}
-
-    def convert(tensor: Tensor) -> Tensor:
-        if id(tensor) not in done:
-            with torch.no_grad():
-                new = function(tensor)
-            if new is not tensor and isinstance(tensor, torch.nn.Parameter):
-                new = torch.nn.Parameter(new, tensor.requires_grad)
-            done[id(tensor)] = new
-            done[id(new)] = new
-        return done[id(tensor)]
-
-    for part in module.modules() if recurse else [module]:
-        groups: tuple[Any, ...] = (part._parameters, part._buffers)
-        for tensors in groups:
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    tensors[name] = convert(tensor)
+    parts = list(module.modules()) if recurse else [module]
+    holders: dict[int, list[tuple[Any, str]]] = {}
+    for part in parts:
+        for name, tensor, tensors in _tensors_of(part):
+            holders.setdefault(id(tensor), []).append((tensors, name))
+    made = set[int]()
+    for part in parts:
+        for name, tensor, tensors in _tensors_of(part):
+            if id(tensor) not in made:
+                old = id(tensor)
+                del tensor  # at once everywhere, so that the old one goes now, as where it is swapped
+                new = _converted(tensors[name], function)
+                made.add(id(new))
+                for its, own in holders[old]:
+                    its[own] = new
         if isinstance(part, torch.nn.RNNBase):
             part._init_flat_weights()  # it keeps a list of its weights
     return module
+
+
+def _tensors_of(part: torch.nn.Module) -> Iterator[tuple[str, Tensor, Any]]:
+    """Names and tensors of its own, with the dict that holds them."""
+    groups: tuple[Any, ...] = (part._parameters, part._buffers)
+    for tensors in groups:
+        for name in list(tensors):
+            if tensors[name] is not None:
+                yield name, tensors[name], tensors
+
+
+def _converted(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    with torch.no_grad():
+        new = function(tensor)
+    is_parameter = new is not tensor and isinstance(tensor, torch.nn.Parameter)
+    return torch.nn.Parameter(new, tensor.requires_grad) if is_parameter else new
 
 
 def _patch_recurrent(patches: Patches) -> None:

@@ -1,0 +1,60 @@
+"""Micro-batches that a trace leaves out are repeated, until the allocator has settled."""
+
+import pytest
+
+from foretrain.config import RunConfig
+from foretrain.hardware import find
+from foretrain.predict.exact import drive, worker
+from foretrain.predict.exact.record import Trace
+from foretrain.predict.exact.repeats import with_all_micro_batches
+from foretrain.predict.exact.replay import replay
+from foretrain.predict.exact.service import Request
+from foretrain.units import MIB
+
+CARD = find("RTX 4070")
+
+
+def traced(config: RunConfig, dtype: str, step: str) -> tuple[Request, Trace]:
+    """As the service makes it: with three micro-batches at most."""
+    request = Request(config, CARD, dtype, step, compiled=False)  # type: ignore[arg-type]
+    return request, worker.trace(request.job())
+
+
+@pytest.mark.parametrize("step", ["foretrain", "nanogpt"])
+def test_repeating_gives_what_tracing_all_of_them_gives(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig(
+        n_layer=1, n_head=2, n_embd=66, block_size=97, vocab_size=1013, batch_size=3, gradient_accumulation_steps=6
+    )
+    request, three = traced(config, "bfloat16", step)
+    monkeypatch.setattr(drive, "MICRO_STEPS", 6)
+    job = {**request.job(), "config": config.model_dump(mode="json")}
+    for found, whole in zip(replay(request.whole(three)).phases, replay(worker.trace(job)).phases, strict=True):
+        assert found.phase == whole.phase
+        assert (found.allocated_bytes, found.reserved_bytes) == (whole.allocated_bytes, whole.reserved_bytes)
+
+
+def test_the_fourth_micro_batch_can_need_more() -> None:
+    """Three micro-batches reserve 880 MiB. With eight of them PyTorch's CUDA build counts 868 MiB in the first step and
+    1,030 MiB from then on (tests/cuda_build, "eager 147")."""
+    config = RunConfig(
+        n_layer=2, n_head=3, n_embd=240, block_size=97, vocab_size=50257, batch_size=8, dropout=0.2,
+        gradient_accumulation_steps=8,
+    )  # fmt: skip
+    request, three = traced(config, "bfloat16", "nanogpt")
+    whole = request.whole(three)
+    reserved = {phase.phase: phase.reserved_bytes for phase in replay(whole).phases}
+    assert (reserved["first_step"], reserved["steady_step"]) == (868 * MIB, 1030 * MIB)
+    assert replay(three).peak_reserved_bytes == 880 * MIB
+
+
+def test_a_repeated_trace_is_whole() -> None:
+    config = RunConfig(n_layer=1, n_head=1, n_embd=32, block_size=64, vocab_size=256, gradient_accumulation_steps=40)
+    request, three = traced(config, "float32", "foretrain")
+    whole = request.whole(three)
+    assert len(three.events) < len(whole.events) < 20 * len(three.events)  # it stops when the allocator has settled
+    assert [mark.name for mark in whole.phases] == [mark.name for mark in three.phases]
+    assert whole.moments == sorted(whole.moments, key=lambda mark: mark.position)
+    for allocation in whole.allocations:
+        assert whole.events[allocation.born] == allocation.id
+        assert allocation.died is None or whole.events[allocation.died] == ~allocation.id
+    assert with_all_micro_batches(three, 3, 3) is three

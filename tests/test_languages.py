@@ -7,6 +7,7 @@ import string
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
 import pytest
 import typer.main
@@ -42,9 +43,12 @@ from foretrain.report import (
     plan_view,
     run_view,
     text,
+    verify_view,
 )
 from foretrain.report.document import Document, Message, Paragraph, Quantity, Table, Verbatim, cell_text
 from foretrain.training_log import read_log
+from foretrain.verify import record as verification
+from foretrain.verify.cases import FILLING, ON_A_CARD
 from foretrain.web import answers, fields
 from tests.helpers import REPO, foretrain
 from tests.language_kit import ARABIC, BRACKETS, pretending, unsaid
@@ -351,7 +355,9 @@ SAME = {
     "bit", "GiB", "MiB", "KiB", "FLOP", "TFLOP", "GFLOP", "PFLOP", "kWh", "EUR", "RTX",
     "min", "cuBLAS", "float", "bfloat", "preset", "Ampere", "Ada", "gpt", "docs", "step", "python", "stdlib", "test",
     "memory", "default", "nanogpt", "modern", "baby", "log", "out", "foretrain", *re.findall(r"[A-Za-z]+", cpu_device().name),
-}  # fmt: skip
+} | {  # the names of cases are typed: foretrain verify --only
+    word for case in (*ON_A_CARD, *FILLING) for word in re.findall(r"[A-Za-z]+", case.label)
+} | {"NVIDIA", "GeForce", "json", "case", "cases", *re.findall("[a-z]+", verification.CONTRIBUTED)}  # fmt: skip
 
 
 CASES, CARDS = REPO / "examples" / "real-cases", ("3060", "4070", "4090")
@@ -393,6 +399,25 @@ def observed() -> Explanation:
     return explanation(planned("gpt2-124m", "4070"), "nanogpt", **readings)
 
 
+def verified() -> Document:
+    """With a case of each kind: measured, failed, skipped, out of memory."""
+    found = verification.read(REPO / "tests" / "data" / "verify_on_a_card_that_computes_nothing.json")
+    ends: tuple[tuple[Any, Any, dict[str, Any]], ...] = (
+        ("skipped", "memory", {"needed": 9 * 2**30, "free": 2**30}), ("failed", "timeout", {"limit": 240.0}),
+        ("failed", "ended", {"code": 7}), ("skipped", "no_compile", {"problem": "3"}), ("failed", "error", {"problem": "4"}),
+        ("out_of_memory", "out_of_memory", {"needed": 9 * 2**30, "free": 2**30}), ("waiting", None, {}),
+    )  # fmt: skip
+    changed = [
+        each.model_copy(
+            update={"status": status, "measured": None, "reason": id and verification.Reason(id=id, values=values)}
+        )
+        for each, (status, id, values) in zip(found.outcomes, ends, strict=False)
+    ]
+    busy = found.outcomes[len(ends)].model_copy(update={"busy": True})
+    outcomes = (*changed, busy, *found.outcomes[len(ends) + 1 :])
+    return verify_view.document(found.model_copy(update={"outcomes": outcomes}), "r.json")
+
+
 VIEWS: dict[str, Callable[[], Document]] = {
     "plan": lambda: plan_view.document(planned("gpt2-124m", "4070")),
     "plan for a CPU": lambda: plan_view.document(planned("baby", "cpu")),
@@ -404,6 +429,7 @@ VIEWS: dict[str, Callable[[], Document]] = {
     "explanation": lambda: explain_view.document(planned("gpt2-124m", "4070"), observed()),
     "log": lambda: log_view.document(analysed()),
     "run": trained,
+    "verification": verified,
 }
 
 

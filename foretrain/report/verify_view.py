@@ -1,11 +1,12 @@
 """What `foretrain verify` found, as a document: how far off first, then every case, and those without figures."""
 
 from foretrain.messages import format_value, listed, say
-from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
+from foretrain.report.document import Block, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.verify.record import CONTRIBUTED, Outcome, Verification
 from foretrain.verify.record import Quantity as What
 
-FEW = ("allocated", "reserved", "time")  # what a line about one case has
+ERRORS: tuple[What, ...] = ("allocated", "reserved", "process", "time")
+FEW: tuple[What, ...] = ("allocated", "reserved", "time")  # what a line about one case has
 
 
 def document(found: Verification, path: str = "") -> Document:
@@ -16,7 +17,7 @@ def document(found: Verification, path: str = "") -> Document:
     }  # fmt: skip
     sections = [Section(Message("verify.errors"), _errors(found))]
     if measured:
-        sections.append(Section(Message("verify.cases"), (_cases(measured, cuda=found.machine.kind == "cuda"),)))
+        sections.append(Section(Message("verify.cases"), (_cases(measured),)))
     if without := found.of("out_of_memory", "failed", "skipped", "waiting"):
         sections.append(Section(Message("verify.without"), (_without(without), *_again(found))))
     if path and measured:
@@ -51,24 +52,21 @@ def _errors(found: Verification) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def _cases(measured: list[Outcome], *, cuda: bool) -> Table:
-    quantities: tuple[What, ...] = ("allocated", "reserved", "process", "time") if cuda else ("process", "time")
-    heads = [Message("column.case"), Message("column.batch")]
-    for each in quantities:
-        heads += [Message(f"column.{'step' if each == 'time' else each}"), Message("column.error")]
+def _cases(measured: list[Outcome]) -> Table:
+    """Errors under the name of their quantity; beside them the measured peak and step, where there is room."""
+    shown: list[What] = [each for each in ERRORS if any(outcome.error(each) is not None for outcome in measured)]
+    peak: What = "allocated" if "allocated" in shown else "process"
+    heads = ["case", "batch", "peak", "step", *("time_error" if each == "time" else each for each in shown)]
     rows = []
     for outcome in measured:
-        config = outcome.case.config
-        row: list[Cell] = [outcome.case.label, f"{config.batch_size} × {config.gradient_accumulation_steps}"]
-        for each in quantities:
-            pair = outcome.pair(each)
-            row.append(Quantity(pair[1] if pair else None, "duration" if each == "time" else "bytes"))
-            row.append(Quantity(outcome.error(each), "small_signed_percent"))
-        rows.append(tuple(row))
-    columns = range(1, len(heads))
-    # The errors stay longest.
-    optional = (1, *(i for i in columns if i % 2 == 0 and i > 1)) if cuda else (1,)
-    return Table(tuple(heads), tuple(rows), frozenset(columns), optional=optional)
+        config, taken = outcome.case.config, outcome.measured
+        most, step = outcome.pair(peak), taken.step_s if taken else None
+        figures = [Quantity(most[1] if most else None, "bytes"), Quantity(step, "duration")]
+        errors = [Quantity(outcome.error(each), "small_signed_percent") for each in shown]
+        batch = f"{config.batch_size} × {config.gradient_accumulation_steps}"
+        rows.append((outcome.case.label, batch, *figures, *errors))
+    columns = tuple(Message(f"column.{head}") for head in heads)
+    return Table(columns, tuple(rows), frozenset(range(1, len(heads))), optional=(1, 2, 3))
 
 
 def _without(outcomes: list[Outcome]) -> Table:
@@ -92,7 +90,7 @@ def why(outcome: Outcome) -> Message:
 def errors_of(outcome: Outcome) -> str:
     """'allocated +0.01 %, reserved 0 %, time -4.1 %'."""
     parts = []
-    for quantity in FEW if outcome.error("allocated") is not None else ("process", "time"):
+    for quantity in FEW if outcome.error("allocated") is not None else ERRORS[2:]:
         error = outcome.error(quantity)
         if error is not None:
             parts.append(f"{say(f'verify.short.{quantity}')} {format_value(error, 'small_signed_percent')}")

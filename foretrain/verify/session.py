@@ -33,8 +33,8 @@ from foretrain.verify.record import (
 
 DEVICE_S = 120.0  # in which torch must have said what card this is
 EAGER_S, COMPILED_S = 240.0, 900.0  # after which a case is ended
-SETTLE_S = 5.0  # in which a card has freed what the process before took
-BUSY = 0.1  # share of the card's last moments, or of a CPU's time, that others used: beyond it a time says little
+SETTLE_S = 5.0  # in which a card has freed what the process before took, and its utilisation has fallen
+BUSY = 0.2  # share of the card's last moments, or of a CPU's time, that others used: beyond it a time says little
 # What a case usually takes, its trace included: guesses until a card has said it, only for "about … minutes".
 USUAL_EAGER_S, USUAL_COMPILED_S = 15.0, 60.0
 Listener = Callable[[str, dict[str, Any]], None]
@@ -210,8 +210,9 @@ def try_case(case: Case, where: Target) -> Outcome:
     predicted, peaks = expected.predict(case, where.gpu)
     free, used_by_others, busy = _settled(where, predicted.process_bytes)
     here |= {"predicted": predicted, "used_by_others_bytes": used_by_others, "busy": busy}
-    if free is not None and predicted.process_bytes > free:
-        reason = _why("memory", needed=predicted.process_bytes, free=free)
+    room = free if free is not None else where.machine.memory_bytes
+    if room is not None and predicted.process_bytes > room:
+        reason = _why("memory", needed=predicted.process_bytes, free=room)
         return Outcome(**here, status="skipped", reason=reason)
     job = {"what": "case", "device": where.device, "case": case.to_json()}
     limit_s = COMPILED_S if case.compiled else EAGER_S
@@ -222,17 +223,18 @@ def try_case(case: Case, where: Target) -> Outcome:
     except child.Ended as error:
         ended = {"status": "failed", "reason": _why("ended", code=error.code)}
     else:
-        ended = _read_answer(answer, predicted, peaks, free)
+        ended = _read_answer(answer, predicted, peaks, room)
         here["busy"] = busy or (answer.get("others_share") or 0.0) > BUSY
     return Outcome(**here, **ended, took_s=time.monotonic() - began)
 
 
 def _settled(where: Target, needed_bytes: int) -> tuple[int | None, int, bool]:
-    """`where.now()`, asked again for seconds while there is too little: the process before may just have ended."""
+    """`where.now()`, asked again for seconds while there is too little, or the card works: the process before may just
+    have ended, and NVML's utilisation is of the last second."""
     end = time.monotonic() + SETTLE_S
     while True:
         free, used_by_others, busy = where.now()
-        if free is None or free >= needed_bytes or time.monotonic() >= end:
+        if (not busy and (free is None or free >= needed_bytes)) or time.monotonic() >= end:
             return free, used_by_others, busy
         time.sleep(0.2)
 
@@ -242,13 +244,13 @@ def _why(id: str, **values: Any) -> Reason:
 
 
 def _read_answer(
-    answer: dict[str, Any], predicted: Predicted, peaks: expected.Peaks, free: int | None
+    answer: dict[str, Any], predicted: Predicted, peaks: expected.Peaks, room: int | None
 ) -> dict[str, Any]:
     """Status and figures of what a process wrote."""
     if "error" in answer:
         return {"status": "failed", "reason": _why("error", problem=answer["error"])}
     if "out_of_memory" in answer:
-        values = {**answer["out_of_memory"], "needed": predicted.process_bytes, "free": free or 0}
+        values = {**answer["out_of_memory"], "needed": predicted.process_bytes, "free": room or 0}
         return {"status": "out_of_memory", "reason": _why("out_of_memory", **values)}
     real = {name: answer["phases"][name] for name in peaks if name in answer["phases"]}
     highest = {

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretrain.hardware import find
@@ -366,3 +367,20 @@ def test_tied_weights_that_are_cast_go_at_once() -> None:
     (start,) = (mark.position for mark in found.phases if mark.name == "cast")
     sizes = [(1 if e >= 0 else -1) * found.allocations[e if e >= 0 else ~e].nbytes for e in found.events[start:]]
     assert sizes[:4] == [8192, -16384, 8192, -16384]
+
+
+@pytest.mark.parametrize(("name", "inside"), [("silu", 0), ("mish", 0), ("softmax", 1)])
+def test_backward_passes_take_what_the_card_takes(name: str, inside: int) -> None:
+    """A CPU build takes those of silu and mish apart; that of softmax makes gradient times output (SoftMax.cu). Both as
+    PyTorch's CUDA build allocates, and as recorded on an A100 (docs/accuracy.md, single operations)."""
+    call = {"silu": F.silu, "mish": F.mish, "softmax": lambda x: F.softmax(x, -1)}[name]
+
+    def code(on: Tracing) -> None:
+        out = call(torch.empty(512, 512, device=on.device, requires_grad=True))
+        gradient = torch.empty_like(out)
+        on.phase("backward")
+        out.backward(gradient)
+
+    found = trace(code).trace
+    (start,) = (mark.position for mark in found.phases if mark.name == "backward")
+    assert [a.nbytes for a in found.allocations if a.born >= start] == [4 * 512 * 512] * (1 + inside)

@@ -192,6 +192,8 @@ class EagerAttention:
         t.free(grad, v, *dropout[:1])
         for made_from in (*dropout[1:], softmax):
             before, d_scores = d_scores, t.alloc("temporaries", self.scores(4))
+            if made_from is softmax and self.v.cuda:  # the gradient times the output
+                t.pass_by("workspace", self.scores(4))
             t.free(before, made_from)
         heads = [dv, t.alloc("temporaries", e), t.alloc("temporaries", e)]
         t.free(d_scores, q, k)

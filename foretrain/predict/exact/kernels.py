@@ -150,6 +150,12 @@ def _reduction(op: str) -> Rule:
     return rule
 
 
+def _softmax_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """The gradient times the output (aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out)."""
+    gradient, output = args[0], args[1]
+    return [gradient.numel() * torch.promote_types(gradient.dtype, output.dtype).itemsize]
+
+
 def _norm(card: Card, args: tuple[Any, ...]) -> list[Step]:
     """linalg.vector_norm: (tensor, order, dimensions, …)."""
     return list(reduction_buffers(card, "norm", args[0], args[2] if len(args) > 2 else None))
@@ -188,6 +194,7 @@ RULES: dict[str, Rule] = {
     "native_layer_norm_backward": _norm_backward,
     "_foreach_norm": _foreach_norm,
     "_safe_softmax": _safe_softmax,
+    "_softmax_backward_data": _softmax_backward,
 }
 
 

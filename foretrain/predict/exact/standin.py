@@ -176,6 +176,17 @@ def watched_resizes(resized: Callable[[torch.UntypedStorage], None]) -> Iterator
         yield
 
 
+def _keep_whole(library: torch.library.Library) -> None:
+    """Where a build has no CUDA kernel of an op, it takes the op apart; on the card it is one kernel."""
+    for name in ("silu_backward", "mish_backward"):
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
+            library.impl(name, _never_run, "CUDA")
+
+
+def _never_run(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("a kernel of the card runs on fake tensors only")
+
+
 @contextlib.contextmanager
 def stand_in(gpu: Gpu) -> Iterator[StandIn]:
     """Within it `device="cuda"` means fake tensors on this card.
@@ -189,6 +200,7 @@ def stand_in(gpu: Gpu) -> Iterator[StandIn]:
         memory = fake_card.answer_as(patches, card, notes)
         patches.set(amp_common, "amp_definitely_not_available", lambda: False)
         library = patches.enter_context(torch.library._scoped_library("aten", "IMPL"))
+        _keep_whole(library)
         for key in ("AutogradCUDA", "CUDA"):
             library.impl("scaled_dot_product_attention", attention, key)
         _patch_for_fakes(patches)

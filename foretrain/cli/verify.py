@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,9 +38,20 @@ def add_to(app: typer.Typer) -> None:
 
 
 def verify_command(
-    device: Annotated[str, typer.Option(help="cuda, cuda:N or cpu.")] = "cuda",
+    device: Annotated[
+        str,
+        typer.Option(
+            help="cuda, cuda:N or cpu.",
+            autocompletion=lambda incomplete: _starting(incomplete, ["cuda", "cuda:1", "cpu"]),
+        ),
+    ] = "cuda",
     only: Annotated[
-        str, typer.Option(help="Run only the cases that have this text in their name.", metavar="TEXT")
+        str,
+        typer.Option(
+            help="Run only the cases that have this text in their name.",
+            metavar="TEXT",
+            autocompletion=lambda incomplete: _starting(incomplete, _words()),
+        ),
     ] = "",
     again: Annotated[bool, typer.Option("--again", help="Run cases that are done once more.")] = False,
     show: Annotated[
@@ -64,35 +76,62 @@ def verify_command(
 
     if not re.fullmatch(r"cpu|cuda(:\d{1,2})?", device):
         raise wrong_value("--device", device, "one_of", choices="cuda, cuda:N, cpu")
-    if not re.fullmatch(r"([A-Za-z0-9](-?[A-Za-z0-9]){0,38})?", name):
+    if len(name) > 39 or not re.fullmatch(r"([A-Za-z0-9](-?[A-Za-z0-9])*)?", name):
         raise wrong_value("--name", name, "github_name")
     need_torch()
     quiet = quiet or as_json
     with working(say("verify.asking"), quiet=quiet):
         where = session.target(device)
     path = out or Path(f"foretrain-verify-{_slug(where.machine.device)}.json")
-    progress = Progress(quiet=quiet)
-    code = ExitCode.DONE
-    try:
-        with _ended_by_signals():
-            found = session.begin(path, where, name, progress)
-            places = session.to_do(found, only, again=again)
-            if not quiet:
-                _say_before(found, places, where, path)
-            found = session.work(found, places, where, path, progress)
-    except (KeyboardInterrupt, Terminated) as end:
-        code = ExitCode.STOPPED if isinstance(end, Terminated) else ExitCode.INTERRUPTED
-        if not path.is_file():
-            raise typer.Exit(int(code)) from None
-        found = record.read(path)
-    finally:
-        progress.close()
+    found, code = _run(where, path, Asked(only, again, name, quiet))
     if code:
         _tell_end(found, path)
     if as_json or not code:
         _print(found, path, as_json=as_json, contribute=True)
     if code:
         raise typer.Exit(int(code))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to run, and how much to say of it."""
+
+    only: str
+    again: bool
+    name: str
+    quiet: bool
+
+
+def _run(where: Target, path: Path, asked: Asked) -> tuple[Verification, ExitCode]:
+    """(what is in the file now, how it ended): a signal ends it with what is kept."""
+    from foretrain.verify import record, session
+
+    progress = Progress(quiet=asked.quiet)
+    try:
+        with _ended_by_signals():
+            found = session.begin(path, where, asked.name, progress)
+            places = session.to_do(found, asked.only, again=asked.again)
+            if not asked.quiet:
+                _say_before(found, places, where, path)
+            return session.work(found, places, where, path, progress), ExitCode.DONE
+    except (KeyboardInterrupt, Terminated) as end:
+        code = ExitCode.STOPPED if isinstance(end, Terminated) else ExitCode.INTERRUPTED
+        if not path.is_file():
+            raise typer.Exit(int(code)) from None
+        return record.read(path), code
+    finally:
+        progress.close()
+
+
+def _starting(incomplete: str, words: list[str]) -> list[str]:
+    return [word for word in words if word.lower().startswith(incomplete.lower())]
+
+
+def _words() -> list[str]:
+    """What the names of cases are made of; a shell completes single words."""
+    from foretrain.verify.cases import FILLING, ON_A_CARD
+
+    return list(dict.fromkeys(word.strip(",") for case in (*ON_A_CARD, *FILLING) for word in case.label.split()))
 
 
 class Terminated(BaseException):

@@ -179,7 +179,7 @@ def seen(device: torch.device) -> dict[str, Any]:
     }  # fmt: skip
     if device.type == "cpu":
         return found
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or torch.version.cuda is None:  # AMD's cards call themselves cuda, too
         return {**found, "count": 0}
     found["count"] = torch.cuda.device_count()
     if (device.index or 0) >= found["count"]:

@@ -1,9 +1,10 @@
-"""The uncalibrated time model against training speeds that others published.
+"""The uncalibrated time model against step times and training speeds that others published.
 
     python benchmarks/time_against_logs.py
 
 The runs, their sources and what they leave open are in published_logs.json. Nothing here is measured: it shows what
-the stated range of `foretrain plan` is worth on cards that nobody has calibrated.
+the stated range of `foretrain plan` is worth on cards that nobody has calibrated. Runs of the origins in `looked_at`
+may be looked at when a rule is found; all others are only judged, and no constant is fitted to them.
 """
 
 import json
@@ -12,80 +13,107 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import other_steps
 from common import arguments, report, show
 
+from foretrain.config import RunConfig
 from foretrain.configfile import resolve
-from foretrain.hardware import catalogue, find
+from foretrain.hardware import Gpu, catalogue, find
 from foretrain.lm.shape import ModelShape
-from foretrain.predict.time import step_time
+from foretrain.predict.ops import Way
+from foretrain.predict.software import ASSUMED, parse
+from foretrain.predict.time import Range, range_of, step_time
 
 Case = dict[str, Any]
+DOCUMENT = json.loads((Path(__file__).parent / "published_logs.json").read_text("utf-8"))
+LOOKED_AT = frozenset(DOCUMENT["looked_at"])
 
 # Which runs a line of the summary counts. Doubtful records count in the first and the last line only.
 GROUPS: dict[str, Callable[[Case], bool]] = {
     "all": lambda case: True,
-    "nanoGPT's step": lambda case: _sound(case, "nanogpt"),
-    "… GeForce": lambda case: _sound(case, "nanogpt") and _geforce(case),
-    "… data centre": lambda case: _sound(case, "nanogpt") and not _geforce(case),
-    "… eager": lambda case: _sound(case, "nanogpt") and not case["compiled"],
-    "other PyTorch steps": lambda case: _sound(case, "pytorch"),
-    "other software": lambda case: _sound(case, "other"),
-    "every kind, GeForce": lambda case: _sound(case) and _geforce(case),
-    "every kind, data centre": lambda case: _sound(case) and not _geforce(case),
-    "every kind, flash, vocabulary 50,257": lambda case: (
-        _sound(case) and case["config"]["vocab_size"] == 50257 and case["attention"] == "flash"
-    ),
-    "every kind, below 50M parameters": lambda case: _sound(case) and case["n_params"] < 50e6,
-    "every kind, above 300M parameters": lambda case: _sound(case) and case["n_params"] > 300e6,
+    "looked at": lambda case: not case["doubtful"] and case["origin"] in LOOKED_AT,
+    "only judged": lambda case: not case["doubtful"] and case["origin"] not in LOOKED_AT,
+    "nanoGPT-like on GeForce, both": lambda case: not case["doubtful"] and case["kind"] != "other" and _geforce(case),
+    "… nanoGPT's step": lambda case: _judged(case, "nanogpt"),
+    "… nanoGPT-like, GeForce": lambda case: _judged(case, "nanogpt", "pytorch") and _geforce(case),
+    "… nanoGPT-like, data centre": lambda case: _judged(case, "nanogpt", "pytorch") and not _geforce(case),
+    "… other programs": lambda case: _judged(case, "other"),
+    "… torch before 2.2": lambda case: _judged(case) and _old(case),
+    "… torch from 2.2 on": lambda case: _judged(case) and case["torch"] != "" and not _old(case),
+    "… torch not stated": lambda case: _judged(case) and case["torch"] == "",
+    "… compiled": lambda case: _judged(case) and case["compiled"],
+    "… eager": lambda case: _judged(case) and not case["compiled"],
     "doubtful": lambda case: bool(case["doubtful"]),
 }
 
 
-def _sound(case: Case, kind: str = "") -> bool:
-    return not case["doubtful"] and kind in ("", case["kind"])
+def _judged(case: Case, *kinds: str) -> bool:
+    return not case["doubtful"] and case["origin"] not in LOOKED_AT and (not kinds or case["kind"] in kinds)
 
 
 def _geforce(case: Case) -> bool:
-    return case["gpu"].startswith("RTX")
+    return find(case["gpu"]).is_geforce
+
+
+def _old(case: Case) -> bool:
+    version = parse(case["torch"])
+    return version is not None and not version.flash2
+
+
+def predicted(log: Case, config: RunConfig, gpu: Gpu) -> Range:
+    """The plan's range for the step, at the torch that the source states, else at the one that the plan assumes."""
+    torch = parse(log["torch"]) or ASSUMED
+    if not log["program"]:
+        at = config.model_copy(update={"torch_version": str(torch)})
+        found = step_time(at, gpu, log["dtype"], "nanogpt", compiled=log["compiled"])
+        assert found
+        return found
+    way = Way(config, log["dtype"], "nanogpt", log["compiled"], True, True, torch)
+    return range_of(other_steps.expected_s(log, config, gpu, way), gpu, as_nanogpt=log["kind"] != "other")
 
 
 def case_of(log: dict[str, Any]) -> Case:
     """The record with what the model says of it. An error is of the step time: positive is predicted too slow."""
     config = resolve([f"--{key}={value}" for key, value in log["config"].items()]).config
     gpu = find(log["gpu"])
-    predicted = step_time(config, gpu, log["dtype"], "nanogpt", compiled=log["compiled"])
-    assert predicted
+    found = predicted(log, config, gpu)
     logged_s = config.tokens_per_step / log["tokens_per_s"]
     shape = ModelShape.of(config)
     return {
         **log,
         "n_params": shape.n_params,
-        "predicted": predicted.model_dump(),
+        "predicted": found.model_dump(),
         "logged_s": logged_s,
-        "error": predicted.expected_s / logged_s - 1,
-        "inside": predicted.low_s <= logged_s <= predicted.high_s,
+        "error": found.expected_s / logged_s - 1,
+        "inside": found.low_s <= logged_s <= found.high_s,
         "mfu": log["tokens_per_s"] * shape.flops_per_token / (gpu.peak_flop_per_s(log["dtype"]) or 1),
     }
 
 
 def group_of(name: str, cases: list[Case]) -> dict[str, Any]:
     errors = [case["error"] for case in cases]
+    worst = max(cases, key=lambda case: abs(case["error"]))
     return {
         "group": name,
         "runs": len(cases),
         "median_abs_error": median(map(abs, errors)),
         "median_error": median(errors),
-        "worst_abs_error": max(map(abs, errors)),
+        "worst_abs_error": abs(worst["error"]),
+        "worst": worst["id"],
         "inside": sum(case["inside"] for case in cases),
+        "narrowest": min(case["predicted"]["high_s"] / case["predicted"]["expected_s"] for case in cases),
+        "widest": max(case["predicted"]["high_s"] / case["predicted"]["expected_s"] for case in cases),
     }
 
 
 def main() -> None:
     options = arguments("time_against_logs", __doc__ or "")
-    logs = json.loads((Path(__file__).parent / "published_logs.json").read_text("utf-8"))["logs"]
     order = list(catalogue())
-    cases = sorted(map(case_of, logs), key=lambda case: (order.index(case["gpu"]), case["kind"], case["id"]))
+    cases = sorted(
+        map(case_of, DOCUMENT["logs"]), key=lambda case: (order.index(case["gpu"]), case["kind"], case["id"])
+    )
     members = {name: [case for case in cases if belongs(case)] for name, belongs in GROUPS.items()}
+    members |= {f"by {origin}": [case for case in cases if case["origin"] == origin] for origin in _origins(cases)}
     groups = [group_of(name, found) for name, found in members.items() if found]
     show(
         "Groups of published runs",
@@ -99,16 +127,26 @@ def main() -> None:
     report(
         options.out,
         "Time model against published runs",
-        ["card", "run", "kind", "mode", "logged tok/s", "predicted tok/s", "step time", "in range", "MFU of the card"],
+        ["card", "run", "mode", "torch", "logged tok/s", "predicted tok/s", "step time", "in range", "MFU of the card"],
         [
-            [case["gpu"], case["id"] + (" ?" if case["doubtful"] else ""), case["kind"],
-             "compiled" if case["compiled"] else "eager", f"{case['tokens_per_s']:,.0f}",
-             f"{case['tokens_per_s'] / (1 + case['error']):,.0f}", f"{case['error']:+.1%}",
-             "yes" if case["inside"] else "no", f"{case['mfu']:.0%}"]
+            [case["gpu"], case["id"] + (" ?" if case["doubtful"] else ""), "compiled" if case["compiled"] else "eager",
+             case["torch"], f"{case['tokens_per_s']:,.0f}", f"{case['tokens_per_s'] / (1 + case['error']):,.0f}",
+             f"{case['error']:+.1%}", "yes" if case["inside"] else "no", f"{case['mfu']:.0%}"]
             for case in cases
         ],
-        {"what": (__doc__ or "").splitlines()[0], "groups": groups, "cases": cases},
+        {
+            "what": (__doc__ or "").splitlines()[0], "looked_at": sorted(LOOKED_AT), "groups": groups,
+            "left_out": DOCUMENT["left_out"], "cases": cases,
+        },
     )  # fmt: skip
+
+
+def _origins(cases: list[Case]) -> list[str]:
+    """Most runs first."""
+    count = {case["origin"]: 0 for case in cases}
+    for case in cases:
+        count[case["origin"]] += 1
+    return sorted(count, key=lambda origin: (-count[origin], origin))
 
 
 if __name__ == "__main__":

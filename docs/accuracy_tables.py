@@ -68,7 +68,7 @@ def sentence() -> str:
     found = result("accuracy")
     group = found["summary"][0]
     programs = found["summary"][1]
-    time, fits = found["time"], found["fits"]
+    fits = found["fits"]
     ways = sorted(
         {(c["with"]["torch"], c["with"]["foretrain"], c["with"]["commit"]) for c in found["cases"] if "with" in c}
     )
@@ -79,11 +79,13 @@ def sentence() -> str:
     )
     if fits["figures"]:
         text += f" Runs that ended out of memory: {fits['right']} of {fits['figures']} foretold."
-    if time["figures"]:
-        text += (
-            f" Step times from the catalogue: {time['figures']}, median error {time['median_abs_error'] * 100:.0f} %, "
-            f"{time['inside']} in the stated range."
-        )
+    times = result("time_against_logs")["groups"]
+    whole, judged = (next(g for g in times if g["group"] == name) for name in ("all", "only judged"))
+    text += (
+        f" Step times from the catalogue: {whole['runs']}, median error {whole['median_abs_error'] * 100:.1f} %, "
+        f"{whole['inside']} in the stated range; of the {judged['runs']} that are only judged "
+        f"{judged['median_abs_error'] * 100:.1f} % and {judged['inside']}."
+    )
     with_ = ", ".join(f"foretrain {v} ({c}), torch {t}" if c else f"foretrain {v}, torch {t}" for t, v, c in ways)
     text += f" Predicted with {with_}; {found['date']}; `python -m benchmarks.accuracy`."
     waiting = [case for case in found["cases"] if case["state"] != "predicted"]
@@ -152,25 +154,16 @@ def limits() -> str:
 
 
 def times() -> str:
+    """All published times in groups; each run stands in docs/time.md."""
     lines = [
-        "| run | source | measured on | grade | measured | predicted | error | in the range |",
-        "| --- | --- | --- | --- | ---: | ---: | ---: | --- |",
+        "| published times | runs | median error | largest (run) | in the range |",
+        "| --- | ---: | ---: | --- | ---: |",
     ]
-    for case in result("accuracy")["cases"]:
-        for figure in case["figures"]:
-            if figure["kind"] not in ("step time", "tokens/s") or "predicted" not in figure:
-                continue
-            if figure["kind"] == "step time":
-                shown = [f"{figure[key] * 1e3:,.0f}" for key in ("measured", "predicted", "low", "high")]
-                unit = " ms"
-            else:
-                shown = [f"{figure[key]:,.0f}" for key in ("measured", "predicted", "low", "high")]
-                unit = " tok/s"
-            lines.append(
-                f"| {case['what']} | {source(case['source'])} | {case['measured_on']}; torch {case['measured_torch']} | {case['grade']} | "
-                f"{shown[0]}{unit} | {shown[1]}{unit} ({shown[2]} to {shown[3]}) | {figure['error'] * 100:+.0f} % | "
-                f"{'yes' if figure['inside'] else 'no'} |"
-            )
+    for g in result("time_against_logs")["groups"]:
+        lines.append(
+            f"| {g['group']} | {g['runs']} | {g['median_abs_error'] * 100:.1f} % | "
+            f"{g['worst_abs_error'] * 100:.0f} % ({g['worst']}) | {g['inside']} ({g['inside'] / g['runs']:.0%}) |"
+        )
     return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ import io
 import re
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import accuracy_tables
 import advice_tables
@@ -304,33 +305,55 @@ def demo_sentence() -> str:
 
 
 def time_table() -> str:
-    found = result("time_against_logs")
+    return groups_of(
+        result("time_against_logs")["groups"], "published runs", ("all", "looked at", "only judged", "nano", "…")
+    )
+
+
+def groups_of(groups: list[dict[str, Any]], head: str, starts: tuple[str, ...]) -> str:
+    """Errors and ranges of those groups whose name begins so."""
     lines = [
-        "| published runs | runs | median error | largest | inside the stated range |",
-        "| --- | ---: | ---: | ---: | ---: |",
+        f"| {head} | runs | median error | largest (run) | inside the stated range |",
+        "| --- | ---: | ---: | --- | ---: |",
     ]
-    for group in found["groups"]:
-        lines.append(
-            f"| {group['group']} | {group['runs']} | {group['median_abs_error'] * 100:.0f} % | "
-            f"{group['worst_abs_error'] * 100:.0f} % | {group['inside']} |"
-        )
+    for group in groups:
+        if group["group"].startswith(starts):
+            lines.append(
+                f"| {group['group'].removeprefix('by ')} | {group['runs']} | {group['median_abs_error'] * 100:.1f} % | "
+                f"{group['worst_abs_error'] * 100:.0f} % ({group['worst']}) | {group['inside']} ({group['inside'] / group['runs']:.0%}) |"
+            )
     return "\n".join(lines)
+
+
+def by_origin() -> str:
+    """One line for each source of runs; those that are looked at when a rule is found are named."""
+    found = result("time_against_logs")
+    return groups_of(found["groups"], "source", ("by ",)) + (
+        f"\n\nLooked at when a rule is found: {', '.join(found['looked_at'])}. All other sources are only judged."
+    )
 
 
 def published() -> str:
     """Every published run, doubtful ones marked."""
+    found = result("time_against_logs")
     lines = [
-        "| run | card | whose step | mode | logged tokens/s | predicted step time | in the range |",
-        "| --- | --- | --- | --- | ---: | ---: | --- |",
+        "| run | card | torch | whose step | mode | logged tokens/s | predicted step time | in the range |",
+        "| --- | --- | --- | --- | --- | ---: | ---: | --- |",
     ]
-    for row in result("time_against_logs")["cases"]:
+    for row in found["cases"]:
         whose = {"nanogpt": "nanoGPT's", "pytorch": "other PyTorch", "other": "other software"}[row["kind"]]
+        mark = " ?" if row["doubtful"] else " *" if row["origin"] in found["looked_at"] else ""
         lines.append(
-            f"| {row['id']}{' ?' if row['doubtful'] else ''} | {row['gpu']} | {whose} | "
+            f"| {row['id']}{mark} | {row['gpu']} | {row['torch']} | {whose} | "
             f"{'compiled' if row['compiled'] else 'eager'} | {row['tokens_per_s']:,.0f} | {row['error'] * 100:+.0f} % | "
             f"{'yes' if row['inside'] else 'no'} |"
         )
     return "\n".join(lines)
+
+
+def not_predicted() -> str:
+    """What the collection has and the table has not."""
+    return "\n".join(f"- {line}." for line in result("time_against_logs")["left_out"])
 
 
 def calibrated() -> str:
@@ -452,6 +475,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "truth": truth,
     "calculators": calculators,
     "published": published,
+    "published-by": by_origin,
+    "published-groups": time_table,
+    "published-not": not_predicted,
     "calibrated": calibrated,
     "calibrated-sentence": calibrated_sentence,
     "kept-memory": kept_memory,

@@ -266,6 +266,10 @@ class RunConfig(Record):
         group="system",
         ours=True,
     )
+    torch_version: str = knob(
+        "", "torch of the run, such as 2.0, for the time that a plan predicts; empty: the installed one",
+        group="system", pattern=r"^(\d{1,3}\.\d{1,3}[A-Za-z0-9.+]{0,30})?$", ours=True,
+    )  # fmt: skip
     compile: bool = knob(True, "torch.compile the model", group="system")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"] = knob(
         "default", "torch.compile's mode; modes other than default have no forecast", group="system", ours=True

@@ -47,6 +47,7 @@ class Gpu(Record):
     fp16_flop_per_clock_per_sm: int | None = None
     fp32_flop_per_clock_per_sm: int | None = None
     memory_gib: float | None = None
+    l2_mib: float | None = None
     memory_bus_bits: int | None = None
     memory_gbps_per_pin: float | None = None
     bandwidth_gb_per_s: float | None = None
@@ -77,6 +78,11 @@ class Gpu(Record):
     def is_laptop(self) -> bool:
         """A part that is built into a laptop: nobody can buy it as a card."""
         return "Laptop" in self.name
+
+    @property
+    def is_geforce(self) -> bool:
+        """A card that NVIDIA sells for games: half the rate in half precision with fp32 sums."""
+        return any("GeForce" in alias for alias in self.aliases)
 
     @property
     def slowest_share(self) -> float:

@@ -18,7 +18,7 @@ FREE = frozenset({
     "out_dir", "log_interval", "keep_checkpoints", "always_save_checkpoint", "memory_limit", "price_per_kwh",
     "price_per_hour", "co2_per_kwh", "currency", "dataset_tokens", "wandb_log", "wandb_project", "wandb_run_name",
     "backend", "init_from", "init_optimizer", "max_iters", "eval_interval", "eval_only", "total_batch_size",
-    "auto_batch_size", "allocator_settings", "on_nonfinite", "verify_data",
+    "auto_batch_size", "allocator_settings", "on_nonfinite", "verify_data", "torch_version",
 })  # fmt: skip
 SPLIT = ("batch_size", "gradient_accumulation_steps")  # only their product decides what is learned
 

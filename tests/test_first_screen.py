@@ -84,7 +84,7 @@ def test_the_verdict_is_one_sentence() -> None:
     shown = screen(*SCREENS["fits"])
     assert "Fits. Peak 6.00 GiB (5.78–6.74) of 10.14 GiB free, in the backward pass." in shown
     assert "Other programs use 1.86 GiB." in shown
-    assert "54.8 h (41.1–85.0): 19,073 steps of 10.3 s" in shown
+    assert "52.0 h (39.0–65.0): 19,073 steps of 9.79 s" in shown
     assert "nanoGPT" not in shown  # whose step has the same verdict, and nobody asked
 
 
@@ -147,10 +147,10 @@ def test_full_prints_everything_and_quiet_no_hints() -> None:
 @pytest.mark.parametrize(
     ("id", "said"),
     [
-        ("fits", "gpt2-124m on RTX 4070: 6.0 of 10 GiB, 55 h (41-85), 3.2 EUR (estimated by foretrain "),
+        ("fits", "gpt2-124m on RTX 4070: 6.0 of 10 GiB, 52 h (39-65), 3.0 EUR (estimated by foretrain "),
         ("does not fit", "gpt2-774m on RTX 4070: does not fit, needs 19 of 12 GiB (estimated by foretrain "),
-        ("within", "gpt2-124m on RTX 4070: 6.0 of 12 GiB, 4,169 steps, 12 h (9.0-19), 0.70 EUR (estimated by "),
-        ("eval_only", "gpt2-124m on RTX 4070: 1.8 of 12 GiB, 46 s (23-92), under 0.01 EUR (estimated by foretrain "),
+        ("within", "gpt2-124m on RTX 4070: 6.0 of 12 GiB, 4,399 steps, 12 h (9.0-15), 0.70 EUR (estimated by "),
+        ("eval_only", "gpt2-124m on RTX 4070: 1.8 of 12 GiB, 44 s (22-84), under 0.01 EUR (estimated by foretrain "),
         ("best", "20h on RTX 4070: 11 layers, 12 heads, width 768"),
     ],
 )  # fmt: skip

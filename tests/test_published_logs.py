@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 
@@ -14,6 +15,20 @@ DOCUMENT = json.loads((REPO / "benchmarks" / "published_logs.json").read_text("u
 LOGS = DOCUMENT["logs"]
 RATES = json.loads((REPO / "benchmarks" / "published_rates.json").read_text("utf-8"))
 SHAPE = {"n_layer", "n_head", "n_embd", "block_size", "vocab_size", "batch_size", "gradient_accumulation_steps"}
+
+
+def test_each_origin_is_on_one_side_and_the_logged_4070_is_only_judged() -> None:
+    origins = {log["origin"] for log in LOGS}
+    assert set(DOCUMENT["looked_at"]) < origins
+    for log in LOGS:
+        if log["gpu"] == "RTX 4070" or log["origin"] == "lzwjava":
+            assert log["origin"] not in DOCUMENT["looked_at"]
+    repositories: dict[str, set[str]] = {}
+    for log in LOGS:
+        if repository := re.match(r"[\w.-]+/[\w.-]+", log["source"]):
+            repositories.setdefault(repository[0], set()).add(log["origin"])
+    for name, found in repositories.items():
+        assert len(found) == 1, f"{name}: rows of one source stand on one side"
 
 
 def test_ids_are_unique() -> None:
@@ -59,5 +74,8 @@ def test_rate(name: str, row: dict) -> None:
 def test_derived_rates_follow_from_their_figures() -> None:
     for row in RATES["compile"]:
         assert row["compile_s"] == pytest.approx(row["first_step_s"] - row["of_it_other_s"], abs=0.1)
+    for row in RATES["compiled_launch"]:
+        each = [1e3 * ms / kernels for ms, kernels in zip(row["step_ms"], row["kernels"], strict=True)]
+        assert row["launch_us"] == pytest.approx(sorted(each)[1], abs=4)
     for row in RATES["bandwidth"]:
         assert row["measured_gb_per_s"] < row["nominal_gb_per_s"]

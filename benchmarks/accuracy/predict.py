@@ -84,10 +84,13 @@ def planned(case: table.Case) -> dict[str, Any]:
     from foretrain.configfile import resolve
     from foretrain.hardware import find
     from foretrain.predict.memory import predict
+    from foretrain.predict.software import parse
     from foretrain.predict.time import step_time
 
     settings = dict(case.settings)
     trainer, dtype, compiled = settings.pop("trainer"), settings.pop("dtype"), settings.pop("compiled")
+    if torch := parse(case.torch):
+        settings["torch_version"] = torch
     config = resolve([f"--{name}={value}" for name, value in settings.items()]).config
     gpu = find(case.gpu)
     time = step_time(config, gpu, dtype, trainer, compiled=compiled)

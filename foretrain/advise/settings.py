@@ -44,7 +44,7 @@ _OTHERS: dict[str, tuple[Group, tuple[Effect, ...]]] = {
 # Stand for others, name files, or say nothing about training.
 _LEFT_OUT = {
     "device", "dataset_tokens", "total_batch_size", "auto_batch_size", "batch_size", "gradient_accumulation_steps",
-    "eval_only",
+    "eval_only", "torch_version",
 }  # fmt: skip
 BATCH, RATE, CONTENTS = "batch_size x accumulation", "learning_rate", "dataset contents"
 # A knob that another one makes idle is no difference.

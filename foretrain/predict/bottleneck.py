@@ -5,11 +5,10 @@ from typing import Literal
 from foretrain.config import RunConfig
 from foretrain.hardware import Dtype, Gpu
 from foretrain.predict.memory import StepName
-from foretrain.predict.ops import Way
 from foretrain.predict.rates import rates_of
 from foretrain.predict.roofline import roofline
 from foretrain.predict.step_ops import micro_batch
-from foretrain.predict.time import busy_s
+from foretrain.predict.time import busy_s, way_of
 from foretrain.records import Record
 
 Limit = Literal["arithmetic", "bandwidth", "launches"]
@@ -31,8 +30,8 @@ def bottleneck(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, com
     roof = roofline(config, gpu, dtype, step, compiled=compiled)
     if roof is None:
         return None
-    way = Way(config.as_nanogpt() if step == "nanogpt" else config, dtype, step, compiled, True, gpu.kind != "cpu")
-    rates = rates_of(gpu, dtype, way.matmul)
+    way = way_of(config, gpu, dtype, step, compiled, True)
+    rates = rates_of(gpu, dtype, way.matmul, way.torch)
     assert rates is not None  # as the roof is known
     operations = micro_batch(way)
     starting_s = sum(op.runs for op in operations) * rates.launch_s(compiled=compiled)

@@ -5,7 +5,7 @@ block forward two norms with the residual addition before them and one GELU, bac
 with the bias-like reductions, and a copy that joins dq, dk and dv.
 """
 
-from foretrain.predict.ops import OperationList
+from foretrain.predict.ops import Kind, OperationList
 
 
 class CompiledOps(OperationList):
@@ -37,12 +37,13 @@ class CompiledOps(OperationList):
         self.traffic("gelu", "gelu", 4 * self.elements, self.way.low, self.way.low, count)
 
     def head_forward(self) -> None:
-        """The loss reads the logits twice (maximum, then sum); nothing else of their size is written."""
+        """The loss reads the logits once, or twice (maximum, then sum); nothing else of their size is written."""
+        reads = 1 if self.way.torch.online_softmax else 2
         V, C, low = self.shape.vocab_size, self.shape.n_embd, self.way.low
         chunked = self.way.chunk < self.tokens
         for rows, count in self.chunks():
             self.linear("head", V, C, rows, count)
-            self.traffic("loss", "softmax", rows * V, 2 * low, 0, count)
+            self.traffic("loss", "softmax", rows * V, reads * low, 0, count)
             if chunked and self.way.train:
                 self.traffic("loss", "softmax_backward", rows * V, low, low, count)
                 self.linear_backward("head", V, C, rows, count)
@@ -91,3 +92,33 @@ class CompiledOps(OperationList):
         self.traffic("gelu", "gelu_backward", 4 * E, 2 * low, low, count)
         self.attention(count, backward=True)
         self.traffic("attention", "fused", 3 * E, low, low, count)
+
+    def traffic(self, name: str, kind: Kind, elements: int, read: float, written: float, count: int = 1) -> None:
+        factor = self.way.torch.compiled_bytes
+        super().traffic(name, kind, elements, read * factor, written * factor, count)
+
+    def head_matmul(self, kind: Kind, m: int, n: int, k: int, count: int) -> None:
+        """A product of the head. Where its sizes are not multiples of 8 Inductor pads them: the gradient of the logits
+        is copied, a weight's copy is small, a result is only sliced."""
+        self.matmul("head", kind, m, n, k, count)
+        if self.way.torch.pads_matmuls:
+            padded = (m + -m % 8, n + -n % 8, k + -k % 8)
+            self.found[-1] = self.found[-1]._replace(shape=padded)
+            if padded != (m, n, k) and kind != "matmul":
+                low = self.way.low
+                self.traffic(
+                    "head", "fused", self.shape.vocab_size * (k if kind == "matmul_weight" else m), low, low, count
+                )
+
+    def linear(self, name: str, wide: int, narrow: int, rows: int, count: int) -> None:
+        if name == "head":
+            self.head_matmul("matmul", rows, wide, narrow, count)
+        else:
+            super().linear(name, wide, narrow, rows, count)
+
+    def linear_backward(self, name: str, wide: int, narrow: int, rows: int, count: int) -> None:
+        if name == "head":
+            self.head_matmul("matmul_input", rows, narrow, wide, count)
+            self.head_matmul("matmul_weight", wide, narrow, rows, count)
+        else:
+            super().linear_backward(name, wide, narrow, rows, count)

@@ -35,7 +35,10 @@ class EagerOps(OperationList):
         E, low = self.elements, self.way.low
         self.norms(2 * count)
         self.blocks_matmuls(backward=False, count=count)
-        if self.dropout and not self.way.cuda:
+        if self.way.written_attention:
+            self.attention_matmuls(count)
+            self.attention_passes(count)
+        elif self.dropout and not self.way.cuda:
             self.plain_attention(count, backward=False)
         else:
             self.attention(count)
@@ -142,7 +145,10 @@ class EagerOps(OperationList):
         wide = self.wide
         self.traffic("norm", "norm_backward", E, 3 * wide, wide, 2 * count)  # another sums the weight's gradient
         self.traffic("residual", "add", E, 2 * wide, wide, 2 * count)
-        if self.dropout and not self.way.cuda:
+        if self.way.written_attention:
+            self.attention_matmuls(count, backward=True)
+            self.attention_passes(count, backward=True)
+        elif self.dropout and not self.way.cuda:
             self.plain_attention(count, backward=True)
         else:
             self.attention(count, backward=True)

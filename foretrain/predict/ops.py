@@ -18,6 +18,7 @@ from foretrain.hardware import Dtype, MatmulMode
 from foretrain.lm.shape import ModelShape
 from foretrain.precision import EIGHT_BITS
 from foretrain.predict import low_precision_ops
+from foretrain.predict.software import ASSUMED, Software
 
 Kind = Literal[
     "matmul", "matmul_input", "matmul_weight",  # x·Wᵀ, and backward: dy·W and dyᵀ·x
@@ -64,6 +65,12 @@ class Way:
     compiled: bool
     train: bool
     cuda: bool
+    torch: Software = ASSUMED
+
+    @property
+    def written_attention(self) -> bool:
+        """Does the model write attention out, as nanoGPT does where torch has no kernel for it?"""
+        return not self.torch.fused_attention
 
     @property
     def batch(self) -> tuple[int, int]:
@@ -195,6 +202,34 @@ class OperationList:
                 flops * 5 // 2 if backward else flops, read * tensor, written * tensor,
             )
         )  # fmt: skip
+
+    def attention_matmuls(self, count: int, *, backward: bool = False) -> None:
+        """Attention written out: the products of all heads, over the whole square, which autograd keeps."""
+        rows, T, D = self.batch * self.shape.n_head * self.block, self.block, self.shape.head_dim
+        if backward:
+            self.matmul("attention", "matmul_input", rows, T, D, count)  # gradient of the weights
+            self.matmul("attention", "matmul_weight", rows, D, T, count)  # of v
+            self.matmul("attention", "matmul_input", rows, D, T, 2 * count)  # of q and k
+        else:
+            self.matmul("attention", "matmul", rows, T, D, count)
+            self.matmul("attention", "matmul", rows, D, T, count)
+
+    def attention_passes(self, count: int, *, backward: bool = False) -> None:
+        """nanoGPT's lines between these, a kernel each: scale, mask, softmax (autocast: in fp32), dropout."""
+        low, S, casts = self.way.low, self.scores, self.way.casts
+        wide = 4 if casts else low
+        self.traffic("attention", "add", S, low, low, count)
+        self.traffic("attention", "add", S, low, low, count)
+        self.traffic("attention", "cast", S, low, wide, count if casts else 0)
+        self.traffic("attention", "softmax_backward" if backward else "softmax", S, (1 + backward) * wide, wide, count)
+        if self.way.config.dropout and self.way.train:
+            self.traffic("attention", "dropout", S, wide + backward, wide + (not backward), count)
+        self.traffic("attention", "cast", S, wide, low, count if casts else 0)
+
+    @property
+    def scores(self) -> int:
+        """Elements of all heads' T x T matrices."""
+        return self.batch * self.shape.n_head * self.block**2
 
     def blocks_matmuls(self, *, backward: bool, count: int) -> None:
         """The four linear layers of a block; forward again, the last one's output is needed by nobody but a mask."""

@@ -14,6 +14,7 @@ from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
 from foretrain.lm.adamw8bit_sizes import moments_bytes
 from foretrain.lm.shape import ModelShape
 from foretrain.precision import EIGHT_BITS, check_matmul
+from foretrain.predict import software
 from foretrain.predict.energy import Spending, spending
 from foretrain.predict.exact.memory import Exact
 from foretrain.predict.memory import (
@@ -77,6 +78,7 @@ class Timing(Spending):
     flop_per_s: float
     mfu: float | None
     nanogpt_mfu: float
+    torch: str = ""  # the version that an estimated time is for; "" on a CPU
 
 
 class Plan(Record):
@@ -245,10 +247,11 @@ def whole_run(
     flop_per_s = tokens_per_s * ModelShape.of(config).flops_per_token
     peak = gpu.peak_flop_per_s(dtype)
     mfu = flop_per_s / peak if peak else None
+    torch = str(software.of(config.torch_version)) if gpu.kind != "cpu" and source == "estimated" else ""
     return Timing(
         source=source, step_s=step_s, evaluation_s=evaluation_s, n_evaluations=evaluations, save_s=saves,
         compile_s=compile_s, total_s=total, tokens_per_s=tokens_per_s, flop_per_s=flop_per_s, mfu=mfu,
-        nanogpt_mfu=flop_per_s / NANOGPT_PEAK_FLOP_PER_S, **dict(spending(config, gpu, mfu, total)),
+        nanogpt_mfu=flop_per_s / NANOGPT_PEAK_FLOP_PER_S, torch=torch, **dict(spending(config, gpu, mfu, total)),
     )  # fmt: skip
 
 

@@ -3,8 +3,8 @@
 Catalogue: a roofline for each operation. A product takes the longer of its FLOPs at the share of the peak that its
 shape can reach and its bytes at the share of the bandwidth that kernels reach; all else is bytes. Shape: the main loop
 over k has a beginning and an end (k / (k + k0)), tiles at the edges are partly empty, and the last wave of tiles leaves
-SMs idle. The constants are set by published measurements, benchmarks/published_rates.json and published_logs.json;
-benchmarks/time_against_logs.py shows what they are worth.
+SMs idle. The constants are set by published measurements, benchmarks/published_rates.json and those runs of
+published_logs.json that may be looked at; benchmarks/time_against_logs.py shows what they are worth.
 
 Calibrated: the measured kernels nearest in shape; time.py corrects their sum by a whole step measured on the device.
 """
@@ -17,6 +17,7 @@ from typing import Protocol
 from foretrain.calibration import Calibration, KernelTime
 from foretrain.hardware import Dtype, Gpu, MatmulMode
 from foretrain.predict.ops import Operation
+from foretrain.predict.software import ASSUMED, Software
 
 # By FLOP per clock and SM. GeForce boards run above the clock of their data sheet, so that large products reach its
 # peak (RTX 3090: 76 of 71 TFLOP/s, 4090: 165 to 173 of 165); the large data-centre chips run into their power limit
@@ -27,16 +28,28 @@ PIPELINE_K = {512: 16, 1024: 64, 2048: 128, 4096: 128, 8192: 256}
 TILES = {512: (128, 128), 1024: (128, 128)}
 LARGE_TILE = (128, 256)
 ATTENTION_SHARE = {512: 0.60, 1024: 0.40, 2048: 0.36, 4096: 0.25, 8192: 0.20}  # of the peak, on the causal half
+FLASH1 = 0.5  # of it with the kernel before FlashAttention-2: torch 2.2's release notes, "around 2x"
+# Flash kernels need compute capability 8.0; before it torch takes the memory-efficient ones. One card with both,
+# forward and backward: 15.0 and 45.0 TFLOP/s at 1,024 tokens (Dao-AILab/flash-attention#416).
+MEMORY_EFFICIENT = 0.33
 WEIGHT_GRADIENT_SHARE = 0.95  # of another product's speed: both factors are read against their layout
 UNALIGNED_SHARE = 0.60  # where a dimension is no multiple of 8, tensor cores need other kernels
-BANDWIDTH_SHARE = 0.84  # RTX 3090 Ti: 860 of 1008 GB/s, RTX 5090: 1565 of 1792
+# Of the data sheet's: RTX 3090 Ti 860 of 1008 GB/s and A100 1355 of 1555, RTX 4090 918 to 924 of 1008, a card with
+# 1792 GB/s 1565; where nothing is published, the lowest of these.
+BANDWIDTH_SHARE = {"Ampere": 0.86, "Ada": 0.91, "Blackwell": 0.87}
+LEAST_BANDWIDTH_SHARE = 0.84
 LAUNCH_S = 6e-6  # one eager kernel as Python and the driver launch it
 COMPILED_LAUNCH_S = 4e-6
+# The same with torch 2.0: languini-kitchen's nine steps with one row (three models, three cards) took 92 to 117 us for
+# each kernel of theirs, whatever the card.
+COMPILED_LAUNCH_2_0_S = 104e-6
 CPU_LAUNCH_S = 5e-6
 CPU_PRODUCT_SHARE = 0.55  # oneDNN and MKL on small matrices, against the nominal peak
 CPU_ATTENTION_SHARE = 0.28
 # Assumed, not measured: copies from and to pageable memory over PCIe 4.0 x8 or x16, and AdamW on a desktop's memory.
 PAGEABLE_BYTES_PER_S, HOST_BYTES_PER_S = 6e9, 20e9
+# Kernels that read what nobody touched just before: weights, moments and sums of gradients.
+COLD = frozenset({"adamw", "accumulate", "clip", "gradient_norm", "fill", "gather", "scatter"})
 # How much each dimension tells about a kernel's speed: a product's (m, n, k), attention's (B, H, T, D).
 IMPORTANCE = {3: (1.0, 1.0, 1.0), 4: (0.1, 0.1, 1.0, 1.0)}
 
@@ -62,28 +75,46 @@ def host_time_s(op: Operation) -> float | None:
 class CatalogueRates:
     """From the peaks of `gpus.toml` or of the system's description of the CPU."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, torch: Software = ASSUMED) -> None:
         assert gpu.bandwidth_bytes_per_s
         self.gpu = gpu
+        self.torch = torch
         self.cpu = gpu.kind == "cpu"
         self.rate = gpu.fp16_flop_per_clock_per_sm or 1024
-        self.bandwidth = gpu.bandwidth_bytes_per_s * BANDWIDTH_SHARE
+        share = BANDWIDTH_SHARE.get(gpu.architecture, LEAST_BANDWIDTH_SHARE)
+        self.bandwidth = gpu.bandwidth_bytes_per_s * share
 
     def time_s(self, op: Operation) -> float:
         elsewhere_s = host_time_s(op)
         if elsewhere_s is not None:
             return elsewhere_s
-        bytes_s = op.nbytes / self.bandwidth
+        bytes_s = (op.nbytes - self.cached_bytes(op)) / self.bandwidth
         if not op.flops:
             return bytes_s
         peak = self.gpu.matmul_peak_flop_per_s(op.arithmetic, op.dtype)
         peak = peak or self.gpu.peak_flop_per_s("float32")  # cards without fast half precision: cuBLAS widens it
         assert peak
         if op.kind.startswith("attention"):
-            share = CPU_ATTENTION_SHARE if self.cpu else ATTENTION_SHARE.get(self.rate, 0.4)
+            share = CPU_ATTENTION_SHARE if self.cpu else self.attention_share()
         else:
             share = CPU_PRODUCT_SHARE if self.cpu else self.product_share(op)
         return max(bytes_s, op.causal_flops / (peak * share))
+
+    def cached_bytes(self, op: Operation) -> float:
+        """What a kernel finds in the second-level cache of that which the kernel before it wrote there.
+
+        Half of the cache holds what is written, half what is read; of more than that the oldest part is gone.
+        """
+        if op.kind in COLD or op.flops or not self.gpu.l2_mib:
+            return 0.0
+        return op.read_bytes * min(1.0, self.gpu.l2_mib * 2**20 / 2 / op.nbytes)
+
+    def attention_share(self) -> float:
+        """The share of the dense peak that torch's attention kernel reaches on the causal half."""
+        share = ATTENTION_SHARE.get(self.rate, 0.4)
+        if self.gpu.capability < (8, 0):
+            return share * MEMORY_EFFICIENT
+        return share if self.torch.flash2 else share * FLASH1
 
     def product_share(self, op: Operation) -> float:
         """The share of the dense peak that a product of this shape reaches."""
@@ -105,7 +136,9 @@ class CatalogueRates:
         return share * (UNALIGNED_SHARE if op.dtype != "float32" and (m % 8 or n % 8 or k % 8) else 1.0)
 
     def launch_s(self, *, compiled: bool) -> float:
-        return CPU_LAUNCH_S if self.cpu else COMPILED_LAUNCH_S if compiled else LAUNCH_S
+        if self.cpu or not compiled:
+            return CPU_LAUNCH_S if self.cpu else LAUNCH_S
+        return COMPILED_LAUNCH_S if self.torch.fast_launches else COMPILED_LAUNCH_2_0_S
 
 
 class MeasuredRates:
@@ -175,7 +208,9 @@ def _by_bytes(nbytes: int, measured: list[KernelTime]) -> float:
     raise AssertionError
 
 
-def rates_of(gpu: Gpu, dtype: Dtype, matmul: MatmulMode = "dtype") -> Rates | None:
+def rates_of(
+    gpu: Gpu, dtype: Dtype, matmul: MatmulMode = "dtype", torch: Software = ASSUMED
+) -> CatalogueRates | MeasuredRates | None:
     """What is known of the device: measured where it was calibrated for this dtype, else the catalogue's, else None.
 
     A calibration measures plain products alone, so the other modes are predicted from the catalogue.
@@ -185,4 +220,4 @@ def rates_of(gpu: Gpu, dtype: Dtype, matmul: MatmulMode = "dtype") -> Rates | No
         if dtype in measured.dtypes:
             return measured
     peak = gpu.peak_flop_per_s(dtype) and gpu.matmul_peak_flop_per_s(matmul, dtype)
-    return CatalogueRates(gpu) if peak and gpu.bandwidth_bytes_per_s else None
+    return CatalogueRates(gpu, torch) if peak and gpu.bandwidth_bytes_per_s else None

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from foretrain.config import RunConfig
 from foretrain.hardware import Dtype, Gpu
 from foretrain.predict.memory import StepName
-from foretrain.predict.ops import Operation, Way
+from foretrain.predict.ops import Operation
 from foretrain.predict.rates import MeasuredRates, Rates, rates_of
 from foretrain.predict.step_ops import step as step_operations
+from foretrain.predict.time import way_of
 from foretrain.records import Record
 
 
@@ -52,8 +53,8 @@ class Roofline(Record):
 
 def roofline(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> Roofline | None:
     """The step's operations under the roof; None where the card's peak or bandwidth is not known."""
-    way = Way(config.as_nanogpt() if step == "nanogpt" else config, dtype, step, compiled, True, gpu.kind != "cpu")
-    rates, bandwidth = rates_of(gpu, dtype, way.matmul), gpu.bandwidth_bytes_per_s
+    way = way_of(config, gpu, dtype, step, compiled, True)
+    rates, bandwidth = rates_of(gpu, dtype, way.matmul, way.torch), gpu.bandwidth_bytes_per_s
     peak = gpu.matmul_peak_flop_per_s(way.matmul, dtype) or gpu.peak_flop_per_s(dtype)
     if rates is None or not peak or not bandwidth:
         return None

@@ -15,6 +15,9 @@ FUSED_LAUNCHES = 40
 # lm/adamw8bit.py: bytes an element that its kernels read and write; tests/test_adamw8bit.py counts a real step's.
 EIGHT_BIT_BYTES, EIGHT_BIT_LAUNCHES = (116.0, 100.0), 36
 FP32_MOMENTS_BYTES = (48.0, 32.0)
+# torch.optim.AdamW by lists of tensors (foreach), each of its nine kernels reading and writing whole tensors: decay,
+# two moments in two kernels each, square root, bias correction, eps, addcdiv.
+FOREACH_BYTES, FOREACH_LAUNCHES = (56.0, 36.0), 9
 
 
 def micro_batch(way: Way) -> list[Operation]:
@@ -64,7 +67,7 @@ def optimizer(way: Way) -> list[Operation]:
         if way.wide == 2:
             ops.traffic("weights", "host" if off else "cast", numel, 4, 2, count)
     for numel, count in _tensors(way, matrices=not muon):
-        read, written = 16.0, 12.0
+        read, written = (16.0, 12.0) if way.torch.fused_adamw else FOREACH_BYTES
         if way.own.optimizer == "adamw8bit":
             read, written = EIGHT_BIT_BYTES if is_quantised(numel) else FP32_MOMENTS_BYTES
         kind = "host" if way.own.optimizer_offload else "adamw"
@@ -102,6 +105,8 @@ def _muon(way: Way) -> list[Operation]:
 
 def optimizer_launches(way: Way) -> int:
     """Kernels of the optimizer step. Foreach and fused ones take many tensors at once; 8-bit AdamW goes by chunks."""
+    if way.cuda and not way.torch.fused_adamw:  # torch 1.13 goes from tensor to tensor
+        return FUSED_LAUNCHES + FOREACH_LAUNCHES * sum(count for _, count in _tensors(way))
     if way.step != "foretrain" or way.config.optimizer != "adamw8bit":
         return FUSED_LAUNCHES
     chunks = sum(count * n_chunks(numel) for numel, count in _tensors(way))

@@ -10,6 +10,7 @@ from foretrain.predict.plan import Plan
 from foretrain.report.assumed_view import assumed
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.report.plan_view import TONES
+from foretrain.report.time_source import uncalibrated
 from foretrain.report.uneven import uneven
 from foretrain.units import rounds_to_zero
 
@@ -198,9 +199,8 @@ def _explained(plan: Plan, found: Advices) -> tuple[Block, ...]:
         blocks.append(Paragraph(Message("advice.how_traced")))
     if found.advised:
         blocks.append(Paragraph(Message("advice.apply")))
-    source = "cpu" if plan.gpu.kind == "cpu" else "catalogue"
     calibrated = plan.timing is not None and plan.timing.source == "calibrated"
-    blocks.append(Paragraph(Message("source.calibrated" if calibrated else f"source.{source}")))
+    blocks.append(Paragraph(Message("source.calibrated") if calibrated else uncalibrated(plan)))
     return tuple(blocks)
 
 

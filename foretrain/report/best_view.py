@@ -9,6 +9,7 @@ from foretrain.predict.scaling import PRACTICE, SMALLEST_FITTED, SMALLEST_VOCABU
 from foretrain.report.assumed_view import assumed
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.report.plan_view import spending_rows
+from foretrain.report.time_source import uncalibrated
 
 
 def document(plan: Plan, answer: Best) -> Document:
@@ -115,4 +116,4 @@ def _notes(plan: Plan, answer: Best) -> tuple[Block, ...]:
     )
     kept = ("others_unknown", "bf16_unsupported", "vocab_unaligned", "mps_as_cuda")
     blocks += [Paragraph(Message(f"note.{note.id}", note.values)) for note in plan.notes if note.id in kept]
-    return *blocks, Paragraph(Message("source.cpu" if plan.gpu.kind == "cpu" else "source.catalogue"))
+    return *blocks, Paragraph(uncalibrated(plan))

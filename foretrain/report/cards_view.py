@@ -5,6 +5,7 @@ from foretrain.predict.plan import Plan, Timing
 from foretrain.report.assumed_view import assumed
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.report.plan_view import TONES
+from foretrain.report.time_source import uncalibrated
 
 
 def document(plans: list[Plan], choice: Choice) -> Document:
@@ -17,7 +18,7 @@ def document(plans: list[Plan], choice: Choice) -> Document:
 
 
 def _sources(plans: list[Plan]) -> list[Block]:
-    return [Paragraph(Message("source.catalogue")), Paragraph(Message("source.power"))] if plans else []
+    return [Paragraph(uncalibrated(plans[0])), Paragraph(Message("source.power"))] if plans else []
 
 
 def _word(verdict: str | None) -> Cell:

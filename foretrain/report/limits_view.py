@@ -6,6 +6,7 @@ from foretrain.predict.within import Within
 from foretrain.report.assumed_view import assumed
 from foretrain.report.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.report.plan_view import TONES, spending_rows
+from foretrain.report.time_source import uncalibrated
 
 
 def within(plan: Plan, answer: Within) -> Document:
@@ -60,8 +61,8 @@ def _number(value: int) -> Cell:
 
 
 def _source(plan: Plan) -> tuple[Block, ...]:
-    source = "log" if _logged(plan) else "cpu" if plan.gpu.kind == "cpu" else "catalogue"
-    return Paragraph(Message(f"source.{source}")), Paragraph(Message("source.power"))
+    source = Message("source.log") if _logged(plan) else uncalibrated(plan)
+    return Paragraph(source), Paragraph(Message("source.power"))
 
 
 def _rows(plan: Plan, answer: Within) -> tuple[tuple[Cell, ...], ...]:

@@ -23,6 +23,7 @@ from foretrain.report.document import (
     StackedBars,
     Table,
 )
+from foretrain.report.time_source import uncalibrated
 
 LATEST_S = 3e9  # a run of more than a century has no date
 TONES = {"fits": "good", "tight": "warn", "does_not_fit": "bad", None: "plain"}
@@ -258,10 +259,9 @@ def _time(plan: Plan, now: datetime | None) -> tuple[Block, ...]:
         id = "row.nanogpt_time" if other == "nanogpt" else "row.foretrain_time"
         rows.append((Message(id), _duration(took.low_s, took.expected_s, took.high_s)))
     table = Table((), tuple(rows))
-    source = "cpu" if plan.gpu.kind == "cpu" else "catalogue"
-    if timing.source != "estimated":
-        source = "log" if timing.source.startswith("measured") else "calibrated"
-    return table, Paragraph(Message(f"source.{source}"))
+    if timing.source == "estimated":
+        return table, Paragraph(uncalibrated(plan))
+    return table, Paragraph(Message("source.log" if timing.source.startswith("measured") else "source.calibrated"))
 
 
 def _duration(low: float, expected: float, high: float) -> Message:

@@ -1,0 +1,86 @@
+"""What a version of torch runs a step with. No torch: a plan is made for any version, on any machine.
+
+Each property is a change of PyTorch, or of what nanoGPT asks it for, with where it is told.
+"""
+
+import re
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+COMPILED_BYTES_2_0 = 1.35
+NEWEST = (2, 13)  # the newest that predictions were compared with
+
+
+class Software(NamedTuple):
+    """A version of torch, (2, 13) for 2.13.0+cu130, and what it has."""
+
+    major: int
+    minor: int
+
+    @property
+    def fused_attention(self) -> bool:
+        """torch 2.0 brought scaled_dot_product_attention; before it nanoGPT writes the T x T matrices out."""
+        return self >= (2, 0)
+
+    @property
+    def compiles(self) -> bool:
+        """torch 2.0 brought torch.compile; without it nanoGPT runs with compile = False."""
+        return self >= (2, 0)
+
+    @property
+    def flash2(self) -> bool:
+        """torch 2.2 took FlashAttention-2 (its release notes: about twice as fast as the kernel before)."""
+        return self >= (2, 2)
+
+    @property
+    def fused_adamw(self) -> bool:
+        """AdamW(fused=True) is stable from torch 2.0 on; nanoGPT uses it where the signature has it."""
+        return self >= (2, 0)
+
+    @property
+    def fast_launches(self) -> bool:
+        """Does a compiled kernel start about as fast as any other? With torch 2.0 it took 0.1 ms."""
+        return self >= (2, 1)
+
+    @property
+    def compiled_bytes(self) -> float:
+        """What Inductor's kernels moved over what today's do. torch 2.0: set by the 87 ms of pytorch.org's blog
+        "Accelerating Large Language Models", where FlashAttention-1 and AdamW by lists explain the rest."""
+        return 1.0 if self >= (2, 1) else COMPILED_BYTES_2_0
+
+    @property
+    def pads_matmuls(self) -> bool:
+        """Inductor pads a product whose size is not a multiple of 8 (pytorch pull 101915, May 2023: torch 2.1)."""
+        return self >= (2, 1)
+
+    @property
+    def online_softmax(self) -> bool:
+        """Inductor takes maximum and sum of a row in one pass (pytorch pull 127011: torch 2.7)."""
+        return self >= (2, 7)
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+ASSUMED = Software(*NEWEST)
+
+
+def parse(text: str) -> Software | None:
+    """(2, 0) for "2.0.1+cu118"; None where that is no version."""
+    found = re.match(r"(\d{1,3})\.(\d{1,3})(?!\d)", text)
+    return Software(int(found[1]), int(found[2])) if found else None
+
+
+@cache
+def installed() -> Software | None:
+    """The torch of this environment, read from its metadata."""
+    try:
+        return parse(version("torch"))
+    except PackageNotFoundError:
+        return None
+
+
+def of(torch_version: str) -> Software:
+    """The torch that a plan is for: the one that is asked for, else the installed one, else the newest known."""
+    return (torch_version and parse(torch_version)) or installed() or ASSUMED

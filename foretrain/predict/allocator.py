@@ -1,4 +1,4 @@
-"""PyTorch's CUDA caching allocator as a simulator: one device, one stream, the native backend. Standard library only.
+"""PyTorch's CUDA caching allocator as a simulator: one device, the native backend. Standard library only.
 
 Rules from c10/cuda/CUDACachingAllocator.cpp, class DeviceCachingAllocator, of PyTorch 2.11 to 2.13; its functions are
 named where they are followed. Settings are in allocator_settings.py, expandable segments in allocator_expandable.py,
@@ -10,8 +10,12 @@ says what the program would see in torch.cuda.memory_stats, and whether it would
     allocator.free(block)
     allocator.allocated_bytes, allocator.peak_reserved_bytes
 
-Not modelled: further streams (record_stream), private pools of CUDA graphs and MemPools, cudaMallocAsync. Addresses of
-new segments only grow, those of a driver need not; between free blocks of one size the lower address wins.
+Free memory belongs to the stream that its segment was made for. A block that another stream uses (record_stream) comes
+back at the first request after it was freed: the simulator takes the work on that stream to be done by then. A card
+may still be at it, and the block then comes back later, at the latest when the cache is emptied.
+
+Not modelled: private pools of CUDA graphs and MemPools, cudaMallocAsync. Addresses of new segments only grow, those of
+a driver need not; between free blocks of one size the lower address wins.
 """
 
 from foretrain.predict.allocator_blocks import Block, Pool
@@ -82,6 +86,8 @@ class Allocator:
         self.num_alloc_retries = self.num_ooms = self.num_oom_rejections = 0
         self.num_device_alloc = self.num_device_free = 0
         self.segments: list[tuple[str, int, int]] = []
+        self._pending: list[Block] = []  # freed, while other streams may still use them (cuda_events)
+        self._active_at_reset_bytes = 0
         self._next_address = FIRST_ADDRESS
         self._cap_bytes = _lowest(cap_bytes, None if physical else limit_bytes)
         self._collects = self.settings.garbage_collection_threshold > 0 and self._cap_bytes is not None
@@ -89,19 +95,24 @@ class Allocator:
 
     # -- asking and giving back ----------------------------------------------------------------------------
 
-    def malloc(self, nbytes: int) -> Block | None:
-        """A block for so many bytes; None for 0, which take nothing. Raises OutOfMemory, ValueError below 0."""
+    def malloc(self, nbytes: int, stream: int = 0) -> Block | None:
+        """A block for so many bytes on a stream, of which 0 is the default one; None for 0 bytes, which take nothing.
+
+        Raises OutOfMemory, and ValueError below 0.
+        """
         if nbytes <= 0:
             if nbytes < 0:
                 raise ValueError(f"{nbytes} bytes cannot be allocated")
             return None
+        if self._pending:
+            self._process_events()
         size = self.round(nbytes)
         pool = self.small if size <= SMALL_BYTES else self.large
-        block = self._find(pool, size)
+        block = self._find(pool, size, stream)
         if block is None:
-            block = self._obtain(pool, size, nbytes)
-        if self._should_split(block, size):  # alloc_found_block
-            rest = Block(block.ptr + size, block.size - size, pool)
+            block = self._obtain(pool, size, stream, nbytes)
+        if block.size > size and self._should_split(block, size):  # alloc_found_block
+            rest = Block(block.ptr + size, block.size - size, pool, stream)
             block.insert_after(rest)
             block.size = size
             pool.add(rest)
@@ -115,8 +126,20 @@ class Allocator:
             self.peak_allocated_bytes = self.allocated_bytes
         return block
 
+    def record_stream(self, block: Block | None, stream: int) -> None:
+        """Another stream uses a block, too (recordStream); None, the block of 0 bytes, is nothing to do.
+
+        Raises ValueError for a block that is not in use.
+        """
+        if block is None:
+            return
+        if self.active.get(block.ptr) is not block:
+            raise ValueError(f"{block!r} is not in use")
+        if stream != block.stream and stream not in block.other_streams:
+            block.other_streams += (stream,)
+
     def free(self, block: Block | None) -> None:
-        """A block is free again and joins its free neighbours; its segment stays reserved (free_block).
+        """A block is free again, at the next request if another stream uses it; its segment stays reserved (free).
 
         None, the block of 0 bytes, is nothing to do. Raises ValueError for a block that is not in use.
         """
@@ -126,14 +149,32 @@ class Allocator:
             raise ValueError(f"{block!r} is not in use")
         del self.active[block.ptr]
         self.allocated_bytes -= block.size
+        if block.other_streams:
+            self._pending.append(block)
+        else:
+            self._free(block)
+
+    def _free(self, block: Block) -> None:
+        """free_block: it joins its free neighbours."""
         self.requested_bytes -= block.requested
         block.used, block.requested = False, 0
         self.merge(block, block.prev)
         self.merge(block, block.next)
         block.pool.add(block)
 
+    def _process_events(self) -> None:
+        """process_events: no other stream uses what is pending any more."""
+        for block in self._pending:
+            block.other_streams = ()
+            self._free(block)
+        self._pending.clear()
+
     def empty_cache(self) -> None:
-        """Give back every segment that is free as a whole, and every free mapped page (release_cached_blocks)."""
+        """Give back every segment that is free as a whole, and every free mapped page (release_cached_blocks).
+
+        Of all streams, after waiting for them (synchronize_and_free_events).
+        """
+        self._process_events()
         for pool in (self.large, self.small):
             for block in pool.all():
                 if self._expandable is not None:
@@ -144,16 +185,23 @@ class Allocator:
     def reset_peak(self) -> None:
         """Peaks count from what is there now (torch.cuda.reset_peak_memory_stats)."""
         self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
-        self.peak_requested_bytes = self.requested_bytes
+        self.peak_requested_bytes, self._active_at_reset_bytes = self.requested_bytes, self.active_bytes
 
     # -- what there is -------------------------------------------------------------------------------------
 
+    @property
+    def active_bytes(self) -> int:
+        """What is allocated, and what was freed while other streams may still use it."""
+        return self.allocated_bytes + sum(block.size for block in self._pending)
+
     def memory_stats(self) -> dict[str, int]:
-        """Bytes and counts under the keys of torch.cuda.memory_stats. On one stream active is allocated."""
+        """Bytes and counts under the keys of torch.cuda.memory_stats."""
         stats = {}
+        # Active differs from allocated only between a free and the next request, where it cannot reach a peak.
+        peak_active_bytes = max(self.peak_allocated_bytes, self._active_at_reset_bytes)
         for name, current, peak in (
             ("allocated_bytes", self.allocated_bytes, self.peak_allocated_bytes),
-            ("active_bytes", self.allocated_bytes, self.peak_allocated_bytes),
+            ("active_bytes", self.active_bytes, peak_active_bytes),
             ("reserved_bytes", self.reserved_bytes, self.peak_reserved_bytes),
             ("requested_bytes", self.requested_bytes, self.peak_requested_bytes),
         ):
@@ -164,7 +212,7 @@ class Allocator:
 
     def live_segments(self) -> list[list[Block]]:
         """Blocks in order of address, one list a segment; of an expandable one for each mapped range (snapshot)."""
-        blocks = [*self.small.blocks.values(), *self.large.blocks.values(), *self.active.values()]
+        blocks = [*self.small.blocks.values(), *self.large.blocks.values(), *self.active.values(), *self._pending]
         heads = [block for block in blocks if block.prev is None or not block.prev.mapped]
         found = []
         for head in sorted(heads, key=lambda block: block.ptr):
@@ -201,12 +249,12 @@ class Allocator:
 
     # -- finding and making --------------------------------------------------------------------------------
 
-    def _find(self, pool: Pool, size: int) -> Block | None:
-        """get_free_block: the smallest free block that is large enough, the lowest address among equals."""
+    def _find(self, pool: Pool, size: int, stream: int) -> Block | None:
+        """get_free_block: the stream's smallest free block that is large enough, the lowest address among equals."""
         if self._collects:
             pool.searches += 1
-        position = pool.at_least(size)
-        if position == len(pool.order):
+        position = pool.at_least(size, stream)
+        if position is None:
             return None
         block = pool.at(position) if self._expandable is None else self._expandable.prefer(pool, position)
         split_limit = self.settings.max_split_bytes
@@ -217,35 +265,35 @@ class Allocator:
         pool.remove(block)
         return block
 
-    def _obtain(self, pool: Pool, size: int, nbytes: int) -> Block:
+    def _obtain(self, pool: Pool, size: int, stream: int, nbytes: int) -> Block:
         """malloc() where no free block was found: a new segment, if need be after giving back what is cached."""
         if self._collects:
             self._collect_garbage()
         if self.settings.throw_on_cudamalloc_oom and self._passes_cap(self.segment_bytes(size)):
             self.num_oom_rejections += 1
             raise self._out_of_memory(size, nbytes)
-        block = self._alloc_block(pool, size)
-        if block is None and self._release_oversize(pool, size):
-            block = self._alloc_block(pool, size)
+        block = self._alloc_block(pool, size, stream)
+        if block is None and self._release_oversize(pool, size, stream):
+            block = self._alloc_block(pool, size, stream)
         if block is None:
             self.empty_cache()
             self.num_alloc_retries += 1
-            block = self._alloc_block(pool, size)
+            block = self._alloc_block(pool, size, stream)
         if block is None:
             self.num_ooms += 1
             raise self._out_of_memory(size, nbytes)
         return block
 
-    def _alloc_block(self, pool: Pool, size: int) -> Block | None:
+    def _alloc_block(self, pool: Pool, size: int, stream: int) -> Block | None:
         """alloc_block: a block in a new segment or on newly mapped pages; None where the limit forbids it."""
         nbytes = self.segment_bytes(size)
         if self._passes_cap(nbytes):
             return None
         if self._expandable is not None:
-            return self._expandable.take(pool, size)
+            return self._expandable.take(pool, size, stream)
         if not self.reserve(nbytes):
             return None
-        block = Block(self.new_address(nbytes), nbytes, pool)
+        block = Block(self.new_address(nbytes), nbytes, pool, stream)
         self.segments.append(("alloc", block.ptr, nbytes))
         return block
 
@@ -291,20 +339,20 @@ class Allocator:
         self.num_device_free += 1
         self.segments.append(("free", block.ptr, block.size))
 
-    def _release_oversize(self, pool: Pool, size: int) -> bool:
+    def _release_oversize(self, pool: Pool, size: int, stream: int) -> bool:
         """release_available_cached_blocks: with max_split_size_mb, as many oversize blocks as the request needs.
 
-        Those are whole segments, since oversize blocks are never split.
+        Those are the stream's own, and whole segments, since oversize blocks are never split.
         """
         if self.settings.max_split_is_unlimited or self._expandable is not None:
             return False
         wanted = max(size, self.settings.max_split_bytes)
-        position = pool.at_least(wanted)
-        if position < len(pool.order):
+        position = pool.at_least(wanted, stream)
+        if position is not None:
             self._release(pool.at(position))
             return True
         released = 0
-        for block in reversed(pool.all()):
+        for block in reversed([block for block in pool.all() if block.stream == stream]):
             if released >= wanted or block.size < self.settings.max_split_bytes:
                 break
             released += block.size

@@ -1,4 +1,4 @@
-"""Expandable segments: one stretch of addresses a pool, on which pages are mapped as they are needed.
+"""Expandable segments: one stretch of addresses for each stream and pool, on which pages are mapped as they are needed.
 
 From c10/cuda/CUDACachingAllocator.cpp: ExpandableSegment, find_expandable_block, try_allocate_expandable_block,
 map_block, unmap_block, release_expandable_segment. Standard library only.
@@ -19,12 +19,12 @@ STRETCH_BYTES = 1 << 41
 
 
 class ExpandableSegments:
-    """Stretches of both pools, with their unmapped blocks in order of address."""
+    """Stretches of both pools, with their unmapped blocks in order of stream and address (BlockComparatorAddress)."""
 
     def __init__(self, allocator: "Allocator") -> None:
         self.allocator = allocator
         self.bases: list[int] = []  # where stretches begin, in order
-        self.unmapped: dict[bool, list[int]] = {True: [], False: []}
+        self.unmapped: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
         self.blocks: dict[int, Block] = {}
 
     def page_bytes(self, pool: Pool) -> int:
@@ -32,13 +32,13 @@ class ExpandableSegments:
         return SMALL_PAGE_BYTES if pool.small else self.allocator.settings.large_segment_bytes
 
     def _keep(self, block: Block) -> None:
-        insort(self.unmapped[block.pool.small], block.ptr)
+        insort(self.unmapped[block.pool.small], (block.stream, block.ptr))
         self.blocks[block.ptr] = block
 
     def forget(self, block: Block) -> None:
         """An unmapped block is mapped, merged or gone with its stretch."""
         order = self.unmapped[block.pool.small]
-        del order[bisect_left(order, block.ptr)]
+        del order[bisect_left(order, (block.stream, block.ptr))]
         del self.blocks[block.ptr]
 
     def prefer(self, pool: Pool, position: int) -> Block:
@@ -51,17 +51,17 @@ class ExpandableSegments:
         block = pool.at(position)
         for following_position in range(position + 1, len(pool.order)):
             following = pool.at(following_position)
-            if reach(following) >= reach(block):
+            if following.stream != block.stream or reach(following) >= reach(block):
                 break
             block = following
         return block
 
-    def take(self, pool: Pool, size: int) -> Block | None:
+    def take(self, pool: Pool, size: int, stream: int) -> Block | None:
         """Map pages behind the lowest free stretch that can hold the block; None where memory runs out.
 
         Pages that were mapped before it ran out stay mapped and free.
         """
-        found = self._find(pool, size)
+        found = self._find(pool, size, stream)
         if not found.mapped and not self._map(found, min(found.size, size)):
             return None
         while found.size < size:
@@ -73,9 +73,12 @@ class ExpandableSegments:
         pool.remove(found)
         return found
 
-    def _find(self, pool: Pool, size: int) -> Block:
+    def _find(self, pool: Pool, size: int, stream: int) -> Block:
         """find_expandable_block: the lowest address where free and unmapped blocks in a row are large enough."""
-        for address in self.unmapped[pool.small]:
+        unmapped = self.unmapped[pool.small]
+        for of_stream, address in unmapped[bisect_left(unmapped, (stream, 0)) :]:
+            if of_stream != stream:
+                break
             first = self.blocks[address]
             if first.prev is not None and not first.prev.used:
                 first = first.prev
@@ -87,7 +90,7 @@ class ExpandableSegments:
                 return first
         page = self.page_bytes(pool)
         stretch_bytes = max(STRETCH_BYTES, -(-size // page) * page)
-        block = Block(self.allocator.new_address(stretch_bytes), stretch_bytes, pool, mapped=False)
+        block = Block(self.allocator.new_address(stretch_bytes), stretch_bytes, pool, stream, mapped=False)
         self.bases.append(block.ptr)
         self._keep(block)
         return block
@@ -100,7 +103,7 @@ class ExpandableSegments:
             return False
         self.forget(block)
         if nbytes < block.size:
-            rest = Block(block.ptr + nbytes, block.size - nbytes, block.pool, mapped=False)
+            rest = Block(block.ptr + nbytes, block.size - nbytes, block.pool, block.stream, mapped=False)
             block.insert_after(rest)
             block.size = nbytes
             self._keep(rest)
@@ -121,11 +124,11 @@ class ExpandableSegments:
             return
         pool.remove(block)
         if block.ptr < low:
-            before = Block(block.ptr, low - block.ptr, pool)
+            before = Block(block.ptr, low - block.ptr, pool, block.stream)
             block.insert_before(before)
             pool.add(before)
         if block.ptr + block.size > high:
-            after = Block(high, block.ptr + block.size - high, pool)
+            after = Block(high, block.ptr + block.size - high, pool, block.stream)
             block.insert_after(after)
             pool.add(after)
         block.ptr, block.size, block.mapped = low, high - low, False

@@ -18,6 +18,9 @@ Watcher = Callable[[int, Allocator, Block | None], None]
 class Event(NamedTuple):
     """("alloc", id, bytes), ("free", id, 0), ("phase", its name, 0) or ("empty_cache", None, 0).
 
+    ("stream", a number, 0): what follows is allocated on that stream; at first it is the default stream, 0.
+    ("record_stream", id, stream): that stream uses it, too, as Tensor.record_stream says.
+
     An id may come again after it was freed. A phase lasts to the next one and may come again.
     """
 
@@ -100,14 +103,14 @@ def replay(
     alive: dict[Hashable, Block | None] = {}
     allocated_curve: list[int] = []
     reserved_curve: list[int] = []
-    out_of_memory, position = None, -1
+    out_of_memory, position, stream = None, -1, 0
     for position, (kind, id, nbytes) in enumerate(events):
         block = None
         if kind == "alloc":
             if id in alive:
                 raise ValueError(f"event {position} allocates {id!r}, which is alive")
             try:
-                block = alive[id] = allocator.malloc(nbytes)
+                block = alive[id] = allocator.malloc(nbytes, stream)
             except OutOfMemory as error:
                 out_of_memory = error
                 break
@@ -116,6 +119,14 @@ def replay(
                 raise ValueError(f"event {position} frees {id!r}, which is not alive")
             block = alive.pop(id)
             allocator.free(block)
+        elif kind == "stream":
+            if not isinstance(id, int):
+                raise ValueError(f"event {position} names the stream {id!r}, which is not a number")
+            stream = id
+        elif kind == "record_stream":
+            if id not in alive:
+                raise ValueError(f"event {position} records a stream for {id!r}, which is not alive")
+            allocator.record_stream(alive[id], nbytes)
         elif kind == "phase":
             peaks.begin(str(id), position)
         elif kind == "empty_cache":

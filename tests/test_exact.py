@@ -24,7 +24,7 @@ from foretrain.hardware import find
 from foretrain.messages import has
 from foretrain.predict import snapshot
 from foretrain.predict.allocator_settings import Settings
-from foretrain.predict.exact import service
+from foretrain.predict.exact import interpreter, service
 from foretrain.predict.exact.forecast import traced
 from foretrain.predict.exact.largest import HIGHEST, Probe, _search, largest
 from foretrain.predict.exact.memory import Exact
@@ -142,7 +142,7 @@ def test_a_cache_that_cannot_be_written_costs_time_only(own_directory: Path, mon
     ("version", "platform", "word"),
     [
         ("", "linux", "needs torch"),
-        ("2.10.1", "linux", "2.11 or newer"),
+        ("2.5.1", "linux", "2.6 or newer"),
         ("2.13.0", "darwin", "Linux"),
         ("2.13.0", "win32", "Linux"),
     ],
@@ -151,7 +151,7 @@ def test_without_a_trace_the_ledger_answers_and_says_why(
     version: str, platform: str, word: str, own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "c"))
-    monkeypatch.setattr(service, "installed_torch", lambda: version)
+    monkeypatch.setattr(interpreter, "installed_torch", lambda: version)
     monkeypatch.setattr(sys, "platform", platform)
     found = traced(small_plan())
     assert found.memory == small_plan().memory

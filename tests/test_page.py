@@ -27,6 +27,7 @@ from foretrain.config import knobs
 from foretrain.configfile import from_text, resolve, to_toml
 from foretrain.errors import ConfigError
 from foretrain.hardware import catalogue, find
+from foretrain.predict.exact import interpreter
 from foretrain.predict.plan import plan
 from foretrain.report import palette
 from foretrain.units import format_bytes, format_duration
@@ -303,7 +304,7 @@ def test_a_damaged_run_is_said_and_the_others_shown(client: TestClient, tmp_path
 
 
 def test_exact_without_torch_is_one_sentence(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs.service, "installed_torch", lambda: "")
+    monkeypatch.setattr(interpreter, "installed_torch", lambda: "")
     assert "torch" in get(client, "/api/start")["no_exact"]
     assert "torch" in post(client, "/api/exact", {}, 422)["message"]
 

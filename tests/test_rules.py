@@ -17,7 +17,7 @@ PACKAGE = REPO / "foretrain"
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if "vendor" not in p.parts)
 
 # All limits on size. A file has one subject and a function one job; these only catch what has plainly outgrown that.
-MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_OPTIONS = 600, 60, 131
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_OPTIONS = 600, 60, 132
 
 # Layer -> what it may import, itself included. `facts` are the modules at the root of the package.
 ALLOWED = {

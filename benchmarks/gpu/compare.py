@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from common import report
 
+from foretrain.calibration import installed_torch
 from foretrain.config import RunConfig
 from foretrain.hardware import match
 from foretrain.predict.exact import service
@@ -82,7 +83,7 @@ def main() -> None:
     data = json.loads(args.results.read_text("utf-8"))
     machine = data["machine"]
     gpu = match(machine["gpu"], machine["memory_bytes"] / GIB, machine["sm_count"])
-    here, there = service.installed_torch().split("+")[0], data["versions"]["torch"].split("+")[0]
+    here, there = installed_torch().split("+")[0], data["versions"]["torch"].split("+")[0]
     if here != there:
         print(f"note: measured with torch {there}, traced with {here}; memory differs between versions")
     rows, table = [], []

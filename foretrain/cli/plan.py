@@ -16,6 +16,7 @@ from foretrain.cli.plan_print import Form
 from foretrain.configfile import KNOBS, ResolvedConfig, resolve
 from foretrain.errors import UserError
 from foretrain.messages import knob_help, knob_unit
+from foretrain.predict.exact import interpreter
 from foretrain.predict.plan import Plan
 
 EPILOG = """Examples:
@@ -62,6 +63,7 @@ def plan_command(
     largest: o.Largest = "",
     snapshot: o.Snapshot = None,
     alloc_conf: o.AllocConf = "",
+    python: o.Python = "",
     show_config: o.ShowConfig = False,
     price: o.Price = None,
     co2: o.Co2 = None,
@@ -85,7 +87,7 @@ def plan_command(
         return
     asked = _asked(resolved, words, gpu, others, limits, quiet)
     step, form = resolved.step, Form(full, oneline, as_json, _timed(asked, step_time, logged_mfu))
-    depth = Depth(exact, explain, observed, process, largest, snapshot, alloc_conf, quiet)
+    depth = Depth(exact or bool(python), explain, observed, process, largest, snapshot, alloc_conf, quiet)
     form.check(elsewhere="--explain" if explain else "--largest" if largest else "")
     plan_exact.check_depth(depth, resolved.files)
     found = targets(gpu, others, resolved.config, typed("--used-by-others"))
@@ -95,15 +97,14 @@ def plan_command(
     if limits.asks:
         plan_limits.answer(plans[0], step, limits, form)
     elif largest:
-        plan_exact.largest_command(plans[0], step, depth, as_json=as_json, check=check)
+        with interpreter.using(python):
+            plan_exact.largest_command(plans[0], step, depth, as_json=as_json, check=check)
         return
     else:
-        plans = [plan_exact.deepen(plan, depth) for plan in plans]
-        if snapshot:
-            plan_exact.write_snapshot(plans[0], step, depth)
-        if explain:
-            plan_exact.explain_command(plans[0], step, depth, as_json=as_json)
-        else:
+        with interpreter.using(python):
+            plans = [plan_exact.deepen(plan, depth) for plan in plans]
+            plan_exact.look_deeper(plans[0], step, depth, as_json=as_json)
+        if not explain:
             plan_print.plans(plans, form)
     if check and not best:
         _check(plans)

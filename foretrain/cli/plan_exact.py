@@ -140,6 +140,14 @@ def trace_of(plan: Plan, step: StepName, depth: Depth) -> Trace | None:
     return max(found, key=lambda trace: replay(trace, depth.settings(plan)).peak_reserved_bytes)
 
 
+def look_deeper(plan: Plan, step: StepName, depth: Depth, *, as_json: bool) -> None:
+    """What --snapshot and --explain ask for beside the plan."""
+    if depth.snapshot is not None:
+        write_snapshot(plan, step, depth)
+    if depth.explain:
+        explain_command(plan, step, depth, as_json=as_json)
+
+
 def explain_command(plan: Plan, step: StepName, depth: Depth, *, as_json: bool) -> None:
     """Print the explanation of a plan."""
     from foretrain.advise.explain import explain

@@ -58,6 +58,15 @@ Snapshot = Annotated[
     Path | None,
     typer.Option(help="Write the trace as a memory snapshot for pytorch.org/memory_viz.", metavar="FILE"),
 ]
+Python = Annotated[
+    str,
+    typer.Option(
+        "--python",
+        help="Trace with the torch of another environment, the one that will train: its Python, or its folder. "
+        "torch 2.6 or newer; compiled 2.11 or newer.",
+        metavar="PATH",
+    ),
+]
 AllocConf = Annotated[
     str,
     typer.Option(

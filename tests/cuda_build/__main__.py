@@ -23,6 +23,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from foretrain.calibration import installed_torch
 from foretrain.predict.exact import service
 from foretrain.predict.exact.service import Request, TraceUnavailable
 from tests.cuda_build import compare, trainer
@@ -238,7 +239,7 @@ def main() -> int:
     document = {
         "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(), "tier": args.tier,
         "machine": {"card": "NVIDIA GeForce RTX 4070, without a card", "system": f"{platform.system()} {platform.machine()}"},
-        "versions": {"python": platform.python_version(), "torch": service.installed_torch()},
+        "versions": {"python": platform.python_version(), "torch": installed_torch()},
         "not_done": len(wanted) - len(found), "summary": compare.summary(found),
     }  # fmt: skip
     if not args.cases_only:

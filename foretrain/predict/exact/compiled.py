@@ -16,10 +16,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_iter
 
 from foretrain.predict.exact.fake_card import Card, Generator, Memory
+from foretrain.predict.exact.guard import StandInError
+from foretrain.predict.exact.kernels import torch_version
 from foretrain.predict.exact.patches import Patches
 from foretrain.predict.exact.tracer import Tracer
 
 # Inductor's checks of what its kernels wrote, which here wrote nothing.
+OLDEST_THAT_COMPILES = (2, 11)  # before, Dynamo steps aside where a mode is on, or wants one fake mode alone
 CHECKS = ("size_asserts", "nan_asserts", "alignment_asserts")
 
 
@@ -226,6 +229,9 @@ def compiling(
     import torch._inductor.config as inductor_config
 
     torch._dynamo.reset()
+    if torch_version() < OLDEST_THAT_COMPILES:  # or an uncompiled step would be told as a compiled one
+        least = ".".join(map(str, OLDEST_THAT_COMPILES))
+        raise StandInError(f"torch {torch.__version__} compiles nothing in a trace; torch {least} or newer does")
     with Patches() as patches:
         if card is not None:
             _device_patches(patches, card)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.accelerator.memory
+import torch.accelerator
 import torch.cuda.graphs
 import torch.cuda.memory
 import torch.cuda.nvtx
@@ -292,7 +292,7 @@ def answer_as(patches: Patches, card: Card, notes: set[str]) -> Memory:
     )  # fmt: skip
     for name, answer in {**answers, **{name: _always(None) for name in silent}}.items():
         patches.set_everywhere(MODULES, name, answer)
-    accelerator = (torch.accelerator, torch.accelerator.memory)
+    accelerator = (torch.accelerator, *([torch.accelerator.memory] if hasattr(torch.accelerator, "memory") else []))
     names = ("is_available", "device_count", "empty_cache", "synchronize", "memory_stats", "reset_peak_memory_stats")
     for name in names:
         patches.set_everywhere(accelerator, name, answers.get(name, _always(None)))

@@ -25,10 +25,11 @@ from typing import Any, TypeVar
 
 import foretrain
 from foretrain.bounded import read_bytes
-from foretrain.calibration import cache_folder, installed_torch
+from foretrain.calibration import cache_folder
 from foretrain.config import RunConfig
 from foretrain.hardware import Dtype, Gpu
 from foretrain.precision import EIGHT_BITS
+from foretrain.predict.exact import interpreter
 from foretrain.predict.exact.record import Trace
 from foretrain.predict.exact.repeats import with_all_micro_batches
 from foretrain.predict.memory import SHAPING_KNOBS, StepName
@@ -37,7 +38,7 @@ from foretrain.units import MIB
 
 # The oldest torch with the interfaces that guard.py and compiled.py build on. Newer ones are tried: each trace
 # proves itself, and one that cannot be made is said.
-OLDEST_TORCH = (2, 11)
+OLDEST_TORCH = (2, 6)  # compiled: see exact/compiled.py
 Answer = TypeVar("Answer", bound=Record)
 MICRO_BATCHES = 3  # that are traced, as drive.py has them
 AT_ONCE = 2  # traces side by side; each takes one core and half a GiB
@@ -87,7 +88,8 @@ class Request:
 
     def key(self) -> str:
         """The hash that the trace is kept under."""
-        what = {**self.job(), "torch": installed_torch(), "code": code_digest(), "python": sys.version_info[:2]}
+        by = interpreter.now()
+        what = {**self.job(), "torch": by.torch, "code": code_digest(), "python": by.python}
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -104,7 +106,7 @@ def code_digest() -> str:
 
 def why_not() -> str:
     """'' where traces can be tried, or the sentence that says why not."""
-    version = installed_torch()
+    version = interpreter.now().torch
     if not version:
         return "exact tracing needs torch (pip install 'foretrain[train]')"
     if not sys.platform.startswith("linux"):
@@ -250,12 +252,11 @@ def write_jobs(jobs: Sequence[tuple[Request, Path]], folder: Path) -> Path:
 def _start(jobs: Sequence[tuple[Request, Path]], folder: Path) -> subprocess.Popen[bytes]:
     """The process that imports torch and forks a worker for each job."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TORCH_WARM_POOL": "0"}
-    source = str(Path(foretrain.__file__).parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
+    command, more = interpreter.now().worker()
     with write_jobs(jobs, folder).open("rb") as stdin, (folder / "host.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "foretrain.predict.exact.worker"], stdin=stdin, stdout=log, stderr=log,
-            env=environment, cwd=folder, start_new_session=True,
+            command, stdin=stdin, stdout=log, stderr=log, env={**environment, **more}, cwd=folder,
+            start_new_session=True,
         )  # fmt: skip
 
 

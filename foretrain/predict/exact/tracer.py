@@ -15,7 +15,6 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -24,6 +23,11 @@ from foretrain.predict.exact.attention import Attention
 from foretrain.predict.exact.record import Recorder
 from foretrain.predict.exact.subclasses import held, wraps
 from foretrain.predict.exact.values import Values
+
+try:
+    from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
+except ImportError:  # torch 2.9 and before
+    from torch._prims_common import is_non_overlapping_and_dense as is_dense  # type: ignore[attr-defined,no-redef]
 
 aten = torch.ops.aten
 DEVICE = torch.ops.prim.device.default
@@ -292,7 +296,7 @@ class Tracer(TorchDispatchMode):
         if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.dtype != b.dtype or a.shape != b.shape:
             return False
         counts = (a._use_count(), torch._C._storage_Use_Count(a.untyped_storage()._cdata))  # type: ignore[attr-defined]
-        if counts in self.in_place_counts and is_non_overlapping_and_dense_or_false(a):
+        if counts in self.in_place_counts and is_dense(a):
             self.in_place_sums += 1
             return True
         self.out_of_place_sums += 1

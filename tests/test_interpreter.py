@@ -1,0 +1,92 @@
+"""`--python PATH`: another environment's torch traces."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from foretrain.calibration import installed_torch
+from foretrain.config import RunConfig
+from foretrain.errors import UserError
+from foretrain.hardware import find
+from foretrain.predict.exact import interpreter, service
+from foretrain.predict.exact.replay import replay
+from foretrain.predict.exact.service import Request, TraceUnavailable, traces
+from tests.helpers import foretrain
+
+START = service._start  # other tests start their workers in a quicker way (conftest.py)
+REQUEST = Request(
+    RunConfig(n_layer=1, n_head=1, n_embd=32, block_size=32, vocab_size=64, batch_size=2, gradient_accumulation_steps=1),
+    find("RTX 4070"), "float32", "nanogpt", compiled=False,
+)  # fmt: skip
+
+
+def environment(folder: Path, script: str) -> str:
+    """A folder with a bin/python that does this."""
+    program = folder / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return str(folder)
+
+
+def test_another_environment_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it is this Python behind another name, so the answer is the same; its packages are borrowed as one that
+    lacks pydantic would borrow them."""
+    monkeypatch.setattr(service, "_start", START)
+    log = tmp_path / "calls"
+    path = environment(tmp_path / "env", f'echo "$@" >> {log}; exec {sys.executable} "$@"')
+    mine = replay(traces([REQUEST])[0])
+    there = interpreter.found(path)
+    assert (there.torch, there.python, there.borrows) == (installed_torch(), sys.version_info[:2], False)
+    monkeypatch.setattr(interpreter, "found", lambda path: there._replace(borrows=True, torch=f"{there.torch}.other"))
+    with interpreter.using(path):
+        assert interpreter.now().torch.endswith(".other")
+        assert replay(traces([REQUEST])[0]) == mine
+    assert "exact.worker" in log.read_text()
+    assert interpreter.now().path == sys.executable
+
+
+@pytest.mark.parametrize(
+    ("script", "id"),
+    [
+        (None, "usage.python_missing"),
+        ("echo not json", "usage.python_broken"),
+        ("exit 1", "usage.python_broken"),
+        (f'exec {sys.executable} -I -S "$@"', "usage.python_without_torch"),
+        (
+            "echo '" + json.dumps({"torch": "2.9.1", "python": [3, 9], "lacks": True}) + "'",
+            "usage.python_needs_pydantic",
+        ),
+    ],
+)
+def test_what_cannot_trace_is_one_sentence(script: str | None, id: str, tmp_path: Path) -> None:
+    path = environment(tmp_path / "env", script) if script else str(tmp_path / "env")
+    with pytest.raises(UserError) as caught:
+        interpreter.found(path)
+    assert caught.value.id == id
+    assert path in str(caught.value)
+
+
+def test_a_torch_that_is_too_old_is_told(tmp_path: Path) -> None:
+    answer = json.dumps({"torch": "2.5.1", "python": list(sys.version_info[:2]), "lacks": False})
+    path = environment(tmp_path / "env", f"echo '{answer}'")
+    with interpreter.using(path), pytest.raises(TraceUnavailable, match=r"needs torch 2\.6 or newer; this is 2\.5\.1"):
+        traces([REQUEST])
+
+
+def test_the_key_of_a_trace_knows_the_torch_that_made_it(tmp_path: Path) -> None:
+    answer = json.dumps({"torch": "2.9.1", "python": list(sys.version_info[:2]), "lacks": False})
+    path = environment(tmp_path / "env", f"echo '{answer}'")
+    before = REQUEST.key()
+    with interpreter.using(path):
+        assert REQUEST.key() != before
+    assert REQUEST.key() == before
+    assert service.OLDEST_TORCH == (2, 6)
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    done = foretrain("plan", "gpt2-124m", "--gpu", "4070", "--python", str(tmp_path / "nothing"))
+    assert done.returncode == 2
+    assert "there is no Python at" in done.stderr

@@ -16,6 +16,7 @@ from foretrain.hardware import Gpu, catalogue, find
 from foretrain.predict.energy import power, power_model
 from foretrain.predict.plan import plan
 from foretrain.quantities import parse_price
+from foretrain.units import format_duration
 from tests.helpers import REPO, foretrain
 
 CASES = REPO / "examples" / "real-cases"
@@ -211,5 +212,5 @@ def test_a_rent_leaves_the_range_of_the_hours_in_its_place() -> None:
     timing = plan(resolve(["gpt2-124m"]).config, find("4070")).timing_of("foretrain")
     assert timing
     total = timing.total_s
-    assert f"{total.low_s / 86_400:.1f} days – {total.high_s / 86_400:.1f} days" in shown
+    assert f"{format_duration(total.low_s)} – {format_duration(total.high_s)}" in shown
     assert " rent " in shown

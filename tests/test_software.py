@@ -125,6 +125,8 @@ def test_half_of_the_cache_is_found_again() -> None:
     assert rates.time_s(kernel(small)) == pytest.approx(small / 2 / rates.bandwidth)
     assert rates.time_s(kernel(large)) == pytest.approx((large - large // 4) / rates.bandwidth)
     assert rates.time_s(kernel(small, "adamw")) == pytest.approx(small / rates.bandwidth)  # long since gone
+    half, a100 = 20 * 2**20, CatalogueRates(A100)  # 40 MiB in two partitions with the same in each
+    assert a100.time_s(kernel(half)) == pytest.approx((half - half // 4) / a100.bandwidth)
     unknown = CatalogueRates(gpu.model_copy(update={"l2_mib": None}))
     assert unknown.time_s(kernel(small)) == pytest.approx(small / unknown.bandwidth)
 

@@ -48,6 +48,9 @@ CPU_PRODUCT_SHARE = 0.55  # oneDNN and MKL on small matrices, against the nomina
 CPU_ATTENTION_SHARE = 0.28
 # Assumed, not measured: copies from and to pageable memory over PCIe 4.0 x8 or x16, and AdamW on a desktop's memory.
 PAGEABLE_BYTES_PER_S, HOST_BYTES_PER_S = 6e9, 20e9
+# Chips whose cache has two partitions, each for the SMs beside it, so that what all SMs read stands there twice (NVIDIA
+# A100 whitepaper: a partition caches what the SMs that are connected to it access).
+TWO_CACHES = ((8, 0), (9, 0))
 # Kernels that read what nobody touched just before: weights, moments and sums of gradients.
 COLD = frozenset({"adamw", "accumulate", "clip", "gradient_norm", "fill", "gather", "scatter"})
 # How much each dimension tells about a kernel's speed: a product's (m, n, k), attention's (B, H, T, D).
@@ -107,7 +110,8 @@ class CatalogueRates:
         """
         if op.kind in COLD or op.flops or not self.gpu.l2_mib:
             return 0.0
-        return op.read_bytes * min(1.0, self.gpu.l2_mib * 2**20 / 2 / op.nbytes)
+        cache = self.gpu.l2_mib * 2**20 / (2 if self.gpu.capability in TWO_CACHES else 1)
+        return op.read_bytes * min(1.0, cache / 2 / op.nbytes)
 
     def attention_share(self) -> float:
         """The share of the dense peak that torch's attention kernel reaches on the causal half."""

@@ -77,7 +77,7 @@ def test_torch_cuda_answers_for_the_card() -> None:
         assert start.elapsed_time(end) > 0
 
     notes = trace(code, gpu="H200").notes
-    assert [note.split()[0] for note in notes] == ["side", "torch.cuda.empty_cache()"]
+    assert [note.split()[0] for note in notes] == ["torch.cuda.empty_cache()"]
 
 
 def test_memory_statistics_are_those_of_the_trace_so_far() -> None:

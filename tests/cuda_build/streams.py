@@ -16,6 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from foretrain.predict.snapshot import SEGMENT_KINDS
+from foretrain.units import MIB
 from tests.cuda_build.environment import CARD_MEMORY_MIB, PYTHON, on_the_card
 from tests.cuda_build.grid import REPO
 from tests.stream_programs import WAYS, Event, Program, differences, random_program, run, simulate
@@ -78,13 +79,32 @@ def measured(programs: list[Program]) -> list[dict[str, Any]]:
     """The programs in one process of the CUDA build; all with the same settings, memory and cap."""
     first = programs[0]
     environment = on_the_card(memory_mib=first.memory_mib or CARD_MEMORY_MIB, PYTORCH_CUDA_ALLOC_CONF=first.settings)
+    return _on_the_card([], environment, json.dumps([asdict(each) for each in programs]))
+
+
+def _on_the_card(words: list[str], environment: dict[str, str], text: str = "") -> Any:
+    """What this script, as a process of the CUDA build, answers."""
     done = subprocess.run(
-        [PYTHON, "-m", "tests.cuda_build.streams", "--child"], input=json.dumps([asdict(each) for each in programs]),
+        [PYTHON, "-m", "tests.cuda_build.streams", "--child", *words], input=text,
         env=environment, cwd=REPO, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"the CUDA build failed: {done.stderr.strip()[-1500:]}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def measured_step(name: str) -> list[Any]:
+    """Allocated and reserved peak of a step, and its segments in MiB. Runs in the CUDA build."""
+    import torch
+
+    from tests.stream_steps import STEPS
+
+    torch.cuda.init()
+    torch.cuda.memory._record_memory_history(context=None)
+    STEPS[name]()
+    snapshot: dict[str, Any] = dict(torch.cuda.memory._snapshot())
+    sizes = [each["size"] // MIB for each in snapshot["device_traces"][0] if each["action"] == "segment_alloc"]
+    return [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), sizes]
 
 
 def child() -> None:
@@ -110,10 +130,16 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=0, help="of each (one to four, in turn)")
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--write", action="store_true", help=f"keep them in {KEPT.relative_to(REPO)}")
+    parser.add_argument(
+        "--step", metavar="NAME", help="a step of tests/stream_steps.py, as tests/test_trace_streams.py has it"
+    )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        child()
+        print(json.dumps(measured_step(args.step))) if args.step else child()
+        return 0
+    if args.step:
+        print(_on_the_card(["--step", args.step], on_the_card()))
         return 0
     each_way = -(-args.programs // len(WAYS))
     kept, failed, total = [], 0, 0

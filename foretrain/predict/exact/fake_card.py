@@ -1,10 +1,9 @@
 """torch.cuda as it answers on the card: what training code asks it before, between and after its steps.
 
-Nothing runs, so there is nothing to wait for, and one stream is all streams. Memory statistics are those of the trace
-so far, through the simulated allocator.
+Nothing runs, so there is nothing to wait for. Memory statistics are those of the trace so far, through the simulated
+allocator. Streams are in fake_streams.py.
 """
 
-import contextlib
 import os
 import sys
 from collections import Counter
@@ -27,12 +26,12 @@ from foretrain.hardware import Gpu
 from foretrain.predict.allocator import Allocator
 from foretrain.predict.allocator_blocks import Block
 from foretrain.predict.exact.fake_history import Recorded
+from foretrain.predict.exact.fake_streams import Event, Stream, Streams
 from foretrain.predict.exact.patches import Patches
 from foretrain.predict.exact.record import Recorder
 from foretrain.predict.kernel_buffers import Processors
 from foretrain.units import MIB
 
-CUDA = 1  # c10/core/DeviceType.h
 # Where a function of torch.cuda may stand under its name.
 MODULES = (
     torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.nvtx, torch.cuda.random, torch.cuda.streams,
@@ -94,6 +93,7 @@ class Memory:
     record: Recorder | None = None
     allocator: Allocator = field(default_factory=Allocator)
     recorded: Recorded = field(default_factory=Recorded)
+    streams: Streams = field(default_factory=Streams)
     fraction: float = 1.0
     # Called when the program resets its peaks: what comes then is a phase of its own.
     at_reset: Callable[[], None] = lambda: None
@@ -104,10 +104,7 @@ class Memory:
         """The allocator after the last event."""
         if self.record is not None:
             for event in self.record.events[self._position :]:
-                if event >= 0:
-                    self._blocks[event] = self.allocator.malloc(self.record.sizes[event])
-                else:
-                    self.allocator.free(self._blocks.pop(~event))
+                self.record.replay(event, self.allocator, self._blocks)
             self._position = len(self.record.events)
         return self.allocator
 
@@ -138,10 +135,13 @@ class Memory:
         """What torch.cuda.memory._snapshot, _dump_snapshot and memory_snapshot get from C++."""
         return self.recorded.snapshot(self.record)
 
-    def alloc(self, nbytes: int, device: object = None, stream: object = None) -> int:
+    def alloc(self, nbytes: int, device: object = None, stream: Any = None) -> int:
         """torch.cuda.caching_allocator_alloc: the address is the allocation's number, from 1 on."""
         assert self.record is not None
-        return 1 + self.record.alloc(nbytes, "caching_allocator_alloc", "", (nbytes,), "uint8")
+        id = self.record.alloc(nbytes, "caching_allocator_alloc", "", (nbytes,), "uint8")
+        if stream is not None:
+            self.record.streams[id] = getattr(stream, "cuda_stream", stream)
+        return 1 + id
 
     def delete(self, address: int) -> None:
         assert self.record is not None
@@ -183,47 +183,6 @@ class Generator(torch.Generator):
         return self
 
 
-class Stream(torch.Stream):
-    """A stream of the card; all of them are one."""
-
-    cuda_stream = 0
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> "Stream":  # noqa: ARG004  # whatever is asked for
-        return super().__new__(cls, stream_id=0, device_index=0, device_type=CUDA)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def record_event(self, event: Any = None) -> Any:
-        return event or Event()
-
-    def synchronize(self) -> None: ...
-
-    def wait_event(self, event: Any) -> None: ...
-
-    def wait_stream(self, other: Any) -> None: ...
-
-
-class Event:
-    """An event, which has always happened; between two of them no time has passed."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def record(self, stream: Any = None) -> None: ...
-
-    wait = record
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end_event: Any) -> float:
-        return 1.0  # milliseconds; not 0, by which speeds are divided
-
-
 def _always(value: Any) -> Callable[..., Any]:
     """A function of its own for each use: Dynamo keeps rules by function."""
     return lambda *args, **kwargs: value
@@ -260,14 +219,9 @@ def answer_as(patches: Patches, card: Card, notes: set[str]) -> Memory:
     def empty_cache() -> None:
         notes.add("torch.cuda.empty_cache() is not replayed: reserved memory may be less than told")
 
-    class OnStream(contextlib.nullcontext[None]):
-        """torch.cuda.stream(...), where there is but one. A class, as Dynamo asks for instances of it."""
-
-        def __init__(self, stream: Any = None) -> None:
-            super().__init__()
-            if stream is not None:
-                notes.add("side streams are replayed as one: on the card each has its pool, so reserved may be more")
-
+    Stream.made.clear()
+    streams = memory.streams
+    on_stream = streams.context()
     answers: dict[str, Any] = {
         "is_available": _is_available, "device_count": _always(1), "current_device": _always(0),
         "get_device_name": _always(card.name), "get_device_capability": _always(card.capability),
@@ -282,11 +236,12 @@ def answer_as(patches: Patches, card: Card, notes: set[str]) -> Memory:
         "empty_cache": empty_cache, **_about_memory(memory),
         "default_generators": (Generator("cuda:0"),), "set_rng_state": _always(None),
         "get_rng_state": lambda device="cuda": torch.empty(16, dtype=torch.uint8),
-        "Stream": Stream, "Event": Event, "StreamContext": OnStream, "stream": OnStream,
-        "current_stream": lambda device=None: Stream(), "default_stream": lambda device=None: Stream(),
+        "Stream": Stream, "Event": Event, "StreamContext": on_stream, "stream": on_stream,
+        "current_stream": lambda device=None: Stream(stream_id=streams.now()), "set_stream": streams.choose,
+        "default_stream": lambda device=None: Stream(stream_id=0),
     }  # fmt: skip
     silent = (
-        "init", "_lazy_init", "_lazy_call", "set_device", "synchronize", "ipc_collect", "set_stream",
+        "init", "_lazy_init", "_lazy_call", "set_device", "synchronize", "ipc_collect",
         "reset_accumulated_memory_stats", "reset_accumulated_host_memory_stats", "reset_peak_host_memory_stats",
         "_sleep", "range_push", "range_pop", "mark", "_set_allocator_settings", "_set_memory_metadata",
     )  # fmt: skip

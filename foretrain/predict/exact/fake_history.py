@@ -34,17 +34,14 @@ class Recorded:
             if position == self.start:
                 start = len(history.entries)
             assert record is not None
-            if event >= 0:
-                block = alive[event] = history.allocator.malloc(record.sizes[event])
-                history.driver()
-                if block is not None:
-                    history.born(block, _label(record, event))
-            else:
-                block = alive.pop(~event)
-                address = block.ptr if block is not None else 0
-                history.allocator.free(block)
-                if block is not None:
-                    history.died(address)
+            dying = alive.get(~event)
+            address = dying.ptr if dying is not None else 0
+            block = record.replay(event, history.allocator, alive)
+            history.driver()
+            if block is not None and event >= 0:
+                history.born(block, _label(record, event))
+            elif block is not None:
+                history.died(address)
             if self.end is None or position < self.end:
                 end = len(history.entries)
         data = history.data()

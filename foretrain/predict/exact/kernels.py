@@ -201,22 +201,24 @@ RULES: dict[str, Rule] = {
 def in_kernels(card: Card) -> InKernel:
     """The rules for a card, with cuBLAS's workspaces.
 
-    Until torch 2.14 one stays for each thread that multiplies, the main one and autograd's; from 2.15 on it lives for
-    the one product (TORCH_CUBLAS_WORKSPACE_CACHE is off by default there).
+    Until torch 2.14 one stays for each thread that multiplies, the main one and autograd's, and for each stream that it
+    does so on; from 2.15 on it lives for the one product (TORCH_CUBLAS_WORKSPACE_CACHE is off by default there).
     """
     workspace = cublas_workspace_bytes(card.capability)
     cached = torch_version() < (2, 15)
-    threads: set[bool] = set()
+    there: set[tuple[bool, int]] = set()
 
     def inside(tracer: Tracer, op: str, args: tuple[Any, ...]) -> list[Step]:
         if op in MATMULS or op in EIGHT_BIT_MATMULS:
             if not cached:
                 return [Result(0), workspace]
             backward = torch._C._current_autograd_node() is not None
-            if backward in threads:
+            stream = tracer.record.stream_now()
+            if (backward, stream) in there:
                 return []
-            threads.add(backward)
+            there.add((backward, stream))
             name = "cuBLAS, autograd's thread" if backward else "cuBLAS, main thread"
+            name += f", stream {stream}" if stream else ""
             return [Result(0), Workspace(workspace, name)]
         rule = RULES.get(op)
         return rule(card, args) if rule is not None else []

@@ -6,9 +6,12 @@ marks at positions of that list. So a trace of forty thousand events is one smal
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from foretrain.predict.allocator import Allocator
+from foretrain.predict.allocator_blocks import Block
 
 SCHEMA = "foretrain.trace/1"
 
@@ -24,7 +27,8 @@ class Allocation(NamedTuple):
     """One storage: bytes, positions of birth and death (None: alive at the end), what it is and where it is from.
 
     `category` is a component id of the ledger; `op` the aten op (or compiled kernel) that made it; `module` the
-    nn.Module by its qualified name; `shape` that of the first tensor seen on it.
+    nn.Module by its qualified name; `shape` that of the first tensor seen on it. `stream` is the one that it was made
+    on, 0 the default one; `used_on` are others that Tensor.record_stream named.
     """
 
     id: int
@@ -37,6 +41,12 @@ class Allocation(NamedTuple):
     module: str
     shape: tuple[int, ...]
     dtype: str
+    stream: int = 0
+    used_on: tuple[int, ...] = ()
+
+
+WORDS = ("category", "name", "op", "module", "shape", "dtype")
+COLUMNS = ("nbytes", "born", "died", *WORDS)
 
 
 class Head(NamedTuple):
@@ -92,13 +102,14 @@ class Trace:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; allocations by column, so that repeated words are few."""
-        columns = {name: [getattr(a, name) for a in self.allocations] for name in Allocation._fields if name != "id"}
+        columns = {name: [getattr(a, name) for a in self.allocations] for name in COLUMNS}
         words: dict[Any, int] = {}
-        for name in ("category", "name", "op", "module", "shape", "dtype"):
+        for name in WORDS:
             columns[name] = [words.setdefault(value, len(words)) for value in columns[name]]
         return {
             "schema": SCHEMA, "events": self.events, "words": list(words), "allocations": columns,
             "phases": self.phases, "moments": self.moments, "facts": self.facts,
+            "streams": [(a.id, a.stream, a.used_on) for a in self.allocations if a.stream or a.used_on],
         }  # fmt: skip
 
     @classmethod
@@ -108,10 +119,12 @@ class Trace:
             raise ValueError(f"not {SCHEMA}")
         words = [tuple(word) if isinstance(word, list) else word for word in data["words"]]
         columns = dict(data["allocations"])
-        for name in ("category", "name", "op", "module", "shape", "dtype"):
+        for name in WORDS:
             columns[name] = [words[i] for i in columns[name]]
-        rows = zip(*(columns[name] for name in Allocation._fields if name != "id"), strict=True)
+        rows = zip(*(columns[name] for name in COLUMNS), strict=True)
         allocations = [Allocation(id, *row) for id, row in enumerate(rows)]
+        for id, stream, used_on in data.get("streams", ()):  # older traces have none
+            allocations[id] = allocations[id]._replace(stream=stream, used_on=tuple(used_on))
         if not all(-len(allocations) <= event < len(allocations) for event in data["events"]):
             raise ValueError("an event is of no allocation")
         return cls(
@@ -163,10 +176,15 @@ class Recorder:
     moments: list[Mark] = field(default_factory=lambda: [Mark(0, "forward")])
     deaths: dict[int, int] = field(default_factory=dict)
     births: list[int] = field(default_factory=list)
+    stream_now: Callable[[], int] = lambda: 0  # the stream that allocations are made on
+    streams: dict[int, int] = field(default_factory=dict)  # id -> stream, where it is not the default one
+    used_on: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def alloc(self, nbytes: int, op: str, module: str, shape: tuple[int, ...], dtype: str) -> int:
         """A storage of so many bytes is born; its id."""
         id = len(self.sizes)
+        if stream := self.stream_now():
+            self.streams[id] = stream
         self.sizes.append(nbytes)
         self.labels.append((op, module, shape, dtype))
         self.births.append(len(self.events))
@@ -178,6 +196,23 @@ class Recorder:
         if id not in self.deaths:
             self.deaths[id] = len(self.events)
             self.events.append(~id)
+
+    def use(self, id: int, stream: int) -> None:
+        """Another stream uses it, too."""
+        before = self.used_on.get(id, ())
+        if stream != self.streams.get(id, 0) and stream not in before:
+            self.used_on[id] = (*before, stream)
+
+    def replay(self, event: int, allocator: Allocator, blocks: dict[int, Block | None]) -> Block | None:
+        """The block of one event, which happens in an allocator; `blocks` are those in use by id."""
+        if event >= 0:
+            block = blocks[event] = allocator.malloc(self.sizes[event], self.streams.get(event, 0))
+            return block
+        block = blocks.pop(~event)
+        for stream in self.used_on.get(~event, ()):
+            allocator.record_stream(block, stream)
+        allocator.free(block)
+        return block
 
     def phase(self, name: str) -> None:
         """A phase begins here."""
@@ -212,7 +247,10 @@ class Recorder:
         for id, (op, module, shape, dtype) in enumerate(self.labels):
             category, name = self.tags.get(id, ("", ""))
             born, died = self.births[id], self.deaths.get(id)
-            a = Allocation(id, self.sizes[id], born, died, category, name, self.names.get(id, op), module, shape, dtype)
+            a = Allocation(
+                id, self.sizes[id], born, died, category, name, self.names.get(id, op), module, shape, dtype,
+                self.streams.get(id, 0), self.used_on.get(id, ()),
+            )  # fmt: skip
             if not category:
                 a = a._replace(category=_category(a, head, weight_shapes, trace.moment_at(born) == "forward"))
             trace.allocations.append(a)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from foretrain.predict.allocator import Allocator
 from foretrain.predict.allocator_blocks import Block
+from foretrain.predict.exact import replay
 from foretrain.predict.exact.record import Allocation, Mark, Trace
 
 STEPS = ("first_step", "steady_step")
@@ -79,7 +80,7 @@ class _Writer:
             number = len(self.kept)
             self.kept.append(self.trace.allocations[event])
             self.now[event] = number
-            self.blocks[number] = self.allocator.malloc(self.trace.allocations[event].nbytes)
+            self.blocks[number] = replay.born(self.allocator, self.trace.allocations[event])
             self.events.append(number)
         else:
             number = self.now[~event]

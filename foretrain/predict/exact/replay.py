@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from foretrain.predict.allocator import Allocator, Block, OutOfMemory
 from foretrain.predict.allocator_settings import Settings
-from foretrain.predict.exact.record import Trace, moment_id
+from foretrain.predict.exact.record import Allocation, Trace, moment_id
 from foretrain.records import Record
 from foretrain.units import MIB
 
@@ -67,7 +67,6 @@ def replay(
     block that was born or died.
     """
     allocator = Allocator(settings, limit_bytes, physical=physical, cap_bytes=cap_bytes)
-    sizes = [allocation.nbytes for allocation in trace.allocations]
     alive: dict[int, Block | None] = {}
     peaks: dict[str, tuple[int, int, int]] = {}
     death: Death | None = None
@@ -78,7 +77,7 @@ def replay(
             event = trace.events[position]
             try:
                 if event >= 0:
-                    block = alive[event] = allocator.malloc(sizes[event])
+                    block = alive[event] = born(allocator, trace.allocations[event])
                 else:
                     block = alive.pop(~event)
                     allocator.free(block)
@@ -105,6 +104,14 @@ def replay(
         num_alloc_retries=allocator.num_alloc_retries,
         death=death,
     )
+
+
+def born(allocator: Allocator, allocation: Allocation) -> Block | None:
+    """The block of an allocation on its stream; which others use it matters only when it is freed, so is said now."""
+    block = allocator.malloc(allocation.nbytes, allocation.stream)
+    for stream in allocation.used_on:
+        allocator.record_stream(block, stream)
+    return block
 
 
 def _death(trace: Trace, position: int, error: OutOfMemory) -> Death:

@@ -40,6 +40,7 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False) -> Iterator[
         values.patch(patches, tracer.values)
         if there is not None:
             there.memory.record = tracer.record
+            tracer.record.stream_now = there.memory.streams.now
             tracer.attention = there.attention
         if compiled:
             card, memory = (None, None) if there is None else (there.card, there.memory)

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_iter
 
 from foretrain.predict.exact import losses, reductions
 from foretrain.predict.exact.attention import Attention
+from foretrain.predict.exact.fake_streams import record_stream
 from foretrain.predict.exact.record import Recorder
 from foretrain.predict.exact.subclasses import held, wraps
 from foretrain.predict.exact.values import Values
@@ -281,6 +282,7 @@ class Tracer(TorchDispatchMode):
         if func is aten.is_pinned.default:
             return (False,)
         if func is aten.record_stream.default:
+            record_stream(self.record, self.id_of(args[0]), args[1])
             return (None,)
         return None
 

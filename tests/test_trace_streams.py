@@ -1,0 +1,60 @@
+"""Traces of code with side streams, held to what PyTorch's CUDA build allocated and reserved for the same code."""
+
+import json
+
+import pytest
+import torch
+
+from foretrain.predict.allocator import Allocator
+from foretrain.predict.allocator_blocks import Block
+from foretrain.predict.exact.library import Tracing, trace
+from foretrain.predict.exact.record import Trace
+from foretrain.predict.exact.replay import replay
+from foretrain.units import MIB
+from tests.stream_steps import STEPS
+
+# As `python -m tests.cuda_build.streams --step NAME` prints them: peaks, and what the driver was asked for, in MiB.
+MEASURED = {
+    "prefetching": (415_565_312, 492_830_720, [16, 2, 16, 20, 16, 32, 20, 32, 20, 20, 32, 16, 36, 64, 64, 64]),
+    "two_branches": (336_069_632, 446_693_376, [16, 16, 32, 32, 20, 32, 32, 32, 20, 32, 2, 32, 32, 32, 32, 32]),
+    "gathering": (105_120_768, 148_897_792, [20, 20, 20, 20, 20, 2, 20, 20]),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_side_streams_take_what_they_take_in_the_cuda_build(name: str) -> None:
+    found = trace(lambda on: STEPS[name]())
+    segments: list[int] = []
+
+    def watch(position: int, allocator: Allocator, block: Block | None) -> None:
+        segments[:] = [nbytes // MIB for _, _, nbytes in allocator.segments]
+
+    replay(found.trace, watch=watch)
+    assert (found.peak_allocated_bytes, found.peak_reserved_bytes, segments) == MEASURED[name]
+    assert found.notes == ()
+    as_one = [a._replace(stream=0, used_on=()) for a in found.trace.allocations]
+    found.trace.allocations[:] = as_one
+    assert found.peak_reserved_bytes < MEASURED[name][1]
+
+
+def test_a_trace_keeps_its_streams_and_reads_older_ones() -> None:
+    def code(on: Tracing) -> None:
+        side = torch.cuda.Stream()
+        assert side != torch.cuda.current_stream() == torch.cuda.default_stream()
+        with torch.cuda.stream(side):
+            assert torch.cuda.current_stream() == side
+            batch = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+        batch.record_stream(torch.cuda.current_stream())
+        del batch
+        stats = torch.cuda.memory_stats()
+        assert (stats["allocated_bytes.all.current"], stats["active_bytes.all.current"]) == (0, 64 * MIB)
+        torch.cuda.set_stream(side)
+        torch.empty(8, device="cuda")
+
+    found = trace(code).trace
+    assert [(a.stream, a.used_on) for a in found.allocations] == [(1, (0,)), (1, ())]
+    data = json.loads(json.dumps(found.to_json()))
+    assert Trace.from_json(data) == found
+    del data["streams"]
+    assert [(a.stream, a.used_on) for a in Trace.from_json(data).allocations] == [(0, ()), (0, ())]

@@ -20,7 +20,9 @@ from foretrain.bounded import parse_toml, read_text
 from foretrain.calibration import Calibration, load
 from foretrain.errors import UserError
 from foretrain.records import Record
-from foretrain.units import GIB, parse_bytes
+from foretrain.units import GIB, MIB, parse_bytes
+
+USUAL_L2_MIB = 32
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 MatmulMode = Literal["dtype", "fp8", "int8", "fp16_accumulation"]
@@ -67,6 +69,11 @@ class Gpu(Record):
     def memory_bytes(self) -> int | None:
         """Memory of the device; None where the catalogue cannot know it (unified memory)."""
         return round(self.memory_gib * GIB) if self.memory_gib else None
+
+    @property
+    def cache_bytes(self) -> int:
+        """Its L2 cache; where nobody has said it, what is usual."""
+        return round((self.l2_mib or USUAL_L2_MIB) * MIB)
 
     @property
     def capability(self) -> tuple[int, int]:

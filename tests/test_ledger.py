@@ -232,7 +232,9 @@ def test_compiled_peaks(trace: dict) -> None:  # type: ignore[type-arg]
     """Inductor's own wrappers, executed on fake tensors for an RTX 4070 (docs/memory.md says how)."""
     config = RunConfig.model_validate(trace["config"])
     found = ledger(config, step=trace["step"], dtype=trace["dtype"], compiled=True)
-    assert max(p.tensors_bytes for p in found.phases) == pytest.approx(trace["peak_bytes"], rel=0.012)
+    # What Inductor takes to measure kernels, when they first run, is not in these recordings: their kernels are stubs.
+    settled = [p.tensors_bytes for p in found.phases if p.phase in ("steady_step", "evaluate_steady")]
+    assert max(settled) == pytest.approx(trace["peak_bytes"], rel=0.012)
 
 
 # -- properties ----------------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ micro-batch live until its backward graph ends, and only then are they added to 
 
 Where the numbers come from: Inductor's own wrapper code, executed on fake tensors for an RTX 4070 with torch 2.13
 (the way is described in docs/memory.md). Known limits: which short-lived buffers Inductor reuses is approximated;
-`pad_mm` (vocabularies that are no multiple of 8), max-autotune, CUDA graphs, and what Inductor takes to measure its
-kernels when they first run (a buffer as large as the L2 cache, and copies) are not modelled. Where attention
+`pad_mm` (vocabularies that are no multiple of 8), max-autotune and CUDA graphs are not modelled. Where attention
 takes the math path, whose scores Inductor fuses and reorders, traces are met to about a tenth (memory.py widens).
 """
 
@@ -41,6 +40,14 @@ class CompiledStep:
         self.has_grads = False
         self.workspaces: set[str] = set()
         self.cheap = False  # whether the block at hand makes norms and GELU again
+        self.measured: set[str] = set()
+
+    def measure(self, kernels: str) -> None:
+        """The first time that element-wise kernels run, Inductor measures two ways for each, with a buffer as large as
+        the card's cache. Copies of what they change are left out: those that would raise the peak go to the host."""
+        if kernels not in self.measured:
+            self.measured.add(kernels)
+            self.t.pass_by("workspace", self.t.size(1, "L2"))
 
     def e(self, coefficient: int) -> Size:
         return self.t.size(coefficient, "B", "T", "C")
@@ -142,6 +149,7 @@ class CompiledStep:
                 t.free(*self.block_buffers())
             else:
                 graph.blocks.append(self.block_saved())
+            self.measure("forward")
         t.free(*passing)
         t.at("forward.loss")
         graph.head += self.norm_saved()
@@ -152,6 +160,7 @@ class CompiledStep:
             return graph
         if self.v.casts:
             graph.head_copy.append(t.alloc("weight_copies", t.size(2, "V", "C")))
+            self.measure("head")
         graph.logits = t.alloc("logits", self.nv(self.low))
         return graph
 
@@ -160,7 +169,9 @@ class CompiledStep:
         t, low = self.t, self.low
         t.at("forward.blocks")
         residual = t.alloc("temporaries", self.e(self.v.wide))
-        t.free(*self.block_buffers(), residual)
+        buffers = self.block_buffers()
+        self.measure("evaluation")
+        t.free(*buffers, residual)
         t.at("forward.loss")
         out = t.alloc("temporaries", self.e(low))
         if self.v.chunked:
@@ -213,6 +224,7 @@ class CompiledStep:
             head_grad = t.alloc("temporaries", t.size(4, "V", "C"))
             t.free(late)
         embedding = t.alloc("temporaries", t.size(4, "V", "C"))
+        self.measure("embedding")
         new.append(self.gradient(4, "V", "C"))
         t.free(head_grad, embedding, *residual)
         if self.v.wide == 2:
@@ -262,6 +274,7 @@ class CompiledStep:
         attention = 4 if self.v.half else 2
         late, early = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         new = [self.matrix_gradient(16)]
+        self.measure("backward")
         t.free(*early[-2:])
         new.append(self.matrix_gradient(16))
         t.free(*early[:-2])

@@ -48,6 +48,7 @@ class ModernCompiledStep(CompiledStep):
                 t.free(*self.block_buffers())
             else:
                 graph.blocks.append(self.block_saved())
+            self.measure("forward")
         t.free(stream)
         t.at("forward.loss")
         graph.head += reversed(self.norm_saved())
@@ -56,6 +57,7 @@ class ModernCompiledStep(CompiledStep):
             return graph
         if self.v.casts:
             graph.head_copy.append(t.alloc("weight_copies", t.size(2, "V", "C")))
+            self.measure("head")
         graph.logits = t.alloc("logits", self.nv(self.low))
         return graph
 
@@ -84,6 +86,7 @@ class ModernCompiledStep(CompiledStep):
         if late is not None:
             new.append(t.alloc("gradients", t.size(4, "V", "C")))
             t.free(late)
+        self.measure("embedding")
         new.append(self.gradient(4, "V", "C"))
         t.free(x0, *residual)
         if self.v.wide == 2:
@@ -102,6 +105,7 @@ class ModernCompiledStep(CompiledStep):
         *saved, squared = saved
         new = [self.matrix_gradient(16)]
         wide = t.alloc("temporaries", self.e(4 * low))
+        self.measure("backward")
         t.free(squared)
         new += [self.matrix_gradient(16), self.matrix_gradient(4)]
         t.free(wide)

@@ -42,8 +42,9 @@ def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str,
 
     kept: scores of lm/attention.py that wait for backward; group, halfgroup: those of a group of heads, by width.
     moments: those in 8 bits (lm/adamw8bit_sizes.py); chunk: what is fp32 of them at one time. M: parameters in
-    matrices of the blocks, which are Muon's; R: the rest; newton: what its iterations take. flash, split: inside flash
-    attention, backward and forward; sums1 to sums4: inside the sum that is the gradient of a bias of so many C.
+    matrices of the blocks, which are Muon's; R: the rest; newton: what its iterations take. L2: the cache. flash,
+    split: inside flash attention, backward and forward; sums1 to sums4: inside the sum that is the gradient of a bias
+    of so many C.
     """
     shape = ModelShape.of(config)
     flash = gpu.capability >= (8, 0)
@@ -54,6 +55,7 @@ def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str,
         "W": shape.block_size, "P": shape.n_params, "n": min(config.loss_chunk_size, batch * block),
         "A": shape.n_head * -(-shape.head_dim // 8) * 8, "D": shape.head_dim,
         "cuBLAS": cublas_workspace_bytes(gpu) if gpu.kind == "cuda" else 0,
+        "L2": gpu.cache_bytes if gpu.kind == "cuda" else 0,
         "flash": sum(flash_backward_bytes(batch, shape.n_head, block, shape.head_dim)) if flash else 0,
         "split": sum(flash_split_bytes(batch, shape.n_head, block, block, shape.head_dim, processors.number)),
         **{f"sums{n}": sum(column_sum_bytes(processors, batch * block, n * shape.n_embd)) for n in (1, 2, 3, 4)},

@@ -38,17 +38,6 @@ MODULES = (
 )  # fmt: skip
 
 
-# L2 cache in MiB, by a card's name or how it begins (NVIDIA's architecture whitepapers and data sheets).
-CACHE_MIB = {
-    "V100": 6, "T4": 4, "RTX 2080 Ti": 5.5, "A30": 24, "A100": 40, "A10": 6, "RTX A6000": 6, "RTX 3060": 3,
-    "RTX 3060 Ti": 4, "RTX 3070": 4, "RTX 3080": 5, "RTX 3080 12GB": 6, "RTX 3080 Ti": 6, "RTX 3090": 6,
-    "RTX 4060": 24, "RTX 4060 Ti": 32, "RTX 4070": 36, "RTX 4070 SUPER": 48, "RTX 4070 Ti": 48, "RTX 4080": 64,
-    "RTX 4090": 72, "RTX 4060 Laptop": 32, "RTX 4070 Laptop": 32, "RTX 4080 Laptop": 48, "RTX 4090 Laptop": 64,
-    "L4": 48, "L40S": 96, "RTX 6000 Ada": 96, "H100": 50, "H200": 50, "RTX 5070": 48, "RTX 5080": 64, "RTX 5090": 96,
-}  # fmt: skip
-USUAL_CACHE_MIB = 32
-
-
 @dataclass(frozen=True)
 class Card:
     """What decisions on the CUDA side depend on."""
@@ -57,16 +46,11 @@ class Card:
     capability: tuple[int, int]
     sm_count: int
     memory_bytes: int
+    cache_bytes: int = 32 * MIB  # L2
 
     @classmethod
     def of(cls, gpu: Gpu) -> "Card":
-        return cls(gpu.name, gpu.capability, gpu.sm_count or 1, gpu.memory_bytes or 1 << 34)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Its L2 cache; what is usual where nobody has said it."""
-        known = [name for name in CACHE_MIB if f"{self.name} ".lower().startswith(f"{name} ".lower())]
-        return round((CACHE_MIB[max(known, key=len)] if known else USUAL_CACHE_MIB) * MIB)
+        return cls(gpu.name, gpu.capability, gpu.sm_count or 1, gpu.memory_bytes or 1 << 34, gpu.cache_bytes)
 
     @property
     def processors(self) -> Processors:

@@ -40,6 +40,8 @@ from foretrain.units import MIB
 # proves itself, and one that cannot be made is said.
 OLDEST_TORCH = (2, 6)  # compiled: see exact/compiled.py
 Answer = TypeVar("Answer", bound=Record)
+# What of a card shapes a trace.
+SHAPING_FACTS = {"name", "compute_capability", "sm_count", "memory_gib", "l2_mib"}
 MICRO_BATCHES = 3  # that are traced, as drive.py has them
 AT_ONCE = 2  # traces side by side; each takes one core and half a GiB
 
@@ -76,7 +78,7 @@ class Request:
 
     def job(self) -> dict[str, Any]:
         """As the worker reads it."""
-        gpu = self.gpu.model_dump(mode="json", include={"name", "compute_capability", "sm_count", "memory_gib"})
+        gpu = self.gpu.model_dump(mode="json", include=SHAPING_FACTS)
         return {
             "config": self.normal_config().model_dump(mode="json"), "gpu": gpu, "dtype": self.dtype,
             "step": self.step, "compiled": self.compiled, "pads": self.pads,

@@ -111,7 +111,8 @@ def scores(q: Tensor, mask: Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
 def test_the_math_path_makes_as_many_scores_as_on_the_cpu(dtype: torch.dtype) -> None:
-    """It adds the mask in place; under a mode PyTorch makes a copy of the scores for it."""
+    """It adds the mask in place; under a mode PyTorch makes a copy of the scores for it. On the card the backward pass of
+    softmax makes one tensor more: the gradient times the output."""
 
     def code(device: str) -> None:
         scores(torch.zeros(B, H, T, D, device=device, requires_grad=True), torch.ones(T, T, dtype=dtype, device=device))
@@ -122,7 +123,7 @@ def test_the_math_path_makes_as_many_scores_as_on_the_cpu(dtype: torch.dtype) ->
         code("cpu")
     events: list[Any] = run.profiler.kineto_results.events()  # type: ignore[union-attr]
     real = [event.nbytes() for event in events if event.name() == "[memory]"].count(nbytes)
-    assert traced == real > 0
+    assert traced == real + 1 > 1
 
 
 def test_a_mask_of_booleans_becomes_one_of_numbers() -> None:

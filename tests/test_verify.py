@@ -84,13 +84,14 @@ def test_the_largest_micro_batch_is_the_largest() -> None:
 
 
 def test_a_prediction_is_what_plan_exact_says() -> None:
-    from foretrain.predict.exact.forecast import traced
+    from foretrain.predict.exact.forecast import answers_for
     from foretrain.predict.plan import plan
 
     predicted, peaks = expected.predict(TINY, CARD)
     config = TINY.config.model_copy(update={"compile": False, "dtype": "float32"})
-    made = traced(plan(config, CARD))
-    ours = [phase for phase in made.memory_of("foretrain").phases if phase.phase != "resume"]
+    made = plan(config, CARD)
+    (exact,) = answers_for(made, ["foretrain"], None)
+    ours = [phase for phase in exact.memory.phases if phase.phase != "resume"]
     assert predicted.source == "traced"
     assert predicted.allocated_bytes == max(phase.allocated_bytes for phase in ours)
     assert predicted.reserved_bytes == max(phase.reserved_bytes or 0 for phase in ours)
@@ -101,7 +102,7 @@ def test_a_prediction_is_what_plan_exact_says() -> None:
     assert made.timing is not None
     assert predicted.step_s == made.timing.step_s.expected_s
     assert predicted.estimate_allocated_bytes == max(
-        phase.allocated_bytes for phase in plan(config, CARD).memory_of("foretrain").phases if phase.phase != "resume"
+        phase.allocated_bytes for phase in made.memory_of("foretrain").phases if phase.phase != "resume"
     )
 
 
@@ -120,19 +121,38 @@ def test_a_case_that_only_evaluates_has_no_step(no_trace: None) -> None:
 
 
 def test_a_case_is_really_measured_in_a_process_of_its_own() -> None:
-    for step in ("foretrain", "nanogpt"):
-        case = TINY.model_copy(update={"step": step})
-        found = child.ask({"what": "case", "device": "cpu", "case": case.to_json()}, 120)
-        assert found["steps"] >= measure.FEWEST_STEPS
-        assert found["step_s"] > 0
-        assert found["process_bytes"] > 50 * 2**20
+    case = TINY.model_copy(update={"step": "nanogpt"})
+    found = child.ask({"what": "case", "device": "cpu", "case": case.to_json()}, 600)
+    assert found["steps"] >= measure.FEWEST_STEPS
+    assert found["step_s"] > 0
+    assert found["process_bytes"] > 50 * 2**20
 
 
-def test_what_a_case_raises_is_its_answer_and_what_ends_a_process_is_told() -> None:
+def test_foretrains_step_is_timed_from_its_second_steady_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_prepare", lambda case, device: None)  # which is for a process of its own
+    monkeypatch.setattr(drive, "STEPS", 7)
+    found = measure.measured(TINY, torch.device("cpu"))
+    assert found["steps"] == 7 - 1 - measure.UNTIMED  # the first is no steady one
+    assert found["step_s"] > 0
+
+
+def test_what_a_case_raises_is_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_prepare", lambda case, device: None)
     bad = {**TINY.to_json(), "options": {**TINY.options, "n_head": 3}}  # 32 is no multiple of it
-    assert "RuntimeError: shape" in child.ask({"what": "case", "device": "cpu", "case": bad}, 120)["error"]
+    job = {"what": "case", "device": "cpu"}
+    assert "RuntimeError: shape" in measure.answer({**job, "case": bad})["error"]
+
+    def full(*words: Any, **named: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(measure, "run", full)
+    found = measure.answer({**job, "case": TINY.to_json()})["out_of_memory"]
+    assert found == {"phase": "build", "said": "CUDA out of memory. Tried to allocate 2.00 GiB"}
+
+
+def test_a_process_that_ends_or_takes_too_long_is_told() -> None:
     with pytest.raises(child.Ended):
-        child.ask({"what": "device", "device": "no such device"}, 120)
+        child.ask({"what": "device", "device": "no such device"}, 600)
     with pytest.raises(child.Timeout):
         child.ask({"what": "case", "device": "cpu", "case": TINY.to_json()}, 0.01)
 

@@ -16,6 +16,7 @@ import accuracy_tables
 import advice_tables
 import compare_tables
 import contributed_tables
+import cuda_truth_tables
 import fault_tables
 import json_schemas
 import page_parts
@@ -451,6 +452,7 @@ def option_tables() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     **page_parts.PARTS,
     **accuracy_tables.PARTS,
+    **cuda_truth_tables.PARTS,
     "contributed": contributed_tables.contributed,
     "first-screen": start_screen,
     "schemas": json_schemas.table,

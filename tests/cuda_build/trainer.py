@@ -48,7 +48,7 @@ def rows(say: Callable[[str], None]) -> list[Row]:
             planned = _planned(words)
             found.append(_row(name, planned, _trained([*words, f"--out_dir={out}"], folder)))
             if name == RESUMED:
-                more = ["--max_iters=6", "--lr_decay_iters=6", f"--out_dir={out}", "--init_from=resume"]
+                more = ["--max_iters=6", f"--out_dir={out}", "--init_from=resume"]
                 found.append(_row(f"{name}, resumed", planned, _trained([*words, *more], folder)))
         except (RuntimeError, KeyError, StopIteration, ValueError) as error:
             found.append({"name": name, "error": f"{type(error).__name__}: {str(error)[-400:]}"})
@@ -79,7 +79,10 @@ def _trained(words: list[str], folder: Path) -> dict[str, Any]:
         f"--dataset={folder / 'data'}", "--device=cuda", "--json",
     ]  # fmt: skip
     done = subprocess.run(command, env=on_the_card(), cwd=REPO, capture_output=True, text=True)
-    return {phase["phase"]: phase for phase in _last_json(done)["memory"]["phases"]}
+    said = _last_json(done)
+    if "memory" not in said:
+        raise RuntimeError(said.get("message", f"it ended with {done.returncode}"))
+    return {phase["phase"]: phase for phase in said["memory"]["phases"]}
 
 
 def _planned(words: list[str]) -> dict[str, Any]:

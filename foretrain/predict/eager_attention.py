@@ -52,20 +52,40 @@ class EagerAttention:
             return self._written(qkv, saving)
         if kind == "bmm":
             return self._products(qkv, saving)
-        inputs, joined, passing = [qkv], None, []
-        size = self.e(self.low)
-        if self.padded(kind):
-            size = t.size(self.low, "B", "T", "A")
-            inputs, passing = [t.alloc(HERE, size) for _ in range(3)], [qkv]
+        saved, joined = self.fused(kind, qkv, saving)
+        passing = [qkv] if self.padded(kind) else []
+        if saving:
+            return Heads(saved, joined, passing)
+        out, lse, *inputs = saved
+        t.free(lse)
+        return Heads([], None, [*passing, *inputs, out, *([joined] if joined else [])])
+
+    def head_size(self, kind: AttentionKind) -> Size:
+        """Of q, k, v or the output as the kernel takes them."""
+        return self.t.size(self.low, "B", "T", "A") if self.padded(kind) else self.e(self.low)
+
+    def fused(self, kind: AttentionKind, source: Tensor, saving: bool) -> tuple[list[Tensor], Tensor | None]:
+        """A fused kernel's output, its log-sum-exp and its inputs, which are copies of `source` where heads are padded;
+        and the output side by side again, where that is a copy."""
+        t, size, joined = self.t, self.head_size(kind), None
+        inputs = [t.alloc(HERE, size) for _ in range(3)] if self.padded(kind) else [source]
         out, lse = t.alloc(HERE, size), t.alloc(HERE, t.size(4, "B", "H", "T"))
         if kind == "flash" and self.v.cuda and not (saving and self.v.dropout):
             t.pass_by("workspace", t.size(1, "split"))
         if self.padded(kind) and (t.symbols["H"] > 1 or self.v.keeps_logits):  # one head can be seen without a copy
             joined = t.alloc(HERE, self.e(self.low))
-        if saving:
-            return Heads([out, lse, *inputs], joined, passing)
-        t.free(lse)
-        return Heads([], None, [*passing, *inputs, out, *([joined] if joined else [])])
+        return [out, lse, *inputs], joined
+
+    def padded_gradient(self, grad: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The gradient as the kernel takes it; and copies of it and the output as (B, T, H, D), which padded heads of
+        more than one are not laid out as."""
+        t, kind = self.t, self.v.attention
+        if not self.padded(kind):
+            return grad, []
+        whole = t.alloc("temporaries", self.head_size(kind))
+        t.free(grad)
+        copies = [t.alloc("workspace", self.head_size(kind)) for _ in range(2)] if t.symbols["H"] > 1 else []
+        return whole, copies
 
     def backward(self, grad: Tensor, saved: list[Tensor]) -> list[Tensor]:
         """dq, dk and dv; FlashAttention-2 also takes fp32 sums inside (Dao-AILab flash_api.cpp, mha_bwd)."""
@@ -74,16 +94,8 @@ class EagerAttention:
             return self._written_backward(grad, saved)
         if kind == "bmm":
             return self._products_backward(grad, saved)
-        size = self.e(self.low)
-        if self.padded(kind):
-            size = t.size(self.low, "B", "T", "A")
-            whole = t.alloc("temporaries", size)
-            t.free(grad)
-            grad = whole
-        # The kernel wants the gradient and the output as (B, T, H, D); padded heads are not laid out so.
-        laid_out = self.padded(kind) and t.symbols["H"] > 1
-        copies = [t.alloc("workspace", size) for _ in range(2)] if laid_out else []
-        heads = [t.alloc("temporaries", size) for _ in range(3)]
+        grad, copies = self.padded_gradient(grad)
+        heads = [t.alloc("temporaries", self.head_size(kind)) for _ in range(3)]
         if kind in ("flash", "cudnn"):
             t.free(t.alloc("workspace", t.size(1, "flash")))
         t.free(grad, *saved, *copies)

@@ -7,7 +7,7 @@ functions of their own, so the lifetimes differ from nanoGPT's; the head, its lo
 from foretrain.predict.eager import EagerStep
 from foretrain.predict.eager_attention import Heads
 from foretrain.predict.eager_forward import Graph, Saved
-from foretrain.predict.timeline import Size, Tensor, Timeline, Variant
+from foretrain.predict.timeline import Tensor, Timeline, Variant
 
 
 class ModernEagerStep(EagerStep):
@@ -114,26 +114,16 @@ class ModernEagerStep(EagerStep):
         self.copy_weight("value", s)
         value = t.alloc("activations.attention", self.e(low))
         kind = self.attention.kind(saving)
-        padded = self.attention.padded(kind)
-        size = self.head_size(padded)
-        inputs = [t.alloc("activations.attention", size) for _ in range(3)] if padded else [value]
-        out, lse = t.alloc("activations.attention", size), t.alloc("activations.attention", t.size(4, "B", "H", "T"))
-        if kind == "flash" and self.v.cuda:
-            t.pass_by("workspace", t.size(1, "split"))
-        side_by_side = t.alloc("activations.attention", self.e(low)) if padded and t.symbols["H"] > 1 else None
+        saved, side_by_side = self.attention.fused(kind, value, saving)
         self.copy_weight("proj", s)
         joined = t.alloc("activations.residual", self.e(low))
-        t.free(turned, value if padded else None)
+        t.free(turned, value if self.attention.padded(kind) else None)
         s.middle = t.alloc("activations.residual", self.e(self.v.wide))
         t.free(x1, joined)
         if saving:
-            s.norm_1, s.heads = [scale, h], Heads([out, lse, *inputs], side_by_side, [qk_scale, qk])
+            s.norm_1, s.heads = [scale, h], Heads(saved, side_by_side, [qk_scale, qk])
         else:
-            t.free(scale, h, out, lse, *inputs, side_by_side, qk_scale, qk)
-
-    def head_size(self, padded: bool) -> Size:
-        """Of q, k, v or the output as flash attention takes them."""
-        return self.t.size(self.low, "B", "T", "A") if padded else self.e(self.low)
+            t.free(scale, h, *saved, side_by_side, qk_scale, qk)
 
     def mlp_half(self, s: Saved, saving: bool) -> Tensor:
         t = self.t
@@ -235,22 +225,16 @@ class ModernEagerStep(EagerStep):
     def attention_backward(self, grad: Tensor, s: Saved) -> Tensor:
         """The gradient of the norm's result: the sum of those through queries and keys, and through values."""
         t, low = self.t, self.low
-        kind = self.v.attention
-        padded = self.attention.padded(kind)
-        size, laid_out = self.head_size(padded), padded and t.symbols["H"] > 1
-        if padded:
-            whole = t.alloc("temporaries", size)
-            t.free(grad)
-            grad = whole
-        copies = [t.alloc("workspace", size) for _ in range(2)] if laid_out else []
+        kind, padded = self.v.attention, self.attention.padded(self.v.attention)
+        grad, copies = self.attention.padded_gradient(grad)
         inside = t.alloc("workspace", t.size(1, "flash")) if kind in ("flash", "cudnn") else None
-        heads = [t.alloc("temporaries", size) for _ in range(3)]
+        heads = [t.alloc("temporaries", self.attention.head_size(kind)) for _ in range(3)]
         t.free(*s.heads.saved, grad, inside, *copies)
         for i in range(3 if padded else 0):
             head, heads[i] = heads[i], t.alloc("temporaries", self.e(low))
             t.free(head)
         dq, dk, dv = heads
-        if laid_out:
+        if copies:  # more than one padded head
             head, dv = dv, t.alloc("temporaries", self.e(low))
             t.free(head)
         through_value = self.linear_backward("value", dv, 1, None, s.copies, 1)

@@ -108,6 +108,15 @@ def stands_out(row: Row) -> bool:
     return abs(row["allocated_bytes"]["error"]) > ALLOCATED_LIMIT or row["reserved_bytes"]["error"] != 0
 
 
+def line(row: Row, empty: int, more: Sequence[str] = ()) -> str:
+    """A case's line of Markdown: both errors, and `more`; of one that failed why, and so many `empty` cells."""
+    if "error" in row:
+        return f"| {row['name']} | {row['error'][:90]} |{' |' * empty}"
+    a, r = row["allocated_bytes"], row["reserved_bytes"]
+    cells = [f"{a['real'] / 2**20:.1f}", f"{a['error']:+.3%}", f"{r['real'] / 2**20:.0f}", f"{r['error']:+.3%}", *more]
+    return f"| {row['name']} | {' | '.join(cells)} |"
+
+
 def table(rows: Sequence[Row]) -> str:
     """Markdown: the summary, then every case, those that stand out first."""
     lines = [
@@ -127,12 +136,6 @@ def table(rows: Sequence[Row]) -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in sorted(rows, key=lambda row: not stands_out(row)):
-        if "error" in row:
-            lines.append(f"| {row['name']} | {row['error'][:90]} | | | | |")
-            continue
-        a, r = row["allocated_bytes"], row["reserved_bytes"]
-        lines.append(
-            f"| {row['name']} | {a['real'] / 2**20:.1f} | {a['error']:+.3%} | {r['real'] / 2**20:.0f} | "
-            f"{r['error']:+.3%} | {row['estimate_allocated']['error']:+.2%} |"
-        )
+        estimate = [] if "error" in row else [f"{row['estimate_allocated']['error']:+.2%}"]
+        lines.append(line(row, 4, estimate))
     return "\n".join(lines) + "\n"

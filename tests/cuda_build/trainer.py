@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.cuda_build import compare
 from tests.cuda_build.environment import HOME, PYTHON, on_the_card
 from tests.cuda_build.grid import REPO
 
@@ -105,12 +106,5 @@ def _row(name: str, planned: dict[str, Any], trained: dict[str, Any]) -> Row:
 def table(found: list[Row]) -> str:
     """Markdown."""
     lines = ["| foretrain train | allocated MiB | error | reserved MiB | error |", "| --- | --- | --- | --- | --- |"]
-    for row in found:
-        if "error" in row:
-            lines.append(f"| {row['name']} | {row['error'][:90]} | | | |")
-            continue
-        a, r = row["allocated_bytes"], row["reserved_bytes"]
-        lines.append(
-            f"| {row['name']} | {a['real'] / 2**20:.1f} | {a['error']:+.3%} | {r['real'] / 2**20:.0f} | {r['error']:+.3%} |"
-        )
+    lines += [compare.line(row, 3) for row in found]
     return "\n".join(lines) + "\n"

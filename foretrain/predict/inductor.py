@@ -32,6 +32,8 @@ class CompiledGraph:
 class CompiledStep:
     """Writes compiled forward, backward and evaluation graphs into a timeline. Symbols as in `EagerStep`."""
 
+    tied = True  # whether the head's weight is the embedding's
+
     def __init__(self, timeline: Timeline, variant: Variant, n_layer: int) -> None:
         self.t = timeline
         self.v = variant
@@ -202,7 +204,8 @@ class CompiledStep:
         """The backward graph; the gradients of the micro-batch are its outputs."""
         t = self.t
         position, *head_saved = graph.head
-        head_grad, late = None, None
+        head_grad: Tensor | None = None
+        late: list[Tensor] = []
         if graph.waiting:
             t.at("backward.blocks")
             self.cublas("backward")
@@ -220,21 +223,20 @@ class CompiledStep:
         t.at("backward.embedding")
         t.free(position)
         new.append(self.gradient(4, "W", "C"))
-        if late is not None:
-            head_grad = t.alloc("temporaries", t.size(4, "V", "C"))
-            t.free(late)
         embedding = t.alloc("temporaries", t.size(4, "V", "C"))
         self.measure("embedding")
         new.append(self.gradient(4, "V", "C"))
-        t.free(head_grad, embedding, *residual)
+        t.free(head_grad, embedding, *residual, *late)
         if self.v.wide == 2:
             new = self.in_fp32(new)
         if self.has_grads:
             t.free(*new)
         self.has_grads = True
 
-    def head_backward(self, graph: CompiledGraph, cast: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The gradients of the head's input and of its weight; for fp32 the weight's is left for later, with its input.
+    def head_backward(self, graph: CompiledGraph, cast: Tensor) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """The gradients of the head's input and of its weight. The weight's, where it is the embedding's in fp32, is a
+        product that adds to the embedding's gradient (addmm), at the end of the graph: what it is made from stays
+        until then, and is returned last.
 
         `cast`: the head's saved input.
         """
@@ -247,26 +249,22 @@ class CompiledStep:
         t.at("backward.head")
         self.cublas("backward")
         t.free(tangent)
-        head_grad, late = None, None
-        if self.v.half:
-            head_grad = t.alloc("temporaries", t.size(2, "V", "C"))
-        else:  # Inductor's memory-aware order leaves this product to the end and keeps the logits' gradient
-            late = dlogits or graph.logits
+        dlogits = dlogits or graph.logits
+        assert dlogits is not None
+        if self.tied and not (self.v.half or self.v.pieces):
+            return t.alloc("temporaries", self.e(low)), None, [dlogits, cast]
+        head_grad = t.alloc("temporaries" if self.v.half else "gradients", t.size(low, "V", "C"))
         t.free(cast)
         out = t.alloc("temporaries", self.e(low))
-        t.free(*graph.head_copy)
-        if late is None:
-            t.free(dlogits or graph.logits)
-        return out, head_grad, late
+        t.free(*graph.head_copy, dlogits)
+        return out, head_grad, []
 
     def block_backward(self, saved: list[Tensor], *, again: bool) -> list[Tensor]:
         """One block, made `again` where it is checkpointed: frees what it saved, returns its gradients."""
         t, low = self.t, self.low
         if again:
             t.at("backward.recompute")
-            pending = [t.alloc("temporaries", self.e(5 * low))]  # products that Inductor puts off
-            if self.v.attention == "math":  # and scores of blocks before, which it makes ahead
-                pending += [t.alloc("temporaries", self.scores(4)) for _ in range(min(2, self.n_layer - 1))]
+            pending = [t.alloc("temporaries", self.e(5 * low)), *self.scores_ahead()]  # products that Inductor puts off
             inputs, saved = [*saved, *pending], self.block_saved()
         else:  # made again: the GELU's output, beside its gradient; products of these are put off
             inputs = [t.alloc("temporaries", self.e(4 * low)) for _ in range(2)] if self.cheap else []
@@ -289,6 +287,11 @@ class CompiledStep:
         t.free(*late, *inputs)
         biases = (4, 4, 12, 4, 16, 4) if self.v.bias else ()
         return new + [self.gradient(c, "C") for c in (4, 4, *biases)]
+
+    def scores_ahead(self) -> list[Tensor]:
+        """Of blocks before one that is made again: Inductor makes their scores in one kernel with this one's."""
+        ahead = min(2, self.n_layer - 1) if self.v.attention == "math" else 0
+        return [self.t.alloc("temporaries", self.scores(4)) for _ in range(ahead)]
 
     def matrix_gradient(self, coefficient: int) -> Tensor:
         half = self.t.alloc("temporaries", self.cc(coefficient // 2)) if self.v.casts else None

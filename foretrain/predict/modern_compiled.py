@@ -12,6 +12,8 @@ from foretrain.predict.timeline import Tensor
 class ModernCompiledStep(CompiledStep):
     """Writes compiled forward, backward and evaluation graphs into a timeline."""
 
+    tied = False
+
     def norm_saved(self) -> list[Tensor]:
         """A norm keeps its result and a number a row."""
         t = self.t
@@ -25,6 +27,8 @@ class ModernCompiledStep(CompiledStep):
             t.alloc("activations.attention", self.e(2 * low)),
             t.alloc("activations.norm", t.size(8, "B", "T", "H")),
         ]
+        if self.v.attention == "math":  # queries and keys, head by head, as its products read them
+            saved += [t.alloc("activations.attention", self.e(low)) for _ in range(2)]
         saved += [*self.copies((2,)), t.alloc("activations.attention", self.e(low))]
         saved += [t.alloc("activations.attention", self.e(low)), *self.attention_saved()]
         saved += [*self.copies((2,)), *self.norm_saved(), *self.copies((8, 8))]
@@ -70,9 +74,8 @@ class ModernCompiledStep(CompiledStep):
             self.cublas("backward")
             out, head = graph.waiting
             t.free(head if self.has_grads else None)
-            late = None
         else:
-            out, head, late = self.head_backward(graph, head_saved.pop())
+            out, head, _ = self.head_backward(graph, head_saved.pop())
             if head is not None and self.v.casts:  # cast at once
                 new.append(self.gradient(4, "V", "C"))
                 t.free(head)
@@ -83,9 +86,6 @@ class ModernCompiledStep(CompiledStep):
         for i, saved in reversed(list(enumerate(graph.blocks))):
             new += self.block_backward(saved, again=i < self.v.checkpointed)
         t.at("backward.embedding")
-        if late is not None:
-            new.append(t.alloc("gradients", t.size(4, "V", "C")))
-            t.free(late)
         self.measure("embedding")
         new.append(self.gradient(4, "V", "C"))
         t.free(x0, *residual)
@@ -97,7 +97,7 @@ class ModernCompiledStep(CompiledStep):
 
     def block_backward(self, saved: list[Tensor], *, again: bool) -> list[Tensor]:
         t, low = self.t, self.low
-        inputs = saved if again else []
+        inputs = [*saved, *self.scores_ahead()] if again else []
         if again:
             t.at("backward.recompute")
             saved = self.block_saved()

@@ -118,7 +118,7 @@ class SimulatedRun:
             dropout=config.dropout > 0, bias=config.bias, chunked=config.loss_chunk_size > 0,
             attention=attention_kind(gpu, dtype, width, config.dropout, self.products),
             evaluation_attention=attention_kind(gpu, dtype, width, 0.0, self.products, learns=False),
-            master=config.master_weights, cheap=config.recompute_norm_gelu,
+            master=config.master_weights, cheap=config.recompute_norm_gelu, pieces=config.compile_blocks,
         )  # fmt: skip
         self.writes_scores = "math" in (variant.attention, variant.evaluation_attention)
         self.step = STEPS[config.recipe, compiled](self.t, variant, config.n_layer)

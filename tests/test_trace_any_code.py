@@ -369,6 +369,20 @@ def test_tied_weights_that_are_cast_go_at_once() -> None:
     assert sizes[:4] == [8192, -16384, 8192, -16384]
 
 
+def test_rms_norm_is_one_kernel_where_torch_has_one() -> None:
+    """As in PyTorch's CUDA build; a CPU build takes it apart into six, and keeps three more tensors for backward."""
+
+    def code(on: Tracing) -> None:
+        norm = torch.nn.RMSNorm(512, device=on.device)
+        on.phase("forward")
+        norm(torch.empty(64, 512, device=on.device, requires_grad=True))
+
+    found = trace(code).trace
+    (start,) = (mark.position for mark in found.phases if mark.name == "forward")
+    of_norm = [(a.op, a.nbytes) for a in found.allocations if a.born >= start and a.op != "empty"]
+    assert of_norm == [("_fused_rms_norm", 4 * 64 * 512), ("_fused_rms_norm", 4 * 64)]
+
+
 @pytest.mark.parametrize(("name", "inside"), [("silu", 0), ("mish", 0), ("softmax", 1)])
 def test_backward_passes_take_what_the_card_takes(name: str, inside: int) -> None:
     """A CPU build takes those of silu and mish apart; that of softmax makes gradient times output (SoftMax.cu). Both as

@@ -79,6 +79,12 @@ def real_peaks(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool) ->
 
 def _peaks(run: profile) -> tuple[int, int]:
     """(peak of all blocks, peak without what matrix kernels take for themselves and give back before they return)."""
+    everything, tensors = sizes(run)
+    return _highest(everything), _highest(tensors)
+
+
+def sizes(run: profile) -> tuple[list[int], list[int]]:
+    """(bytes of all that was allocated, and below 0 of what was freed, in order; the same without kernels' scratch)."""
     from torch._C._profiler import _EventType
 
     events: list[tuple[int, int, int, Any]] = []  # time, signed size, address, the op that it happened in
@@ -102,7 +108,7 @@ def _peaks(run: profile) -> tuple[int, int]:
             start, inside = born.pop(address)
             if inside is not None and inside is op:
                 scratch |= {start, i}
-    return _highest(size for _, size, _, _ in events), _highest(e[1] for i, e in enumerate(events) if i not in scratch)
+    return [event[1] for event in events], [event[1] for i, event in enumerate(events) if i not in scratch]
 
 
 def _highest(sizes: Iterable[int]) -> int:

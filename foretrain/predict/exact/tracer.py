@@ -297,8 +297,7 @@ class Tracer(TorchDispatchMode):
         a, b = args
         if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.dtype != b.dtype or a.shape != b.shape:
             return False
-        counts = (a._use_count(), torch._C._storage_Use_Count(a.untyped_storage()._cdata))  # type: ignore[attr-defined]
-        if counts in self.in_place_counts and is_dense(a):
+        if _holders(a) in self.in_place_counts and is_dense(a):
             self.in_place_sums += 1
             return True
         self.out_of_place_sums += 1
@@ -312,8 +311,7 @@ class Tracer(TorchDispatchMode):
         class Probe(TorchDispatchMode):
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if func is aten.add.Tensor and not torch.is_grad_enabled():
-                    storage = args[0].untyped_storage()
-                    seen.add((args[0]._use_count(), torch._C._storage_Use_Count(storage._cdata)))
+                    seen.add(_holders(args[0]))
                 return func(*args, **(kwargs or {}))
 
         weight = torch.nn.Parameter(torch.empty(8, 8, device=device_type))
@@ -321,6 +319,13 @@ class Tracer(TorchDispatchMode):
             hidden = torch.empty(4, 8, device=device_type) @ weight
             ((hidden + torch.tanh(hidden)) * 2).sum().backward()
         cls.in_place_counts = seen
+
+
+def _holders(tensor: Tensor) -> tuple[int, int]:
+    """How often a tensor and its storage are held. The storage has a Python object, which nobody holds here: in torch
+    2.9 and before a held one counts, one that is not held does not."""
+    key = tensor.untyped_storage()._cdata
+    return tensor._use_count(), torch._C._storage_Use_Count(key)  # type: ignore[attr-defined]
 
 
 def _called_by_engine(depth: int) -> bool:

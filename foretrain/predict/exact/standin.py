@@ -179,7 +179,8 @@ def watched_resizes(resized: Callable[[torch.UntypedStorage], None]) -> Iterator
 def _keep_whole(library: torch.library.Library) -> None:
     """Where a build has no CUDA kernel of an op, it takes the op apart; on the card it is one kernel."""
     for name in ("silu_backward", "mish_backward", "_fused_rms_norm"):
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
+        known = hasattr(torch.ops.aten, name)  # torch 2.6 has no _fused_rms_norm
+        if known and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
             library.impl(name, _never_run, "CUDA")
 
 

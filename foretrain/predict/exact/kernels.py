@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from foretrain.predict.exact import convolutions
 from foretrain.predict.exact.fake_card import Card
 from foretrain.predict.exact.reductions import REDUCTIONS, reduction_buffers
 from foretrain.predict.exact.tracer import EIGHT_BIT_MATMULS, MATMULS, InKernel, Result, Step, Tracer, Workspace
@@ -208,18 +209,30 @@ def in_kernels(card: Card) -> InKernel:
     cached = torch_version() < (2, 15)
     there: set[tuple[bool, int]] = set()
 
-    def inside(tracer: Tracer, op: str, args: tuple[Any, ...]) -> list[Step]:
+    def by_cublas(tracer: Tracer) -> list[Step]:
+        if not cached:
+            return [workspace]
+        backward = torch._C._current_autograd_node() is not None
+        stream = tracer.record.stream_now()
+        if (backward, stream) in there:
+            return []
+        there.add((backward, stream))
+        name = "cuBLAS, autograd's thread" if backward else "cuBLAS, main thread"
+        name += f", stream {stream}" if stream else ""
+        return [Workspace(workspace, name)]
+
+    def inside(tracer: Tracer, op: str, args: tuple[Any, ...], out: Any) -> list[Step]:
         if op in MATMULS or op in EIGHT_BIT_MATMULS:
-            if not cached:
-                return [Result(0), workspace]
-            backward = torch._C._current_autograd_node() is not None
-            stream = tracer.record.stream_now()
-            if (backward, stream) in there:
-                return []
-            there.add((backward, stream))
-            name = "cuBLAS, autograd's thread" if backward else "cuBLAS, main thread"
-            name += f", stream {stream}" if stream else ""
-            return [Result(0), Workspace(workspace, name)]
+            taken = by_cublas(tracer)
+            return [Result(0), *taken] if taken else []
+        if op in convolutions.OPS:
+            asked = convolutions.asked(op, args, out)
+            steps = convolutions.steps(card, op, args, out, upper=tracer.upper)
+            if asked.in_cudnn:
+                tracer.ranges.add(convolutions.NOTE)
+                return steps
+            # Its products come after the columns that they read.
+            return [*steps[:2], *by_cublas(tracer), *steps[2:]] if asked.columns_bytes() else steps
         rule = RULES.get(op)
         return rule(card, args) if rule is not None else []
 

@@ -17,7 +17,7 @@ found.peak_allocated_bytes, found.fits(10 << 30)
 import contextlib
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,7 +34,8 @@ from foretrain.predict.exact.fake_card import Card, Memory
 from foretrain.predict.exact.forked import CAN_FORK, in_child
 from foretrain.predict.exact.guard import StandInError
 from foretrain.predict.exact.record import Trace
-from foretrain.predict.exact.replay import Replay, replay, smallest_limit_bytes
+from foretrain.predict.exact.replay import Replay, smallest_limit_bytes
+from foretrain.predict.exact.replay import replay as replayed
 from foretrain.predict.exact.session import tracing
 from foretrain.predict.exact.tracer import Tracer
 from foretrain.predict.exact.values import place_now, raised_at
@@ -45,7 +46,6 @@ WHY = {
     DataDependentOutputException: "its result depends on values, which fake tensors have not",
     DynamicOutputShapeException: "the shape of its result depends on values, which fake tensors have not",
 }
-IN_CUDNN = ("convolution", "convolution_backward", "cudnn_batch_norm")
 # What torch says where fake tensors, or a card that is not there, are met by surprise; and what to do about it.
 SENTENCES = {
     "Please convert all Tensors to FakeTensors": "a tensor that was made outside the traced function came into it: "
@@ -79,22 +79,29 @@ class Tracing:
 
 @dataclass(frozen=True)
 class Traced:
-    """A finished trace with its replays. Bytes. `notes` say what it leaves out, a sentence each."""
+    """A finished trace with its replays. Bytes. `notes` say what it leaves out, a sentence each.
+
+    Where only the card knows what something takes, this is the lower end and `high` the same code with the upper end.
+    """
 
     trace: Trace
     gpu: Gpu
     notes: tuple[str, ...] = ()
+    high: "Traced | None" = None
 
     def __repr__(self) -> str:
         return f"<trace on {self.gpu.name}: {format_bytes(self.peak_allocated_bytes)} allocated at the peak>"
 
     def __str__(self) -> str:
         found = self.replay()
-        peaks = [f"  {phase.phase:<24} {format_bytes(phase.allocated_bytes):>12}" for phase in found.phases]
+        high = self.high or self
+        most = high.replay()
+        ends = {phase.phase: phase.allocated_bytes for phase in most.phases}
+        peaks = [f"  {p.phase:<24} {_range(p.allocated_bytes, ends.get(p.phase, 0)):>12}" for p in found.phases]
         lines = (
-            f"Traced on {self.gpu.name}: {format_bytes(found.peak_allocated_bytes)} allocated, "
-            f"{format_bytes(found.peak_reserved_bytes)} reserved at the peak; "
-            f"runs with {format_bytes(self.smallest_limit_bytes)} reserved or more",
+            f"Traced on {self.gpu.name}: {_range(found.peak_allocated_bytes, most.peak_allocated_bytes)} allocated, "
+            f"{_range(found.peak_reserved_bytes, most.peak_reserved_bytes)} reserved at the peak; "
+            f"runs with {_range(self.smallest_limit_bytes, high.smallest_limit_bytes)} reserved or more",
             *peaks,
             *(f"Note: {note}" for note in self.notes),
         )
@@ -102,7 +109,7 @@ class Traced:
 
     def replay(self, limit_bytes: int | None = None, settings: Settings | None = None) -> Replay:
         """Through the allocator, under a limit of reserved bytes or none."""
-        return replay(self.trace, settings, limit_bytes, physical=True)
+        return replayed(self.trace, settings, limit_bytes, physical=True)
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -120,8 +127,13 @@ class Traced:
         return smallest_limit_bytes(self.trace, physical=True)
 
     def fits(self, limit_bytes: int, settings: Settings | None = None) -> bool:
-        """Whether it lives with so many bytes for the allocator, the CUDA context not included."""
-        return self.replay(limit_bytes, settings).survives
+        """Whether it lives with so many bytes for the allocator, the CUDA context not included; at the upper end."""
+        return (self.high or self).replay(limit_bytes, settings).survives
+
+
+def _range(low: int, high: int) -> str:
+    """5.2 GiB, or 5.2 GiB to 5.9 GiB."""
+    return " to ".join(dict.fromkeys((format_bytes(low), format_bytes(high))))
 
 
 @contextlib.contextmanager
@@ -163,9 +175,7 @@ def _card(gpu: str | Gpu) -> Gpu:
 
 def _notes(tracer: Tracer, notes: set[str]) -> tuple[str, ...]:
     """What the answer leaves out, as far as the code came by it."""
-    found = {*notes, *tracer.values.notes()}
-    if any(tracer.ops[op] for op in IN_CUDNN):
-        found.add("convolutions run in cuDNN on the card, whose workspaces are not counted: more may be needed")
+    found = {*notes, *tracer.values.notes(), *tracer.ranges}
     if tracer.sparse:
         found.add("sparse tensors are taken to be empty: their indices and values come on top")
     if count := sum(tracer.elsewhere.values()):
@@ -189,19 +199,27 @@ def trace(
 
     The code runs in a forked child, so that this process, a notebook for one, can train afterwards; variables that the
     code sets are lost. `in_process`: run it here instead, as where no fork is; torch.cuda then stays unusable.
+    Where it meets something whose size only the card knows, it runs a second time with the most of it (`high`).
     Raises guard.StandInError where this torch cannot be made to stand in for the card, or has already used one.
     """
     if torch.cuda.is_initialized():
         raise StandInError("this process has used CUDA; trace in a fresh one")
     card = _card(gpu)
-    if in_process or not CAN_FORK:
-        return _traced(code, card, compile, pads)
-    return in_child(lambda: _traced(code, card, compile, pads))
+
+    def run(upper: bool) -> tuple[Traced, bool]:
+        if in_process or not CAN_FORK:
+            return _traced(code, card, compile, pads, upper)
+        return in_child(lambda: _traced(code, card, compile, pads, upper))
+
+    found, ranged = run(upper=False)
+    return replace(found, high=run(upper=True)[0]) if ranged else found
 
 
-def _traced(code: Callable[[Tracing], object], card: Gpu, compile: bool, pads: bool) -> Traced:
-    """The trace, in this process."""
-    with _in_one_sentence() as seen, tracing(card, compiled=compile, pads=pads) as session:
+def _traced(
+    code: Callable[[Tracing], object], card: Gpu, compile: bool, pads: bool, upper: bool
+) -> tuple[Traced, bool]:
+    """The trace, in this process, and whether it met something that has an upper end."""
+    with _in_one_sentence() as seen, tracing(card, compiled=compile, pads=pads, upper=upper) as session:
         there, tracer = session.there, session.tracer
         assert there is not None
         seen.append(tracer)
@@ -214,4 +232,4 @@ def _traced(code: Callable[[Tracing], object], card: Gpu, compile: bool, pads: b
         "torch": torch.__version__, "gpu": card.name, "attention": sorted(there.attention.seen),
         "matmul_dtypes": dict(tracer.matmul_dtypes),
     }  # fmt: skip
-    return Traced(record, card, _notes(tracer, there.notes))
+    return Traced(record, card, _notes(tracer, there.notes)), bool(tracer.ranges)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from foretrain.hardware import Gpu
 from foretrain.predict.exact import compiled as inductor
-from foretrain.predict.exact import drive, kernels, libraries, standin, values
+from foretrain.predict.exact import convolutions, drive, kernels, libraries, standin, values
 from foretrain.predict.exact.names import Names
 from foretrain.predict.exact.patches import Patches
 from foretrain.predict.exact.quick import quick
@@ -24,10 +24,11 @@ class Session:
 
 
 @contextlib.contextmanager
-def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False) -> Iterator[Session]:
+def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool = False) -> Iterator[Session]:
     """Within it every storage of a card is recorded, or of fake CPU tensors where no card is given.
 
-    `pads`: what to take pad_mm's measurement to say. Raises guard.StandInError where this torch cannot stand in.
+    `pads`: what to take pad_mm's measurement to say. `upper`: of what only the card knows, the most.
+    Raises guard.StandInError where this torch cannot stand in.
     """
     with contextlib.ExitStack() as stack:
         there = None if gpu is None else stack.enter_context(standin.stand_in(gpu))
@@ -35,9 +36,10 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False) -> Iterator[
             stack.enter_context(standin.fake_cpu())
         device = "cpu" if there is None else "cuda"
         Tracer.calibrate(device)
-        tracer = Tracer(device, None if there is None else kernels.in_kernels(there.card))
+        tracer = Tracer(device, None if there is None else kernels.in_kernels(there.card), upper=upper)
         patches = stack.enter_context(Patches())
         values.patch(patches, tracer.values)
+        convolutions.patch(patches)
         if there is not None:
             there.memory.record = tracer.record
             tracer.record.stream_now = there.memory.streams.now

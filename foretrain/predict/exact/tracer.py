@@ -50,7 +50,7 @@ class Workspace(NamedTuple):
 # What an op allocates while it runs, in order: bytes for itself, the same number below 0 where it frees them, a result.
 # What it has not freed goes with its end. Without any Result all come first; else those not named are on the host.
 Step = int | Result | Workspace
-InKernel = Callable[["Tracer", str, tuple[Any, ...]], list[Step]]
+InKernel = Callable[["Tracer", str, tuple[Any, ...], Any], list[Step]]
 
 MATMULS = {"mm", "addmm", "bmm", "baddbmm"}
 EIGHT_BIT_MATMULS = {"_scaled_mm", "_int_mm"}
@@ -77,17 +77,20 @@ class Storage:
 class Tracer(TorchDispatchMode):
     """Records the storages of `device_type`, on fake tensors: "cuda", or "cpu" where the real allocator can be asked.
 
-    `in_kernel(tracer, op, args)` gives what an op's kernel allocates for itself while it runs, and when its results.
+    `in_kernel(tracer, op, args, out)` gives what an op's kernel allocates for itself while it runs, and when its
+    results. Where nobody can know a size, `upper` says which end of its range to take; `ranges` says what was met.
     """
 
     supports_higher_order_operators: ClassVar[bool] = True
     # (tensor use count, storage use count) of a gradient that only the engine holds, seen from inside a dispatch.
     in_place_counts: ClassVar[set[tuple[int, int]]] = set()
 
-    def __init__(self, device_type: str = "cuda", in_kernel: InKernel | None = None) -> None:
+    def __init__(self, device_type: str = "cuda", in_kernel: InKernel | None = None, *, upper: bool = False) -> None:
         super().__init__()
         self.device_type = device_type
         self.in_kernel = in_kernel
+        self.upper = upper
+        self.ranges: set[str] = set()  # a sentence for each kind
         self.record = Recorder()
         self.phase = "build"
         self.ops: Counter[str] = Counter()  # that ran on the device
@@ -223,7 +226,7 @@ class Tracer(TorchDispatchMode):
         steps: list[Step] = []
         if here:
             steps += [*losses.inside(op, args), *reductions.as_large_as_the_input(op, args, kwargs)]
-            steps += self.in_kernel(self, op, args) if self.in_kernel is not None else []
+            steps += self.in_kernel(self, op, args, out) if self.in_kernel is not None else []
             losses.keep(op, args, out)
         results = [out] if isinstance(out, Tensor) else [t for t in tree_iter(out) if isinstance(t, Tensor)]
         self._allocate(op, results, steps)

@@ -1,0 +1,36 @@
+"""Training code whose kernels take memory of their own. tests/cuda_build/steps.py runs it in PyTorch's CUDA build."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+def _learn(model: Callable[[Tensor], Tensor], *shape: int, steps: int = 2) -> None:
+    for _ in range(steps):
+        model(torch.randn(*shape, device="cuda")).square().mean().backward()
+
+
+def convolutions() -> None:
+    """By PyTorch's own kernels, which write all patches of a sample beside each other."""
+    with torch.backends.cudnn.flags(enabled=False):
+        model = nn.Sequential(
+            nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1, stride=2), nn.ReLU(),
+            nn.Conv2d(64, 64, 1), nn.Conv2d(64, 32, 5, bias=False),
+        )  # fmt: skip
+        _learn(model.to("cuda"), 16, 3, 64, 64)
+
+
+def normed_convolutions() -> None:
+    """As in a ResNet: batch norm and pooling between them, and one of single channels."""
+    with torch.backends.cudnn.flags(enabled=False):
+        model = nn.Sequential(
+            nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(32, 32, 3, padding=1, groups=32), nn.Conv2d(32, 64, 1), nn.AdaptiveAvgPool2d(1),
+        )  # fmt: skip
+        _learn(model.to("cuda"), 16, 3, 64, 64)
+
+
+STEPS: dict[str, Callable[[], None]] = {
+    step.__name__: step for step in (convolutions, normed_convolutions)
+}  # fmt: skip

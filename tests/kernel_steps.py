@@ -31,6 +31,19 @@ def normed_convolutions() -> None:
         _learn(model.to("cuda"), 16, 3, 64, 64)
 
 
+def lstm() -> None:
+    with torch.backends.cudnn.flags(enabled=False):
+        model = nn.LSTM(64, 128, num_layers=2).to("cuda")
+        _learn(lambda x: model(x)[0], 20, 16, 64)
+
+
+def gru() -> None:
+    """Both directions, with dropout between layers."""
+    with torch.backends.cudnn.flags(enabled=False):
+        model = nn.GRU(64, 128, num_layers=2, bidirectional=True, dropout=0.1).to("cuda")
+        _learn(lambda x: model(x)[0], 20, 16, 64)
+
+
 STEPS: dict[str, Callable[[], None]] = {
-    step.__name__: step for step in (convolutions, normed_convolutions)
+    step.__name__: step for step in (convolutions, normed_convolutions, lstm, gru)
 }  # fmt: skip

@@ -174,6 +174,15 @@ def _dropout(card: Card, args: tuple[Any, ...]) -> list[Step]:
     return [Result(1), Result(0)]
 
 
+def _gru_step(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """What is kept comes before the new state (aten/src/ATen/native/cuda/RNN.cu)."""
+    return [Result(1), Result(0)]
+
+
+def _lstm_step(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    return [Result(2), Result(0), Result(1)]
+
+
 def _index_put(card: Card, args: tuple[Any, ...]) -> list[Step]:
     """Where values add up the indices are sorted: five columns of int64 (aten/src/ATen/native/cuda/Indexing.cu)."""
     if len(args) < 4 or not args[3]:
@@ -190,6 +199,8 @@ RULES: dict[str, Rule] = {
     "_scaled_dot_product_efficient_attention": _efficient,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "native_dropout": _dropout,
+    "_thnn_fused_gru_cell": _gru_step,
+    "_thnn_fused_lstm_cell": _lstm_step,
     "linalg_vector_norm": _norm,
     "embedding_dense_backward": _embedding_backward,
     "native_layer_norm_backward": _norm_backward,

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from foretrain.hardware import Gpu
-from foretrain.predict.exact import fake_card, guard, subclasses
+from foretrain.predict.exact import fake_card, guard, recurrent, subclasses
 from foretrain.predict.exact.attention import Attention
 from foretrain.predict.exact.fake_card import Card
 from foretrain.predict.exact.patches import Patches
@@ -63,26 +63,6 @@ def _converted(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         new = function(tensor)
     is_parameter = new is not tensor and isinstance(tensor, torch.nn.Parameter)
     return torch.nn.Parameter(new, tensor.requires_grad) if is_parameter else new
-
-
-def _patch_recurrent(patches: Patches) -> None:
-    """On the card an LSTM is one cuDNN kernel. A CPU build takes another path, a CUDA build fails without a card."""
-    owner = torch.nn.RNNBase
-    for name in ("flatten_parameters", "check_input"):
-        patches.set(owner, name, _refusing(getattr(owner, name)))
-
-
-def _refusing(method: Callable[..., Any]) -> Callable[..., Any]:
-    def refuse_or_call(module: torch.nn.RNNBase, *args: Any) -> Any:
-        if torch.backends.cudnn.enabled and any(weight.is_cuda for weight in module.parameters()):
-            advice = "; with torch.backends.cudnn.enabled = False, here and in training, it can be"
-            raise guard.StandInError(
-                f"nn.{type(module).__name__} cannot be traced: on the card it runs in cuDNN, which tells nobody what "
-                f"it allocates{'' if module.mode == 'GRU' else advice}"
-            )
-        return method(module, *args)
-
-    return refuse_or_call
 
 
 @dataclass
@@ -205,5 +185,5 @@ def stand_in(gpu: Gpu) -> Iterator[StandIn]:
         for key in ("AutogradCUDA", "CUDA"):
             library.impl("scaled_dot_product_attention", attention, key)
         _patch_for_fakes(patches)
-        _patch_recurrent(patches)
+        recurrent.patch(patches, library)
         yield StandIn(card, memory, attention, notes)

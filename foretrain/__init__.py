@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from foretrain.errors import UserError as UserError
     from foretrain.hardware import Gpu as Gpu
     from foretrain.hardware import find as find_gpu
-    from foretrain.predict.exact.library import Traced as Traced
-    from foretrain.predict.exact.library import trace as trace
+    from foretrain.predict.exact.elsewhere import trace as trace
+    from foretrain.predict.exact.traced import Traced as Traced
     from foretrain.predict.plan import Plan as Plan
     from foretrain.run.store import RunRecord as RunRecord
 
@@ -36,14 +36,14 @@ _HOMES = {
     "Plan": ("foretrain.predict.plan", "Plan"),
     "RunConfig": ("foretrain.config", "RunConfig"),
     "RunRecord": ("foretrain.run.store", "RunRecord"),
-    "Traced": ("foretrain.predict.exact.library", "Traced"),
+    "Traced": ("foretrain.predict.exact.traced", "Traced"),
     "UserError": ("foretrain.errors", "UserError"),
     "compare": ("foretrain.advise.forecast_check", "compare"),
     "find_gpu": ("foretrain.hardware", "find"),
     "from_values": ("foretrain.configfile", "from_values"),
     "plan": ("foretrain.app.plan", "plan"),
     "resolve": ("foretrain.configfile", "resolve"),
-    "trace": ("foretrain.predict.exact.library", "trace"),
+    "trace": ("foretrain.predict.exact.elsewhere", "trace"),
 }
 __all__ = [
     "Comparison",

@@ -18,16 +18,14 @@ from typing import Any
 
 import torch
 
+from foretrain.predict.exact.traced import StandInError
+
 CUDA = 1  # c10/core/DeviceType.h
 DEVICE_TYPES = 22
 HOOK_SLOTS = 110
 GUARD_SLOTS = 96
 
 _alive: list[Any] = []  # what C++ points to must outlive this module
-
-
-class StandInError(RuntimeError):
-    """This torch, system or card cannot be stood in for; the sentence says why."""
 
 
 def install() -> None:

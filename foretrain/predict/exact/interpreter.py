@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import foretrain
 from foretrain.calibration import installed_torch
 from foretrain.errors import UserError
 
@@ -29,7 +28,7 @@ except m.PackageNotFoundError:
 print(json.dumps({"torch": torch, "python": sys.version_info[:2], "lacks": u.find_spec("pydantic_core") is None}))
 """
 START = "import os, runpy, sys; sys.path += os.environ['FORETRAIN_BORROWED'].split(os.pathsep); \
-runpy.run_module('foretrain.predict.exact.worker', run_name='__main__')"
+runpy.run_module(sys.argv[1], run_name='__main__', alter_sys=True)"
 
 
 class Interpreter(NamedTuple):
@@ -41,15 +40,15 @@ class Interpreter(NamedTuple):
     torch: str
     borrows: bool = False
 
-    def worker(self) -> tuple[list[str], dict[str, str]]:
-        """The command that starts exact/worker.py, and the variables that it needs beside the usual ones."""
-        source = str(Path(foretrain.__file__).parent.parent)
+    def worker(self, module: str = "foretrain.predict.exact.worker") -> tuple[list[str], dict[str, str]]:
+        """The command that starts a module of ours, and the variables that it needs beside the usual ones."""
+        source = str(Path(__file__).parents[3])
         if self.path == sys.executable:
             paths = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
-            return [self.path, "-m", "foretrain.predict.exact.worker"], {"PYTHONPATH": paths}
+            return [self.path, "-m", module], {"PYTHONPATH": paths}
         borrowed = [path for path in sys.path if path.endswith("-packages")] if self.borrows else []
         told = {"PYTHONPATH": source, "FORETRAIN_BORROWED": os.pathsep.join(borrowed)}
-        return [self.path, "-c", START], told
+        return [self.path, "-c", START, module], told
 
 
 _chosen: ContextVar[Interpreter | None] = ContextVar("interpreter", default=None)

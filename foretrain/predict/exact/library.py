@@ -1,4 +1,4 @@
-"""`foretrain.trace`: the memory of any training code on a card that is not there.
+"""`foretrain.trace` in one process: the memory of any training code on a card that is not there.
 
 def train(on):                                   # runs once, on fake tensors of the card
     model = Net().to(on.device)
@@ -18,7 +18,6 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,18 +27,13 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from foretrain.hardware import Gpu, find
-from foretrain.predict.allocator_settings import Settings
+from foretrain.hardware import Gpu
 from foretrain.predict.exact.fake_card import Card, Memory
 from foretrain.predict.exact.forked import CAN_FORK, in_child
-from foretrain.predict.exact.guard import StandInError
-from foretrain.predict.exact.record import Trace
-from foretrain.predict.exact.replay import Replay, smallest_limit_bytes
-from foretrain.predict.exact.replay import replay as replayed
 from foretrain.predict.exact.session import tracing
+from foretrain.predict.exact.traced import StandInError, Traced, card_of
 from foretrain.predict.exact.tracer import Tracer
 from foretrain.predict.exact.values import place_now, raised_at
-from foretrain.units import format_bytes
 
 WHY = {
     UnsupportedOperatorException: "torch has no fake kernel for it",
@@ -77,65 +71,6 @@ class Tracing:
         self.tracer.tag(tensor, category, name)
 
 
-@dataclass(frozen=True)
-class Traced:
-    """A finished trace with its replays. Bytes. `notes` say what it leaves out, a sentence each.
-
-    Where only the card knows what something takes, this is the lower end and `high` the same code with the upper end.
-    """
-
-    trace: Trace
-    gpu: Gpu
-    notes: tuple[str, ...] = ()
-    high: "Traced | None" = None
-
-    def __repr__(self) -> str:
-        return f"<trace on {self.gpu.name}: {format_bytes(self.peak_allocated_bytes)} allocated at the peak>"
-
-    def __str__(self) -> str:
-        found = self.replay()
-        high = self.high or self
-        most = high.replay()
-        ends = {phase.phase: phase.allocated_bytes for phase in most.phases}
-        peaks = [f"  {p.phase:<24} {_range(p.allocated_bytes, ends.get(p.phase, 0)):>12}" for p in found.phases]
-        lines = (
-            f"Traced on {self.gpu.name}: {_range(found.peak_allocated_bytes, most.peak_allocated_bytes)} allocated, "
-            f"{_range(found.peak_reserved_bytes, most.peak_reserved_bytes)} reserved at the peak; "
-            f"runs with {_range(self.smallest_limit_bytes, high.smallest_limit_bytes)} reserved or more",
-            *peaks,
-            *(f"Note: {note}" for note in self.notes),
-        )
-        return "\n".join(lines)
-
-    def replay(self, limit_bytes: int | None = None, settings: Settings | None = None) -> Replay:
-        """Through the allocator, under a limit of reserved bytes or none."""
-        return replayed(self.trace, settings, limit_bytes, physical=True)
-
-    @property
-    def peak_allocated_bytes(self) -> int:
-        """What torch.cuda.max_memory_allocated would say."""
-        return self.replay().peak_allocated_bytes
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        """What torch.cuda.max_memory_reserved would say with all memory there is."""
-        return self.replay().peak_reserved_bytes
-
-    @property
-    def smallest_limit_bytes(self) -> int:
-        """The least reserved memory under which it lives."""
-        return smallest_limit_bytes(self.trace, physical=True)
-
-    def fits(self, limit_bytes: int, settings: Settings | None = None) -> bool:
-        """Whether it lives with so many bytes for the allocator, the CUDA context not included; at the upper end."""
-        return (self.high or self).replay(limit_bytes, settings).survives
-
-
-def _range(low: int, high: int) -> str:
-    """5.2 GiB, or 5.2 GiB to 5.9 GiB."""
-    return " to ".join(dict.fromkeys((format_bytes(low), format_bytes(high))))
-
-
 @contextlib.contextmanager
 def _in_one_sentence() -> Iterator[list[Tracer]]:
     """What the code cannot do on fake tensors, as a StandInError that says so; its own errors stay as they are.
@@ -162,17 +97,6 @@ def _in_one_sentence() -> Iterator[list[Tracer]]:
         raise
 
 
-def _card(gpu: str | Gpu) -> Gpu:
-    if isinstance(gpu, Gpu):
-        card = gpu
-    else:
-        kind: Any = gpu.strip().lower()
-        card = Gpu(name=gpu, kind=kind) if kind in ("cpu", "mps") else find(gpu)
-    if card.kind != "cuda":
-        raise StandInError(f"{card.name} is not a CUDA card, and a trace is of one: gpu='RTX 4070', for example")
-    return card
-
-
 def _notes(tracer: Tracer, notes: set[str]) -> tuple[str, ...]:
     """What the answer leaves out, as far as the code came by it."""
     found = {*notes, *tracer.values.notes(), *tracer.ranges}
@@ -191,20 +115,10 @@ def trace(
     pads: bool = False,
     in_process: bool = False,
 ) -> Traced:
-    """Run training code once on fake tensors of a card and record every storage.
-
-    `compile`: torch.compile inside the code runs Inductor for the card, kernels left out. `pads`: what to take
-    pad_mm's measurement to say. The code must make its model and tensors itself, on `device` (torch.cuda says that it
-    is available), and learns no values: .item() gives 1.
-
-    The code runs in a forked child, so that this process, a notebook for one, can train afterwards; variables that the
-    code sets are lost. `in_process`: run it here instead, as where no fork is; torch.cuda then stays unusable.
-    Where it meets something whose size only the card knows, it runs a second time with the most of it (`high`).
-    Raises guard.StandInError where this torch cannot be made to stand in for the card, or has already used one.
-    """
+    """What exact/elsewhere.py's `trace` says, in this process or a child of it."""
     if torch.cuda.is_initialized():
         raise StandInError("this process has used CUDA; trace in a fresh one")
-    card = _card(gpu)
+    card = card_of(gpu)
 
     def run(upper: bool) -> tuple[Traced, bool]:
         if in_process or not CAN_FORK:

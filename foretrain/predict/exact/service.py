@@ -23,7 +23,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import foretrain
 from foretrain.bounded import read_bytes
 from foretrain.calibration import cache_folder
 from foretrain.config import RunConfig
@@ -98,7 +97,7 @@ class Request:
 @cache
 def code_digest() -> str:
     """A hash of all code that decides a trace or what is read from it."""
-    package = Path(foretrain.__file__).parent
+    package = Path(__file__).parents[2]
     files = [*sorted((package / "predict").rglob("*.py")), *sorted((package / "lm").glob("*.py"))]
     digest = hashlib.sha256()
     for path in files:

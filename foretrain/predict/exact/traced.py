@@ -1,11 +1,13 @@
 """What a trace of any code answers, and why there may be none. No torch."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from foretrain.hardware import Gpu
+from foretrain.hardware import Gpu, find
 from foretrain.predict.allocator_settings import Settings
 from foretrain.predict.exact.record import Trace
-from foretrain.predict.exact.replay import Replay, replay, smallest_limit_bytes
+from foretrain.predict.exact.replay import Replay, smallest_limit_bytes
+from foretrain.predict.exact.replay import replay as replayed
 from foretrain.units import format_bytes
 
 
@@ -15,22 +17,29 @@ class StandInError(RuntimeError):
 
 @dataclass(frozen=True)
 class Traced:
-    """A finished trace with its replays. Bytes. `notes` say what it leaves out, a sentence each."""
+    """A finished trace with its replays. Bytes. `notes` say what it leaves out, a sentence each.
+
+    Where only the card knows what something takes, this is the lower end and `high` the same code with the upper end.
+    """
 
     trace: Trace
     gpu: Gpu
     notes: tuple[str, ...] = ()
+    high: "Traced | None" = None
 
     def __repr__(self) -> str:
         return f"<trace on {self.gpu.name}: {format_bytes(self.peak_allocated_bytes)} allocated at the peak>"
 
     def __str__(self) -> str:
         found = self.replay()
-        peaks = [f"  {phase.phase:<24} {format_bytes(phase.allocated_bytes):>12}" for phase in found.phases]
+        high = self.high or self
+        most = high.replay()
+        ends = {phase.phase: phase.allocated_bytes for phase in most.phases}
+        peaks = [f"  {p.phase:<24} {_range(p.allocated_bytes, ends.get(p.phase, 0)):>12}" for p in found.phases]
         lines = (
-            f"Traced on {self.gpu.name}: {format_bytes(found.peak_allocated_bytes)} allocated, "
-            f"{format_bytes(found.peak_reserved_bytes)} reserved at the peak; "
-            f"runs with {format_bytes(self.smallest_limit_bytes)} reserved or more",
+            f"Traced on {self.gpu.name}: {_range(found.peak_allocated_bytes, most.peak_allocated_bytes)} allocated, "
+            f"{_range(found.peak_reserved_bytes, most.peak_reserved_bytes)} reserved at the peak; "
+            f"runs with {_range(self.smallest_limit_bytes, high.smallest_limit_bytes)} reserved or more",
             *peaks,
             *(f"Note: {note}" for note in self.notes),
         )
@@ -38,7 +47,7 @@ class Traced:
 
     def replay(self, limit_bytes: int | None = None, settings: Settings | None = None) -> Replay:
         """Through the allocator, under a limit of reserved bytes or none."""
-        return replay(self.trace, settings, limit_bytes, physical=True)
+        return replayed(self.trace, settings, limit_bytes, physical=True)
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -56,5 +65,22 @@ class Traced:
         return smallest_limit_bytes(self.trace, physical=True)
 
     def fits(self, limit_bytes: int, settings: Settings | None = None) -> bool:
-        """Whether it lives with so many bytes for the allocator, the CUDA context not included."""
-        return self.replay(limit_bytes, settings).survives
+        """Whether it lives with so many bytes for the allocator, the CUDA context not included; at the upper end."""
+        return (self.high or self).replay(limit_bytes, settings).survives
+
+
+def _range(low: int, high: int) -> str:
+    """5.2 GiB, or 5.2 GiB to 5.9 GiB."""
+    return " to ".join(dict.fromkeys((format_bytes(low), format_bytes(high))))
+
+
+def card_of(gpu: str | Gpu) -> Gpu:
+    """The card to trace on. Raises StandInError for what is not a CUDA card."""
+    if isinstance(gpu, Gpu):
+        card = gpu
+    else:
+        kind: Any = gpu.strip().lower()
+        card = Gpu(name=gpu, kind=kind) if kind in ("cpu", "mps") else find(gpu)
+    if card.kind != "cuda":
+        raise StandInError(f"{card.name} is not a CUDA card, and a trace is of one: gpu='RTX 4070', for example")
+    return card

@@ -44,6 +44,17 @@ def gru() -> None:
         _learn(lambda x: model(x)[0], 20, 16, 64)
 
 
+def masks() -> None:
+    """Of nothing but zeros: a card that computes nothing finds no rows in any mask."""
+    x = torch.randn(4096, 512, device="cuda")
+    for count in (4096, 6000, 100_000, 5_000_000):
+        torch.zeros(count, dtype=torch.bool, device="cuda").nonzero()
+    torch.where(torch.zeros(2, 300, 400, dtype=torch.int64, device="cuda"))
+    mask = torch.zeros(4096, dtype=torch.bool, device="cuda")
+    x[mask].sum()
+    x.masked_select(mask[:, None]).sum()
+
+
 STEPS: dict[str, Callable[[], None]] = {
-    step.__name__: step for step in (convolutions, normed_convolutions, lstm, gru)
+    step.__name__: step for step in (convolutions, normed_convolutions, lstm, gru, masks)
 }  # fmt: skip

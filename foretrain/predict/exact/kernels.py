@@ -99,7 +99,7 @@ def _scan_bytes(n: int, tile: int) -> int:
 
 
 # Items that a block of cub's takes at once, of int64, on cards of compute capability 8 and above.
-SORT_TILE, UNIQUE_TILE, SUM_TILE = 3840, 320, 896
+SORT_TILE, UNIQUE_TILE, SUM_TILE, SELECT_TILE, REDUCE_TILE = 3840, 320, 896, 640, 4096
 
 
 def _embedding_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
@@ -183,6 +183,19 @@ def _lstm_step(card: Card, args: tuple[Any, ...]) -> list[Step]:
     return [Result(2), Result(0), Result(1)]
 
 
+def _nonzero(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """How many there are is counted by all blocks, then each tile of 640 elements says where its own begin
+    (aten/src/ATen/native/cuda/Nonzero.cu, cub's DeviceReduce and DeviceSelect)."""
+    n = args[0].numel()
+    if n == 0:
+        return []
+    blocks = 5 * card.sm_count * (card.processors.threads // 256)
+    count = 1 if n <= REDUCE_TILE else 255 + _up(4 * blocks, 256)
+    select = 255 + 256 + _up(8 * (-(-n // SELECT_TILE) + 32), 256)
+    copy = [] if args[0].is_contiguous() else [args[0].numel() * args[0].element_size()]
+    return [*copy, 4, count, -count, Result(0), select, -select]
+
+
 def _index_put(card: Card, args: tuple[Any, ...]) -> list[Step]:
     """Where values add up the indices are sorted: five columns of int64 (aten/src/ATen/native/cuda/Indexing.cu)."""
     if len(args) < 4 or not args[3]:
@@ -199,6 +212,7 @@ RULES: dict[str, Rule] = {
     "_scaled_dot_product_efficient_attention": _efficient,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "native_dropout": _dropout,
+    "nonzero": _nonzero,
     "_thnn_fused_gru_cell": _gru_step,
     "_thnn_fused_lstm_cell": _lstm_step,
     "linalg_vector_norm": _norm,

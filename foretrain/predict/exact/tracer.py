@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_iter
 
 from foretrain.predict.exact import losses, reductions
 from foretrain.predict.exact.attention import Attention
+from foretrain.predict.exact.choices import Choices
 from foretrain.predict.exact.fake_streams import record_stream
 from foretrain.predict.exact.record import Recorder
 from foretrain.predict.exact.subclasses import held, wraps
@@ -65,6 +66,13 @@ IN_PLACE_FOR_PLAIN_TENSORS = {
 }
 
 
+# Ops that take masks, or whose size is a matter of values.
+BY_MASK = {
+    aten.nonzero.default, aten.masked_select.default, aten.bincount.default, aten.index.Tensor, aten.index_put.default,
+    aten.index_put_.default, aten._index_put_impl_.default, aten._unsafe_index.Tensor, aten._unsafe_index_put.default,
+}  # fmt: skip
+
+
 @dataclass
 class Storage:
     """A storage that lives: how to see whether it still does, and the allocation that holds its bytes now."""
@@ -101,6 +109,7 @@ class Tracer(TorchDispatchMode):
         self.elsewhere: Counter[str] = Counter()  # matrix products on other devices, which take nothing on this one
         self.sparse = False  # whether a sparse tensor was seen
         self.values = Values()
+        self.choices = Choices(upper, self.ranges)
         self.attention: Attention | None = None  # of the card
         self._known: dict[int, Storage] = {}
 
@@ -212,6 +221,8 @@ class Tracer(TorchDispatchMode):
             func = aten.add_.Tensor  # the mask to the scores, as above for plain tensors only
         if func in IN_PLACE_FOR_PLAIN_TENSORS and _called_by_engine(2):
             func = IN_PLACE_FOR_PLAIN_TENSORS[func]
+        if func in BY_MASK and (masked := self._by_mask(func, args, kwargs)) is not None:
+            return masked
         if func in losses.COMPOSED:
             with self:
                 return losses.run_composed(func, args, kwargs)
@@ -233,6 +244,7 @@ class Tracer(TorchDispatchMode):
         if "out" in kwargs and isinstance(out, Tensor):  # a compiled wrapper's product into a buffer of its own
             self.written_by(out, op)
         self.values.after(func, args, kwargs, out)
+        self.choices.after(func, args, kwargs, out)
         return out
 
     def _allocate(self, op: str, results: list[Tensor], steps: list[Step]) -> None:
@@ -277,7 +289,8 @@ class Tracer(TorchDispatchMode):
     def _without_values(self, func: Any, args: tuple[Any, ...]) -> tuple[Any] | None:
         """Answers to what only values can tell: (answer,), or None where the op can run on fake tensors."""
         if func is aten._local_scalar_dense.default:
-            return (self.values.scalar(args[0]),)
+            counted = self.choices.counted(args[0])
+            return (self.values.scalar(args[0]) if counted is None else counted,)
         if func is aten.equal.default or func is aten.allclose.default:
             return (self.values.alike(args[0], args[1]),)
         if func is aten._pin_memory.default:
@@ -288,6 +301,30 @@ class Tracer(TorchDispatchMode):
             record_stream(self.record, self.id_of(args[0]), args[1])
             return (None,)
         return None
+
+    def _by_mask(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an op whose size or rows a mask decides gives; None where no mask is there."""
+        if func is aten.nonzero.default:
+            known = self.values.of(args[0])
+            out = self.choices.rows(args[0], bool(known.value) if known.certain else None)
+            rule = self.in_kernel if self._is_here(args) else None
+            self._allocate("nonzero", [out], [] if rule is None else rule(self, "nonzero", args, out))
+            return out
+        if func is aten.bincount.default:
+            with self:
+                return self.choices.tally(args[0], args[2] if len(args) > 2 else 0)
+        if func is aten.masked_select.default:
+            tensor, mask = torch.broadcast_tensors(args[0], args[1])
+            with self:
+                return tensor[mask]
+        # aten/src/ATen/native/IndexingUtils.h, expandTensors
+        if not any(_is_mask(index) for index in args[1]):
+            return None
+        expanded: list[Tensor | None] = []
+        with self:
+            for index in args[1]:
+                expanded += index.nonzero().unbind(1) if _is_mask(index) else [index]
+            return func(args[0], expanded, *args[2:], **kwargs)
 
     def _engine_sums_in_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether this is the engine adding two gradients, which it does in place when nobody else holds the first.
@@ -329,6 +366,10 @@ def _holders(tensor: Tensor) -> tuple[int, int]:
     2.9 and before a held one counts, one that is not held does not."""
     key = tensor.untyped_storage()._cdata
     return tensor._use_count(), torch._C._storage_Use_Count(key)  # type: ignore[attr-defined]
+
+
+def _is_mask(index: Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
 def _called_by_engine(depth: int) -> bool:

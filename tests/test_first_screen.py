@@ -82,7 +82,7 @@ def screen(*words: str) -> str:
 
 def test_the_verdict_is_one_sentence() -> None:
     shown = screen(*SCREENS["fits"])
-    assert "Fits. Peak 6.04 GiB (5.82–6.77) of 10.14 GiB free, in the backward pass." in shown
+    assert "Fits. Peak 6.03 GiB (5.81–6.76) of 10.14 GiB free, in the backward pass." in shown
     assert "Other programs use 1.86 GiB." in shown
     assert "52.0 h (39.0–65.0): 19,073 steps of 9.79 s" in shown
     assert "nanoGPT" not in shown  # whose step has the same verdict, and nobody asked
@@ -92,7 +92,7 @@ def test_the_other_trainers_step_is_named_where_it_has_another_verdict() -> None
     """A nanoGPT file is nanoGPT's; foretrain's step is said beside it, and the other way round."""
     theirs = screen(*SCREENS["a nanoGPT file"])
     assert "Does not fit. Needs 10.80 GiB" in theirs
-    assert "With foretrain's own step it would fit and need 7.78 GiB." in theirs
+    assert "With foretrain's own step it would fit and need 7.79 GiB." in theirs
     ours = screen(*SCREENS["a nanoGPT file"], "--trainer", "foretrain")
     assert "With nanoGPT's own train.py it would not fit: that needs 10.80 GiB." in ours
     assert "With foretrain's own step it would need 6.28 GiB." in screen(*SCREENS["step time and rent"])

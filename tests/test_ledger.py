@@ -17,7 +17,7 @@ from foretrain.config import RunConfig
 from foretrain.configfile import resolve
 from foretrain.cpu import cpu_device
 from foretrain.errors import UserError
-from foretrain.hardware import find
+from foretrain.hardware import catalogue, find
 from foretrain.lm.shape import ModelShape
 from foretrain.lm.step import TrainState, build, evaluation_loss, train_step
 from foretrain.predict import memory
@@ -237,6 +237,16 @@ def test_compiled_peaks(trace: dict) -> None:  # type: ignore[type-arg]
     assert max(settled) == pytest.approx(trace["peak_bytes"], rel=0.012)
 
 
+MEASURED = json.loads((REPO / "tests" / "data" / "compiled_on_the_cuda_build.json").read_text())["cases"]
+
+
+@pytest.mark.parametrize("case", MEASURED, ids=lambda case: case["name"])
+def test_compiled_peaks_of_the_cuda_build(case: dict) -> None:  # type: ignore[type-arg]
+    """With what Inductor takes to measure its kernels when they first run, which is most of these small runs."""
+    found = ledger(RunConfig.model_validate(case["config"]), step=case["step"], dtype=case["dtype"], compiled=True)
+    assert found.worst.allocated_bytes == pytest.approx(case["allocated_bytes"], rel=0.01)
+
+
 # -- properties ----------------------------------------------------------------------------------------------
 
 
@@ -361,6 +371,18 @@ def test_what_a_kept_estimate_goes_by_is_all_that_it_depends_on(gpu: str, compil
             except (ValueError, UserError):  # a value that no config has
                 continue
     assert {"n_layer", "batch_size", "optimizer", "recipe", "attention"} <= unlike
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_kept_estimate_of_another_card_is_not_taken(compiled: bool) -> None:
+    """Cards of one generation differ in their caches and processors: which is asked first changes no answer."""
+    base = RunConfig(n_layer=1, n_head=2, n_embd=64, block_size=256, vocab_size=512, batch_size=4, bias=True)
+    answers: dict[memory._Asked, memory.StepMemory] = {}
+    for gpu in catalogue().values():
+        if gpu.kind == "cuda":
+            asked = memory._Asked(base, gpu, "float16", "foretrain", compiled)
+            found = memory.Ledger(asked).memory
+            assert answers.setdefault(asked, found) == found, gpu.name
 
 
 def test_a_search_asks_whether_it_fits_and_hears_what_the_verdict_says() -> None:

@@ -7,8 +7,9 @@ over the logits; nanoGPT returns them, so autograd also makes a zero tangent of 
 micro-batch live until its backward graph ends, and only then are they added to `.grad`.
 
 Where the numbers come from: Inductor's own wrapper code, executed on fake tensors for an RTX 4070 with torch 2.13
-(the way is described in docs/memory.md). Known limits: which short-lived buffers Inductor reuses is approximated;
-`pad_mm` (vocabularies that are no multiple of 8), max-autotune and CUDA graphs are not modelled. Where attention
+(the way is described in docs/memory.md), and what PyTorch's CUDA build allocated (docs/cuda-truth.md). Known limits:
+which short-lived buffers Inductor reuses is approximated; `pad_mm` (vocabularies that are no multiple of 8),
+max-autotune and CUDA graphs are not modelled. Where attention
 takes the math path, whose scores Inductor fuses and reorders, traces are met to about a tenth (memory.py widens).
 """
 
@@ -17,12 +18,17 @@ from dataclasses import dataclass, field
 from foretrain.predict.chunked_head import chunked_head
 from foretrain.predict.timeline import Size, Tensor, Timeline, Variant
 
+# Of a sum over so few columns Inductor tries several ways to run it (triton_heuristics.py, persistent_reduction: of one
+# over 256 and more, rounded up to a power of two, it takes the first).
+FEW_COLUMNS = 128
+
 
 @dataclass
 class CompiledGraph:
     """What the forward graph saved: per block in order, the head's share, and the logits if they are kept."""
 
     blocks: list[list[Tensor]] = field(default_factory=list)
+    position: list[Tensor] = field(default_factory=list)
     head: list[Tensor] = field(default_factory=list)
     head_copy: list[Tensor] = field(default_factory=list)
     logits: Tensor | None = None
@@ -44,12 +50,27 @@ class CompiledStep:
         self.cheap = False  # whether the block at hand makes norms and GELU again
         self.measured: set[str] = set()
 
-    def measure(self, kernels: str) -> None:
-        """The first time that element-wise kernels run, Inductor measures two ways for each, with a buffer as large as
-        the card's cache. Copies of what they change are left out: those that would raise the peak go to the host."""
-        if kernels not in self.measured:
-            self.measured.add(kernels)
-            self.t.pass_by("workspace", self.t.size(1, "L2"))
+    def measure(self, kernels: str, *changed: Size) -> None:
+        """The first time that a kernel runs which can run in two ways, Inductor measures both, with a buffer as large
+        as the card's cache and a copy of each tensor that the kernel changes, `changed`.
+
+        A copy for which there is no room below the run's peak goes to the host. The first way's buffer is part of that
+        peak for the second (torch/_inductor/runtime/triton_heuristics.py, copy_args_to_cpu_if_needed).
+        """
+        cache = self.t.size(1, "L2")
+        if kernels in self.measured or not cache.nbytes:
+            return
+        self.measured.add(kernels)
+        for _ in range(2 if changed else 1):
+            room, copied = self.t.room, []
+            for size in changed:
+                if size.nbytes <= room:
+                    room -= size.nbytes
+                    copied.append(size)
+            self.t.free(*[self.t.alloc("workspace", size) for size in copied])
+            buffer = self.t.alloc("workspace", cache)
+            self.t.free(*[self.t.alloc("workspace", size) for size in copied])
+            self.t.free(buffer)
 
     def e(self, coefficient: int) -> Size:
         return self.t.size(coefficient, "B", "T", "C")
@@ -74,9 +95,11 @@ class CompiledStep:
         """What one block keeps for backward, in the order in which it is made."""
         t, low = self.t, self.low
         saved = self.product_input((6,))
-        saved.append(t.alloc("activations.attention", self.e(3 * low)))
+        product = t.alloc("activations.attention", self.e(3 * low))
         self.cublas("forward")
-        saved.append(t.alloc("activations.attention", self.e(low)))
+        padded = self.padded_heads(4)
+        t.free(product if padded else None)
+        saved += [*([] if padded else [product]), *padded, t.alloc("activations.attention", self.e(low))]
         saved += self.attention_saved()
         saved += [*self.copies((2,)), *self.mask(), *self.product_input((8,))]
         if self.cheap:
@@ -86,6 +109,13 @@ class CompiledStep:
         saved += self.copies((8,))
         saved += [t.alloc("activations.mlp", self.e(4 * low)) for _ in range(2)]
         return saved + self.mask()
+
+    def padded_heads(self, count: int) -> list[Tensor]:
+        """Queries, keys, values and output of flash attention, where a head's width is not a multiple of 8: it works on
+        copies that are wider, and they are kept."""
+        if self.v.attention != "flash" or self.t.symbols["A"] == self.t.symbols["C"]:
+            return []
+        return [self.t.alloc("activations.attention", self.t.size(self.low, "B", "T", "A")) for _ in range(count)]
 
     def product_input(self, copies: tuple[int, ...]) -> list[Tensor]:
         """What the norm before a product keeps and the product's weight; made again, the norm's input alone."""
@@ -136,22 +166,22 @@ class CompiledStep:
         t = self.t
         graph = CompiledGraph()
         t.at("forward.embedding")
-        graph.head.append(t.alloc("activations.residual", t.size(self.v.wide, "T", "C")))
+        graph.position = self.position()
         graph.head += self.mask()
         t.at("forward.blocks")
         # Branch outputs that wait to be added to the residual stream.
         whole = self.v.checkpointed == self.n_layer
         passing = [] if whole or self.v.cheap else [t.alloc("temporaries", self.e(3 * self.low))]
-        if not self.v.half and not self.v.chunked:
-            graph.head.append(t.alloc("activations.residual", self.e(4)))
         for i in range(self.n_layer):
             self.cheap = self.v.cheap and i >= self.v.checkpointed
             if i < self.v.checkpointed:
                 graph.blocks.append([t.alloc("activations.residual", self.e(self.v.wide))])
-                t.free(*self.block_buffers())
+                buffers = self.block_buffers()
+                self.measure("forward", self.e(4 * self.low))
+                t.free(*buffers)
             else:
                 graph.blocks.append(self.block_saved())
-            self.measure("forward")
+                self.measure("forward")
         t.free(*passing)
         t.at("forward.loss")
         graph.head += self.norm_saved()
@@ -166,14 +196,20 @@ class CompiledStep:
         graph.logits = t.alloc("logits", self.nv(self.low))
         return graph
 
+    def position(self) -> list[Tensor]:
+        """The positions' embeddings, where the partitioner keeps both embeddings and not the first norm's output, which
+        is less of one or two rows, and behind a dropout."""
+        if (self.t.symbols["B"] < 3 or self.v.dropout) and not self.v.checkpointed:
+            return []
+        return [self.t.alloc("activations.residual", self.t.size(self.v.wide, "T", "C"))]
+
     def evaluation(self) -> CompiledGraph:
         """The evaluation graph: one set of buffers for all blocks, then the logits; nothing is saved."""
         t, low = self.t, self.low
         t.at("forward.blocks")
+        self.first_block()
         residual = t.alloc("temporaries", self.e(self.v.wide))
-        buffers = self.block_buffers()
-        self.measure("evaluation")
-        t.free(*buffers, residual)
+        t.free(*self.block_buffers(), residual)
         t.at("forward.loss")
         out = t.alloc("temporaries", self.e(low))
         if self.v.chunked:
@@ -186,6 +222,16 @@ class CompiledStep:
             return CompiledGraph(logits=logits)
         t.free(logits)
         return CompiledGraph()
+
+    def first_block(self) -> None:
+        """What is there where an evaluation's first GELU, which is written over its input, is measured."""
+        t, low = self.t, self.low
+        self.cublas("forward")
+        later = (low,) if self.n_layer > 1 else ()  # a buffer that the next block takes over
+        there = self.copies((8,) if later else ())
+        there += [t.alloc("temporaries", self.e(c)) for c in (*later, low, 4 * low)]
+        self.measure("evaluation", self.e(4 * low))
+        t.free(*there)
 
     def block_buffers(self) -> list[Tensor]:
         """The buffers that blocks share when nothing is saved; from three blocks on, the MLP's stays mapped."""
@@ -203,7 +249,7 @@ class CompiledStep:
     def backward(self, graph: CompiledGraph) -> None:
         """The backward graph; the gradients of the micro-batch are its outputs."""
         t = self.t
-        position, *head_saved = graph.head
+        head_saved = graph.head
         head_grad: Tensor | None = None
         late: list[Tensor] = []
         if graph.waiting:
@@ -212,31 +258,45 @@ class CompiledStep:
             out, head_grad = graph.waiting
         else:
             out, head_grad, late = self.head_backward(graph, head_saved.pop())
-        residual = [t.alloc("temporaries", self.e(self.v.wide))]
-        if self.v.casts:
-            residual.append(t.alloc("temporaries", self.e(2)))
+        residual = t.alloc("temporaries", self.e(self.v.wide))
+        # The stream's gradient as products read it: in half precision, or through a dropout.
+        branch = [t.alloc("temporaries", self.e(self.low))] if self.v.casts or self.v.dropout else []
         t.free(out, *head_saved)
         new = [self.gradient(4, "C")]
         for i, saved in reversed(list(enumerate(graph.blocks))):
             self.cheap = self.v.cheap and i >= self.v.checkpointed
             new += self.block_backward(saved, again=i < self.v.checkpointed)
         t.at("backward.embedding")
-        t.free(position)
+        t.free(*graph.position)
         new.append(self.gradient(4, "W", "C"))
-        embedding = t.alloc("temporaries", t.size(4, "V", "C"))
-        self.measure("embedding")
-        new.append(self.gradient(4, "V", "C"))
-        t.free(head_grad, embedding, *residual, *late)
+        new.append(self.embedding_gradient(alone=bool(graph.waiting)))
+        t.free(head_grad, residual, *branch, *late)
         if self.v.wide == 2:
             new = self.in_fp32(new)
         if self.has_grads:
             t.free(*new)
         self.has_grads = True
 
+    def embedding_gradient(self, *, alone: bool) -> Tensor:
+        """`alone`: in a graph without the head, so that nothing is added to it there."""
+        t = self.t
+        alone = alone and self.v.wide == 4
+        table = self.gradient(4, "V", "C") if alone else t.alloc("temporaries", t.size(4, "V", "C"))
+        self.measure("embedding")
+        if t.symbols["C"] <= FEW_COLUMNS:
+            self.measure("embedding.sum", self.e(self.v.wide), t.size(4, "V", "C"))
+        if alone:
+            return table
+        found = self.gradient(4, "V", "C")
+        if self.v.casts:
+            self.measure("sum")
+        t.free(table)
+        return found
+
     def head_backward(self, graph: CompiledGraph, cast: Tensor) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """The gradients of the head's input and of its weight. The weight's, where it is the embedding's in fp32, is a
-        product that adds to the embedding's gradient (addmm), at the end of the graph: what it is made from stays
-        until then, and is returned last.
+        """The gradients of the head's input and of its weight. The weight's, where it is the embedding's and nothing is
+        cast, is a product that adds to the embedding's gradient (addmm), at the end of the graph: what it is made from
+        stays until then, and is returned last.
 
         `cast`: the head's saved input.
         """
@@ -251,7 +311,7 @@ class CompiledStep:
         t.free(tangent)
         dlogits = dlogits or graph.logits
         assert dlogits is not None
-        if self.tied and not (self.v.half or self.v.pieces):
+        if self.tied and not (self.v.casts or self.v.pieces):
             return t.alloc("temporaries", self.e(low)), None, [dlogits, cast]
         head_grad = t.alloc("temporaries" if self.v.half else "gradients", t.size(low, "V", "C"))
         t.free(cast)
@@ -272,7 +332,9 @@ class CompiledStep:
         attention = 4 if self.v.half else 2
         late, early = saved[: len(saved) // 2], saved[len(saved) // 2 :]
         new = [self.matrix_gradient(16)]
-        self.measure("backward")
+        # Written over the gradient that it reads. (With biases and few rows it is in one kernel with the sum that is a
+        # bias's gradient, which runs in one way only: then this is too much.)
+        self.measure("backward", self.e(4 * low))
         t.free(*early[-2:])
         new.append(self.matrix_gradient(16))
         t.free(*early[:-2])

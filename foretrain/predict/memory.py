@@ -341,7 +341,7 @@ class _Asked:
         self.key = (
             *(getattr(c, knob) for knob in SHAPING_KNOBS), c.eval_batch, c.eval_block, c.allocator_settings,
             min(3, c.gradient_accumulation_steps), c.memory_limit_bytes is not None, self.saves, compiled, step, dtype,
-            gpu.kind, gpu.capability, Context.of(gpu),
+            gpu.kind, gpu.capability, gpu.cache_bytes if compiled else gpu.sm_count, Context.of(gpu),
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:

@@ -29,7 +29,9 @@ class ModernCompiledStep(CompiledStep):
         ]
         if self.v.attention == "math":  # queries and keys, head by head, as its products read them
             saved += [t.alloc("activations.attention", self.e(low)) for _ in range(2)]
-        saved += [*self.copies((2,)), t.alloc("activations.attention", self.e(low))]
+        padded = self.padded_heads(4)
+        values = [] if padded else [t.alloc("activations.attention", self.e(low))]
+        saved += [*self.copies((2,)), *values, *padded]
         saved += [t.alloc("activations.attention", self.e(low)), *self.attention_saved()]
         saved += [*self.copies((2,)), *self.norm_saved(), *self.copies((8, 8))]
         return [*saved, t.alloc("activations.mlp", self.e(4 * low))]
@@ -49,10 +51,12 @@ class ModernCompiledStep(CompiledStep):
         for i in range(self.n_layer):
             if i < self.v.checkpointed:
                 graph.blocks.append([t.alloc("activations.residual", self.e(self.v.wide))] if i else [])
-                t.free(*self.block_buffers())
+                buffers = self.block_buffers()
+                self.measure("forward", self.e(4 * self.low))
+                t.free(*buffers)
             else:
                 graph.blocks.append(self.block_saved())
-            self.measure("forward")
+                self.measure("forward")
         t.free(stream)
         t.at("forward.loss")
         graph.head += reversed(self.norm_saved())
@@ -105,7 +109,7 @@ class ModernCompiledStep(CompiledStep):
         *saved, squared = saved
         new = [self.matrix_gradient(16)]
         wide = t.alloc("temporaries", self.e(4 * low))
-        self.measure("backward")
+        self.measure("backward", self.e(4 * low))
         t.free(squared)
         new += [self.matrix_gradient(16), self.matrix_gradient(4)]
         t.free(wide)

@@ -200,6 +200,11 @@ class Timeline(Events):
         """Everything of a component dies, as gradients do in zero_grad(set_to_none=True)."""
         self.free(*[tensor for tensor in self._living.values() if tensor.kind.component == component])
 
+    @property
+    def room(self) -> int:
+        """Bytes that can be taken now without a new highest moment of the phase."""
+        return self._top_bytes - self.nbytes
+
     def now(self) -> tuple[int, int]:
         """How many events and tensors there were so far."""
         return len(self.events), len(self.sizes)

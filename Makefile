@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 DOCS_STAMP := $(VENV)/.installed-docs
 
-.PHONY: help demo test cuda-truth test-machines faults faults-long soak slow check fix docs docs-serve site site-of-docs picture clean
+.PHONY: help demo test cuda-truth torch-versions test-machines faults faults-long soak slow check fix docs docs-serve site site-of-docs picture clean
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -34,6 +34,9 @@ test: $(STAMP) ## the whole test suite on the CPU
 
 cuda-truth: $(STAMP) ## predictions against PyTorch's real CUDA build, without a card (6 GB, 45 minutes; TIER=large for more)
 	$(BIN)/python -m tests.cuda_build $(if $(TIER),--tier $(TIER)) $(if $(ONLY),--only "$(ONLY)")
+
+torch-versions: $(STAMP) ## the tests of traces with the torch of other environments: PYTHONS="~/envs/a ~/envs/b"
+	$(BIN)/python -m tests.torch_versions $(PYTHONS)
 
 test-machines: $(STAMP) ## the suite on four made-up machines, on one core, and next to eight busy processes
 	$(BIN)/python -m tests.machines

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretrain.errors import UserError
 from foretrain.hardware import Gpu
+from foretrain.predict import software
 from foretrain.predict.exact import interpreter, service
 from foretrain.predict.exact.record import Trace
 from foretrain.predict.exact.traced import StandInError, Traced, card_of
@@ -37,13 +38,15 @@ def trace(
     pads: bool = False,
     in_process: bool = False,
     python: str | Path = "",
+    torch_version: str = "",
 ) -> Traced:
     """What the code takes on the card: it runs once on fake tensors, and every storage is recorded.
 
     `code`: a function, which is called with a Tracing; or by name a script ("train.py"), a function of a script
     ("train.py:main") or of a module ("package.module:main"). What is named runs in a process of its own.
     `python`: the Python of the environment that will train, or its folder, whose torch traces; a function that is given
-    must then stand at the top of a module or script.
+    must then stand at the top of a module or script. `torch_version`: that of the torch which will train, where another
+    one traces: notes say what the step meets of all that is known to differ.
     `compile`: torch.compile inside the code runs Inductor for the card, kernels left out. `pads`: what to take
     pad_mm's measurement to say. The code must make its model and tensors itself, on `device` (torch.cuda says that it
     is available), and learns no values: .item() gives 1.
@@ -55,16 +58,19 @@ def trace(
     what cannot be sent to another process.
     """
     card = card_of(gpu)
+    if torch_version and software.parse(torch_version) is None:
+        raise StandInError(f"torch_version={torch_version!r} is not a version of torch, such as '2.9.1'")
     if not python and not isinstance(code, str | Path):
         from foretrain.predict.exact import library
 
-        return library.trace(code, card, compile=compile, pads=pads, in_process=in_process)
+        found = library.trace(code, card, compile=compile, pads=pads, in_process=in_process)
+        return found.with_versions(torch_version)
     if in_process:
         raise UserError("usage.trace_in_process")
     with interpreter.using(str(python)):
         if reason := service.why_not():
             raise StandInError(reason)
-        return _sent(Target.of(code), card, compile, pads)
+        return _sent(Target.of(code), card, compile, pads).with_versions(torch_version)
 
 
 @dataclass(frozen=True)

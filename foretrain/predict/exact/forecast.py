@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 from foretrain.config import RunConfig
 from foretrain.hardware import Dtype, Gpu
+from foretrain.predict import software
 from foretrain.predict.allocator_settings import Settings
-from foretrain.predict.exact import service
+from foretrain.predict.exact import interpreter, service
 from foretrain.predict.exact.memory import Exact, exact
 from foretrain.predict.exact.record import Trace
 from foretrain.predict.exact.service import Request, TraceUnavailable
@@ -32,8 +33,21 @@ def traced(plan: Plan, settings: Settings | None = None, listen: Listener = lamb
     notes = tuple(note for note in plan.notes if note.id not in ("vocab_unaligned", "matmul_in_ledger"))
     if any(each.pads_unknown for each in answers):
         notes += (Note(id="pads_unknown", values={"vocab_size": plan.config.vocab_size}),)
+    notes += other_torch(plan.config.torch_version, interpreter.now().torch, compiled=plan.compiled)
     memory = tuple(each.memory for each in answers)
     return plan.model_copy(update={"memory": memory, "exact": tuple(answers), "notes": notes})
+
+
+def other_torch(trains: str, traced: str, *, compiled: bool) -> tuple[Note, ...]:
+    """A note where another torch will train than traced. Uncompiled steps take the same in 2.6.0, 2.9.1 and 2.13.0, to
+    the byte (tests/torch_versions); what Inductor fuses differs."""
+    wanted = software.parse(trains)
+    if wanted is None or wanted == software.parse(traced):
+        return ()
+    known = not compiled and wanted >= (2, 6)
+    return (
+        Note(id="trace_other_torch" if known else "trace_unknown_torch", values={"torch": traced, "wanted": trains}),
+    )
 
 
 def answers_for(

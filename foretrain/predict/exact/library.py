@@ -144,6 +144,6 @@ def _traced(
     record = tracer.record.finish(weight_shapes=frozenset(session.names.weight_shapes))
     record.facts = {
         "torch": torch.__version__, "gpu": card.name, "attention": sorted(there.attention.seen),
-        "matmul_dtypes": dict(tracer.matmul_dtypes),
+        "matmul_dtypes": dict(tracer.matmul_dtypes), **session.marks.facts(),
     }  # fmt: skip
     return Traced(record, card, _notes(tracer, there.notes)), bool(tracer.ranges)

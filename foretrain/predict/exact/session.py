@@ -12,6 +12,7 @@ from foretrain.predict.exact.patches import Patches
 from foretrain.predict.exact.quick import quick
 from foretrain.predict.exact.standin import StandIn
 from foretrain.predict.exact.tracer import Tracer
+from foretrain.predict.exact.version_marks import Marks
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Session:
     tracer: Tracer
     names: Names
     there: StandIn | None
+    marks: Marks
 
 
 @contextlib.contextmanager
@@ -37,7 +39,7 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool 
         device = "cpu" if there is None else "cuda"
         Tracer.calibrate(device)
         tracer = Tracer(device, None if there is None else kernels.in_kernels(there.card), upper=upper)
-        patches = stack.enter_context(Patches())
+        patches, marks = stack.enter_context(Patches()), Marks(tracer)
         values.patch(patches, tracer.values)
         convolutions.patch(patches)
         if there is not None:
@@ -49,9 +51,10 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool 
             stack.enter_context(inductor.compiling(card, tracer, pads=pads, memory=memory))
         else:
             stack.enter_context(standin.uncompiled())
+            marks.patch(patches)
         stack.enter_context(quick(compiled=compiled))
         names = stack.enter_context(drive.named(tracer, compiled=compiled))
         names.before_a_root = libraries.real_ways(patches, tracer.values)
         stack.enter_context(standin.watched_resizes(tracer.resized))
         stack.enter_context(tracer)
-        yield Session(tracer, names, there)
+        yield Session(tracer, names, there, marks)

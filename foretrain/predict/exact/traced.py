@@ -1,10 +1,11 @@
 """What a trace of any code answers, and why there may be none. No torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from foretrain.hardware import Gpu, find
 from foretrain.predict.allocator_settings import Settings
+from foretrain.predict.exact import versions
 from foretrain.predict.exact.record import Trace
 from foretrain.predict.exact.replay import Replay, smallest_limit_bytes
 from foretrain.predict.exact.replay import replay as replayed
@@ -27,6 +28,10 @@ class Traced:
     notes: tuple[str, ...] = ()
     high: "Traced | None" = None
 
+    def with_versions(self, trains: str) -> "Traced":
+        """With notes on what the torch that trains is known to allocate otherwise; '' is not known."""
+        return replace(self, notes=(*self.notes, *versions.notes(self.trace, trains)))
+
     def __repr__(self) -> str:
         return f"<trace on {self.gpu.name}: {format_bytes(self.peak_allocated_bytes)} allocated at the peak>"
 
@@ -37,7 +42,8 @@ class Traced:
         ends = {phase.phase: phase.allocated_bytes for phase in most.phases}
         peaks = [f"  {p.phase:<24} {_range(p.allocated_bytes, ends.get(p.phase, 0)):>12}" for p in found.phases]
         lines = (
-            f"Traced on {self.gpu.name}: {_range(found.peak_allocated_bytes, most.peak_allocated_bytes)} allocated, "
+            f"Traced on {self.gpu.name} with torch {self.trace.facts['torch']}: "
+            f"{_range(found.peak_allocated_bytes, most.peak_allocated_bytes)} allocated, "
             f"{_range(found.peak_reserved_bytes, most.peak_reserved_bytes)} reserved at the peak; "
             f"runs with {_range(self.smallest_limit_bytes, high.smallest_limit_bytes)} reserved or more",
             *peaks,

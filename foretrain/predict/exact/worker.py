@@ -70,6 +70,7 @@ def trace(job: dict[str, Any]) -> Trace:
         "pads": job["pads"], "step": job["step"], "attention": sorted(there.attention.seen), "scaler": scaler_on,
         "matmul_dtypes": dict(tracer.matmul_dtypes),
         "eight_bits": [op for op in ("_scaled_mm", "_int_mm") if tracer.ops[op]], "sums_in_place": tracer.in_place_sums,
+        **session.marks.facts(),
     }  # fmt: skip
     _assert_not_degraded(record, config, gpu)
     return record

@@ -5,7 +5,6 @@ kernels do nothing, so buffers, their reuse and their deaths are those of the co
 """
 
 import contextlib
-import re
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_iter
 
+from foretrain.predict.exact.autotuning import Autotuning
 from foretrain.predict.exact.fake_card import Card, Generator, Memory
 from foretrain.predict.exact.guard import StandInError
 from foretrain.predict.exact.kernels import torch_version
@@ -27,17 +27,13 @@ CHECKS = ("size_asserts", "nan_asserts", "alignment_asserts")
 
 
 class _Kernel:
-    """Stands for a compiled kernel: running it only tells the tracer what the buffers are for.
+    """Stands for a compiled kernel: running it only tells the tracer what the buffers are for."""
 
-    The first time an element-wise kernel runs, Inductor measures two ways to run it and keeps the faster one.
-    """
-
-    def __init__(self, tracer: Tracer | None, name: str, source: str = "", memory: Memory | None = None) -> None:
+    def __init__(self, tracer: Tracer | None, name: str, source: str = "", tuning: Autotuning | None = None) -> None:
         self.tracer, self.kernel_name = tracer, name
         self.inductor_meta: dict[str, Any] = {}
         self.launchers: list[Any] = []
-        self._memory = memory
-        self._writes = _written(source) if memory is not None and name.startswith("triton_poi_") else None
+        self._source, self._tuning = source, tuning
 
     def run(self, *args: Any, **kwargs: Any) -> None:
         if self.tracer is None:
@@ -45,30 +41,9 @@ class _Kernel:
         for tensor in args:
             if isinstance(tensor, Tensor):
                 self.tracer.written_by(tensor, self.kernel_name)
-        if self._writes is not None and self._memory is not None:
-            self._measure(self.tracer, self._memory, [args[i].nbytes for i in self._writes])
-            self._writes = None
-
-    def _measure(self, tracer: Tracer, memory: Memory, written: list[int]) -> None:
-        """What measuring takes: copies of what the kernel changes, and a buffer that clears the card's cache.
-
-        Copies that would make the run's peak higher go to the host (torch/_inductor/runtime/triton_heuristics.py,
-        copy_args_to_cpu_if_needed; benchmarking.py, benchmark_gpu).
-        """
-        allocator = memory.now()
-        budget, copies = allocator.peak_allocated_bytes - allocator.allocated_bytes, []
-        for nbytes in written:
-            if nbytes <= budget:
-                budget -= nbytes
-                copies.append(nbytes)
-        record, op = tracer.record, f"{self.kernel_name} (inside)"
-        take = lambda nbytes: record.alloc(nbytes, op, "", (), "uint8")  # noqa: E731
-        for held in ([], [memory.card.cache_bytes]):
-            buffers = [take(nbytes) for nbytes in held]
-            for id in [take(nbytes) for nbytes in copies]:
-                record.free(id)
-            for id in buffers:
-                record.free(id)
+        if self._tuning is not None:
+            self._tuning.kernel(self.kernel_name, self._source, args)
+            self._tuning = None
 
     __call__ = run
 
@@ -76,16 +51,6 @@ class _Kernel:
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda *args, **kwargs: None
-
-
-def _written(source: str) -> list[int]:
-    """Which arguments of a generated kernel it reads and writes, by position."""
-    names = re.search(r"'mutated_arg_names': \[([^\]]*)\]", source)
-    signature = re.search(r"^def \w+\(([^)]*)\)", source, re.MULTILINE)
-    if names is None or signature is None:
-        return []
-    arguments = [word.split(":")[0].strip() for word in signature[1].split(",")]
-    return [arguments.index(name) for name in re.findall(r"'(\w+)'", names[1]) if name in arguments]
 
 
 def _device_patches(patches: Patches, card: Card) -> None:
@@ -185,18 +150,18 @@ def _symbolic_patch(patches: Patches) -> None:
     patches.set(fake_tensor.FakeTensorMode, "_validate_cache_key", none_of_symbols)
 
 
-def _padding_patch(patches: Patches, pads: bool) -> None:
-    """pad_mm times both variants of a product with an unaligned side on the card; here the caller says which."""
+def _padding_patch(patches: Patches, pads: bool, tuning: Autotuning | None) -> None:
+    """pad_mm times both variants of a matmul with an unaligned side on the card; here the caller says which."""
     import torch._inductor.fx_passes.pad_mm as pad_mm
 
     def should_pad(match: Any, mat1: Tensor, mat2: Tensor, op: Any, input: Any = None) -> bool:
         m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
         return pads and pad_mm.is_mm_compute_bound(m, k, n, mat1.dtype)
 
-    patches.set(pad_mm, "_should_pad", should_pad)
+    patches.set(pad_mm, "_should_pad", tuning.padding if tuning is not None else should_pad)
 
 
-def _code_patches(patches: Patches, tracer: Tracer | None, memory: Memory | None) -> None:
+def _code_patches(patches: Patches, tracer: Tracer | None, tuning: Autotuning | None) -> None:
     """The generated wrapper: its C++ helpers as Python on fake tensors, its kernels as nothing."""
     import torch._C._dynamo.guards as guards
     from torch._inductor.async_compile import AsyncCompile
@@ -210,7 +175,7 @@ def _code_patches(patches: Patches, tracer: Tracer | None, memory: Memory | None
     patches.set(guards, "_empty_strided_cuda", empty("cuda"))
     patches.set(guards, "_empty_strided_cpu", empty("cpu"))
     patches.set(guards, "_reinterpret_tensor", reinterpret)
-    kernel = lambda self, name, source, *args, **kwargs: _Kernel(tracer, name, source, memory)  # noqa: E731
+    kernel = lambda self, name, source, *args, **kwargs: _Kernel(tracer, name, source, tuning)  # noqa: E731
     patches.set(AsyncCompile, "triton", kernel)
     patches.set(AsyncCompile, "cpp_pybinding", lambda self, types, source, *a, **k: _Kernel(tracer, "cpp_fused"))
     patches.set(AsyncCompile, "wait", lambda self, scope: None)
@@ -233,12 +198,13 @@ def compiling(
         least = ".".join(map(str, OLDEST_THAT_COMPILES))
         raise StandInError(f"torch {torch.__version__} compiles nothing in a trace; torch {least} or newer does")
     with Patches() as patches:
+        tuning = Autotuning(tracer, memory, pads) if tracer is not None and memory is not None else None
         if card is not None:
             _device_patches(patches, card)
             _triton_patches(patches)
             _folding_patch(patches)
-            _padding_patch(patches, pads)
-        _code_patches(patches, tracer, memory)
+            _padding_patch(patches, pads, tuning)
+        _code_patches(patches, tracer, tuning)
         _symbolic_patch(patches)
         changes: dict[str, Any] = {"compile_threads": 1, "force_disable_caches": True, **dict.fromkeys(CHECKS, False)}
         patches.enter_context(inductor_config.patch(changes))

@@ -1,0 +1,76 @@
+"""What Inductor's measurements take, against PyTorch's CUDA build (tests/cuda_build): bytes that it allocated there."""
+
+import pytest
+
+from foretrain.config import RunConfig
+from foretrain.hardware import find
+from foretrain.predict.exact import worker
+from foretrain.predict.exact.autotuning import Ways, ways
+from foretrain.predict.exact.replay import replay
+from foretrain.predict.exact.service import Request
+
+# Of each phase: (allocated, reserved). A vocabulary of 1,013 has its matmuls measured with padded sides; the second way
+# to run a kernel has room for copies that the first one had not.
+PADDED = {"n_layer": 1, "n_head": 6, "block_size": 1024, "batch_size": 4, "gradient_accumulation_steps": 2,
+          "vocab_size": 1013, "n_embd": 192, "dropout": 0.2}  # fmt: skip
+TUNED = {"n_layer": 1, "n_head": 1, "block_size": 97, "batch_size": 2, "gradient_accumulation_steps": 1,
+         "vocab_size": 4096, "n_embd": 64, "dropout": 0.1, "bias": True}  # fmt: skip
+ON_THE_CUDA_BUILD = {
+    "padded": (PADDED, "float32", {
+        "build": (3_337_216, 4_194_304), "evaluate_first": (77_983_232, 98_566_144),
+        "first_step": (149_469_184, 182_452_224), "steady_step": (115_632_640, 188_743_680),
+        "evaluate_steady": (46_864_384, 188_743_680), "save": (27_055_616, 188_743_680),
+    }),
+    "tuned": (TUNED, "bfloat16", {
+        "build": (1_276_416, 2_097_152), "evaluate_first": (49_762_816, 60_817_408),
+        "first_step": (59_083_776, 65_011_712), "steady_step": (24_186_368, 67_108_864),
+        "evaluate_steady": (23_020_032, 67_108_864), "save": (20_876_800, 67_108_864),
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ON_THE_CUDA_BUILD)
+def test_a_compiled_run_takes_what_it_took_on_the_cuda_build(case: str) -> None:
+    knobs, dtype, measured = ON_THE_CUDA_BUILD[case]
+    request = Request(RunConfig.model_validate(knobs), find("RTX 4070"), dtype, "foretrain", True, False)  # type: ignore[arg-type]
+    found = {p.phase: (p.allocated_bytes, p.reserved_bytes) for p in replay(worker.trace(request.job())).phases}
+    assert {phase: found[phase] for phase in measured} == measured
+
+
+KERNEL = """
+@triton_heuristics.{heuristic}(
+    size_hints={sizes},
+    {hint}filename=__file__,
+    triton_meta={{'signature': {{'in_out_ptr0': '*fp32', 'in_ptr0': '*fp32', 'xnumel': 'i32'}}, 'device': DeviceProperties(
+        type='cuda', index=0, multi_processor_count=46, cc=89, major=8, regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=1536, max_threads_per_block=1024, warp_size=32), 'constants': {{}},
+        'native_matmul': False}},
+    inductor_meta={{'mutated_arg_names': ['in_out_ptr0'], 'optimize_mem': {spares}, 'autotune_hints': set(),
+                   'autotune_pointwise': True, 'num_load': 2, 'num_store': 1, 'num_reduction': 1}},
+)
+@triton.jit
+def triton_fused(in_out_ptr0, in_ptr0, xnumel, XBLOCK : tl.constexpr):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("heuristic", "sizes", "hint", "count"),
+    [  # counts: of launchers that benchmark_all_configs had on the CUDA build, for kernels of these sizes and hints
+        ("pointwise", {"x": 4194304}, "", 2),
+        ("pointwise", {"x": 1024}, "", 2),
+        ("reduction", {"x": 4096, "r0_": 256}, "ReductionHint.INNER", 1),
+        ("persistent_reduction", {"x": 4096, "r0_": 256}, "ReductionHint.INNER", 1),
+        ("persistent_reduction", {"x": 512, "r0_": 128}, "ReductionHint.INNER", 3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("spares", [True, False])
+def test_ways_to_run_a_kernel(heuristic: str, sizes: dict[str, int], hint: str, count: int, spares: bool) -> None:
+    hint = f"reduction_hint={hint}, " if hint else ""
+    source = KERNEL.format(heuristic=heuristic, sizes=sizes, hint=hint, spares=spares)
+    assert ways(source) == Ways(count, (0,), spares)
+
+
+def test_a_kernel_of_unknown_make_is_not_measured() -> None:
+    assert ways("def kernel(): ...") == Ways(1, ())

@@ -101,6 +101,7 @@ class Tracer(TorchDispatchMode):
         self.ranges: set[str] = set()  # a sentence for each kind
         self.record = Recorder()
         self.phase = "build"
+        self.entered: Callable[[], None] = lambda: None  # called at each new phase
         self.ops: Counter[str] = Counter()  # that ran on the device
         self.matmul_dtypes: Counter[str] = Counter()
         self.modules: list[str] = []
@@ -124,6 +125,7 @@ class Tracer(TorchDispatchMode):
         """What happens from here on belongs to this phase."""
         self.phase = phase
         self.record.phase(phase)
+        self.entered()
 
     def track(self, tensor: Tensor, op: str, *, on_host: bool = False) -> None:
         """A tensor that an op gave: its storage is born if it is new, and born again where its size has changed.

@@ -61,6 +61,7 @@ def trace(job: dict[str, Any]) -> Trace:
     with tracing(gpu, compiled=job["compiled"], pads=job["pads"]) as session:
         there, tracer, names = session.there, session.tracer, session.names
         assert there is not None
+        tracer.entered = there.memory.reset_peak  # as the trainer's meter does; Inductor asks for the peak
         run = drive.Job(config, torch.device("cuda"), job["dtype"], job["compiled"], tracer, names)
         scaler_on = drive.RUNS[job["step"]](run)
         shapes = frozenset(names.weight_shapes)

@@ -55,6 +55,36 @@ def masks() -> None:
     x.masked_select(mask[:, None]).sum()
 
 
+def indices() -> None:
+    """Rows that are added up: few and many of them, by one index and by two, and in the backward pass."""
+    for rows, places, dtype in (
+        (100, 500, torch.float32),
+        (20_000, 5000, torch.float16),
+        (65_536, 70_000, torch.float32),
+    ):
+        table = torch.zeros(places, 64, dtype=dtype, device="cuda")
+        index = torch.zeros(rows, dtype=torch.int64, device="cuda")
+        table.index_put_((index,), torch.zeros(rows, 64, dtype=dtype, device="cuda"), accumulate=True)
+    grid, both = torch.zeros(500, 400, 8, device="cuda"), torch.zeros(20_000, dtype=torch.int64, device="cuda")
+    grid.index_put_((both, both.clone()), torch.zeros(20_000, 8, device="cuda"), accumulate=True)
+    weight = torch.randn(30_000, 128, device="cuda", requires_grad=True)
+    weight[torch.zeros(8, 1024, dtype=torch.int64, device="cuda")].square().sum().backward()
+
+
+def counted_embedding() -> None:
+    table = nn.Embedding(30_000, 128, scale_grad_by_freq=True, device="cuda")
+    table(torch.zeros(8, 1024, dtype=torch.int64, device="cuda")).square().sum().backward()
+
+
+def sorts() -> None:
+    """Short rows, one long one, several and many long ones; keys of two, four and eight bytes."""
+    for shape in ((1000,), (64, 500), (100_000,), (64, 5000), (256, 5000)):
+        for dtype in (torch.bfloat16, torch.float32, torch.int64):
+            torch.zeros(shape, dtype=dtype, device="cuda").sort(dim=-1)
+    torch.zeros(512, 64, device="cuda").sort(dim=0)
+    torch.zeros(32_768, dtype=torch.int64, device="cuda").argsort(stable=True)
+
+
 STEPS: dict[str, Callable[[], None]] = {
-    step.__name__: step for step in (convolutions, normed_convolutions, lstm, gru, masks)
+    step.__name__: step for step in (convolutions, normed_convolutions, lstm, gru, masks, indices, counted_embedding, sorts)
 }  # fmt: skip

@@ -4,6 +4,7 @@ Each rule names the file of PyTorch that it was read from; tests/cuda_build hold
 allocation by allocation.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -109,6 +110,8 @@ def _embedding_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
     n, C = indices.numel(), grad.shape[-1]
     if n <= 3072:
         return []
+    counted = len(args) > 4 and args[4]  # how often each row occurs, by which its gradient is divided
+    count = _scan_bytes(n, SUM_TILE)
     segments = min(n, vocabulary)
     partial = n // 10 + segments
     sort, unique, sums = _sort_bytes(n, vocabulary), _scan_bytes(n, UNIQUE_TILE), _scan_bytes(segments, SUM_TILE)
@@ -116,6 +119,7 @@ def _embedding_backward(card: Card, args: tuple[Any, ...]) -> list[Step]:
     rows = 4 * partial * C if vocabulary > 128 else 8 * partial
     return [
         8 * n, 8 * n, 8 * n, sort, -sort, -8 * n,  # rows by token
+        *([8 * n, count, -count, count, -count] if counted else []),
         Result(0),
         8 * n, 8, 8 * n, unique, -unique, -8 * n,  # where each token's rows begin
         8 * segments, 8 * segments, sums, -sums,  # how many partial sums each has
@@ -197,16 +201,80 @@ def _nonzero(card: Card, args: tuple[Any, ...]) -> list[Step]:
 
 
 def _index_put(card: Card, args: tuple[Any, ...]) -> list[Step]:
-    """Where values add up the indices are sorted: five columns of int64 (aten/src/ATen/native/cuda/Indexing.cu)."""
-    if len(args) < 4 or not args[3]:
+    """Where values add up, rows are sorted by where they go (aten/src/ATen/native/cuda/Indexing.cu).
+
+    Of each index: whether it is in range, unless the op is the backward pass of one that was; then rows from the end
+    are counted from the start, and it is multiplied by its stride.
+    """
+    adds = (len(args) > 3 and args[3]) or torch.are_deterministic_algorithms_enabled()
+    indices = [(d, index) for d, index in enumerate(args[1]) if index is not None]
+    n = math.prod(torch.broadcast_shapes(*(index.shape for _, index in indices)))
+    if not adds or n == 0:
         return []
-    longest = max((index.numel() for index in args[1] if index is not None), default=0)
-    return [8 * longest] * 5
+    steps: list[Step] = []
+    for number, (_, index) in enumerate(indices):
+        own = 8 * index.numel()
+        steps += [] if len(args) > 4 and args[4] else IN_RANGE
+        steps += [own, own, -own, *([-own] if number else [])]
+    largest = math.prod(args[0].shape[d] for d, _ in indices)
+    sort = 1 if n <= SORT_TILE else _sort_bytes(n, largest)
+    return [*steps, 8 * n, 8 * n, 8 * n, sort, -sort]
+
+
+# The smallest and the largest of an index, each compared with its dimension.
+IN_RANGE: list[Step] = [8, 8, 1, -1, 1, -1, -8, -8]
+
+
+def _index_put_anew(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    steps = _index_put(card, args)
+    return [Result(0), *steps] if steps else []
+
+
+def _sort(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """Rows of up to 4,096 in one block each; longer ones by cub with their positions, up to 127 of them all at once and
+    then by row, more of them row by row (aten/src/ATen/native/cuda/Sort.cpp, Sort.cu)."""
+    x = args[0]
+    dim = args[1] if len(args) > 1 and type(args[1]) is int else -1
+    if x.dim() == 0 or x.numel() == 0:
+        return []
+    N, n, width = x.numel(), x.shape[dim], x.element_size()
+    results: list[Step] = [Result(0), Result(1)]
+    if n <= 4096:
+        return [*results, 8 * n]
+    rows = N // n
+    if rows == 1:
+        sort = _sort_pairs_bytes(card, N, width)
+        return [*results, 8 * N, sort, -sort]
+    if rows < 128:
+        sort, by_row = _sort_pairs_bytes(card, N, width), _sort_bytes(N, rows)
+        return [*results, 8 * N, 8 * N, width * N, sort, -sort, -width * N, by_row, -by_row]
+    sort = 255 + _up(width * N, 256) + _up(8 * N, 256)
+    return [*results, 8 * N, sort, -sort]
+
+
+def _sort_pairs_bytes(card: Card, n: int, width: int) -> int:
+    """cub's radix sort of n keys of so many bytes with an int64 each, by all of their bits."""
+    copies = _up(width * n, 256) + _up(8 * n, 256)
+    if width >= 4:
+        tile = 3072 if width == 4 else SORT_TILE
+        return 255 + 256 + width * 256 * 8 + copies + -(-n // tile) * 256 * 4
+    blocks = 5 * card.sm_count * (card.processors.threads // 256)  # each with how often it saw which digit
+    return 255 + copies + blocks * width * 128 * 4 + 44 * 1024
+
+
+def _multinomial(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """One of each row is drawn as the largest quotient of its weight and a random number
+    (aten/src/ATen/native/Distributions.cpp); its checks take some bytes."""
+    x, many = args[0], args[1] > 1 or (len(args) > 2 and args[2])
+    return [] if many else [Result(0), x.numel() * x.element_size()]
 
 
 RULES: dict[str, Rule] = {
     **{op: _reduction(op) for op in REDUCTIONS},
-    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _index_put),
+    **dict.fromkeys(("index_put_", "_index_put_impl_"), _index_put),
+    **dict.fromkeys(("index_put", "_unsafe_index_put"), _index_put_anew),
+    "sort": _sort,
+    "multinomial": _multinomial,
     "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention": _efficient,

@@ -60,8 +60,8 @@ EIGHT_BIT_MATMULS = {"_scaled_mm", "_int_mm"}
 IN_PLACE_FOR_PLAIN_TENSORS = {
     aten.scatter.src: aten.scatter_.src,
     aten.scatter_add.default: aten.scatter_add_.default,
-    aten.index_put.default: aten.index_put_.default,
-    aten._unsafe_index_put.default: aten.index_put_.default,
+    aten.index_put.default: aten._index_put_impl_.default,
+    aten._unsafe_index_put.default: aten._index_put_impl_.default,
     aten.put.default: aten.put_.default,
 }
 
@@ -223,6 +223,8 @@ class Tracer(TorchDispatchMode):
             func = aten.add_.Tensor  # the mask to the scores, as above for plain tensors only
         if func in IN_PLACE_FOR_PLAIN_TENSORS and _called_by_engine(2):
             func = IN_PLACE_FOR_PLAIN_TENSORS[func]
+            if func is aten._index_put_impl_.default:
+                args = (*args, True)  # its indices were in range before
         if func in BY_MASK and (masked := self._by_mask(func, args, kwargs)) is not None:
             return masked
         if func in losses.COMPOSED:

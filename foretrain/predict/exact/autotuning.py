@@ -65,7 +65,7 @@ def ways(source: str) -> Ways:
     names = {"triton_heuristics": triton_heuristics, "__file__": "", "AttrsDescriptor": SimpleNamespace, **vars(hints)}
     with Patches() as patches:
         patches.set(triton_heuristics, "cached_autotune", found)
-        if triton_heuristics.Config is object:
+        if getattr(triton_heuristics, "Config", object) is object:
             for name in ("Config", "InductorConfig"):
                 patches.set(triton_heuristics, name, Way)
         return eval(head[1], names)  # Inductor wrote this text in this process
@@ -183,7 +183,7 @@ class Autotuning:
 
     def _multiply(self, op: str) -> None:
         """cuBLAS's workspace, where this is the first matmul."""
-        steps = self.tracer.in_kernel(self.tracer, op, ()) if self.tracer.in_kernel is not None else []
+        steps = self.tracer.in_kernel(self.tracer, op, (), None) if self.tracer.in_kernel is not None else []
         for step in steps:
             if isinstance(step, Workspace):
                 id = self._take(step.nbytes, "cublas")

@@ -22,6 +22,7 @@ from foretrain.lm.shape import ModelShape
 from foretrain.lm.step import TrainState, build, evaluation_loss, train_step
 from foretrain.predict import memory
 from foretrain.predict.memory import StepMemory, components, estimated, predict, worst_verdict
+from foretrain.predict.padding import Product, time_padding
 from foretrain.predict.simulated_run import CUDA_GRANULE
 from foretrain.predict.timeline import Timeline
 from foretrain.run.meter import Meter, allocator_peak
@@ -242,9 +243,25 @@ MEASURED = json.loads((REPO / "tests" / "data" / "compiled_on_the_cuda_build.jso
 
 @pytest.mark.parametrize("case", MEASURED, ids=lambda case: case["name"])
 def test_compiled_peaks_of_the_cuda_build(case: dict) -> None:  # type: ignore[type-arg]
-    """With what Inductor takes to measure its kernels when they first run, which is most of these small runs."""
+    """With what Inductor takes to measure its kernels when they first run, and matmuls with padded sides while it
+    compiles, which is most of these small runs."""
     found = ledger(RunConfig.model_validate(case["config"]), step=case["step"], dtype=case["dtype"], compiled=True)
     assert found.worst.allocated_bytes == pytest.approx(case["allocated_bytes"], rel=0.01)
+
+
+def test_only_products_with_an_unaligned_side_are_timed() -> None:
+    """Rows of 4 in fp32 and of 8 in half precision are aligned; a side of one element is never padded."""
+    t = Timeline({"L2": 1 << 20}, 512)
+    t.phase("compiling")
+    aligned = [Product(256, 64, 4), Product(1, 64, 32), Product(64, 64, 64, batch=3)]
+    time_padding(t, aligned, 4)
+    assert not t.events
+    time_padding(t, [*aligned, Product(256, 64, 1013), Product(256, 64, 1013)], 4)
+    held = 4 * (256 * 64 + 64 * 1013 + 64 * 1016)
+    # To the byte but for rounding: both operands, the padded one, the padded result and the buffer of 1 MiB.
+    assert t.peaks["compiling"].nbytes == pytest.approx(held + 4 * 256 * 1016 + (1 << 20), abs=3 * 512)
+    assert t.nbytes == 0
+    assert len(t.sizes) == 9
 
 
 # -- properties ----------------------------------------------------------------------------------------------

@@ -8,14 +8,15 @@ micro-batch live until its backward graph ends, and only then are they added to 
 
 Where the numbers come from: Inductor's own wrapper code, executed on fake tensors for an RTX 4070 with torch 2.13
 (the way is described in docs/memory.md), and what PyTorch's CUDA build allocated (docs/cuda-truth.md). Known limits:
-which short-lived buffers Inductor reuses is approximated; `pad_mm` (vocabularies that are no multiple of 8),
-max-autotune and CUDA graphs are not modelled. Where attention
-takes the math path, whose scores Inductor fuses and reorders, traces are met to about a tenth (memory.py widens).
+which short-lived buffers Inductor reuses is approximated; what padded matmuls keep (vocabularies that are not a
+multiple of 8), max-autotune and CUDA graphs are not modelled. Where attention takes the math path, whose scores
+Inductor fuses and reorders, traces are met to about a tenth (memory.py widens).
 """
 
 from dataclasses import dataclass, field
 
 from foretrain.predict.chunked_head import chunked_head
+from foretrain.predict.padding import Product, time_padding
 from foretrain.predict.timeline import Size, Tensor, Timeline, Variant
 
 # Of a sum over so few columns Inductor tries several ways to run it (triton_heuristics.py, persistent_reduction: of one
@@ -39,6 +40,7 @@ class CompiledStep:
     """Writes compiled forward, backward and evaluation graphs into a timeline. Symbols as in `EagerStep`."""
 
     tied = True  # whether the head's weight is the embedding's
+    widths = (3, 1, 4)  # of a block's products of n_embd columns
 
     def __init__(self, timeline: Timeline, variant: Variant, n_layer: int) -> None:
         self.t = timeline
@@ -67,10 +69,32 @@ class CompiledStep:
                 if size.nbytes <= room:
                     room -= size.nbytes
                     copied.append(size)
-            self.t.free(*[self.t.alloc("workspace", size) for size in copied])
-            buffer = self.t.alloc("workspace", cache)
-            self.t.free(*[self.t.alloc("workspace", size) for size in copied])
+            self.t.free(*[self.t.alloc("measuring", size) for size in copied])
+            buffer = self.t.alloc("measuring", cache)
+            self.t.free(*[self.t.alloc("measuring", size) for size in copied])
             self.t.free(buffer)
+
+    def compiles(self, graph: str, *, learns: bool) -> None:
+        """The first time that a graph is needed, Inductor times its products with unaligned sides."""
+        if graph in self.measured or not self.t.size(1, "L2").nbytes:
+            return
+        self.measured.add(graph)
+        after = self.t.moment
+        self.t.at("compile")
+        self.cublas("forward")
+        products = self.products(learns=learns)
+        time_padding(self.t, products + [each for one in products if learns for each in one.backward], self.low)
+        self.t.at(after)
+
+    def products(self, *, learns: bool) -> list[Product]:
+        """Of a forward pass, without those of attention's kernels."""
+        s = self.t.symbols
+        rows, C, T = s["B"] * s["T"], s["C"], s["T"]
+        found = [Product(rows, C, n * C) for n in self.widths] + [Product(rows, 4 * C, C)]
+        found.append(Product(min(s["n"], rows) if self.v.chunked else rows, C, s["V"]))
+        if (self.v.attention if learns else self.v.evaluation_attention) == "math":
+            found += [Product(T, s["D"], T, s["B"] * s["H"]), Product(T, T, s["D"], s["B"] * s["H"])]
+        return found
 
     def e(self, coefficient: int) -> Size:
         return self.t.size(coefficient, "B", "T", "C")
@@ -166,6 +190,7 @@ class CompiledStep:
         t = self.t
         graph = CompiledGraph()
         t.at("forward.embedding")
+        self.compiles("training", learns=True)
         graph.position = self.position()
         graph.head += self.mask()
         t.at("forward.blocks")
@@ -207,6 +232,7 @@ class CompiledStep:
         """The evaluation graph: one set of buffers for all blocks, then the logits; nothing is saved."""
         t, low = self.t, self.low
         t.at("forward.blocks")
+        self.compiles("evaluating", learns=False)
         self.first_block()
         residual = t.alloc("temporaries", self.e(self.v.wide))
         t.free(*self.block_buffers(), residual)

@@ -13,6 +13,7 @@ class ModernCompiledStep(CompiledStep):
     """Writes compiled forward, backward and evaluation graphs into a timeline."""
 
     tied = False
+    widths = (2, 1, 4)
 
     def norm_saved(self) -> list[Tensor]:
         """A norm keeps its result and a number a row."""
@@ -42,6 +43,7 @@ class ModernCompiledStep(CompiledStep):
         t = self.t
         graph = CompiledGraph()
         t.at("forward.embedding")
+        self.compiles("training", learns=True)
         graph.head = [
             t.alloc("activations.residual", self.e(self.v.wide)),
             t.alloc("activations.norm", t.size(4, "B", "T")),

@@ -33,7 +33,8 @@ GROUPS = {
     "weight_copies": "weight_copies", "activations.residual": "activations", "activations.norm": "activations",
     "activations.attention": "activations", "activations.mlp": "activations", "activations.dropout": "activations",
     "activations.head": "activations",
-    "logits": "logits", "temporaries": "temporaries", "workspace": "temporaries", "batch": "temporaries",
+    "logits": "logits", "temporaries": "temporaries", "workspace": "temporaries",
+    "measuring": "temporaries", "batch": "temporaries",
     "overhead": "overhead", "activations": "activations", "buffers": "weights", "rounding": "temporaries",
 }  # fmt: skip
 GROUP_ORDER = (

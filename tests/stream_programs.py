@@ -122,7 +122,7 @@ def simulate(program: Program, memory_bytes: int, free_bytes: int) -> Outcome:
         return True
 
     outcome = run(program, do, lambda: (allocator.allocated_bytes, allocator.active_bytes, allocator.reserved_bytes))
-    outcome.segments = [(kind, nbytes) for kind, _, nbytes in allocator.segments]
+    outcome.segments = [(kind, nbytes) for kind, _, nbytes, _ in allocator.segments]
     outcome.retries = allocator.num_alloc_retries
     return outcome
 

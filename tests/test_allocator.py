@@ -289,7 +289,11 @@ def test_expandable_segments_map_2_and_20_mib_pages_side_by_side() -> None:
     assert allocator.reserved_bytes == 42 * MIB  # two pages of 20 MiB
     assert take(allocator, 15 * MIB).ptr == large.ptr + 25 * MIB  # the rest of them
     assert take(allocator, MIB + 512).ptr == large.ptr + 40 * MIB
-    assert [(kind, nbytes // MIB) for kind, _, nbytes in allocator.segments] == [("map", 2), ("map", 40), ("map", 20)]
+    assert [(kind, nbytes // MIB) for kind, _, nbytes, _ in allocator.segments] == [
+        ("map", 2),
+        ("map", 40),
+        ("map", 20),
+    ]
     allocator.free(first)
 
 
@@ -321,7 +325,7 @@ def test_expandable_segments_unmap_whole_pages_and_fill_the_gap_again() -> None:
     allocator.empty_cache()
     # 50 MiB are free; the pages 0-20 and 20-40 are whole, of the third 10 MiB are free and stay.
     assert allocator.reserved_bytes == 40 * MIB
-    assert allocator.segments[-1] == ("unmap", start, 40 * MIB)
+    assert allocator.segments[-1] == ("unmap", start, 40 * MIB, 0)
     assert take(allocator, 45 * MIB).ptr == start
     assert allocator.reserved_bytes == 80 * MIB
     allocator.free(second)
@@ -498,7 +502,7 @@ def check(allocator: Allocator) -> None:
     assert allocator.requested_bytes <= allocator.allocated_bytes <= allocator.reserved_bytes
     assert free == sum(size for pool in (allocator.small, allocator.large) for _, size, _ in pool.order)
     signs = {"alloc": 1, "map": 1, "free": -1, "unmap": -1}
-    assert sum(signs[kind] * nbytes for kind, _, nbytes in allocator.segments) == allocator.reserved_bytes
+    assert sum(signs[kind] * nbytes for kind, _, nbytes, _ in allocator.segments) == allocator.reserved_bytes
 
 
 def facts(result: Replay) -> tuple[object, ...]:

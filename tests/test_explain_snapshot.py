@@ -18,7 +18,7 @@ from foretrain.advise.stack_frames import place_of
 from foretrain.errors import UserError
 from foretrain.predict.allocator_replay import replay
 from foretrain.predict.snapshot import Label, export
-from tests.test_snapshot import recorded
+from tests.test_snapshot import SIDE, recorded
 from tests.test_watch import said
 
 MIB = 1 << 20
@@ -261,6 +261,30 @@ def test_the_views_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError) as caught:
         said(capsys, "explain", "s.pickle", "--config", "baby")
     assert caught.value.id == "usage.explain_config"
+
+
+def test_several_streams_are_told_with_what_only_they_can_use(capsys: pytest.CaptureFixture[str]) -> None:
+    data = recorded(SIDE)
+    found = analyse(data, "s")
+    assert [(s.stream, s.reserved_bytes // MIB, s.free_bytes // MIB) for s in found.streams] == [
+        (0, 30, 5),
+        (9, 22, 11),
+    ]
+    assert found.pending_bytes == 10 * MIB
+    assert found.allocated_bytes == 25 * MIB + 512
+    written(data)
+    shown = " ".join(said(capsys, "explain", "s.pickle").split())
+    assert "What is free on a stream, no other stream can take" in shown
+    assert "0x9 22.0 MiB 12.0 MiB" in shown
+    assert analyse(recorded(), "s").streams == ()
+
+
+@pytest.mark.parametrize("stream", ["9", -1, None, 2.5, True])
+def test_a_segment_whose_stream_is_no_number_is_of_the_default_one(stream: object) -> None:
+    data = recorded(SIDE)
+    for segment in data["segments"]:
+        segment["stream"] = stream
+    assert analyse(data, "s").streams == ()
 
 
 # -- hostile files -----------------------------------------------------------------------------------------

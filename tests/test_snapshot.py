@@ -273,20 +273,57 @@ def test_frees_without_their_completion_count_too() -> None:
     assert compare_with_recorded(snapshot.of_snapshot(data)).first_difference is None
 
 
-def test_other_streams_are_left_out_and_counted() -> None:
+SIDE = [
+    ("alloc", "a", 30 * MIB), ("free", "a", 0), ("stream", 9, 0), ("alloc", "b", 20 * MIB), ("alloc", "small", 100),
+    ("record_stream", "b", 0), ("free", "b", 0), ("stream", 0, 0), ("alloc", "c", 25 * MIB), ("stream", 9, 0),
+    ("alloc", "d", 10 * MIB), ("record_stream", "d", 0), ("free", "d", 0),
+]  # fmt: skip
+
+
+def test_a_written_snapshot_says_on_which_stream_all_of_it_was() -> None:
+    """b is freed while the default stream uses it, so it is complete at the next request; d never is."""
+    data = recorded(SIDE)
+    seen = [(e["action"], e["stream"], e["size"] // MIB) for e in data["device_traces"][0]]
+    assert seen == [
+        ("segment_alloc", 0, 30), ("alloc", 0, 30), ("free_requested", 0, 30), ("free_completed", 0, 30),
+        ("segment_alloc", 9, 20), ("alloc", 9, 20), ("segment_alloc", 9, 2), ("alloc", 9, 0), ("free_requested", 9, 20),
+        ("free_completed", 9, 20), ("alloc", 0, 25), ("alloc", 9, 10), ("free_requested", 9, 10),
+    ]  # fmt: skip
+    assert [(s["stream"], s["allocated_size"] // MIB, s["active_size"] // MIB) for s in data["segments"]] == [
+        (0, 25, 25), (9, 0, 10), (9, 0, 0),
+    ]  # fmt: skip
+    states = {block["size"] // MIB: block["state"] for segment in data["segments"] for block in segment["blocks"]}
+    assert states[25] == "active_allocated"
+    assert data["segments"][1]["blocks"][0]["state"] == "active_pending_free"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_recording_is_replayed_on_its_streams(way: Settings) -> None:
+    found = compare_with_recorded(snapshot.of_snapshot(recorded(SIDE, way)))
+    assert (found.first_difference, found.complete) == (None, True)
+    assert {entry.stream for entry in found.simulated} == {0, 9}
+
+
+def test_memory_that_another_stream_took_is_a_difference() -> None:
+    """The default stream may not take what was freed on another one: where a recording says it did, it is told."""
+    data = recorded(SIDE)
+    for entry in data["device_traces"][0]:
+        entry["stream"] = 0
+    assert compare_with_recorded(snapshot.of_snapshot(data)).first_difference is not None
+
+
+@pytest.mark.parametrize("stream", ["0", 1.5, None, [0]])
+def test_a_stream_that_is_no_number_is_one_sentence(stream: object) -> None:
     data = recorded()
-    history = data["device_traces"][0]
-    side = {"stream": 9, "addr": 1 << 44, "frames": []}
-    history[3:3] = [
-        side | {"action": "segment_alloc", "size": 2 * MIB},
-        side | {"action": "alloc", "size": 100},
-        side | {"action": "free_requested", "size": 100},
-        side | {"action": "free_completed", "size": 100},
-    ]
-    found = compare_with_recorded(snapshot.of_snapshot(data))
-    assert (found.first_difference, found.other_streams, found.complete) == (None, 1, False)
-    found = compare_with_recorded(snapshot.of_snapshot(data), stream=9)
-    assert [entry.nbytes for entry in found.simulated] == [2 * MIB]
+    data["device_traces"][0][1]["stream"] = stream
+    with pytest.raises(ValueError, match="entry 1 of its history needs whole numbers as addr, size and stream"):
+        snapshot.of_snapshot(data)
+
+
+def test_a_recording_of_thousands_of_streams_is_replayed() -> None:
+    side = [event for n in range(1, 3000) for event in (("stream", n, 0), ("alloc", n, 100), ("free", n, 0))]
+    found = compare_with_recorded(snapshot.of_snapshot(recorded(side)))
+    assert (found.first_difference, len(found.simulated)) == (None, 2999)
 
 
 sizes = st.one_of(st.integers(1, 3 * MIB), st.integers(1, 60).map(lambda n: n * MIB))

@@ -27,7 +27,7 @@ def test_side_streams_take_what_they_take_in_the_cuda_build(name: str) -> None:
     segments: list[int] = []
 
     def watch(position: int, allocator: Allocator, block: Block | None) -> None:
-        segments[:] = [nbytes // MIB for _, _, nbytes in allocator.segments]
+        segments[:] = [nbytes // MIB for _, _, nbytes, _ in allocator.segments]
 
     replay(found.trace, watch=watch)
     assert (found.peak_allocated_bytes, found.peak_reserved_bytes, segments) == MEASURED[name]

@@ -82,10 +82,19 @@ class EmptySegment(Record):
     held_by: LiveGroup | None
 
 
+class StreamShare(Record):
+    """What one stream has: `free_bytes` are reserved for it and in no use, and no other stream can take them."""
+
+    stream: int
+    reserved_bytes: int
+    free_bytes: int
+
+
 class SnapshotAnalysis(Record):
     """One device of one snapshot. `split_bytes`: free parts of segments in use, which only tensors that fit can take;
     `cached_bytes`: segments that are wholly free, which empty_cache gives back. `from_profile`: made of a profile by
-    torch/cuda/_memory_viz.py; it knows no segments, so nothing of what was reserved."""
+    torch/cuda/_memory_viz.py; it knows no segments, so nothing of what was reserved. `streams` are those with most
+    reserved, where there are several."""
 
     name: str
     device: int
@@ -111,6 +120,7 @@ class SnapshotAnalysis(Record):
     empty_segments: tuple[EmptySegment, ...]
     n_empty_segments: int
     empty_segments_bytes: int
+    streams: tuple[StreamShare, ...]
     advice: tuple[Advice, ...]
 
 
@@ -168,12 +178,19 @@ class _Segments:
         self.alive: list[tuple[Place, int]] = []
         self.empty: list[EmptySegment] = []
         self.n_empty = self.empty_bytes = 0
+        self.by_stream: dict[int, tuple[int, int]] = {}  # reserved, free
         self.from_profile = bool(segments) and not any("segment_type" in segment for segment in segments)
         for segment in segments:
             if segment.get("device", 0) == device:
                 self._add(segment, places)
         self.empty.sort(key=lambda s: s.used_bytes - s.size_bytes)
         self.empty = self.empty[:SEGMENTS]
+
+    def streams(self) -> tuple[StreamShare, ...]:
+        """Those with most reserved, where there are several."""
+        shares = [StreamShare(stream=n, reserved_bytes=r, free_bytes=f) for n, (r, f) in self.by_stream.items()]
+        shares.sort(key=lambda share: -share.reserved_bytes)
+        return tuple(shares[:SEGMENTS]) if len(shares) > 1 else ()
 
     def _add(self, segment: dict[str, Any], places: _Places) -> None:
         total, used, free, largest_free = index(segment["total_size"]), 0, 0, 0
@@ -193,6 +210,9 @@ class _Segments:
             total, free = used, 0
         self.count += 1
         self.reserved += total
+        stream = _whole(segment.get("stream"), 0)
+        reserved_bytes, free_bytes = self.by_stream.get(stream, (0, 0))
+        self.by_stream[stream] = (reserved_bytes + total, free_bytes + free)
         self.allocated += sum(size for _, size in alive)
         self.alive += alive
         if not used:
@@ -271,9 +291,8 @@ def _fits_expandable(recording: Recording, failure: tuple[int, int, int], asked:
     if recording.settings.expandable_segments or position > MAX_REPLAYED:
         return None
     until = Recording(recording.entries[:position], recording.settings, frozenset(), reserved)
-    stream = until.main_stream
-    found = events_of(until, stream, follow_releases=False)
-    if found.unknown_frees or found.other_streams or until.reserved_before_bytes:
+    found = events_of(until, follow_releases=False)
+    if found.unknown_frees or until.reserved_before_bytes:
         return None
     events = [*found.events, Event("alloc", "asked", asked)]
     return replay_events(events, Settings(expandable_segments=True), reserved + free).out_of_memory is None
@@ -315,7 +334,8 @@ def analyse(snapshot: Any, name: str, device: int | None = None) -> SnapshotAnal
         cached_bytes=end.cached, settings=recording.settings.text(),
         has_frames=any(group.made_by for group in (*groups, *(peak.groups if peak else ()))), end=now, peak=peak,
         peak_reserved_bytes=peak_reserved, failures=failures, n_failures=n_failures, at_failure=at_failure,
-        empty_segments=tuple(end.empty), n_empty_segments=end.n_empty, empty_segments_bytes=end.empty_bytes, advice=(),
+        empty_segments=tuple(end.empty), n_empty_segments=end.n_empty, empty_segments_bytes=end.empty_bytes,
+        streams=end.streams(), advice=(),
     )  # fmt: skip
     return analysis.model_copy(update={"advice": _advice(analysis)})
 

@@ -66,7 +66,8 @@ class Allocator:
 
     `cap_bytes` is a cap beside the limit, as per_process_memory_fraction sets it.
 
-    `segments` is the history of ("alloc", "free", "map" or "unmap", address, bytes), as _record_memory_history has it.
+    `segments` is the history of ("alloc", "free", "map" or "unmap", address, bytes, stream), as in
+    _record_memory_history.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Allocator:
         self.peak_allocated_bytes = self.peak_reserved_bytes = self.peak_requested_bytes = 0
         self.num_alloc_retries = self.num_ooms = self.num_oom_rejections = 0
         self.num_device_alloc = self.num_device_free = 0
-        self.segments: list[tuple[str, int, int]] = []
+        self.segments: list[tuple[str, int, int, int]] = []
         self._pending: list[Block] = []  # freed, while other streams may still use them (cuda_events)
         self._active_at_reset_bytes = 0
         self._next_address = FIRST_ADDRESS
@@ -294,7 +295,7 @@ class Allocator:
         if not self.reserve(nbytes):
             return None
         block = Block(self.new_address(nbytes), nbytes, pool, stream)
-        self.segments.append(("alloc", block.ptr, nbytes))
+        self.segments.append(("alloc", block.ptr, nbytes, stream))
         return block
 
     def _passes_cap(self, nbytes: int) -> bool:
@@ -337,7 +338,7 @@ class Allocator:
         block.pool.remove(block)
         self.reserved_bytes -= block.size
         self.num_device_free += 1
-        self.segments.append(("free", block.ptr, block.size))
+        self.segments.append(("free", block.ptr, block.size, block.stream))
 
     def _release_oversize(self, pool: Pool, size: int, stream: int) -> bool:
         """release_available_cached_blocks: with max_split_size_mb, as many oversize blocks as the request needs.

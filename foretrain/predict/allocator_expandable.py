@@ -108,7 +108,7 @@ class ExpandableSegments:
             block.size = nbytes
             self._keep(rest)
         block.mapped = True
-        self.allocator.segments.append(("map", block.ptr, nbytes))
+        self.allocator.segments.append(("map", block.ptr, nbytes, block.stream))
         self.allocator.merge(block, block.prev)
         self.allocator.merge(block, block.next)
         block.pool.add(block)
@@ -137,7 +137,7 @@ class ExpandableSegments:
         self._keep(block)
         self.allocator.reserved_bytes -= high - low
         self.allocator.num_device_free += 1
-        self.allocator.segments.append(("unmap", low, high - low))
+        self.allocator.segments.append(("unmap", low, high - low, block.stream))
         if not block.is_split:
             self.forget(block)
             self.bases.remove(base)

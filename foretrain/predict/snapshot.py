@@ -49,12 +49,14 @@ class Entry(NamedTuple):
 class SegmentEvent(NamedTuple):
     """The driver gave or took memory: "alloc" or "free", with expandable segments "map" or "unmap"; bytes.
 
-    `position` is the index in the recorded history, or for a simulated one the index of the replayed event.
+    `position` is the index in the recorded history, or for a simulated one the index of the replayed event; `stream`
+    the one that the memory is for, 0 the default one, others as the recording names them.
     """
 
     kind: str
     nbytes: int
     position: int
+    stream: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,17 +72,18 @@ class Recording:
     reserved_at_end_bytes: int
 
     @property
-    def main_stream(self) -> int:
-        """The stream with most allocations; 0 without any."""
+    def streams(self) -> tuple[int, ...]:
+        """The streams that allocated, that with most allocations first."""
         counts = Counter(entry.stream for entry in self.entries if entry.action == "alloc")
-        return counts.most_common(1)[0][0] if counts else 0
+        return tuple(stream for stream, _ in counts.most_common())
 
-    def segments(self, stream: int) -> list[SegmentEvent]:
-        """What the driver gave and took on a stream, in order."""
+    @property
+    def segments(self) -> list[SegmentEvent]:
+        """What the driver gave and took, in order."""
         return [
-            SegmentEvent(SEGMENT_KINDS[entry.action], entry.nbytes, position)
+            SegmentEvent(SEGMENT_KINDS[entry.action], entry.nbytes, position, entry.stream)
             for position, entry in enumerate(self.entries)
-            if entry.action in SEGMENT_KINDS and entry.stream == stream
+            if entry.action in SEGMENT_KINDS
         ]
 
     @property
@@ -93,27 +96,25 @@ class Recording:
 
 @dataclass(frozen=True)
 class EventList:
-    """A recording's stream as events for allocator_replay, and what of it could not become one.
+    """A recording as events for allocator_replay, and what of it could not become one.
 
     `unknown_frees`: of allocations made before the recording began (or pushed out of its ring buffer);
-    `unknown_live`: blocks in use at the end that the history does not explain; `other_streams`: allocations that were
-    left out because they are on other streams.
+    `unknown_live`: blocks in use at the end that the history does not explain.
     """
 
     events: list[Event]
     positions: list[int]  # for each event its index in the history
     unknown_frees: int
     unknown_live: int
-    other_streams: int
 
 
 @dataclass(frozen=True)
 class Comparison:
     """A recording against the simulator. `recorded` and `simulated` are the driver's part in order.
 
-    `same` counts entries that agree from the beginning in kind and bytes; `first_difference` is the index of the first
-    that does not, None if all agree. `complete` is false if the history does not begin with the first allocation or
-    other streams allocated too: then a difference says nothing about the simulator.
+    `same` counts entries that agree from the beginning in kind, bytes and stream; `first_difference` is the index of
+    the first that does not, None if all agree. `complete` is false if the history does not begin with the first
+    allocation: then a difference says nothing about the simulator.
     """
 
     recorded: tuple[SegmentEvent, ...]
@@ -123,7 +124,6 @@ class Comparison:
     complete: bool
     unknown_frees: int
     unknown_live: int
-    other_streams: int
     reserved_before_bytes: int
     recorded_peak_reserved_bytes: int
     simulated_peak_reserved_bytes: int
@@ -236,8 +236,9 @@ def _settings(values: Mapping[str, Any], name: str) -> Settings:
 # -- comparing ---------------------------------------------------------------------------------------------
 
 
-def events_of(recording: Recording, stream: int, *, follow_releases: bool) -> EventList:
-    """A stream of a recording as events. A block counts as free when PyTorch could use it again (free_completed).
+def events_of(recording: Recording, *, follow_releases: bool) -> EventList:
+    """A recording as events. A block counts as free when PyTorch could use it again (free_completed), which is after
+    all streams have done with it.
 
     `follow_releases`: where the history shows memory going back to the driver, empty the simulator's cache too. What
     made PyTorch do so (torch.cuda.empty_cache, a full card) is not in a history.
@@ -246,55 +247,57 @@ def events_of(recording: Recording, stream: int, *, follow_releases: bool) -> Ev
     free_actions = ("free", "free_completed" if completed else "free_requested")
     events: list[Event] = []
     positions: list[int] = []
-    alive: dict[int, int] = {}  # address -> where in the history it was allocated; on all streams
-    unknown_frees = other_streams = 0
+    alive: dict[int, int] = {}  # address -> where in the history it was allocated
+    unknown_frees = stream = 0
     releasing = False
+
+    def add(event: Event) -> None:
+        events.append(event)
+        positions.append(position)
+
     for position, entry in enumerate(recording.entries):
-        event = None
         if entry.action == "alloc":
             alive[entry.address] = position
-            other_streams += entry.stream != stream
-            event = Event("alloc", position, entry.nbytes) if entry.stream == stream else None
+            if entry.stream != stream:
+                stream = entry.stream
+                add(Event("stream", stream))
+            add(Event("alloc", position, entry.nbytes))
         elif entry.action in free_actions:
             born = alive.pop(entry.address, None)
             unknown_frees += born is None
-            if born is not None and recording.entries[born].stream == stream:
-                event = Event("free", born)
-        release = entry.action in ("segment_free", "segment_unmap") and entry.stream == stream
+            if born is not None:
+                add(Event("free", born))
+        release = entry.action in ("segment_free", "segment_unmap")
         if release and follow_releases and not releasing:
-            event = Event("empty_cache")
+            add(Event("empty_cache"))
         releasing = release
-        if event is not None:
-            events.append(event)
-            positions.append(position)
     unknown_live = len(recording.live_at_end - alive.keys())
-    return EventList(events, positions, unknown_frees, unknown_live, other_streams)
+    return EventList(events, positions, unknown_frees, unknown_live)
 
 
-def compare_with_recorded(
-    recording: Recording, limit_bytes: int | None = None, *, physical: bool = True, stream: int | None = None
-) -> Comparison:
-    """Ask the simulator for what the program asked for, in its order, and compare what each took from the driver.
+def compare_with_recorded(recording: Recording, limit_bytes: int | None = None, *, physical: bool = True) -> Comparison:
+    """Ask the simulator for what the program asked for, in its order and on its streams, and compare what each took
+    from the driver.
 
     Without a limit the simulator gives memory back where the recording did; with one (as in Allocator, here by default
-    the memory that the driver has) it decides that by itself. `stream`: by default the one with most allocations.
+    the memory that the driver has) it decides that by itself.
     """
-    stream = recording.main_stream if stream is None else stream
-    found = events_of(recording, stream, follow_releases=limit_bytes is None)
+    found = events_of(recording, follow_releases=limit_bytes is None)
     allocator, simulated, ended_at = _replay(found, recording.settings, limit_bytes, physical)
-    recorded = recording.segments(stream)
+    recorded = recording.segments
     pairs = list(zip(recorded, simulated, strict=False))
-    same = next((i for i, (a, b) in enumerate(pairs) if a[:2] != b[:2]), len(pairs))
+    agrees = lambda a, b: (a.kind, a.nbytes, a.stream) == (b.kind, b.nbytes, b.stream)  # noqa: E731
+    same = next((i for i, (a, b) in enumerate(pairs) if not agrees(a, b)), len(pairs))
     agree = same == len(recorded) == len(simulated)
     before_bytes = recording.reserved_before_bytes
     reserved_bytes = peak_bytes = before_bytes
-    for kind, nbytes, _ in recorded:
+    for kind, nbytes, _, _ in recorded:
         reserved_bytes += nbytes if kind in ("alloc", "map") else -nbytes
         peak_bytes = max(peak_bytes, reserved_bytes)
     return Comparison(
         recorded=tuple(recorded), simulated=tuple(simulated), same=same, first_difference=None if agree else same,
-        complete=not (found.unknown_frees or found.unknown_live or found.other_streams or before_bytes),
-        unknown_frees=found.unknown_frees, unknown_live=found.unknown_live, other_streams=found.other_streams,
+        complete=not (found.unknown_frees or found.unknown_live or before_bytes),
+        unknown_frees=found.unknown_frees, unknown_live=found.unknown_live,
         reserved_before_bytes=before_bytes, recorded_peak_reserved_bytes=peak_bytes,
         simulated_peak_reserved_bytes=allocator.peak_reserved_bytes,
         simulated_peak_allocated_bytes=allocator.peak_allocated_bytes, out_of_memory_at=ended_at,
@@ -308,7 +311,8 @@ def _replay(
     seen: list[SegmentEvent] = []
 
     def watch(index: int, allocator: Allocator, _block: Block | None) -> None:
-        seen.extend(SegmentEvent(kind, nbytes, index) for kind, _, nbytes in allocator.segments[len(seen) :])
+        new = allocator.segments[len(seen) :]
+        seen.extend(SegmentEvent(kind, nbytes, index, stream) for kind, _, nbytes, stream in new)
 
     result = replay_events(found.events, settings, limit_bytes, physical=physical, watch=watch)
     ended_at = None

@@ -35,39 +35,46 @@ class History:
     def __init__(self, allocator: Allocator) -> None:
         self.allocator = allocator
         self.entries: list[dict[str, Any]] = []
-        self._alive: dict[int, tuple[int, list[dict[str, Any]]]] = {}  # address -> (bytes asked for, frames)
+        self._alive: dict[int, dict[str, Any]] = {}  # address -> what its entries say
+        self._pending: list[tuple[Block, dict[str, Any]]] = []  # freed, while other streams still use them
         self._segments_seen = 0
 
     def born(self, block: Block, label: Label) -> None:
         """A block was allocated."""
         frames = [{"name": name, "filename": "foretrain", "line": 0} for name in (label.name, *label.frames)]
-        self._alive[block.ptr] = block.requested, frames
-        self._add("alloc", frames, addr=block.ptr, size=block.requested, category=label.category)
+        values = {"frames": frames, "addr": block.ptr, "size": block.requested, "stream": block.stream}
+        self._alive[block.ptr] = values
+        self._add("alloc", **values, category=label.category)
 
-    def died(self, address: int) -> None:
-        """The block that was allocated at this address was freed."""
-        nbytes, frames = self._alive.pop(address)
-        self._add("free_requested", frames, addr=address, size=nbytes)
-        self._add("free_completed", frames, addr=address, size=nbytes)
+    def died(self, address: int, block: Block) -> None:
+        """The block that was allocated at this address was freed; it is complete when no other stream uses it."""
+        values = self._alive.pop(address)
+        self._add("free_requested", **values)
+        if block.other_streams:
+            self._pending.append((block, values))
+        else:
+            self._add("free_completed", **values)
 
     def driver(self) -> None:
-        """Take over what the allocator got from the driver and gave back since the last time."""
-        for kind, address, nbytes in self.allocator.segments[self._segments_seen :]:
-            self._add(f"segment_{kind}", [], addr=address, size=nbytes, category=UNKNOWN_CATEGORY)
+        """Take over what the allocator did by itself since the last time: frees that other streams held back, and what
+        it got from the driver and gave back."""
+        for block, values in self._pending:
+            if not block.other_streams:
+                self._add("free_completed", **values)
+        self._pending = [held for held in self._pending if held[0].other_streams]
+        for kind, address, nbytes, stream in self.allocator.segments[self._segments_seen :]:
+            values = {"frames": [], "addr": address, "size": nbytes, "stream": stream}
+            self._add(f"segment_{kind}", **values, category=UNKNOWN_CATEGORY)
         self._segments_seen = len(self.allocator.segments)
 
     def ran_out(self, error: OutOfMemory) -> None:
         """A request was refused."""
         free_bytes = max(0, error.limit_bytes - error.reserved_bytes)
-        self._add("oom", [], device_free=free_bytes, size=error.requested_bytes)
+        self._add("oom", device_free=free_bytes, size=error.requested_bytes, stream=0, frames=[])
 
-    def _add(self, action: str, frames: list[dict[str, Any]], **values: int | str) -> None:
-        self.entries.append(
-            {
-                "action": action, **values, "stream": 0, "frames": frames, "time_us": len(self.entries),
-                "compile_context": "N/A", "user_metadata": "",
-            }
-        )  # fmt: skip
+    def _add(self, action: str, **values: Any) -> None:
+        rest = {"time_us": len(self.entries), "compile_context": "N/A", "user_metadata": ""}
+        self.entries.append({"action": action, **values, **rest})
 
     def data(self) -> dict[str, Any]:
         """The snapshot: history, segments as they are now, settings."""
@@ -88,22 +95,27 @@ class History:
         }  # fmt: skip
 
     def _segment(self, blocks: list[Block]) -> dict[str, Any]:
-        allocated_bytes = sum(block.size for block in blocks if block.used)
+        allocated_bytes = sum(block.size for block in blocks if block.ptr in self._alive)
         return {
             "device": 0, "address": blocks[0].ptr, "total_size": sum(block.size for block in blocks),
-            "allocated_size": allocated_bytes, "active_size": allocated_bytes,
-            "requested_size": sum(block.requested for block in blocks), "stream": 0,
+            "allocated_size": allocated_bytes, "active_size": sum(block.size for block in blocks if block.used),
+            "requested_size": sum(block.requested for block in blocks), "stream": blocks[0].stream,
             "segment_type": "small" if blocks[0].pool.small else "large", "segment_pool_id": (0, 0),
             "is_expandable": self.allocator.settings.expandable_segments, "frames": [],
             "blocks": [
                 {
                     "address": block.ptr, "size": block.size, "requested_size": block.requested,
-                    "state": "active_allocated" if block.used else "inactive",
-                    "frames": self._alive[block.ptr][1] if block.ptr in self._alive else [],
+                    "state": self._state(block),
+                    "frames": self._alive[block.ptr]["frames"] if block.ptr in self._alive else [],
                 }
                 for block in blocks
             ],
         }  # fmt: skip
+
+    def _state(self, block: Block) -> str:
+        if not block.used:
+            return "inactive"
+        return "active_allocated" if block.ptr in self._alive else "active_pending_free"
 
 
 def export(
@@ -134,7 +146,7 @@ def export(
             addresses[id] = block.ptr
             history.born(block, labels.get(id) or Label(str(id)))
         else:
-            history.died(addresses.pop(id))
+            history.died(addresses.pop(id), block)
 
     result = replay(listed, settings, limit_bytes, physical=physical, watch=watch)
     history = history or History(result.allocator)
@@ -173,7 +185,7 @@ class Writer:
             self._addresses[event] = block.ptr
             self.history.born(block, Label(name, self.categorise(event), tuple(frames)))
         else:
-            self.history.died(self._addresses.pop(~event))
+            self.history.died(self._addresses.pop(~event), block)
 
     def data(self) -> dict[str, Any]:
         """The snapshot so far."""

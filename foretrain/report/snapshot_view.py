@@ -103,7 +103,18 @@ def _levels(found: SnapshotAnalysis) -> tuple[Block, ...]:
     row("cached", found.cached_bytes, always=True)
     row("reserved", found.reserved_bytes, always=True)
     settings = Message("snapshot.settings", {"settings": found.settings or "–"})
-    return Table((), tuple(rows), frozenset({1})), Paragraph(settings)
+    return Table((), tuple(rows), frozenset({1})), Paragraph(settings), *_streams(found)
+
+
+def _streams(found: SnapshotAnalysis) -> tuple[Block, ...]:
+    if not found.streams:
+        return ()
+    columns = tuple(Message(f"snapshot_column.{name}") for name in ("stream", "reserved", "free"))
+    rows = tuple(
+        (f"{s.stream:#x}" if s.stream else "0", Quantity(s.reserved_bytes, "bytes"), Quantity(s.free_bytes, "bytes"))
+        for s in found.streams
+    )
+    return Paragraph(Message("snapshot.streams_text")), Table(columns, rows, frozenset({1, 2}))
 
 
 def _empty(found: SnapshotAnalysis) -> tuple[Block, ...]:

@@ -41,7 +41,7 @@ class Recorded:
             if block is not None and event >= 0:
                 history.born(block, _label(record, event))
             elif block is not None:
-                history.died(address)
+                history.died(address, block)
             if self.end is None or position < self.end:
                 end = len(history.entries)
         data = history.data()

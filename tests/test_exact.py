@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from foretrain.advise.asked import Asked
 from foretrain.advise.explain import explain, reconcile, with_numbers
 from foretrain.cli.plan_exact import Depth, check_depth, with_trainer, write_snapshot
 from foretrain.config import RunConfig
@@ -32,8 +33,8 @@ from foretrain.predict.exact.record import Trace
 from foretrain.predict.exact.service import Request, TraceUnavailable, traces
 from foretrain.predict.memory import CONTEXT_EXPECTED_BYTES, LATER_KERNELS_BYTES, predict, worst_verdict
 from foretrain.predict.plan import Plan, plan
-from foretrain.report import explain_view, plan_view, text
-from foretrain.report.document import Document, Paragraph
+from foretrain.report import explain_view, first_view, plan_view, text
+from foretrain.report.document import Document, Message, Paragraph
 from foretrain.units import GIB, MIB
 from tests import fork_server
 from tests.helpers import foretrain
@@ -158,6 +159,8 @@ def test_without_a_trace_the_ledger_answers_and_says_why(
     assert found.exact == ()
     (note,) = [note for note in found.notes if note.id == "trace_unavailable"]
     assert word in note.values["reason"]
+    lead = first_view.lead_of(found, Asked(words=()))
+    assert Paragraph(Message("note.trace_unavailable", note.values), "warn") in lead  # nobody takes one for the other
 
 
 def test_a_worker_that_fails_is_one_sentence(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

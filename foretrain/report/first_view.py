@@ -222,7 +222,13 @@ def lead_of(plan: Plan, asked: Asked, *, others: bool = True) -> list[Paragraph]
         used = Message("first.others", {"others": plan.used_by_others_bytes})
         sentences = Message("first.two", {"one": sentences, "other": used}).text()
     lead = [Paragraph(Message("first.said", {"text": sentences}), TONES[verdict])]
-    return lead + _other_step(plan, asked)
+    return [*lead, *_untraced(plan), *_other_step(plan, asked)]
+
+
+def _untraced(plan: Plan) -> list[Paragraph]:
+    """Why --exact has no trace to show: whoever asks for one must not take the estimate for it."""
+    why = next((note for note in plan.notes if note.id == "trace_unavailable"), None)
+    return [] if why is None else [Paragraph(Message("note.trace_unavailable", why.values), "warn")]
 
 
 def _other_step(plan: Plan, asked: Asked) -> list[Paragraph]:

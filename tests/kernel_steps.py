@@ -85,6 +85,16 @@ def sorts() -> None:
     torch.zeros(32_768, dtype=torch.int64, device="cuda").argsort(stable=True)
 
 
+def rolls() -> None:
+    """Of a contiguous tensor and of one that is not, along one dimension, two and three, and along all as one."""
+    x = torch.randn(64, 48, 32, device="cuda")
+    for each in (x, x.transpose(0, 1)):
+        each.roll(3, 1)
+        each.roll((1, 2), (0, 1))
+        each.roll((1, 2, 3), (0, 1, 2))
+        each.roll(5)
+
+
 STEPS: dict[str, Callable[[], None]] = {
-    step.__name__: step for step in (convolutions, normed_convolutions, lstm, gru, masks, indices, counted_embedding, sorts)
+    step.__name__: step for step in (convolutions, normed_convolutions, lstm, gru, masks, indices, counted_embedding, sorts, rolls)
 }  # fmt: skip

@@ -178,6 +178,17 @@ def _dropout(card: Card, args: tuple[Any, ...]) -> list[Step]:
     return [Result(1), Result(0)]
 
 
+def _roll(card: Card, args: tuple[Any, ...]) -> list[Step]:
+    """Of a contiguous copy. Of several dimensions the first one is rolled, then the others of what that gave, which
+    stays until all are done (aten/src/ATen/native/cuda/TensorTransformations.cu, TensorTransformations.h)."""
+    size = args[0].numel() * args[0].element_size()
+    copy = [] if args[0].is_contiguous() else [size]
+    between = [size] * (len(args[2]) - 1 if len(args) > 2 else 0)
+    if not between:
+        return [*copy, Result(0), *(-each for each in copy)]
+    return [*copy, between[0], *(-each for each in copy), *between[1:], Result(0), *(-each for each in between)]
+
+
 def _gru_step(card: Card, args: tuple[Any, ...]) -> list[Step]:
     """What is kept comes before the new state (aten/src/ATen/native/cuda/RNN.cu)."""
     return [Result(1), Result(0)]
@@ -289,6 +300,7 @@ RULES: dict[str, Rule] = {
     "_foreach_norm": _foreach_norm,
     "_safe_softmax": _safe_softmax,
     "_softmax_backward_data": _softmax_backward,
+    "roll": _roll,
 }
 
 

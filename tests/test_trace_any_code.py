@@ -374,6 +374,17 @@ def test_tied_weights_that_are_cast_go_at_once() -> None:
     assert sizes[:4] == [8192, -16384, 8192, -16384]
 
 
+def test_gradients_go_back_through_an_index_on_the_host() -> None:
+    def code(on: Tracing) -> None:
+        weight = torch.empty(64, 512, device=on.device, requires_grad=True)
+        on.phase("indexed")
+        weight[torch.arange(3)].sum().backward()
+
+    found = trace(code).trace
+    made = [(a.op, a.nbytes) for a in found.allocations if a.born and a.nbytes > 4096]
+    assert made == [("index", 3 * 2048), ("new_zeros", 64 * 2048)]
+
+
 @pytest.mark.skipif(not hasattr(torch.ops.aten, "_fused_rms_norm"), reason="torch 2.8 and before have none")
 def test_rms_norm_is_one_kernel_where_torch_has_one() -> None:
     """As in PyTorch's CUDA build; a CPU build takes it apart into six, and keeps three more tensors for backward."""

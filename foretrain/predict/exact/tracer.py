@@ -236,8 +236,7 @@ class Tracer(TorchDispatchMode):
         self.ops[op] += here
         if op in MATMULS and not self.stepping:  # Muon's products are in a dtype of its own
             (self.matmul_dtypes if here else self.elsewhere)[str(args[0].dtype)[6:]] += 1
-        # torch has no fake kernel for this one; its result's storage is there already.
-        out = kwargs["out"] if func is aten._scaled_mm.out else func(*args, **kwargs)
+        out = _on_fakes(func, args, kwargs)
         steps: list[Step] = []
         if here:
             steps += [*losses.inside(op, args), *reductions.as_large_as_the_input(op, args, kwargs)]
@@ -363,6 +362,15 @@ class Tracer(TorchDispatchMode):
             hidden = torch.empty(4, 8, device=device_type) @ weight
             ((hidden + torch.tanh(hidden)) * 2).sum().backward()
         cls.in_place_counts = seen
+
+
+def _on_fakes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The op's result on fake tensors."""
+    if func is aten._scaled_mm.out:  # torch has no fake kernel for it; its result's storage is there already
+        return kwargs["out"]
+    if func is aten._index_put_impl_.default:  # nor for this one where the indices are on the host
+        return aten.index_put_.default(*args[:4])
+    return func(*args, **kwargs)
 
 
 def _holders(tensor: Tensor) -> tuple[int, int]:

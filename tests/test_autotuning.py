@@ -1,13 +1,20 @@
 """What Inductor's measurements take, against PyTorch's CUDA build (tests/cuda_build): bytes that it allocated there."""
 
+from collections.abc import Callable
+
 import pytest
+import torch
 
 from foretrain.config import RunConfig
 from foretrain.hardware import find
 from foretrain.predict.exact import worker
-from foretrain.predict.exact.autotuning import Ways, ways
+from foretrain.predict.exact.autotuning import Autotuning, Ways, ways
+from foretrain.predict.exact.fake_card import Card, Memory
 from foretrain.predict.exact.replay import replay
 from foretrain.predict.exact.service import Request
+from foretrain.predict.exact.tracer import Tracer
+
+CARD = Card.of(find("RTX 4070"))
 
 # Of each phase: (allocated, reserved). A vocabulary of 1,013 has its matmuls measured with padded sides; the second way
 # to run a kernel has room for copies that the first one had not.
@@ -74,3 +81,48 @@ def test_ways_to_run_a_kernel(heuristic: str, sizes: dict[str, int], hint: str, 
 
 def test_a_kernel_of_unknown_make_is_not_measured() -> None:
     assert ways("def kernel(): ...") == Ways(1, ())
+
+
+def tuning(*, earlier: int = 0) -> tuple[Autotuning, Callable[[], list[int]]]:
+    """One on an RTX 4070 whose peak is `earlier` bytes, and what is allocated (or, negative, freed) from then on."""
+    tracer, memory = Tracer("cpu"), Memory(CARD)
+    record = memory.record = tracer.record
+    if earlier:
+        record.free(record.alloc(earlier, "earlier", "", (), "uint8"))
+    start = len(record.events)
+    return Autotuning(tracer, memory), lambda: [
+        record.sizes[event] if event >= 0 else -record.sizes[~event] for event in record.events[start:]
+    ]
+
+
+POINTWISE = KERNEL.format(heuristic="pointwise", sizes={"x": 1024}, hint="", spares=True)
+
+
+def test_a_kernel_is_measured_once_on_a_copy_of_what_it_changes() -> None:
+    """Only in several ways: a reduction with one is not."""
+    it, happened = tuning(earlier=4096)
+    changed, read = torch.empty(50), torch.empty(100)
+    for _ in range(2):
+        it.kernel("triton_poi_fused_gelu_5", POINTWISE, (changed, read, 50))
+    cache = 36 * 2**20
+    assert happened() == [200, -200, cache, 200, -200, -cache]
+    single = KERNEL.format(
+        heuristic="reduction", sizes={"x": 4096, "r0_": 256}, hint="reduction_hint=ReductionHint.INNER, ", spares=True
+    )
+    it.kernel("triton_red_fused_norm_0", single, (changed, read, 50))
+    assert len(happened()) == 6
+
+
+def test_a_copy_that_would_raise_the_peak_goes_to_the_host() -> None:
+    """For the first way; the buffer that clears the cache is the peak then, and the second way's copies fit below it."""
+    it, happened = tuning()
+    it.kernel("triton_poi_fused_gelu_5", POINTWISE, (torch.empty(50_000), torch.empty(100), 50_000))
+    cache, copy = CARD.cache_bytes, 200_000
+    assert happened() == [cache, -cache, copy, -copy, cache, copy, -copy, -cache]
+
+
+def test_a_forward_pass_copies_even_where_that_is_the_peak() -> None:
+    it, happened = tuning()
+    source = KERNEL.format(heuristic="pointwise", sizes={"x": 1024}, hint="", spares=False)
+    it.kernel("triton_poi_fused_gelu_5", source, (torch.empty(50_000), torch.empty(100), 50_000))
+    assert happened()[0] == 200_000

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from foretrain.hardware import find
-from foretrain.predict.exact import compiled, kernels
-from foretrain.predict.exact.fake_card import Card, Memory
+from foretrain.predict.exact import kernels
+from foretrain.predict.exact.fake_card import Card
 from foretrain.predict.exact.reductions import reduction_buffers
 from foretrain.predict.exact.tracer import Result, Step, Tracer, Workspace
 
@@ -132,37 +132,3 @@ def test_without_steps_all_results_come_at_once_and_others_are_on_the_host() -> 
     assert events(tracer) == [400, 100]
     tracer._allocate("op", [c], [Result(5)])
     assert events(tracer) == [400, 100, 0]
-
-
-SOURCE = """
-@triton_heuristics.pointwise(inductor_meta={'mutated_arg_names': ['in_out_ptr0'], 'no_x_dim': False})
-@triton.jit
-def triton_poi_fused_gelu_5(in_ptr0, in_out_ptr0, xnumel, XBLOCK : tl.constexpr):
-    pass
-"""
-
-
-def test_inductor_measures_an_elementwise_kernel_once() -> None:
-    tracer, memory = Tracer("cpu"), Memory(CARD)
-    memory.record = tracer.record
-    x, y = torch.empty(100), torch.empty(50)
-    tracer.track(x, "x")
-    tracer.record.free(tracer.record.alloc(4096, "earlier", "", (), "uint8"))  # so that a copy fits below the peak
-    before = len(tracer.record.events)
-    kernel = compiled._Kernel(tracer, "triton_poi_fused_gelu_5", SOURCE, memory)
-    for _ in range(2):
-        kernel.run(x, y, 50)
-    cache = 36 * 2**20
-    assert events(tracer)[before:] == [200, -200, cache, 200, -200, -cache]
-    reduction = compiled._Kernel(tracer, "triton_per_fused_norm_0", SOURCE, memory)
-    reduction.run(x, y, 50)
-    assert len(tracer.record.events) == before + 6
-
-
-def test_a_copy_that_would_raise_the_peak_goes_to_the_host() -> None:
-    tracer, memory = Tracer("cpu"), Memory(CARD)
-    memory.record = tracer.record
-    x, y = torch.empty(100), torch.empty(50_000)
-    tracer.track(y, "y")
-    compiled._Kernel(tracer, "triton_poi_fused_gelu_5", SOURCE, memory).run(x, y, 50_000)
-    assert events(tracer)[1:] == [CARD.cache_bytes, -CARD.cache_bytes]

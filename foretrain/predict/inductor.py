@@ -15,7 +15,7 @@ Inductor fuses and reorders, traces are met to about a tenth (memory.py widens).
 
 from dataclasses import dataclass, field
 
-from foretrain.predict.chunked_head import chunked_head
+from foretrain.predict.chunked_head import chunked_head, divided_head, divides
 from foretrain.predict.padding import Product, time_padding
 from foretrain.predict.timeline import Size, Tensor, Timeline, Variant
 
@@ -91,7 +91,8 @@ class CompiledStep:
         s = self.t.symbols
         rows, C, T = s["B"] * s["T"], s["C"], s["T"]
         found = [Product(rows, C, n * C) for n in self.widths] + [Product(rows, 4 * C, C)]
-        found.append(Product(min(s["n"], rows) if self.v.chunked else rows, C, s["V"]))
+        head = s["n"] if self.v.chunked else s["m"] if learns and divides(self.t, self.v) else rows
+        found.append(Product(min(head, rows), C, s["V"]))
         if (self.v.attention if learns else self.v.evaluation_attention) == "math":
             found += [Product(T, s["D"], T, s["B"] * s["H"]), Product(T, T, s["D"], s["B"] * s["H"])]
         return found
@@ -215,6 +216,9 @@ class CompiledStep:
                 t.free(graph.head.pop(-3))
             graph.waiting = chunked_head(t, self.v, graph.head.pop(), saving=True, fused=True, first=not self.has_grads)
             return graph
+        if divides(t, self.v):
+            graph.waiting = divided_head(t, self.v, graph.head.pop())
+            return graph
         if self.v.casts:
             graph.head_copy.append(t.alloc("weight_copies", t.size(2, "V", "C")))
             self.measure("head")
@@ -295,16 +299,18 @@ class CompiledStep:
         t.at("backward.embedding")
         t.free(*graph.position)
         new.append(self.gradient(4, "W", "C"))
-        new.append(self.embedding_gradient(alone=bool(graph.waiting)))
-        t.free(head_grad, residual, *branch, *late)
+        over = head_grad if graph.waiting and not (self.v.chunked or self.v.half) else None
+        new.append(self.embedding_gradient(alone=self.v.chunked, over=over))
+        t.free(None if over else head_grad, residual, *branch, *late)
         if self.v.wide == 2:
             new = self.in_fp32(new)
         if self.has_grads:
             t.free(*new)
         self.has_grads = True
 
-    def embedding_gradient(self, *, alone: bool) -> Tensor:
-        """`alone`: in a graph without the head, so that nothing is added to it there."""
+    def embedding_gradient(self, *, alone: bool, over: Tensor | None) -> Tensor:
+        """`alone`: in a graph without the head, so that nothing is added to it there. `over`: the head's, if the sum of
+        both is written over it."""
         t = self.t
         alone = alone and self.v.wide == 4
         table = self.gradient(4, "V", "C") if alone else t.alloc("temporaries", t.size(4, "V", "C"))
@@ -313,6 +319,7 @@ class CompiledStep:
             self.measure("embedding.sum", self.e(self.v.wide), t.size(4, "V", "C"))
         if alone:
             return table
+        t.free(over)
         found = self.gradient(4, "V", "C")
         if self.v.casts:
             self.measure("sum")

@@ -41,10 +41,10 @@ def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str,
     """The letters of the formulas; A is the width of all heads, each padded to a multiple of 8.
 
     kept: scores of lm/attention.py that wait for backward; group, halfgroup: those of a group of heads, by width.
-    moments: those in 8 bits (lm/adamw8bit_sizes.py); chunk: what is fp32 of them at one time. M: parameters in
-    matrices of the blocks, which are Muon's; R: the rest; newton: what its iterations take. L2: the cache. flash,
-    split: inside flash attention, backward and forward; sums1 to sums4: inside the sum that is the gradient of a bias
-    of so many C.
+    m: tokens in one of Inductor's chunks of the loss. moments: those in 8 bits (lm/adamw8bit_sizes.py); chunk: what is
+    fp32 of them at one time. M: parameters in matrices of the blocks, which are Muon's; R: the rest; newton: what its
+    iterations take. L2: the cache. flash, split: inside flash attention, backward and forward; sums1 to sums4: inside
+    the sum that is the gradient of a bias of so many C.
     """
     shape = ModelShape.of(config)
     flash = gpu.capability >= (8, 0)
@@ -53,6 +53,7 @@ def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str,
     return {
         "B": batch, "T": block, "C": shape.n_embd, "H": shape.n_head, "L": shape.n_layer, "V": shape.vocab_size,
         "W": shape.block_size, "P": shape.n_params, "n": min(config.loss_chunk_size, batch * block),
+        "m": -(-(batch * block) // 8),
         "A": shape.n_head * -(-shape.head_dim // 8) * 8, "D": shape.head_dim,
         "cuBLAS": cublas_workspace_bytes(gpu) if gpu.kind == "cuda" else 0,
         "L2": gpu.cache_bytes if gpu.kind == "cuda" else 0,
@@ -119,6 +120,7 @@ class SimulatedRun:
             attention=attention_kind(gpu, dtype, width, config.dropout, self.products),
             evaluation_attention=attention_kind(gpu, dtype, width, 0.0, self.products, learns=False),
             master=config.master_weights, cheap=config.recompute_norm_gelu, pieces=config.compile_blocks,
+            auto_chunker=config.auto_chunker,
         )  # fmt: skip
         self.writes_scores = "math" in (variant.attention, variant.evaluation_attention)
         self.step = STEPS[config.recipe, compiled](self.t, variant, config.n_layer)

@@ -24,6 +24,7 @@ class Variant:
     bias: bool
     chunked: bool = False  # the head and its loss, a chunk of tokens at a time
     master: bool = False  # the weights and the residual stream are half precision too, without autocast
+    auto_chunker: bool = False  # Inductor divides the loss where the logits are large
     pieces: bool = False  # the loss is a graph of its own where Inductor compiles, as each block is
     cheap: bool = False  # the inputs of linear layers are made again, from a norm's or the GELU's
     attention: AttentionKind = "flash"

@@ -176,7 +176,31 @@ def left_out() -> str:
     return "\n".join(lines)
 
 
+def recordings() -> str:
+    """Recordings of whole runs, allocation by allocation."""
+    rows = result("recordings")["rows"]
+    lines = [
+        "| recorded program | recorded with | traced with | allocations | same size in the same order | freed before the same one | the rest |",
+        "| --- | --- | --- | ---: | ---: | ---: | --- |",
+    ]
+    lines += [
+        f"| {row['what']} | torch {row['measured_torch']} | {row['torch']} | {row['recorded']:,} | {row['in_order']:,} | "
+        f"{row['freed_alike']:,} | {row['named']} |"
+        for row in rows
+    ]
+    everything, same = sum(row["recorded"] for row in rows), sum(row["in_order"] for row in rows)
+    freed = sum(row["freed_alike"] for row in rows)
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Together {same:,} of {everything:,} allocations in order; {freed:,} are also freed at the same place.",
+        ]
+    )
+
+
 PARTS = {
+    "gpu-recordings": recordings,
     "gpu-summary": summary,
     "gpu-sentence": sentence,
     "gpu-eager": eager,

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 
 def _learn(model: Callable[[Tensor], Tensor], *shape: int, steps: int = 2) -> None:
@@ -95,6 +97,36 @@ def rolls() -> None:
         each.roll(5)
 
 
+def inference() -> None:
+    """Without autograd, which takes ops apart: products, attention and a loss, plain and under autocast."""
+    model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).to("cuda")
+    for enabled in (False, True):
+        with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16, enabled=enabled):
+            y = model(torch.zeros(64, 16, 256, device="cuda"))
+            (y @ y.transpose(1, 2)).softmax(-1)
+            y = y[:, None]
+            y = F.layer_norm(F.scaled_dot_product_attention(y, y, y, is_causal=True), (256,))
+            F.cross_entropy(y.reshape(-1, 256), torch.zeros(1024, dtype=torch.int64, device="cuda"))
+
+
+def _flex(attend: Callable[..., Tensor], steps: int) -> None:
+    mask = create_block_mask(lambda b, h, q, k: q >= k, B=None, H=None, Q_LEN=1024, KV_LEN=1024, device="cuda")
+    for _ in range(steps):
+        q, k, v = (torch.randn(2, 8, 1024, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True) for _ in "qkv")
+        attend(q, k, v, block_mask=mask).square().mean().backward()
+
+
+def unfused_flex() -> None:
+    """flex_attention without torch.compile: all scores in fp32."""
+    _flex(flex_attention, steps=1)
+
+
+def fused_flex() -> None:
+    _flex(torch.compile(flex_attention), steps=2)
+
+
 STEPS: dict[str, Callable[[], None]] = {
-    step.__name__: step for step in (convolutions, normed_convolutions, lstm, gru, masks, indices, counted_embedding, sorts, rolls)
+    step.__name__: step for step in (convolutions, normed_convolutions, lstm, gru, masks, indices, counted_embedding, sorts, rolls, inference)
 }  # fmt: skip
+# Of these the smallest allocations differ, in block masks and in what Inductor measures; the peaks do not.
+FLEX: dict[str, Callable[[], None]] = {"unfused_flex": unfused_flex, "fused_flex": fused_flex}

@@ -11,7 +11,7 @@ from foretrain.predict.exact.convolutions import NOTE, workspace_bytes
 from foretrain.predict.exact.library import Traced, Tracing, trace
 from foretrain.units import MIB
 from tests.cuda_build.convolutions import KEPT, over
-from tests.kernel_steps import STEPS
+from tests.kernel_steps import FLEX, STEPS
 
 MEASURED = json.loads((Path(__file__).parent / "data" / "kernel_steps.json").read_text())
 
@@ -25,6 +25,17 @@ def test_kernels_take_what_they_take_in_the_cuda_build(name: str) -> None:
     assert found.peak_allocated_bytes == MEASURED[name]["allocated_bytes"]
     assert found.peak_reserved_bytes == MEASURED[name]["reserved_bytes"]
     assert found.high is None
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", FLEX)
+def test_flex_attention_takes_what_it_takes_in_the_cuda_build(name: str) -> None:
+    """With and without torch.compile; without, a trace with compile=True left out the scores, silently."""
+    for compile in (False, True) if name == "unfused_flex" else (True,):
+        found = trace(lambda on: FLEX[name](), compile=compile)
+        assert found.peak_allocated_bytes == pytest.approx(MEASURED[name]["allocated_bytes"], rel=1e-5)
+        assert found.peak_reserved_bytes == MEASURED[name]["reserved_bytes"]
+        assert found.notes == ()
 
 
 # -- cuDNN ---------------------------------------------------------------------------------------------------

@@ -33,11 +33,11 @@ def child(name: str) -> None:
     """Runs in the CUDA build."""
     import torch
 
-    from tests.kernel_steps import STEPS
+    from tests.kernel_steps import FLEX, STEPS
 
     torch.cuda.init()
     torch.cuda.memory._record_memory_history(context=None)
-    STEPS[name]()
+    (STEPS | FLEX)[name]()
     snapshot: dict[str, Any] = dict(torch.cuda.memory._snapshot())
     sizes = [each["size"] for each in snapshot["device_traces"][0] if each["action"] == "alloc"]
     peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
@@ -45,10 +45,11 @@ def child(name: str) -> None:
 
 
 def main() -> int:
-    from tests.kernel_steps import STEPS
+    from tests.kernel_steps import FLEX, STEPS
 
+    names = [*STEPS, *FLEX]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(STEPS))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(names))
     parser.add_argument("--write", action="store_true", help=f"keep them in {KEPT.relative_to(REPO)}")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -56,13 +57,13 @@ def main() -> int:
         child(args.names[0])
         return 0
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    for name in args.names or STEPS:
+    for name in args.names or names:
         kept[name] = measured(name)
         found = kept[name]
         print(f"{name}: {found['allocated_bytes']:,} allocated, {found['reserved_bytes']:,} reserved", flush=True)
     if args.write:
         rows = [
-            f"{json.dumps(name)}: {json.dumps(kept[name], separators=(',', ':'))}" for name in STEPS if name in kept
+            f"{json.dumps(name)}: {json.dumps(kept[name], separators=(',', ':'))}" for name in names if name in kept
         ]
         KEPT.write_text("{\n" + ",\n".join(rows) + "\n}\n", "utf-8")
     return 0

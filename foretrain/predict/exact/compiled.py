@@ -95,11 +95,19 @@ def _triton_patches(patches: Patches) -> None:
             patches.set(module, "has_triton", lambda *args: True)
     if triton.has_triton_package():
         return
+    import torch._inductor.codegen.triton_utils as triton_utils
+    import torch._inductor.runtime.triton_heuristics as triton_heuristics
+
+    # Templates, as of flex_attention, are loaded when they are written, and name what Triton has.
+    patches.set(triton_utils, "AttrsDescriptorWrapper", lambda *args, **kwargs: {})
+    patches.set(triton_heuristics, "template", lambda **kwargs: lambda function: _Kernel(None, "template"))
     load = codecache.PyCodeCache.load_by_key_path.__func__
 
     def load_with_triton(cls: Any, *args: Any, **kwargs: Any) -> Any:
         package, language = ModuleType("triton"), ModuleType("triton.language")
         package.language = language  # type: ignore[attr-defined]
+        package.jit = lambda function: function  # type: ignore[attr-defined]
+        language.constexpr = object  # type: ignore[attr-defined]  # what helpers beside a template are annotated with
         sys.modules["triton"], sys.modules["triton.language"] = package, language
         try:
             return load(cls, *args, **kwargs)

@@ -217,7 +217,7 @@ def _index_put(card: Card, args: tuple[Any, ...]) -> list[Step]:
     Of each index: whether it is in range, unless the op is the backward pass of one that was; then rows from the end
     are counted from the start, and it is multiplied by its stride.
     """
-    adds = (len(args) > 3 and args[3]) or torch.are_deterministic_algorithms_enabled()
+    adds = any(args[3:4]) or torch.are_deterministic_algorithms_enabled()
     indices = [(d, index) for d, index in enumerate(args[1]) if index is not None]
     n = math.prod(torch.broadcast_shapes(*(index.shape for _, index in indices)))
     if not adds or n == 0:
@@ -225,7 +225,7 @@ def _index_put(card: Card, args: tuple[Any, ...]) -> list[Step]:
     steps: list[Step] = []
     for number, (_, index) in enumerate(indices):
         own = 8 * index.numel()
-        steps += [] if len(args) > 4 and args[4] else IN_RANGE
+        steps += [] if any(args[4:5]) else IN_RANGE
         steps += [own, own, -own, *([-own] if number else [])]
     largest = math.prod(args[0].shape[d] for d, _ in indices)
     sort = 1 if n <= SORT_TILE else _sort_bytes(n, largest)
@@ -244,8 +244,8 @@ def _index_put_anew(card: Card, args: tuple[Any, ...]) -> list[Step]:
 def _sort(card: Card, args: tuple[Any, ...]) -> list[Step]:
     """Rows of up to 4,096 in one block each; longer ones by cub with their positions, up to 127 of them all at once and
     then by row, more of them row by row (aten/src/ATen/native/cuda/Sort.cpp, Sort.cu)."""
-    x = args[0]
-    dim = args[1] if len(args) > 1 and type(args[1]) is int else -1
+    x, *rest = args
+    dim = rest[0] if rest and type(rest[0]) is int else -1
     if x.dim() == 0 or x.numel() == 0:
         return []
     N, n, width = x.numel(), x.shape[dim], x.element_size()
@@ -276,7 +276,8 @@ def _sort_pairs_bytes(card: Card, n: int, width: int) -> int:
 def _multinomial(card: Card, args: tuple[Any, ...]) -> list[Step]:
     """One of each row is drawn as the largest quotient of its weight and a random number
     (aten/src/ATen/native/Distributions.cpp); its checks take some bytes."""
-    x, many = args[0], args[1] > 1 or (len(args) > 2 and args[2])
+    x, count, *again = args
+    many = count > 1 or any(again[:1])
     return [] if many else [Result(0), x.numel() * x.element_size()]
 
 

@@ -3,6 +3,10 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.attention.flex_attention as flex_attention
 
 from foretrain.hardware import Gpu
 from foretrain.predict.exact import compiled as inductor
@@ -42,6 +46,13 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool 
         patches, marks = stack.enter_context(Patches()), Marks(tracer)
         values.patch(patches, tracer.values)
         convolutions.patch(patches)
+        switch = torch.set_autocast_enabled
+
+        def switched(*which: Any) -> None:
+            switch(*which)
+            tracer.autocast = torch.is_autocast_enabled("cuda")
+
+        patches.set(torch, "set_autocast_enabled", switched)
         if there is not None:
             there.memory.record = tracer.record
             tracer.record.stream_now = there.memory.streams.now
@@ -51,6 +62,8 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool 
             stack.enter_context(inductor.compiling(card, tracer, pads=pads, memory=memory))
         else:
             stack.enter_context(standin.uncompiled())
+            # Dynamo, which flex_attention runs even where nothing is compiled, changes nothing of what it does.
+            patches.set(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
             marks.patch(patches)
         stack.enter_context(quick(compiled=compiled))
         names = stack.enter_context(drive.named(tracer, compiled=compiled))

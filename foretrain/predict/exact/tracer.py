@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -66,6 +67,7 @@ IN_PLACE_FOR_PLAIN_TENSORS = {
 }
 
 
+UNFUSED = {"flex_attention", "flex_attention_backward"}
 # Ops that take masks, or whose size is a matter of values.
 BY_MASK = {
     aten.nonzero.default, aten.masked_select.default, aten.bincount.default, aten.index.Tensor, aten.index_put.default,
@@ -113,6 +115,8 @@ class Tracer(TorchDispatchMode):
         self.choices = Choices(upper, self.ranges)
         self.attention: Attention | None = None  # of the card
         self._known: dict[int, Storage] = {}
+        self.autocast = False  # on, where the program runs: below it here, where it is always off
+        self._below_autograd = False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -214,6 +218,8 @@ class Tracer(TorchDispatchMode):
         for kind in types:
             if wraps(kind):
                 return NotImplemented
+        if (self._below_autograd or torch.is_inference_mode_enabled()) and func._can_decompose():
+            return self._taken_apart(func, args, kwargs)
         answer = self._without_values(func, args)
         if answer is not None:
             return answer[0]
@@ -280,8 +286,29 @@ class Tracer(TorchDispatchMode):
             first = first[0] if first else None
         return isinstance(first, Tensor) and first.device.type == self.device_type
 
+    def _taken_apart(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An op that is others, which without autograd comes here whole; its parts are cast as autocast would."""
+        excluded = torch._C._dispatch_tls_local_exclude_set()
+        if self.autocast and not self._below_autograd:
+            excluded = excluded.remove(DispatchKey.AutocastCUDA)
+        with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), self:
+            if func is aten.scaled_dot_product_attention.default and self.attention is not None:
+                return self.attention(*args, **kwargs)
+            return func.decompose(*args, **kwargs)
+
     def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compiled checkpointing wraps single ops to keep random states, which live on the host: the op alone runs."""
+        """Compiled checkpointing wraps single ops to keep random states, which live on the host: the op alone runs.
+
+        flex_attention that is not compiled is ordinary ops: all scores, and what the program makes of them.
+        """
+        dense = func.py_kernels.get(DispatchKey.CompositeExplicitAutograd) if func.name() in UNFUSED else None
+        if dense is not None and not torch.compiler.is_compiling():
+            before, self._below_autograd = self._below_autograd, True
+            try:
+                with self:
+                    return dense(*args, **kwargs)
+            finally:
+                self._below_autograd = before
         if "rng_state" not in func.name():
             return func(*args, **kwargs)
         inner: list[Any] = [a for a in args if not (isinstance(a, Tensor) and a.dtype == torch.uint8)]

@@ -2,7 +2,7 @@
 
 A trace runs three micro-batches of a step. What they ask for repeats, yet free blocks may lie otherwise after each of
 them, and a request that found room in the third may find none in the fifth. So the last one is repeated until the
-allocator stands as it stood after an earlier one, or all are done.
+allocator stands as it stood after an earlier one, and as it will stand after all of them.
 """
 
 from bisect import bisect_left
@@ -99,17 +99,17 @@ class _Writer:
         moments = [mark for mark in self.trace.moments if span.start <= mark.position < span.end]
         first = Mark(span.start, self.trace.moment_at(span.start))
         marks = []
-        seen = {self._layout(left)}
-        for _ in range(self.times):
+        seen, wanted, done = {self._layout(left): 0}, self.times, 0
+        while done < wanted:
             start = len(self.events)
             self.now.update({old: self.now[heir] for old, heir in zip(found, left, strict=True)})
             marks += [Mark(start + mark.position - span.start, mark.name) for mark in [first, *moments]]
             for event in events:
                 self._write(event)
-            layout = self._layout(left)
-            if layout in seen:
-                break
-            seen.add(layout)
+            done += 1
+            earlier = seen.setdefault(self._layout(left), done)
+            if earlier < done:  # layouts take turns from here on, so it is known which one is the last
+                wanted, seen = done + (wanted - done) % (done - earlier), {}
         return [*marks, Mark(len(self.events), self.trace.moment_at(span.end))]
 
     def _layout(self, left: list[int]) -> tuple[object, ...]:

@@ -199,7 +199,30 @@ def recordings() -> str:
     )
 
 
+def calculators() -> str:
+    """Published formulas beside the same runs: the summary, then each run."""
+    found = result("accuracy_calculators")
+    names = [one["calculator"] for one in found["summary"]]
+    lines = ["| | runs | median error | from | to | counts |", "| --- | ---: | ---: | ---: | ---: | --- |"]
+    lines += [
+        f"| {s['calculator']} | {s['figures']} | {s['median_abs_error'] * 100:.3g} % | {s['lowest_error']:+.0%} | "
+        f"{s['highest_error']:+.0%} | {s['counts']} |"
+        for s in found["summary"]
+    ]
+    lines += ["", "| run | measured | " + " | ".join(names) + " |", "| --- | ---: |" + " ---: |" * len(names)]
+    for row in found["rows"]:
+        says = [row["foretrain"], *(row["says"][name] for name in names[1:])]
+        reserved = " reserved" if row["kind"] == "reserved" else ""
+        lines.append(
+            f"| {row['what']} | {row['measured'] / GIB:.2f}{reserved} | "
+            + " | ".join(f"{s / GIB:.2f}" for s in says)
+            + " |"
+        )
+    return "\n".join(lines)
+
+
 PARTS = {
+    "gpu-calculators": calculators,
     "gpu-recordings": recordings,
     "gpu-summary": summary,
     "gpu-sentence": sentence,

@@ -92,8 +92,7 @@ class ModernCompiledStep(CompiledStep):
         for i, saved in reversed(list(enumerate(graph.blocks))):
             new += self.block_backward(saved, again=i < self.v.checkpointed)
         t.at("backward.embedding")
-        self.measure("embedding")
-        new.append(self.gradient(4, "V", "C"))
+        new.append(self.embedding_gradient(alone=True, over=None))
         t.free(x0, *residual)
         if self.v.wide == 2:
             new = self.in_fp32(new)

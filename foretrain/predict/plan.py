@@ -286,7 +286,7 @@ def _notes(
         f"compile_mode = {config.compile_mode}": config.compile_mode != "default",
         "compile_blocks": config.compile_blocks,
         f"activation_memory_budget = {config.activation_memory_budget}": config.activation_memory_budget < 1,
-        "auto_chunker": config.auto_chunker,
+        "auto_chunker": config.auto_chunker and config.recipe == "modern",
     }
     if config.compile and any(unmodelled.values()):
         note("compile_not_modelled", settings=" and ".join(name for name, used in unmodelled.items() if used))

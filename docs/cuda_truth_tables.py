@@ -58,4 +58,17 @@ def large_models() -> str:
     return "\n".join(lines)
 
 
-PARTS = {"cuda-truth": summary, "cuda-truth-large-models": large_models}
+def edge() -> str:
+    """How often "fits" was right near the limit."""
+    data = json.loads((FOLDER / "cuda_build_edge.json").read_text("utf-8"))
+    s = data["summary"]
+    lines = ["| who decides | runs at the limit | decided wrongly | … said to fit, and ran out of memory |"]
+    lines.append("| --- | ---: | ---: | ---: |")
+    for who, told in (("traced", "the trace"), ("estimated", "the estimate, without its range")):
+        lines.append(f"| {told} | {s['pairs']} | {s[who]['wrong']} | {s[who]['said_fits_and_did_not']} |")
+    furthest = max(abs(row["from_edge"]) for row in data["rows"])
+    told = f"{data['made']}: {s['survived']} survived. No limit lies further than {furthest:.1%} from the edge."
+    return "\n".join([*lines, "", told])
+
+
+PARTS = {"cuda-truth": summary, "cuda-truth-large-models": large_models, "cuda-truth-edge": edge}

@@ -349,8 +349,10 @@ def test_compiled_the_math_path_is_met_roughly_and_the_need_is_wider() -> None:
     peak = max(peak for peak, _ in traced(config, "float32", compiled=True).peaks().values())
     worst = ledger(config, "float32", "foretrain", compiled=True).worst
     assert worst.tensors_bytes == pytest.approx(peak, rel=0.1)
-    slack = worst.needed_high_bytes - CONTEXT_HIGH_BYTES
-    assert slack > 1.5 * worst.allocated_bytes  # 1.33 where the kernel writes no scores
+    assert worst.reserved_bytes
+    assert (
+        worst.needed_high_bytes - CONTEXT_HIGH_BYTES > 1.25 * worst.reserved_bytes
+    )  # 1.06 where no scores are written
 
 
 def test_the_attention_kernel_follows_the_card() -> None:

@@ -27,7 +27,7 @@ from typing import Any
 from foretrain.calibration import installed_torch
 from foretrain.predict.exact import service
 from foretrain.predict.exact.service import Request, TraceUnavailable
-from tests.cuda_build import compare, trainer
+from tests.cuda_build import compare, grid, trainer
 from tests.cuda_build.environment import HOME, PYTHON, EnvironmentError, driver_digest, make, on_the_card
 from tests.cuda_build.grid import REPO, cases
 
@@ -204,12 +204,19 @@ def main() -> int:
     parser.add_argument(
         "--only", metavar="TEXT", help="only cases that have this in their name; no results are written"
     )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="draw other cases than the usual ones; no results are written"
+    )
     parser.add_argument("--minutes", type=float, default=None, help="start no case after so long (default tier: 40)")
     parser.add_argument("--cases-only", action="store_true", help="neither the trainer nor pytest")
     parser.add_argument("--out", type=Path, default=None, help="(benchmarks/results/cuda_build[_large].json)")
     args = parser.parse_args()
     os.environ["FORETRAIN_CACHE"] = str(HOME / "cache")  # the traces of this harness are its own
+    if args.seed is not None:
+        grid.SEED = args.seed
     wanted = cases("large" if args.only else args.tier)
+    if args.seed is not None:
+        wanted = [case for case in wanted if case.name.startswith(("eager ", "compiled "))]  # what a seed draws
     if args.only:
         wanted = [case for case in wanted if args.only in case.name]
     if not wanted:
@@ -238,7 +245,7 @@ def main() -> int:
     found = rows(run)
     text = compare.table(found)
     print(text)
-    if args.only:
+    if args.only or args.seed is not None:
         return 0
     document = {
         "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(), "tier": args.tier,

@@ -415,3 +415,25 @@ def test_backward_passes_take_what_the_card_takes(name: str, inside: int) -> Non
     found = trace(code).trace
     (start,) = (mark.position for mark in found.phases if mark.name == "backward")
     assert [a.nbytes for a in found.allocations if a.born >= start] == [4 * 512 * 512] * (1 + inside)
+
+
+def test_a_model_moves_in_the_order_in_which_torch_moves_it() -> None:
+    """Children first, then a module's own weights, then its buffers: torch's own Module._apply tells."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.zeros(11))
+            self.scale = nn.Parameter(torch.zeros(13))
+            self.attention = nn.MultiheadAttention(8, 2)
+            self.head = nn.Linear(8, 3)
+
+    order: list[int] = []
+
+    def seen(tensor: Tensor) -> Tensor:
+        order.append(tensor.numel())
+        return tensor
+
+    Model()._apply(seen)
+    found = trace(lambda on: Model().to(on.device)).trace
+    assert [found.allocations[event].nbytes // 4 for event in found.events if event >= 0] == order

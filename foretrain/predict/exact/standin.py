@@ -29,7 +29,7 @@ from foretrain.predict.exact.patches import Patches
 
 def _moved(module: torch.nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> torch.nn.Module:
     """nn.Module._apply for fake tensors, which cannot be swapped in place. Tied parameters stay tied."""
-    parts = list(module.modules()) if recurse else [module]
+    parts = list(dict.fromkeys(_children_first(module))) if recurse else [module]
     holders: dict[int, list[tuple[Any, str]]] = {}
     for part in parts:
         for name, tensor, tensors in _tensors_of(part):
@@ -47,6 +47,13 @@ def _moved(module: torch.nn.Module, function: Callable[[Tensor], Tensor], recurs
         if isinstance(part, torch.nn.RNNBase):
             part._init_flat_weights()  # it keeps a list of its weights
     return module
+
+
+def _children_first(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """A module and all within it, in the order in which _apply comes to their own tensors."""
+    for child in module.children():
+        yield from _children_first(child)
+    yield module
 
 
 def _tensors_of(part: torch.nn.Module) -> Iterator[tuple[str, Tensor, Any]]:

@@ -100,12 +100,18 @@ CASES = {
     "chunked loss": {"n_embd": 64, "block_size": 64, "vocab_size": 9000, "loss_chunk_size": 50},
     "own evaluation": {"n_embd": 128, "block_size": 64, "eval_batch_size": 9, "eval_block_size": 32},
     "few tokens": {"n_embd": 128, "block_size": 4, "batch_size": 1, "vocab_size": 3000},
+    "offload, which stays in the same memory": {"n_embd": 128, "block_size": 64, "optimizer_offload": True},
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_fp32_equals_the_real_allocator(case: str) -> None:
     check_against_the_real_allocator(tiny(**CASES[case]), "float32", 0.001)
+
+
+def test_offload_with_half_precision_weights_equals_it_on_a_cpu() -> None:
+    config = tiny(n_embd=128, block_size=64, optimizer_offload=True, master_weights=True)
+    check_against_the_real_allocator(config, "bfloat16", 0.005)
 
 
 @pytest.mark.parametrize("case", ["plain", "large vocabulary", "bias", "checkpointing", "chunked loss"])

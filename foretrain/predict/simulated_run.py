@@ -69,11 +69,14 @@ def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str,
     }  # fmt: skip
 
 
-def weight_widths(config: RunConfig, half: bool) -> tuple[int, ...]:
-    """Bytes of a parameter in each copy of the model on the device: what runs, and fp32 masters beside it."""
-    if not (config.master_weights and half):
-        return (4,)
-    return (2,) if config.optimizer_offload else (2, 4)
+def weight_widths(config: RunConfig, half: bool, offloads: bool) -> tuple[int, ...]:
+    """Bytes of a parameter in each copy of the model on the device: what runs, and the fp32 twin that is updated.
+
+    The twin is there for masters in fp32 or for an optimizer on the host, which on a CPU is this device, too.
+    """
+    narrow = config.master_weights and half
+    runs = 2 if narrow else 4
+    return (runs, 4) if (narrow or config.optimizer_offload) and not offloads else (runs,)
 
 
 STEPS: dict[tuple[str, bool], type[EagerStep] | type[CompiledStep]] = {
@@ -108,6 +111,7 @@ class SimulatedRun:
         self.eval_symbols = symbols_of(config, gpu, config.eval_batch, config.eval_block)
         cuda = gpu.kind != "cpu"
         self.t = make(dict(self.symbols), granule_of(gpu))
+        self.offloads = config.optimizer_offload and cuda  # what is offloaded stays in the memory of a CPU
         self.micro_steps, self.steady_steps = (3, 2) if cuda else (2, 1)  # as predict/exact/drive.py has them
         # nanoGPT's context is null on a CPU, whatever --dtype says (train.py).
         half = dtype != "float32" and not (self.keeps and not cuda)
@@ -155,7 +159,7 @@ class SimulatedRun:
             before = self.t.now()
             self._micro_batch()
         self.t.at("optimizer")
-        if not self.config.optimizer_offload:
+        if not self.offloads:
             self.optimize(first=phase == "first_step")
         self.t.free_component("gradients")
         self.step.has_grads = False
@@ -212,7 +216,7 @@ class SimulatedRun:
     def peaks(self) -> dict[str, Peak]:
         self.t.at("build")
         self.t.phase("build")
-        for width in weight_widths(self.config, self.half):
+        for width in weight_widths(self.config, self.half, self.offloads):
             self.t.alloc_all("weights", self.t.size(width, "P"), [width * numel for numel in self.numels])
         if self.config.recipe == "modern":  # cosines and sines of the rotary positions
             for _ in range(2):
@@ -243,9 +247,9 @@ def resume(run: SimulatedRun) -> Timeline:
     t = Timeline(run.symbols, run.t.granule)
     t.phase("resume")
     t.at("resume")
-    for width in weight_widths(run.config, run.half):
+    for width in weight_widths(run.config, run.half, run.offloads):
         t.alloc_all("weights", t.size(width, "P"), [width * numel for numel in run.numels])
-    if not run.config.optimizer_offload:
+    if not run.offloads:
         for width, symbol in moment_sizes(run.config.optimizer):
             t.alloc_all("optimizer", t.size(width, symbol), run.moments_of(symbol))
     if run.keeps:

@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 DOCS_STAMP := $(VENV)/.installed-docs
 
-.PHONY: help demo test cuda-truth torch-versions test-machines faults faults-long soak slow check fix docs docs-serve site site-of-docs picture clean
+.PHONY: help demo test cuda-truth torch-versions test-machines faults faults-long golden soak slow check fix docs docs-serve site site-of-docs picture clean
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -46,6 +46,9 @@ faults: $(STAMP) ## inject hundreds of faults into runs: kills, signals, full di
 
 faults-long: $(STAMP) ## the same with thousands
 	$(BIN)/python -m tests.faults --tier nightly
+
+golden: $(STAMP) ## every answer of this tree against those of a commit: BASE=main (eight minutes; QUICK=1 for a third)
+	$(BIN)/python -m tests.golden $(or $(BASE),HEAD) $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)")
 
 soak: $(STAMP) ## a run of one hour with a fault every 30 seconds, then the same steps without faults
 	rm -rf soak && $(BIN)/python -m tests.faults.soak --hours 1 --every 30

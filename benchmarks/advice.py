@@ -20,21 +20,21 @@ from typing import Any
 
 from common import RESULTS, report
 
-from foretrain.advise import combine
-from foretrain.advise.advice import Advice, Advices
-from foretrain.advise.advisor import advise, start_of
-from foretrain.advise.confirm import state_of
-from foretrain.advise.planner import Planner
-from foretrain.advise.rules import BY_ID
-from foretrain.advise.rules.base import EXACTNESS, Exactness, State, loosest
-from foretrain.config import RunConfig
-from foretrain.config_checks import check
-from foretrain.hardware import catalogue
-from foretrain.predict.exact import worker
-from foretrain.predict.exact.forecast import requests_for
-from foretrain.predict.exact.memory import exact
+from foretrain.advice import combine
+from foretrain.advice.advisor import advise, start_of
+from foretrain.advice.confirm import state_of
+from foretrain.advice.planner import Planner
+from foretrain.advice.record import Advice, Advices
+from foretrain.advice.rules import BY_ID
+from foretrain.advice.rules.base import EXACTNESS, Exactness, State, loosest
+from foretrain.config.checks import check
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import catalogue
 from foretrain.predict.memory import StepName, worst_verdict
 from foretrain.predict.plan import Plan, plan
+from foretrain.predict.trace import worker
+from foretrain.predict.trace.forecast import requests_for
+from foretrain.predict.trace.memory import exact
 
 SEED = 20261121
 TRACED_BLOCKS, TRACED_BATCH_TOKENS = 12, 16_384

@@ -30,14 +30,14 @@ import torch
 from common import RESULTS, show, versions
 from nanogpt_step import Contestant, Foretrain, NanoGptTraining
 
-from foretrain.config import RunConfig
-from foretrain.cpu import cpu_flags, usable_cores
-from foretrain.lm.dataset import DatasetInfo
-from foretrain.lm.prepare import prepare_built_in
-from foretrain.lm.shape import ModelShape
-from foretrain.run import choices
-from foretrain.run.device import Placement, place
-from foretrain.run.host_memory import keep_memory
+from foretrain.config.options import RunConfig
+from foretrain.data.builtin import prepare_built_in
+from foretrain.data.dataset import DatasetInfo
+from foretrain.hardware.cpu import cpu_flags, usable_cores
+from foretrain.model.shape import ModelShape
+from foretrain.training import choices
+from foretrain.training.device import Placement, place
+from foretrain.training.host_memory import keep_memory
 
 OUTSIDE = 0.10  # share of the cores that other programs may take
 # Two curves are the same within the rounding of bfloat16 when no loss differs by more than a unit in its last place.

@@ -28,10 +28,10 @@ from typing import Any
 
 from common import RESULTS, report
 
-from foretrain.config import RunConfig
-from foretrain.hardware import find
+from foretrain.base.units import GIB
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import find
 from foretrain.predict.memory import predict
-from foretrain.units import GIB
 
 HERE = Path(__file__).parent
 CONSTRAINTS = HERE.parent / "constraints.txt"

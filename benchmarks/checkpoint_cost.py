@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from common import arguments, report
 
-from foretrain.config import RunConfig
-from foretrain.lm.step import TrainState, build, train_step
-from foretrain.process_memory import process_bytes
-from foretrain.run.checkpoint import Progress
-from foretrain.run.host_memory import keep_memory
-from foretrain.run.saver import Saver
-from foretrain.run.snapshot import live
+from foretrain.base.process_memory import process_bytes
+from foretrain.config.options import RunConfig
+from foretrain.model.step import TrainState, build, train_step
+from foretrain.training.checkpoint import Progress
+from foretrain.training.host_memory import keep_memory
+from foretrain.training.saver import Saver
+from foretrain.training.tensor_files import live
 
 INTERVAL = RunConfig().eval_interval
 CASES = {

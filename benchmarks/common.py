@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from foretrain.cpu import cpu_device
+from foretrain.hardware.cpu import cpu_device
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -26,11 +26,11 @@ from typing import Any
 
 from common import arguments, report
 
-from foretrain.advise.compare import compare
-from foretrain.advise.sources import load
-from foretrain.advise.sources.given import Given, take_apart
-from foretrain.advise.subject import Subject
-from foretrain.training_log import read_log
+from foretrain.comparison.compare import compare
+from foretrain.comparison.sources import load
+from foretrain.comparison.sources.given import Given, take_apart
+from foretrain.comparison.subject import Subject
+from foretrain.monitoring.training_log import read_log
 
 ROOT = Path(__file__).parent.parent
 PAIRS = 100

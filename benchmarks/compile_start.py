@@ -23,8 +23,8 @@ import torch
 torch.set_num_threads(1)
 import torch._inductor.config as inductor
 inductor.force_disable_caches = True
-from foretrain.config import RunConfig
-from foretrain.lm.step import build, train_step
+from foretrain.config.options import RunConfig
+from foretrain.model.step import build, train_step
 config = RunConfig(**json.loads(sys.argv[1]))
 state = build(config, torch.device("cpu"), torch.bfloat16, compile=True)
 ids = torch.randint(0, config.vocab_size, (config.batch_size, config.block_size + 1))

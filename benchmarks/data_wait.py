@@ -28,16 +28,15 @@ import numpy as np
 import torch
 from common import arguments, report
 
-from foretrain.config import RunConfig
-from foretrain.lm.batches import TokenFile, train_batches
-from foretrain.lm.dataset import DatasetInfo, read_info
-from foretrain.lm.shards import PROGRESS, DatasetIndex, Settings, Source, TokenizerInfo, index_text
-from foretrain.lm.step import Batch
-from foretrain.prepare.writer import SplitState, SplitWriter
-from foretrain.run.device import place
-from foretrain.run.feed import Feed
-from foretrain.run.store import RunDirectory
-from foretrain.run.trainer import Trainer
+from foretrain.config.options import RunConfig
+from foretrain.data.batches import Batch, TokenFile, train_batches
+from foretrain.data.dataset import DatasetInfo, read_info
+from foretrain.data.prepare.writer import SplitState, SplitWriter
+from foretrain.data.shards import PROGRESS, DatasetIndex, Settings, Source, TokenizerInfo, index_text
+from foretrain.training.device import place
+from foretrain.training.feed import Feed
+from foretrain.training.store import RunDirectory
+from foretrain.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 TOKENS, SHARD_TOKENS, VOCABULARY = {"train": 120_000_000, "val": 1_000_000}, 30_000_000, 50_257

@@ -14,10 +14,10 @@ import time
 
 from common import arguments, report
 
-from foretrain.config import RunConfig
-from foretrain.hardware import find
-from foretrain.predict.exact.service import Request, traces
-from foretrain.units import MIB
+from foretrain.base.units import MIB
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import find
+from foretrain.predict.trace.service import Request, traces
 
 FORETRAIN = "from foretrain.cli import main; main()"
 PLANS = {

@@ -1,4 +1,4 @@
-"""What keeping freed memory in the process does for a training step on a CPU (run/host_memory.py).
+"""What keeping freed memory in the process does for a training step on a CPU (training/host_memory.py).
 
     python benchmarks/kept_memory.py
 
@@ -28,11 +28,11 @@ BASE = {
 ROUNDS = 3
 CHILD = """
 import json, sys
-from foretrain.config import RunConfig
-from foretrain.run.calibrate import Stepper
-from foretrain.run.device import place
-from foretrain.run.host_memory import keep_memory
-from foretrain.process_memory import process_bytes
+from foretrain.config.options import RunConfig
+from foretrain.tuning.calibrate import Stepper
+from foretrain.training.device import place
+from foretrain.training.host_memory import keep_memory
+from foretrain.base.process_memory import process_bytes
 knobs, dtype, keep = json.loads(sys.argv[1])
 if keep:
     assert keep_memory(), "this C library does not keep memory"

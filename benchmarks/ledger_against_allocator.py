@@ -12,12 +12,12 @@ import torch
 from common import arguments, report
 from torch.profiler import ProfilerActivity, profile
 
-from foretrain.config import RunConfig
-from foretrain.configfile import from_values
-from foretrain.cpu import cpu_device
-from foretrain.lm.step import build, evaluation_loss, train_step
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import from_values
+from foretrain.hardware.cpu import cpu_device
+from foretrain.model.step import build, evaluation_loss, train_step
 from foretrain.predict.memory import predict
-from foretrain.run.meter import Meter, allocator_peak
+from foretrain.training.meter import Meter, allocator_peak
 
 PHASES = ("evaluate_first", "first_step", "steady_step", "evaluate_steady")
 SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 128, "vocab_size": 256, "batch_size": 16}

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from foretrain.config import RunConfig
-from foretrain.lm.batches import TRAIN, TokenFile, starts, train_batches
-from foretrain.lm.dataset import DatasetInfo
-from foretrain.lm.optimizer import learning_rate
-from foretrain.lm.step import build, train_step
-from foretrain.predict.exact.drive import NanoGPT
-from foretrain.run.device import TORCH_DTYPES
+from foretrain.config.options import RunConfig
+from foretrain.data.batches import TRAIN, TokenFile, starts, train_batches
+from foretrain.data.dataset import DatasetInfo
+from foretrain.model.optimizer import learning_rate
+from foretrain.model.step import build, train_step
+from foretrain.predict.trace.drive import NanoGPT
+from foretrain.training.device import TORCH_DTYPES
 
 
 class Contestant(Protocol):
@@ -29,7 +29,7 @@ class Contestant(Protocol):
 
 
 class Foretrain:
-    """foretrain's own step (lm/step.py), fed as its trainer feeds it."""
+    """foretrain's own step (model/step.py), fed as its trainer feeds it."""
 
     def __init__(
         self, config: RunConfig, device: torch.device, dtype: str, info: DatasetInfo, *, compiled: bool

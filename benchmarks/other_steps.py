@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from foretrain.config import RunConfig
-from foretrain.hardware import Gpu
-from foretrain.predict.compiled_ops import CompiledOps
-from foretrain.predict.eager_ops import EagerOps
-from foretrain.predict.ops import Kind, Operation, OperationList, Way
-from foretrain.predict.rates import rates_of
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.software import Software
-from foretrain.predict.step_ops import FOREACH_BYTES
-from foretrain.predict.time import PYTHON_S, busy_s
+from foretrain.predict.speed.compiled_ops import CompiledOps
+from foretrain.predict.speed.eager_ops import EagerOps
+from foretrain.predict.speed.ops import Kind, Operation, OperationList, Way
+from foretrain.predict.speed.rates import rates_of
+from foretrain.predict.speed.step_ops import FOREACH_BYTES
+from foretrain.predict.speed.time import PYTHON_S, busy_s
 
 # From here on Inductor makes one kernel of scale, mask, softmax and casts (a trace with torch 2.13 shows it); with torch
 # 2.0 it took as long as the kernels one by one do (languini-kitchen's steps on an A100 and a 3090).

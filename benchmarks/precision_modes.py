@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from common import arguments, report
 
-from foretrain.config import RunConfig
-from foretrain.lm.batches import TokenFile, evaluation_batches, train_batches
-from foretrain.lm.low_precision import layers
-from foretrain.lm.optimizer import learning_rate
-from foretrain.lm.precision_check import compare
-from foretrain.lm.prepare import prepare_built_in
-from foretrain.lm.step import TrainState, build, evaluation_loss, train_step
+from foretrain.config.options import RunConfig
+from foretrain.data.batches import TokenFile, evaluation_batches, train_batches
+from foretrain.data.builtin import prepare_built_in
+from foretrain.model.low_precision import layers
+from foretrain.model.optimizer import learning_rate
+from foretrain.model.precision_check import compare
+from foretrain.model.step import TrainState, build, evaluation_loss, train_step
 
 CPU = torch.device("cpu")
 STEPS = 200

@@ -32,7 +32,7 @@ from typing import Any
 import common
 import numpy as np
 
-from foretrain.units import format_bytes, parse_bytes
+from foretrain.base.units import format_bytes, parse_bytes
 
 WAYS = ("bare", "foretrain", "nanogpt", "build-nanogpt")
 SHARD_TOKENS = 100_000_000
@@ -87,7 +87,7 @@ def documents(path: Path) -> Iterator[str]:
 def load_encoding(folder: str) -> None:
     """The tokenizer of a worker."""
     global _encoding
-    from foretrain.lm.tokenizer import TiktokenTokenizer
+    from foretrain.data.tokenizer import TiktokenTokenizer
 
     _encoding = TiktokenTokenizer.load(Path(folder), "bench")._encoding
 
@@ -231,9 +231,9 @@ def foretrain_run(source: Path, work: Path, cores: int) -> dict[str, Any]:
 RUN = """
 import sys, json, tiktoken.registry
 from pathlib import Path
-from foretrain.lm.tokenizer import TiktokenTokenizer
-from foretrain.prepare.engine import prepare
-from foretrain.prepare.options import PrepareOptions
+from foretrain.data.tokenizer import TiktokenTokenizer
+from foretrain.data.prepare.engine import prepare
+from foretrain.data.prepare.options import PrepareOptions
 source, out, folder, cores = sys.argv[1:]
 tiktoken.registry.ENCODINGS["bench"] = TiktokenTokenizer.load(Path(folder), "bench")._encoding
 done = prepare(PrepareOptions(sources=(source,), out=out, tokenizer="bench", workers=int(cores)))
@@ -265,8 +265,8 @@ def make_tokenizer(work: Path, source: Path) -> None:
     """A BPE of GPT-2's size from 16 MB of the source, as tiktoken has it."""
     import tiktoken
 
-    from foretrain.lm.hf_tokenizer import byte_characters
-    from foretrain.lm.tokenizer import BpeTokenizer, TiktokenTokenizer
+    from foretrain.data.hf_tokenizer import byte_characters
+    from foretrain.data.tokenizer import BpeTokenizer, TiktokenTokenizer
 
     def sample() -> Iterator[bytes]:
         left = 16_000_000

@@ -13,14 +13,14 @@ from typing import Any
 
 from common import arguments, report
 
-from foretrain.configfile import resolve
-from foretrain.hardware import find
-from foretrain.predict.exact.forecast import requests_for, traced
-from foretrain.predict.exact.replay import replay
-from foretrain.predict.exact.service import traces
+from foretrain.base.units import MIB
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import find
 from foretrain.predict.memory import CONTEXT_EXPECTED_BYTES, CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES, predict
 from foretrain.predict.plan import plan
-from foretrain.units import MIB
+from foretrain.predict.trace.forecast import requests_for, traced
+from foretrain.predict.trace.replay import replay
+from foretrain.predict.trace.service import traces
 
 LOGGED_BYTES, DESKTOP_BYTES = 4464 * MIB, 2_100_000_000
 GPU = find("RTX 4070")

@@ -18,13 +18,13 @@ from typing import Any
 
 from common import RESULTS, report
 
-from foretrain.configfile import from_values
-from foretrain.errors import UserError
-from foretrain.hardware import find
-from foretrain.predict.exact import service
-from foretrain.predict.exact.forecast import requests_for
-from foretrain.predict.exact.replay import replay, smallest_limit_bytes
+from foretrain.base.errors import UserError
+from foretrain.config.resolve import from_values
+from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan
+from foretrain.predict.trace import service
+from foretrain.predict.trace.forecast import requests_for
+from foretrain.predict.trace.replay import replay, smallest_limit_bytes
 
 CARDS = ["RTX 4070", "RTX 4090", "RTX 3060 12GB", "Tesla T4", "H100 SXM"]
 

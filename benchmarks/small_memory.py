@@ -16,13 +16,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from common import arguments, report
 
-from foretrain.config import RunConfig
-from foretrain.configfile import resolve
-from foretrain.hardware import Dtype, find
-from foretrain.predict.exact.forecast import answers_for
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import Dtype, find
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import plan
-from foretrain.predict.time import step_time
+from foretrain.predict.speed.time import step_time
+from foretrain.predict.trace.forecast import answers_for
 
 GPU = find("RTX 4070")
 FOLDER = Path(__file__).parent.parent / "examples" / "small-memory"
@@ -74,7 +74,7 @@ def case(name: str) -> dict[str, Any]:
 
 def on_cpu(name: str) -> dict[str, Any]:
     """The same config's step on the CPU, eager: traced, and as the allocator had it."""
-    from foretrain.predict.exact.self_test import compare
+    from foretrain.predict.trace.self_test import compare
 
     config = resolve([str(FOLDER / f"{name}.toml")]).config
     small = config.model_copy(update={"gradient_accumulation_steps": 1, "eval_iters": 1})

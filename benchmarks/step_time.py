@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from common import arguments, report
 
-from foretrain.config import RunConfig
-from foretrain.hardware import Dtype
-from foretrain.predict.time import step_time
-from foretrain.run.calibrate import Stepper, calibrate, modes_for, usual_dtypes
-from foretrain.run.device import place
-from foretrain.run.host_memory import keep_memory
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Dtype
+from foretrain.predict.speed.time import step_time
+from foretrain.training.device import place
+from foretrain.training.host_memory import keep_memory
+from foretrain.tuning.calibrate import Stepper, calibrate, modes_for, usual_dtypes
 
 SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 128, "vocab_size": 256, "batch_size": 16}
 CASES: list[tuple[str, dict[str, Any], Dtype, bool]] = [

@@ -16,13 +16,13 @@ from typing import Any
 import other_steps
 from common import arguments, report, show
 
-from foretrain.config import RunConfig
-from foretrain.configfile import resolve
-from foretrain.hardware import Gpu, catalogue, find
-from foretrain.lm.shape import ModelShape
-from foretrain.predict.ops import Way
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import Gpu, catalogue, find
+from foretrain.model.shape import ModelShape
 from foretrain.predict.software import ASSUMED, parse
-from foretrain.predict.time import Range, range_of, step_time
+from foretrain.predict.speed.ops import Way
+from foretrain.predict.speed.time import Range, range_of, step_time
 
 Case = dict[str, Any]
 DOCUMENT = json.loads((Path(__file__).parent / "published_logs.json").read_text("utf-8"))

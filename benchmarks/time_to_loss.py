@@ -23,14 +23,14 @@ import torch
 import torch.nn.functional as F
 from common import RESULTS, arguments, report, show
 
-from foretrain.config import RunConfig
-from foretrain.configfile import from_values
-from foretrain.lm import modern
-from foretrain.lm.batches import TokenFile, evaluation_batches, train_batches
-from foretrain.lm.optimizer import learning_rate
-from foretrain.lm.prepare import prepare_built_in
-from foretrain.lm.step import build, evaluation_loss, train_step
-from foretrain.run.host_memory import keep_memory
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import from_values
+from foretrain.data.batches import TokenFile, evaluation_batches, train_batches
+from foretrain.data.builtin import prepare_built_in
+from foretrain.model import modern
+from foretrain.model.optimizer import learning_rate
+from foretrain.model.step import build, evaluation_loss, train_step
+from foretrain.training.host_memory import keep_memory
 
 STEPS, SEEDS, TURN = 2000, (1, 2, 3), 25
 README: dict[str, Any] = {

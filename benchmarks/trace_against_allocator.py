@@ -11,8 +11,8 @@ import sys
 
 from common import arguments, report
 
-from foretrain.config import RunConfig
-from foretrain.predict.exact.self_test import compare
+from foretrain.config.options import RunConfig
+from foretrain.predict.trace.self_test import compare
 
 BASE = {"n_layer": 2, "n_head": 2, "n_embd": 128, "block_size": 64, "vocab_size": 512, "batch_size": 4,
         "gradient_accumulation_steps": 1}  # fmt: skip

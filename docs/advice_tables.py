@@ -2,9 +2,9 @@
 
 from results import result
 
-from foretrain.advise.candidates import EACH_MORE, TOLLS
-from foretrain.advise.rules import RULES
-from foretrain.messages import say
+from foretrain.advice.candidates import EACH_MORE, TOLLS
+from foretrain.advice.rules import RULES
+from foretrain.base.messages import say
 
 LEARNING = {
     "exact": "exact", "rounding": "same in expectation", "other optimizer": "other optimizer", "other model": "other model",

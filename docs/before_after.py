@@ -19,10 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from foretrain.config import RunConfig
-from foretrain.hardware import find
-from foretrain.lm.dataset import DatasetInfo
-from foretrain.run.store import SCHEMA, RunRecord
+from foretrain.config.options import RunConfig
+from foretrain.data.dataset import DatasetInfo
+from foretrain.hardware.catalogue import find
+from foretrain.training.store import SCHEMA, RunRecord
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "before-and-after.md"

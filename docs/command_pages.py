@@ -7,9 +7,9 @@ from typing import Any
 import json_schemas
 import typer.main
 
+from foretrain.base.errors import ExitCode
 from foretrain.cli import app
 from foretrain.cli.old_options import OLD
-from foretrain.errors import ExitCode
 
 # What a command may end with besides 0, 1, 2 and 130, which all of them may.
 CODES: dict[str, tuple[ExitCode, ...]] = {

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from results import result
 
-from foretrain.advise.compare import Comparison, compare
-from foretrain.advise.sources import load
-from foretrain.advise.sources.given import take_apart
-from foretrain.hardware import find
+from foretrain.comparison.compare import Comparison, compare
+from foretrain.comparison.sources import load
+from foretrain.comparison.sources.given import take_apart
+from foretrain.hardware.catalogue import find
 
 CASES = Path(__file__).parent.parent / "examples" / "real-cases"
 COMMAND = (

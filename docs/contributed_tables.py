@@ -6,9 +6,9 @@ from pathlib import Path
 
 from results import ROOT
 
-from foretrain.messages import say
-from foretrain.units import format_bytes, format_small_percent, format_small_signed_percent
-from foretrain.verify.record import CONTRIBUTED, Verification, read
+from foretrain.base.messages import say
+from foretrain.base.units import format_bytes, format_small_percent, format_small_signed_percent
+from foretrain.verification.record import CONTRIBUTED, Verification, read
 
 FOLDER = ROOT / CONTRIBUTED
 NONE = "Nobody has contributed a card yet. Be the first; it takes about ten minutes."

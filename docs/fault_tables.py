@@ -6,8 +6,8 @@ from typing import Any
 
 from results import result
 
-from foretrain.config import knobs
-from foretrain.resume_keys import EVALUATION, ROUNDING, effect_of
+from foretrain.config.on_resume import EVALUATION, ROUNDING, effect_of
+from foretrain.config.options import knobs
 
 # Name in tests/faults/: (what is done, the counts of what had to hold, with the count of all).
 _FAULTS = {

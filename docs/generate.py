@@ -32,36 +32,34 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 import foretrain
-from foretrain.advise import snapshot_file
-from foretrain.advise.advice import Advices
-from foretrain.advise.advisor import advise, short_list
-from foretrain.advise.asked import Asked
-from foretrain.advise.best import best
-from foretrain.advise.first_answer import first_answer
-from foretrain.advise.log_analysis import analyse
-from foretrain.advise.utilization import utilization
-from foretrain.cli.explain_run import failures, ran_out
-from foretrain.config import GROUPS, knobs
-from foretrain.configfile import resolve
-from foretrain.hardware import find
+from foretrain.advice.advisor import advise, short_list
+from foretrain.advice.asked import Asked
+from foretrain.advice.best import best
+from foretrain.advice.first_answer import first_answer
+from foretrain.advice.record import Advices
+from foretrain.analysis import snapshot_file
+from foretrain.analysis.log_analysis import analyse
+from foretrain.analysis.utilization import utilization
+from foretrain.base.quantities import parse_limit
+from foretrain.base.units import parse_bytes
+from foretrain.cli.commands.explain_run import failures, ran_out
+from foretrain.config.options import GROUPS, knobs
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import find
+from foretrain.monitoring.training_log import read_log
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.within import within
-from foretrain.quantities import parse_limit
-from foretrain.report import (
-    advice_screen,
-    best_view,
-    compare_view,
-    first_view,
-    limits_view,
-    log_view,
-    plan_view,
-    run_explain_view,
-    snapshot_view,
-    text,
-)
-from foretrain.report.document import Document
-from foretrain.training_log import read_log
-from foretrain.units import parse_bytes
+from foretrain.reports import text
+from foretrain.reports.document import Document
+from foretrain.reports.views import advice_screen
+from foretrain.reports.views import best as best_view
+from foretrain.reports.views import compare as compare_view
+from foretrain.reports.views import first as first_view
+from foretrain.reports.views import limits as limits_view
+from foretrain.reports.views import log as log_view
+from foretrain.reports.views import plan as plan_view
+from foretrain.reports.views import run_explain as run_explain_view
+from foretrain.reports.views import snapshot as snapshot_view
 
 CASES = ROOT / "examples" / "real-cases"
 WIDTH = 90  # what a page of the site shows without scrolling at 1280 pixels

@@ -12,32 +12,25 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from results import ROOT
 
-from foretrain.advise import (
-    advice,
-    best,
-    cards,
-    compare,
-    explain,
-    forecast_check,
-    log_analysis,
-    remedies,
-    run_explain,
-    snapshot_analysis,
-    tuning,
-    utilization,
-)
-from foretrain.calibration import Calibration
-from foretrain.config import RunConfig
-from foretrain.hardware import Gpu
-from foretrain.lm.dataset_look import DatasetSummary
+from foretrain.advice import best, cards, remedies
+from foretrain.advice import record as advice
+from foretrain.analysis import components as explain
+from foretrain.analysis import forecast_check, log_analysis, snapshot_analysis, utilization
+from foretrain.analysis import run as run_explain
+from foretrain.comparison import compare
+from foretrain.config.options import RunConfig
+from foretrain.data.dataset_look import DatasetSummary
+from foretrain.data.prepare.estimate import PreparePlan
+from foretrain.hardware.calibration import Calibration
+from foretrain.hardware.catalogue import Gpu
+from foretrain.monitoring.record import WatchRecord
 from foretrain.predict import within
-from foretrain.predict.exact.largest import Largest
 from foretrain.predict.plan import Plan
-from foretrain.prepare.estimate import PreparePlan
-from foretrain.run.export import Exported
-from foretrain.run.store import RunRecord
-from foretrain.run.watch_record import WatchRecord
-from foretrain.verify import record as verification
+from foretrain.predict.trace.largest import Largest
+from foretrain.training.export import Exported
+from foretrain.training.store import RunRecord
+from foretrain.tuning import record as tuning
+from foretrain.verification import record as verification
 
 FOLDER = ROOT / "docs" / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

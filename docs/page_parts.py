@@ -6,7 +6,7 @@ import command_pages
 import question_tables
 from results import result
 
-from foretrain.errors import EXIT_CODE_OF, ExitCode
+from foretrain.base.errors import EXIT_CODE_OF, ExitCode
 
 
 def console(verb: str) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from foretrain import languages
+from foretrain.base import languages
 
 ROOT = Path(__file__).parent.parent
 TO = ROOT / "docs" / "pictures"

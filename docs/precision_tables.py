@@ -2,9 +2,9 @@
 
 from results import result
 
-from foretrain.config import RunConfig
-from foretrain.hardware import find
-from foretrain.lm.shape import ModelShape
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import find
+from foretrain.model.shape import ModelShape
 from foretrain.predict.memory import predict
 from foretrain.predict.plan import choose_dtype, plan, timing
 

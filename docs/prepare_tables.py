@@ -2,7 +2,7 @@
 
 from results import result
 
-from foretrain.units import format_bytes
+from foretrain.base.units import format_bytes
 
 NAMES = {"bare": "the bare tokenizer, ids thrown away", "foretrain": "`foretrain prepare`",
          "nanogpt": "nanoGPT's way, re-enacted", "build-nanogpt": "build-nanogpt's way, re-enacted"}  # fmt: skip

@@ -4,11 +4,11 @@ from typing import Any
 
 from results import ROOT
 
-from foretrain.configfile import resolve
-from foretrain.hardware import find
+from foretrain.base.units import format_bytes, parse_bytes
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import find
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan, plan
-from foretrain.units import format_bytes, parse_bytes
 
 OTHERS_BYTES = parse_bytes("2.1GB")
 VERDICTS = {"fits": "fits", "tight": "tight", "does_not_fit": "does not fit", None: "–"}

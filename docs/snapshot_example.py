@@ -3,16 +3,16 @@
     python docs/snapshot_example.py
 
 The shape is PyTorch's (torch/cuda/memory.py, _snapshot); the sizes are made up. The allocator that decides where
-blocks lie, and when memory runs out, is the simulator (foretrain/predict/allocator.py); frames are put beside it.
+blocks lie, and when memory runs out, is the simulator (foretrain/predict/allocator/simulator.py); frames are put beside it.
 """
 
 import pickle
 from pathlib import Path
 from typing import Any
 
-from foretrain.predict.allocator_settings import Settings
-from foretrain.predict.snapshot import Label, export
-from foretrain.units import MIB
+from foretrain.base.units import MIB
+from foretrain.predict.allocator.settings import Settings
+from foretrain.predict.snapshot.read import Label, export
 
 TARGET = Path(__file__).parent.parent / "examples" / "snapshots" / "fragmented.pickle"
 TORCH = "site-packages/torch"

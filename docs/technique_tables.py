@@ -4,7 +4,7 @@ from typing import Any
 
 from results import result
 
-from foretrain.lm.techniques import TECHNIQUES
+from foretrain.model.techniques import TECHNIQUES
 
 GIB = 2**30
 WORDS = {

@@ -14,36 +14,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretrain.advise.forecast_check import Comparison as Comparison
-    from foretrain.advise.forecast_check import compare as compare
+    from foretrain.analysis.forecast_check import Comparison as Comparison
+    from foretrain.analysis.forecast_check import compare as compare
     from foretrain.app.plan import plan as plan
-    from foretrain.config import RunConfig as RunConfig
-    from foretrain.configfile import from_values as from_values
-    from foretrain.configfile import resolve as resolve
-    from foretrain.errors import ConfigError as ConfigError
-    from foretrain.errors import UserError as UserError
-    from foretrain.hardware import Gpu as Gpu
-    from foretrain.hardware import find as find_gpu
-    from foretrain.predict.exact.elsewhere import trace as trace
-    from foretrain.predict.exact.traced import Traced as Traced
+    from foretrain.base.errors import ConfigError as ConfigError
+    from foretrain.base.errors import UserError as UserError
+    from foretrain.config.options import RunConfig as RunConfig
+    from foretrain.config.resolve import from_values as from_values
+    from foretrain.config.resolve import resolve as resolve
+    from foretrain.hardware.catalogue import Gpu as Gpu
+    from foretrain.hardware.catalogue import find as find_gpu
     from foretrain.predict.plan import Plan as Plan
-    from foretrain.run.store import RunRecord as RunRecord
+    from foretrain.predict.trace.elsewhere import trace as trace
+    from foretrain.predict.trace.traced import Traced as Traced
+    from foretrain.training.store import RunRecord as RunRecord
 
 _HOMES = {
-    "Comparison": ("foretrain.advise.forecast_check", "Comparison"),
-    "ConfigError": ("foretrain.errors", "ConfigError"),
-    "Gpu": ("foretrain.hardware", "Gpu"),
+    "Comparison": ("foretrain.analysis.forecast_check", "Comparison"),
+    "ConfigError": ("foretrain.base.errors", "ConfigError"),
+    "Gpu": ("foretrain.hardware.catalogue", "Gpu"),
     "Plan": ("foretrain.predict.plan", "Plan"),
-    "RunConfig": ("foretrain.config", "RunConfig"),
-    "RunRecord": ("foretrain.run.store", "RunRecord"),
-    "Traced": ("foretrain.predict.exact.traced", "Traced"),
-    "UserError": ("foretrain.errors", "UserError"),
-    "compare": ("foretrain.advise.forecast_check", "compare"),
-    "find_gpu": ("foretrain.hardware", "find"),
-    "from_values": ("foretrain.configfile", "from_values"),
+    "RunConfig": ("foretrain.config.options", "RunConfig"),
+    "RunRecord": ("foretrain.training.store", "RunRecord"),
+    "Traced": ("foretrain.predict.trace.traced", "Traced"),
+    "UserError": ("foretrain.base.errors", "UserError"),
+    "compare": ("foretrain.analysis.forecast_check", "compare"),
+    "find_gpu": ("foretrain.hardware.catalogue", "find"),
+    "from_values": ("foretrain.config.resolve", "from_values"),
     "plan": ("foretrain.app.plan", "plan"),
-    "resolve": ("foretrain.configfile", "resolve"),
-    "trace": ("foretrain.predict.exact.elsewhere", "trace"),
+    "resolve": ("foretrain.config.resolve", "resolve"),
+    "trace": ("foretrain.predict.trace.elsewhere", "trace"),
 }
 __all__ = [
     "Comparison",
@@ -73,5 +73,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'foretrain' has no attribute {name!r}")
     module, attribute = _HOMES[name]
     if name in ("Plan", "plan"):
-        import_module("foretrain.report.shown").register()
+        import_module("foretrain.reports.shown").register()
     return getattr(import_module(module), attribute)

@@ -72,7 +72,7 @@ def _page(out: Path) -> None:
     for path in sorted((PACKAGE / "web" / "static").iterdir()):
         if path.name != "compare.js":
             shutil.copyfile(path, out / path.name)
-    shutil.copyfile(PACKAGE / "report" / "vendor" / "chart.umd.min.js", out / "chart.js")
+    shutil.copyfile(PACKAGE / "reports" / "vendor" / "chart.umd.min.js", out / "chart.js")
     for name in ("transport.js", "worker.js"):
         shutil.copyfile(HERE / name, out / name)
     page = (out / "index.html").read_text("utf-8")
@@ -106,7 +106,7 @@ def _sources(path: Path, packages: list[Path]) -> None:
 def _corpus_bytes() -> int:
     """The size of the built-in corpus: the library of the Python that builds the site, which the browser's lacks."""
     sys.path.insert(0, str(ROOT))
-    from foretrain.lm import corpus
+    from foretrain.data import corpus
 
     return corpus.size_bytes("train")
 
@@ -124,7 +124,7 @@ def _compile(runtime: Path, sources: Path, out: Path) -> None:
 
 def _notice(packages: list[Path]) -> str:
     parts = [NOTICE.format(pyodide=PYODIDE), "== foretrain\n\n" + (ROOT / "LICENSE").read_text("utf-8")]
-    parts.append("== Chart.js\n\n" + (PACKAGE / "report" / "vendor" / "chart.LICENSE.md").read_text("utf-8"))
+    parts.append("== Chart.js\n\n" + (PACKAGE / "reports" / "vendor" / "chart.LICENSE.md").read_text("utf-8"))
     parts += [f"== {wheel.name}\n\n{licences(wheel)}" for wheel in packages]
     return "\n\n".join(parts)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from foretrain.lm.shards import (
+from foretrain.data.shards import (
     HISTOGRAM_BINS,
     INDEX,
     DatasetIndex,

@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from foretrain.predict.exact import service
-from foretrain.predict.exact.service import Request
+from foretrain.predict.trace import service
+from foretrain.predict.trace.service import Request
 
 REAL_START = service._start
 REPO = Path(__file__).parent.parent
@@ -87,7 +87,7 @@ def serve() -> None:
     """Fork at each line; say of each child how it ended in a file beside its answer."""
     import torch._inductor.compile_fx  # noqa: F401
 
-    from foretrain.predict.exact import drive, session, worker
+    from foretrain.predict.trace import drive, session, worker
 
     assert drive
     assert session

@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 from rich.console import Console
 
-from foretrain.config import RunConfig
+from foretrain.config.options import RunConfig
 
 REPO = Path(__file__).parent.parent
 

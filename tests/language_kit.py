@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from foretrain import languages
-from foretrain.config import knobs
+from foretrain.base import languages
+from foretrain.config.options import knobs
 from tests.helpers import REPO
 
 BRACKETS, ARABIC = "ia", "dv"  # tags that browsers know, of languages that nobody has translated yet

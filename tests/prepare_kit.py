@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from foretrain.lm import corpus
-from foretrain.lm.tokenizer import BpeTokenizer
-from foretrain.prepare.engine import Outcome, prepare
-from foretrain.prepare.options import PrepareOptions
+from foretrain.data import corpus
+from foretrain.data.prepare.engine import Outcome, prepare
+from foretrain.data.prepare.options import PrepareOptions
+from foretrain.data.tokenizer import BpeTokenizer
 
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 CL100K_PATTERN = r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"""
@@ -48,7 +48,7 @@ def bpe_text(size: int = 600) -> str:
 
 def ranks_of(text: str) -> dict[bytes, int]:
     """The vocabulary of a byte-level tokenizer.json as tiktoken has it."""
-    from foretrain.lm.hf_tokenizer import byte_characters
+    from foretrain.data.hf_tokenizer import byte_characters
 
     bytes_of = {character: byte for byte, character in byte_characters().items()}
     vocabulary = json.loads(text)["model"]["vocab"]
@@ -128,8 +128,8 @@ class InlineReader:
     def __init__(self, job: Any) -> None:
         import io
 
-        from foretrain.prepare.frames import receive
-        from foretrain.prepare.reader import serve
+        from foretrain.data.prepare.ipc import receive
+        from foretrain.data.prepare.reader import serve
 
         pipe = io.BytesIO()
         serve(job, pipe)
@@ -147,8 +147,8 @@ class InlineWorkers:
     """The byte tokenizer without processes."""
 
     def __init__(self, count: int, folder: Path, name: str, dtype: str) -> None:
-        from foretrain.lm.tokenizer import ByteTokenizer
-        from foretrain.prepare.encode import encoder_of
+        from foretrain.data.prepare.encode import encoder_of
+        from foretrain.data.tokenizer import ByteTokenizer
 
         assert name == "byte"
         self.encoder = encoder_of(ByteTokenizer())
@@ -156,8 +156,8 @@ class InlineWorkers:
     def encode(self, keep: np.ndarray, lengths: np.ndarray, text: memoryview) -> Any:
         from concurrent.futures import Future
 
-        from foretrain.prepare.encode import encode_batch
-        from foretrain.prepare.pool import Encoded
+        from foretrain.data.prepare.encode import encode_batch
+        from foretrain.data.prepare.pool import Encoded
 
         ends = np.cumsum(lengths).tolist()
         documents = [bytes(text[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
@@ -171,7 +171,7 @@ class InlineWorkers:
 
 def in_one_process(monkeypatch: Any) -> None:
     """The engine as it is, without processes around it."""
-    from foretrain.prepare import preparation
+    from foretrain.data.prepare import preparation
 
     monkeypatch.setattr(preparation, "Reader", InlineReader)
     monkeypatch.setattr(preparation, "Workers", InlineWorkers)
@@ -187,7 +187,7 @@ class Disk:
     def __init__(self, monkeypatch: Any, *, kill_at: int | None = None, room_bytes: int | None = None) -> None:
         import os
 
-        from foretrain.prepare import disk
+        from foretrain.data.prepare import disk
 
         self.count, self.kill_at, self.room = 0, kill_at, room_bytes
         write, fsync, replace = os.write, os.fsync, Path.replace

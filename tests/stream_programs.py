@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from foretrain.predict.allocator import Allocator, OutOfMemory
-from foretrain.predict.allocator_blocks import Block
-from foretrain.predict.allocator_settings import Settings
-from foretrain.units import MIB
+from foretrain.base.units import MIB
+from foretrain.predict.allocator.blocks import Block
+from foretrain.predict.allocator.settings import Settings
+from foretrain.predict.allocator.simulator import Allocator, OutOfMemory
 
-Event = tuple[str, int, int]  # as foretrain.predict.allocator_replay.Event, with numbers as ids
+Event = tuple[str, int, int]  # as foretrain.predict.allocator.replay.Event, with numbers as ids
 
 
 @dataclass

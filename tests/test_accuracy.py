@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.accuracy import __main__ as program
 from benchmarks.accuracy import checkouts, predict, results, table
-from foretrain.hardware import find
-from foretrain.predict.exact.record import Recorder
+from foretrain.hardware.catalogue import find
+from foretrain.predict.trace.record import Recorder
 
 DATA = json.loads(table.CASES.read_text("utf-8"))
 TABLE = table.read()

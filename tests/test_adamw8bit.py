@@ -9,20 +9,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrain.config import RunConfig
-from foretrain.errors import UserError
-from foretrain.hardware import find
-from foretrain.lm.adamw8bit import AdamW8bit, Tables, dynamic_tree, narrow_, widen
-from foretrain.lm.adamw8bit_sizes import BLOCK, CHUNK, LEAST, TEMPORARY_BYTES, moments_bytes, n_blocks
-from foretrain.lm.shape import ModelShape
-from foretrain.lm.step import build, train_step
+from foretrain.base.errors import UserError
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import find
+from foretrain.model.adamw8bit import AdamW8bit, Tables, dynamic_tree, narrow_, widen
+from foretrain.model.adamw8bit_sizes import BLOCK, CHUNK, LEAST, TEMPORARY_BYTES, moments_bytes, n_blocks
+from foretrain.model.shape import ModelShape
+from foretrain.model.step import build, train_step
 from foretrain.predict.memory import predict
-from foretrain.predict.ops import Way
 from foretrain.predict.plan import plan, save_time
-from foretrain.predict.step_ops import EIGHT_BIT_LAUNCHES, optimizer, optimizer_launches
-from foretrain.run import checkpoint
-from foretrain.run.checkpoint import Progress
-from foretrain.run.meter import allocator_peak
+from foretrain.predict.speed.ops import Way
+from foretrain.predict.speed.step_ops import EIGHT_BIT_LAUNCHES, optimizer, optimizer_launches
+from foretrain.training import checkpoint
+from foretrain.training.checkpoint import Progress
+from foretrain.training.meter import allocator_peak
 from tests.helpers import tiny
 from tests.test_low_precision import Kernels, batches
 from tests.test_train import assert_same, final_tensors, train

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from foretrain import config_writer
-from foretrain.advise.advice import Advices
-from foretrain.advise.advisor import advise, short_list
-from foretrain.advise.rules import BY_ID
+from foretrain.advice.advisor import advise, short_list
+from foretrain.advice.record import Advices
+from foretrain.advice.rules import BY_ID
 from foretrain.app.plan import make_plan, targets
-from foretrain.config import RunConfig
-from foretrain.configfile import from_values, resolve
+from foretrain.config import writer as config_writer
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import from_values, resolve
 from foretrain.predict.plan import Plan
 from tests.helpers import REPO, first_screen, foretrain
 
@@ -59,7 +59,7 @@ def test_the_short_list_of_a_plan_has_the_smaller_gpt2() -> None:
 
 
 def test_only_a_run_that_starts_from_gpt2_has_smaller_ones() -> None:
-    from foretrain.advise.advisor import start_of
+    from foretrain.advice.advisor import start_of
 
     rule = BY_ID["pretrained"]
     names = {word: [c.knobs["init_from"] for c in rule.options(start_of(planned("gpt2-124m", word), "foretrain"))]
@@ -140,10 +140,10 @@ def test_a_smaller_gpt2_is_written_as_init_from_alone() -> None:
 
 def test_a_written_config_that_needs_more_than_itself_to_fit_ends_with_3() -> None:
     """The change and less memory used by other programs: the file alone does not fit the card as it was asked about."""
-    from foretrain.advise.advice import Advice
-    from foretrain.advise.asked import Asked
-    from foretrain.advise.candidates import settings
-    from foretrain.cli import advise_write
+    from foretrain.advice.asked import Asked
+    from foretrain.advice.candidates import settings
+    from foretrain.advice.record import Advice
+    from foretrain.cli.commands import advise_write
 
     resolved, base = resolve([str(CASE_C)]), planned(str(CASE_C), others="9GB")
     found = advise(base, "nanogpt", "fit")
@@ -252,9 +252,10 @@ def test_the_next_command_runs_the_first_change_and_a_list_says_what_is_not_enou
 
 
 def test_a_row_shows_what_the_run_would_take_also_beyond_what_is_there() -> None:
-    from foretrain.advise.asked import Asked
-    from foretrain.report import advice_screen, advice_view
-    from foretrain.report.document import Quantity, Table
+    from foretrain.advice.asked import Asked
+    from foretrain.reports.document import Quantity, Table
+    from foretrain.reports.views import advice as advice_view
+    from foretrain.reports.views import advice_screen
 
     base = planned(str(CASE_C), others="2.1GB")
     found = advise(base, "nanogpt")
@@ -270,7 +271,7 @@ def test_a_row_shows_what_the_run_would_take_also_beyond_what_is_there() -> None
 
 
 def test_what_saves_nothing_is_advised_only_where_it_gives_room() -> None:
-    from foretrain.report import advice_view
+    from foretrain.reports.views import advice as advice_view
 
     base = planned(str(CASE_C), others="2.1GB")
     found = advise(base, "nanogpt")

@@ -8,29 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.advise import combine
-from foretrain.advise.advice import Advice, Advices, Effect
-from foretrain.advise.advisor import advise, short_list, start_of
-from foretrain.advise.confirm import confirm, state_of
-from foretrain.advise.planner import Planner
-from foretrain.advise.rules import BY_ID, ORDER, RULES
-from foretrain.advise.rules.base import EXACTNESS, Change, Rule, State
+from foretrain.advice import combine
+from foretrain.advice.advisor import advise, short_list, start_of
+from foretrain.advice.confirm import confirm, state_of
+from foretrain.advice.planner import Planner
+from foretrain.advice.record import Advice, Advices, Effect
+from foretrain.advice.rules import BY_ID, ORDER, RULES
+from foretrain.advice.rules.base import EXACTNESS, Change, Rule, State
+from foretrain.base.errors import UserError
+from foretrain.base.messages import has
+from foretrain.base.units import GIB, MIB, parse_bytes
 from foretrain.cli import main
-from foretrain.config import RunConfig, knobs
-from foretrain.configfile import resolve
-from foretrain.cpu import cpu_device
-from foretrain.errors import UserError
-from foretrain.hardware import catalogue, find
-from foretrain.lm.techniques import TECHNIQUES
-from foretrain.messages import has
-from foretrain.precision import check_matmul
-from foretrain.predict.allocator_settings import Settings
-from foretrain.predict.exact import service, worker
-from foretrain.predict.exact.service import Request
+from foretrain.config.options import RunConfig, knobs
+from foretrain.config.precision import check_matmul
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import catalogue, find
+from foretrain.hardware.cpu import cpu_device
+from foretrain.model.techniques import TECHNIQUES
+from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.memory import worst_verdict
 from foretrain.predict.plan import Plan, plan
-from foretrain.report.document import Paragraph
-from foretrain.units import GIB, MIB, parse_bytes
+from foretrain.predict.trace import service, worker
+from foretrain.predict.trace.service import Request
+from foretrain.reports.document import Paragraph
 from tests.helpers import REPO, foretrain
 
 sys.path.insert(0, str(REPO / "benchmarks"))
@@ -208,8 +208,8 @@ def test_the_trace_of_other_products_needs_no_more_than_the_advice_says(mode: st
 
 def _idle(values: dict[str, float]) -> str:
     """What `advise` says of fewer eval_iters."""
-    from foretrain.advise.advice import Idle
-    from foretrain.report import advice_view
+    from foretrain.advice.record import Idle
+    from foretrain.reports.views import advice as advice_view
 
     base = plan(resolve(["gpt2-124m"]).config, GPU)
     blocks = advice_view._useless(base, (Idle(rule="eval_iters", reason="no_peak", values=values),))
@@ -232,7 +232,7 @@ def test_a_saving_that_rounds_to_nothing_is_said_to_change_nothing() -> None:
     ],
 )  # fmt: skip
 def test_times_of_a_change_are_plain(slower: float, longer: float, text: str) -> None:
-    from foretrain.report import advice_view
+    from foretrain.reports.views import advice as advice_view
 
     effect = Effect(
         needed_bytes=1, saved_bytes=0, allocated_bytes=1, available_bytes=2, verdict="fits", phases=(), step_s=1.0,
@@ -245,7 +245,8 @@ def test_times_of_a_change_are_plain(slower: float, longer: float, text: str) ->
 
 @pytest.mark.parametrize(("needed", "verdict", "told"), [(13, "fits", True), (13, "tight", True), (11, "fits", False)])
 def test_what_fits_though_it_needs_more_than_there_is_is_explained(needed: int, verdict: str, told: bool) -> None:
-    from foretrain.report import advice_view, document
+    from foretrain.reports import document
+    from foretrain.reports.views import advice as advice_view
 
     base = plan(resolve(["gpt2-124m"]).config, GPU)
     effect = Effect.model_validate({

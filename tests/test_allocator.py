@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrain.predict.allocator import Allocator, OutOfMemory
-from foretrain.predict.allocator_blocks import Block
-from foretrain.predict.allocator_replay import Event, Replay, replay
-from foretrain.predict.allocator_settings import Settings
+from foretrain.predict.allocator.blocks import Block
+from foretrain.predict.allocator.replay import Event, Replay, replay
+from foretrain.predict.allocator.settings import Settings
+from foretrain.predict.allocator.simulator import Allocator, OutOfMemory
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 EXPANDABLE = Settings(expandable_segments=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.predict.allocator_settings import INTERVALS, Settings, driver_backend, merged
+from foretrain.predict.allocator.settings import INTERVALS, Settings, driver_backend, merged
 
 MIB, GIB = 1 << 20, 1 << 30
 

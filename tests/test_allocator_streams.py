@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from foretrain.predict.allocator import Allocator, OutOfMemory
-from foretrain.predict.allocator_blocks import Block
-from foretrain.predict.allocator_replay import Event, replay
-from foretrain.predict.allocator_settings import Settings
-from foretrain.units import MIB
+from foretrain.base.units import MIB
+from foretrain.predict.allocator.blocks import Block
+from foretrain.predict.allocator.replay import Event, replay
+from foretrain.predict.allocator.settings import Settings
+from foretrain.predict.allocator.simulator import Allocator, OutOfMemory
 from tests.stream_programs import WAYS, Program, differences, simulate
 
 KEPT = Path(__file__).parent / "data" / "streams.json"

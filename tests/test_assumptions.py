@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.advise.explain import explain
-from foretrain.advise.sources.predicted import with_vocabulary
+from foretrain.analysis.components import explain
 from foretrain.app.plan import Target, make_plan
-from foretrain.configfile import from_text, resolve
-from foretrain.hardware import find
-from foretrain.lm.config_data import of_config
-from foretrain.report import explain_view
-from foretrain.report.document import Paragraph
+from foretrain.comparison.sources.predicted import with_vocabulary
+from foretrain.config.resolve import from_text, resolve
+from foretrain.data.config_data import of_config
+from foretrain.hardware.catalogue import find
+from foretrain.reports.document import Paragraph
+from foretrain.reports.views import explain as explain_view
 from foretrain.web import planner
 from tests.helpers import foretrain, write_dataset
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foretrain.lm import attention, attention_sizes
-from foretrain.lm.model import GPT
+from foretrain.model import attention, attention_sizes
+from foretrain.model.gpt2 import GPT
 from tests.helpers import tiny
 
 # Largest error relative to the largest element. bfloat16 keeps 8 bits; scores, probabilities and results are rounded.

@@ -9,21 +9,21 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from foretrain.advise.micro_batch import NEAR, choose
-from foretrain.batchsplit import cut, divisors, sequences_of
-from foretrain.cli import auto_batch
-from foretrain.cli import train as command_line
-from foretrain.config import RunConfig
-from foretrain.configfile import resolve, to_toml
-from foretrain.cpu import nominal_cpu
-from foretrain.errors import ConfigError, ExitCode, UserError
-from foretrain.hardware import find
+from foretrain.advice.micro_batch import NEAR, choose
+from foretrain.base.errors import ConfigError, ExitCode, UserError
+from foretrain.cli.commands import auto_batch
+from foretrain.cli.commands import train as command_line
+from foretrain.config.microbatches import cut, divisors, sequences_of
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import resolve, to_toml
+from foretrain.hardware.catalogue import find
+from foretrain.hardware.cpu import nominal_cpu
 from foretrain.predict.memory import predict, worst_verdict
-from foretrain.predict.time import step_time
-from foretrain.run import trial
-from foretrain.run.device import place
-from foretrain.run.store import RunDirectory
-from foretrain.run.trial import Trial, run_trial
+from foretrain.predict.speed.time import step_time
+from foretrain.training.device import place
+from foretrain.training.store import RunDirectory
+from foretrain.tuning import trial
+from foretrain.tuning.trial import Trial, run_trial
 from tests.helpers import TINY, foretrain, tiny, write_dataset
 
 GIB = 2**30

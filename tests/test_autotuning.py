@@ -5,14 +5,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from foretrain.config import RunConfig
-from foretrain.hardware import find
-from foretrain.predict.exact import worker
-from foretrain.predict.exact.autotuning import Autotuning, Ways, ways
-from foretrain.predict.exact.fake_card import Card, Memory
-from foretrain.predict.exact.replay import replay
-from foretrain.predict.exact.service import Request
-from foretrain.predict.exact.tracer import Tracer
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import find
+from foretrain.predict.trace import worker
+from foretrain.predict.trace.autotuning import Autotuning, Ways, ways
+from foretrain.predict.trace.card.torch_cuda import Card, Memory
+from foretrain.predict.trace.replay import replay
+from foretrain.predict.trace.service import Request
+from foretrain.predict.trace.tracer import Tracer
 
 CARD = Card.of(find("RTX 4070"))
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrain.advise.best import MOST_ASPECT, Best, best, shapes
-from foretrain.configfile import resolve
-from foretrain.errors import UserError
-from foretrain.hardware import find
-from foretrain.lm.shape import ModelShape
+from foretrain.advice.best import MOST_ASPECT, Best, best, shapes
+from foretrain.base.errors import UserError
+from foretrain.base.quantities import parse_limit
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import find
+from foretrain.model.shape import ModelShape
 from foretrain.predict import scaling as s
 from foretrain.predict.plan import Plan, plan, timing
-from foretrain.quantities import parse_limit
 from tests.helpers import foretrain
 
 CHINCHILLA_FLOPS = 5.76e23  # Hoffmann et al. 2022, section 4: Gopher's budget

@@ -12,8 +12,9 @@ import pytest
 import typer
 from starlette.testclient import TestClient
 
-from foretrain import bugs, cli
-from foretrain.prepare import frames
+from foretrain import cli
+from foretrain.base import bugs
+from foretrain.data.prepare import ipc as frames
 from foretrain.web import calls, comparison_child, exact_child, routes
 from foretrain.web.guard import TOKEN_HEADER
 from tests.helpers import foretrain, tiny
@@ -121,7 +122,7 @@ def test_a_bug_behind_the_page_is_a_sentence(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_page_s_children_answer_with_the_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    from foretrain.hardware import find
+    from foretrain.hardware.catalogue import find
     from foretrain.predict.plan import plan
 
     monkeypatch.setattr(exact_child, "traced", broken)
@@ -133,8 +134,8 @@ def test_the_page_s_children_answer_with_the_sentence(monkeypatch: pytest.Monkey
 
 def test_a_child_of_prepare_says_its_sentence_on_stderr() -> None:
     code = (
-        "import foretrain.prepare.encode as e, foretrain.prepare.frames as f\n"
-        "from foretrain import bugs\n"
+        "import foretrain.data.prepare.encode as e, foretrain.data.prepare.ipc as f\n"
+        "from foretrain.base import bugs\n"
         "def main(*words): raise KeyError('run')\n"
         "bugs.in_child(main)"
     )

@@ -9,20 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from foretrain.calibration import StepTime, path_of
+from foretrain.base.errors import UserError
 from foretrain.cli import main
-from foretrain.config import RunConfig
-from foretrain.cpu import cpu_device
-from foretrain.errors import UserError
-from foretrain.predict.ops import Way
-from foretrain.predict.step_ops import step
-from foretrain.predict.time import step_time
-from foretrain.report import calibration_view
-from foretrain.report.document import Message, Table
-from foretrain.run import calibrate as module
-from foretrain.run import choices, kernels, sensors
-from foretrain.run.device import place
-from foretrain.run.host_memory import keep_memory
+from foretrain.config.options import RunConfig
+from foretrain.hardware import sensors
+from foretrain.hardware.calibration import StepTime, path_of
+from foretrain.hardware.cpu import cpu_device
+from foretrain.predict.speed.ops import Way
+from foretrain.predict.speed.step_ops import step
+from foretrain.predict.speed.time import step_time
+from foretrain.reports.document import Message, Table
+from foretrain.reports.views import calibration as calibration_view
+from foretrain.training import choices
+from foretrain.training.device import place
+from foretrain.training.host_memory import keep_memory
+from foretrain.tuning import calibrate as module
+from foretrain.tuning import calibrated_kernels as kernels
 from tests.helpers import tiny
 
 CPU = torch.device("cpu")

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretrain.errors import ExitCode, UserError
-from foretrain.lm.step import TrainState, build, train_step
-from foretrain.run import checkpoint, files
-from foretrain.run.checkpoint import Progress
-from foretrain.run.snapshot import pieces
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.model.step import TrainState, build, train_step
+from foretrain.training import checkpoint, files
+from foretrain.training.checkpoint import Progress
+from foretrain.training.tensor_files import pieces
 from tests.helpers import REPO, tiny
 
 FOLDER = Path("checkpoints")
@@ -202,9 +202,9 @@ import resource, signal, sys
 from pathlib import Path
 sys.path.insert(0, {repo!r})
 from tests.test_checkpoint import trained, FOLDER
-from foretrain.errors import UserError
-from foretrain.run import checkpoint
-from foretrain.run.checkpoint import Progress
+from foretrain.base.errors import UserError
+from foretrain.training import checkpoint
+from foretrain.training.checkpoint import Progress
 state = trained()
 checkpoint.save(FOLDER, state, Progress(step=1))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

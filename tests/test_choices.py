@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from foretrain.config import RunConfig
-from foretrain.hardware import Gpu
-from foretrain.lm.dataset import DatasetInfo
-from foretrain.run import choices
-from foretrain.run.choices import Way
-from foretrain.run.device import Placement, place
-from foretrain.run.store import RunRecord
+from foretrain.config.options import RunConfig
+from foretrain.data.dataset import DatasetInfo
+from foretrain.hardware.catalogue import Gpu
+from foretrain.training import choices
+from foretrain.training.choices import Way
+from foretrain.training.device import Placement, place
+from foretrain.training.store import RunRecord
 from tests.helpers import TINY, foretrain, tiny, write_dataset
 
 LONG = {"max_iters": 10**9, "warmup_iters": 0, "decay_lr": False}

@@ -18,25 +18,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain import messages
-from foretrain.advise import noise, questions, repeats, settings, stretch
-from foretrain.advise.compare import Comparison, compare
-from foretrain.advise.equal import meet
-from foretrain.advise.questions import SAME_CARD_RATIO
-from foretrain.advise.sources import LOADERS, load
-from foretrain.advise.sources.given import Given, take_apart
-from foretrain.advise.sources.table_file import number, read_table
-from foretrain.advise.student import t_quantile
-from foretrain.advise.subject import Curve, Subject, curve, exact
-from foretrain.configfile import KNOBS, to_toml
-from foretrain.errors import UserError
-from foretrain.hardware import find
-from foretrain.lm.dataset import DatasetInfo
-from foretrain.report import compare_view, html
-from foretrain.report import text as text_view
-from foretrain.run import watch_record
-from foretrain.run.store import SCHEMA, MeasuredMemory, MeasuredPhase, RunDirectory, RunRecord
-from foretrain.run.watch_record import WatchedCard, WatchRecord
+from foretrain.base import messages
+from foretrain.base.errors import UserError
+from foretrain.base.student import t_quantile
+from foretrain.comparison import noise, questions, repeats, settings
+from foretrain.comparison import overlap as stretch
+from foretrain.comparison.compare import Comparison, compare
+from foretrain.comparison.matched_loss import meet
+from foretrain.comparison.questions import SAME_CARD_RATIO
+from foretrain.comparison.sources import LOADERS, load
+from foretrain.comparison.sources.given import Given, take_apart
+from foretrain.comparison.sources.table_file import number, read_table
+from foretrain.comparison.subject import Curve, Subject, curve, exact
+from foretrain.config.resolve import KNOBS, to_toml
+from foretrain.data.dataset import DatasetInfo
+from foretrain.hardware.catalogue import find
+from foretrain.monitoring import record as watch_record
+from foretrain.monitoring.record import WatchedCard, WatchRecord
+from foretrain.reports import html
+from foretrain.reports import text as text_view
+from foretrain.reports.views import compare as compare_view
+from foretrain.training.store import SCHEMA, MeasuredMemory, MeasuredPhase, RunDirectory, RunRecord
 from tests.helpers import REPO, foretrain, tiny
 
 CASES = REPO / "examples" / "real-cases"
@@ -723,7 +725,7 @@ def test_a_source_is_taken_apart(word: str, path: str, label: str, words: tuple[
 
 
 def test_every_knob_has_a_group_and_effects() -> None:
-    from foretrain.configfile import KNOBS
+    from foretrain.config.resolve import KNOBS
 
     for knob in KNOBS.values():
         if knob.group in settings._GROUP_OF_KNOBS and not knob.inert:

@@ -16,19 +16,20 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from foretrain.configfile import from_values, resolve
-from foretrain.errors import ConfigError, ExitCode, UserError
-from foretrain.lm import foreign, hf_tokenizer
-from foretrain.lm.batches import TokenFile, train_batches
-from foretrain.lm.dataset import read_info
-from foretrain.lm.model import GPT
-from foretrain.lm.optimizer import learning_rate
-from foretrain.lm.shape import ModelShape
-from foretrain.lm.step import evaluation_loss
-from foretrain.lm.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Gpt2Tokenizer, Tokenizer
-from foretrain.run import checkpoint, initial
-from foretrain.run.export import export
-from foretrain.run.store import RunDirectory
+from foretrain.base.errors import ConfigError, ExitCode, UserError
+from foretrain.config.resolve import from_values, resolve
+from foretrain.data import hf_tokenizer
+from foretrain.data.batches import TokenFile, train_batches
+from foretrain.data.dataset import read_info
+from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Gpt2Tokenizer, Tokenizer
+from foretrain.model import foreign
+from foretrain.model.gpt2 import GPT
+from foretrain.model.optimizer import learning_rate
+from foretrain.model.shape import ModelShape
+from foretrain.model.step import evaluation_loss
+from foretrain.training import checkpoint, initial
+from foretrain.training.export import export
+from foretrain.training.store import RunDirectory
 from tests.helpers import TINY, foretrain, tiny, write_dataset
 from tests.test_model import reference_loss
 from tests.test_nanogpt_reader import held_by_nanogpt, trained, write_ckpt
@@ -73,7 +74,7 @@ def test_a_run_starts_from_nanogpts_weights(own_directory: Path) -> None:
     record = train(config, listen=events.append)
     info = read_info(Path("data/toy"))
     val = TokenFile(info, "val", 96)
-    from foretrain.lm.batches import evaluation_batches
+    from foretrain.data.batches import evaluation_batches
 
     batches = evaluation_batches(val, config.seed, "val", rows=8, batch_size=4, block=16, device=state.device)
     expected = sum(float(evaluation_loss(state, batch)) for batch in batches) / 2
@@ -212,7 +213,7 @@ def test_a_run_that_saved_nothing_starts_from_the_same_weights_again(own_directo
     whole = train(config.model_copy(update={"out_dir": "whole"}))
 
     with monkeypatch.context() as patch:
-        patch.setattr("foretrain.run.trainer.train_step", die)
+        patch.setattr("foretrain.training.trainer.train_step", die)
         with pytest.raises(RuntimeError):
             train(config)
     # nanoGPT's word takes the run's own origin; another one is refused.
@@ -230,7 +231,7 @@ def test_weights_that_changed_under_a_run_are_noticed(own_directory: Path, monke
     ckpt()
     config = from_values({**UNSHAPED, "init_from": "./ckpt.pt"}).config
     with monkeypatch.context() as patch:
-        patch.setattr("foretrain.run.trainer.train_step", die)
+        patch.setattr("foretrain.training.trainer.train_step", die)
         with pytest.raises(RuntimeError):
             train(config)
     ckpt(seed=7)
@@ -243,7 +244,7 @@ def test_weights_that_changed_under_a_run_are_noticed(own_directory: Path, monke
 
 
 def hf_shapes() -> dict[str, tuple[int, ...]]:
-    from foretrain.nanogpt_reader import tensors_of
+    from foretrain.config.nanogpt_checkpoint import tensors_of
 
     return tensors_of(2, 32, 96, 16, True, conv1d=True)
 
@@ -272,7 +273,7 @@ def hugging_face(folder: str, **changes: Any) -> Any:
 def started(init_from: str, **values: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     """(config, weights) of a run that starts from these weights, before its first step."""
     config = from_values({**UNSHAPED, "init_from": init_from, **values}).config
-    from foretrain.lm.step import build
+    from foretrain.model.step import build
 
     state = build(config, torch.device("cpu"), torch.float32, compile=False)
     found = initial.find(init_from)
@@ -525,7 +526,7 @@ def test_export_refuses_and_says_why(own_directory: Path, monkeypatch: Any) -> N
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("foretrain.run.export.save_file", full)
+        patch.setattr("foretrain.training.export.save_file", full)
         assert id_of(Path("out"), "hf", Path("later")) == "disk.full_export"
     assert not Path("later").exists()
     assert not list(Path().glob(".later-*"))

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.config import RunConfig, knobs
-from foretrain.configfile import KNOBS, from_values, resolve, to_toml
-from foretrain.errors import ConfigError, UserError
-from foretrain.lm.optimizer import learning_rate
-from foretrain.presets import PRESETS
+from foretrain.base.errors import ConfigError, UserError
+from foretrain.config.options import RunConfig, knobs
+from foretrain.config.presets import PRESETS
+from foretrain.config.resolve import KNOBS, from_values, resolve, to_toml
+from foretrain.model.optimizer import learning_rate
 from tests.helpers import foretrain
 
 # karpathy/nanoGPT train.py, as of its last version.

@@ -10,17 +10,19 @@ import pytest
 import torch
 from rich.console import Console
 
-from foretrain.advise.forecast_check import compare
-from foretrain.advise.run_explain import explain_run
-from foretrain.advise.run_pace import pace_of
+from foretrain.analysis.forecast_check import compare
+from foretrain.analysis.run import explain_run
+from foretrain.analysis.run_pace import pace_of
 from foretrain.predict.plan import plan
-from foretrain.report import run_explain_view, run_view, text
-from foretrain.report.document import Document
-from foretrain.run import contention, threads, waiting
-from foretrain.run.contention import Clock, Contention, cores_busy_s
-from foretrain.run.pace import Pace
-from foretrain.run.store import MachineLoad, RunDirectory, crowded
-from foretrain.run.waiting import Waiting, idle_teams
+from foretrain.reports import text
+from foretrain.reports.document import Document
+from foretrain.reports.views import run as run_view
+from foretrain.reports.views import run_explain as run_explain_view
+from foretrain.training import contention, threads, waiting
+from foretrain.training.contention import Clock, Contention, cores_busy_s
+from foretrain.training.pace import Pace
+from foretrain.training.store import MachineLoad, RunDirectory, crowded
+from foretrain.training.waiting import Waiting, idle_teams
 from tests.helpers import tiny, write_dataset
 from tests.test_train import assert_same, final_tensors, stop_at_6, train
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretrain.config import RunConfig
+from foretrain.config.options import RunConfig
 from tests.cuda_build import __main__ as truth
 from tests.cuda_build import branches, build, compare, diff, environment, grid
 from tests.cuda_build.branches import Branches

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.configfile import resolve
-from foretrain.errors import ExitCode, UserError
-from foretrain.lm import corpus, dataset, tokenizer
-from foretrain.lm.batches import TokenFile, evaluation_batches, starts, train_batches
-from foretrain.lm.prepare import prepare_built_in
-from foretrain.lm.statistics import unigram_entropy
-from foretrain.lm.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.config.resolve import resolve
+from foretrain.data import corpus, dataset, tokenizer
+from foretrain.data.batches import TokenFile, evaluation_batches, starts, train_batches
+from foretrain.data.builtin import prepare_built_in
+from foretrain.data.statistics import unigram_entropy
+from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer
 from tests.helpers import foretrain, write_dataset
 
 CPU = torch.device("cpu")

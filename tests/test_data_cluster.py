@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from foretrain.errors import UserError
-from foretrain.lm.dataset import read_info
-from foretrain.lm.shards import read_index
-from foretrain.lm.verify import verify
+from foretrain.base.errors import UserError
+from foretrain.data.checksums import verify
+from foretrain.data.dataset import read_info
+from foretrain.data.shards import read_index
 
 pytest.importorskip("datatrove")
 
@@ -31,7 +31,7 @@ class Own:
 def tasks(out: str, shard_tokens: int = 3000, **options: Any) -> Any:
     from datatrove.executor import LocalPipelineExecutor
 
-    from foretrain.prepare.cluster import Shards, Tokens
+    from foretrain.data.prepare.cluster import Shards, Tokens
 
     settings = {"workers": 1, "skip_completed": False}
     tokens = LocalPipelineExecutor(
@@ -50,8 +50,8 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_tasks_give_the_shards_of_one_preparation() -> None:
-    from foretrain.prepare.engine import prepare
-    from foretrain.prepare.options import PrepareOptions
+    from foretrain.data.prepare.engine import prepare
+    from foretrain.data.prepare.options import PrepareOptions
 
     for executor in tasks("cluster"):
         executor.run()
@@ -73,7 +73,7 @@ def test_two_tasks_give_the_shards_of_one_preparation() -> None:
 
 
 def test_parts_that_are_missing_damaged_or_of_another_run() -> None:
-    from foretrain.prepare.cluster import merge
+    from foretrain.data.prepare.cluster import merge
 
     tokens, _ = tasks("out")
     tokens.run()

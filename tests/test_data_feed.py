@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from foretrain.errors import ExitCode, UserError
-from foretrain.lm.batches import TokenFile, train_batches
-from foretrain.lm.dataset import read_info
-from foretrain.run.device import place
-from foretrain.run.feed import Ahead, Feed, token_files
-from foretrain.run.store import create
-from foretrain.run.trainer import Trainer
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.data.batches import TokenFile, train_batches
+from foretrain.data.dataset import read_info
+from foretrain.training.device import place
+from foretrain.training.feed import Ahead, Feed, token_files
+from foretrain.training.store import create
+from foretrain.training.trainer import Trainer
 from tests.data_helpers import shards
 from tests.helpers import foretrain, tiny, write_dataset
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.lm.batches import TokenFile, train_starts
-from foretrain.lm.dataset import read_info
-from foretrain.lm.order import dealt, epoch_starts, offset, permuted, windows
+from foretrain.data.batches import TokenFile, train_starts
+from foretrain.data.dataset import read_info
+from foretrain.data.order import dealt, epoch_starts, offset, permuted, windows
 from tests.helpers import write_dataset
 
 seeds = st.integers(0, 2**63 - 1)

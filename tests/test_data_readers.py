@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrain.errors import ExitCode, UserError
-from foretrain.lm.batches import TokenFile
-from foretrain.lm.dataset import check_usable, find, read_info
-from foretrain.lm.dataset_look import document_at, documents_of, separators, summarize
-from foretrain.lm.locate import locate, make_mix, read_mix
-from foretrain.lm.token_layout import read_layout
-from foretrain.lm.token_reader import TokenReader
-from foretrain.lm.token_sources import readers
-from foretrain.lm.verify import verify
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.data.batches import TokenFile
+from foretrain.data.checksums import verify
+from foretrain.data.dataset import check_usable, find, read_info
+from foretrain.data.dataset_look import document_at, documents_of, separators, summarize
+from foretrain.data.locate import locate, make_mix, read_mix
+from foretrain.data.token_layout import read_layout
+from foretrain.data.token_reader import TokenReader
+from foretrain.data.token_sources import readers
 from tests.data_helpers import documents, ids_of, llmc_bytes, shards, write_llmc, write_npy, write_shards
 from tests.helpers import write_dataset
 

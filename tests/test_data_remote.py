@@ -10,13 +10,13 @@ import fsspec
 import numpy as np
 import pytest
 
-from foretrain.errors import ExitCode, UserError
-from foretrain.lm import remote
-from foretrain.lm.batches import TokenFile
-from foretrain.lm.dataset import read_info
-from foretrain.lm.locate import locate, read_mix
-from foretrain.lm.remote import SIZE_VARIABLE, fetch_all, folder_of, missing_shards, read_remote
-from foretrain.lm.verify import verify
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.data import remote
+from foretrain.data.batches import TokenFile
+from foretrain.data.checksums import verify
+from foretrain.data.dataset import read_info
+from foretrain.data.locate import locate, read_mix
+from foretrain.data.remote import SIZE_VARIABLE, fetch_all, folder_of, missing_shards, read_remote
 from tests.data_helpers import ids_of, shards
 from tests.helpers import foretrain
 
@@ -201,8 +201,8 @@ def test_hostile_names_at_an_address() -> None:
 
 def test_train_and_data_from_an_address() -> None:
     """What `train` does before its first step: every shard is here, and the vocabulary is the dataset's."""
-    from foretrain.cli.train import prepare_data
-    from foretrain.configfile import resolve
+    from foretrain.cli.commands.train import prepare_data
+    from foretrain.config.resolve import resolve
 
     shards(Path("there"), 200)
     url = f"file://{Path('there').absolute()}"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from foretrain.errors import UserError
+from foretrain.base.errors import UserError
 from tests.data_helpers import documents, shards, write_llmc, write_npy, write_shards
 
 
@@ -107,7 +107,7 @@ def test_mix_writes_what_train_reads() -> None:
     found = as_json("data", "mix", "a=3", "b=1", "--out", "mixes/m.toml", "--tokens", "10k")
     assert [p["weight"] for p in found["parts"]] == [0.75, 0.25]
     assert found["parts"][0]["epochs"] == pytest.approx(7500 / found["parts"][0]["tokens"])
-    from foretrain.lm.locate import locate
+    from foretrain.data.locate import locate
 
     info = locate("mixes/m.toml")  # from another folder than the mixture's
     assert info is not None
@@ -140,7 +140,7 @@ SMALL = ["--gpu", "4070", "--block_size=16", "--batch_size=4", "--gradient_accum
 @pytest.mark.parametrize("make", [shards, write_npy, write_llmc])
 def test_plan_counts_epochs_of_every_layout(make: Any) -> None:
     make(Path("data/x"))
-    from foretrain.lm.dataset import read_info
+    from foretrain.data.dataset import read_info
 
     tokens = read_info(Path("data/x")).train_tokens
     work = as_json("plan", "--dataset=x", *SMALL)["work"]
@@ -164,7 +164,7 @@ def test_plan_says_epochs_of_each_part_and_what_random_leaves() -> None:
 
 def test_the_share_of_tokens_seen_is_what_random_rows_see() -> None:
     """The note's closed form against the draw itself."""
-    from foretrain.lm.order import starts
+    from foretrain.data.order import starts
 
     tokens, block, epochs = 20_000, 16, 1.5
     seen = np.zeros(tokens, dtype=bool)

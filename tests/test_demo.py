@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import typer
 
-from foretrain.cli import calibrate, demo
-from foretrain.configfile import resolve
-from foretrain.run.device import place
+from foretrain.cli.commands import calibrate, demo
+from foretrain.config.resolve import resolve
+from foretrain.training.device import place
 from tests.helpers import REPO, foretrain
 from tests.test_calibrate import hasty  # noqa: F401
 
@@ -117,10 +117,10 @@ def test_the_contest_with_nanogpt_runs(how: list[str], own_directory: Path) -> N
 
 def test_gpu_comparison_of_a_card_that_is_the_simulator(own_directory: Path) -> None:
     """A made-up measurement, written from a trace's own replay: every error must be 0, and a lost allocation shown."""
-    from foretrain.config import RunConfig
-    from foretrain.hardware import find
-    from foretrain.predict.exact.replay import replay
-    from foretrain.predict.exact.service import Request, traces
+    from foretrain.config.options import RunConfig
+    from foretrain.hardware.catalogue import find
+    from foretrain.predict.trace.replay import replay
+    from foretrain.predict.trace.service import Request, traces
 
     knobs = {"n_layer": 1, "n_head": 2, "n_embd": 64, "block_size": 64, "vocab_size": 512, "batch_size": 4}
     gpu = find("RTX 4070")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from foretrain.base.errors import ExitCode
 from foretrain.cli import app
-from foretrain.config import knobs
-from foretrain.configfile import ALIASES
-from foretrain.errors import ExitCode
+from foretrain.config.options import knobs
+from foretrain.config.resolve import ALIASES
 from tests.docs_commands import PAGES, Command, commands, inline
 from tests.helpers import REPO, foretrain
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.hardware import Gpu
-from foretrain.lm.techniques import TECHNIQUES, Technique, combinable
-from foretrain.messages import texts
+from foretrain.base.messages import texts
+from foretrain.hardware.catalogue import Gpu
+from foretrain.model.techniques import TECHNIQUES, Technique, combinable
 from tests import test_hardware, test_techniques
 from tests.helpers import REPO
 
@@ -49,7 +49,7 @@ def test_adding_a_gpu(package: Path) -> None:
     assert name not in {gpu.name for gpu in test_hardware.CARDS}
     test_hardware.test_figures_follow_a_second_way(card)
     test_hardware.test_ratios_between_dtypes(card)
-    with (package / "foretrain" / "gpus.toml").open("a", encoding="utf-8") as file:
+    with (package / "foretrain" / "hardware" / "gpus.toml").open("a", encoding="utf-8") as file:
         file.write("\n" + block)
     shown = python(package, "-m", "foretrain", "plan", "gpt2-124m", "--gpu", "4071")
     assert name in shown
@@ -92,5 +92,5 @@ def test_adding_a_language(package: Path) -> None:
             assert f"{table}.{id}" in texts("en")
             assert re.findall(r"{.*?}", text) == re.findall(r"{.*?}", texts("en")[f"{table}.{id}"])
     (package / "foretrain" / "locales" / "xx.toml").write_text(block, "utf-8")
-    code = "from foretrain.messages import say; print(say('plan.verdict', 'xx'))"
+    code = "from foretrain.base.messages import say; print(say('plan.verdict', 'xx'))"
     assert python(package, "-c", code).strip() == tables["plan"]["verdict"]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from foretrain.cli.train import Printer
-from foretrain.errors import ExitCode, UserError
-from foretrain.run import checkpoint, divergence, store
-from foretrain.run.store import RunDirectory
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.cli.commands.train import Printer
+from foretrain.training import checkpoint, divergence, store
+from foretrain.training.store import RunDirectory
 from tests.helpers import TINY, foretrain, tiny, write_dataset
 from tests.test_train import train
 

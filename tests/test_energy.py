@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.advise.cards import choose
-from foretrain.configfile import resolve
-from foretrain.hardware import Gpu, catalogue, find
+from foretrain.advice.cards import choose
+from foretrain.base.quantities import parse_price
+from foretrain.base.units import format_duration
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import Gpu, catalogue, find
 from foretrain.predict.energy import power, power_model
 from foretrain.predict.plan import plan
-from foretrain.quantities import parse_price
-from foretrain.units import format_duration
 from tests.helpers import REPO, foretrain
 
 CASES = REPO / "examples" / "real-cases"

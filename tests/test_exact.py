@@ -15,27 +15,30 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from foretrain.advise.asked import Asked
-from foretrain.advise.explain import explain, reconcile, with_numbers
-from foretrain.cli.plan_exact import Depth, check_depth, with_trainer, write_snapshot
-from foretrain.config import RunConfig
-from foretrain.configfile import resolve
-from foretrain.errors import UserError
-from foretrain.hardware import find
-from foretrain.messages import has
-from foretrain.predict import snapshot
-from foretrain.predict.allocator_settings import Settings
-from foretrain.predict.exact import interpreter, service
-from foretrain.predict.exact.forecast import traced
-from foretrain.predict.exact.largest import HIGHEST, Probe, _search, largest
-from foretrain.predict.exact.memory import Exact
-from foretrain.predict.exact.record import Trace
-from foretrain.predict.exact.service import Request, TraceUnavailable, traces
+from foretrain.advice.asked import Asked
+from foretrain.analysis.components import explain, reconcile, with_numbers
+from foretrain.base.errors import UserError
+from foretrain.base.messages import has
+from foretrain.base.units import GIB, MIB
+from foretrain.cli.commands.plan_exact import Depth, check_depth, with_trainer, write_snapshot
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import find
+from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.memory import CONTEXT_EXPECTED_BYTES, LATER_KERNELS_BYTES, predict, worst_verdict
 from foretrain.predict.plan import Plan, plan
-from foretrain.report import explain_view, first_view, plan_view, text
-from foretrain.report.document import Document, Message, Paragraph
-from foretrain.units import GIB, MIB
+from foretrain.predict.snapshot import read as snapshot
+from foretrain.predict.trace import interpreter, service
+from foretrain.predict.trace.forecast import traced
+from foretrain.predict.trace.largest import HIGHEST, Probe, _search, largest
+from foretrain.predict.trace.memory import Exact
+from foretrain.predict.trace.record import Trace
+from foretrain.predict.trace.service import Request, TraceUnavailable, traces
+from foretrain.reports import text
+from foretrain.reports.document import Document, Message, Paragraph
+from foretrain.reports.views import explain as explain_view
+from foretrain.reports.views import first as first_view
+from foretrain.reports.views import plan as plan_view
 from tests import fork_server
 from tests.helpers import foretrain
 from tests.test_time import made_up
@@ -402,7 +405,7 @@ def test_contexts_below_the_granule_are_looked_at(monkeypatch: pytest.MonkeyPatc
         verdict = "fits" if value <= 20 else "does_not_fit"
         return Probe(value=value, verdict=verdict, needed_expected_bytes=0, smallest_limit_bytes=0)
 
-    monkeypatch.setattr("foretrain.predict.exact.largest._probe", probe)
+    monkeypatch.setattr("foretrain.predict.trace.largest._probe", probe)
     found = largest(small_plan(), "block_size", "foretrain")
     assert found.value == 20
     assert {64, 20, 21} <= {each.value for each in found.probes}

@@ -12,20 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from foretrain import oom_message
-from foretrain.advise.forecast import plan_of
-from foretrain.advise.remedies import remedies
-from foretrain.advise.run_explain import RunExplanation, explain_run, failure_of
-from foretrain.advise.run_pace import Slower, pace_of
-from foretrain.config import RunConfig
-from foretrain.configfile import resolve
-from foretrain.errors import UserError
-from foretrain.hardware import catalogue, find
+from foretrain.advice.remedies import remedies
+from foretrain.analysis.forecast import plan_of
+from foretrain.analysis.run import RunExplanation, explain_run, failure_of
+from foretrain.analysis.run_pace import Slower, pace_of
+from foretrain.base import oom_message
+from foretrain.base.errors import UserError
+from foretrain.base.units import format_bytes
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import catalogue, find
 from foretrain.predict.plan import plan
-from foretrain.report import run_explain_view, text
-from foretrain.run.store import RunDirectory
-from foretrain.run.vitals import Vitals, moment_of
-from foretrain.units import format_bytes
+from foretrain.reports import text
+from foretrain.reports.views import run_explain as run_explain_view
+from foretrain.training.store import RunDirectory
+from foretrain.training.vitals import Vitals, moment_of
 from tests.helpers import REPO, foretrain, tiny, watched
 from tests.test_microbatch import NO_MEMORY, fail_in_step
 from tests.test_train import train
@@ -246,7 +247,7 @@ def test_a_run_that_memory_ended_says_how(
 def test_out_of_memory_in_an_evaluation_and_a_report_that_fails(
     own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from foretrain.run import trainer
+    from foretrain.training import trainer
 
     original, calls = trainer.evaluation_loss, iter(range(10**6))
 
@@ -413,7 +414,7 @@ def test_one_slow_step_is_said_as_one() -> None:
 
 def test_whoever_waits_sees_what_it_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """At a terminal a line moves while a snapshot, or what a run could have done, is worked out; and while plan traces."""
-    from foretrain.predict.exact import service
+    from foretrain.predict.trace import service
 
     monkeypatch.chdir(REPO)
     assert "explaining examples/snapshots/fragmented.pickle" in watched(

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.cuda import _memory_viz
 
-from foretrain.advise import snapshot_analysis, snapshot_file
-from foretrain.advise.snapshot_analysis import SnapshotAnalysis, analyse
-from foretrain.advise.stack_frames import place_of
-from foretrain.errors import UserError
-from foretrain.predict.allocator_replay import replay
-from foretrain.predict.snapshot import Label, export
+from foretrain.analysis import snapshot_analysis, snapshot_file
+from foretrain.analysis.snapshot_analysis import SnapshotAnalysis, analyse
+from foretrain.analysis.stack_frames import place_of
+from foretrain.base.errors import UserError
+from foretrain.predict.allocator.replay import replay
+from foretrain.predict.snapshot.read import Label, export
 from tests.test_snapshot import SIDE, recorded
 from tests.test_watch import said
 

@@ -8,20 +8,21 @@ import shlex
 import pytest
 from rich.console import Console
 
-from foretrain.advise.asked import Asked
-from foretrain.advise.explain import gathered
-from foretrain.advise.first_answer import FirstAnswer, first_answer, without
-from foretrain.configfile import resolve
-from foretrain.hardware import find
-from foretrain.languages import speaking
-from foretrain.messages import format_value, has, say, texts
-from foretrain.predict.bottleneck import bottleneck
-from foretrain.predict.exact.record import Allocation
-from foretrain.predict.exact.roles import role_of
+from foretrain.advice.asked import Asked
+from foretrain.advice.first_answer import FirstAnswer, first_answer, without
+from foretrain.analysis.components import gathered
+from foretrain.base.languages import speaking
+from foretrain.base.messages import format_value, has, say, texts
+from foretrain.base.units import GIB, format_rough
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import Plan, plan
-from foretrain.report import first_view, text
-from foretrain.report.document import Message, Row, Screen
-from foretrain.units import GIB, format_rough
+from foretrain.predict.speed.bottleneck import bottleneck
+from foretrain.predict.trace.record import Allocation
+from foretrain.predict.trace.roles import role_of
+from foretrain.reports import text
+from foretrain.reports.document import Message, Row, Screen
+from foretrain.reports.views import first as first_view
 from tests.helpers import REPO, first_screen, foretrain
 
 CASE_C, CASE_D = (str(REPO / "examples" / "real-cases" / f"{case}.py") for case in "cd")

@@ -5,14 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from foretrain.configfile import resolve
-from foretrain.cpu import cpu_device
-from foretrain.errors import UserError
-from foretrain.hardware import Gpu, catalogue, detect, find, match, nearest
+from foretrain.base.errors import UserError
+from foretrain.base.units import GIB
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import Gpu, catalogue, detect, find, match, nearest
+from foretrain.hardware.cpu import cpu_device
 from foretrain.predict.plan import plan
-from foretrain.predict.time import step_time
-from foretrain.report import html, plan_view
-from foretrain.units import GIB
+from foretrain.predict.speed.time import step_time
+from foretrain.reports import html
+from foretrain.reports.views import plan as plan_view
 from tests import machines
 from tests.helpers import foretrain
 

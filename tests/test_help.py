@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import typer.main
 
-from foretrain import languages
-from foretrain.advise.sources.given import take_apart
+from foretrain.base import languages
 from foretrain.cli import app, help
 from foretrain.cli.old_options import OLD
+from foretrain.comparison.sources.given import take_apart
 from tests.helpers import foretrain
 
 ROOT: Any = typer.main.get_command(app)

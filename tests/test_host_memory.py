@@ -7,17 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from foretrain import cgroup, cpu
-from foretrain.advise import host_fit
-from foretrain.cgroup import Limit
-from foretrain.errors import ExitCode, UserError
-from foretrain.process_memory import process_bytes
-from foretrain.run import trainer
-from foretrain.run.device import place
-from foretrain.run.host_memory import give_back, keep_memory
-from foretrain.run.memory_limit import HostGuard
-from foretrain.run.store import RunDirectory
-from foretrain.units import GIB, MIB
+from foretrain.advice import host_fit
+from foretrain.base import cgroup
+from foretrain.base.cgroup import Limit
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.base.process_memory import process_bytes
+from foretrain.base.units import GIB, MIB
+from foretrain.hardware import cpu
+from foretrain.training import trainer
+from foretrain.training.device import place
+from foretrain.training.host_memory import give_back, keep_memory
+from foretrain.training.memory_limit import HostGuard
+from foretrain.training.store import RunDirectory
 from tests.helpers import foretrain, tiny, write_dataset
 from tests.test_train import train
 

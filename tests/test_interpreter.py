@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.calibration import installed_torch
-from foretrain.config import RunConfig
-from foretrain.errors import UserError
-from foretrain.hardware import find
-from foretrain.predict.exact import interpreter, service
-from foretrain.predict.exact.replay import replay
-from foretrain.predict.exact.service import Request, TraceUnavailable, traces
+from foretrain.base.errors import UserError
+from foretrain.base.installation import installed_torch
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import find
+from foretrain.predict.trace import interpreter, service
+from foretrain.predict.trace.replay import replay
+from foretrain.predict.trace.service import Request, TraceUnavailable, traces
 from tests.helpers import foretrain
 
 START = service._start  # other tests start their workers in a quicker way (conftest.py)
@@ -44,7 +44,7 @@ def test_another_environment_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with interpreter.using(path):
         assert interpreter.now().torch.endswith(".other")
         assert replay(traces([REQUEST])[0]) == mine
-    assert "exact.worker" in log.read_text()
+    assert "trace.worker" in log.read_text()
     assert interpreter.now().path == sys.executable
 
 

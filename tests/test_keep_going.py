@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from foretrain.cli import keep_going as supervisor
-from foretrain.cli.keep_going import child_words, keep_going
-from foretrain.errors import ExitCode, UserError
-from foretrain.run import checkpoint
-from foretrain.run.store import RunDirectory
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.cli.commands import keep_going as supervisor
+from foretrain.cli.commands.keep_going import child_words, keep_going
+from foretrain.training import checkpoint
+from foretrain.training.store import RunDirectory
 from tests.helpers import TINY, tiny, write_dataset
 from tests.test_train import assert_same, final_tensors, train
 

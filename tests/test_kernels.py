@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from foretrain.hardware import find
-from foretrain.predict.exact import kernels
-from foretrain.predict.exact.fake_card import Card
-from foretrain.predict.exact.reductions import reduction_buffers
-from foretrain.predict.exact.tracer import Result, Step, Tracer, Workspace
+from foretrain.hardware.catalogue import find
+from foretrain.predict.trace.card.torch_cuda import Card
+from foretrain.predict.trace.kernels import temporaries as kernels
+from foretrain.predict.trace.kernels.reductions import reduction_buffers
+from foretrain.predict.trace.tracer import Result, Step, Tracer, Workspace
 
 CARD = Card.of(find("RTX 4070"))
 OUT = Result(0)

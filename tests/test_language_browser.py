@@ -18,7 +18,7 @@ pytest.importorskip("playwright")
 
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from foretrain import languages
+from foretrain.base import languages
 from foretrain.web import child as web_child
 from foretrain.web import server
 from tests.browser_kit import browser, pytestmark, serious, settled

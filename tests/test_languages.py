@@ -15,40 +15,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from foretrain import bidi, languages, messages
-from foretrain.advise.advice import Advices
-from foretrain.advise.advisor import advise
-from foretrain.advise.cards import choose
-from foretrain.advise.explain import Explanation
-from foretrain.advise.explain import explain as explanation
-from foretrain.advise.forecast_check import compare
-from foretrain.advise.log_analysis import LogAnalysis, analyse
+from foretrain.advice.advisor import advise
+from foretrain.advice.cards import choose
+from foretrain.advice.record import Advices
+from foretrain.analysis.components import Explanation
+from foretrain.analysis.components import explain as explanation
+from foretrain.analysis.forecast_check import compare
+from foretrain.analysis.log_analysis import LogAnalysis, analyse
+from foretrain.base import bidi, languages, messages
+from foretrain.base.errors import UserError
+from foretrain.base.quantities import parse_limit
 from foretrain.cli import app
 from foretrain.cli import help as cli_help
-from foretrain.config import knobs
-from foretrain.configfile import resolve
-from foretrain.cpu import cpu_device
-from foretrain.errors import UserError
-from foretrain.hardware import find
+from foretrain.config.options import knobs
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import find
+from foretrain.hardware.cpu import cpu_device
+from foretrain.monitoring.training_log import read_log
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.within import within
-from foretrain.quantities import parse_limit
-from foretrain.report import (
-    advice_view,
-    cards_view,
-    explain_view,
-    html,
-    limits_view,
-    log_view,
-    plan_view,
-    run_view,
-    text,
-    verify_view,
-)
-from foretrain.report.document import Document, Message, Paragraph, Quantity, Table, Verbatim, cell_text
-from foretrain.training_log import read_log
-from foretrain.verify import record as verification
-from foretrain.verify.cases import FILLING, ON_A_CARD
+from foretrain.reports import html, text
+from foretrain.reports.document import Document, Message, Paragraph, Quantity, Table, Verbatim, cell_text
+from foretrain.reports.views import advice as advice_view
+from foretrain.reports.views import cards as cards_view
+from foretrain.reports.views import explain as explain_view
+from foretrain.reports.views import limits as limits_view
+from foretrain.reports.views import log as log_view
+from foretrain.reports.views import plan as plan_view
+from foretrain.reports.views import run as run_view
+from foretrain.reports.views import verify as verify_view
+from foretrain.verification import record as verification
+from foretrain.verification.cases import FILLING, ON_A_CARD
 from foretrain.web import answers, fields
 from tests.helpers import REPO, foretrain
 from tests.language_kit import ARABIC, BRACKETS, pretending, unsaid

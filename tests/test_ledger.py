@@ -13,20 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
-from foretrain.config import RunConfig
-from foretrain.configfile import resolve
-from foretrain.cpu import cpu_device
-from foretrain.errors import UserError
-from foretrain.hardware import catalogue, find
-from foretrain.lm.shape import ModelShape
-from foretrain.lm.step import TrainState, build, evaluation_loss, train_step
+from foretrain.base.errors import UserError
+from foretrain.base.units import GIB, MIB
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import catalogue, find
+from foretrain.hardware.cpu import cpu_device
+from foretrain.model.shape import ModelShape
+from foretrain.model.step import TrainState, build, evaluation_loss, train_step
 from foretrain.predict import memory
+from foretrain.predict.estimate.padding import Product, time_padding
+from foretrain.predict.estimate.simulated_run import CUDA_GRANULE
 from foretrain.predict.memory import StepMemory, components, estimated, predict, worst_verdict
-from foretrain.predict.padding import Product, time_padding
-from foretrain.predict.simulated_run import CUDA_GRANULE
 from foretrain.predict.timeline import Timeline
-from foretrain.run.meter import Meter, allocator_peak
-from foretrain.units import GIB, MIB
+from foretrain.training.meter import Meter, allocator_peak
 from tests.helpers import REPO, tiny
 
 GPU = find("RTX 4070")
@@ -289,7 +289,7 @@ def test_components_add_up_and_nothing_is_left_alive(
         n_layer=n_layer, n_head=heads, n_embd=32 * heads, batch_size=batch, block_size=128, vocab_size=vocab,
         gradient_accumulation_steps=accumulation, dropout=0.1 if dropout else 0.0, bias=bias,
     )  # fmt: skip
-    from foretrain.predict.simulated_run import SimulatedRun
+    from foretrain.predict.estimate.simulated_run import SimulatedRun
 
     gpu = cpu_device() if cpu else GPU
     run = SimulatedRun(config, gpu, dtype, step, compiled)  # type: ignore[arg-type]

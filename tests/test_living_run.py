@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 import torch
 
-from foretrain.cli import keep_going as supervisor
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.cli.commands import keep_going as supervisor
 from foretrain.cli.patient import Patient, patient_output
-from foretrain.errors import ExitCode, UserError
-from foretrain.lm.dataset import read_info
-from foretrain.run import checkpoint, spikes, trainer
-from foretrain.run.clocks import Clocks
-from foretrain.run.compilation import not_compiled
-from foretrain.run.endings import card_is_lost
-from foretrain.run.microbatch import is_out_of_memory
-from foretrain.run.store import RunDirectory, newest_unfinished
-from foretrain.run.vitals import Vitals
+from foretrain.data.dataset import read_info
+from foretrain.training import checkpoint, spikes, trainer
+from foretrain.training.clocks import Clocks
+from foretrain.training.compilation import not_compiled
+from foretrain.training.endings import card_is_lost
+from foretrain.training.microbatch import is_out_of_memory
+from foretrain.training.store import RunDirectory, newest_unfinished
+from foretrain.training.vitals import Vitals
 from tests.faults.harness import fork, wait
 from tests.helpers import REPO, TINY, tiny, write_dataset
 from tests.test_microbatch import fail_in_step
@@ -70,8 +70,8 @@ def test_a_lost_card_is_left_alone(own_directory: Path, monkeypatch: pytest.Monk
         return call
 
     own = tiny(max_iters=20, lr_decay_iters=20)
-    from foretrain.run import store
-    from foretrain.run.device import place
+    from foretrain.training import store
+    from foretrain.training.device import place
 
     directory = store.create("out")
     run = trainer.Trainer(own, read_info(Path("data/toy")), directory, place(own))
@@ -153,7 +153,7 @@ def test_a_compiler_that_fails_leaves_an_uncompiled_run(
 ) -> None:
     import torch._inductor.compile_fx as compile_fx
 
-    from foretrain.run import device
+    from foretrain.training import device
 
     def out_of_resources(*words: Any, **named: Any) -> Any:
         raise RuntimeError("out of resource: shared memory, Required: 262144, Hardware limit: 101376.")
@@ -181,10 +181,10 @@ def test_a_compiler_that_fails_leaves_an_uncompiled_run(
 def test_after_a_failed_compiler_a_step_takes_the_memory_of_an_uncompiled_run(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._inductor.compile_fx as compile_fx
 
-    from foretrain.lm.step import build, train_step
-    from foretrain.predict.exact.self_test import traced_on_cpu
-    from foretrain.run.compilation import NotCompiled, go_eager
-    from foretrain.run.microbatch import attempt
+    from foretrain.model.step import build, train_step
+    from foretrain.predict.trace.self_test import traced_on_cpu
+    from foretrain.training.compilation import NotCompiled, go_eager
+    from foretrain.training.microbatch import attempt
 
     def no_compiler(*words: Any, **named: Any) -> Any:
         raise RuntimeError("no compiler")
@@ -519,7 +519,7 @@ def test_noise_and_slopes_are_no_leaps() -> None:
 def test_two_hundred_pairs_never_share_a_directory(own_directory: Path) -> None:
     """Both start at the same moment, in processes of their own; the holder is then killed and the run is free again."""
     script = (
-        "import sys, time; from foretrain.run import store\n"
+        "import sys, time; from foretrain.training import store\n"
         "for line in sys.stdin:\n"
         " d = store.create(line.strip()); print(d.id, flush=True); sys.stdin.readline(); d.release()\n"
     )

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.advise.compare import compare
-from foretrain.advise.log_analysis import analyse
-from foretrain.advise.log_config import config_of
-from foretrain.advise.sources import load
-from foretrain.advise.sources.given import take_apart
-from foretrain.advise.utilization import utilization
-from foretrain.configfile import resolve
-from foretrain.hardware import find
-from foretrain.run import watch_record
-from foretrain.run.store import RunDirectory
-from foretrain.run.watch_record import WatchRecord
-from foretrain.training_log import TrainingLog, parse_log
+from foretrain.analysis.log_analysis import analyse
+from foretrain.analysis.log_config import config_of
+from foretrain.analysis.utilization import utilization
+from foretrain.comparison.compare import compare
+from foretrain.comparison.sources import load
+from foretrain.comparison.sources.given import take_apart
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import find
+from foretrain.monitoring import record as watch_record
+from foretrain.monitoring.record import WatchRecord
+from foretrain.monitoring.training_log import TrainingLog, parse_log
+from foretrain.training.store import RunDirectory
 from tests.helpers import foretrain
 
 # As karpathy/nanoGPT configurator.py prints them: the file as it is, then each option.
@@ -128,7 +128,7 @@ def test_a_watched_run_has_the_vocabulary_of_its_data(tmp_path: Path, monkeypatc
 
     import numpy as np
 
-    from foretrain.cli.watch import config_of as watched_config
+    from foretrain.cli.commands.watch import config_of as watched_config
 
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "configurator.py", "")

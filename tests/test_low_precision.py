@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foretrain.config import RunConfig
-from foretrain.cpu import nominal_cpu
-from foretrain.errors import ExitCode, UserError
-from foretrain.hardware import catalogue, find
-from foretrain.lm import low_precision
-from foretrain.lm.low_precision import (
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import catalogue, find
+from foretrain.hardware.cpu import nominal_cpu
+from foretrain.model import low_precision
+from foretrain.model.gpt2 import GPT
+from foretrain.model.low_precision import (
     E4M3,
     E5M2,
     Fp8Product,
@@ -29,15 +30,14 @@ from foretrain.lm.low_precision import (
     quantise_rows,
     quantise_tensor,
 )
-from foretrain.lm.model import GPT
-from foretrain.lm.precision_check import compare, rows_of_check
-from foretrain.lm.step import TrainState, build, train_step
-from foretrain.predict.exact.service import Request, traces
-from foretrain.predict.low_precision_ops import Linear, backward, forward
-from foretrain.predict.ops import OperationList, Way
+from foretrain.model.precision_check import compare, rows_of_check
+from foretrain.model.step import TrainState, build, train_step
 from foretrain.predict.plan import plan
-from foretrain.predict.step_ops import step as step_operations
-from foretrain.predict.time import bound_s, step_time
+from foretrain.predict.speed.low_precision_ops import Linear, backward, forward
+from foretrain.predict.speed.ops import OperationList, Way
+from foretrain.predict.speed.step_ops import step as step_operations
+from foretrain.predict.speed.time import bound_s, step_time
+from foretrain.predict.trace.service import Request, traces
 from tests.helpers import foretrain, tiny, write_dataset
 from tests.test_train import assert_same, final_tensors, train
 
@@ -306,7 +306,7 @@ def test_a_run_says_what_the_check_found_and_resumes_exactly(
     train(tiny(**{**knobs, "max_iters": 3}, out_dir="part"))
     train(tiny(**knobs, out_dir="part"), resume=True)
     assert_same(final_tensors(Path("whole")), final_tensors(Path("part")))
-    monkeypatch.setattr("foretrain.run.matmul_check.run", lambda *args: None)
+    monkeypatch.setattr("foretrain.training.matmul_check.run", lambda *args: None)
     train(tiny(**knobs, out_dir="unchecked"))
     assert_same(final_tensors(Path("whole")), final_tensors(Path("unchecked")))
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretrain.config import RunConfig
-from foretrain.lm.embedding import TokenEmbedding
-from foretrain.lm.step import TrainState, build, evaluation_loss, train_step
-from foretrain.run import checkpoint
-from foretrain.run.checkpoint import Progress
+from foretrain.config.options import RunConfig
+from foretrain.model.embedding import TokenEmbedding
+from foretrain.model.step import TrainState, build, evaluation_loss, train_step
+from foretrain.training import checkpoint
+from foretrain.training.checkpoint import Progress
 from tests.helpers import tiny
 
 CPU = torch.device("cpu")

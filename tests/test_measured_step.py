@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.advise.measured_step import measured
-from foretrain.messages import format_value
-from foretrain.run.store import RunDirectory
+from foretrain.analysis.measured_step import measured
+from foretrain.base.messages import format_value
+from foretrain.training.store import RunDirectory
 from foretrain.web import runs as page
 from tests.helpers import foretrain
 from tests.test_compare import write_run

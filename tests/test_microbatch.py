@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from foretrain.batchsplit import cut, divisors, largest_divisor, sequences_of, shrunk
-from foretrain.configfile import resolve
-from foretrain.errors import ExitCode, UserError
-from foretrain.lm.dataset import read_info
-from foretrain.lm.step import build, train_step
-from foretrain.run import memory_limit, store, trainer
-from foretrain.run.device import place
-from foretrain.run.microbatch import attempt, is_out_of_memory
-from foretrain.run.resume_from import config_digest
-from foretrain.run.store import RunDirectory
-from foretrain.run.trainer import Trainer
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.config.microbatches import cut, divisors, largest_divisor, sequences_of, shrunk
+from foretrain.config.resolve import resolve
+from foretrain.data.dataset import read_info
+from foretrain.model.step import build, train_step
+from foretrain.training import memory_limit, store, trainer
+from foretrain.training.device import place
+from foretrain.training.microbatch import attempt, is_out_of_memory
+from foretrain.training.resume_from import config_digest
+from foretrain.training.store import RunDirectory
+from foretrain.training.trainer import Trainer
 from tests.helpers import tiny, write_dataset
 from tests.test_train import assert_same, final_tensors, train
 
@@ -356,7 +356,7 @@ def test_a_failure_outside_of_steps_is_a_sentence(own_directory: Path, monkeypat
 
 def test_an_own_evaluation_batch_does_not_make_training_symbolic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo would compile for any size what it has seen in two, and kernels for any size are slower."""
-    from foretrain.lm.step import evaluation_loss
+    from foretrain.model.step import evaluation_loss
 
     original, symbolic = torch.compile, []
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from foretrain.base.errors import UserError
 from foretrain.cli import app
-from foretrain.errors import UserError
-from foretrain.run import store
+from foretrain.training import store
 from tests.helpers import REPO, foretrain
 
 PLAN = ("plan", "gpt2-124m", "--gpu", "4070")

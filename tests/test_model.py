@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from foretrain.lm.model import GPT
-from foretrain.lm.optimizer import learning_rate, make_optimizer
-from foretrain.lm.step import build, evaluation_loss, train_step
+from foretrain.model.gpt2 import GPT
+from foretrain.model.optimizer import learning_rate, make_optimizer
+from foretrain.model.step import build, evaluation_loss, train_step
 from tests.helpers import tiny
 
 CPU = torch.device("cpu")

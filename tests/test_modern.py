@@ -9,22 +9,22 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrain.config import RunConfig
-from foretrain.configfile import from_values, resolve, to_toml
-from foretrain.errors import ConfigError
-from foretrain.hardware import find
-from foretrain.lm import modern
-from foretrain.lm.generate import generate
-from foretrain.lm.model import make_model
-from foretrain.lm.modern import ModernGPT, norm, squared_relu
-from foretrain.lm.optimizer import learning_rate
-from foretrain.lm.shape import ModelShape
-from foretrain.lm.step import build, evaluation_loss, train_step
-from foretrain.predict.exact.forecast import traced
-from foretrain.predict.ops import flops
+from foretrain.base.errors import ConfigError
+from foretrain.config.options import RunConfig
+from foretrain.config.presets import MODERN, MODERN_RATES, PRESETS
+from foretrain.config.resolve import from_values, resolve, to_toml
+from foretrain.hardware.catalogue import find
+from foretrain.model import modern
+from foretrain.model.generate import generate
+from foretrain.model.gpt2 import make_model
+from foretrain.model.modern import ModernGPT, norm, squared_relu
+from foretrain.model.optimizer import learning_rate
+from foretrain.model.shape import ModelShape
+from foretrain.model.step import build, evaluation_loss, train_step
 from foretrain.predict.plan import plan
-from foretrain.predict.step_ops import micro_batch
-from foretrain.presets import MODERN, MODERN_RATES, PRESETS
+from foretrain.predict.speed.ops import flops
+from foretrain.predict.speed.step_ops import micro_batch
+from foretrain.predict.trace.forecast import traced
 from tests.helpers import tiny
 from tests.test_ops import counted, way
 from tests.test_train import assert_same, final_tensors, train

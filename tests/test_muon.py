@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from foretrain.config import RunConfig
-from foretrain.lm import muon
-from foretrain.lm.model import GPT
-from foretrain.lm.muon import NS_COEFFICIENTS, MuonAdamW, newton_schulz, update_scale
-from foretrain.lm.optimizer import make_optimizer
-from foretrain.lm.shape import NS_STEPS, ModelShape
-from foretrain.lm.step import build, train_step
-from foretrain.predict.ops import Way, flops
-from foretrain.predict.step_ops import optimizer
-from foretrain.run import checkpoint
-from foretrain.run.checkpoint import Progress
+from foretrain.config.options import RunConfig
+from foretrain.model import muon
+from foretrain.model.gpt2 import GPT
+from foretrain.model.muon import NS_COEFFICIENTS, MuonAdamW, newton_schulz, update_scale
+from foretrain.model.optimizer import make_optimizer
+from foretrain.model.shape import NS_STEPS, ModelShape
+from foretrain.model.step import build, train_step
+from foretrain.predict.speed.ops import Way, flops
+from foretrain.predict.speed.step_ops import optimizer
+from foretrain.training import checkpoint
+from foretrain.training.checkpoint import Progress
 from tests.helpers import tiny
 
 CPU = torch.device("cpu")

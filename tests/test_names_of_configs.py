@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.configfile import resolve
-from foretrain.errors import ConfigError
-from foretrain.presets import GPT2_SHAPES, PRESET_ALIASES
+from foretrain.base.errors import ConfigError
+from foretrain.config.presets import GPT2_SHAPES, PRESET_ALIASES
+from foretrain.config.resolve import resolve
 from tests.helpers import foretrain
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.configfile import INERT, KNOBS, resolve
-from foretrain.errors import ConfigError
-from foretrain.nanogpt_file import parse, parse_expression
+from foretrain.base.errors import ConfigError
+from foretrain.config.nanogpt_file import parse, parse_expression
+from foretrain.config.resolve import INERT, KNOBS, resolve
 
 # The seven stock configs of karpathy/nanoGPT, as facts: which names they set to which values.
 STOCK = {

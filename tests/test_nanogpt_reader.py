@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from foretrain import nanogpt_reader
-from foretrain.lm.model import GPT
-from foretrain.lm.shape import ModelShape
-from foretrain.lm.step import TrainState, build, train_step
-from foretrain.nanogpt_reader import Refused, shape_of, tensors_of
-from foretrain.weights_file import read_nanogpt
+from foretrain.config import nanogpt_checkpoint as nanogpt_reader
+from foretrain.config.nanogpt_checkpoint import Refused, shape_of, tensors_of
+from foretrain.config.weights_file import read_nanogpt
+from foretrain.model.gpt2 import GPT
+from foretrain.model.shape import ModelShape
+from foretrain.model.step import TrainState, build, train_step
 from tests.helpers import tiny
 
 SHAPE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size")
@@ -230,7 +230,7 @@ def test_bombs_take_neither_memory_nor_time(kind: str, own_directory: Path) -> N
     # In a process of its own, as the system keeps the largest child that a process ever had.
     code = (
         "import resource; from pathlib import Path\n"
-        "from foretrain.nanogpt_reader import Refused; from foretrain.weights_file import read_nanogpt as read\n"
+        "from foretrain.config.nanogpt_checkpoint import Refused; from foretrain.config.weights_file import read_nanogpt as read\n"
         "try: read(Path('ckpt.pt'))\n"
         "except Refused: print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)"
     )
@@ -242,7 +242,7 @@ def test_bombs_take_neither_memory_nor_time(kind: str, own_directory: Path) -> N
 def test_the_child_has_a_cap_from_the_files_size(own_directory: Path) -> None:
     folder = str(Path(nanogpt_reader.__file__).parent)
     code = (
-        f"import resource, sys; sys.path.insert(0, {folder!r}); import nanogpt_reader as r; r.limit_memory(1 << 20)\n"
+        f"import resource, sys; sys.path.insert(0, {folder!r}); import nanogpt_checkpoint as r; r.limit_memory(1 << 20)\n"
         "print(resource.getrlimit(resource.RLIMIT_AS)[0])\ntry: bytearray(400 << 20)\nexcept MemoryError: print('capped')"
     )
     ended = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)

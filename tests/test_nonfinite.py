@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from foretrain.errors import ExitCode, UserError
-from foretrain.lm.batches import TRAIN, starts
-from foretrain.lm.dataset import read_info
-from foretrain.lm.step import TrainState, build, train_step
-from foretrain.run import checkpoint, nonfinite, store, trainer
-from foretrain.run.device import place
-from foretrain.run.store import RunDirectory
-from foretrain.run.trainer import Trainer
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.data.batches import TRAIN, starts
+from foretrain.data.dataset import read_info
+from foretrain.model.step import TrainState, build, train_step
+from foretrain.training import checkpoint, nonfinite, store, trainer
+from foretrain.training.device import place
+from foretrain.training.store import RunDirectory
+from foretrain.training.trainer import Trainer
 from tests.helpers import tiny, write_dataset
 
 CPU = torch.device("cpu")

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from foretrain.config import RunConfig
-from foretrain.lm.shape import ModelShape
-from foretrain.lm.step import build
-from foretrain.predict.ops import Operation, Way, flops
-from foretrain.predict.step_ops import accumulation, micro_batch, optimizer, step
+from foretrain.config.options import RunConfig
+from foretrain.model.shape import ModelShape
+from foretrain.model.step import build
+from foretrain.predict.speed.ops import Operation, Way, flops
+from foretrain.predict.speed.step_ops import accumulation, micro_batch, optimizer, step
 from tests.helpers import tiny
 
 aten = torch.ops.aten

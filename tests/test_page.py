@@ -22,15 +22,15 @@ pytest.importorskip("uvicorn")
 
 from starlette.testclient import TestClient
 
-from foretrain import languages, messages
-from foretrain.config import knobs
-from foretrain.configfile import from_text, resolve, to_toml
-from foretrain.errors import ConfigError
-from foretrain.hardware import catalogue, find
-from foretrain.predict.exact import interpreter
+from foretrain.base import languages, messages
+from foretrain.base.errors import ConfigError
+from foretrain.base.units import format_bytes, format_duration
+from foretrain.config.options import knobs
+from foretrain.config.resolve import from_text, resolve, to_toml
+from foretrain.hardware.catalogue import catalogue, find
 from foretrain.predict.plan import plan
-from foretrain.report import palette
-from foretrain.units import format_bytes, format_duration
+from foretrain.predict.trace import interpreter
+from foretrain.reports import palette
 from foretrain.web import advising, calls, child, connections, fields, guard, jobs, routes, server
 from tests.helpers import REPO, foretrain
 from tests.language_kit import ARABIC, BRACKETS, pretending

@@ -17,9 +17,9 @@ pytest.importorskip("playwright")
 
 from playwright.sync_api import Browser, Page, expect
 
-from foretrain.configfile import resolve
-from foretrain.report.palette import LINES_LIGHT
-from foretrain.run.store import RunDirectory
+from foretrain.config.resolve import resolve
+from foretrain.reports.palette import LINES_LIGHT
+from foretrain.training.store import RunDirectory
 from tests.browser_kit import browser, pytestmark, serious, settled, tab
 from tests.test_page import NANOGPT, free_port, serving
 from tests.test_page_security import EVIL_NAME, write_run

@@ -14,14 +14,15 @@ pytest.importorskip("uvicorn")
 
 from starlette.testclient import TestClient
 
-from foretrain.advise.compare import compare
-from foretrain.advise.compare_report import gather
-from foretrain.advise.sources import load
-from foretrain.advise.sources.given import take_apart
-from foretrain.messages import say
-from foretrain.report import charts, compare_report
-from foretrain.report.document import Curves, Document, Figures, Paragraph, Table, Verbatim, cell_text
-from foretrain.run.store import RunDirectory
+from foretrain.base.messages import say
+from foretrain.comparison.compare import compare
+from foretrain.comparison.pictures import gather
+from foretrain.comparison.sources import load
+from foretrain.comparison.sources.given import take_apart
+from foretrain.reports import charts
+from foretrain.reports.document import Curves, Document, Figures, Paragraph, Table, Verbatim, cell_text
+from foretrain.reports.views import compare_report
+from foretrain.training.store import RunDirectory
 from foretrain.web import child, comparing, routes
 from tests.helpers import tiny
 from tests.test_page import get, post

@@ -14,7 +14,7 @@ pytest.importorskip("playwright")
 
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from foretrain import languages
+from foretrain.base import languages
 from foretrain.web import routes
 from tests.browser_kit import browser, pytestmark, serious, settled
 from tests.language_kit import ARABIC, BRACKETS, unsaid

@@ -22,11 +22,11 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from foretrain.errors import UserError
-from foretrain.hardware import find
-from foretrain.lm.dataset import DatasetInfo
+from foretrain.base.errors import UserError
+from foretrain.data.dataset import DatasetInfo
+from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan
-from foretrain.run.store import RunDirectory, RunRecord
+from foretrain.training.store import RunDirectory, RunRecord
 from foretrain.web import calls, guard, planner, routes
 from foretrain.web.observe import ObservedRun, curve, lock_is_held, tail
 from tests.helpers import tiny

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.configfile import resolve
-from foretrain.hardware import find
-from foretrain.lm.shape import ModelShape
+from foretrain.base.units import parse_bytes
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import find
+from foretrain.model.shape import ModelShape
 from foretrain.predict.plan import Plan, n_evaluations, plan
-from foretrain.predict.time import step_time
-from foretrain.units import parse_bytes
+from foretrain.predict.speed.time import step_time
 from tests.helpers import REPO, foretrain
 
 CASES = REPO / "examples" / "real-cases"
@@ -136,9 +136,10 @@ def test_plan_round_trips_through_json() -> None:
 
 
 def test_every_preset_plans_on_every_card() -> None:
-    from foretrain.hardware import catalogue
-    from foretrain.presets import PRESETS
-    from foretrain.report import html, plan_view
+    from foretrain.config.presets import PRESETS
+    from foretrain.hardware.catalogue import catalogue
+    from foretrain.reports import html
+    from foretrain.reports.views import plan as plan_view
 
     for preset in PRESETS:
         for gpu in catalogue().values():

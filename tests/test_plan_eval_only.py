@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.configfile import from_text
+from foretrain.config.resolve import from_text
 from foretrain.web import calls
 from tests.helpers import foretrain
 

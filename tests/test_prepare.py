@@ -15,19 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.cli import prepare as cli
-from foretrain.errors import ExitCode, UserError
-from foretrain.lm import tokenizer as tokenizers
-from foretrain.lm.shards import dtype_for, histogram_bin, read_index
-from foretrain.lm.tokenizer import BpeTokenizer, ByteTokenizer, JsonTokenizer, TiktokenTokenizer
-from foretrain.lm.tokenizer_check import digest_of
-from foretrain.prepare import engine, formats
-from foretrain.prepare.encode import KEEP_TRAIN, KEEP_VAL, encode_batch, encoder_of, pieces
-from foretrain.prepare.estimate import peak_bytes
-from foretrain.prepare.formats import Format, OpenFile, Place, documents
-from foretrain.prepare.reader import Job, Position, serve
-from foretrain.prepare.seen import SeenHashes
-from foretrain.prepare.sources import expand
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.cli.commands import prepare as cli
+from foretrain.data import tokenizer as tokenizers
+from foretrain.data.prepare import engine, formats
+from foretrain.data.prepare.dedup import SeenHashes
+from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL, encode_batch, encoder_of, pieces
+from foretrain.data.prepare.estimate import peak_bytes
+from foretrain.data.prepare.formats import Format, OpenFile, Place, documents
+from foretrain.data.prepare.reader import Job, Position, serve
+from foretrain.data.prepare.sources import expand
+from foretrain.data.shards import dtype_for, histogram_bin, read_index
+from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, JsonTokenizer, TiktokenTokenizer
+from foretrain.data.tokenizer_check import digest_of
 from tests import prepare_kit as kit
 from tests.helpers import foretrain
 
@@ -87,8 +87,8 @@ def test_the_number_of_workers_changes_nothing(own_directory: Path) -> None:
 
 def frames_of(source: Path, position: Position | None = None, **changes: Any) -> list[tuple[list[bytes], Position]]:
     """What the reader sends, in this process."""
-    from foretrain.prepare.frames import receive
-    from foretrain.prepare.pool import Batch
+    from foretrain.data.prepare.ipc import receive
+    from foretrain.data.prepare.pool import Batch
 
     job: Job = kit.options(source, **changes).job(expand([str(source)]), position or Position())
     pipe = io.BytesIO()
@@ -116,7 +116,7 @@ def test_reading_goes_on_at_every_position(
     name: str, buffer: int, own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From each position that was sent, the reader gives exactly the rest: nothing lost, nothing twice."""
-    monkeypatch.setattr("foretrain.prepare.reader.BATCH_DOCUMENTS", 5)
+    monkeypatch.setattr("foretrain.data.prepare.reader.BATCH_DOCUMENTS", 5)
     rows = [row.strip() for row in ROWS[:40]]
     rows[3:3] = ["", "  "]  # empty documents stand in between
     path = Path(name)
@@ -445,8 +445,8 @@ def test_plan_says_what_preparing_then_takes(own_directory: Path) -> None:
 
 
 def test_no_room_is_said_before_anything_is_written(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretrain.prepare.disk.free_bytes", lambda folder: 5000)
-    monkeypatch.setattr("foretrain.prepare.estimate.free_bytes", lambda folder: 5000)
+    monkeypatch.setattr("foretrain.data.prepare.disk.free_bytes", lambda folder: 5000)
+    monkeypatch.setattr("foretrain.data.prepare.estimate.free_bytes", lambda folder: 5000)
     error = problem(kit.run, kit.write_jsonl(Path("a.jsonl"), ROWS))
     assert (error.id, error.exit_code) == ("disk.no_room_prepare", ExitCode.DISK_FULL)
     assert "4.88 KiB" in str(error) or "4.9 KiB" in str(error)

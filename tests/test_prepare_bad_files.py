@@ -10,13 +10,13 @@ from urllib.parse import unquote
 
 import pytest
 
-from foretrain.errors import ExitCode, UserError
-from foretrain.prepare import remote, vocabulary
-from foretrain.prepare.estimate import peak_bytes
-from foretrain.prepare.formats import Format, OpenFile, Place, documents
-from foretrain.prepare.pool import Reader
-from foretrain.prepare.reader import Position
-from foretrain.prepare.sources import expand, not_utf8
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.data.prepare import remote, vocabulary
+from foretrain.data.prepare.estimate import peak_bytes
+from foretrain.data.prepare.formats import Format, OpenFile, Place, documents
+from foretrain.data.prepare.pool import Reader
+from foretrain.data.prepare.reader import Position
+from foretrain.data.prepare.sources import expand, not_utf8
 from tests import bad_files
 from tests import prepare_kit as kit
 from tests.helpers import foretrain
@@ -222,7 +222,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, own_directory: Path) -> Iterator[type[H
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("foretrain.prepare.remote._FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("foretrain.data.prepare.remote._FIRST_WAIT_S", 0.01)
     rows = kit.texts(300)
     names = {"sample/a.parquet": rows[:200], "sample/b.jsonl.gz": rows[200:], "other/c.jsonl": rows[:9]}
     Hub.files = {name: kit.write_kind(Path(Path(name).name), part).read_bytes() for name, part in names.items()}

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from foretrain.errors import ExitCode, UserError
-from foretrain.prepare import disk, engine, preparation
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.data.prepare import disk, engine, preparation
 from tests import prepare_kit as kit
 from tests.prepare_kit import Disk, Killed
 
@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {"shard_tokens": 6_000, "dedup": True, "shuffle_buffe
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine as it is, with reader and workers in this process, in small batches, a snapshot after each second."""
     kit.in_one_process(monkeypatch)
-    monkeypatch.setattr("foretrain.prepare.reader.BATCH_DOCUMENTS", 9)
+    monkeypatch.setattr("foretrain.data.prepare.reader.BATCH_DOCUMENTS", 9)
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # counted where that matters; waiting for disks is not
 
 
@@ -196,7 +196,7 @@ def test_stdin_again_must_be_the_same(inline: None, own_directory: Path, monkeyp
 
     def run(name: str, out: str, stop_at: int = 10_000) -> engine.Outcome:
         calls = iter(range(100_000))
-        monkeypatch.setattr("foretrain.prepare.formats.os.fdopen", lambda *_, **__: io.FileIO(name))
+        monkeypatch.setattr("foretrain.data.prepare.formats.os.fdopen", lambda *_, **__: io.FileIO(name))
         return engine.prepare(kit.options("-", out=out, dedup=True), lambda: "SIGINT" if next(calls) > stop_at else "")
 
     run("in", "reference")

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from foretrain.configfile import resolve
-from foretrain.hardware import find
-from foretrain.lm.shape import ModelShape
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import find
+from foretrain.model.shape import ModelShape
 from tests.helpers import REPO
 
 DOCUMENT = json.loads((REPO / "benchmarks" / "published_logs.json").read_text("utf-8"))

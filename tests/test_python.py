@@ -7,10 +7,10 @@ import sys
 import pytest
 
 import foretrain as library
+from foretrain.base.errors import ConfigError, UserError
 from foretrain.cli.completion import cards, config_options
-from foretrain.configfile import resolve
-from foretrain.errors import ConfigError, UserError
-from foretrain.hardware import find
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan as predict_plan
 from tests.helpers import REPO, foretrain
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from foretrain.config import RunConfig
-from foretrain.hardware import find
-from foretrain.predict.exact import drive, worker
-from foretrain.predict.exact.record import Trace
-from foretrain.predict.exact.repeats import with_all_micro_batches
-from foretrain.predict.exact.replay import replay
-from foretrain.predict.exact.service import Request
-from foretrain.units import MIB
+from foretrain.base.units import MIB
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import find
+from foretrain.predict.trace import drive, worker
+from foretrain.predict.trace.record import Trace
+from foretrain.predict.trace.repeats import with_all_micro_batches
+from foretrain.predict.trace.replay import replay
+from foretrain.predict.trace.service import Request
 
 CARD = find("RTX 4070")
 

@@ -11,19 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from foretrain import messages, units
-from foretrain.advise.forecast_check import Comparison, Row, compare
-from foretrain.config import RunConfig
-from foretrain.configfile import resolve
-from foretrain.cpu import cpu_device
-from foretrain.errors import UserError
-from foretrain.hardware import find
-from foretrain.lm.dataset import DatasetInfo
-from foretrain.messages import format_value, say
+from foretrain.analysis.forecast_check import Comparison, Row, compare
+from foretrain.base import messages, units
+from foretrain.base.errors import UserError
+from foretrain.base.messages import format_value, say
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import resolve
+from foretrain.data.dataset import DatasetInfo
+from foretrain.hardware.catalogue import find
+from foretrain.hardware.cpu import cpu_device
 from foretrain.predict.plan import plan
-from foretrain.report import html, plan_view, run_view, text
-from foretrain.report.document import Document, Message, Paragraph, Section, Table, Verbatim, cell_text
-from foretrain.run.store import MeasuredMemory, MeasuredPhase, RunRecord
+from foretrain.reports import html, text
+from foretrain.reports.document import Document, Message, Paragraph, Section, Table, Verbatim, cell_text
+from foretrain.reports.views import plan as plan_view
+from foretrain.reports.views import run as run_view
+from foretrain.training.store import MeasuredMemory, MeasuredPhase, RunRecord
 
 HOSTILE = '</script><img src=x onerror=alert(1)> & "quotes" \x1b[31m {braces} ${dollar} $title'
 

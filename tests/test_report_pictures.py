@@ -11,35 +11,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrain import languages
-from foretrain.advise import card_options, frontier, loss_axes, outlook, vital_signs
-from foretrain.advise.compare import compare
-from foretrain.advise.forecast_check import Row, Sources
-from foretrain.advise.loss_axes import LossCurve, LossCurves
-from foretrain.advise.subject import Curve, Memory, Subject, exact
-from foretrain.advise.tuning import TuneTrial, Tuning
-from foretrain.cli import report_parts
-from foretrain.configfile import resolve
-from foretrain.errors import UserError
-from foretrain.hardware import find
-from foretrain.messages import format_value, say
+from foretrain.advice import card_options, frontier, outlook
+from foretrain.analysis import telemetry as vital_signs
+from foretrain.analysis.forecast_check import Row, Sources
+from foretrain.base import languages
+from foretrain.base.downsample import extremes
+from foretrain.base.errors import UserError
+from foretrain.base.messages import format_value, say
+from foretrain.cli.commands import report_parts
+from foretrain.comparison import loss_axes
+from foretrain.comparison.compare import compare
+from foretrain.comparison.loss_axes import LossCurve, LossCurves
+from foretrain.comparison.subject import Curve, Memory, Subject, exact
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import Plan, plan
-from foretrain.predict.roofline import roofline
+from foretrain.predict.speed.roofline import roofline
 from foretrain.predict.step_moments import step_moments
-from foretrain.report import (
-    agreement_view,
-    charts,
-    compare_report,
-    curves_view,
-    html,
-    memory_view,
-    numbers,
-    outlook_view,
-    plan_report,
-)
-from foretrain.report.document import Document, Message, Paragraph, Ranks, Scatter, Section, StackedBars, Verbatim
-from foretrain.report.html import script_json
-from foretrain.thin import extremes
+from foretrain.reports import charts, html, numbers
+from foretrain.reports.document import Document, Message, Paragraph, Ranks, Scatter, Section, StackedBars, Verbatim
+from foretrain.reports.html import script_json
+from foretrain.reports.views import agreement as agreement_view
+from foretrain.reports.views import compare_report, plan_report
+from foretrain.reports.views import curves as curves_view
+from foretrain.reports.views import memory as memory_view
+from foretrain.reports.views import outlook as outlook_view
+from foretrain.tuning.record import TuneTrial, Tuning
 from tests.helpers import REPO
 from tests.helpers import foretrain as run_foretrain
 from tests.language_kit import ARABIC, pretending
@@ -354,7 +351,7 @@ def test_bars_show_the_card_and_what_is_free_of_it() -> None:
 
 def write_run(folder: Path, steps: int, name: str = "long") -> Path:
     """A run's records as a GPU run leaves them."""
-    from foretrain.run.store import RunDirectory
+    from foretrain.training.store import RunDirectory
     from tests.test_report import record
 
     folder.mkdir()

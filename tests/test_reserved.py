@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrain.advise.planner import Planner
-from foretrain.advise.rules.base import State
-from foretrain.config import RunConfig
-from foretrain.hardware import find
-from foretrain.predict.allocator import Allocator
-from foretrain.predict.allocator_replay import replay
-from foretrain.predict.allocator_settings import Settings
+from foretrain.advice.planner import Planner
+from foretrain.advice.rules.base import State
+from foretrain.base.units import MIB
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import find
+from foretrain.predict.allocator.replay import replay
+from foretrain.predict.allocator.settings import Settings
+from foretrain.predict.allocator.simulator import Allocator
+from foretrain.predict.estimate.reserved import LargePool, fails_in, held, reserved_bytes
+from foretrain.predict.estimate.simulated_run import SimulatedRun
 from foretrain.predict.memory import worst_verdict
 from foretrain.predict.plan import plan
-from foretrain.predict.reserved import LargePool, fails_in, held, reserved_bytes
-from foretrain.predict.simulated_run import SimulatedRun
 from foretrain.predict.timeline import Timeline
-from foretrain.units import MIB
 from foretrain.web import calls
 
 SIZES = st.integers(2049, 2**21).map(lambda n: 512 * n)  # just over 1 MiB to 1 GiB

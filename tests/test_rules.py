@@ -1,16 +1,17 @@
-"""The rules of the house, held by tests: layers, sizes, texts, units, start-up without torch."""
+"""The rules of the house, held by tests: rooms, sizes, texts, units, start-up without torch."""
 
 import ast
 import re
 import string
 import tomllib
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from foretrain import messages
-from foretrain.config import RunConfig, knobs
-from foretrain.errors import EXIT_CODE_OF
+from foretrain.base import messages
+from foretrain.base.errors import EXIT_CODE_OF
+from foretrain.config.options import RunConfig, knobs
 from tests.helpers import REPO, foretrain
 
 PACKAGE = REPO / "foretrain"
@@ -19,32 +20,40 @@ FILES = sorted(p for p in PACKAGE.rglob("*.py") if "vendor" not in p.parts)
 # All limits on size. A file has one subject and a function one job; these only catch what has plainly outgrown that.
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_OPTIONS = 600, 60, 132
 
-# Layer -> what it may import, itself included. `facts` are the modules at the root of the package.
-ALLOWED = {
-    "facts": {"facts"},
-    "lm": {"facts", "lm"},
-    "prepare": {"facts", "lm", "prepare"},
-    "predict": {"facts", "lm", "predict"},
-    "run": {"facts", "lm", "run"},
-    "advise": {"facts", "lm", "predict", "run", "advise"},
-    "verify": {"facts", "lm", "predict", "run", "verify"},
-    "app": {"facts", "lm", "prepare", "predict", "run", "advise", "app"},
-    "report": {"facts", "lm", "prepare", "predict", "run", "advise", "verify", "report"},
-    "web": {"facts", "lm", "predict", "run", "advise", "app", "report", "web"},
-    "cli": {"facts", "lm", "prepare", "predict", "run", "advise", "verify", "app", "report", "web", "cli"},
-    "__main__": {"cli"},
+# The rooms from the lowest up, each with those above it in ARCHITECTURE.md's table that it may not import.
+ROOMS: dict[str, set[str]] = {
+    "base": set(),
+    "hardware": set(),
+    "config": set(),
+    "data": set(),
+    "model": set(),
+    "predict": set(),
+    "training": {"predict"},  # the trainer cannot see its forecast
+    "monitoring": {"predict"},
+    "tuning": {"monitoring"},
+    "advice": {"training", "monitoring"},
+    "analysis": {"tuning"},
+    "comparison": {"tuning", "advice"},
+    "verification": {"tuning", "monitoring", "advice", "analysis", "comparison"},
+    "app": set(),
+    "reports": set(),
+    "web": {"tuning", "verification", "monitoring"},
+    "cli": set(),
 }
+# A package of more modules than this holds more than one subject. Raised here, in the open, or not at all.
+MAX_MODULES = 25
+LARGER_PACKAGES = {"training": 32, "reports/views": 29, "cli/commands": 28}
 
 # Modules that import one another. This list only ever becomes shorter: cure one, and delete its line.
 CYCLES = {
-    ("foretrain.advise.advisor", "foretrain.advise.quality"),
-    ("foretrain.lm.model", "foretrain.lm.modern"),
-    ("foretrain.predict.allocator", "foretrain.predict.allocator_expandable"),
-    ("foretrain.predict.low_precision_ops", "foretrain.predict.ops"),
-    ("foretrain.prepare.formats", "foretrain.prepare.parquet"),
-    ("foretrain.prepare.reader", "foretrain.prepare.sample"),
-    ("foretrain.prepare.remote", "foretrain.prepare.sources"),
-    ("foretrain.report.advice_view", "foretrain.report.plan_view"),
+    ("foretrain.advice.advisor", "foretrain.advice.quality"),
+    ("foretrain.data.prepare.formats", "foretrain.data.prepare.parquet"),
+    ("foretrain.data.prepare.reader", "foretrain.data.prepare.sample"),
+    ("foretrain.data.prepare.remote", "foretrain.data.prepare.sources"),
+    ("foretrain.model.gpt2", "foretrain.model.modern"),
+    ("foretrain.predict.allocator.expandable", "foretrain.predict.allocator.simulator"),
+    ("foretrain.predict.speed.low_precision_ops", "foretrain.predict.speed.ops"),
+    ("foretrain.reports.views.advice", "foretrain.reports.views.plan"),
 }
 
 
@@ -62,9 +71,13 @@ def assert_none(breaches: Iterable[str]) -> None:
     assert not found, "\n" + "\n".join(found)
 
 
-def layer_of(module: str) -> str:
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] in ALLOWED else "facts"
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def allowed(room: str) -> set[str]:
+    order = list(ROOMS)
+    return set(order[: order.index(room) + 1]) - ROOMS[room]
 
 
 def module_of(path: Path) -> str:
@@ -82,28 +95,41 @@ def imports_of(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name_of(path)}:{node.lineno} imports by a relative name"
-            # `from foretrain.report import text` imports the module foretrain.report.text
+            # `from foretrain.reports import text` imports the module foretrain.reports.text
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in MODULES else f"{node.module}" for name in names}
     return found
 
 
-def test_layers_import_only_downwards() -> None:
+def test_rooms_import_only_those_above_them() -> None:
     assert_none(
-        f"{name_of(path)}: {layer_of(module_of(path))} may not import {name}"
+        f"{name_of(path)}: {room_of(module_of(path))} may not import {name}"
         for path in FILES
-        if path != PACKAGE / "__init__.py"
+        if path.parent != PACKAGE
         for name in imports_of(path)
-        if name.startswith("foretrain.") and layer_of(name) not in ALLOWED[layer_of(module_of(path))]
+        if name.startswith("foretrain.") and room_of(name) not in allowed(room_of(module_of(path)))
     )
 
 
-def test_contributing_says_what_each_layer_may_import() -> None:
-    text = (REPO / "CONTRIBUTING.md").read_text("utf-8")
-    rows = re.findall(r"^\| `?(\w+)/?`? \|[^|]+\| ([\w, ]+) \|$", text, re.MULTILINE)
-    said = {layer: set(names.split(", ")) | {layer} for layer, names in rows}
-    own = {layer: names for layer, names in ALLOWED.items() if layer != "__main__"}
-    assert said == own | {"layer": {"layer", "may import"}, "facts": {"facts", "nothing above"}}
+def test_architecture_says_what_each_room_may_import() -> None:
+    text = (REPO / "ARCHITECTURE.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)/` \|[^|]+\| (?:nothing above|all above)(?: but ([\w, ]+))? \|$", text, re.MULTILINE)
+    assert {room: set(names.split(", ")) - {""} for room, names in rows} == ROOMS
+    assert [room for room, _ in rows] == list(ROOMS)
+
+
+def test_packages_stay_small() -> None:
+    modules = Counter(str(path.parent.relative_to(PACKAGE)) for path in FILES if path.name != "__init__.py")
+    assert_none(
+        f"{package} has {count} modules; at most {LARGER_PACKAGES.get(package, MAX_MODULES)}"
+        for package, count in modules.items()
+        if count > LARGER_PACKAGES.get(package, MAX_MODULES)
+    )
+    assert_none(
+        f"{package} has {modules[package]} modules now: lower its number in LARGER_PACKAGES"
+        for package, most in LARGER_PACKAGES.items()
+        if modules[package] < most
+    )
 
 
 def test_no_new_cycles_of_imports() -> None:
@@ -171,7 +197,7 @@ def test_only_the_command_line_prints() -> None:
     assert_none(
         f"{name_of(path)}:{node.lineno} prints"
         for path, tree in trees().items()
-        if layer_of(module_of(path)) != "cli"
+        if path.parent == PACKAGE or room_of(module_of(path)) != "cli"
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     )
@@ -242,7 +268,7 @@ def test_placeholders_use_known_formats() -> None:
 
 
 def test_catalogue_and_texts_are_valid_toml() -> None:
-    for name in ("gpus.toml", "locales/en.toml"):
+    for name in ("hardware/gpus.toml", "locales/en.toml"):
         assert tomllib.loads((PACKAGE / name).read_text("utf-8"))
 
 
@@ -263,11 +289,13 @@ def test_every_knob_is_obeyed_by_something() -> None:
 
 
 def test_numbers_in_records_carry_their_unit() -> None:
-    from foretrain import calibration
-    from foretrain.advise import ablations, compare, log_analysis, log_steady, noise, questions, subject, utilization
-    from foretrain.advise.forecast_check import Row
-    from foretrain.predict import energy, memory, plan, time
-    from foretrain.run import store
+    from foretrain.analysis import log_analysis, log_steady, utilization
+    from foretrain.analysis.forecast_check import Row
+    from foretrain.comparison import ablations, compare, noise, questions, subject
+    from foretrain.hardware import calibration
+    from foretrain.predict import energy, memory, plan
+    from foretrain.predict.speed import time
+    from foretrain.training import store
 
     units = (
         "_bytes",

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from foretrain.errors import ExitCode, UserError
-from foretrain.lm.step import build, train_step
-from foretrain.messages import say
-from foretrain.run import checkpoint, files, saver
-from foretrain.run.checkpoint import Progress
-from foretrain.run.saver import Saver
-from foretrain.run.store import RunDirectory
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.base.messages import say
+from foretrain.model.step import build, train_step
+from foretrain.training import checkpoint, files, saver
+from foretrain.training.checkpoint import Progress
+from foretrain.training.saver import Saver
+from foretrain.training.store import RunDirectory
 from tests.helpers import tiny
 from tests.test_checkpoint import same, tensors_of, trained
 from tests.test_train import assert_same, final_tensors, train
@@ -235,7 +235,7 @@ def test_a_signal_waits_for_the_save_under_way(own_directory: Path) -> None:
 
 
 def test_an_error_of_the_run_lets_the_save_end(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from foretrain.run import trainer
+    from foretrain.training import trainer
 
     gate, count = Gate(), iter(range(10**6))
     files.watch(gate)
@@ -289,10 +289,10 @@ def test_the_same_state_is_not_saved_twice(own_directory: Path) -> None:
 
 def test_a_copy_that_the_plan_knows_of() -> None:
     """On a CPU the copy stands beside the steps after a save: the forecast has its bytes, where there is room."""
-    from foretrain.configfile import resolve
-    from foretrain.cpu import cpu_device
+    from foretrain.config.resolve import resolve
+    from foretrain.hardware.cpu import cpu_device
     from foretrain.predict.memory import STAGING_SPARE, predict
-    from foretrain.run.snapshot import live
+    from foretrain.training.tensor_files import live
 
     for optimizer in ("adamw", "adamw8bit", "muon"):
         config = tiny(n_embd=128, optimizer=optimizer)

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from foretrain.config import RunConfig
-from foretrain.configfile import resolve
-from foretrain.lm.model import GPT
-from foretrain.lm.shape import ModelShape
-from foretrain.presets import PRESETS
+from foretrain.config.options import RunConfig
+from foretrain.config.presets import PRESETS
+from foretrain.config.resolve import resolve
+from foretrain.model.gpt2 import GPT
+from foretrain.model.shape import ModelShape
 from tests.helpers import tiny
 
 

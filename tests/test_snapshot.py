@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrain.predict import snapshot
-from foretrain.predict.allocator_replay import replay
-from foretrain.predict.allocator_settings import Settings
-from foretrain.predict.snapshot import Label, Writer, compare_with_recorded, export
+from foretrain.predict.allocator.replay import replay
+from foretrain.predict.allocator.settings import Settings
+from foretrain.predict.snapshot import read as snapshot
+from foretrain.predict.snapshot.read import Label, Writer, compare_with_recorded, export
 
 MIB = 1 << 20
 EXPANDABLE = Settings(expandable_segments=True)
@@ -403,8 +403,8 @@ def test_pytorch_opens_a_history_that_ends_in_out_of_memory() -> None:
 
 
 def test_a_trace_is_written_to_a_file_as_a_whole(tmp_path: Path) -> None:
-    from foretrain.predict.exact.record import Recorder
-    from foretrain.predict.exact.replay import replay as replay_trace
+    from foretrain.predict.trace.record import Recorder
+    from foretrain.predict.trace.replay import replay as replay_trace
 
     recorder = Recorder()
     first = recorder.alloc(30 * MIB, "empty", "wte", (30, MIB), "int8")

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from foretrain.config import RunConfig
-from foretrain.hardware import find
-from foretrain.lm.shape import ModelShape
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import find
+from foretrain.model.shape import ModelShape
 from foretrain.predict import software
-from foretrain.predict.ops import Operation, Way, flops
-from foretrain.predict.rates import FLASH1, CatalogueRates
 from foretrain.predict.software import ASSUMED, Software, parse
-from foretrain.predict.step_ops import micro_batch, optimizer, optimizer_launches
-from foretrain.predict.time import step_time
+from foretrain.predict.speed.ops import Operation, Way, flops
+from foretrain.predict.speed.rates import FLASH1, CatalogueRates
+from foretrain.predict.speed.step_ops import micro_batch, optimizer, optimizer_launches
+from foretrain.predict.speed.time import step_time
 from tests.helpers import REPO, foretrain
 
 sys.path.insert(0, str(REPO / "benchmarks"))

@@ -22,11 +22,11 @@ pytest.importorskip("uvicorn")
 
 from starlette.testclient import TestClient
 
-from foretrain import languages
-from foretrain.configfile import resolve
-from foretrain.hardware import catalogue
-from foretrain.messages import say
-from foretrain.presets import PRESETS
+from foretrain.base import languages
+from foretrain.base.messages import say
+from foretrain.config.presets import PRESETS
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import catalogue
 from foretrain.web import browser, calls, devices, fields, routes
 from tests.browser_kit import browser as chromium
 from tests.browser_kit import in_chromium
@@ -112,7 +112,7 @@ def test_the_planner_asks_nothing_of_its_machine(monkeypatch: pytest.MonkeyPatch
 def test_what_is_not_in_the_browser_is_not_needed() -> None:
     code = """
 import sys
-for name in ("typer", "rich", "pynvml", "filelock", "starlette", "uvicorn", "torch", "numpy", "foretrain.cli", "foretrain.prepare"):
+for name in ("typer", "rich", "pynvml", "filelock", "starlette", "uvicorn", "torch", "numpy", "foretrain.cli", "foretrain.data.prepare"):
     sys.modules[name] = None  # its import fails
 from foretrain.web import browser, devices
 devices.NO_MACHINE = True
@@ -120,7 +120,7 @@ browser.start("en")
 for path in ("plan", "advice", "cards", "toml"):
     assert browser.post(f"/api/{path}", "{}", "en").startswith("[200,"), path
 assert browser.post("/api/read", '{"text": "n_layer = 3"}', "en").startswith("[200,")
-left_out = [name for name in sys.modules if name.startswith(("foretrain.cli.", "foretrain.run.", "foretrain.prepare."))]
+left_out = [name for name in sys.modules if name.startswith(("foretrain.cli.", "foretrain.training.", "foretrain.data.prepare."))]
 assert not left_out, left_out  # static_site/build.py leaves these out
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=REPO)

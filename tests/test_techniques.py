@@ -5,14 +5,14 @@ from itertools import combinations
 import pytest
 import torch
 
-from foretrain.config import RunConfig
-from foretrain.config_checks import check
-from foretrain.hardware import find
-from foretrain.lm.step import build, train_step
-from foretrain.lm.techniques import TECHNIQUES, Technique, combinable
-from foretrain.predict.exact import worker
-from foretrain.predict.exact.service import Request
+from foretrain.config.checks import check
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import find
+from foretrain.model.step import build, train_step
+from foretrain.model.techniques import TECHNIQUES, Technique, combinable
 from foretrain.predict.memory import predict
+from foretrain.predict.trace import worker
+from foretrain.predict.trace.service import Request
 from tests.helpers import tiny
 from tests.test_master_weights import batches
 
@@ -116,9 +116,9 @@ def test_compiled_ones_say_where_the_ledger_does_not_know_them() -> None:
     ],
 )  # fmt: skip
 def test_what_has_no_effect_is_said(knobs: dict[str, object], gpu: str, dtype: str, idle: bool) -> None:
-    from foretrain.cpu import cpu_device
+    from foretrain.hardware.cpu import cpu_device
     from foretrain.predict.plan import plan
-    from foretrain.run.device import place
+    from foretrain.training.device import place
 
     config = tiny(**knobs, dtype=dtype)
     made = plan(config, cpu_device() if gpu == "cpu" else find(gpu))

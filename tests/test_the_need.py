@@ -6,22 +6,23 @@ import shlex
 
 import pytest
 
-from foretrain.advise.advisor import advise
-from foretrain.advise.asked import Asked
-from foretrain.advise.explain import explain
-from foretrain.advise.first_answer import first_answer
-from foretrain.advise.forecast_check import compare
-from foretrain.advise.run_explain import explain_run
+from foretrain.advice.advisor import advise
+from foretrain.advice.asked import Asked
+from foretrain.advice.first_answer import first_answer
+from foretrain.analysis.components import explain
+from foretrain.analysis.forecast_check import compare
+from foretrain.analysis.run import explain_run
 from foretrain.app.plan import Target, make_plan
-from foretrain.configfile import resolve
-from foretrain.hardware import find
-from foretrain.messages import format_value
+from foretrain.base.messages import format_value
+from foretrain.base.units import GIB, MIB, format_bytes
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import Plan
-from foretrain.predict.roofline import roofline
-from foretrain.report import first_view, plan_view
-from foretrain.report.document import Paragraph
-from foretrain.run.store import MeasuredPhase
-from foretrain.units import GIB, MIB, format_bytes
+from foretrain.predict.speed.roofline import roofline
+from foretrain.reports.document import Paragraph
+from foretrain.reports.views import first as first_view
+from foretrain.reports.views import plan as plan_view
+from foretrain.training.store import MeasuredPhase
 from foretrain.web.answers import plan_json
 from tests.helpers import REPO, foretrain
 from tests.test_report import record

@@ -11,18 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from foretrain import calibration
-from foretrain.calibration import Calibration, KernelTime, StepTime, load, save
-from foretrain.config import RunConfig
-from foretrain.configfile import resolve
-from foretrain.cpu import nominal_cpu
-from foretrain.hardware import Gpu, catalogue, find
-from foretrain.predict.ops import Operation, Way
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import resolve
+from foretrain.hardware import calibration
+from foretrain.hardware.calibration import Calibration, KernelTime, StepTime, load, save
+from foretrain.hardware.catalogue import Gpu, catalogue, find
+from foretrain.hardware.cpu import nominal_cpu
 from foretrain.predict.plan import plan, timing
-from foretrain.predict.rates import CatalogueRates, MeasuredRates, rates_of
-from foretrain.predict.step_ops import step
-from foretrain.predict.time import bound_s, busy_s, evaluation_time, step_time
-from foretrain.report import plan_view, text
+from foretrain.predict.speed.ops import Operation, Way
+from foretrain.predict.speed.rates import CatalogueRates, MeasuredRates, rates_of
+from foretrain.predict.speed.step_ops import step
+from foretrain.predict.speed.time import bound_s, busy_s, evaluation_time, step_time
+from foretrain.reports import text
+from foretrain.reports.views import plan as plan_view
 from tests.helpers import REPO, tiny
 
 CASES = REPO / "examples" / "real-cases"

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 
 import foretrain
-from foretrain.messages import say
-from foretrain.predict.exact import forecast
-from foretrain.predict.exact.library import Tracing
-from foretrain.predict.exact.traced import StandInError
-from foretrain.predict.exact.versions import Norm
+from foretrain.base.messages import say
 from foretrain.predict.software import Software
+from foretrain.predict.trace import forecast
+from foretrain.predict.trace.library import Tracing
+from foretrain.predict.trace.traced import StandInError
+from foretrain.predict.trace.versions import Norm
 
 ROWS, WIDTH = 512, 1024
 NORMED_MIB = ROWS * WIDTH * 4 / 2**20  # of one call's input in fp32

@@ -11,20 +11,21 @@ from hypothesis import strategies as st
 from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
 
-from foretrain.config import RunConfig
-from foretrain.hardware import find
-from foretrain.predict.attention import attention_kind
-from foretrain.predict.exact import attention, drive, worker
-from foretrain.predict.exact.fake_card import Card
-from foretrain.predict.exact.guard import StandInError
-from foretrain.predict.exact.library import trace as trace_code
-from foretrain.predict.exact.memory import component_id
-from foretrain.predict.exact.record import Trace, moment_id
-from foretrain.predict.exact.replay import replay, smallest_limit_bytes
-from foretrain.predict.exact.self_test import compare
-from foretrain.predict.exact.service import Request
+from foretrain.base.units import MIB
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import find
+from foretrain.predict.estimate.sdpa import attention_kind
 from foretrain.predict.memory import CONTEXT_HIGH_BYTES, StepMemory, predict
-from foretrain.units import MIB
+from foretrain.predict.trace import drive, worker
+from foretrain.predict.trace.card.guard import StandInError
+from foretrain.predict.trace.card.torch_cuda import Card
+from foretrain.predict.trace.kernels import attention
+from foretrain.predict.trace.library import trace as trace_code
+from foretrain.predict.trace.memory import component_id
+from foretrain.predict.trace.record import Trace, moment_id
+from foretrain.predict.trace.replay import replay, smallest_limit_bytes
+from foretrain.predict.trace.self_test import compare
+from foretrain.predict.trace.service import Request
 from tests.helpers import REPO
 
 GPU = find("RTX 4070")

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretrain.hardware import find
-from foretrain.predict.exact import guard
-from foretrain.predict.exact.forked import ChildDied
-from foretrain.predict.exact.guard import StandInError
-from foretrain.predict.exact.library import Tracing, trace
-from foretrain.predict.exact.tracer import Tracer
-from foretrain.units import GIB, MIB
+from foretrain.base.units import GIB, MIB
+from foretrain.hardware.catalogue import find
+from foretrain.predict.trace.card import guard
+from foretrain.predict.trace.card.guard import StandInError
+from foretrain.predict.trace.forked import ChildDied
+from foretrain.predict.trace.library import Tracing, trace
+from foretrain.predict.trace.tracer import Tracer
 from tests.helpers import REPO
 
 SIDE = 16384  # a square of it in fp32 is one GiB

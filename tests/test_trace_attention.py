@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
-from foretrain.hardware import find
-from foretrain.predict.exact import attention
-from foretrain.predict.exact.attention import Asked
-from foretrain.predict.exact.fake_card import Card
-from foretrain.predict.exact.library import Tracing, trace
-from foretrain.predict.exact.session import tracing
+from foretrain.hardware.catalogue import find
+from foretrain.predict.trace.card.torch_cuda import Card
+from foretrain.predict.trace.kernels import attention
+from foretrain.predict.trace.kernels.attention import Asked
+from foretrain.predict.trace.library import Tracing, trace
+from foretrain.predict.trace.session import tracing
 
 B, H, T, D = 2, 8, 256, 64
 

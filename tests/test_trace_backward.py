@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from foretrain.hardware import find
-from foretrain.predict.exact import kernels, self_test
-from foretrain.predict.exact.fake_card import Card
-from foretrain.predict.exact.session import tracing
+from foretrain.hardware.catalogue import find
+from foretrain.predict.trace import self_test
+from foretrain.predict.trace.card.torch_cuda import Card
+from foretrain.predict.trace.kernels import temporaries as kernels
+from foretrain.predict.trace.session import tracing
 
 N = 256
 

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from foretrain.predict.exact import self_test
-from foretrain.predict.exact.choices import PICKED, SPLIT
-from foretrain.predict.exact.library import Tracing, trace
-from foretrain.predict.exact.session import tracing
-from foretrain.units import MIB
+from foretrain.base.units import MIB
+from foretrain.predict.trace import self_test
+from foretrain.predict.trace.kernels.choices import PICKED, SPLIT
+from foretrain.predict.trace.library import Tracing, trace
+from foretrain.predict.trace.session import tracing
 
 TOKENS, WIDTH, EXPERTS, EACH = 2048, 64, 8, 2
 Call = Callable[[Tensor, Tensor, nn.ModuleList], Tensor]

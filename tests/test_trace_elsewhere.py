@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import foretrain
-from foretrain.errors import UserError
-from foretrain.predict.exact import elsewhere, library  # noqa: F401  the child has torch then
-from foretrain.predict.exact.traced import StandInError, Traced
+from foretrain.base.errors import UserError
+from foretrain.predict.trace import elsewhere, library  # noqa: F401  the child has torch then
+from foretrain.predict.trace.traced import StandInError, Traced
 
 SCRIPT = """
 import sys

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from foretrain.predict.exact.convolutions import NOTE, workspace_bytes
-from foretrain.predict.exact.library import Traced, Tracing, trace
-from foretrain.units import MIB
+from foretrain.base.units import MIB
+from foretrain.predict.trace.kernels.convolutions import NOTE, workspace_bytes
+from foretrain.predict.trace.library import Traced, Tracing, trace
 from tests.cuda_build.convolutions import KEPT, over
 from tests.kernel_steps import FLEX, STEPS
 

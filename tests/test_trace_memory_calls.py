@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.cuda._memory_viz import segsum, trace_plot
 
-from foretrain.predict import snapshot
-from foretrain.predict.exact.library import Tracing, trace
-from foretrain.units import MIB
+from foretrain.base.units import MIB
+from foretrain.predict.snapshot import read as snapshot
+from foretrain.predict.trace.library import Tracing, trace
 
 
 def block(mebibytes: int) -> torch.Tensor:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from foretrain.config import RunConfig
-from foretrain.hardware import find
-from foretrain.predict.exact import session
-from foretrain.predict.exact.service import Request, traces
-from foretrain.predict.exact.tracer import Tracer
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import find
+from foretrain.predict.trace import session
+from foretrain.predict.trace.service import Request, traces
+from foretrain.predict.trace.tracer import Tracer
 from tests.helpers import REPO
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 64, "block_size": 32, "vocab_size": 520, "batch_size": 2,
@@ -31,7 +31,7 @@ WAYS: dict[str, tuple[dict[str, object], str, str]] = {
 PLAIN = """
 import json, os, sys
 from contextlib import nullcontext
-from foretrain.predict.exact import session, worker
+from foretrain.predict.trace import session, worker
 session.quick = lambda *, compiled: nullcontext()
 for job in json.load(sys.stdin):
     if child := os.fork():

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from foretrain.predict.allocator import Allocator
-from foretrain.predict.allocator_blocks import Block
-from foretrain.predict.exact.library import Tracing, trace
-from foretrain.predict.exact.record import Trace
-from foretrain.predict.exact.replay import replay
-from foretrain.units import MIB
+from foretrain.base.units import MIB
+from foretrain.predict.allocator.blocks import Block
+from foretrain.predict.allocator.simulator import Allocator
+from foretrain.predict.trace.library import Tracing, trace
+from foretrain.predict.trace.record import Trace
+from foretrain.predict.trace.replay import replay
 from tests.stream_steps import STEPS
 
 # As `python -m tests.cuda_build.streams --step NAME` prints them: peaks, and what the driver was asked for, in MiB.

@@ -16,10 +16,10 @@ from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map_only
 
-from foretrain.predict.exact import self_test
-from foretrain.predict.exact.library import Tracing, trace
-from foretrain.predict.exact.session import tracing
-from foretrain.units import MIB
+from foretrain.base.units import MIB
+from foretrain.predict.trace import self_test
+from foretrain.predict.trace.library import Tracing, trace
+from foretrain.predict.trace.session import tracing
 
 RANKS = 4
 

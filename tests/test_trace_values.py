@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from foretrain.predict.exact import self_test
-from foretrain.predict.exact.guard import StandInError
-from foretrain.predict.exact.library import Tracing, trace
-from foretrain.predict.exact.session import tracing
-from foretrain.units import MIB
+from foretrain.base.units import MIB
+from foretrain.predict.trace import self_test
+from foretrain.predict.trace.card.guard import StandInError
+from foretrain.predict.trace.library import Tracing, trace
+from foretrain.predict.trace.session import tracing
 
 N = 1024  # of a square fp32 matrix of 4 MiB
 

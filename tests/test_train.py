@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from foretrain.config import RunConfig
-from foretrain.configfile import from_values, resolve
-from foretrain.errors import ExitCode, UserError
-from foretrain.lm.dataset import read_info
-from foretrain.lm.step import train_step
-from foretrain.resume_keys import EVALUATION, FREE, ROUNDING, effect_of
-from foretrain.run import checkpoint, store, threads, trainer
-from foretrain.run.device import place
-from foretrain.run.store import RunDirectory, RunRecord
-from foretrain.run.trainer import Trainer
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.config.on_resume import EVALUATION, FREE, ROUNDING, effect_of
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import from_values, resolve
+from foretrain.data.dataset import read_info
+from foretrain.model.step import train_step
+from foretrain.training import checkpoint, store, threads, trainer
+from foretrain.training.device import place
+from foretrain.training.store import RunDirectory, RunRecord
+from foretrain.training.trainer import Trainer
 from tests.helpers import TINY, foretrain, tiny, write_dataset
 
 
@@ -59,7 +59,7 @@ KILLED_CHILD = """
 import os, signal, sys
 sys.path.insert(0, {repo!r})
 from pathlib import Path
-from foretrain.run import checkpoint, trainer
+from foretrain.training import checkpoint, trainer
 from tests.helpers import tiny
 from tests.test_train import train
 moment, at = sys.argv[1], int(sys.argv[2])
@@ -84,7 +84,7 @@ elif moment == "evaluation":
         return original(*args)
     trainer.evaluation_loss = evaluation
 elif moment == "save":
-    from foretrain.run import files
+    from foretrain.training import files
     count = 0
     def watch(call, path, size):
         global count
@@ -205,8 +205,8 @@ def test_a_run_is_a_directory(own_directory: Path) -> None:
 
 
 def test_measured_memory_agrees_with_the_plan(own_directory: Path) -> None:
-    from foretrain.advise.forecast import plan_of
-    from foretrain.advise.forecast_check import compare
+    from foretrain.analysis.forecast import plan_of
+    from foretrain.analysis.forecast_check import compare
 
     write_dataset(Path("data/toy"))
     words = {**TINY, "n_embd": 128, "block_size": 64, "vocab_size": 512}
@@ -314,7 +314,7 @@ def test_divergence_stops_with_its_exit_code_and_saves_nothing_bad(own_directory
 
 
 def test_out_of_memory_is_a_sentence(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from foretrain.run import trainer
+    from foretrain.training import trainer
 
     def no_memory(*args: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.54 GiB.")
@@ -328,7 +328,7 @@ def test_out_of_memory_is_a_sentence(own_directory: Path, monkeypatch: pytest.Mo
 
 
 def test_a_bug_shows_itself_and_the_record_says_failed(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from foretrain.run import trainer
+    from foretrain.training import trainer
 
     monkeypatch.setattr(trainer, "train_step", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -551,7 +551,7 @@ def test_without_a_compiler_training_goes_on_in_eager_mode(
 
 
 def test_vocabulary_is_taken_from_the_dataset(own_directory: Path) -> None:
-    from foretrain.cli.train import prepare_data
+    from foretrain.cli.commands.train import prepare_data
 
     path = write_dataset(Path("data/toy"))
     (path / "meta.json").write_text(json.dumps({"dtype": "uint16", "vocab_size": 96}))

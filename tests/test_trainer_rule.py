@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.advise.cards import choose
-from foretrain.advise.micro_batch import choose as choose_batch
-from foretrain.advise.planner import Planner
-from foretrain.advise.rules.base import State
+from foretrain.advice.cards import choose
+from foretrain.advice.micro_batch import choose as choose_batch
+from foretrain.advice.planner import Planner
+from foretrain.advice.rules.base import State
 from foretrain.app.plan import Target, make_plan
-from foretrain.batchsplit import cut
-from foretrain.config import RunConfig
-from foretrain.configfile import Trainer, resolve
-from foretrain.hardware import find
+from foretrain.base.units import GIB
+from foretrain.config.microbatches import cut
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import Trainer, resolve
+from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan
-from foretrain.report import plan_view
-from foretrain.units import GIB
+from foretrain.reports.views import plan as plan_view
 from tests.helpers import REPO, foretrain
 
 C = str(REPO / "examples" / "real-cases" / "c.py")  # nanoGPT's step does not fit beside 2.1 GB, foretrain's does

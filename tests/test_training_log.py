@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain import training_log
-from foretrain.advise.log_analysis import analyse
-from foretrain.advise.utilization import peak_at_clock, utilization
-from foretrain.configfile import resolve
-from foretrain.errors import UserError
-from foretrain.hardware import find
-from foretrain.training_log import EVALUATED, SAVED, number, parse_log, read_log, read_stream
-from foretrain.units import parse_clock_ghz, parse_rate, parse_seconds
+from foretrain.analysis.log_analysis import analyse
+from foretrain.analysis.utilization import peak_at_clock, utilization
+from foretrain.base.errors import UserError
+from foretrain.base.units import parse_clock_ghz, parse_rate, parse_seconds
+from foretrain.config.resolve import resolve
+from foretrain.hardware.catalogue import find
+from foretrain.monitoring import training_log
+from foretrain.monitoring.training_log import EVALUATED, SAVED, number, parse_log, read_log, read_stream
 from tests.helpers import REPO, foretrain
 
 B1 = str(REPO / "examples" / "real-cases" / "b1.py")

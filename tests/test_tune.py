@@ -17,12 +17,35 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from foretrain.advise import tune_answer, tune_memory
-from foretrain.advise import tuner as tuner_module
-from foretrain.advise.race import LOOKS, Race, estimate
-from foretrain.advise.sources.predicted import with_vocabulary
-from foretrain.advise.tune_model import Model
-from foretrain.advise.tune_space import (
+from foretrain.app.plan import with_dataset
+from foretrain.base.errors import UserError
+from foretrain.base.quantities import parse_duration
+from foretrain.cli.commands.train import prepare_data
+from foretrain.cli.commands.tune import prepare
+from foretrain.comparison.sources.predicted import with_vocabulary
+from foretrain.config.checks import check
+from foretrain.config.microbatches import sequences_of
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import from_values, resolve, to_toml
+from foretrain.data.dataset import BUILT_IN_VOCABULARY
+from foretrain.data.tokenizer import ByteTokenizer, Gpt2Tokenizer
+from foretrain.hardware.calibration import Calibration, KernelTime, StepTime, load, save, save_tuned, tuned_path
+from foretrain.hardware.catalogue import find
+from foretrain.hardware.cpu import nominal_cpu
+from foretrain.predict.memory import worst_verdict
+from foretrain.predict.tuned_steps import step_of, tuned_like
+from foretrain.reports import text as text_view
+from foretrain.reports.views import tune as tune_view
+from foretrain.tuning import answer as tune_answer
+from foretrain.tuning import cache as tune_memory
+from foretrain.tuning import trial as single_trial
+from foretrain.tuning import tuner as tuner_module
+from foretrain.tuning.child import TimedStep, rows_of
+from foretrain.tuning.model import Model
+from foretrain.tuning.pool import Burst, Death, Pool
+from foretrain.tuning.race import LOOKS, Race, estimate
+from foretrain.tuning.record import ForecastError, TuneTrial, Tuning, with_pareto
+from foretrain.tuning.space import (
     MASTERS,
     TUNABLE,
     Machine,
@@ -38,29 +61,7 @@ from foretrain.advise.tune_space import (
     options,
     settings,
 )
-from foretrain.advise.tuner import Limits, Outlook, Tuner
-from foretrain.advise.tuning import ForecastError, TuneTrial, Tuning, with_pareto
-from foretrain.app.plan import with_dataset
-from foretrain.batchsplit import sequences_of
-from foretrain.calibration import Calibration, KernelTime, StepTime, load, save, save_tuned, tuned_path
-from foretrain.cli.train import prepare_data
-from foretrain.cli.tune import prepare
-from foretrain.config import RunConfig
-from foretrain.config_checks import check
-from foretrain.configfile import from_values, resolve, to_toml
-from foretrain.cpu import nominal_cpu
-from foretrain.errors import UserError
-from foretrain.hardware import find
-from foretrain.lm.dataset import BUILT_IN_VOCABULARY
-from foretrain.lm.tokenizer import ByteTokenizer, Gpt2Tokenizer
-from foretrain.predict.memory import worst_verdict
-from foretrain.quantities import parse_duration
-from foretrain.report import text as text_view
-from foretrain.report import tune_view
-from foretrain.run import trial as single_trial
-from foretrain.run.trial_pool import Burst, Death, Pool
-from foretrain.run.tune_trial import TimedStep, rows_of
-from foretrain.tuned_steps import step_of, tuned_like
+from foretrain.tuning.tuner import Limits, Outlook, Tuner
 from tests import machines
 from tests.helpers import TINY, foretrain, tiny
 
@@ -601,7 +602,7 @@ def test_room_is_made_by_ending_those_asked_longest_ago() -> None:
 @pytest.mark.slow
 def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom foretrain.run.trial_pool import Pool\nfrom tests.helpers import tiny\n"
+        "import sys\nfrom foretrain.tuning.pool import Pool\nfrom tests.helpers import tiny\n"
         "with Pool(None, None) as pool:\n"
         "    pool.burst(tiny(dtype='float32', attention='sdpa'), 0.05, 600, None)\n"
         "    print(next(iter(pool._children.values())).process.pid, pool.scratch, flush=True)\n"

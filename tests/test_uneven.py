@@ -1,17 +1,19 @@
 """Where a larger micro-batch needs less memory, each screen that shows two of them says why."""
 
-from foretrain.advise.advice import Setting
-from foretrain.advise.advisor import advise
-from foretrain.advise.frontier import Frontier, FrontierPoint
-from foretrain.config import RunConfig
-from foretrain.hardware import find
-from foretrain.messages import say
-from foretrain.predict.exact.largest import Largest, Probe
+from foretrain.advice.advisor import advise
+from foretrain.advice.frontier import Frontier, FrontierPoint
+from foretrain.advice.record import Setting
+from foretrain.base.messages import say
+from foretrain.base.units import GIB
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan
-from foretrain.report import advice_view, explain_view, outlook_view
-from foretrain.report.document import Paragraph
-from foretrain.report.uneven import uneven
-from foretrain.units import GIB
+from foretrain.predict.trace.largest import Largest, Probe
+from foretrain.reports.document import Paragraph
+from foretrain.reports.uneven import uneven
+from foretrain.reports.views import advice as advice_view
+from foretrain.reports.views import explain as explain_view
+from foretrain.reports.views import outlook as outlook_view
 
 
 def said(blocks: object) -> list[str]:

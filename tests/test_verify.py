@@ -15,14 +15,14 @@ import torch
 import typer.main
 from rich.console import Console
 
+from foretrain.base.errors import UserError
 from foretrain.cli import app
-from foretrain.cli import verify as verify_command
-from foretrain.errors import UserError
-from foretrain.hardware import Gpu, find
-from foretrain.predict.exact import drive, service
-from foretrain.predict.exact.service import TraceUnavailable
-from foretrain.verify import cases, child, expected, measure, record, session
-from foretrain.verify.record import Case, Machine, Outcome, Predicted, Verification, Versions
+from foretrain.cli.commands import verify as verify_command
+from foretrain.hardware.catalogue import Gpu, find
+from foretrain.predict.trace import drive, service
+from foretrain.predict.trace.service import TraceUnavailable
+from foretrain.verification import cases, child, expected, measure, record, session
+from foretrain.verification.record import Case, Machine, Outcome, Predicted, Verification, Versions
 from tests.helpers import REPO, Terminal, foretrain
 
 sys.path.insert(0, str(REPO / "docs"))
@@ -84,8 +84,8 @@ def test_the_largest_micro_batch_is_the_largest() -> None:
 
 
 def test_a_prediction_is_what_plan_exact_says() -> None:
-    from foretrain.predict.exact.forecast import answers_for
     from foretrain.predict.plan import plan
+    from foretrain.predict.trace.forecast import answers_for
 
     predicted, peaks = expected.predict(TINY, CARD)
     config = TINY.config.model_copy(update={"compile": False, "dtype": "float32"})
@@ -309,7 +309,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_continues(machinery: Mac
 
 
 def test_sigterm_stops_with_its_own_exit_code(machinery: Machinery) -> None:
-    from foretrain.cli.verify import Terminated
+    from foretrain.cli.commands.verify import Terminated
 
     machinery.answers = {"30M fp16 compiled": Terminated()}
     assert foretrain("verify", "--out", "r.json", "--quiet").returncode == 75

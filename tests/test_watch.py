@@ -16,15 +16,17 @@ from typing import Any
 
 import pytest
 
-from foretrain.cli.watch import config_of
-from foretrain.errors import UserError
-from foretrain.redaction import redacted
-from foretrain.run import process_tree, store, watch_record
-from foretrain.run import watch as watching
-from foretrain.run.card import REASONS, Cards
-from foretrain.run.watch import watch
-from foretrain.run.watch_record import WatchRecord
-from foretrain.training_log import read_log
+from foretrain.base.errors import UserError
+from foretrain.base.redaction import redacted
+from foretrain.cli.commands.watch import config_of
+from foretrain.hardware.card import REASONS, Cards
+from foretrain.monitoring import process_tree
+from foretrain.monitoring import record as watch_record
+from foretrain.monitoring import watch as watching
+from foretrain.monitoring.record import WatchRecord
+from foretrain.monitoring.training_log import read_log
+from foretrain.monitoring.watch import watch
+from foretrain.training import store
 from tests.helpers import REPO, foretrain
 from tests.test_hardware import FakeNvml
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from foretrain import quantities as q
-from foretrain.configfile import resolve, to_toml
-from foretrain.errors import UserError
-from foretrain.hardware import find
+from foretrain.base import quantities as q
+from foretrain.base.errors import UserError
+from foretrain.base.quantities import Limit
+from foretrain.config.resolve import resolve, to_toml
+from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan
 from foretrain.predict.within import adjusted, amount_of, within
-from foretrain.quantities import Limit
 from tests.helpers import REPO, foretrain, tiny
 
 D = str(REPO / "examples" / "real-cases" / "d.py")

@@ -9,7 +9,7 @@ import typer
 
 from foretrain.cli import app
 from foretrain.cli.old_options import OLD
-from foretrain.config import knobs
+from foretrain.config.options import knobs
 from tests.helpers import REPO
 
 # Left: what a reader stopped at. Right: what stands there now.

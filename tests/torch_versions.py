@@ -13,9 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from foretrain.errors import UserError
-from foretrain.predict.exact import interpreter
+from foretrain.base.errors import UserError
 from foretrain.predict.software import parse
+from foretrain.predict.trace import interpreter
 
 REPO = Path(__file__).parent.parent
 FILES = ("backward", "any_code", "attention", "values", "subclasses", "streams", "memory_calls")

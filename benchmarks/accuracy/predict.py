@@ -51,7 +51,7 @@ def without_places(said: dict[str, Any], folders: list[Path]) -> dict[str, Any]:
 
 def by_phase(record: Any) -> dict[str, int]:
     """Of a trace: peaks of each phase as requested and as allocated, what is allocated where it begins, and the peaks of all."""
-    from foretrain.predict.exact.replay import replay
+    from foretrain.predict.trace.replay import replay
 
     sizes = [allocation.nbytes for allocation in record.allocations]
     requested: dict[str, int] = {}
@@ -81,11 +81,11 @@ def by_phase(record: Any) -> dict[str, int]:
 
 def planned(case: table.Case) -> dict[str, Any]:
     """What `foretrain plan` says of nanoGPT-like rows: seconds a step, and whether the card holds it."""
-    from foretrain.configfile import resolve
-    from foretrain.hardware import find
+    from foretrain.config.resolve import resolve
+    from foretrain.hardware.catalogue import find
     from foretrain.predict.memory import predict
     from foretrain.predict.software import parse
-    from foretrain.predict.time import step_time
+    from foretrain.predict.speed.time import step_time
 
     settings = dict(case.settings)
     trainer, dtype, compiled = settings.pop("trainer"), settings.pop("dtype"), settings.pop("compiled")
@@ -113,7 +113,7 @@ def planned(case: table.Case) -> dict[str, Any]:
 
 def said_of(case: table.Case, folder: Path | None) -> dict[str, Any]:
     """The prediction, or why there is none."""
-    from foretrain.predict.exact.forked import CAN_FORK, in_child
+    from foretrain.predict.trace.forked import CAN_FORK, in_child
 
     try:
         folders = [checkouts.find(repository, folder) for repository in case.checkouts]

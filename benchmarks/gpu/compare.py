@@ -21,15 +21,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from common import report
 
-from foretrain.calibration import installed_torch
-from foretrain.config import RunConfig
-from foretrain.hardware import match
-from foretrain.predict.exact import service
-from foretrain.predict.exact.forecast import requests_for
-from foretrain.predict.exact.memory import exact
-from foretrain.predict.exact.record import Trace
+from foretrain.base.installation import installed_torch
+from foretrain.base.units import GIB, MIB
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import match
 from foretrain.predict.memory import predict, worst_verdict
-from foretrain.units import GIB, MIB
+from foretrain.predict.trace import service
+from foretrain.predict.trace.forecast import requests_for
+from foretrain.predict.trace.memory import exact
+from foretrain.predict.trace.record import Trace
 
 
 def differences(trace: Trace, history: dict[str, Any]) -> list[dict[str, Any]]:

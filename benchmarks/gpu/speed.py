@@ -23,13 +23,13 @@ import torch
 from cases import B1, CHARACTERS, GPT2, A, C, Case
 from common import show, versions
 
-from foretrain.config import RunConfig
-from foretrain.hardware import detect
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import detect
 from foretrain.predict.energy import power
 from foretrain.predict.plan import whole_run
-from foretrain.predict.time import compile_time, evaluation_time, step_time
-from foretrain.run.calibrate import Stepper, calibrate, usual_dtypes
-from foretrain.run.device import Placement, place
+from foretrain.predict.speed.time import compile_time, evaluation_time, step_time
+from foretrain.training.device import Placement, place
+from foretrain.tuning.calibrate import Stepper, calibrate, usual_dtypes
 
 XL = {"n_layer": 24, "n_head": 16, "n_embd": 1024, "batch_size": 4, "gradient_accumulation_steps": 2}
 NARROW = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "vocab_size": 65, "batch_size": 12}

@@ -3,7 +3,7 @@
     python benchmarks/gpu/suite.py --out results.json        (under 9 minutes on one card, no network)
     python benchmarks/gpu/suite.py --device cpu --small      (does the script itself work?)
 
-Each case of cases.py runs in a fresh process, by the very code that `plan --exact` traces (predict/exact/drive.py):
+Each case of cases.py runs in a fresh process, by the very code that `plan --exact` traces (predict/trace/drive.py):
 three optimizer steps with evaluation and saving in their place. Written down are torch's allocated and reserved peaks
 by phase, the process's memory by NVML, the context, and the allocator's history as a list of sizes, so that
 compare.py can say which allocation a trace misses. Cases run side by side while memory is measured; afterwards some
@@ -35,9 +35,9 @@ def measure_memory(case: Case, device: str) -> dict[str, Any]:
     """One run with its memory: peaks by phase, process, context, history."""
     import torch
 
-    from foretrain.predict.exact.drive import Job
-    from foretrain.verify.measure import Watch, run
-    from foretrain.verify.record import Case as Run
+    from foretrain.predict.trace.drive import Job
+    from foretrain.verification.measure import Watch, run
+    from foretrain.verification.record import Case as Run
 
     one = Run(name=case.name, options=case.knobs, dtype=case.dtype, step=case.step, compiled=case.compiled)  # type: ignore[arg-type]
     where = torch.device(device)
@@ -94,9 +94,9 @@ def measure_time(case: Case, device: str) -> dict[str, Any]:
     """Seconds of one optimizer step, after two that warm up, of the step with its own accumulation."""
     import torch
 
-    from foretrain.config import RunConfig
-    from foretrain.lm.step import build, train_step
-    from foretrain.predict.exact.drive import DTYPES
+    from foretrain.config.options import RunConfig
+    from foretrain.model.step import build, train_step
+    from foretrain.predict.trace.drive import DTYPES
 
     if case.step != "foretrain":
         return {"note": "only foretrain's step is timed"}

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from foretrain.advise.micro_batch import Choice, choose
-from foretrain.advise.utilization import CLOCK_HEADROOM, utilization
-from foretrain.config import RunConfig
-from foretrain.configfile import ResolvedConfig, Trainer, from_values, resolve
-from foretrain.errors import UserError
-from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Gpu, catalogue, detect, find, stated_bytes
-from foretrain.lm.config_data import of_config
-from foretrain.lm.shape import ModelShape
+from foretrain.advice.micro_batch import Choice, choose
+from foretrain.analysis.utilization import CLOCK_HEADROOM, utilization
+from foretrain.base.errors import UserError
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import ResolvedConfig, Trainer, from_values, resolve
+from foretrain.data.config_data import of_config
+from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, Gpu, catalogue, detect, find, stated_bytes
+from foretrain.model.shape import ModelShape
 from foretrain.predict.data_notes import data_notes
 from foretrain.predict.plan import Plan, available, choose_dtype
 from foretrain.predict.plan import plan as predict_plan
@@ -119,7 +119,7 @@ def _here(config: RunConfig, used_by_others_bytes: int | None) -> Target:
 
 
 def _cpu(used_by_others_bytes: int | None) -> Target:
-    from foretrain.cpu import available_memory_bytes, cpu_device
+    from foretrain.hardware.cpu import available_memory_bytes, cpu_device
 
     gpu = cpu_device()
     available = available_memory_bytes()

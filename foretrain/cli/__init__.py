@@ -8,11 +8,11 @@ from typing import Annotated, TextIO
 
 import typer
 
-from foretrain import bugs, languages
+from foretrain.base import bugs, languages
+from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli.common import OUT, own_words, print_error
 from foretrain.cli.language import Group, from_environment
-from foretrain.errors import ExitCode, UserError
-from foretrain.hardware import GPU_FILE_VARIABLE
+from foretrain.hardware.catalogue import GPU_FILE_VARIABLE
 
 EPILOG = """Examples:
 
@@ -54,7 +54,8 @@ def _root(
 
 def _add_commands() -> None:
     # Modules that import nothing heavy at their head; torch and numpy are imported inside the commands.
-    from foretrain.cli import (
+    from foretrain.cli import language
+    from foretrain.cli.commands import (
         advise,
         calibrate,
         compare,
@@ -63,7 +64,6 @@ def _add_commands() -> None:
         explain,
         export,
         gpus,
-        language,
         mfu,
         plan,
         prepare,

@@ -12,8 +12,8 @@ import typer.main
 from rich.console import Console
 from rich.text import Text
 
-from foretrain.errors import ConfigError, UserError
-from foretrain.messages import listed, printable, say
+from foretrain.base.errors import ConfigError, UserError
+from foretrain.base.messages import listed, printable, say
 
 OUT = Console(highlight=False)
 ERR = Console(stderr=True, highlight=False)
@@ -58,8 +58,8 @@ def need_one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
 
 def _complete(incomplete: str) -> list[str]:
     """Shell completion: presets, files are the shell's own, and knobs after --."""
-    from foretrain.configfile import KNOBS
-    from foretrain.presets import PRESET_ALIASES, PRESETS
+    from foretrain.config.presets import PRESET_ALIASES, PRESETS
+    from foretrain.config.resolve import KNOBS
 
     words = [f"--{name}=" for name in KNOBS] if incomplete.startswith("-") else [*PRESETS, *PRESET_ALIASES]
     return [word for word in words if word.startswith(incomplete)]

@@ -7,7 +7,7 @@ from typing import Any
 
 def cards(incomplete: str) -> list[str]:
     """Names of cards that begin with this, in a form without blanks; the last one of a list such as 3060,40."""
-    from foretrain.hardware import catalogue
+    from foretrain.hardware.catalogue import catalogue
 
     before, comma, last = incomplete.rpartition(",")
     names = ["auto", "cpu", *(name.replace(" ", "-") for name in catalogue())]
@@ -18,7 +18,7 @@ def cards(incomplete: str) -> list[str]:
 
 def config_options(incomplete: str) -> list[str]:
     """Options of the config that begin with this, in either spelling: --n_layer=, --n-layer=."""
-    from foretrain.configfile import KNOBS
+    from foretrain.config.resolve import KNOBS
 
     written = "--" + incomplete.removeprefix("--").replace("-", "_")
     return [f"--{name}=" for name in KNOBS if f"--{name}".startswith(written)]

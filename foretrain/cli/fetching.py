@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from foretrain.base.messages import printable
 from foretrain.cli.common import ERR
-from foretrain.lm.dataset import DatasetInfo
-from foretrain.messages import printable
+from foretrain.data.dataset import DatasetInfo
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def fetch(info: DatasetInfo, *, quiet: bool) -> None:
         fetch(part.dataset, quiet=quiet)
     if info.remote is None:
         return
-    from foretrain.lm.remote import fetch_all, missing_shards
+    from foretrain.data.remote import fetch_all, missing_shards
 
     total = sum(segment.end for segment in missing_shards(info))
     with bytes_bar(info.remote, total, quiet=quiet) as bar:

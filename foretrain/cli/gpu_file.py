@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from foretrain.cli.common import option_of
-from foretrain.hardware import GPU_FILE_VARIABLE, catalogue
+from foretrain.hardware.catalogue import GPU_FILE_VARIABLE, catalogue
 
 COMMANDS = ("gpus", "serve", "train", "demo", "calibrate")  # beside those with --gpu
 

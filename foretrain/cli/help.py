@@ -14,12 +14,12 @@ from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from typing import Any
 
-from foretrain import bidi, languages
+from foretrain.base import bidi, languages
 from foretrain.cli.common import OUT
 from foretrain.cli.old_options import OLD
 
 EXAMPLES = "Examples:"
-PROSE_WIDTH = 100  # as report/text.py has it
+PROSE_WIDTH = 100  # as reports/text.py has it
 # The words that typer's help itself brings, by the name that they have in its module.
 HEADINGS = {
     "ARGUMENTS_PANEL_TITLE": "Arguments",

@@ -12,13 +12,13 @@ import typer
 import typer.main
 from typer.core import TyperGroup
 
-from foretrain import languages
+from foretrain.base import languages
+from foretrain.base.errors import UserError
 from foretrain.cli import completion, gpu_file, mistyped, wrong_usage
 from foretrain.cli import help as spoken_help
 from foretrain.cli.common import OUT, Json, option_of, own_words, print_json
-from foretrain.config import knobs
-from foretrain.errors import UserError
-from foretrain.report.document import Cell, Document, Message, Paragraph, Quantity, Section, Table, Verbatim
+from foretrain.config.options import knobs
+from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Section, Table, Verbatim
 
 VARIABLE = "FORETRAIN_LANG"
 EPILOG = """Examples:
@@ -152,7 +152,7 @@ def languages_command(
         ]  # fmt: skip
         print_json({"schema": "foretrain.languages/1", "languages": listed})
         return
-    from foretrain.report import text
+    from foretrain.reports import text
 
     text.render(_document(found, with_ids=language is not None), OUT)
 

@@ -7,10 +7,10 @@ import difflib
 from functools import partial
 from typing import Any
 
+from foretrain.base.errors import ConfigError, UserError
 from foretrain.cli.common import own_words
 from foretrain.cli.old_options import OLD
-from foretrain.configfile import ALIASES, KNOBS
-from foretrain.errors import ConfigError, UserError
+from foretrain.config.resolve import ALIASES, KNOBS
 
 _UNKNOWN = ("config.unknown_key", "config.unknown_key_near")
 _CLOSE = 0.1  # what is this much less like it than the best is not named

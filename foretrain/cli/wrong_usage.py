@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
+from foretrain.base.errors import UserError
 from foretrain.cli import mistyped
 from foretrain.cli.common import own_words, wrong_value
-from foretrain.errors import UserError
 
 # What the framework says, and the text that says it here; the groups are its values.
 SAID = {

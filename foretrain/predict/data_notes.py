@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 
-from foretrain.config import RunConfig
-from foretrain.lm.dataset import DatasetInfo
+from foretrain.config.options import RunConfig
+from foretrain.data.dataset import DatasetInfo
 from foretrain.predict.plan import Note
 
 

@@ -19,10 +19,10 @@ It is the card alone: the machine around it and the losses of its supply come on
 user's card yet.
 """
 
-from foretrain.config import RunConfig
-from foretrain.hardware import Gpu
-from foretrain.predict.time import Range
-from foretrain.records import Record
+from foretrain.base.records import Record
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.speed.time import Range
 
 JOULES_PER_KWH = 3.6e6
 FULL_MFU = 0.35  # the MFU from which on the matrix units are taken to draw all they can

@@ -4,24 +4,24 @@ Two ways to write the step are predicted: nanoGPT's own (logits returned and kep
 each eager or compiled. Against traces on fake CUDA tensors and against PyTorch's real CPU allocator the allocated
 peak is exact to about 0.1 % (eager) and 2 % (compiled); docs/memory.md has the tables.
 
-Reserved memory is this list of tensors, replayed through the allocator (`reserved.py`); so are the verdicts.
+Reserved memory is this list of tensors, replayed through the allocator (`estimate/reserved.py`); so are the verdicts.
 
 Known limits: the CUDA context is a prior until it is measured on the card; see also the limits named in
-`eager_forward.py` and `inductor.py`.
+`estimate/eager_forward.py` and `estimate/inductor.py`.
 """
 
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from foretrain.config import OWN_WAYS, RunConfig
-from foretrain.errors import UserError
-from foretrain.hardware import Dtype, Gpu
-from foretrain.predict.allocator_settings import Settings, of_run
-from foretrain.predict.reserved import Held, fails_in, held
-from foretrain.predict.simulated_run import SimulatedRun, StepName, resume, staged_bytes
+from foretrain.base.errors import UserError
+from foretrain.base.records import Record
+from foretrain.base.units import MIB
+from foretrain.config.options import OWN_WAYS, RunConfig
+from foretrain.hardware.catalogue import Dtype, Gpu
+from foretrain.predict.allocator.settings import Settings, of_run
+from foretrain.predict.estimate.reserved import Held, fails_in, held
+from foretrain.predict.estimate.simulated_run import SimulatedRun, StepName, resume, staged_bytes
 from foretrain.predict.timeline import Kind, Peak
-from foretrain.records import Record
-from foretrain.units import MIB
 
 Verdict = Literal["fits", "tight", "does_not_fit"]
 
@@ -35,7 +35,7 @@ LATER_KERNELS_BYTES = 64 * MIB  # modules that a run loads and the calibration d
 # On a CPU the same line is the interpreter with torch loaded, and glibc keeps less slack than CUDA's allocator.
 CPU_BASE_LOW_BYTES, CPU_BASE_EXPECTED_BYTES, CPU_BASE_HIGH_BYTES = 150 * MIB, 300 * MIB, 600 * MIB
 CPU_SLACK_EXPECTED, CPU_SLACK_HIGH = 1.05, 1.25
-STAGING_SPARE = 1.25  # of the copy that a save makes has to be free, else it makes none: run/saver.py
+STAGING_SPARE = 1.25  # of the copy that a save makes has to be free, else it makes none: training/saver.py
 
 MARGIN_BYTES = 200 * MIB  # what "fits" leaves to spare beside the expected context
 # What of a config shapes the memory of a step, beside how often it accumulates.

@@ -8,15 +8,16 @@ import json
 import math
 from typing import Any, Literal, Self
 
-from foretrain.config import RunConfig
-from foretrain.effects import idle
-from foretrain.hardware import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
-from foretrain.lm.adamw8bit_sizes import moments_bytes
-from foretrain.lm.shape import ModelShape
-from foretrain.precision import EIGHT_BITS, check_matmul
+from foretrain.base.records import Note, Record
+from foretrain.base.units import format_bytes, format_duration
+from foretrain.config.inactive import idle
+from foretrain.config.options import RunConfig
+from foretrain.config.precision import EIGHT_BITS, check_matmul
+from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
+from foretrain.model.adamw8bit_sizes import moments_bytes
+from foretrain.model.shape import ModelShape
 from foretrain.predict import software
 from foretrain.predict.energy import Spending, spending
-from foretrain.predict.exact.memory import Exact
 from foretrain.predict.memory import (
     StepMemory,
     StepName,
@@ -24,9 +25,8 @@ from foretrain.predict.memory import (
     predict,
     worst_verdict,
 )
-from foretrain.predict.time import Range, compile_time, evaluation_time, is_calibrated, step_time
-from foretrain.records import Note, Record
-from foretrain.units import format_bytes, format_duration
+from foretrain.predict.speed.time import Range, compile_time, evaluation_time, is_calibrated, step_time
+from foretrain.predict.trace.memory import Exact
 
 SCHEMA = "foretrain.plan/2"
 TimingSource = Literal["estimated", "calibrated", "measured (log)"]
@@ -84,8 +84,8 @@ class Timing(Spending):
 class Plan(Record):
     """The whole forecast for one config on one device.
 
-    `step`: the trainer that will run it, whose step the headline, --check and advice mean (configfile.py has the rule).
-    `assumptions`: what was not known and taken all the same, such as a vocabulary; texts `assumed.ID`.
+    `step`: the trainer that will run it, whose step the headline, --check and advice mean (config/resolve.py has the
+    rule). `assumptions`: what was not known and taken all the same, such as a vocabulary; texts `assumed.ID`.
     """
 
     name: str

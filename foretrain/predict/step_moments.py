@@ -6,15 +6,15 @@ The ledger's peaks are the highest of these moments; a trace's too, but for roun
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from foretrain.config import RunConfig
-from foretrain.hardware import Dtype, Gpu
-from foretrain.predict.exact.memory import component_id
-from foretrain.predict.exact.record import Trace, moment_id
+from foretrain.base.downsample import extremes
+from foretrain.base.records import Record
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Dtype, Gpu
+from foretrain.predict.estimate.simulated_run import SimulatedRun
 from foretrain.predict.memory import StepName
-from foretrain.predict.simulated_run import SimulatedRun
 from foretrain.predict.timeline import Size, Tensor, Timeline
-from foretrain.records import Record
-from foretrain.thin import extremes
+from foretrain.predict.trace.memory import component_id
+from foretrain.predict.trace.record import Trace, moment_id
 
 PHASE = "steady_step"
 MICRO_BATCHES = 2  # that are shown; later ones are like the second

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from foretrain.predict.attention import AttentionKind
+from foretrain.predict.estimate.sdpa import AttentionKind
 
 
 @dataclass(frozen=True)

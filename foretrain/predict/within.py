@@ -6,13 +6,13 @@ checkpoint), stays within the limit. It is searched by halving, since each of th
 
 from typing import Literal
 
-from foretrain.config import RunConfig
-from foretrain.errors import UserError
-from foretrain.hardware import Dtype, Gpu
+from foretrain.base.errors import UserError
+from foretrain.base.quantities import Limit, currency_code
+from foretrain.base.records import Record
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict.memory import StepName, Verdict
 from foretrain.predict.plan import Plan, Timing, whole_run
-from foretrain.quantities import Limit, currency_code
-from foretrain.records import Record
 
 MOST_STEPS = 10**10  # as many as the knob allows
 MOST_WARMUP = 1 / 20  # of a run

@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any
 
-from foretrain import bugs, languages
+from foretrain.base import bugs, languages
 from foretrain.web import answers, calls
 
 

@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from foretrain.advise.advisor import advise
-from foretrain.advise.rules.base import Goal
+from foretrain.advice.advisor import advise
+from foretrain.advice.rules.base import Goal
 from foretrain.predict.memory import StepName
-from foretrain.report import advice_view
+from foretrain.reports.views import advice as advice_view
 from foretrain.web import planner
 from foretrain.web.answers import SCHEMA, document_json
 

@@ -10,8 +10,8 @@ import subprocess
 import threading
 import time
 
-from foretrain import languages
-from foretrain.errors import UserError
+from foretrain.base import languages
+from foretrain.base.errors import UserError
 from foretrain.web import answers, calls, child
 from foretrain.web.calls import Made
 

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from foretrain.configfile import ResolvedConfig
-from foretrain.errors import ConfigError, UserError
-from foretrain.messages import format_value, printable, say, source_name
+from foretrain.base.errors import ConfigError, UserError
+from foretrain.base.messages import format_value, printable, say, source_name
+from foretrain.base.units import Span
+from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.memory import StepMemory
 from foretrain.predict.plan import Plan, Timing
-from foretrain.predict.time import Range
-from foretrain.report import plan_view
-from foretrain.report.document import (
+from foretrain.predict.speed.time import Range
+from foretrain.reports.document import (
     Block,
     Document,
     Lines,
@@ -23,9 +23,9 @@ from foretrain.report.document import (
     Verbatim,
     cell_text,
 )
-from foretrain.report.numbers import behind
-from foretrain.report.palette import COLOURS, LINES_DARK, LINES_LIGHT, SERIES_COLOURS
-from foretrain.units import Span
+from foretrain.reports.numbers import behind
+from foretrain.reports.palette import COLOURS, LINES_DARK, LINES_LIGHT, SERIES_COLOURS
+from foretrain.reports.views import plan as plan_view
 
 SCHEMA = "foretrain.page/1"
 

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from foretrain import languages
-from foretrain.messages import say
+from foretrain.base import languages
+from foretrain.base.messages import say
 from foretrain.web import calls
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from foretrain.configfile import from_text, to_toml
-from foretrain.errors import UserError
-from foretrain.messages import printable
-from foretrain.presets import PRESETS
-from foretrain.records import Record
+from foretrain.base.errors import UserError
+from foretrain.base.messages import printable
+from foretrain.base.records import Record
+from foretrain.config.presets import PRESETS
+from foretrain.config.resolve import from_text, to_toml
 from foretrain.web import answers, devices, planner
 from foretrain.web.fields import fields
 from foretrain.web.language import spoken
@@ -66,8 +66,8 @@ def advice(body: bytes | str) -> Made:
 
 def cards(asked: planner.Asked) -> Made:
     """The same config on several devices. Raises UserError."""
-    from foretrain.advise.cards import choose
-    from foretrain.report import cards_view
+    from foretrain.advice.cards import choose
+    from foretrain.reports.views import cards as cards_view
 
     found = planner.resolved(asked)
     names = list(dict.fromkeys(asked.cards)) or [asked.gpu]

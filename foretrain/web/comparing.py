@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictStr
 
-from foretrain import languages
-from foretrain.errors import UserError
-from foretrain.records import Record
+from foretrain.base import languages
+from foretrain.base.errors import UserError
+from foretrain.base.records import Record
 from foretrain.web import child
 from foretrain.web.calls import Made
 from foretrain.web.observe import ObservedRun

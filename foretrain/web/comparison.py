@@ -7,20 +7,20 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from foretrain.advise.compare import compare
-from foretrain.advise.compare_report import gather
-from foretrain.advise.forecast import plan_of
-from foretrain.advise.sources import runs as source
-from foretrain.advise.sources.given import Given
-from foretrain.advise.subject import Subject
-from foretrain.errors import UserError
-from foretrain.messages import printable, say
-from foretrain.report import compare_report
-from foretrain.report.charts import chart
-from foretrain.report.document import Block, Curves, Moments, Ranks, Scatter
-from foretrain.report.numbers import behind
-from foretrain.report.palette import LINES_DARK, LINES_LIGHT
-from foretrain.run.store import RunRecord
+from foretrain.analysis.forecast import plan_of
+from foretrain.base.errors import UserError
+from foretrain.base.messages import printable, say
+from foretrain.comparison.compare import compare
+from foretrain.comparison.pictures import gather
+from foretrain.comparison.sources import runs as source
+from foretrain.comparison.sources.given import Given
+from foretrain.comparison.subject import Subject
+from foretrain.reports.charts import chart
+from foretrain.reports.document import Block, Curves, Moments, Ranks, Scatter
+from foretrain.reports.numbers import behind
+from foretrain.reports.palette import LINES_DARK, LINES_LIGHT
+from foretrain.reports.views import compare_report
+from foretrain.training.store import RunRecord
 from foretrain.web.answers import SCHEMA, block_json, document_json
 from foretrain.web.observe import ObservedRun
 from foretrain.web.runs import row

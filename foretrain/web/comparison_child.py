@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from foretrain import bugs, languages
+from foretrain.base import bugs, languages
 from foretrain.web import comparison
 from foretrain.web.observe import ObservedRun
 

@@ -4,10 +4,10 @@ import sys
 from functools import cache
 from typing import Any
 
-from foretrain.cpu import available_memory_bytes, cpu_device
-from foretrain.errors import UserError
-from foretrain.hardware import DetectedGpu, Gpu, catalogue, detect, find
-from foretrain.units import parse_bytes
+from foretrain.base.errors import UserError
+from foretrain.base.units import parse_bytes
+from foretrain.hardware.catalogue import DetectedGpu, Gpu, catalogue, detect, find
+from foretrain.hardware.cpu import available_memory_bytes, cpu_device
 
 HERE, CPU = "auto", "cpu"
 NO_MACHINE = sys.platform == "emscripten"  # Python in a browser: what it runs on cannot be seen

@@ -8,12 +8,12 @@ import os
 import sys
 from typing import Any
 
-from foretrain import bugs
-from foretrain.errors import UserError
-from foretrain.hardware import Gpu
-from foretrain.predict.allocator_settings import Settings, of_run
-from foretrain.predict.exact.forecast import traced
+from foretrain.base import bugs
+from foretrain.base.errors import UserError
+from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.allocator.settings import Settings, of_run
 from foretrain.predict.plan import Plan
+from foretrain.predict.trace.forecast import traced
 
 
 def settings_of(plan: Plan) -> Settings:

@@ -1,11 +1,11 @@
-"""The form of the planner, made from the knobs: a knob that is added to config.py is on the page by itself."""
+"""The form of the planner, made from the knobs: a knob that is added to config/options.py is on the page by itself."""
 
 import math
 from typing import Any, get_args
 
-from foretrain.config import GROUPS, Knob, RunConfig
-from foretrain.configfile import KNOBS
-from foretrain.messages import knob_help, knob_unit
+from foretrain.base.messages import knob_help, knob_unit
+from foretrain.config.options import GROUPS, Knob, RunConfig
+from foretrain.config.resolve import KNOBS
 
 # What most people ask about comes first; the rest is folded by group.
 BASIC = (

@@ -13,7 +13,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from foretrain.messages import say
+from foretrain.base.messages import say
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -9,10 +9,10 @@ import subprocess
 import threading
 from typing import Any
 
-from foretrain.configfile import ResolvedConfig
-from foretrain.errors import UserError
-from foretrain.predict.exact import service
+from foretrain.base.errors import UserError
+from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.plan import Plan
+from foretrain.predict.trace import service
 from foretrain.web import child
 
 _KEPT = 4

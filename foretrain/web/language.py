@@ -7,8 +7,8 @@ serve --lang`, else what the browser likes best of those there are, else English
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from foretrain import bidi, languages
-from foretrain.messages import texts
+from foretrain.base import bidi, languages
+from foretrain.base.messages import texts
 
 HEADER = "x-foretrain-language"
 _TEXTS = ("page", "axis")  # what the page itself says; the rest comes inside answers

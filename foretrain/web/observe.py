@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from foretrain.run.store import RunDirectory
+from foretrain.training.store import RunDirectory
 
 MAX_POINTS = 1200  # of a curve; more cannot be seen
 MAX_TAIL_BYTES = 512 * 1024

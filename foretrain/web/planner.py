@@ -9,14 +9,14 @@ from typing import Annotated
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
-from foretrain import init_from
-from foretrain.configfile import ResolvedConfig, resolve
-from foretrain.errors import ConfigError, UserError
-from foretrain.lm import corpus, dataset
-from foretrain.lm.config_data import of_config
+from foretrain.base.errors import ConfigError, UserError
+from foretrain.base.records import Record
+from foretrain.config import init_from
+from foretrain.config.presets import PRESETS, preset_named
+from foretrain.config.resolve import ResolvedConfig, resolve
+from foretrain.data import corpus, dataset
+from foretrain.data.config_data import of_config
 from foretrain.predict.plan import Plan, available, choose_dtype, plan
-from foretrain.presets import PRESETS, preset_named
-from foretrain.records import Record
 from foretrain.web import devices
 
 Text = Annotated[StrictStr, Field(max_length=200)]
@@ -75,7 +75,7 @@ def made(found: ResolvedConfig, gpu: str, others: str) -> Plan:
     data = of_config(found, find=_find, built_in_tokens=_built_in_tokens)
     config, notes = data.config, ()
     if config.auto_batch_size:
-        from foretrain.advise.micro_batch import choose
+        from foretrain.advice.micro_batch import choose
 
         room, _ = available(config, device, used_by_others_bytes)
         choice = choose(config, device, choose_dtype(config, device)[0], room)

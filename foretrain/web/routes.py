@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from foretrain.errors import UserError
-from foretrain.messages import say
+from foretrain.base.errors import UserError
+from foretrain.base.messages import say
 from foretrain.web import advising, answers, calls, comparing, jobs, planner, runs
 from foretrain.web.calls import Made
 from foretrain.web.guard import Guard
@@ -31,7 +31,7 @@ LATER = frozenset({"/compare.js", "/draw.js"})  # files that a browser fetches w
 def files() -> dict[str, tuple[bytes, str]]:
     """The page's own files by path: their bytes and type. Nothing else is ever served from disk."""
     package = resources.files("foretrain")
-    report = package / "report"
+    report = package / "reports"
     found = {
         "/chart.js": (report / "vendor" / "chart.umd.min.js", "text/javascript"),
         "/draw.js": (report / "draw.js", "text/javascript"),

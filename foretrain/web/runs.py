@@ -4,13 +4,13 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from foretrain.advise.forecast_check import Comparison, Row, of_directory
-from foretrain.advise.measured_step import with_measured_step
-from foretrain.errors import UserError
-from foretrain.messages import format_value, has, printable, say
-from foretrain.report import run_view
-from foretrain.report.document import Message
-from foretrain.run.store import RunRecord, find_runs
+from foretrain.analysis.forecast_check import Comparison, Row, of_directory
+from foretrain.analysis.measured_step import with_measured_step
+from foretrain.base.errors import UserError
+from foretrain.base.messages import format_value, has, printable, say
+from foretrain.reports.document import Message
+from foretrain.reports.views import run as run_view
+from foretrain.training.store import RunRecord, find_runs
 from foretrain.web.answers import SCHEMA, document_json
 from foretrain.web.observe import ObservedRun, curve, newest, tail
 

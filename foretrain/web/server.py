@@ -14,7 +14,7 @@ from typing import Any
 
 import uvicorn
 
-from foretrain.errors import UserError
+from foretrain.base.errors import UserError
 from foretrain.web import connections
 from foretrain.web.routes import create_app
 

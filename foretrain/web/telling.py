@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from foretrain import bugs
+from foretrain.base import bugs
 from foretrain.web import answers
 
 Scope = MutableMapping[str, Any]

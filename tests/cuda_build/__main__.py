@@ -8,6 +8,7 @@ change of the code only what that change decides is done again.
 """
 
 import argparse
+import ast
 import contextlib
 import gzip
 import hashlib
@@ -24,9 +25,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from foretrain.calibration import installed_torch
-from foretrain.predict.exact import service
-from foretrain.predict.exact.service import Request, TraceUnavailable
+from foretrain.base.installation import installed_torch
+from foretrain.predict.trace import service
+from foretrain.predict.trace.service import Request, TraceUnavailable
 from tests.cuda_build import compare, grid, trainer
 from tests.cuda_build.environment import HOME, PYTHON, EnvironmentError, driver_digest, make, on_the_card
 from tests.cuda_build.grid import REPO, cases
@@ -158,14 +159,31 @@ _code: list[str] = []
 
 
 def _measuring_code() -> str:
+    """A hash of what the measured code does. A module that moves, or is described otherwise, keeps what was measured."""
     if not _code:
-        digest = hashlib.sha256(driver_digest().encode())
         here = Path(__file__).parent
-        files = [here / "measure.py", here / "branches.py", REPO / "foretrain" / "predict" / "exact" / "drive.py"]
-        for path in [*files, *sorted((REPO / "foretrain" / "lm").glob("*.py"))]:
-            digest.update(path.read_bytes())
-        _code.append(digest.hexdigest())
+        files = [here / "measure.py", here / "branches.py", REPO / "foretrain" / "predict" / "trace" / "drive.py"]
+        files += (REPO / "foretrain" / "model").rglob("*.py")
+        said = sorted(_without_imports(path.read_text("utf-8")) for path in files)
+        _code.append(hashlib.sha256("".join([driver_digest(), *said]).encode()).hexdigest())
     return _code[0]
+
+
+def _without_imports(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [line for line in body if not _is_said_only(line)]  # type: ignore[attr-defined]
+    return ast.dump(tree)
+
+
+def _is_said_only(node: ast.AST) -> bool:
+    """An import, a docstring, or what is imported for types."""
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        return True
+    text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return text or isinstance(node, ast.Import | ast.ImportFrom)
 
 
 def read(case: Any) -> dict[str, Any] | None:

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from foretrain.config import RunConfig
-from foretrain.hardware import Gpu, match
-from foretrain.predict.exact import service
-from foretrain.predict.exact.forecast import requests_for
-from foretrain.predict.exact.replay import replay
-from foretrain.predict.exact.service import Request
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Gpu, match
 from foretrain.predict.memory import estimated
+from foretrain.predict.trace import service
+from foretrain.predict.trace.forecast import requests_for
+from foretrain.predict.trace.replay import replay
+from foretrain.predict.trace.service import Request
 
 ALLOCATED_LIMIT = 0.001  # beyond these a case is listed
 ESTIMATE_LIMIT = 0.01

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from foretrain.predict.exact.convolutions import workspace_bytes
-from foretrain.units import MIB
+from foretrain.base.units import MIB
+from foretrain.predict.trace.kernels.convolutions import workspace_bytes
 from tests.cuda_build.environment import PYTHON
 from tests.cuda_build.grid import REPO
 

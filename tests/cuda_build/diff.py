@@ -11,8 +11,8 @@ import sys
 from collections import Counter
 from typing import Any
 
-from foretrain.predict.exact import service
-from foretrain.predict.exact.record import Trace
+from foretrain.predict.trace import service
+from foretrain.predict.trace.record import Trace
 from tests.cuda_build import compare
 from tests.cuda_build.__main__ import read
 from tests.cuda_build.environment import HOME

@@ -41,10 +41,10 @@ def drawn() -> Iterator[tuple[Any, float, int]]:
 
 def decide(case: Any, share: float, side: int) -> dict[str, Any]:
     """The edge of a case as its trace has it, the limit, and what trace and estimate say of that limit."""
-    from foretrain.config import RunConfig
-    from foretrain.predict.exact import service
-    from foretrain.predict.exact.replay import replay, smallest_limit_bytes
+    from foretrain.config.options import RunConfig
     from foretrain.predict.memory import estimated
+    from foretrain.predict.trace import service
+    from foretrain.predict.trace.replay import replay, smallest_limit_bytes
     from tests.cuda_build import compare
 
     trace = service.traces(compare.requests(case))[0]  # of two, the one without padding: that card never pads
@@ -63,7 +63,7 @@ def really(job: dict[str, Any]) -> dict[str, Any]:
     """Whether a case survives its limit on this build. Raises what it raises, but for being out of memory."""
     import torch
 
-    from foretrain.predict.exact import drive
+    from foretrain.predict.trace import drive
     from tests.cuda_build import measure
 
     drive.MICRO_STEPS = 1_000_000

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from foretrain.config_checks import check
+from foretrain.config.checks import check
 
 REPO = Path(__file__).parent.parent.parent
 SEED = 18

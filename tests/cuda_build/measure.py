@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from foretrain.config import RunConfig
-from foretrain.predict.exact import drive
-from foretrain.predict.exact.names import Names
+from foretrain.config.options import RunConfig
+from foretrain.predict.trace import drive
+from foretrain.predict.trace.names import Names
 from tests.cuda_build.branches import Branches
 from tests.cuda_build.branches import differences as branch_differences
 from tests.cuda_build.grid import shrunk

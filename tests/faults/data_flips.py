@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from foretrain.errors import ExitCode, UserError
-from foretrain.lm.batches import TokenFile
-from foretrain.lm.dataset import read_info
-from foretrain.lm.shards import PROGRESS, TokenizerInfo, read_index
-from foretrain.lm.tokenizer import BpeTokenizer
-from foretrain.lm.tokenizer_check import digest_of, tokenizer_of
-from foretrain.lm.verify import verify
-from foretrain.prepare import state
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.data.batches import TokenFile
+from foretrain.data.checksums import verify
+from foretrain.data.dataset import read_info
+from foretrain.data.prepare import state
+from foretrain.data.shards import PROGRESS, TokenizerInfo, read_index
+from foretrain.data.tokenizer import BpeTokenizer
+from foretrain.data.tokenizer_check import digest_of, tokenizer_of
 from tests.data_helpers import documents, shards, write_shards
 from tests.faults.harness import random_of, result_of
 

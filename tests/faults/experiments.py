@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from foretrain.errors import UserError
-from foretrain.lm.step import build
-from foretrain.run import checkpoint, files, trainer
-from foretrain.run.checkpoint import Progress
-from foretrain.run.store import RunDirectory
+from foretrain.base.errors import UserError
+from foretrain.model.step import build
+from foretrain.training import checkpoint, files, trainer
+from foretrain.training.checkpoint import Progress
+from foretrain.training.store import RunDirectory
 from tests.faults import harness
 from tests.faults.harness import (
     LISTENING,

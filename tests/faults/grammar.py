@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from foretrain.config import RunConfig
-from foretrain.configfile import ALIASES, KNOBS, NANOCHAT, to_toml
-from foretrain.presets import PRESETS
+from foretrain.config.options import RunConfig
+from foretrain.config.presets import PRESETS
+from foretrain.config.resolve import ALIASES, KNOBS, NANOCHAT, to_toml
 from tests.helpers import REPO
 
 VERBS = {

@@ -1,7 +1,7 @@
 """A fork-server: torch is imported once, and each run is a fork of that process, which may be killed at any moment.
 
 The server never computes with torch itself, so that its forks start with no threads. What a fork does with files it
-does through foretrain/run/files.py, where it can be killed before any call.
+does through foretrain/training/files.py, where it can be killed before any call.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ from typing import Any
 import torch
 import torch._dynamo  # every optimizer imports it, which takes longer than a run
 
-from foretrain.errors import UserError
-from foretrain.lm.dataset import read_info
-from foretrain.run import checkpoint, files, store, trainer
-from foretrain.run.device import place
-from foretrain.run.signals import StopFlag
-from foretrain.run.store import RunDirectory
-from foretrain.run.trainer import Trainer
+from foretrain.base.errors import UserError
+from foretrain.data.dataset import read_info
+from foretrain.training import checkpoint, files, store, trainer
+from foretrain.training.device import place
+from foretrain.training.signals import StopFlag
+from foretrain.training.store import RunDirectory
+from foretrain.training.trainer import Trainer
 from tests.helpers import tiny
 
 DATA = Path("data/toy")

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from foretrain import nanogpt_reader
-from foretrain.errors import ExitCode
-from foretrain.process_memory import process_bytes
+from foretrain.base.errors import ExitCode
+from foretrain.base.process_memory import process_bytes
+from foretrain.config import nanogpt_checkpoint as nanogpt_reader
 from tests.faults import hostile, inputs
 from tests.faults.hostile import CANARY, SECRET, Hostile
 from tests.faults.limits import count_of, trials

@@ -15,7 +15,7 @@ from unittest import mock
 import typer
 
 from foretrain import cli
-from foretrain.errors import ExitCode, UserError
+from foretrain.base.errors import ExitCode, UserError
 from tests.faults import grammar, oracle
 from tests.faults.grammar import Case
 from tests.faults.limits import trials
@@ -48,7 +48,11 @@ def _command() -> Any:
 
 def run(words: tuple[str, ...]) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of the command line in this process; training stops before it makes its folder."""
-    stop = mock.patch("foretrain.cli.train._directory", _enough) if words[0] == "train" else contextlib.nullcontext()
+    stop = (
+        mock.patch("foretrain.cli.commands.train._directory", _enough)
+        if words[0] == "train"
+        else contextlib.nullcontext()
+    )
     with stop, mock.patch("foretrain.cli.app", _command()):
         done = foretrain(*words)
     return done.returncode, done.stdout, done.stderr

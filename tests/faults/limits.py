@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from foretrain.process_memory import process_bytes
+from foretrain.base.process_memory import process_bytes
 from tests.faults.harness import fork, wait
 
 CPU_S = (

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-from foretrain.presets import PRESETS
+from foretrain.config.presets import PRESETS
 from tests.faults.grammar import Case
 
 UNKNOWN = object()

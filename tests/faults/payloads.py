@@ -277,8 +277,8 @@ def _records() -> Iterator[Payload]:
 
 def _poison(data: Bytes) -> None:
     """Under every name that the cache of this folder's plan is looked for, as `plan` tells them when it asks."""
-    from foretrain import calibration
-    from foretrain.cpu import cpu_device
+    from foretrain.hardware import calibration
+    from foretrain.hardware.cpu import cpu_device
 
     for path in (calibration.path_of(cpu_device().name, ""), calibration.tuned_path(cpu_device().name, "")):
         path.parent.mkdir(parents=True, exist_ok=True)

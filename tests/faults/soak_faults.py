@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from foretrain.run import checkpoint
+from foretrain.training import checkpoint
 from tests.faults.soak_watch import Watch
 
 Note = dict[str, Any]

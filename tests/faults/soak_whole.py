@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from foretrain.run import checkpoint
+from foretrain.training import checkpoint
 from tests.faults.soak_count import segments
 from tests.faults.soak_watch import SAVE_EVERY, Watch
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import foretrain.run.threads
-from foretrain.cli import keep_going, main
-from foretrain.run import checkpoint, choices
-from foretrain.run.store import RunDirectory
+import foretrain.training.threads
+from foretrain.cli import main
+from foretrain.cli.commands import keep_going
+from foretrain.training import checkpoint, choices
+from foretrain.training.store import RunDirectory
 from tests.faults.harness import fork, outcome, random_of, wait
 from tests.helpers import TINY
 
@@ -77,7 +78,7 @@ def _as_here(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    foretrain.run.threads.usable_cores = choices.usable_cores = lambda: 4
+    foretrain.training.threads.usable_cores = choices.usable_cores = lambda: 4
     choices.SHORT_S, choices.BUDGET_S = 0.0, 0.0
     keep_going.FIRST_WAIT_S = 0.02
     keep_going.subprocess = SimpleNamespace(Popen=Forked)  # type: ignore[assignment]

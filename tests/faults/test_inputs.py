@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from foretrain import config_checks
-from foretrain.bounded import read_bytes
-from foretrain.errors import UserError
-from foretrain.lm.dataset import read_info
-from foretrain.lm.shards import Source, sealed, unsealed
-from foretrain.lm.tokenizer import BpeTokenizer
-from foretrain.lm.tokenizer_check import digest_of, tokenizer_of
-from foretrain.lm.verify import verify
+from foretrain.base.errors import UserError
+from foretrain.base.safe_read import read_bytes
+from foretrain.config import checks as config_checks
+from foretrain.data.checksums import verify
+from foretrain.data.dataset import read_info
+from foretrain.data.shards import Source, sealed, unsealed
+from foretrain.data.tokenizer import BpeTokenizer
+from foretrain.data.tokenizer_check import digest_of, tokenizer_of
 from tests.data_helpers import documents, write_shards
 from tests.faults import grammar, hostile, hostile_configs, inputs, oracle, payloads
 from tests.faults.__main__ import TIERS, experiment

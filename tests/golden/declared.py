@@ -2,4 +2,7 @@
 
 from .compare import Declared
 
-DECLARED: tuple[Declared, ...] = ()
+DECLARED: tuple[Declared, ...] = (
+    Declared(case="", path="", old=r"foretrain/gpus\.toml", new=r"foretrain/hardware/gpus\.toml", reason="it moved"),
+    Declared(case="advise", path="", old="reference  docs/memory.md; ", new="", reason="a user needs no module's path"),
+)

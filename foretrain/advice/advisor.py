@@ -1,0 +1,267 @@
+"""What to change: every rule applied to the user's own run, planned again, and ranked for a goal.
+
+`advise` is pure and takes no torch: the ledger and the catalogue answer. What is advised fits by the plan, with its
+margin, and its figures are those that a plan of the changed config says. confirm.py asks a trace.
+
+Goals. fit: less memory, at the least cost (docs/advice.md says how costs are counted); speed: a shorter run; cost: a
+cheaper one; quality: a lower loss in the same time (quality.py). Where nothing is asked: fit where the run does not
+fit with its margin, else speed.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from foretrain.advice import combine
+from foretrain.advice.candidates import WORTH, Candidate, Search
+from foretrain.advice.other_cards import other_cards
+from foretrain.advice.planner import Outcome, Planner
+from foretrain.advice.record import Advices, Idle
+from foretrain.advice.rules import BY_ID, RULES
+from foretrain.advice.rules.base import Change, Goal, Rule, State
+from foretrain.base.errors import UserError
+from foretrain.predict.memory import StepName
+from foretrain.predict.plan import Plan
+
+SHORT, LARGE_GAIN = 3, 0.1  # changes on a plan's screen, and how much of the run's time they have to save
+ENOUGH = 3  # exact single changes that fit: then no sets are searched
+USUAL = {"checkpointing": -1, "free_others": -1, "expandable_segments": -1}  # which option shows what a rule can do
+# What plan's short list looks at.
+QUICK = {
+    "foretrain_step", "free_others", "micro_batch", "eval_batch", "chunked_loss", "expandable_segments",
+    "recompute_norm_gelu", "checkpointing", "optimizer_offload", "compile", "half_precision", "right_half",
+    "larger_micro_batch", "unneeded", "pretrained",
+}  # fmt: skip
+
+
+def default_goal(plan: Plan, step: StepName) -> Goal:
+    """fit where it does not fit with its margin, else speed; fit too where speeds are not known."""
+    doubtful = plan.verdict_of(step) in ("tight", "does_not_fit")
+    timing = plan.timing_of(step)
+    return "fit" if doubtful or timing is None else "speed"
+
+
+def start_of(plan: Plan, step: StepName) -> State:
+    """The run that a plan is of."""
+    return State(plan.config, plan.gpu, step, plan.used_by_others_bytes)
+
+
+def advise(
+    plan: Plan, step: StepName, goal: Goal | None = None, *, rents: dict[str, float] | None = None, quick: bool = False
+) -> Advices:
+    """All advice for a plan's config, trained by `step`, on its card.
+
+    `rents`: what an hour of other cards costs, by name. `quick`: only what the short list of a plan shows.
+    Raises UserError where the goal needs what is not known: how much memory there is, or how fast the device is.
+    """
+    wanted = goal or default_goal(plan, step)
+    search = search_of(plan, step, wanted, rents)
+    if wanted == "quality":
+        from foretrain.advice.quality import lower_losses
+
+        return lower_losses(plan, search, given=goal is not None)
+    singles, idle = _singles(search, quick)
+    found = [*singles, *_sets(search, singles, quick)]
+    if not quick or not any(c.outcome.fits for c in found):
+        found += _cards(search, found)
+    return _answer(plan, search, goal is not None, found, idle)
+
+
+def short_list(plan: Plan, step: StepName) -> Advices | None:
+    """The three best changes for the screen of a plan; None where there is nothing that pays.
+
+    A traced plan has none, as its figures are others than the ledger's (`foretrain advise --exact`).
+    """
+    timing = plan.timing_of(step)
+    if plan.exact or plan.config.eval_only or (plan.available_bytes is None and timing is None):
+        return None
+    found = advise(plan, step, quick=True)
+    gains = [a for a in found.advised if found.goal == "fit" or (a.effect.longer or 0.0) <= -LARGE_GAIN]
+    if not gains:
+        return None
+    return found.model_copy(update={"advised": tuple(gains[:SHORT]), "partial": (), "useless": ()})
+
+
+def search_of(plan: Plan, step: StepName, goal: Goal, rents: dict[str, float] | None = None) -> Search:
+    """What advice is looked for from. Raises UserError as `advise` does."""
+    planner = Planner()
+    base = planner.outcome(start_of(plan, step))
+    assert base is not None
+    if goal == "fit" and base.available_bytes is None:
+        raise UserError("usage.advise_memory", gpu=plan.gpu.name)
+    if goal != "fit" and base.timing is None:
+        raise UserError("usage.no_time", text=f"--goal {goal}", gpu=plan.gpu.name)
+    if goal == "cost" and not base.money:
+        raise UserError("usage.no_price", text="--goal cost")
+    return Search(planner, base, goal, rents or {})
+
+
+def _answer(plan: Plan, search: Search, given: bool, found: list[Candidate], idle: list[Idle]) -> Advices:
+    """What was found, sorted into what is advised, what is not enough and what is useless."""
+    distinct: dict[State, Candidate] = {}
+    for candidate in sorted(found, key=lambda c: (len(c.rules), search.order(c))):
+        distinct.setdefault(candidate.state, candidate)
+    advised = _worthwhile(search, [c for c in distinct.values() if _is_advice(search, c)])
+    partial = [c for c in distinct.values() if not c.outcome.fits and search.must_fit and _saves(search, c)]
+    partial.sort(key=lambda c: c.outcome.needed_bytes)
+    buys = {c.rules[-1] for c in (*advised, *partial)}
+    alone = [c for c in distinct.values() if c.rules[-1] not in buys and c.rules[:-1] in ((), ("foretrain_step",))]
+    nothing = [_nothing(search, c) for c in alone]
+    useless = {each.rule: each for each in (*idle, *nothing) if each.rule not in buys}
+    return Advices(
+        name=plan.name, goal=search.goal, goal_given=given, step=search.state.step, gpu=plan.gpu.name,
+        used_by_others_bytes=plan.used_by_others_bytes, tokens_per_step=plan.config.tokens_per_step,
+        now=search.effect(search.base),
+        advised=tuple(search.advice(c) for c in advised), partial=tuple(search.advice(c) for c in partial),
+        useless=tuple(sorted(useless.values(), key=lambda each: list(BY_ID).index(each.rule))),
+        planned=search.planner.planned, nothing_fits=search.must_fit and not advised,
+    )  # fmt: skip
+
+
+def _before(search: Search, candidate: Candidate) -> Outcome:
+    """The plan without the candidate's last rule where that was foretrain's step, else the run as it is."""
+    if candidate.rules[:-1] == ("foretrain_step",):
+        for change in BY_ID["foretrain_step"].options(search.state):
+            return search.planner.outcome(change.applied(search.state)) or search.base
+    return search.base
+
+
+def _evaluation_bytes(outcome: Outcome) -> int:
+    """What evaluations take themselves: what the allocator keeps from the steps before them is not theirs."""
+    phases = (p for p in outcome.memory.phases if p.phase.startswith("evaluate"))
+    return max(phase.allocated_bytes for phase in phases) + outcome.memory.context.expected_bytes
+
+
+def _saves(search: Search, candidate: Candidate) -> bool:
+    before = _before(search, candidate).needed_bytes
+    return before - candidate.outcome.needed_bytes >= WORTH * before
+
+
+def _worthwhile(search: Search, fitting: list[Candidate]) -> list[Candidate]:
+    """The cheapest of each set of rules; none that only adds rules to a cheaper one."""
+    kept: list[Candidate] = []
+    for candidate in sorted(fitting, key=search.order):
+        if not any(set(other.rules) <= set(candidate.rules) for other in kept):
+            kept.append(candidate)
+    return kept
+
+
+def _is_advice(search: Search, candidate: Candidate) -> bool:
+    """It fits, and it buys what the goal wants. What trains on fewer tokens a step is never advised."""
+    kept = candidate.state.config.tokens_per_step == search.state.config.tokens_per_step
+    if not candidate.outcome.fits or not kept:
+        return False
+    if search.goal == "fit":
+        return search.makes_room(candidate) if search.must_fit else search.saves(candidate.outcome)
+    ratio = search.ratio(candidate.outcome)
+    return ratio is not None and (search.must_fit or ratio <= -WORTH)
+
+
+def _nothing(search: Search, candidate: Candidate) -> Idle:
+    """Why a change that was planned is not advised."""
+    rule, before = candidate.rules[-1], _before(search, candidate)
+    saved = before.needed_bytes - candidate.outcome.needed_bytes
+    effect = search.effect(candidate.outcome)
+    values: dict[str, float | None] = {"saved": max(0, saved), "slower": effect.slower}
+    values["shorter"] = None if effect.longer is None else max(0.0, -effect.longer)
+    if search.goal == "fit":
+        if (before.fits or not search.must_fit) and saved >= WORTH * before.needed_bytes:
+            return Idle(rule=rule, reason="not_needed", values={**values, "needed": before.needed_bytes})
+        if rule in ("eval_batch", "eval_block_size"):
+            own = _evaluation_bytes(search.base)  # of the run as it is, unless only foretrain's step is so
+            seen = search.base if own < search.base.needed_bytes else before
+            values |= {"evaluation": _evaluation_bytes(seen), "worst": seen.needed_bytes}
+            return Idle(rule=rule, reason="not_the_peak", values=values)
+        if rule in ("eval_iters", "accumulation"):
+            return Idle(rule=rule, reason="no_peak", values=values)
+        if rule == "free_others":
+            values |= {"needed": before.needed_bytes, "available": candidate.outcome.available_bytes or 0}
+            return Idle(rule=rule, reason="enough_already" if not search.must_fit else "not_enough", values=values)
+        more = -saved >= WORTH * before.needed_bytes  # less is where the replay happened to put a tensor
+        return Idle(rule=rule, reason="needs_more" if more else "no_gain", values=values)
+    if not candidate.outcome.fits:
+        return Idle(rule=rule, reason="beyond", values={**values, "needed": candidate.outcome.needed_bytes})
+    if rule == "accumulation":
+        return Idle(rule=rule, reason="fewer_tokens", values=values)
+    return Idle(rule=rule, reason="not_faster", values=values)
+
+
+# -- one rule ------------------------------------------------------------------------------------------------------
+
+
+def _looks_at(search: Search, rule: Rule, quick: bool) -> bool:
+    """Whether a rule can serve the goal."""
+    if quick and rule.id not in QUICK:
+        return False
+    if search.goal == "fit" or search.must_fit:
+        return rule.kind in ("memory", "both", "model", "folklore")
+    return rule.kind in ("speed", "both", "folklore") or (not quick and rule.id == "chunked_loss")
+
+
+def _singles(search: Search, quick: bool) -> tuple[list[Candidate], list[Idle]]:
+    """Every rule alone, as it stands and by foretrain's step; and the rules that have nothing to change."""
+    found: list[Candidate] = []
+    idle: list[Idle] = []
+    starts = list(combine.starts(search))
+    for rule in RULES:
+        if not _looks_at(search, rule, quick):
+            continue
+        for prefix, start in starts:
+            if (prefix and not rule.ours and rule.kind != "both") or not combine.allowed(rule.id, start):
+                continue
+            options = rule.options(start)
+            if not options:
+                if reason := rule.idle(start):
+                    idle.append(Idle(rule=rule.id, reason=reason))
+            elif rule.traced:
+                idle.append(Idle(rule=rule.id, reason="needs_trace"))
+            elif quick and prefix:
+                continue
+            elif (picked := _pick(search, rule, start, options)) is not None:
+                found.append(search.of((*prefix, rule.id), picked))
+    return found, idle
+
+
+def _pick(search: Search, rule: Rule, start: State, options: Sequence[Change]) -> Outcome | None:
+    """The plan of the option of a rule that serves the goal best."""
+    if rule.kind == "speed" and search.goal != "fit" and not search.must_fit:
+        best = search.planner.quickest(start, options)
+        return best[1] if best else search.planner.outcome(options[0].applied(start))
+    there = search.planner.outcome(start)
+    if there is None or (search.must_fit and not there.fits):
+        best = search.planner.mildest(start, options)
+        return best[1] if best else None
+    change = combine.pick(rule.id, start) or options[0] if rule.id == "chunked_loss" else options[USUAL.get(rule.id, 0)]
+    return search.planner.outcome(change.applied(start))
+
+
+# -- several -------------------------------------------------------------------------------------------------------
+
+
+def _sets(search: Search, singles: list[Candidate], quick: bool) -> Iterator[Candidate]:
+    if search.must_fit:
+        exact = [c for c in singles if c.outcome.fits and c.exactness == "exact"]
+        if len(exact) < (1 if quick else ENOUGH):
+            yield from combine.fitting(search, alternatives=not quick)
+        return
+    if search.goal in ("speed", "cost"):
+        kinds = ("speed", "both", "memory")
+        gaining = [c.rules[-1] for c in singles if len(c.rules) == 1 and BY_ID[c.rules[-1]].kind in kinds]
+        gaining = [rule for rule in gaining if BY_ID[rule].exactness in ("exact", "rounding")]
+        savers = [] if quick else ["chunked_loss", "master_weights"]
+        yield from combine.faster(search, [*dict.fromkeys([*gaining, *savers])])
+
+
+def _cards(search: Search, found: list[Candidate]) -> Iterator[Candidate]:
+    """Another card, where the goal can be reached by one; with the strongest exact changes where none fits as is."""
+    if search.goal == "speed" or (search.goal == "cost" and not search.rents):
+        return
+    if search.goal == "fit" and not search.must_fit:
+        return
+    alone = other_cards(search)
+    yield from alone
+    if alone or not search.must_fit or any(c.outcome.fits for c in found):
+        return
+    for prefix, start in combine.starts(search):
+        best = combine.strongest(search, start, combine.EXACT)
+        if best is not None:
+            members = tuple(rule for rule in BY_ID if rule in best[0])
+            yield from other_cards(search, best[1].state, (*prefix, *members, "micro_batch"))

@@ -1,0 +1,248 @@
+"""The GPT of lowest estimated loss that fits a card and a limit of time, energy or money: a search over shapes.
+
+The grid: heads of 64 as in every GPT-2, widths from 128 to 4096, and depths that keep width / depth between 40 and 72.
+GPT-2 124M has 64, and so have the small models that Chinchilla's law was fitted to (arXiv:2203.15556, table A9, from
+512/8 to 1024/16). The law knows a shape only by its parameters: wider and shallower shapes would win here by their
+embeddings and their speed, on a side where nobody has checked it. Every shape is given all the steps that fit in the
+limit (but no more than 40 epochs), is ranked by the scaling law, and then, the best first, has to fit the memory by
+the ledger: with the micro-batch that is quickest, checkpointed only where it fits in no other way.
+
+Known limits: see predict/scaling.py for what such a loss is worth; learning rate and context are kept as given.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+from foretrain.base.errors import UserError
+from foretrain.base.quantities import Limit
+from foretrain.base.records import Record
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Dtype, Gpu
+from foretrain.model.shape import ModelShape
+from foretrain.predict.memory import StepName, estimated
+from foretrain.predict.plan import Plan, Timing, timing
+from foretrain.predict.scaling import BESIROGLU, FITS, MOST_EPOCHS, effective_tokens, good_tokens_per_step
+from foretrain.predict.within import Reading, adjusted, check_currency, largest_steps, with_steps
+
+HEAD_DIM = 64
+WIDTHS = (*range(128, 1024, 64), *range(1024, 2048, 128), *range(2048, 4097, 256))
+DEPTHS = (*range(2, 13), *range(14, 33, 2), *range(36, 97, 4))
+MOST_ASPECT, LEAST_ASPECT = 72, 40
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+LOOKED_AT = 16  # shapes that fit, before the search stops: neighbours of the best differ by thousandths of a nat
+TIE = 0.002  # nats: less than any law can tell apart; of such shapes the smallest comes first
+ALTERNATIVES = 5
+APART = 0.08  # alternatives differ from each other by so much in size at least
+
+
+class Candidate(Record):
+    """One model with its settings; `loss` by the corrected fit, the range between the fits."""
+
+    config: RunConfig
+    n_params: int
+    steps: int
+    steps_cautious: int
+    tokens: int
+    tokens_worth: int
+    epochs: float | None
+    loss: float
+    loss_low: float
+    loss_high: float
+    needed_bytes: int
+    timing: Timing
+
+
+class Best(Record):
+    """The answer: `candidates`, the best first, and what stands in the way of a lower loss.
+
+    `binds`: the limit's kind, or epochs where data end before it; memory, where a better shape did not fit; data,
+    where repeating them costs a tenth of their worth; grid, where the best shape is the largest or smallest in it.
+    """
+
+    limit: Limit
+    step: StepName
+    dataset_tokens: int | None
+    candidates: tuple[Candidate, ...]
+    binds: tuple[str, ...]
+    shapes: int
+    too_large: int
+
+
+def shapes() -> Iterator[dict[str, int]]:
+    """The grid: every width with every depth in proportion."""
+    for width in WIDTHS:
+        for depth in DEPTHS:
+            if LEAST_ASPECT <= width / depth <= MOST_ASPECT:
+                yield {"n_layer": depth, "n_head": width // HEAD_DIM, "n_embd": width}
+
+
+class _Search:
+    """What stays the same over the grid."""
+
+    def __init__(self, base: Plan, limit: Limit, step: StepName, given: frozenset[str]) -> None:
+        self.base, self.limit, self.given = base, limit, given
+        self.step: StepName = step
+        self.gpu: Gpu = base.gpu
+        self.dtype: Dtype = base.dtype
+        self.data = base.work.dataset_tokens
+        self.fitted: dict[bool, int] = {}  # micro-batches that fitted the last shape, by checkpointing
+        self.sequences = 8  # of one optimizer step; a first guess, by which the real one is found
+        middle = {"n_layer": 8, "n_head": 8, "n_embd": 512}
+        for _ in range(2):  # the guess decides how much is computed only slightly; a second round is steady
+            config = self.configured(middle, 8)
+            steps = self.steps(config, self.timing(config))
+            flops = 6 * ModelShape.of(config).n_params * steps * config.tokens_per_step
+            wanted = good_tokens_per_step(flops) / config.block_size
+            self.sequences = max(8, 2 ** round(wanted - 1).bit_length())
+
+    def configured(self, shape: dict[str, int], batch: int, checkpointing: bool = False) -> RunConfig:
+        """The config with this shape and micro-batch, the tokens of a step and of an evaluation kept."""
+        c = self.base.config
+        batch = min(batch, self.sequences)
+        update: dict[str, Any] = {
+            **shape, "init_from": "scratch", "batch_size": batch, "activation_checkpointing": checkpointing,
+            "gradient_accumulation_steps": self.sequences // batch, "total_batch_size": 0, "auto_batch_size": False,
+        }  # fmt: skip
+        # An evaluation sees as many sequences as the user asked for; where nobody asked, as many as a step does.
+        if "eval_sequences" not in self.given:
+            asked = c.eval_rows if "eval_iters" in self.given else self.sequences
+            update["eval_iters"] = max(1, asked // batch)
+        return c.model_copy(update=update)
+
+    def timing(self, config: RunConfig) -> Timing:
+        found = timing(config, self.gpu, self.dtype, self.step, config.compile)
+        if found is None:
+            raise UserError("usage.no_time", text=self.limit.as_option, gpu=self.gpu.name)
+        return found
+
+    def steps(self, config: RunConfig, found: Timing, reading: Reading = "expected") -> int:
+        """As many as fit in the limit, and as the data are good for."""
+        steps = largest_steps(found, config, self.gpu, self.dtype, self.limit, reading)
+        return min(steps, max(1, MOST_EPOCHS * self.data // config.tokens_per_step)) if self.data else steps
+
+    def loss(self, config: RunConfig, steps: int) -> float:
+        return BESIROGLU.loss(ModelShape.of(config).n_params, steps * config.tokens_per_step, self.data)
+
+    def needed_bytes(self, config: RunConfig) -> int | None:
+        """What the worst phase is expected to need, or None where one does not fit safely."""
+        ledger = estimated(config, self.gpu, self.dtype, self.step, compiled=config.compile)
+        fits = ledger.fits(self.base.available_bytes, self.gpu.memory_bytes)
+        return ledger.memory.needed_bytes if fits else None
+
+    def fitting(self, shape: dict[str, int]) -> tuple[RunConfig, int] | None:
+        """The quickest settings of a shape that fit the memory, and what they need."""
+        batches = [batch for batch in MICRO_BATCHES if batch <= self.sequences]
+        for checkpointing in (False, True) if self.step == "foretrain" else (False,):
+            configs = [self.configured(shape, batch, checkpointing) for batch in batches]
+            needs = cache(lambda i, configs=configs: self.needed_bytes(configs[i]) or 0)
+            count = self.that_fit(needs, len(batches), checkpointing)
+            if count:
+                quickest = min(range(count), key=lambda i: self.timing(configs[i]).step_s.expected_s)
+                return configs[quickest], needs(quickest)
+        return None
+
+    def that_fit(self, needs: Callable[[int], int], count: int, checkpointing: bool) -> int:
+        """How many of the first of `count` settings fit; the need, 0 for one that does not fit, grows from each to the
+        next. The last shape's answer is tried first, as most end where the one before did, and a ledger costs much.
+        """
+        fit = min(self.fitted.get(checkpointing, count), count)
+        while fit and not needs(fit - 1):
+            fit -= 1
+        while fit < count and needs(fit):
+            fit += 1
+        self.fitted[checkpointing] = fit
+        return fit
+
+    def candidate(self, config: RunConfig, needed: int) -> Candidate | None:
+        found = self.timing(config)
+        steps = self.steps(config, found)
+        if not steps:
+            return None
+        n_params, tokens = ModelShape.of(config).n_params, steps * config.tokens_per_step
+        losses = [fit.loss(n_params, tokens, self.data) for fit in FITS]
+        final, _ = adjusted(config, steps)
+        return Candidate(
+            config=final, n_params=n_params, steps=steps, tokens=tokens, loss=losses[0], loss_low=min(losses),
+            steps_cautious=self.steps(config, found, "high"),
+            tokens_worth=round(effective_tokens(tokens, self.data)), epochs=tokens / self.data if self.data else None,
+            loss_high=max(losses), needed_bytes=needed,
+            timing=with_steps(found, config, self.gpu, self.dtype, steps),
+        )  # fmt: skip
+
+
+def best(
+    base: Plan,
+    limit: Limit,
+    step: StepName = "foretrain",
+    given: frozenset[str] = frozenset(),
+    listen: Callable[[int, int], None] = lambda done, of: None,
+) -> Best:
+    """The best models for a plan's card, vocabulary, context and prices within a limit.
+
+    `given`: knobs that the user set. `listen(done, of)` hears of progress. Raises UserError 'check.best_nothing'.
+    """
+    if base.available_bytes is None:
+        raise UserError("usage.best_memory", text=limit.as_option, gpu=base.gpu.name)
+    check_currency(limit, base.config)
+    search = _Search(base, limit, step, given)
+    ranked: list[tuple[float, dict[str, int]]] = []
+    grid = list(shapes())
+    for number, shape in enumerate(grid):
+        listen(number, 2 * len(grid))
+        config = search.configured(shape, 8)
+        steps = search.steps(config, search.timing(config))
+        if steps:
+            ranked.append((search.loss(config, steps), shape))
+    ranked.sort(key=lambda pair: pair[0])
+    found: list[Candidate] = []
+    rejected: list[float] = []
+    for number, (loss, shape) in enumerate(ranked):
+        if len(found) >= LOOKED_AT and loss > min(candidate.loss for candidate in found) + TIE:
+            break
+        listen(len(grid) + number, 2 * len(grid))
+        # Weights, gradients and both moments alone; the ledger need not be asked.
+        too_large = 16 * ModelShape.of(search.configured(shape, 1)).n_params > base.available_bytes
+        fitting = None if too_large else search.fitting(shape)
+        made = search.candidate(*fitting) if fitting else None
+        if made is None:
+            rejected.append(loss)
+        else:
+            found.append(made)
+    if not found:
+        raise _nothing(base, search, limit, grid[0])
+    lowest = min(candidate.loss for candidate in found)
+    found.sort(key=lambda c: (0.0, c.n_params) if c.loss <= lowest + TIE else (c.loss, 0))
+    return Best(
+        limit=limit, step=step, dataset_tokens=search.data, candidates=tuple(_apart(found)), shapes=len(grid),
+        binds=_binds(found[0], rejected, limit), too_large=len(rejected),
+    )  # fmt: skip
+
+
+def _nothing(base: Plan, search: _Search, limit: Limit, smallest: dict[str, int]) -> UserError:
+    params = ModelShape.of(search.configured(smallest, 1)).n_params
+    available = base.available_bytes or 0
+    return UserError(
+        "check.best_nothing", text=limit.as_option, gpu=base.gpu.name, available=available, params=params
+    )  # fmt: skip
+
+
+def _apart(found: list[Candidate]) -> list[Candidate]:
+    """The best, and the best of those that differ from all before them in size."""
+    kept: list[Candidate] = []
+    for candidate in found:
+        if all(abs(candidate.n_params / other.n_params - 1) > APART for other in kept):
+            kept.append(candidate)
+    return kept[: 1 + ALTERNATIVES]
+
+
+def _binds(winner: Candidate, rejected: list[float], limit: Limit) -> tuple[str, ...]:
+    worn_out = winner.epochs is not None and winner.epochs > MOST_EPOCHS - 1
+    binds: list[str] = ["epochs" if worn_out else limit.kind]
+    if rejected and min(rejected) < winner.loss - TIE:
+        binds.append("memory")
+    if not worn_out and winner.tokens_worth < 0.9 * winner.tokens:
+        binds.append("data")
+    if winner.config.n_embd in (WIDTHS[0], WIDTHS[-1]):
+        binds.append("grid")
+    return tuple(binds)

@@ -1,0 +1,72 @@
+"""The same run on the other cards of the catalogue: does it fit, how long, how much energy. All predicted.
+
+What others hold is taken to be the same on every card. A card's rent is not known; electricity costs what the config
+says.
+"""
+
+from foretrain.base.errors import UserError
+from foretrain.base.records import Record
+from foretrain.config.precision import check_matmul
+from foretrain.hardware.catalogue import Gpu, catalogue
+from foretrain.predict.memory import StepName, Verdict, predict, worst_verdict
+from foretrain.predict.plan import Plan, available, choose_dtype, timing
+from foretrain.predict.speed.time import Range
+
+# Those that people ask about; a picture of all of them would be none.
+USUAL = (
+    "RTX 3060 12GB", "RTX 3080 10GB", "RTX 3090", "RTX 4060", "RTX 4060 Ti 16GB", "RTX 4070", "RTX 4080", "RTX 4090",
+    "RTX 5070", "RTX 5090", "T4", "L4", "A100 SXM4 80GB", "H100 SXM5 80GB",
+)  # fmt: skip
+
+
+class CardOption(Record):
+    """One card. `cost`: electricity in the config's currency; `own`: the card that is planned for or was trained on."""
+
+    name: str
+    own: bool
+    usual: bool
+    memory_bytes: int
+    needed_bytes: int
+    verdict: Verdict | None
+    total_s: Range
+    energy_j: float | None
+    cost: float | None
+    dtype: str
+
+
+def card_options(plan: Plan, step: StepName) -> tuple[CardOption, ...]:
+    """Every card whose speed is known, the quickest first, each beside what others hold on the run's own card."""
+    found = []
+    for gpu in [plan.gpu, *(gpu for gpu in catalogue().values() if gpu.name != plan.gpu.name)]:
+        option = _option(plan, gpu, step)
+        if option is not None:
+            found.append(option)
+    return tuple(sorted(found, key=lambda option: option.total_s.expected_s))
+
+
+def _option(plan: Plan, gpu: Gpu, step: StepName) -> CardOption | None:
+    own = gpu.name == plan.gpu.name
+    config = plan.config.model_copy(update={"memory_limit": plan.config.memory_limit if own else ""})
+    config = config.model_copy(update={"price_per_hour": 0.0})
+    if not own and (gpu.kind != "cuda" or gpu.memory_bytes is None):
+        return None
+    if plan.gpu.kind == "cpu" and not own:  # what a CPU ran in fp32, a card would run in what suits it
+        config = config.model_copy(update={"dtype": "auto", "device": "cuda", "attention": "sdpa"})
+    try:
+        dtype, _ = choose_dtype(config, gpu)
+        check_matmul(config, gpu, dtype)
+    except UserError:
+        return None
+    took = timing(config, gpu, dtype, step, config.compile)
+    if took is None or gpu.memory_bytes is None:
+        return None
+    others = (
+        plan.used_by_others_bytes if own or plan.gpu.kind == "cuda" else 0
+    )  # what fills a computer's memory is on no card
+    room, _ = available(config, gpu, others)
+    memory = predict(config, gpu, dtype, step, compiled=config.compile, available_bytes=room)
+    return CardOption(
+        name=gpu.name, own=own, usual=gpu.name in USUAL, memory_bytes=gpu.memory_bytes, dtype=dtype,
+        needed_bytes=memory.needed_bytes, verdict=worst_verdict(memory),
+        total_s=took.total_s, energy_j=took.energy_expected_j, cost=took.cost_expected,
+    )  # fmt: skip

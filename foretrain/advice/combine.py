@@ -1,0 +1,205 @@
+"""Several changes together, where one is not enough, and further savings that let a run go faster.
+
+For fitting: the strongest set of a tier (all exact changes; those that round otherwise too; another optimizer too) is
+planned with the smallest micro-batch. If that fits, members are left out, the dearest first, as long as it still does,
+and each set on the way is planned with the largest micro-batch that fits. So a fit is found whenever the strongest set
+is one, in a few dozen plans, and the cheapest on the way is advised. What needs the least memory is not always known
+beforehand: masters cost 2 bytes a parameter, a chunked loss keeps gradients, compiled optimizers and half-precision
+copies take their own; so each of these is tried with and without.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from foretrain.advice.candidates import Candidate, Search
+from foretrain.advice.planner import Outcome
+from foretrain.advice.rules import BY_ID
+from foretrain.advice.rules.base import Change, State
+
+# Dearest first: the order in which members are left out.
+EXACT = ("optimizer_offload", "checkpointing", "free_others", "recompute_norm_gelu", "chunked_loss")
+ROUNDING = ("master_weights", "half_precision", "compile")
+OPTIMIZER = ("muon", "adamw8bit")
+TIERS = (EXACT, EXACT + ROUNDING, ("optimizer_offload", *OPTIMIZER, *EXACT[1:], *ROUNDING))
+# The first keeps the second out of a strongest set: all of a block takes less than its norms, 8 bits less than 32.
+EXCLUDES = {"checkpointing": ("recompute_norm_gelu",), "adamw8bit": ("muon",)}
+# What can need more memory than it saves.
+DOUBTFUL = ("compile", "chunked_loss", "master_weights", "half_precision", "recompute_norm_gelu", "muon")
+LAST_RESORT = "optimizer_offload"
+CHUNK = 1024
+KEPT = 4
+
+
+def pick(rule: str, state: State) -> Change | None:
+    """The change of a rule as a member of a set: the usual chunk, all blocks, nothing beside the run."""
+    options = BY_ID[rule].options(state)
+    if rule == "chunked_loss":
+        options = [o for o in options if o.knobs["loss_chunk_size"] <= CHUNK] or list(options)
+        return options[0] if options else None
+    return options[-1] if options else None
+
+
+def starts(search: Search) -> Iterator[tuple[tuple[str, ...], State]]:
+    """The run as it is, and the same by foretrain's step where that is another one."""
+    yield (), search.state
+    for change in BY_ID["foretrain_step"].options(search.state):
+        yield ("foretrain_step",), change.applied(search.state)
+
+
+def allowed(rule: str, state: State) -> bool:
+    """Whether this trainer can do it."""
+    return state.step == "foretrain" or not BY_ID[rule].ours
+
+
+def build(members: tuple[str, ...], state: State) -> State | None:
+    """The run after all members; None where one of them has nothing to change."""
+    order = [rule for rule in BY_ID if rule in members]
+    for rule in order:
+        change = pick(rule, state)
+        if change is None:
+            return None
+        state = change.applied(state)
+    return state
+
+
+def smallest(search: Search, state: State) -> Outcome | None:
+    """The plan at the smallest micro-batch."""
+    options = BY_ID["micro_batch"].options(state)
+    return search.planner.outcome(options[-1].applied(state) if options else state)
+
+
+def grown(search: Search, prefix: tuple[str, ...], members: tuple[str, ...], state: State) -> Candidate | None:
+    """A set as advice: with the micro-batch as it is where that fits, else with the largest that does."""
+    order = tuple(rule for rule in BY_ID if rule in members)
+    found = search.planner.outcome(state)
+    if found is not None and found.fits and (prefix or members):
+        return search.of(prefix + order, found)
+    best = search.planner.mildest(state, BY_ID["micro_batch"].options(state))
+    if best is None or not best[1].fits:
+        return None
+    return search.of((*prefix, *order, "micro_batch"), best[1])
+
+
+def strongest(search: Search, start: State, tier: tuple[str, ...]) -> tuple[tuple[str, ...], Outcome] | None:
+    """The set of a tier that needs least at the smallest micro-batch: all of it, then each doubtful member left out or
+    changed for its opposite, as long as that needs less."""
+    usable = tuple(rule for rule in tier if allowed(rule, start) and pick(rule, start))
+    members = tuple(rule for rule in usable if not any(rule in EXCLUDES.get(other, ()) for other in usable))
+    best = _least(search, start, members)
+    improved = True
+    while improved and not (best is not None and best[1].fits):
+        improved = False
+        for rule in (rule for rule in DOUBTFUL if rule in usable):
+            held = best[0] if best else members
+            opposite = tuple(other for other in usable if rule in EXCLUDES.get(other, ()))
+            if rule in held:
+                tried = tuple(member for member in held if member != rule)
+            else:
+                tried = tuple(
+                    member for member in usable if (member in held and member not in opposite) or member == rule
+                )
+            found = _least(search, start, tried)
+            if found is not None and (best is None or found[1].needed_bytes < best[1].needed_bytes):
+                best, improved = found, True
+            if best is not None and best[1].fits:
+                break
+    return best
+
+
+def _least(search: Search, start: State, members: tuple[str, ...]) -> tuple[tuple[str, ...], Outcome] | None:
+    state = build(members, start)
+    found = smallest(search, state) if state else None
+    return (members, found) if found else None
+
+
+def reduced(search: Search, prefix: tuple[str, ...], start: State, members: tuple[str, ...]) -> list[Candidate]:
+    """The sets on the way down from one that fits, each with its micro-batch."""
+    found: list[Candidate] = []
+
+    def keep(tried: tuple[str, ...]) -> bool:
+        state = build(tried, start)
+        least = smallest(search, state) if state else None
+        if state is None or least is None or not least.fits:
+            return False
+        candidate = grown(search, prefix, tried, state)
+        if candidate is not None:
+            found.append(candidate)
+        return True
+
+    keep(members)
+    for rule in members:
+        without = tuple(member for member in members if member != rule)
+        if rule == "checkpointing" and keep((*without, "recompute_norm_gelu")):
+            members = (*without, "recompute_norm_gelu")
+            without = tuple(member for member in members if member != "recompute_norm_gelu")
+        if keep(without):
+            members = without
+    return found
+
+
+def fitting(search: Search, alternatives: bool = True) -> list[Candidate]:
+    """Sets that fit, of the most exact tier that has any, the cheapest first; or a smaller model with such a set.
+
+    `alternatives`: where nothing fits without the last resort, other optimizers without it are looked at too.
+    """
+    found: list[Candidate] = []
+    for prefix, start in starts(search):
+        own = _of_tiers(search, prefix, start, TIERS)
+        if alternatives and own and all(LAST_RESORT in candidate.rules for candidate in own):
+            without = [tuple(rule for rule in tier if rule != LAST_RESORT) for tier in TIERS[1:]]
+            own += _of_tiers(search, prefix, start, without)
+        found += own
+    if not found:
+        found = [made for prefix, start in starts(search) for made in _smaller_models(search, prefix, start)]
+    distinct = {candidate.rules: candidate for candidate in sorted(found, key=search.order, reverse=True)}
+    cheap = sorted(distinct.values(), key=search.order)
+    exact = [candidate for candidate in cheap[KEPT:] if candidate.exactness == "exact"]
+    return cheap[:KEPT] + ([] if any(c.exactness == "exact" for c in cheap[:KEPT]) else exact[:1])
+
+
+def _of_tiers(
+    search: Search, prefix: tuple[str, ...], start: State, tiers: Sequence[tuple[str, ...]]
+) -> list[Candidate]:
+    """The sets of the first tier whose strongest one fits."""
+    for tier in tiers:
+        best = strongest(search, start, tier)
+        if best is not None and best[1].fits:
+            return reduced(search, prefix, start, best[0])
+    return []
+
+
+def _smaller_models(search: Search, prefix: tuple[str, ...], start: State) -> Iterator[Candidate]:
+    """The least change of the model that lets the strongest exact set fit."""
+    best = strongest(search, start, EXACT)
+    if best is None:
+        return
+    members, least = best
+    cut = least.state.config.batch_size < start.config.batch_size
+    rules = (*prefix, *(rule for rule in BY_ID if rule in members), *(["micro_batch"] if cut else []))
+    for rule in ("pretrained", "block_size", "n_layer", "n_embd"):
+        found = search.planner.mildest(least.state, BY_ID[rule].options(least.state))
+        if found and found[1].fits:
+            yield search.of((*rules, rule), found[1])
+
+
+def faster(search: Search, gaining: list[str], rounds: int = 4) -> list[Candidate]:
+    """The best improvement again and again, from the run as it is; `gaining`: rules to look at."""
+    found: list[Candidate] = []
+    rules: tuple[str, ...] = ()
+    state = search.state
+    best = search.ratio(search.base) if not search.must_fit else None
+    for _ in range(rounds):
+        options: list[Candidate] = []
+        for id in gaining:
+            if id in rules or not allowed(id, state):
+                continue
+            change = search.planner.quickest(state, BY_ID[id].options(state))
+            if change is not None:
+                options.append(search.of((*rules, id), change[1]))
+        ratios = [(ratio, i) for i, each in enumerate(options) if (ratio := search.ratio(each.outcome)) is not None]
+        if not ratios or (best is not None and min(ratios)[0] > best - 0.005):
+            break
+        best, at = min(ratios)
+        rules, state = options[at].rules, options[at].state
+        if len(rules) > 1:
+            found.append(options[at])
+    return found

@@ -1,0 +1,117 @@
+"""Advice held against the trace: `foretrain advise --exact`. Each advised run is traced and replayed at its limit.
+
+What the replay denies is no longer advised. Rules of which the ledger knows nothing (the allocator's segments,
+Inductor's own savings) are traced too, and advised where the trace says that they buy something.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from foretrain.advice.advisor import search_of
+from foretrain.advice.candidates import WORTH, Candidate, Search, with_settings
+from foretrain.advice.planner import Outcome
+from foretrain.advice.record import Advice, Advices, Confirmation, Idle
+from foretrain.advice.rules import BY_ID, RULES
+from foretrain.advice.rules.base import State
+from foretrain.hardware.catalogue import find
+from foretrain.predict.allocator.settings import Settings
+from foretrain.predict.memory import worst_verdict
+from foretrain.predict.plan import Plan, plan
+from foretrain.predict.trace.forecast import Listener, answers_for
+from foretrain.predict.trace.memory import Exact
+
+SettingsOf = Callable[[Plan], Settings]
+
+
+@dataclass(frozen=True)
+class Tracer:
+    """Exact memory of states. `settings_of`: the allocator's settings of a plan's run."""
+
+    settings_of: SettingsOf
+    listen: Listener
+
+    def exact(self, state: State, what: str) -> Exact:
+        """Raises service.TraceUnavailable."""
+        self.listen(what)
+        changed = plan(state.config, state.gpu, used_by_others_bytes=state.used_by_others_bytes)
+        settings = self.settings_of(changed)
+        if "expandable_segments:True" in state.config.allocator_settings:  # nanoGPT has it from its environment
+            settings = replace(settings, expandable_segments=True)
+        (found,) = answers_for(changed, [state.step], settings, self.listen)
+        return found
+
+
+def confirm(
+    made: Advices, base: Plan, settings_of: SettingsOf, count: int, listen: Listener = lambda text: None
+) -> Advices:
+    """The same with what traces say of the run as it is, of the first `count` advices, and of rules that need a trace.
+
+    Raises service.TraceUnavailable.
+    """
+    tracer = Tracer(settings_of, listen)
+    search = search_of(base, made.step, made.goal)
+    now = tracer.exact(search.state, made.name)
+    kept: list[Advice] = []
+    denied: list[Idle] = []
+    for advice in made.advised[:count]:
+        found = tracer.exact(state_of(advice, base), " + ".join(advice.rules))
+        confirmation = _confirmation(found, now, made)
+        if confirmation.holds:
+            kept.append(advice.model_copy(update={"confirmation": confirmation}))
+        else:
+            values = {"needed": confirmation.needed_bytes, "available": advice.effect.available_bytes or 0}
+            reason = "trace_tight" if confirmation.verdict == "tight" else "trace_denies"
+            denied.append(Idle(rule="+".join(advice.rules), reason=reason, values=values))
+    traced, idle = _only_traced(made, search, now, tracer)
+    told = {each.rule for each in idle} | {each.rules[-1] for each in traced}
+    useless = [each for each in made.useless if each.rule not in told]
+    advised = sorted([*kept, *traced], key=lambda each: (each.gpu != made.gpu and made.goal != "cost", each.price))
+    return made.model_copy(
+        update={
+            "advised": (*advised, *made.advised[count:]), "useless": (*denied, *useless, *idle),
+            "now_confirmation": _confirmation(now, None, made), "nothing_fits": made.nothing_fits and not advised,
+        }
+    )  # fmt: skip
+
+
+def state_of(advice: Advice, base: Plan) -> State:
+    """The run after an advice."""
+    gpu = base.gpu if advice.gpu == base.gpu.name else find(advice.gpu)
+    return State(with_settings(base.config, advice.settings), gpu, advice.step, advice.used_by_others_bytes)
+
+
+def _confirmation(found: Exact, now: Exact | None, made: Advices) -> Confirmation:
+    """It holds where the replay survives with its margin; and, where memory is the goal, less is needed than now."""
+    verdict = worst_verdict(found.memory)
+    saved = None if now is None else now.memory.needed_bytes - found.memory.needed_bytes
+    to_save = made.goal == "fit" and made.now.verdict in ("fits", None)
+    holds = verdict in ("fits", None) and (saved is None or not to_save or saved > 0)
+    return Confirmation(verdict=verdict, needed_bytes=found.memory.needed_bytes, saved_bytes=saved, holds=holds)
+
+
+def _only_traced(made: Advices, search: Search, now: Exact, tracer: Tracer) -> tuple[list[Advice], list[Idle]]:
+    """The rules that only a trace knows, for the trainer that runs now, against the traced run as it is."""
+    if made.goal != "fit":
+        return [], []
+    search = Search(search.planner, Outcome(search.state, now.memory, search.base.available_bytes), "fit", {})
+    found: list[Advice] = []
+    idle: list[Idle] = []
+    for rule in RULES:
+        options = rule.options(search.state) if rule.traced else ()
+        if not options or (rule.ours and made.step == "nanogpt"):
+            continue
+        state = options[0].applied(search.state)
+        exact = tracer.exact(state, rule.id)
+        outcome = Outcome(state, exact.memory, search.base.available_bytes)
+        saved = search.saved(outcome)
+        if outcome.fits and (search.must_fit or saved >= WORTH * search.base.needed_bytes):
+            candidate = Candidate((rule.id,), outcome, BY_ID[rule.id].exactness_on(state))
+            confirmation = _confirmation(exact, now, made)
+            found.append(search.advice(candidate).model_copy(update={"confirmation": confirmation}))
+        else:
+            room = search.base.available_bytes or 0
+            lives = exact.smallest_limit_bytes + exact.memory.context.expected_bytes
+            values = {"saved": max(0, saved), "needed": lives, "available": room}
+            reason = "traced_short" if search.must_fit else "traced_little"
+            idle.append(Idle(rule=rule.id, reason=reason, values=values))
+    return found, idle

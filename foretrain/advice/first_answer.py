@@ -1,0 +1,129 @@
+"""What the first screen of `plan` says beside the plan itself: what limits the run, and which command comes next.
+
+Everything is worked out here; reports/views/first.py only puts it into words.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from foretrain.advice.advisor import short_list
+from foretrain.advice.asked import Asked
+from foretrain.advice.candidates import to_set, with_settings
+from foretrain.advice.planner import Planner
+from foretrain.advice.record import Advice
+from foretrain.advice.rules.base import State
+from foretrain.base.records import Record
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import find
+from foretrain.predict.memory import StepMemory, StepName
+from foretrain.predict.plan import Plan, Timing
+from foretrain.predict.speed.bottleneck import Bottleneck, bottleneck
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MOST_FLAGS = 4  # more settings than that are written to a file
+
+START: dict[StepName, tuple[str, ...]] = {"foretrain": ("foretrain", "train"), "nanogpt": ("python", "train.py")}
+
+Next = Literal["train", "change", "advise", "write", "card"]
+
+
+class Changed(Record):
+    """What planning the changed run says: its config, memory and time."""
+
+    config: RunConfig
+    memory: StepMemory
+    timing: Timing | None
+    available_bytes: int | None
+
+
+class FirstAnswer(Record):
+    """`next` is what `command` does; `advice` the change that it makes, or the one that would save much time.
+
+    `changed`: the plan of a run that does not fit, or only just, with that change.
+    """
+
+    bottleneck: Bottleneck | None
+    next: Next
+    command: tuple[str, ...]
+    advice: Advice | None = None
+    changed: Changed | None = None
+
+
+def first_answer(plan: Plan, asked: Asked) -> FirstAnswer:
+    """What to say of one plan."""
+    slow = bottleneck(plan.config, plan.gpu, plan.dtype, plan.step, compiled=plan.compiled)
+    found = short_list(plan, plan.step)
+    best = found.advised[0] if found else None
+    if plan.verdict in (None, "fits"):
+        gain = best if best is not None and best.gpu == plan.gpu.name and found and found.goal == "speed" else None
+        command = (*START[plan.step], *_words(asked, plan, plan.step))
+        return FirstAnswer(bottleneck=slow, next="train", command=command, advice=gain)
+    changed = _changed(plan, best) if best is not None else None
+    if best is None or not is_one_command(plan, best):
+        command = ("foretrain", "advise", *asked.words, *asked.card_options())
+        return FirstAnswer(bottleneck=slow, next="advise", command=command, advice=best, changed=changed)
+    command = changed_command(plan, best, asked)
+    return FirstAnswer(bottleneck=slow, next="change", command=command, advice=best, changed=changed)
+
+
+def is_one_command(plan: Plan, advice: Advice) -> bool:
+    """Whether a command with a few options makes all of the change: not another card, not other programs that are
+    closed, not what nanoGPT reads from its environment."""
+    changes = to_set(advice.settings)
+    if advice.gpu != plan.gpu.name or advice.used_by_others_bytes != plan.used_by_others_bytes:
+        return False
+    if advice.step == "nanogpt" and any(setting.option == "allocator_settings" for setting in changes):
+        return False
+    return bool(changes or advice.step != plan.step) and len(changes) <= MOST_FLAGS
+
+
+def _changed(plan: Plan, advice: Advice) -> Changed | None:
+    gpu = plan.gpu if advice.gpu == plan.gpu.name else find(advice.gpu)
+    state = State(with_settings(plan.config, advice.settings), gpu, advice.step, advice.used_by_others_bytes)
+    made = Planner().outcome(state)
+    if made is None:
+        return None
+    return Changed(config=state.config, memory=made.memory, timing=made.timing, available_bytes=made.available_bytes)
+
+
+def changed_command(plan: Plan, advice: Advice, asked: Asked) -> tuple[str, ...]:
+    """The command that runs what was asked about with an advice's changes. nanoGPT reads True, not true."""
+    changes = to_set(advice.settings)
+    said = str if advice.step == "nanogpt" else _value
+    flags = tuple(f"--{setting.option}={said(setting.after)}" for setting in changes)
+    kept = without(_words(asked, plan, advice.step), [setting.option for setting in changes])
+    return (*START[advice.step], *kept, *flags)
+
+
+def _words(asked: Asked, plan: Plan, step: StepName) -> tuple[str, ...]:
+    """The words with which the trainer of a step runs what was planned: on a CPU foretrain is told so, and a config
+    that names the CPU is told of the card.
+
+    nanoGPT's train.py reads no stdin: what was piped in is a file there.
+    """
+    on_cpu = step == "foretrain" and plan.gpu.kind == "cpu" and plan.config.device != "cpu"
+    words = asked.words if step == "foretrain" else ("FILE.py" if word == "-" else word for word in asked.words)
+    on_card = plan.gpu.kind == "cuda" and plan.config.device == "cpu"
+    return (*words, *(("--device=cpu",) if on_cpu else ("--device=cuda",) if on_card else ()))
+
+
+def without(words: Sequence[str], knobs: Sequence[str]) -> tuple[str, ...]:
+    """The words of a config without those that set one of these knobs."""
+    kept: list[str] = []
+    skip = False
+    for i, word in enumerate(words):
+        name, equals, _ = word.removeprefix("--").partition("=")
+        if skip:
+            skip = False
+        elif word.startswith("--") and name.replace("-", "_") in knobs:
+            skip = not equals and i + 1 < len(words) and not words[i + 1].startswith("--")
+        else:
+            kept.append(word)
+    return tuple(kept)
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,121 @@
+"""Throughput against memory: what a card gives for its memory, by the ways to carry out the same step.
+
+From what `foretrain tune` measured where its file is there, else predicted over the micro-batches that a step can be
+cut into, as the config is and with the two techniques that trade time or nothing for memory.
+"""
+
+from typing import Literal
+
+from foretrain.base.records import Record
+from foretrain.config.microbatches import cut, divisors, sequences_of
+from foretrain.config.options import RunConfig
+from foretrain.predict.memory import StepName, Verdict, predict, worst_verdict
+from foretrain.predict.plan import Plan, choose_dtype
+from foretrain.predict.speed.time import step_time
+from foretrain.tuning.record import Tuning
+
+MOST_BATCHES = 10
+BEYOND = 1.5  # times what the card has
+CHUNK = 1024  # tokens of a chunk of the loss, where the config has none
+
+Way = Literal["as_is", "chunked_loss", "checkpointing", "tuned"]
+
+
+class FrontierPoint(Record):
+    """One way. `given`: the config's own; `best`: no other is faster in less memory."""
+
+    way: Way
+    batch_size: int
+    setting: str
+    needed_bytes: int
+    tokens_per_s: float
+    verdict: Verdict | None = None
+    given: bool = False
+    best: bool = False
+
+
+class Frontier(Record):
+    """All ways that were looked at, by memory. `source` is their source."""
+
+    points: tuple[FrontierPoint, ...]
+    source: str
+    available_bytes: int | None
+
+
+def predicted(plan: Plan, step: StepName) -> Frontier | None:
+    """Over the divisors of a step's sequences, and techniques; None where nothing is known of the card's speed."""
+    config = plan.config.as_nanogpt() if step == "nanogpt" else plan.config
+    points = []
+    for way, changed in _ways(config, step).items():
+        for batch in _batches(config):
+            point = _point(plan, step, way, cut(changed, batch), config)
+            if point is not None:
+                points.append(point)
+    room = plan.available_bytes
+    if room is not None:  # what is far beyond the card would only make the picture small
+        points = [point for point in points if point.given or point.needed_bytes <= BEYOND * room]
+    if not points:
+        return None
+    timing = plan.timing_of(step)
+    source = timing.source if timing and timing.source != "measured (log)" else "estimated"
+    return Frontier(points=_marked(points), source=source, available_bytes=plan.available_bytes)
+
+
+def measured(tuning: Tuning, available_bytes: int | None) -> Frontier | None:
+    """The trials of `foretrain tune` that ran to their end."""
+    points = [
+        FrontierPoint(
+            way="tuned", batch_size=int(trial.options.get("batch_size", 0)), given=trial.given,
+            setting=", ".join(f"{name}={str(value).lower()}" for name, value in trial.options.items()),
+            needed_bytes=trial.peak_bytes, tokens_per_s=trial.tokens_per_s,
+        )
+        for trial in tuning.trials
+        if trial.peak_bytes and trial.tokens_per_s and trial.verdict not in ("memory", "timeout", "failed", "changed")
+    ]  # fmt: skip
+    cap = tuning.cap_bytes or available_bytes
+    return Frontier(points=_marked(points), source="measured (tune)", available_bytes=cap) if points else None
+
+
+def _ways(config: RunConfig, step: StepName) -> dict[Way, RunConfig]:
+    """nanoGPT's step has no techniques."""
+    ways: dict[Way, RunConfig] = {"as_is": config}
+    if step == "foretrain":
+        if not config.loss_chunk_size:
+            ways["chunked_loss"] = config.model_copy(update={"loss_chunk_size": CHUNK})
+        if not config.checkpointed:
+            ways["checkpointing"] = config.model_copy(update={"activation_checkpointing": True})
+    return ways
+
+
+def _batches(config: RunConfig) -> list[int]:
+    """Divisors that are powers of two apart or so, the config's own always."""
+    own, found, last = config.batch_size, [], 0.0
+    for batch in divisors(sequences_of(config)):
+        if batch == own or batch >= 1.6 * last:
+            found.append(batch)
+            last = batch
+    near = sorted(found, key=lambda batch: max(batch / own, own / batch))[:MOST_BATCHES]
+    return sorted(near)
+
+
+def _point(plan: Plan, step: StepName, way: Way, config: RunConfig, given: RunConfig) -> FrontierPoint | None:
+    dtype, _ = choose_dtype(config, plan.gpu)
+    time_s = step_time(config, plan.gpu, dtype, step, compiled=config.compile)
+    if time_s is None:
+        return None
+    room = plan.available_bytes
+    memory = predict(config, plan.gpu, dtype, step, compiled=config.compile, available_bytes=room)
+    return FrontierPoint(
+        way=way, batch_size=config.batch_size, setting="", tokens_per_s=config.tokens_per_step / time_s.expected_s,
+        needed_bytes=memory.needed_bytes, verdict=worst_verdict(memory),
+        given=way == "as_is" and config.batch_size == given.batch_size,
+    )  # fmt: skip
+
+
+def _marked(points: list[FrontierPoint]) -> tuple[FrontierPoint, ...]:
+    """By memory, each with whether it is on the frontier."""
+    ordered, fastest, marked = sorted(points, key=lambda p: (p.needed_bytes, -p.tokens_per_s)), 0.0, []
+    for point in ordered:
+        marked.append(point.model_copy(update={"best": point.tokens_per_s > fastest}))
+        fastest = max(fastest, point.tokens_per_s)
+    return tuple(marked)

@@ -1,0 +1,121 @@
+"""Plans of changed runs, each made once: what `plan` would say of a state, without what advice does not need.
+
+Memory does not depend on what others hold, and on the card only by its kind; so one ledger serves many states.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from foretrain.advice.rules.base import Change, State
+from foretrain.base.errors import UserError
+from foretrain.config.checks import check
+from foretrain.config.precision import check_matmul
+from foretrain.predict.memory import Ledger, StepMemory, Verdict, estimated, worst_verdict
+from foretrain.predict.plan import Timing, available, timing
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run takes in one state."""
+
+    state: State
+    found: Ledger | StepMemory  # a ledger is judged when its phases are first asked for
+    available_bytes: int | None
+
+    @cached_property
+    def memory(self) -> StepMemory:
+        """Its phases, with verdicts."""
+        if isinstance(self.found, StepMemory):
+            return self.found
+        return self.found.judged(self.available_bytes, self.state.gpu.memory_bytes)
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        return worst_verdict(self.memory)
+
+    @cached_property
+    def fits(self) -> bool:
+        """With the plan's margin; where nobody knows how much memory there is, nothing is refused."""
+        if isinstance(self.found, StepMemory):
+            return self.verdict in ("fits", None)
+        return self.found.fits(self.available_bytes, self.state.gpu.memory_bytes)
+
+    @property
+    def needed_bytes(self) -> int:
+        """What the worst phase is expected to need."""
+        return self.memory.needed_bytes
+
+    @cached_property
+    def timing(self) -> Timing | None:
+        s = self.state
+        return timing(s.config, s.gpu, s.dtype, s.step, s.config.compile)
+
+    @property
+    def step_s(self) -> float | None:
+        return self.timing.step_s.expected_s if self.timing else None
+
+    @property
+    def total_s(self) -> float | None:
+        return self.timing.total_s.expected_s if self.timing else None
+
+    @property
+    def money(self) -> float | None:
+        found = self.timing.money() if self.timing else None
+        return found[1] if found else None
+
+
+class Planner:
+    """Outcomes by state. `planned` counts the different estimates of memory that they took."""
+
+    def __init__(self) -> None:
+        self._asked: set[tuple[object, ...]] = set()
+        self._outcomes: dict[State, Outcome | None] = {}
+
+    @property
+    def planned(self) -> int:
+        return len(self._asked)
+
+    def outcome(self, state: State) -> Outcome | None:
+        """None where the config would be refused."""
+        if state not in self._outcomes:
+            self._outcomes[state] = self._made(state)
+        return self._outcomes[state]
+
+    def _made(self, state: State) -> Outcome | None:
+        config = state.config
+        if check(config.model_dump(), {})[0] is None:
+            return None
+        try:
+            check_matmul(config, state.gpu, state.dtype)
+        except UserError:
+            return None
+        room, _ = available(config, state.gpu, state.used_by_others_bytes)
+        ledger = estimated(config, state.gpu, state.dtype, state.step, compiled=config.compile)
+        self._asked.add(ledger.key)
+        return Outcome(state, ledger, room)
+
+    def mildest(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:
+        """The first change that fits, of changes that need less and less; the last one where none does.
+
+        None where there is none, or all would be refused.
+        """
+        low, high = 0, len(changes) - 1
+        best: tuple[Change, Outcome] | None = None
+        while low <= high:
+            middle = (low + high) // 2
+            found = self.outcome(changes[middle].applied(state))
+            if found is not None and found.fits:
+                best, high = (changes[middle], found), middle - 1
+            else:
+                low = middle + 1
+        if best is None and changes:
+            last = self.outcome(changes[-1].applied(state))
+            best = (changes[-1], last) if last else None
+        return best
+
+    def quickest(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:
+        """The one with the shortest run, of those that fit."""
+        found = [(change, made) for change in changes if (made := self.outcome(change.applied(state))) and made.fits]
+        timed = [pair for pair in found if pair[1].total_s is not None]
+        return min(timed, key=lambda pair: pair[1].total_s or 0.0) if timed else None

@@ -1,0 +1,128 @@
+"""Advice as records: what to change, what that takes and saves by the plan, and what would change nothing.
+
+Texts are ids: a rule's are rule.ID.*, a reason's are idle.ID. Bytes, seconds, shares (0.05 is 5 %).
+"""
+
+from typing import Any
+
+from pydantic import Field
+
+from foretrain.advice.rules.base import Exactness, Goal
+from foretrain.base.records import Record
+from foretrain.predict.memory import StepName, Verdict
+
+
+class Setting(Record):
+    """One option with its value before and after. `ours`: nanoGPT has no such knob."""
+
+    option: str
+    before: Any
+    after: Any
+    ours: bool
+
+
+class PhaseEffect(Record):
+    """What a phase is expected to need, and how much less than now; below zero it is more."""
+
+    phase: str
+    needed_bytes: int
+    saved_bytes: int
+
+
+class Effect(Record):
+    """What a run takes in one state, beside the run as it is now.
+
+    `needed_bytes` and `saved_bytes` are of the worst phase. `slower`: the step's time over that of now, minus 1 (below
+    zero it is faster); `longer`: the same of the whole run. None where nothing is known of the card's speed.
+    `allocated_bytes`: the most that tensors take.
+    """
+
+    needed_bytes: int
+    saved_bytes: int
+    allocated_bytes: int
+    available_bytes: int | None
+    verdict: Verdict | None
+    phases: tuple[PhaseEffect, ...]
+    step_s: float | None
+    total_s: float | None
+    slower: float | None
+    longer: float | None
+    money: float | None
+    source: str
+
+
+class Estimate(Record):
+    """A loss by a published scaling law (predict/scaling.py), now and then, in nats a token."""
+
+    loss_now: float
+    loss_then: float
+    law: str
+    steps_then: int
+    tokens_now: int
+    tokens_then: int
+
+
+class Confirmation(Record):
+    """What a trace's replay says of an advice: traced."""
+
+    verdict: Verdict | None
+    needed_bytes: int
+    saved_bytes: int | None
+    holds: bool
+
+
+class Advice(Record):
+    """One change, or a few together.
+
+    `rules`: in the order in which they are applied. `settings`: the knobs that differ. `step`, `gpu`,
+    `used_by_others_bytes`: whose step runs then, on which card, beside how much. `price`: what it is ranked by
+    (docs/advice.md).
+    """
+
+    rules: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    step: StepName
+    gpu: str
+    used_by_others_bytes: int
+    exactness: Exactness
+    tokens_per_step: int
+    keeps_tokens_per_step: bool
+    effect: Effect
+    price: float
+    estimate: Estimate | None = None
+    confirmation: Confirmation | None = None
+
+
+class Idle(Record):
+    """A rule that buys nothing here, with the reason's id and its values."""
+
+    rule: str
+    reason: str
+    values: dict[str, Any] = Field(default_factory=dict)
+
+
+class Advices(Record):
+    """All advice for one run on one card, the best first.
+
+    `now`: the run as it is. `partial`: what saves memory, but not enough alone. `useless`: what is often said, or was
+    tried, and buys nothing. `planned`: ledgers that were made to find out.
+    """
+
+    name: str
+    goal: Goal
+    goal_given: bool
+    step: StepName
+    gpu: str
+    used_by_others_bytes: int
+    tokens_per_step: int
+    now: Effect
+    advised: tuple[Advice, ...]
+    partial: tuple[Advice, ...]
+    useless: tuple[Idle, ...]
+    planned: int
+    now_confirmation: Confirmation | None = None
+    nothing_fits: bool = False
+
+    def top(self, count: int) -> "Advices":
+        """The same with the first of each kind only."""
+        return self.model_copy(update={"advised": self.advised[:count], "partial": self.partial[:count]})

@@ -1,0 +1,59 @@
+"""What would have saved a run that ran out of memory: the advisor's changes that leave the learning alone."""
+
+from typing import Any
+
+from foretrain.advice.advisor import advise
+from foretrain.advice.record import Advice
+from foretrain.base.errors import UserError
+from foretrain.base.records import Record
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.memory import StepName
+from foretrain.predict.plan import plan
+
+FREES_NOTHING = {"free_others", "another_card"}  # of the run's own memory
+
+
+class Remedy(Record):
+    """A change that fits by the plan. `changes`: knob -> value; `saves_bytes`: of the process at its worst moment.
+
+    `id`: the rules of the advisor. `slower`: the predicted step time over that of before, less 1; None where there is
+    no prediction of time. Without `changes` it is foretrain's step at the same config, for a run of nanoGPT's.
+    """
+
+    id: str
+    changes: dict[str, Any]
+    saves_bytes: int
+    needed_bytes: int
+    slower: float | None
+
+
+def remedies(
+    config: RunConfig, gpu: Gpu, *, used_by_others_bytes: int = 0, over_bytes: int = 0, step: StepName = "foretrain",
+    most: int = 3,
+) -> tuple[Remedy, ...]:  # fmt: skip
+    """Exact changes that fit what the card had, kindest first.
+
+    `over_bytes`: how far the request that failed was beyond what was there. The run needed that much more than the card
+    had, whatever the forecast says; where the forecast was lower, as much is kept free in the search. Tokens of a
+    step, and the sequences of an evaluation, stay as they are.
+    """
+    try:
+        made = plan(config, gpu, used_by_others_bytes=used_by_others_bytes)
+        if made.available_bytes is None:
+            return ()
+        beyond = max(0, made.available_bytes + max(1, over_bytes) - made.memory_of(step).needed_bytes)
+        held = used_by_others_bytes + min(beyond, made.available_bytes)
+        found = advise(plan(config, gpu, used_by_others_bytes=held), step, "fit")
+    except UserError:  # a card that cannot do what the config asks for
+        return ()
+    kept = [a for a in found.advised if a.exactness == "exact" and not FREES_NOTHING & set(a.rules)]
+    return tuple(_remedy(advice) for advice in kept if advice.effect.saved_bytes >= max(1, over_bytes))[:most]
+
+
+def _remedy(advice: Advice) -> Remedy:
+    effect = advice.effect
+    return Remedy(
+        id="+".join(advice.rules), changes={setting.option: setting.after for setting in advice.settings},
+        saves_bytes=effect.saved_bytes, needed_bytes=effect.needed_bytes, slower=effect.slower,
+    )  # fmt: skip

@@ -1,0 +1,108 @@
+"""What one rule of the advisor is: the changes it knows for a config on a card, and what the learning makes of them.
+
+A rule never computes memory or time: it says what could be changed, from the mildest change to the strongest. The
+planner (advice/planner.py) says what each would take. Its texts are in the locales as rule.ID: name, what, why, costs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Dtype, Gpu
+from foretrain.model import techniques
+from foretrain.predict.memory import StepName
+from foretrain.predict.plan import choose_dtype
+
+# exact: the same maths, other order of sums at most; rounding: the same in expectation (other half-precision rounding,
+# other random draws); other optimizer: other updates; other model: another model or context is trained.
+Exactness = Literal["exact", "rounding", "other optimizer", "other model"]
+EXACTNESS: tuple[Exactness, ...] = ("exact", "rounding", "other optimizer", "other model")
+Goal = Literal["fit", "speed", "cost", "quality"]
+Kind = Literal["memory", "speed", "both", "model", "card", "folklore", "quality"]
+
+
+@dataclass(frozen=True)
+class State:
+    """A run as it stands: the config, on which card, by whose step, beside what others hold there."""
+
+    config: RunConfig
+    gpu: Gpu
+    step: StepName
+    used_by_others_bytes: int
+
+    def __hash__(self) -> int:  # a calibrated card holds tables, which have no hash
+        return hash((self.config, self.gpu.name, self.step, self.used_by_others_bytes))
+
+    @property
+    def dtype(self) -> Dtype:
+        return choose_dtype(self.config, self.gpu)[0]
+
+    @property
+    def half(self) -> bool:
+        """Whether matrix products are in half precision. nanoGPT's context is null on a CPU."""
+        return self.dtype != "float32" and not (self.step == "nanogpt" and self.gpu.kind == "cpu")
+
+    @property
+    def effective(self) -> RunConfig:
+        """The config as its step reads it: nanoGPT has none of foretrain's own ways."""
+        return self.config.as_nanogpt() if self.step == "nanogpt" else self.config
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is changed: knobs of the config, or whose step, which card, how much others may hold."""
+
+    knobs: dict[str, Any] = field(default_factory=dict)
+    step: StepName | None = None
+    gpu: Gpu | None = None
+    used_by_others_bytes: int | None = None
+
+    def applied(self, state: State) -> State:
+        """The run after the change."""
+        return State(
+            config=state.config.model_copy(update=self.knobs),
+            gpu=self.gpu or state.gpu,
+            step=self.step or state.step,
+            used_by_others_bytes=state.used_by_others_bytes
+            if self.used_by_others_bytes is None
+            else self.used_by_others_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that can be changed. The order of RULES is the order in which users can afford them.
+
+    `options`: the changes for a run, the mildest first; none where the rule has nothing to change.
+    `idle`: the id of the reason why it has nothing to change here, '' where nothing need be said.
+    `redraws`: dropout's masks come out otherwise, so that with dropout it is the same in expectation only.
+    `ours`: only foretrain's step can do it. `toll`: what it costs beside time, as a share of time.
+    `traced`: neither the ledger nor the catalogue knows its effect; a trace does.
+    """
+
+    id: str
+    kind: Kind
+    exactness: Exactness
+    reference: str
+    options: Callable[[State], Sequence[Change]]
+    idle: Callable[[State], str] = lambda state: ""
+    techniques: tuple[str, ...] = ()
+    redraws: bool = False
+    ours: bool = False
+    traced: bool = False
+    toll: float = 0.0
+
+    def exactness_on(self, state: State) -> Exactness:
+        """What the learning makes of it in this run."""
+        return "rounding" if self.exactness == "exact" and self.redraws and state.config.dropout else self.exactness
+
+
+def technique(id: str) -> techniques.Technique:
+    """The record of model/techniques.py behind a rule."""
+    return next(t for t in techniques.TECHNIQUES if t.id == id)
+
+
+def loosest(found: Sequence[Exactness]) -> Exactness:
+    """What several changes together are: as far from exact as the farthest."""
+    return max(found, key=EXACTNESS.index)

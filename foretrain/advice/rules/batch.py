@@ -1,0 +1,93 @@
+"""Rules about the card and about how a step is cut: whose step, what others hold, micro-batches, evaluation's batch."""
+
+from collections.abc import Sequence
+
+from foretrain.advice.rules.base import Change, Rule, State
+from foretrain.config.microbatches import cut, divisors, sequences_of
+
+TENTH_GB = 100_000_000
+
+
+def foretrain_step(state: State) -> Sequence[Change]:
+    """The same config by foretrain's step, unless the config asks that step for another learning."""
+    own = state.config
+    other_learning = own.recipe != "nanogpt" or own.optimizer != "adamw" or own.matmul != "dtype" or own.master_weights
+    return [] if state.step == "foretrain" or other_learning else [Change(step="foretrain")]
+
+
+def free_others(state: State) -> Sequence[Change]:
+    """Less and less beside the run, in tenths of a GB down to nothing."""
+    held = state.used_by_others_bytes
+    if state.config.memory_limit_bytes is not None or not held:
+        return []
+    steps = range(1, -(-held // TENTH_GB) + 1)
+    return [Change(used_by_others_bytes=max(0, held - n * TENTH_GB)) for n in steps]
+
+
+def recut(state: State, batch: int) -> Change:
+    """Another micro-batch with the tokens of a step and the sequences of an evaluation kept.
+
+    nanoGPT counts an evaluation in micro-batches, so that there eval_iters has to follow; its random rows are then
+    the very same, as torch.randint draws the same numbers in two halves as in one piece.
+    """
+    made = cut(state.config, batch)
+    knobs = {"batch_size": made.batch_size, "gradient_accumulation_steps": made.gradient_accumulation_steps}
+    if state.step == "foretrain":
+        if state.config.eval_batch_size > batch:
+            knobs["eval_batch_size"] = 0
+        return Change({**knobs, "eval_sequences": made.eval_sequences})
+    rows = state.config.eval_iters * state.config.batch_size
+    return Change({**knobs, "eval_iters": max(1, rows // batch)})
+
+
+def micro_batch(state: State) -> Sequence[Change]:
+    """Every smaller divisor of the step's sequences, the largest first."""
+    smaller = [d for d in divisors(sequences_of(state.config)) if d < state.config.batch_size]
+    return [recut(state, d) for d in reversed(smaller)]
+
+
+def micro_batch_idle(state: State) -> str:
+    """Why it cannot be smaller."""
+    return "" if state.config.batch_size > 1 else "smallest"
+
+
+def larger_micro_batch(state: State) -> Sequence[Change]:
+    """The next larger divisors, up to sixteen times as many sequences."""
+    c = state.config
+    return [recut(state, d) for d in divisors(sequences_of(c)) if c.batch_size < d <= 16 * c.batch_size]
+
+
+def eval_batch(state: State) -> Sequence[Change]:
+    """Halves of evaluation's micro-batch."""
+    if state.step != "foretrain":
+        return []
+    found, size = [], state.config.eval_batch
+    while size > 1:
+        size //= 2
+        found.append(Change({"eval_batch_size": size, "eval_sequences": state.config.eval_rows}))
+    return found
+
+
+def eval_batch_idle(state: State) -> str:
+    """Why it cannot be smaller."""
+    return "smallest" if state.step == "foretrain" and state.config.eval_batch == 1 else ""
+
+
+RULES = (
+    Rule(
+        "foretrain_step", "both", "exact", "docs/memory.md", foretrain_step, redraws=True,
+    ),
+    Rule("free_others", "memory", "exact", "nvidia-smi; docs/memory.md", free_others),
+    Rule(
+        "micro_batch", "memory", "exact", "docs/budget.md; karpathy/nanoGPT train.py, gradient accumulation",
+        micro_batch, micro_batch_idle, redraws=True,
+    ),
+    Rule(
+        "eval_batch", "memory", "exact", "docs/budget.md; karpathy/nanochat#237", eval_batch, eval_batch_idle,
+        ours=True,
+    ),
+)  # fmt: skip
+LARGER = Rule(
+    "larger_micro_batch", "speed", "exact", "docs/time.md: fewer launches and fewer sums of gradients",
+    larger_micro_batch, redraws=True,
+)  # fmt: skip

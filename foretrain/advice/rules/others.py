@@ -1,0 +1,148 @@
+"""The other rules: what the memory no longer asks for, another model, another card, and what is often said in vain."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from foretrain.advice.rules.base import Change, Rule, State
+from foretrain.config.microbatches import sequences_of
+from foretrain.config.presets import GPT2_SHAPES
+
+ALIGNED = 64
+
+
+def unneeded(state: State) -> Sequence[Change]:
+    """Each technique that costs time switched off, and all of them."""
+    c, found = state.effective, []
+    if c.checkpointed:
+        found.append({"activation_checkpointing": False, "checkpointed_blocks": 0})
+        found += [{"checkpointed_blocks": k} for k in sorted({c.checkpointed // 4, c.checkpointed // 2}) if k]
+    if c.recompute_norm_gelu:
+        found.append({"recompute_norm_gelu": False})
+    if c.optimizer_offload:
+        found.append({"optimizer_offload": False})
+    if c.loss_chunk_size:
+        found += [{"loss_chunk_size": n} for n in (0, 4 * c.loss_chunk_size)]
+    if len(found) > 1:
+        off: dict[str, Any] = {"recompute_norm_gelu": False, "optimizer_offload": False}
+        off |= {"activation_checkpointing": False, "checkpointed_blocks": 0, "loss_chunk_size": 0}
+        found.append({knob: value for knob, value in off.items() if getattr(c, knob) != value})
+    return [Change(knobs) for knobs in found]
+
+
+def free_to_reshape(state: State) -> bool:
+    """Whether the model is not given by weights that it starts from."""
+    return state.config.init_from == "scratch"
+
+
+def shorter_context(state: State) -> Sequence[Change]:
+    """Contexts at which as many whole sequences make the tokens of the step."""
+    c, found = state.config, []
+    unit = 64 if c.block_size >= 256 else 8
+    for block in range((c.block_size - 1) // unit * unit, 0, -unit):
+        accumulation, rest = divmod(c.gradient_accumulation_steps * c.block_size, block)
+        if rest == 0:
+            knobs = {"block_size": block, "gradient_accumulation_steps": accumulation}
+            if c.eval_block_size > block:
+                knobs["eval_block_size"] = block
+            found.append(Change(knobs))
+    return found
+
+
+def fewer_layers(state: State) -> Sequence[Change]:
+    """One after another."""
+    c = state.config
+    if not free_to_reshape(state):
+        return []
+    found = []
+    for layers in range(c.n_layer - 1, 0, -1):
+        knobs: dict[str, Any] = {"n_layer": layers}
+        if c.checkpointed_blocks >= layers:
+            knobs["checkpointed_blocks"] = 0
+            if c.recompute_norm_gelu:
+                knobs["recompute_norm_gelu"] = False
+        found.append(Change(knobs))
+    return found
+
+
+def narrower(state: State) -> Sequence[Change]:
+    """Fewer heads of the same width."""
+    c = state.config
+    if not free_to_reshape(state) or c.n_embd % c.n_head:
+        return []
+    width = c.n_embd // c.n_head
+    return [Change({"n_head": heads, "n_embd": heads * width}) for heads in range(c.n_head - 1, 0, -1)]
+
+
+def smaller_pretrained(state: State) -> Sequence[Change]:
+    """The GPT-2 models below the one whose published weights the run starts from, one after another."""
+    c, sizes = state.config, list(GPT2_SHAPES)
+    if c.init_from not in sizes:
+        return []
+    found = []
+    for name in reversed(sizes[: sizes.index(c.init_from)]):
+        knobs: dict[str, Any] = {"init_from": name, **GPT2_SHAPES[name]}
+        if c.checkpointed_blocks >= knobs["n_layer"]:
+            knobs["checkpointed_blocks"] = 0
+            if c.recompute_norm_gelu:
+                knobs["recompute_norm_gelu"] = False
+        found.append(Change(knobs))
+    return found
+
+
+def padded_vocabulary(state: State) -> Sequence[Change]:
+    """The next multiple of 64, for tensor cores."""
+    c = state.config
+    if c.vocab_size % 8 == 0 or c.dataset == "python-stdlib" or not state.half:
+        return []
+    return [Change({"vocab_size": -(-c.vocab_size // ALIGNED) * ALIGNED})]
+
+
+def fewer_eval_iters(state: State) -> Sequence[Change]:
+    """A quarter of them."""
+    c = state.config
+    knobs = {"eval_iters": max(1, c.eval_iters // 4)}
+    if c.eval_sequences:
+        knobs["eval_sequences"] = max(1, c.eval_sequences // 4)
+    return [Change(knobs)] if c.eval_rows > c.batch_size else []
+
+
+def shorter_evaluation(state: State) -> Sequence[Change]:
+    """Half of the context."""
+    c = state.config
+    able = state.step == "foretrain" and c.eval_block > 64
+    return [Change({"eval_block_size": c.eval_block // 2})] if able else []
+
+
+def less_accumulation(state: State) -> Sequence[Change]:
+    """Half of it, with nothing in exchange."""
+    c = state.config
+    if sequences_of(c) <= 2 * c.batch_size:
+        return []
+    return [Change({"gradient_accumulation_steps": c.gradient_accumulation_steps // 2})]
+
+
+UNNEEDED = Rule("unneeded", "speed", "exact", "docs/techniques.md", unneeded, redraws=True, ours=True)
+MODEL = (
+    Rule(
+        "pretrained", "model", "other model", "karpathy/nanoGPT README.md, finetuning; train.py, init_from",
+        smaller_pretrained,
+    ),
+    Rule(
+        "block_size", "model", "other model", "Vaswani et al. 2017, arXiv:1706.03762; docs/memory.md", shorter_context,
+    ),
+    Rule("n_layer", "model", "other model", "Kaplan et al. 2020, arXiv:2001.08361; docs/memory.md", fewer_layers),
+    Rule("n_embd", "model", "other model", "Kaplan et al. 2020, arXiv:2001.08361; docs/memory.md", narrower),
+    Rule(
+        "vocab_size", "speed", "other model", "karpathy/nanoGPT model.py: 50257 padded to 50304", padded_vocabulary,
+    ),
+)  # fmt: skip
+FOLKLORE = (
+    Rule("eval_iters", "folklore", "exact", "karpathy/nanoGPT train.py, estimate_loss: no_grad", fewer_eval_iters),
+    Rule("eval_block_size", "folklore", "exact", "docs/budget.md", shorter_evaluation, ours=True),
+    Rule(
+        "accumulation", "folklore", "other optimizer", "karpathy/nanoGPT train.py: gradients are summed in place",
+        less_accumulation,
+    ),
+)  # fmt: skip
+# Nothing of it is in the config; the advisor goes through the catalogue (advice/cards.py).
+CARD = Rule("another_card", "card", "exact", "foretrain gpus: each figure with its source", lambda state: (), toll=1.5)

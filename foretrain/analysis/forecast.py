@@ -1,0 +1,22 @@
+"""The forecast of a run: the one that was written before it, else the same forecast made now."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from foretrain.base.errors import UserError
+from foretrain.base.safe_read import read_text
+from foretrain.predict.plan import Plan, plan
+from foretrain.training.store import RunRecord
+
+
+def plan_of(run: Path, record: RunRecord) -> Plan:
+    """The plan beside a run's record, or one made now. Raises UserError 'data.bad_plan' for a damaged one."""
+    path = run / "plan.json"
+    if path.is_file():
+        try:
+            return Plan.from_json(read_text(path))
+        except (OSError, ValidationError, ValueError, RecursionError) as error:
+            raise UserError("data.bad_plan", path=str(path), reason=str(error).splitlines()[0]) from None
+    config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
+    return plan(config, record.gpu, name=record.name, dataset_tokens=record.dataset.train_tokens)

@@ -1,0 +1,219 @@
+"""`analyse`: what a training log means. The steady step, what took longer and why, the config held against the log."""
+
+import math
+from itertools import pairwise
+from typing import Any, Literal
+
+from foretrain.analysis.log_checks import Finding, findings, rate_fits, rate_tokens
+from foretrain.analysis.log_steady import Disturbance, disturbances, steady
+from foretrain.analysis.utilization import Utilization, utilization
+from foretrain.base.records import Record
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Gpu
+from foretrain.monitoring.training_log import EVALUATED, Format, TrainingLog
+from foretrain.predict.energy import Spending, spending
+from foretrain.predict.plan import plan
+from foretrain.predict.speed.time import Range
+
+SCHEMA = "foretrain.log/1"
+# nanochat divided by this on every card until it looked the card up: promised_flops_per_sec_h100 in base_train.py.
+NANOCHAT_H100_FLOP_PER_S = 989e12
+TokensSource = Literal["config", "log", "rate", "unknown"]
+
+
+class Losses(Record):
+    """Losses of the log; `val_unit` is nats a token or bits a byte. None where nothing finite was printed."""
+
+    first_loss: float | None
+    last_loss: float | None
+    last_val_loss: float | None
+    best_val_loss: float | None
+    best_val_step: int | None
+    evaluations: int
+    val_unit: Literal["nats a token", "bits a byte"]
+
+
+class Remaining(Spending):
+    """From the last line to the end of the run, with what it takes by the same power model as a plan."""
+
+    steps: int
+    total_steps: int
+    evaluations: int
+    time_s: Range
+    currency: str = ""
+
+
+class LogAnalysis(Record):
+    """The answer. `steady_low_s` to `steady_high_s` hold nine of ten steady steps; `steady_steps` is their number.
+
+    `tokens_source` says where `tokens_per_step` is from: config, log, or rate (printed tokens/s times printed time).
+    """
+
+    name: str
+    format: Format
+    first_step: int
+    last_step: int
+    steps: int
+    segments: int
+    log_interval: int
+    steady_s: float
+    steady_low_s: float
+    steady_high_s: float
+    steady_steps: int
+    tokens_per_step: int | None
+    tokens_source: TokensSource
+    tokens_per_s: float | None
+    logged_mfu: float | None
+    utilization: Utilization | None
+    nanochat_mfu: float | None
+    gpu_name: str | None
+    config_used: bool
+    predicted_step_s: Range | None
+    disturbances: tuple[Disturbance, ...]
+    logged_s: float
+    lost_s: float
+    losses: Losses
+    remaining: Remaining | None
+    whole_run_s: Range | None
+    whole_run_energy_j: float | None
+    whole_run_cost: float | None
+    findings: tuple[Finding, ...]
+
+
+def analyse(
+    log: TrainingLog, *, name: str = "log", config: RunConfig | None = None, gpu: Gpu | None = None
+) -> LogAnalysis:
+    """What the log says; with a config also MFU, the checks, the forecast; with a card also shares of its peak."""
+    steps = log.steps
+    interval = log_interval(log)
+    own = config if log.format != "nanochat" else None  # nanochat's model is none that a config here describes
+    pace = steady(log, own)
+    slower = disturbances(log, pace, own, interval)
+    tokens, source = tokens_of_step(log, own)
+    used = utilization(own, gpu, pace.median_s, tokens_per_step=tokens) if own and gpu else None
+    left = _remaining(log, pace.recent_s, pace.median_s, slower, own, gpu, used.mfu if used else None)
+    mfu = next((m for m in reversed(steps.logged_mfu) if math.isfinite(m)), None)
+    return LogAnalysis(
+        name=name, format=log.format, first_step=min(steps.number), last_step=log.last_step, steps=len(steps),
+        segments=len(steps.starts), log_interval=interval, steady_s=pace.median_s, steady_low_s=pace.low_s,
+        steady_high_s=pace.high_s, steady_steps=len(pace.indices), tokens_per_step=tokens, tokens_source=source,
+        tokens_per_s=tokens / pace.median_s if tokens else None, logged_mfu=mfu, utilization=used,
+        nanochat_mfu=_nanochat_mfu(log, mfu, gpu), gpu_name=gpu.name if gpu else None, config_used=own is not None,
+        predicted_step_s=_predicted(own, gpu), disturbances=slower,
+        logged_s=sum(t for t in steps.time_s if math.isfinite(t)), lost_s=sum(d.lost_s for d in slower),
+        losses=_losses(log),
+        remaining=left, findings=findings(log, own, config, used, pace.median_s, interval),
+        **_whole_run(log, pace.median_s, slower, left, own, gpu, used.mfu if used else None),
+    )  # fmt: skip
+
+
+def log_interval(log: TrainingLog) -> int:
+    """The usual distance of two printed steps."""
+    counts: dict[int, int] = {}
+    for segment in log.steps.segments():
+        for i in segment[1:]:
+            distance = log.steps.number[i] - log.steps.number[i - 1]
+            counts[distance] = counts.get(distance, 0) + 1
+    return max(counts, key=lambda distance: counts[distance]) if counts else 1
+
+
+def tokens_of_step(log: TrainingLog, config: RunConfig | None) -> tuple[int | None, TokensSource]:
+    """The log's own figure first: it is what ran. A printed rate is rounded, or a running mean; the config is not."""
+    if log.header.tokens_per_step:
+        return log.header.tokens_per_step, "log"
+    printed = rate_tokens(log)
+    if config is not None and (printed is None or rate_fits(printed, config)):
+        return config.tokens_per_step, "config"
+    return (max(1, round(printed)), "rate") if printed else (None, "unknown")
+
+
+def _nanochat_mfu(log: TrainingLog, mfu: float | None, gpu: Gpu | None) -> float | None:
+    """nanochat's own count of FLOPs as a share of this card's dense bfloat16 peak."""
+    peak = gpu.peak_flop_per_s("bfloat16") if gpu else None
+    if log.format != "nanochat" or mfu is None or peak is None:
+        return None
+    return mfu * (log.header.peak_flop_per_s or NANOCHAT_H100_FLOP_PER_S) / peak
+
+
+def _predicted(config: RunConfig | None, gpu: Gpu | None) -> Range | None:
+    """nanoGPT's step as `foretrain plan` predicts it, without having seen the log."""
+    timing = plan(config, gpu).nanogpt_timing if config and gpu else None
+    return timing.step_s if timing else None
+
+
+def _losses(log: TrainingLog) -> Losses:
+    finite = [loss for loss in log.steps.loss if math.isfinite(loss)]
+    values = [(e.val_loss, e.step) for e in log.evaluations if e.val_loss is not None]
+    best = min(values, key=lambda value: value[0], default=(None, None))
+    return Losses(
+        first_loss=finite[0] if finite else None, last_loss=finite[-1] if finite else None,
+        last_val_loss=values[-1][0] if values else None, best_val_loss=best[0], best_val_step=best[1],
+        evaluations=len(log.evaluations), val_unit="bits a byte" if log.format == "nanochat" else "nats a token",
+    )  # fmt: skip
+
+
+def _remaining(
+    log: TrainingLog, recent_s: float, steady_s: float, slower: tuple[Disturbance, ...], config: RunConfig | None,
+    gpu: Gpu | None, mfu: float | None,
+) -> Remaining | None:  # fmt: skip
+    """At the pace of the last steps; at best as fast as the steady ones, at worst as disturbed as so far."""
+    total = log.header.total_steps or (config.max_iters if config else None)
+    if total is None:
+        return None
+    # nanoGPT runs step max_iters as well, llm.c counts from one; the others end one below their number of steps.
+    last = total if log.format in ("nanogpt", "llm.c") else total - 1
+    left = max(0, last - log.last_step)
+    each = next((d.each_s for d in slower if d.kind.startswith("evaluation")), 0.0)
+    interval = _evaluation_interval(log, config)
+    evaluations = last // interval - log.last_step // interval if each and interval and left else 0
+    odd_s = sum(d.lost_s for d in slower if d.kind in ("spike", "slow_down"))
+    worst_s = max(recent_s, steady_s + odd_s / max(1, len(log.steps)))
+    add_s = evaluations * each
+    times = Range(
+        low_s=left * min(recent_s, steady_s) + add_s, expected_s=left * recent_s + add_s, high_s=left * worst_s + add_s
+    )
+    spent = spending(config, gpu, mfu, times) if gpu and config else Spending()
+    return Remaining(
+        steps=left, total_steps=total, evaluations=evaluations, time_s=times,
+        currency=config.currency if config else "", **dict(spent),
+    )  # fmt: skip
+
+
+def _evaluation_interval(log: TrainingLog, config: RunConfig | None) -> int | None:
+    """Steps between evaluations: as the log has it, else the config."""
+    distances = sorted(b - a for a, b in pairwise(sorted({e.step for e in log.evaluations})))
+    if distances:
+        return distances[len(distances) // 2]
+    return config.eval_interval if config else None
+
+
+def _whole_run(
+    log: TrainingLog, steady_s: float, slower: tuple[Disturbance, ...], remaining: Remaining | None,
+    config: RunConfig | None, gpu: Gpu | None, mfu: float | None,
+) -> dict[str, Any]:  # fmt: skip
+    """What the log shows so far and the time left, so that both are of the same evaluations and the same pace."""
+    if remaining is None:
+        return {"whole_run_s": None, "whole_run_energy_j": None, "whole_run_cost": None}
+    so_far_s, left = _so_far_s(log, steady_s, slower), remaining.time_s
+    times = Range(
+        low_s=so_far_s + left.low_s, expected_s=so_far_s + left.expected_s, high_s=so_far_s + left.high_s
+    )  # fmt: skip
+    spent = spending(config, gpu, mfu, times) if gpu and config else Spending()
+    money = spent.money()
+    cost = money[1] if money else None
+    return {"whole_run_s": times, "whole_run_energy_j": spent.energy_expected_j, "whole_run_cost": cost}
+
+
+def _so_far_s(log: TrainingLog, steady_s: float, slower: tuple[Disturbance, ...]) -> float:
+    """The printed times, the steady time for each step that was not printed, and the evaluations that such steps had.
+
+    Steps that a resume did again count once more, as they took their time.
+    """
+    printed, unprinted = 0.0, 0
+    for segment in log.steps.segments():
+        numbers = [log.steps.number[i] for i in segment]
+        unprinted += numbers[-1] - numbers[0] + 1 - len(numbers)
+        printed += sum(time_s for i in segment if math.isfinite(time_s := log.steps.time_s[i]))
+    each = next((d.each_s for d in slower if d.kind.startswith("evaluation")), 0.0)
+    seen = sum(bool(happened & EVALUATED) for happened in log.steps.happened)
+    return printed + unprinted * steady_s + max(0, len(log.evaluations) - seen) * each

@@ -1,0 +1,158 @@
+"""Does the config belong to the log? Every figure that both state is held against the other; and what the log hides."""
+
+import math
+from statistics import median
+from typing import Any, Literal
+
+from pydantic import Field
+
+from foretrain.analysis.utilization import Utilization
+from foretrain.base.records import Record
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S
+from foretrain.model.shape import ModelShape
+from foretrain.monitoring.training_log import TrainingLog
+
+_DECAY = 0.9  # nanoGPT's running mfu: 0.9 of the old, 0.1 of the new
+_MFU_TOLERANCE = 0.03
+_GPUS = (2, 3, 4, 6, 8, 16, 32, 64)  # each prints the mfu of its own share; far apart enough to be told apart
+_RATE_TOLERANCE = 0.1  # llm.c prints a running mean
+
+
+class Finding(Record):
+    """Something that the log shows: an id of a text and its values."""
+
+    id: str
+    tone: Literal["good", "warn", "bad", "plain"]
+    values: dict[str, Any] = Field(default_factory=dict)
+
+
+def findings(
+    log: TrainingLog, own: RunConfig | None, given: RunConfig | None, used: Utilization | None, steady_s: float,
+    interval: int,
+) -> tuple[Finding, ...]:  # fmt: skip
+    """All findings, mismatches of the config first. `own` is the config where it can describe this log's model."""
+    found: list[Finding] = []
+    if own is not None:
+        mismatches, mfu = _mismatches(log, own), _mfu(log, own)
+        agreed = [what for what, _, _ in _pairs(log, own)]
+        bad = mismatches + [f for f in mfu if f.tone == "bad"]
+        if bad:
+            found.append(Finding(id="not_this_config", tone="bad", values={"count": len(bad)}))
+        elif agreed:
+            found.append(Finding(id="config_agrees", tone="good", values={"what": agreed}))
+        found += mismatches + mfu
+    elif given is not None:
+        found.append(Finding(id="nanochat_config", tone="warn"))
+    if used is not None and used.impossible:
+        found.append(Finding(id="beyond_peak", tone="bad", values={"mfu": used.mfu, "gpu": used.gpu_name}))
+    return tuple(found + _of_the_log(log, steady_s, interval))
+
+
+def rate_tokens(log: TrainingLog) -> float | None:
+    """Tokens a step by the printed tokens/s and time; None where none is printed."""
+    steps = log.steps
+    products = [r * t for r, t in zip(steps.tokens_per_s, steps.time_s, strict=True) if math.isfinite(r * t)]
+    return median(products) if products else None
+
+
+def rate_fits(printed: float, config: RunConfig) -> bool:
+    """Whether a config can have had so many tokens a step."""
+    return abs(printed / config.tokens_per_step - 1) <= _RATE_TOLERANCE
+
+
+def _pairs(log: TrainingLog, config: RunConfig) -> list[tuple[str, float, float]]:
+    """(what, the log's figure, the config's figure) for everything that the log states."""
+    header, shape = log.header, ModelShape.of(config)
+    groups = shape.optimizer_groups()
+    pairs = [
+        ("tokens_per_step", header.tokens_per_step, config.tokens_per_step),
+        ("n_params_millions", header.n_params_millions, round(shape.n_params_nanogpt / 1e6, 2)),
+        ("n_params", header.n_params, shape.n_params),
+        ("decayed_tensors", header.decayed_tensors, groups[True][0]),
+        ("decayed_params", header.decayed_params, groups[True][1]),
+        ("undecayed_tensors", header.undecayed_tensors, groups[False][0]),
+        ("undecayed_params", header.undecayed_params, groups[False][1]),
+        ("vocab_size", header.vocab_size, config.vocab_size),
+    ]
+    return [(what, logged, configured) for what, logged, configured in pairs if logged is not None]
+
+
+def _mismatches(log: TrainingLog, config: RunConfig) -> list[Finding]:
+    found = [
+        Finding(id=f"differs.{what}", tone="bad", values={"log": logged, "config": configured})
+        for what, logged, configured in _pairs(log, config)
+        if not math.isclose(logged, configured, rel_tol=0, abs_tol=0.0101 if what == "n_params_millions" else 0)
+    ]
+    printed = rate_tokens(log)
+    if log.header.tokens_per_step is None and printed is not None and not rate_fits(printed, config):
+        values = {"log": round(printed), "config": config.tokens_per_step}
+        found.append(Finding(id="differs.tokens_per_step", tone="bad", values=values))
+    for key, logged in log.header.settings.items():
+        configured = getattr(config, key, None) if key in type(config).model_fields else None
+        # Numbers and switches only: names of folders and projects say nothing about what was trained.
+        if isinstance(configured, int | float) and key != "wandb_log" and logged != configured:
+            values = {"key": key, "log": str(logged), "config": configured}
+            found.append(Finding(id="differs.override", tone="bad", values=values))
+    return found
+
+
+def _mfu(log: TrainingLog, config: RunConfig) -> list[Finding]:
+    """nanoGPT's printed mfu says how many FLOPs its config takes a step: the printed times are known."""
+    printed, flops = _printed_flops(log) if log.format == "nanogpt" else (0.0, [])
+    if not flops:
+        return []
+    ratio = ModelShape.of(config).flops_per_token * config.tokens_per_step / median(flops)
+    values = {"printed": printed, "expected": printed * ratio}
+    # The mfu is printed to 0.01 %, which is coarse where it is small.
+    if abs(ratio - 1) <= _MFU_TOLERANCE + 0.00005 / printed:
+        return [Finding(id="mfu_agrees", tone="good", values=values)]
+    processes = next((n for n in _GPUS if abs(ratio / n - 1) <= _MFU_TOLERANCE), 0)
+    if processes:
+        return [Finding(id="mfu_of_one_of", tone="warn", values={**values, "processes": processes})]
+    return [Finding(id="mfu_differs", tone="bad", values=values)]
+
+
+def _printed_flops(log: TrainingLog) -> tuple[float, list[float]]:
+    """(the last mfu, FLOPs a step by each printed one). The mean that nanoGPT runs is run along with it."""
+    rate, printed = math.nan, 0.0
+    flops = []
+    for time_s, mfu in zip(log.steps.time_s, log.steps.logged_mfu, strict=True):
+        if not math.isfinite(mfu):
+            rate = math.nan
+        elif math.isfinite(time_s):
+            rate = 1 / time_s if math.isnan(rate) else _DECAY * rate + (1 - _DECAY) / time_s
+            flops.append(mfu * NANOGPT_PEAK_FLOP_PER_S / rate)
+            printed = mfu
+    return printed, flops
+
+
+def _of_the_log(log: TrainingLog, steady_s: float, interval: int) -> list[Finding]:
+    """What the log shows by itself."""
+    steps, found = log.steps, []
+
+    def note(id: str, tone: Literal["warn", "bad", "plain"] = "warn", **values: Any) -> None:
+        found.append(Finding(id=id, tone=tone, values=values))
+
+    lost = [number for number, loss in zip(steps.number, steps.loss, strict=True) if not math.isfinite(loss)]
+    if lost:
+        note("loss_not_finite", "bad", step=lost[0], count=len(lost))
+    if log.earlier_runs:
+        note("earlier_runs", count=log.earlier_runs)
+    if len(steps.starts) > 1:
+        note("resumed", "plain", count=len(steps.starts), steps=[steps.number[i] for i in steps.starts[1:4]])
+    if log.bad_times:
+        note("bad_times", count=log.bad_times)
+    if log.uncounted:
+        note("uncounted", count=log.uncounted)
+    if log.format == "nanogpt" and interval > 1:
+        note("log_interval", "plain", interval=interval)
+    if len(steps) < 10:
+        note("few_steps", count=len(steps))
+    printed, tokens = rate_tokens(log), log.header.tokens_per_step
+    if log.format == "nanochat" and tokens and printed and printed < (1 - _RATE_TOLERANCE) * tokens:
+        # Before nanochat counted gradient accumulation in tok/sec: karpathy/nanochat#157, #237.
+        note("nanochat_rate", printed=printed / steady_s, right=tokens / steady_s)
+    if log.format == "nanochat" and not log.header.peak_flop_per_s:
+        note("nanochat_h100", "plain")
+    return found

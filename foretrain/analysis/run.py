@@ -1,0 +1,314 @@
+"""Why a run took the memory and time that it took: predicted beside measured, piece by piece, and what went wrong."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from foretrain.advice.remedies import Remedy, remedies
+from foretrain.analysis.forecast_check import Row
+from foretrain.analysis.measured_step import measured
+from foretrain.analysis.run_pace import RunPace, logged_steps, pace_of
+from foretrain.base.records import Note, Record
+from foretrain.predict.plan import Plan
+from foretrain.training.store import MachineLoad, MeasuredPhase, RunRecord
+
+SCHEMA = "foretrain.explain/2"
+Status = Literal["running", "finished", "interrupted", "diverged", "failed", "killed"]
+STEP_PHASES = ("steady_step", "first_step")
+
+
+class Piece(Record):
+    """Bytes of one part of the memory; a part is None on a side that does not know it. `sum`: of those before it."""
+
+    id: str
+    predicted_bytes: int | None
+    measured_bytes: int | None
+    sum: bool = False
+
+
+class TimePiece(Record):
+    """Seconds of one part of the run; `count` is how often. `inside`: part of another row, in no sum."""
+
+    id: str
+    predicted_s: float | None
+    measured_s: float | None
+    count: int = 0
+    inside: bool = False
+
+
+class OutOfMemory(Record):
+    """One time that memory ran out, as the run wrote it down; None where it could not be known.
+
+    `over_bytes`: how far the request was beyond what the device, or the limit, had left. `unused_bytes`: reserved by
+    PyTorch and not allocated. `rest_bytes`: allocated besides weights, gradients and optimizer states: activations,
+    logits, temporaries. `fatal`: it ended the run.
+    """
+
+    phase: str
+    moment: str
+    step: int
+    micro_step: int
+    fatal: bool
+    asked_bytes: int | None = None
+    free_bytes: int | None = None
+    over_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    unused_bytes: int | None = None
+    used_by_others_bytes: int | None = None
+    card_bytes: int | None = None
+    weights_bytes: int | None = None
+    gradients_bytes: int | None = None
+    optimizer_bytes: int | None = None
+    rest_bytes: int | None = None
+    batch_size: int | None = None
+    accumulation: int | None = None
+
+    @property
+    def fragmented(self) -> bool:
+        """Whether what was free in pieces would have been enough as a whole."""
+        if self.asked_bytes is None or self.unused_bytes is None or self.free_bytes is None:
+            return False
+        return self.unused_bytes + self.free_bytes >= self.asked_bytes
+
+
+class RunExplanation(Record):
+    """The answer for one run. `phase`: the one whose memory the pieces are of.
+
+    `steps_logged` of `steps_to_log`: what metrics.jsonl still tells of, and what such a run writes. `process`: the
+    memory of the whole process, where that was measured; `step`: the steady step. Each has the forecast's.
+    """
+
+    run_id: str
+    name: str
+    status: Status
+    reason: str
+    steps_done: int
+    steps_logged: int
+    steps_to_log: int
+    gpu_name: str
+    compiled: bool
+    predicted_source: str
+    time_source: str | None
+    measured_source: str
+    phase: str | None
+    memory: tuple[Piece, ...]
+    phases: tuple[Piece, ...]
+    time: tuple[TimePiece, ...]
+    wall_s: float
+    pace: RunPace | None
+    process: Row | None = None
+    step: Row | None = None
+    notes: tuple[Note, ...] = ()
+    machine: MachineLoad | None = None
+    failures: tuple[OutOfMemory, ...]
+    survived: int
+    remedies: tuple[Remedy, ...]
+
+
+def explain_run(
+    record: RunRecord, plan: Plan, metrics: list[dict[str, Any]], events: list[dict[str, Any]]
+) -> RunExplanation:
+    """From a run's own records and the plan that was made for it."""
+    pace = pace_of(metrics, record.resumed_from, compiled=record.compiled)
+    failures = _failures(record, events)
+    memory = plan.memory_of("foretrain")
+    phase = _phase(record)
+    logged, to_log = logged_steps(record, metrics)
+    pieces = _memory(plan, record, phase)
+    return RunExplanation(
+        run_id=record.id, name=record.name, status=record.status, reason=record.reason, steps_done=record.steps_done,
+        steps_logged=logged, steps_to_log=to_log, gpu_name=record.gpu.name, compiled=record.compiled,
+        predicted_source=memory.source, time_source=plan.timing.source if plan.timing else None,
+        measured_source=record.memory.method,
+        phase=phase.phase if phase else None, memory=pieces, phases=_phases(plan, record),
+        time=_time(plan, record, metrics, events, pace), wall_s=record.wall_s, pace=pace,
+        process=_process(plan, pieces[-1]), step=_step(plan, pace, record.machine),
+        notes=_notes(record, metrics), machine=record.machine, failures=failures,
+        survived=sum(not failure.fatal for failure in failures), remedies=_remedies(record, failures),
+    )  # fmt: skip
+
+
+# -- memory ------------------------------------------------------------------------------------------------
+
+
+def _phase(record: RunRecord) -> MeasuredPhase | None:
+    """The measured phase of a step, in which weights, moments and what backward keeps were measured too."""
+    found = (record.memory.phase(name) for name in STEP_PHASES)
+    return next((phase for phase in found if phase is not None and phase.allocated_bytes), None)
+
+
+def _memory(plan: Plan, record: RunRecord, phase: MeasuredPhase | None) -> tuple[Piece, ...]:
+    """Weights, optimizer states and the rest to the peak; then what is reserved, and the process as a whole."""
+    memory, measured = plan.memory_of("foretrain"), record.memory
+    predicted = next((p for p in memory.phases if phase is not None and p.phase == phase.phase), memory.worst)
+    at_peak = {component.id: component.size_bytes for component in predicted.components}
+    weights, optimizer = at_peak.get("weights"), at_peak.get("optimizer", 0)
+    peak = phase.allocated_bytes if phase else None
+    # The states appear at the end of the first step; where its peak was before that, they are not part of it.
+    states = measured.optimizer_bytes if optimizer else 0
+    pieces = [
+        Piece(id="weights", predicted_bytes=weights, measured_bytes=measured.weights_bytes),
+        Piece(id="optimizer", predicted_bytes=optimizer, measured_bytes=states),
+        Piece(
+            id="rest", predicted_bytes=_less(predicted.allocated_bytes, weights, optimizer),
+            measured_bytes=_less(peak, measured.weights_bytes, states),
+        ),
+        Piece(id="peak", predicted_bytes=predicted.allocated_bytes, measured_bytes=peak, sum=True),
+    ]  # fmt: skip
+    reserved = phase.reserved_bytes if phase else None
+    if reserved is not None and peak is not None:
+        expected = predicted.needed_expected_bytes - memory.context.expected_bytes
+        pieces.append(
+            Piece(id="slack", predicted_bytes=expected - predicted.allocated_bytes, measured_bytes=reserved - peak)
+        )
+        pieces.append(Piece(id="reserved", predicted_bytes=expected, measured_bytes=reserved, sum=True))
+        pieces.append(Piece(id="context", predicted_bytes=memory.context.expected_bytes, measured_bytes=None))
+    process = None if reserved is not None else measured.process_peak_bytes
+    pieces.append(Piece(id="process", predicted_bytes=memory.needed_bytes, measured_bytes=process, sum=True))
+    return tuple(pieces)
+
+
+def _process(plan: Plan, piece: Piece) -> Row | None:
+    """The process's memory with the range of its forecast, which is far wider than that of the tensors."""
+    if not piece.predicted_bytes or not piece.measured_bytes:
+        return None
+    most = plan.memory_of("foretrain").neediest
+    return Row(
+        id="process.resident", kind="bytes", predicted=piece.predicted_bytes, measured=piece.measured_bytes,
+        low=most.needed_low_bytes, high=most.needed_high_bytes,
+    )  # fmt: skip
+
+
+def _less(total: int | None, *parts: int | None) -> int | None:
+    if total is None or any(part is None for part in parts):
+        return None
+    return total - sum(part or 0 for part in parts)
+
+
+def _phases(plan: Plan, record: RunRecord) -> tuple[Piece, ...]:
+    """The peak of each phase that was measured."""
+    predicted = {phase.phase: phase.allocated_bytes for phase in plan.memory_of("foretrain").phases}
+    return tuple(
+        Piece(id=phase.phase, predicted_bytes=predicted.get(phase.phase), measured_bytes=phase.allocated_bytes)
+        for phase in record.memory.phases
+    )
+
+
+# -- time --------------------------------------------------------------------------------------------------
+
+
+def _numbers(lines: Iterable[dict[str, Any]], key: str) -> list[float]:
+    found = (line.get(key) for line in lines)
+    return [float(value) for value in found if isinstance(value, int | float)]
+
+
+def _time(
+    plan: Plan, record: RunRecord, metrics: list[dict[str, Any]], events: list[dict[str, Any]], pace: RunPace | None
+) -> tuple[TimePiece, ...]:
+    """Steps at their steady pace, what was lost beyond it, evaluations, saving, and what is left of the wall time."""
+    timing, wall = plan.timing, record.wall_s
+    evaluations = _numbers((m for m in metrics if m.get("kind") == "evaluation"), "evaluation_s")
+    values = [e.get("values") for e in events if e.get("id") == "saved"]
+    saves = _numbers((v for v in values if isinstance(v, dict)), "save_s")
+    pieces: list[TimePiece] = []
+    if pace is not None:
+        steps = pace.counted_steps
+        predicted = timing.step_s.expected_s * steps if timing else None
+        pieces.append(TimePiece(id="steps", predicted_s=predicted, measured_s=pace.steady_s * steps, count=steps))
+        for one in pace.slower:
+            expected = timing.compile_s.expected_s if timing and one.cause == "compilation" else None
+            pieces.append(TimePiece(id=one.cause, predicted_s=expected, measured_s=one.lost_s, count=one.steps))
+    if evaluations:
+        each = timing.evaluation_s.expected_s if timing and timing.evaluation_s else None
+        expected = each * len(evaluations) if each is not None else None
+        pieces.append(
+            TimePiece(id="evaluation", predicted_s=expected, measured_s=sum(evaluations), count=len(evaluations))
+        )
+    if saves:
+        expected = timing.save_s.expected_s * len(saves) if timing and timing.save_s else None
+        pieces.append(TimePiece(id="saving", predicted_s=expected, measured_s=sum(saves), count=len(saves)))
+    spent = sum(piece.measured_s or 0.0 for piece in pieces)
+    if pieces and wall > spent:
+        pieces.append(TimePiece(id="other", predicted_s=None, measured_s=wall - spent))
+    elif pace is not None:  # most steps were a little quicker than their median
+        steps_s = pieces[0].measured_s or 0.0
+        pieces[0] = pieces[0].model_copy(update={"measured_s": max(0.0, steps_s - (spent - wall))})
+    if pace is not None and pace.data_wait_s is not None:
+        count = pace.counted_steps
+        pieces.append(
+            TimePiece(id="data_in_steps", predicted_s=None, measured_s=pace.data_wait_s, count=count, inside=True)
+        )
+    return tuple(pieces)
+
+
+def _notes(record: RunRecord, metrics: list[dict[str, Any]]) -> tuple[Note, ...]:
+    """That the run changed its speed when it was resumed."""
+    found = measured(metrics, record.resumed_from)
+    return (found.note,) if found and found.note else ()
+
+
+def _step(plan: Plan, pace: RunPace | None, machine: MachineLoad | None) -> Row | None:
+    if plan.timing is None or pace is None or not pace.steady_s:
+        return None
+    step = plan.timing.step_s
+    low, high = step.low_s, step.high_s
+    return Row(
+        id="time.step", kind="seconds", predicted=step.expected_s, measured=pace.steady_s, low=low, high=high,
+        busy=machine is not None and machine.busy,
+    )  # fmt: skip
+
+
+# -- out of memory -----------------------------------------------------------------------------------------
+
+
+def _failures(record: RunRecord, events: list[dict[str, Any]]) -> tuple[OutOfMemory, ...]:
+    """Every time that memory ran out; the last one ended the run where the record says that memory did."""
+    found = []
+    for event in events:
+        values = event.get("values")
+        if event.get("id") == "out_of_memory" and isinstance(values, dict):
+            found.append(failure_of(values))
+    if found and record.status == "failed" and record.reason.startswith("memory."):
+        found[-1] = found[-1].model_copy(update={"fatal": True})
+    return tuple(found)
+
+
+def failure_of(values: dict[str, Any]) -> OutOfMemory:
+    """From an event's values, or from what a message says; what is no whole number counts as not known."""
+
+    def whole(key: str) -> int | None:
+        value = values.get(key)
+        return value if type(value) is int and value >= 0 else None
+
+    names = [
+        name for name in OutOfMemory.model_fields if name.endswith("_bytes") or name in ("batch_size", "accumulation")
+    ]
+    known = {name: whole(name) for name in names}
+    free = known["free_bytes"]
+    allowed, reserved = whole("allowed_bytes"), known["reserved_bytes"]
+    if allowed is not None and reserved is not None and free is not None:
+        known["free_bytes"] = free = min(free, max(0, allowed - reserved))
+    asked = known["asked_bytes"]
+    known["over_bytes"] = max(0, asked - free) if asked is not None and free is not None else None
+    parts = (known["weights_bytes"], known["gradients_bytes"], known["optimizer_bytes"])
+    rest = _less(known["allocated_bytes"], *parts)
+    known["rest_bytes"] = max(0, rest) if rest is not None else None
+    return OutOfMemory.model_validate(
+        {
+            "phase": str(values.get("phase") or "")[:40], "moment": str(values.get("moment") or "")[:40],
+            "step": whole("step") or 0, "micro_step": whole("micro_step") or 0, "fatal": False, **known,
+        }
+    )  # fmt: skip
+
+
+def _remedies(record: RunRecord, failures: tuple[OutOfMemory, ...]) -> tuple[Remedy, ...]:
+    """For a run that memory ended, with what others held of the card then."""
+    if record.status != "failed" or not record.reason.startswith("memory."):
+        return ()
+    last = failures[-1] if failures else None
+    on_card = record.gpu.kind == "cuda"
+    return remedies(
+        record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype}), record.gpu,
+        used_by_others_bytes=(last.used_by_others_bytes or 0) if last and on_card else 0,
+        over_bytes=(last.over_bytes or 0) if last else 0,
+    )  # fmt: skip

@@ -1,0 +1,188 @@
+"""Where a run's steps were slower than they could be, and what its own records say of the cause.
+
+Each line of metrics.jsonl is of the steps since the line before; what it says of the machine is held against what the
+steady lines say. A cause is named only where a figure shows it; the rest is `unknown`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+from foretrain.analysis.log_steady import FIRST_SLOWER, FIRST_STEPS, SPIKE, Pace
+from foretrain.analysis.measured_step import pace_of_lines, starts_of, step_lines
+from foretrain.base.records import Record
+from foretrain.base.units import MIB
+from foretrain.training.store import RunRecord
+
+HEAT = ("hardware_thermal", "thermal", "hardware_slowdown", "power_brake")
+CLOCK_SHARE, CORES_SHARE = 0.97, 0.8  # of the steady lines' median; below that it was another clock, fewer cores
+OTHERS_BYTES = 256 * MIB
+OTHERS_CORES = 0.25  # more than usual
+
+
+class Slower(Record):
+    """Steps that took longer for one cause. `lost_s`: beyond the steady step, all together; `values`: what shows it."""
+
+    cause: str
+    steps: int
+    first_step: int
+    last_step: int
+    lost_s: float
+    factor: float
+    values: dict[str, float]
+
+
+class RunPace(Record):
+    """The steady step, nine of ten of which are from `low_s` to `high_s`, and all that was slower.
+
+    `counted_steps` are those of the lines; `data_wait_s` the sum that they say, None where they do not say.
+    """
+
+    steady_s: float
+    low_s: float
+    high_s: float
+    counted_steps: int
+    slower: tuple[Slower, ...]
+    data_wait_s: float | None
+
+    @property
+    def lost_s(self) -> float:
+        return sum(one.lost_s for one in self.slower)
+
+
+class _Line:
+    """One line of steps: how many it covers, and what it says besides."""
+
+    def __init__(self, line: dict[str, Any], covers: int, head: bool) -> None:
+        self.line, self.covers, self.head = line, covers, head
+        self.step: int = line["step"]
+        self.step_s: float = line["step_s"]
+
+    def number(self, key: str) -> float | None:
+        value = self.line.get(key)
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+    @property
+    def cores(self) -> float | None:
+        cpu_s, took = self.number("cpu_s"), self.step_s * self.covers
+        return cpu_s / took if cpu_s is not None and took > 0 else None
+
+    @property
+    def data_wait_s(self) -> float | None:
+        """Of one step, a mean as step_s is."""
+        return self.number("data_wait_s")
+
+
+def pace_of(metrics: list[dict[str, Any]], resumed_from: tuple[int, ...], *, compiled: bool) -> RunPace | None:
+    """The pace of a run by its metrics; None where no step was logged."""
+    found = step_lines(metrics)
+    if not found:
+        return None
+    starts = starts_of(found, resumed_from)
+    lines, pace = _lines(found, starts), pace_of_lines(found, starts)
+    usual = [lines[i] for i in pace.indices]
+    slow = {i for stretch in pace.slow for i in stretch}
+    limit_s = max(pace.median_s * (1 + SPIKE), pace.median_s + 6 * pace.noise_s)
+    heads = _heads(lines, pace)
+    groups: dict[str, list[_Line]] = {}
+    for i, line in enumerate(lines):
+        if i in heads or i in slow or line.step_s > limit_s:
+            cause = ("compilation" if compiled else "first_steps") if i in heads else _cause(line, usual, pace.median_s)
+            groups.setdefault(cause, []).append(line)
+    slower = [_slower(cause, group, usual, pace.median_s) for cause, group in groups.items()]
+    known = [wait * line.covers for line in lines if (wait := line.data_wait_s) is not None]
+    return RunPace(
+        steady_s=pace.median_s, low_s=pace.low_s, high_s=pace.high_s, counted_steps=sum(line.covers for line in lines),
+        slower=tuple(sorted((s for s in slower if s.lost_s > 0), key=lambda s: -s.lost_s)),
+        data_wait_s=sum(known) if known else None,
+    )  # fmt: skip
+
+
+def _lines(found: list[dict[str, Any]], starts: list[int]) -> list[_Line]:
+    lines, before = [], -1
+    for i, line in enumerate(found):
+        lines.append(_Line(line, max(1, line["step"] - before), i in starts))
+        before = line["step"]
+    return lines
+
+
+def _heads(lines: list[_Line], pace: Pace) -> set[int]:
+    """The slow lines at the head of each start, one after the other."""
+    found: set[int] = set()
+    limit_s = pace.median_s * (1 + FIRST_SLOWER) + 6 * pace.noise_s
+    for start in (i for i, line in enumerate(lines) if line.head):
+        for i in range(start, min(start + FIRST_STEPS, len(lines))):
+            if lines[i].step_s <= limit_s:
+                break
+            found.add(i)
+    return found if len(found) < len(lines) else set()
+
+
+def _usual(usual: list[_Line], of: Callable[[_Line], float | None]) -> float | None:
+    values = [value for line in usual if (value := of(line)) is not None]
+    return median(values) if values else None
+
+
+def _cause(line: _Line, usual: list[_Line], steady_s: float) -> str:
+    """What a figure of the line shows, the first of: data, heat, clock, others on the card, others on the processor."""
+    wait, usual_wait = line.data_wait_s, _usual(usual, lambda one: one.data_wait_s) or 0.0
+    if wait is not None and wait - usual_wait >= 0.5 * (line.step_s - steady_s):
+        return "data_wait"
+    reasons = line.line.get("clock_reasons")
+    reasons = reasons if isinstance(reasons, list) else []
+    clock, usual_clock = line.number("clock_ghz"), _usual(usual, lambda one: one.number("clock_ghz"))
+    lower = clock is not None and usual_clock is not None and clock < CLOCK_SHARE * usual_clock
+    hot = next((reason for reason in HEAT if reason in reasons), None)
+    if hot is not None:
+        return hot
+    if lower:
+        return "power_cap" if "power_cap" in reasons else "clock"
+    others, usual_others = (
+        line.number("used_by_others_bytes"),
+        _usual(usual, lambda one: one.number("used_by_others_bytes")),
+    )
+    if others is not None and usual_others is not None and others > usual_others + OTHERS_BYTES:
+        return "others_card"
+    others, usual_others = line.number("others_cores"), _usual(usual, lambda one: one.number("others_cores"))
+    if others is not None and usual_others is not None and others > usual_others + OTHERS_CORES:
+        return "others_cpu"
+    cores, usual_cores = line.cores, _usual(usual, lambda one: one.cores)
+    # On a card the host waits, and how long says nothing; a process that computes uses the cores that it gets.
+    if clock is None and cores is not None and usual_cores is not None and cores < CORES_SHARE * usual_cores:
+        return "others_cpu"
+    return "unknown"
+
+
+def _slower(cause: str, group: list[_Line], usual: list[_Line], steady_s: float) -> Slower:
+    steps = sum(line.covers for line in group)
+    lost_s = sum((line.step_s - steady_s) * line.covers for line in group)
+    values: dict[str, float] = {}
+    measures: tuple[tuple[str, Callable[[_Line], float | None]], ...] = (
+        ("clock_ghz", lambda one: one.number("clock_ghz")),
+        ("used_by_others_bytes", lambda one: one.number("used_by_others_bytes")),
+        ("temperature_c", lambda one: one.number("temperature_c")), ("cores", lambda one: one.cores),
+        ("data_wait_s", lambda one: one.data_wait_s),
+    )  # fmt: skip
+    for name, of in measures:
+        there, otherwise = _usual(group, of), _usual(usual, of)
+        if there is not None and otherwise is not None:
+            values |= {name: there, f"usual_{name}": otherwise}
+    return Slower(
+        cause=cause, steps=steps, first_step=group[0].step, last_step=group[-1].step, lost_s=lost_s,
+        factor=1 + lost_s / steps / steady_s, values=values,
+    )  # fmt: skip
+
+
+def logged_steps(record: RunRecord, metrics: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """(steps that metrics.jsonl tells of, those that a run of as many steps logs)."""
+    done, interval = record.steps_done, record.config.log_interval
+    expected = -(-done // interval)
+    if done == record.config.max_iters and (done - 1) % interval:
+        expected += 1
+    return len({m["step"] for m in metrics if m.get("kind") == "step" and m["step"] < done}), expected
+
+
+def much_is_lost(there: int, expected: int) -> bool:
+    """Whether it is more than the few steps that are skipped for not being finite, or that a crash cut off."""
+    return expected - there > max(2, 0.1 * expected)

@@ -1,0 +1,103 @@
+"""A memory snapshot in a file, read and analysed in a process of its own with a cap on memory and time.
+
+    python -P -m foretrain.analysis.snapshot_file FILE NAME DEVICE     (-1: the device that holds most)
+
+A snapshot comes from anybody. Its pickle is read by an unpickler that knows plain values only, but even those can ask
+for any amount of memory; the cap follows from the file's size.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from foretrain.analysis.snapshot_analysis import SnapshotAnalysis, analyse
+from foretrain.base.errors import UserError
+from foretrain.base.safe_read import head, open_stream, read_bytes
+from foretrain.base.units import GIB, MIB
+from foretrain.predict.snapshot.read import unpickled
+
+MAX_FILE_BYTES = 2 * GIB
+BASE_BYTES, BYTES_PER_BYTE, MOST_BYTES = 768 * MIB, 30, 24 * GIB  # dictionaries take about 8 bytes for one of a pickle
+MOST_S = 600
+_PICKLE = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
+
+
+def looks_like_one(path: Path) -> bool:
+    """Whether a file begins as a pickle does, or is called one."""
+    try:
+        if path.suffix in (".pickle", ".pkl"):
+            return path.exists() and not path.is_dir()  # of a device that is called one, `read` says what it is
+    except (OSError, ValueError):
+        return False
+    return head(path, 2) in _PICKLE
+
+
+def read(path: Path, device: int | None = None) -> SnapshotAnalysis:
+    """The analysis of a file. Raises UserError 'data.snapshot…' with a sentence for what is none."""
+    try:
+        with open_stream(path):
+            size = path.stat().st_size
+    except OSError as error:
+        raise UserError("data.snapshot", problem=f"{path}: cannot be read ({error.strerror})") from None
+    if size > MAX_FILE_BYTES:
+        raise UserError("data.snapshot_large", path=str(path), size=size, limit=MAX_FILE_BYTES)
+    command = [sys.executable, "-P", "-m", "foretrain.analysis.snapshot_file", str(path), path.name]
+    command.append(str(-1 if device is None else device))
+    root = str(Path(__file__).parents[2])  # -P keeps the working directory out; this very package is what it shall find
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+    try:
+        ended = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=MOST_S, check=False, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError("data.snapshot", problem=f"{path}: reading it did not end within {MOST_S} s") from None
+    if ended.returncode < 0 or b"MemoryError" in ended.stderr:
+        raise UserError("data.snapshot_memory", path=str(path), cap=_cap_bytes(size), size=size)
+    if ended.returncode:
+        raise RuntimeError(ended.stderr.decode("utf-8", "replace"))
+    answer = json.loads(ended.stdout)
+    if "problem" in answer:
+        raise UserError("data.snapshot", problem=answer["problem"])
+    return SnapshotAnalysis.model_validate(answer)
+
+
+def _cap_bytes(file_bytes: int) -> int:
+    return min(MOST_BYTES, BASE_BYTES + BYTES_PER_BYTE * file_bytes)
+
+
+def _limit(file_bytes: int) -> None:
+    """Memory and processor time of this process. Windows has no such limits."""
+    try:
+        import resource
+    except ImportError:
+        return
+    most = _cap_bytes(file_bytes)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_S, MOST_S))
+
+
+def _answer(path: str, name: str, device: int) -> dict[str, Any]:
+    try:
+        data = read_bytes(Path(path), MAX_FILE_BYTES)
+        return analyse(unpickled(data, name), name, None if device < 0 else device).to_json()
+    except ValueError as error:
+        return {"problem": str(error).splitlines()[0]}
+    except OSError as error:
+        return {"problem": f"{name}: cannot be read ({error.strerror or type(error).__name__})"}
+    except (RecursionError, TypeError, AttributeError, KeyError, IndexError, OverflowError) as error:
+        return {"problem": f"{name}: is damaged, or no memory snapshot ({type(error).__name__})"}
+
+
+def main() -> None:
+    """Answer with one JSON object on standard output; nothing where memory ran out."""
+    path, name, device = sys.argv[1:4]
+    _limit(Path(path).stat().st_size)
+    answer = json.dumps(_answer(path, name, int(device)))
+    sys.stdout.write(answer)
+
+
+if __name__ == "__main__":
+    main()

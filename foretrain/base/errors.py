@@ -1,0 +1,76 @@
+"""What a user can get wrong, as ids with values, and the one table of exit codes.
+
+Two classes are enough: `UserError` for what the user can mend (no traceback, a documented exit code) and
+`ConfigError`, which carries every problem of a configuration at once. Anything else is a
+bug, which `bugs.told` makes a sentence of.
+"""
+
+from enum import IntEnum
+from typing import Any
+
+from foretrain.base.messages import say
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the command line; docs/exit-codes.md is generated from this."""
+
+    DONE = 0
+    INTERNAL = 1
+    USAGE = 2
+    CHECK_FAILED = 3
+    ENVIRONMENT = 4
+    OUT_OF_MEMORY = 5
+    DIVERGED = 6
+    DATA = 7
+    DISK_FULL = 8
+    STOPPED = 75
+    INTERRUPTED = 130
+
+
+# The first part of an error's id decides the exit code, so that no raise site has to know it.
+EXIT_CODE_OF = {
+    "internal": ExitCode.INTERNAL,
+    "config": ExitCode.USAGE,
+    "gpu": ExitCode.USAGE,
+    "usage": ExitCode.USAGE,
+    "page": ExitCode.USAGE,
+    "check": ExitCode.CHECK_FAILED,
+    "environment": ExitCode.ENVIRONMENT,
+    "memory": ExitCode.OUT_OF_MEMORY,
+    "diverged": ExitCode.DIVERGED,
+    "data": ExitCode.DATA,
+    "checkpoint": ExitCode.DATA,
+    "disk": ExitCode.DISK_FULL,
+}
+
+
+class UserError(Exception):
+    """A fault that the user can mend: an id such as 'data.too_short', and the values that its text needs."""
+
+    def __init__(self, id: str, /, **values: Any) -> None:
+        super().__init__(id, values)
+        self.id = id
+        self.values = values
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return EXIT_CODE_OF[self.id.split(".", 1)[0]]
+
+    def __str__(self) -> str:
+        return say(f"error.{self.id}", **self.values)
+
+
+_OF_THE_COMMAND = ("config.no_such_option", "config.no_such_option_near")  # which no configuration has
+
+
+class ConfigError(UserError):
+    """All problems of a configuration at once; each is an id with key, value and source."""
+
+    def __init__(self, problems: "list[UserError]") -> None:
+        super().__init__("config.problems", count=len(problems))
+        self.problems = problems
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1 and self.problems[0].id in _OF_THE_COMMAND:
+            return str(self.problems[0])
+        return "\n".join([super().__str__(), *(f"  {problem}" for problem in self.problems)])

@@ -1,0 +1,21 @@
+"""Where foretrain keeps files of its own, and which torch is installed. No torch is imported."""
+
+import os
+from importlib import metadata
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """FORETRAIN_CACHE, or the user's cache folder by the XDG rules."""
+    if own := os.environ.get("FORETRAIN_CACHE"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "foretrain"
+
+
+def installed_torch() -> str:
+    """The version of torch here, '' without one; read without importing it."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,48 @@
+"""`Record`: the base of everything that is passed between layers: frozen, checked, JSON there and back."""
+
+import json
+from collections.abc import Callable
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Record(BaseModel):
+    """A frozen value in base units (bytes, seconds, joules, FLOPs), without tensors.
+
+    `print(record)` and a notebook show what SHOWN says for its class, else pydantic's text of all fields.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def __str__(self) -> str:
+        shown = SHOWN.get(type(self))
+        return shown(self, False) if shown else super().__str__()
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows; None: its text."""
+        shown = SHOWN.get(type(self))
+        return shown(self, True) if shown else None
+
+    def to_json(self, **extra: Any) -> dict[str, Any]:
+        """Plain JSON values; `extra` comes first (the schema's name, for instance)."""
+        return {**extra, **self.model_dump(mode="json")}
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The record of a JSON text; a leading 'schema' key is allowed and dropped."""
+        data = json.loads(text)
+        if isinstance(data, dict):
+            data.pop("schema", None)
+        return cls.model_validate(data)
+
+
+class Note(Record):
+    """Something the user should know: an id of a text and its values."""
+
+    id: str
+    values: dict[str, Any]
+
+
+# Class of record -> (record, as HTML?) -> text. Filled by reports/shown.py, since records know of no view.
+SHOWN: dict[type, Callable[[Any, bool], str]] = {}

@@ -1,0 +1,213 @@
+"""`foretrain advise`: what to change, each change planned for the user's own run and card."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+
+from foretrain.advice.asked import Asked
+from foretrain.advice.record import Advices
+from foretrain.advice.rules.base import Goal
+from foretrain.app.plan import targets
+from foretrain.base.errors import UserError
+from foretrain.base.messages import say
+from foretrain.cli.commands import advise_write, plan_exact, plan_limits
+from foretrain.cli.commands import plan_options as o
+from foretrain.cli.commands.plan import make_plans
+from foretrain.cli.commands.plan_exact import Depth
+from foretrain.cli.commands.plan_limits import Limits
+from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, print_error, print_json, print_notes
+from foretrain.cli.old_options import typed
+from foretrain.config.resolve import ResolvedConfig, resolve
+from foretrain.hardware.catalogue import find
+from foretrain.predict.memory import StepName
+from foretrain.predict.plan import Plan
+
+SCHEMA = "foretrain.advice/2"
+LISTED = 10  # changes with --full and --json where --top does not say
+TRACED = 3  # how many advices --exact traces where --top does not say
+
+EPILOG = """Examples:
+
+foretrain advise config/train_gpt2.py --gpu "RTX 4070" --used-by-others 2.1GB   (what makes nanoGPT fit?)
+
+foretrain advise my.toml --gpu 4070 --goal speed
+
+foretrain advise my.toml --gpu 4070 --used-by-others 2GB --apply 1 --write smaller.toml
+
+foretrain advise gpt2-774m --gpu 3060 --goal cost --price "3060=0.08,4090=0.35,A100-SXM4-80GB=1.2"
+
+foretrain advise my.py --gpu 4070 --exact --top 2   (traces each and replays it at the card's limit)
+
+foretrain advise my.toml --gpu 4070 --goal quality   (a lower loss in the same hours)"""
+
+Trainer = Annotated[
+    str,
+    typer.Option(
+        help="Which step runs now: foretrain or nanogpt. Default: nanogpt for nanoGPT's own files, else foretrain.",
+        metavar="NAME",
+    ),
+]
+GoalOption = Annotated[
+    str,
+    typer.Option(
+        help="fit, speed, cost or quality (a lower loss in the same time). Default: fit if it does not fit, else "
+        "speed.",
+        metavar="GOAL",
+    ),
+]
+Top = Annotated[
+    int | None, typer.Option(help="How many changes to list, and to trace with --exact.", min=1, max=100, metavar="N")
+]
+ApplyOption = Annotated[
+    int, typer.Option("--apply", help="Show change N in full, with the diff of the config.", min=0, metavar="N")
+]
+WriteOption = Annotated[
+    Path | None,
+    typer.Option(help="With --apply: write the changed config; a nanoGPT .py file can stay one.", metavar="FILE"),
+]
+FullOption = Annotated[
+    bool, typer.Option("--full", help="Print everything: what is not enough, what does not help, and the sources.")
+]
+ExactOption = Annotated[
+    bool,
+    typer.Option(
+        "--exact", help="Check each listed change with a trace of the real step. Takes seconds to minutes; needs torch."
+    ),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("advise", context_settings=CONFIG_CONTEXT, epilog=EPILOG)(advise_command)
+
+
+def advise_command(
+    words: Words = None,
+    gpu: o.Gpu = "auto",
+    others: o.Others = "",
+    goal: GoalOption = "",
+    trainer: Trainer = "",
+    exact: ExactOption = False,
+    top: Top = None,
+    full: FullOption = False,
+    apply: ApplyOption = 0,
+    write: WriteOption = None,
+    price: o.Price = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Find what to change: every option and technique, planned for your run and ranked by gain and cost."""
+    resolved = plan_exact.with_trainer(resolve(words or []), trainer)
+    print_notes(resolved.notes, quiet=quiet)
+    _check_options(goal, exact, apply, write)
+    base = _base(resolved, gpu, others, price)
+    with _progress(quiet or goal != "quality"):
+        found = _ask(base, base.step, goal, price, resolved)
+    count = max(apply, top or TRACED)
+    if exact:
+        found = _confirmed(found, base, count, quiet)
+    asked = Asked(command="advise", words=tuple(words or []), gpu=gpu, others=others, quiet=quiet)
+    if apply:
+        _apply(resolved, base, found, apply, write, asked, as_json=as_json)
+        return
+    shown = found.top(top or LISTED)
+    if as_json:
+        print_json(shown.to_json(schema=SCHEMA))
+        return
+    from foretrain.reports import text
+    from foretrain.reports.views import advice as advice_view
+    from foretrain.reports.views import advice_screen
+
+    if full:
+        text.render(advice_view.document(base, shown, len(found.advised) - len(shown.advised)), OUT)
+    else:
+        text.render_screen(advice_screen.screen(base, found, asked, top), OUT)
+
+
+def _check_options(goal: str, exact: bool, apply: int, write: Path | None) -> None:
+    choices = get_args(Goal)
+    if goal and goal not in choices:
+        raise UserError("usage.advise_goal", goal=goal[:80], choices=choices)
+    if exact and goal == "quality":
+        raise UserError("usage.advise_exact")
+    if write is not None and not apply:
+        raise UserError("usage.advise_apply")
+    if write is not None:
+        plan_limits.check_writable(write, python=True)
+
+
+def _base(resolved: ResolvedConfig, gpu: str, others: str, price: str | None) -> Plan:
+    """The plan of the run as it is, on the one card that was named."""
+    found = targets(gpu, others, resolved.config, typed("--used-by-others"))
+    if len(found) > 1:
+        raise UserError("usage.one_card_advise", count=len(found))
+    limits = Limits(price=None if _prices_cards(price) else price)
+    priced = plan_limits.priced(resolved, limits)
+    own = rents(price, priced).get(found[0].gpu.name)
+    if own is not None:
+        priced = replace(priced, config=priced.config.model_copy(update={"price_per_hour": own}))
+    return make_plans(priced, found, Limits(), None, None)[0]
+
+
+def _prices_cards(price: str | None) -> bool:
+    return price is not None and "=" in price
+
+
+def rents(price: str | None, resolved: ResolvedConfig) -> dict[str, float]:
+    """The hourly rent of each card that --price names."""
+    if price is None or "=" not in price:
+        return {}
+    names = [part.partition("=")[0].strip() for part in price.split(",")]
+    gpus = [find(name) for name in names]
+    found = plan_limits.prices_of(Limits(price=price), resolved.config, gpus)
+    return {gpu.name: rent for gpu, rent in zip(gpus, found, strict=True)}
+
+
+def _ask(base: Plan, step: StepName, goal: str, price: str | None, resolved: ResolvedConfig) -> Advices:
+    from foretrain.advice.advisor import advise
+
+    chosen: Goal | None = goal or None  # type: ignore[assignment]
+    return advise(base, step, chosen, rents=rents(price, resolved))
+
+
+def _progress(quiet: bool) -> AbstractContextManager[object]:
+    """A line on stderr while shapes are searched; nothing where nobody watches."""
+    return nullcontext() if quiet or not ERR.is_terminal else ERR.status(say("advice.searching"))
+
+
+def _confirmed(found: Advices, base: Plan, count: int, quiet: bool) -> Advices:
+    """With what traces say of it."""
+    from foretrain.advice.confirm import confirm
+    from foretrain.predict.trace.service import TraceUnavailable
+
+    depth = Depth(exact=True, quiet=quiet)
+    plan_exact.check_depth(depth, ())
+    with plan_exact.progress(quiet) as listen:
+        try:
+            return confirm(found, base, depth.settings, count, listen)
+        except TraceUnavailable as error:
+            raise UserError("environment.no_trace", reason=str(error)) from None
+
+
+def _apply(
+    resolved: ResolvedConfig, base: Plan, found: Advices, number: int, write: Path | None, asked: Asked, *,
+    as_json: bool,
+) -> None:  # fmt: skip
+    if not found.advised:
+        raise UserError("usage.advise_nothing", number=number)
+    if number > len(found.advised):
+        raise UserError("usage.advise_number", number=number, count=len(found.advised))
+    advice = found.advised[number - 1]
+    problem = advise_write.write(resolved, base, found, number, write, asked) if write is not None else None
+    if as_json:
+        print_json(found.model_copy(update={"advised": (advice,), "partial": (), "useless": ()}).to_json(schema=SCHEMA))
+    else:
+        from foretrain.reports import text
+        from foretrain.reports.views import advice as advice_view
+
+        text.render(advice_view.one(base, found, number), OUT)
+    if problem is not None:
+        print_error(problem, as_json=False)
+        raise typer.Exit(int(problem.exit_code))

@@ -1,0 +1,164 @@
+"""`foretrain demo`: plan, train a small GPT on the built-in corpus, sample, compare, report: about three minutes."""
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from foretrain.base.messages import printable, say
+from foretrain.base.units import format_duration
+from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, print_json
+from foretrain.config.resolve import ResolvedConfig
+
+EPILOG = """Examples:
+
+foretrain demo
+
+foretrain demo --steps 200        (a shorter look)"""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("demo", epilog=EPILOG)(demo_command)
+
+
+def demo_command(
+    steps: Annotated[int, typer.Option(help="Optimizer steps.", min=20, max=1_000_000)] = 1500,
+    out: Annotated[str, typer.Option(help="Directory of the run.")] = "out-demo",
+    resume: Annotated[
+        str, typer.Option(metavar="auto", help="auto: resume a stopped demo with the same number of steps.")
+    ] = "no",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run everything in about three minutes on two CPU cores: forecast, training, sample, comparison, report."""
+    from foretrain.cli.commands import report_parts
+    from foretrain.cli.commands.runs import load
+    from foretrain.cli.commands.sample import sample
+    from foretrain.cli.commands.train import need_torch, prepare_data, train
+    from foretrain.config.resolve import resolve
+    from foretrain.data.statistics import unigram_entropy
+    from foretrain.hardware.cpu import usable_cores
+    from foretrain.reports import text
+    from foretrain.reports.views import run as run_view
+    from foretrain.training.contention import Clock, Contention
+    from foretrain.training.files import replace_text
+
+    need_one_of("--resume", resume, ("auto", "no"))
+    need_torch()
+    started, since = time.monotonic(), Clock().read()
+    quiet = quiet or as_json
+    interval = max(10, steps // 5)
+    words = ["baby", "--device=cpu", f"--max_iters={steps}", f"--lr_decay_iters={steps}", f"--out_dir={out}",
+             f"--eval_interval={interval}", f"--warmup_iters={min(50, steps // 4)}"]  # fmt: skip
+    resolved = resolve(words)
+    resolved, _ = prepare_data(resolved)
+    chosen = _as_trained(resolved)
+    _calibrate_once(chosen, busy=Contention(usable_cores(), since=since).begin(), quiet=quiet)
+    if not quiet:
+        _show_plan(chosen)
+        _heading("demo.train")
+    record = train(resolved, resume=resume == "auto", quiet=quiet)
+    run = _path_of(out, record.id)
+    if record.status != "finished":
+        raise typer.Exit(75)
+    written, *_ = sample(run, "def ", 300)
+    replace_text(run / "sample.txt", printable("def " + written))
+    _, comparison = load(run)
+    report = report_parts.write(report_parts.run(run, printable("def " + written)), run / "report.html")
+    if as_json:
+        _print_json(run, comparison.to_json(), unigram_entropy(record.dataset), report)
+        return
+    if not quiet:
+        _show_sample(written)
+        _heading("demo.compare")
+        text.render(run_view.comparison_document(comparison), OUT)
+    ending = say(
+        "demo.end", first=record.first_val_loss, last=record.val_loss, unigram=unigram_entropy(record.dataset),
+        took=format_duration(time.monotonic() - started), report=str(report),
+    )  # fmt: skip
+    OUT.print()
+    OUT.print(Text(ending, style="bold"), soft_wrap=True)
+
+
+def _print_json(run: Path, comparison: dict[str, Any], unigram: float | None, report: Path) -> None:
+    from foretrain.training.store import SCHEMA, RunDirectory
+
+    final = RunDirectory(run).read_record().to_json(schema=SCHEMA)
+    print_json({"schema": "foretrain.demo/1", "run": final, "comparison": comparison, "unigram_entropy": unigram,
+                "report": str(report)})  # fmt: skip
+
+
+def _show_plan(resolved: ResolvedConfig) -> None:
+    """The first screen of `foretrain plan`."""
+    from foretrain.advice.asked import Asked
+    from foretrain.advice.first_answer import first_answer
+    from foretrain.app.plan import make_plan, targets
+    from foretrain.reports import text
+    from foretrain.reports.views import first as first_view
+
+    _heading("demo.plan")
+    made, asked = make_plan(resolved, targets("cpu", "", resolved.config)[0]), Asked(words=("baby",), quiet=True)
+    text.render_screen(first_view.screen(made, first_answer(made, asked), asked), OUT)
+    OUT.print(Text(say("demo.more"), style="dim"), soft_wrap=True)
+
+
+def _show_sample(written: str) -> None:
+    _heading("demo.sample")
+    OUT.print(Text(printable("def " + written)), soft_wrap=True)
+
+
+def _as_trained(resolved: ResolvedConfig) -> ResolvedConfig:
+    """The config with what `train` will choose on this machine: dtype, attention, threads."""
+    import torch
+
+    from foretrain.training import choices
+    from foretrain.training.device import place
+
+    threads = torch.get_num_threads()
+    chosen = choices.decide(resolved.config, place(resolved.config), set(resolved.sources))
+    torch.set_num_threads(threads)  # a calibration is of all of them
+    return replace(resolved, config=chosen.config)
+
+
+def _calibrate_once(resolved: ResolvedConfig, *, busy: list[Any], quiet: bool) -> None:
+    """Under a minute, the first time on a machine: the forecast then stands on its own speeds.
+
+    A busy machine is not measured: its figures would be of the other programs too, and would be kept.
+    """
+    from foretrain.training.device import place
+
+    placement = place(resolved.config)
+    dtypes = list(dict.fromkeys(["float32", placement.dtype]))  # as half of a half-precision step's kernels are fp32
+    known = placement.gpu.calibration
+    if known is not None and not known.disturbed and all(known.steps_of(dtype, compiled=False) for dtype in dtypes):
+        return
+    if busy:
+        if not quiet:
+            ERR.print(Text(say("demo.busy", **busy[0][1]), style="yellow"), soft_wrap=True)
+        return
+    if not quiet:
+        _heading("demo.calibrate")
+    _measure(dtypes, quiet=quiet)
+
+
+def _measure(dtypes: list[str], *, quiet: bool) -> None:
+    """Calibrate in a process of its own: what that leaves in memory would be counted as the run's."""
+    words = ["calibrate", "--device=cpu", "--quick", *(f"--dtype={dtype}" for dtype in dtypes)]
+    command = [sys.executable, "-m", "foretrain", *words, *(["--quiet"] if quiet else [])]
+    if code := subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
+        raise typer.Exit(code)  # it has said why
+
+
+def _path_of(out: str, id: str) -> Path:
+    """The run's directory: `out`, or its numbered sibling."""
+    return Path(out).with_name(id)
+
+
+def _heading(id: str) -> None:
+    ERR.print()
+    ERR.rule(say(id), align="left", style="dim")

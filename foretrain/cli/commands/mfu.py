@@ -1,0 +1,84 @@
+"""`foretrain mfu`: what share of a card's peak a speed is, by every convention."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from foretrain.base.errors import UserError
+from foretrain.base.units import parse_clock_ghz, parse_rate, parse_seconds
+from foretrain.cli.commands import plan_options as o
+from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Words, print_json, print_notes
+from foretrain.config.resolve import resolve
+
+EPILOG = """Examples:
+
+foretrain mfu my.py --tokens-per-s 134k --gpu "RTX 4070"
+
+foretrain mfu my.py --step-time 3.9 --gpu 4070 --clock 2.63GHz
+
+foretrain mfu gpt2-124m --tokens-per-s 1.2M --gpu "H100 SXM5 80GB" --dtype bfloat16 --json"""
+
+TokensPerS = Annotated[
+    str, typer.Option(help="Measured tokens per second, such as 134k or 1.2M.", metavar="RATE", show_default=False)
+]
+StepTime = Annotated[
+    str,
+    typer.Option(help="Or the time of one optimizer step, such as 3.9 or 3900ms.", metavar="TIME", show_default=False),
+]
+Clock = Annotated[
+    str,
+    typer.Option(
+        help="Mean SM clock during the run, such as 2.63GHz (nvidia-smi --query-gpu=clocks.sm). Adds the shares "
+        "of the peak at that clock.",
+        metavar="CLOCK",
+        show_default=False,
+    ),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("mfu", context_settings=CONFIG_CONTEXT, epilog=EPILOG)(mfu_command)
+
+
+def mfu_command(
+    words: Words = None,
+    tokens_per_s: TokensPerS = "",
+    step_time: StepTime = "",
+    gpu: o.Gpu = "auto",
+    clock: Clock = "",
+    as_json: Json = False,
+) -> None:
+    """Turn a speed into MFU: with full and causal attention, with recomputation, and as nanoGPT prints it."""
+    from foretrain.analysis.utilization import SCHEMA, utilization
+    from foretrain.app.plan import targets, with_dataset
+    from foretrain.reports import text
+    from foretrain.reports.views import log as log_view
+
+    if bool(tokens_per_s) == bool(step_time):
+        raise UserError("usage.speed_twice" if step_time else "usage.speed_missing")
+    rate = _value(parse_rate, "--tokens-per-s", tokens_per_s, (1e-3, 1e12), "usage.bad_rate") if tokens_per_s else 0.0
+    step_s = _value(parse_seconds, "--step-time", step_time, (1e-6, 1e9), "usage.bad_time") if step_time else 0.0
+    clock_ghz = _value(parse_clock_ghz, "--clock", clock, (0.1, 10), "usage.bad_clock") if clock else None
+    resolved = resolve(words or [])
+    print_notes(resolved.notes, quiet=as_json)
+    config = with_dataset(resolved)
+    found = targets(gpu, "", config)
+    if len(found) > 1:
+        raise UserError("usage.one_speed", option="--tokens-per-s" if tokens_per_s else "--step-time", count=len(found))
+    used = utilization(config, found[0].gpu, step_s or config.tokens_per_step / rate, clock_ghz=clock_ghz)
+    if as_json:
+        print_json(used.to_json(schema=SCHEMA))
+    else:
+        text.render(log_view.utilization_document(resolved.name, used), OUT)
+
+
+def _value(parse: Callable[[str], float], option: str, text: str, limits: tuple[float, float], error: str) -> float:
+    """The number that was typed. Raises UserError for what is none, or cannot be."""
+    try:
+        value = parse(text)
+    except (ValueError, OverflowError):
+        value = float("nan")
+    if not limits[0] <= value <= limits[1]:
+        raise UserError(error, option=option, value=text[:40])
+    return value

@@ -1,0 +1,189 @@
+"""`foretrain plan`: what a run will take, before it is started."""
+
+from dataclasses import replace
+
+import typer
+
+from foretrain.advice.asked import Asked
+from foretrain.app.plan import Target, make_plan, targets
+from foretrain.base.errors import UserError
+from foretrain.base.messages import knob_help, knob_unit
+from foretrain.cli.commands import plan_exact, plan_limits, plan_print
+from foretrain.cli.commands import plan_options as o
+from foretrain.cli.commands.plan_exact import Depth
+from foretrain.cli.commands.plan_limits import Limits
+from foretrain.cli.commands.plan_print import Form
+from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, Words, print_error, print_json, print_notes
+from foretrain.cli.old_options import typed
+from foretrain.config.resolve import KNOBS, ResolvedConfig, resolve
+from foretrain.predict.plan import Plan
+from foretrain.predict.trace import interpreter
+
+EPILOG = """Examples:
+
+foretrain plan gpt2-124m --gpu "RTX 4070" --used-by-others 2GB
+
+foretrain plan config/train_gpt2.py --gpu 4070 --batch_size=8 --compile=false
+
+foretrain plan my.toml --gpu 3060,4070,4090 --json
+
+foretrain plan my.toml --gpu 4070 --step-time 3.9   (hours and MFU from your log)
+
+foretrain plan config/train_gpt2.py --gpu 4070 --exact   (traces the real step, without a GPU)
+
+foretrain plan my.py --gpu 4070 --explain --observed 6582MiB --process 4464MiB   (why is it so much?)
+
+foretrain plan my.py --gpu 4070 --used-by-others 2GB --largest batch_size
+
+foretrain plan my.py --gpu 3060,4070 --batch_size=auto --total_batch_size=524288   (the micro-batch that fits)
+
+foretrain plan my.py --gpu 4070,4090,A100-SXM4-80GB --price "4090=0.35,A100-SXM4-80GB=1.2"   (which card?)
+
+foretrain plan my.py --gpu 4070 --within 12h --write shorter.toml   (also 5EUR, 3kWh; --tokens 10B)
+
+foretrain plan --gpu 4070 --best --within 20h --data-tokens 3.68B   (which model?)"""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("plan", context_settings=CONFIG_CONTEXT, epilog=EPILOG)(plan_command)
+
+
+def plan_command(
+    words: Words = None,
+    gpu: o.Gpu = "auto",
+    others: o.Others = "",
+    step_time: o.StepTime = None,
+    logged_mfu: o.LoggedMfu = None,
+    check: o.Check = False,
+    trainer: o.Trainer = "",
+    exact: o.Exact = False,
+    explain: o.Explain = False,
+    observed: o.Observed = "",
+    process: o.Process = "",
+    largest: o.Largest = "",
+    snapshot: o.Snapshot = None,
+    alloc_conf: o.AllocConf = "",
+    python: o.Python = "",
+    show_config: o.ShowConfig = False,
+    price: o.Price = None,
+    co2: o.Co2 = None,
+    within: o.Within = None,
+    tokens: o.Tokens = None,
+    best: o.Best = False,
+    data_tokens: o.DataTokens = None,
+    write: o.Write = None,
+    full: o.Full = False,
+    oneline: o.Oneline = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Plan a run: does it fit, how long, what does it cost, what limits it. Needs no GPU and no torch."""
+    resolved = plan_exact.with_trainer(resolve(words or []), trainer)
+    limits = Limits(price, co2, within, tokens, best, data_tokens, write, frozenset(resolved.sources))
+    resolved = plan_limits.priced(resolved, limits)
+    print_notes(resolved.notes, quiet=quiet)
+    if show_config:
+        _show_config(resolved, as_json)
+        return
+    asked = _asked(resolved, words, gpu, others, limits, quiet)
+    step, form = resolved.step, Form(full, oneline, as_json, _timed(asked, step_time, logged_mfu))
+    depth = Depth(exact or bool(python), explain, observed, process, largest, snapshot, alloc_conf, quiet)
+    form.check(elsewhere="--explain" if explain else "--largest" if largest else "")
+    plan_exact.check_depth(depth, resolved.files)
+    found = targets(gpu, others, resolved.config, typed("--used-by-others"))
+    plan_exact.check_readings(depth, [target.gpu for target in found])
+    _check_targets(len(found), depth, limits, step_time, logged_mfu)
+    plans = make_plans(resolved, found, limits, step_time, logged_mfu)
+    if limits.asks:
+        plan_limits.answer(plans[0], step, limits, form)
+    elif largest:
+        with interpreter.using(python):
+            plan_exact.largest_command(plans[0], step, depth, as_json=as_json, check=check)
+        return
+    else:
+        with interpreter.using(python):
+            plans = [plan_exact.deepen(plan, depth) for plan in plans]
+            plan_exact.look_deeper(plans[0], step, depth, as_json=as_json)
+        if not explain:
+            plan_print.plans(plans, form)
+    if check and not best:
+        _check(plans)
+
+
+def _asked(
+    resolved: ResolvedConfig, words: list[str] | None, gpu: str, others: str, limits: Limits, quiet: bool
+) -> Asked:
+    """What was typed, for the next command."""
+    wrote = str(limits.write) if limits.write else None
+    return Asked(
+        words=tuple(words or []), gpu=gpu, others=others, quiet=quiet, wrote=wrote,
+        nanogpt_file=resolved.has_nanogpt_file,
+    )  # fmt: skip
+
+
+def _timed(asked: Asked, step_time: float | None, logged_mfu: float | None) -> Asked:
+    """With the option that gives the time of a step."""
+    speed = "--step-time" if step_time is not None else "--logged-mfu" if logged_mfu is not None else ""
+    return asked.model_copy(update={"speed": speed})
+
+
+def _check_targets(count: int, depth: Depth, limits: Limits, step_time: float | None, logged_mfu: float | None) -> None:
+    """What can only be asked of one card."""
+    plan_limits.check_limits(limits, count, depth.wants_trace or bool(depth.largest))
+    if (depth.explain or depth.largest or depth.snapshot) and count > 1:
+        raise UserError("usage.one_card", count=count)
+    if (step_time is not None or logged_mfu is not None) and count > 1:
+        option = "--step-time" if step_time is not None else "--logged-mfu"
+        raise UserError("usage.one_speed", option=option, count=count)
+
+
+def make_plans(
+    resolved: ResolvedConfig, found: list[Target], limits: Limits, step_time: float | None, logged_mfu: float | None
+) -> list[Plan]:
+    """A plan for each target, with its own rent where one is given for it."""
+    rents = plan_limits.prices_of(limits, resolved.config, [target.gpu for target in found])
+    plans = []
+    for target, rent in zip(found, rents, strict=True):
+        own = replace(resolved, config=resolved.config.model_copy(update={"price_per_hour": rent}))
+        plans.append(make_plan(own, target, step_time, logged_mfu))
+    return plans
+
+
+def _check(plans: list[Plan]) -> None:
+    """Exit with 3 when the step that the headline means does not fit; the one object of --json is the plan, which says
+    so too."""
+    from foretrain.reports.views import first as first_view
+
+    for p in plans:
+        if p.verdict == "does_not_fit":
+            id = "check.failed_nanogpt" if p.step == "nanogpt" else "check.failed_foretrain"
+            error = UserError(
+                id, name=p.name, gpu=p.gpu.name, needed=p.memory_of(p.step).needed_bytes,
+                room=first_view.room(p, "short").text(),
+            )  # fmt: skip
+            print_error(error, as_json=False)
+            raise typer.Exit(int(error.exit_code))
+
+
+def _show_config(resolved: ResolvedConfig, as_json: bool) -> None:
+    config = resolved.config
+    if as_json:
+        sources = {name: resolved.sources.get(name, "default") for name in KNOBS}
+        print_json({"schema": "foretrain.config/1", "config": config.model_dump(mode="json"), "sources": sources})
+        return
+    from foretrain.reports import text
+    from foretrain.reports.document import Document, Message, Section, Table
+
+    rows = tuple(
+        (
+            knob.name,
+            str(getattr(config, knob.name)),
+            knob_unit(knob.unit),
+            resolved.sources.get(knob.name, "default"),
+            knob_help(knob.name, knob.help),
+        )
+        for knob in KNOBS.values()
+    )
+    columns = tuple(Message(f"column.{name}") for name in ("key", "value", "unit", "source", "help"))
+    section = Section(Message("config.knobs"), (Table(columns, rows),))
+    text.render(Document(Message("config.title", {"name": resolved.name}), Message("config.subtitle"), [section]), OUT)

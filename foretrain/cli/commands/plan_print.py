@@ -1,0 +1,135 @@
+"""How `foretrain plan` prints its answer: a dozen lines, --full, --oneline, or --json."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from foretrain.advice.asked import Asked
+from foretrain.base.errors import UserError
+from foretrain.base.messages import printable
+from foretrain.cli.common import OUT, print_json
+from foretrain.predict.plan import SCHEMA, Plan
+from foretrain.reports.document import Document, Message, Screen
+
+if TYPE_CHECKING:
+    from foretrain.advice.best import Best
+    from foretrain.predict.within import Within
+
+WITHIN_SCHEMA = "foretrain.within/2"
+BEST_SCHEMA = "foretrain.best/2"
+PLANS_SCHEMA = "foretrain.plans/2"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is printed, and what was asked."""
+
+    full: bool
+    oneline: bool
+    as_json: bool
+    asked: Asked
+
+    def check(self, *, elsewhere: str) -> None:
+        """That one form was asked for. `elsewhere`: the option whose answer has a form of its own."""
+        wanted = [f"--{name}" for name in ("full", "oneline") if getattr(self, name)]
+        if len(wanted) > 1 or (wanted == ["--oneline"] and self.as_json):
+            raise UserError("usage.two_forms", options=[*wanted, *(["--json"] if self.as_json else [])])
+        if self.oneline and elsewhere:
+            raise UserError("usage.no_line", option=elsewhere)
+
+
+def _document(made: Document) -> None:
+    from foretrain.reports import text
+
+    text.render(made, OUT)
+
+
+def _screen(made: Screen) -> None:
+    from foretrain.reports import text
+
+    text.render_screen(made, OUT)
+
+
+def _line(message: Message) -> None:
+    OUT.print(printable(message.text()), soft_wrap=True, markup=False)
+
+
+def plans(found: list[Plan], form: Form) -> None:
+    """One plan, or a table of cards with the best of them."""
+    if form.oneline:
+        from foretrain.reports.views import first as first_view
+
+        for plan in found:
+            _line(first_view.line(plan, plan.step, version("foretrain")))
+    elif len(found) == 1:
+        _one(found[0], form)
+    else:
+        _cards(found, form)
+
+
+def _one(plan: Plan, form: Form) -> None:
+    if not (form.full or form.as_json):
+        from foretrain.advice.first_answer import first_answer
+        from foretrain.reports.views import first as first_view
+
+        _screen(first_view.screen(plan, first_answer(plan, form.asked), form.asked))
+        return
+    from foretrain.advice.advisor import short_list
+
+    advice = short_list(plan, plan.step)
+    if form.as_json:
+        print_json({**plan.to_json(schema=SCHEMA), "advice": advice.model_dump(mode="json") if advice else None})
+        return
+    from foretrain.reports.views import plan as plan_view
+
+    _document(plan_view.document(plan, datetime.now(), advice))
+
+
+def _cards(found: list[Plan], form: Form) -> None:
+    from foretrain.advice.cards import choose
+
+    choice = choose(found)
+    if form.as_json:
+        objects = [p.to_json(schema=SCHEMA) for p in found]
+        print_json({"schema": PLANS_SCHEMA, "plans": objects, "best": choice.model_dump(mode="json")})
+        return
+    from foretrain.reports.views import cards as cards_view
+    from foretrain.reports.views import first as first_view
+
+    if form.full:
+        _document(cards_view.document(found, choice))
+    else:
+        _screen(first_view.cards(found, choice, form.asked))
+
+
+def within(plan: Plan, found: "Within", form: Form) -> None:
+    """The answer of --within and --tokens."""
+    if form.as_json:
+        print_json(found.to_json(schema=WITHIN_SCHEMA))
+        return
+    from foretrain.reports.views import first as first_view
+    from foretrain.reports.views import limits as limits_view
+
+    if form.full:
+        _document(limits_view.within(plan, found))
+    elif form.oneline:
+        _line(first_view.line(plan, plan.step, version("foretrain"), found.timing, found.steps))
+    else:
+        _screen(first_view.within(plan, found, form.asked))
+
+
+def best(plan: Plan, found: "Best", form: Form) -> None:
+    """The answer of --best."""
+    if form.as_json:
+        print_json(found.to_json(schema=BEST_SCHEMA))
+        return
+    from foretrain.reports.views import best as best_view
+    from foretrain.reports.views import first as first_view
+
+    if form.full:
+        _document(best_view.document(plan, found))
+    elif form.oneline:
+        _line(first_view.best_line(plan, found, version("foretrain")))
+    else:
+        _screen(first_view.best(plan, found, form.asked))

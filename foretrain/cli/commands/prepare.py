@@ -1,0 +1,277 @@
+"""`foretrain prepare`: text, JSON lines, Parquet or a dataset at Hugging Face to checked token shards."""
+
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.base.messages import printable, say
+from foretrain.base.quantities import parse_count
+from foretrain.base.units import format_bytes, format_percent, parse_bytes
+from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json, print_notes, wrong_value
+
+if TYPE_CHECKING:
+    from foretrain.data.prepare.options import PrepareOptions
+    from foretrain.data.prepare.preparation import Outcome, Status
+
+EPILOG = """Examples:
+
+foretrain prepare books/ --tokenizer gpt2 --out data/books
+
+foretrain prepare 'dump/*.jsonl.zst' --text-column content --train-bpe 32000 --dedup --out data/dump
+
+foretrain prepare hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT --tokens 3.68B --val 0.5% --out data/edu --plan
+
+zcat dump.jsonl.gz | foretrain prepare - --tokenizer byte --out data/dump
+
+Run the same command again to resume."""
+
+SCHEMA = "foretrain.prepare/1"
+_COUNTED = {
+    "empty": "prepare.counted_empty", "bad": "prepare.counted_bad", "duplicates": "prepare.counted_duplicates",
+    "replaced_utf8": "prepare.counted_replaced_utf8", "separator_bytes": "prepare.counted_separator_bytes",
+}  # fmt: skip
+LEAST_SHARD_TOKENS = 100_000  # fewer would make more files than a file system is good for
+_LINE_EVERY_S, _LIVE_EVERY_S = 15.0, 0.5
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("prepare", epilog=EPILOG)(prepare_command)
+
+
+def prepare_command(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...",
+            help="Files, folders, globs in quotes, hf://datasets/OWNER/NAME (and a path in it), or - for stdin: .txt, "
+            ".jsonl (also .gz, .zst), .parquet.",
+        ),
+    ],
+    out: Annotated[str, typer.Option(metavar="PATH", help="Folder of the dataset; an unfinished one is resumed.")],
+    tokenizer: Annotated[
+        str | None, typer.Option(help="gpt2 (default), byte, cl100k_base, …, or the path of a tokenizer.json.")
+    ] = None,
+    train_bpe: Annotated[
+        int | None,
+        typer.Option(help="Train a BPE tokenizer with this many ids on 64 MiB of the source, instead of --tokenizer."),
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="Stop after this many tokens, such as 3.68B, at the end of a document.")
+    ] = None,
+    val: Annotated[
+        str | None, typer.Option(help="Share for validation: of documents (0.5%), or of one text's tokens (10%).")
+    ] = None,
+    plan: Annotated[
+        bool,
+        typer.Option("--plan", help="Show the size, disk space, memory, tokens and time it needs; prepare nothing."),
+    ] = False,
+    shuffle_buffer: Annotated[
+        int,
+        typer.Option(help="Shuffle files, and documents in windows of this many (and 64 MiB). 0: source order."),
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the shuffle.")] = 1337,
+    dedup: Annotated[
+        bool,
+        typer.Option("--dedup", help="Skip exact duplicates (92 bytes of memory per document)."),
+    ] = False,
+    text_column: Annotated[str, typer.Option(help="Column of .jsonl and .parquet with the text.")] = "text",
+    split_documents: Annotated[
+        str, typer.Option(help="How to split a .txt into documents: file, lines, blank-lines, or a separator text.")
+    ] = "file",
+    max_document: Annotated[str, typer.Option(help="Longest document, up to 256MiB.")] = "16MiB",
+    shard_tokens: Annotated[str, typer.Option(help="Tokens per shard.")] = "100M",
+    workers: Annotated[int | None, typer.Option(help="Tokenizing processes. Default: one per core.")] = None,
+    skip_bad: Annotated[
+        bool,
+        typer.Option("--skip-bad", help="Skip and count bad lines and too long documents."),
+    ] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Delete what was prepared in --out and start over.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Turn text into verified token shards, on all cores and in constant memory. Resumes after any stop."""
+    options = _options({**locals()})  # all of the above, by its name
+    if plan:
+        _plan(options, Path(out), as_json=as_json)
+    else:
+        _prepare(options, as_json=as_json, quiet=quiet)
+
+
+def _options(typed: dict[str, Any]) -> "PrepareOptions":
+    """What was typed as a record. Raises UserError."""
+    from foretrain.data.prepare.options import PrepareOptions
+    from foretrain.hardware.cpu import usable_cores
+
+    if typed["tokenizer"] is not None and typed["train_bpe"] is not None:
+        raise UserError("usage.two_tokenizers")
+    for name in ("split_documents", "out"):
+        if not typed[name]:  # as an unset variable of a shell leaves it
+            raise UserError("usage.empty_value", option=f"--{name.replace('_', '-')}")
+    _within("--shuffle-buffer", typed["shuffle_buffer"], 0, 10_000_000)
+    if typed["workers"] is not None:
+        _within("--workers", typed["workers"], 1, 1024)
+    if typed["train_bpe"] is not None:
+        _within("--train-bpe", typed["train_bpe"], 257, 1 << 24)
+    shard_tokens = _count("--shard-tokens", typed["shard_tokens"])
+    _within("--shard-tokens", shard_tokens, LEAST_SHARD_TOKENS, 1 << 40)
+    same = ("train_bpe", "shuffle_buffer", "seed", "dedup", "text_column", "split_documents", "skip_bad", "restart")
+    options = PrepareOptions(
+        sources=tuple(typed["sources"]), out=str(typed["out"]), tokenizer=typed["tokenizer"] or "gpt2",
+        max_tokens=None if typed["tokens"] is None else _count("--tokens", typed["tokens"]),
+        max_document_bytes=_size("--max-document", typed["max_document"]),
+        shard_tokens=shard_tokens, workers=typed["workers"] or usable_cores(),
+        **{name: typed[name] for name in same},
+    )  # fmt: skip
+    share = _share(typed["val"] or ("10%" if options.is_one_document else "0.5%"))
+    return options.model_copy(update={"val_share": share})
+
+
+def _plan(options: "PrepareOptions", out: Path, *, as_json: bool) -> None:
+    from foretrain.data.prepare import engine, estimate
+
+    made = engine.plan(options)
+    if as_json:
+        print_json(made.to_json(schema=estimate.SCHEMA, fits=made.fits))
+    else:
+        from foretrain.reports import text
+        from foretrain.reports.views import prepare as prepare_view
+
+        text.render(prepare_view.document(made, printable(str(out))), OUT)
+    if not made.fits:
+        raise typer.Exit(int(ExitCode.DISK_FULL))
+
+
+def _prepare(options: "PrepareOptions", *, as_json: bool, quiet: bool) -> None:
+    from foretrain.data.prepare import engine
+    from foretrain.data.prepare.sources import not_utf8
+    from foretrain.training.signals import StopFlag
+
+    print_notes(not_utf8(options.sources), quiet=quiet)
+
+    line = _Line(quiet=quiet or as_json, most=options.max_tokens)
+    with StopFlag() as flag:
+        try:
+            done = engine.prepare(options, lambda: flag.signal_name, line)
+        finally:
+            line.clear()
+    if as_json:
+        print_json(_result(options, done))
+    if done.index is None:
+        ERR.print(Text(say("prepare.stopped", signal=done.signal, tokens=done.tokens)), soft_wrap=True)
+        raise typer.Exit(int(ExitCode.INTERRUPTED if done.signal == "SIGINT" else ExitCode.STOPPED))
+    if not quiet:
+        for name, count in done.index.counts.to_json().items():
+            if count:
+                ERR.print(noted(say(_COUNTED[name], count=count)), soft_wrap=True)
+        if not done.index.splits["val"].tokens:
+            ERR.print(noted(say("prepare.no_val"), "yellow"), soft_wrap=True)
+    if not quiet and not as_json:
+        splits = done.index.splits
+        values = {
+            "out": options.out, "train": splits["train"].tokens, "val": splits["val"].tokens, "took": done.elapsed_s,
+            "documents": sum(split.documents for split in splits.values()),
+            "shards": sum(len(split.shards) for split in splits.values()),
+        }  # fmt: skip
+        OUT.print(Text(printable(say("prepare.existed" if done.existed else "prepare.done", **values))), soft_wrap=True)
+
+
+def _result(options: "PrepareOptions", done: "Outcome") -> dict[str, Any]:
+    """The index without its shards, and how it went."""
+    result: dict[str, Any] = {
+        "schema": SCHEMA, "out": options.out, "status": "stopped" if done.index is None else "finished",
+        "signal": done.signal, "resumed": done.resumed, "existed": done.existed, "tokens": done.tokens,
+        "elapsed_s": done.elapsed_s,
+    }  # fmt: skip
+    if done.index is not None:
+        index = done.index.to_json()
+        for split in index["splits"].values():
+            split["shards"] = len(split["shards"])
+        result |= {"fingerprint": done.index.fingerprint, **index}
+    return result
+
+
+class _Line:
+    """Progress on stderr: one live line on a terminal, a line now and then otherwise."""
+
+    def __init__(self, *, quiet: bool, most: int | None) -> None:
+        self.quiet, self.most, self.live = quiet, most, sys.stderr.isatty()
+        self.first: Status | None = None
+        self._next_s = time.monotonic() + (0 if self.live else _LINE_EVERY_S)
+        self._shown = False
+
+    def __call__(self, status: "Status") -> None:
+        self.first = self.first or status
+        if self.quiet or time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + (_LIVE_EVERY_S if self.live else _LINE_EVERY_S)
+        seconds = max(status.elapsed_s - self.first.elapsed_s, 1e-3)
+        rate = (status.tokens - self.first.tokens) / seconds
+        share = self._share(status)
+        begun = self._share(self.first)
+        eta = ""
+        if share is not None and begun is not None and share > begun:
+            left_s = (1 - share) / (share - begun) * seconds
+            eta = say("prepare.eta", time=left_s)
+        shown = f"{format_percent(share)}  " if share is not None else f"{format_bytes(status.read_bytes)}  "
+        text = say(
+            "prepare.live", share=shown, tokens=status.tokens, rate=rate, documents=status.documents,
+            shards=status.shards, eta=eta,
+        )  # fmt: skip
+        if self.live:
+            sys.stderr.write("\r\x1b[2K" + text[: max(20, ERR.width - 1)])
+            self._shown = True
+        else:
+            sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+    def _share(self, status: "Status") -> float | None:
+        of_source = min(1.0, status.read_bytes / status.total_bytes) if status.total_bytes else None
+        of_tokens = min(1.0, status.tokens / self.most) if self.most else None
+        shares = [share for share in (of_source, of_tokens) if share is not None]
+        return max(shares, default=None)
+
+    def clear(self) -> None:
+        """Take the live line away."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+
+# -- what people type --------------------------------------------------------------------------------------
+
+
+def _count(option: str, text: str) -> int:
+    try:
+        return parse_count(text)
+    except ValueError:
+        raise wrong_value(option, text, "count") from None
+
+
+def _size(option: str, text: str) -> int:
+    try:
+        size = parse_bytes(text)
+    except ValueError:
+        raise wrong_value(option, text, "size") from None
+    _within(option, size, 1, 256 * 2**20)
+    return size
+
+
+def _share(text: str) -> float:
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
+    share = float(match.group(1)) / (100 if match.group(2) else 1) if match else -1.0
+    if not 0 <= share < 1:
+        raise wrong_value("--val", text, "share")
+    return share
+
+
+def _within(option: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise wrong_value(option, f"{value:,}", "from_to", low=f"{least:,}", high=f"{most:,}")

@@ -1,0 +1,246 @@
+"""`foretrain verify`: 24 short runs on this machine's card, predicted against measured; a file to contribute."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from foretrain.base.errors import ExitCode
+from foretrain.base.messages import printable, say
+from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json, working, wrong_value
+
+if TYPE_CHECKING:
+    from foretrain.verification.record import Outcome, Verification
+    from foretrain.verification.session import Target
+
+EPILOG = """Examples:
+
+foretrain verify
+
+foretrain verify --only 124M --again
+
+foretrain verify --show foretrain-verify-nvidia-geforce-rtx-4070.json
+
+foretrain verify --device cpu   (8 small cases, for a machine without a card)"""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("verify", epilog=EPILOG)(verify_command)
+
+
+def verify_command(
+    device: Annotated[
+        str,
+        typer.Option(
+            help="cuda, cuda:N or cpu.",
+            autocompletion=lambda incomplete: _starting(incomplete, ["cuda", "cuda:1", "cpu"]),
+        ),
+    ] = "cuda",
+    only: Annotated[
+        str,
+        typer.Option(
+            help="Run only the cases that have this text in their name.",
+            metavar="TEXT",
+            autocompletion=lambda incomplete: _starting(incomplete, _words()),
+        ),
+    ] = "",
+    again: Annotated[bool, typer.Option("--again", help="Run cases that are done once more.")] = False,
+    show: Annotated[
+        Path | None, typer.Option(help="Show the results in this file; measure nothing.", metavar="FILE")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File of the results. Default: foretrain-verify-CARD.json.", metavar="FILE"),
+    ] = None,
+    name: Annotated[str, typer.Option(help="Your GitHub name, shown with your contribution.")] = "",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run 24 short cases on this card and compare them with their predictions: about ten minutes."""
+    from foretrain.verification import record
+
+    if show is not None:
+        _print(record.read(show), show, as_json=as_json, contribute=False)
+        return
+    from foretrain.cli.commands.train import need_torch
+    from foretrain.verification import session
+
+    if not re.fullmatch(r"cpu|cuda(:\d{1,2})?", device):
+        raise wrong_value("--device", device, "one_of", choices="cuda, cuda:N, cpu")
+    if len(name) > 39 or not re.fullmatch(r"([A-Za-z0-9](-?[A-Za-z0-9])*)?", name):
+        raise wrong_value("--name", name, "github_name")
+    need_torch()
+    quiet = quiet or as_json
+    with working(say("verify.asking"), quiet=quiet):
+        where = session.target(device)
+    path = out or Path(f"foretrain-verify-{_slug(where.machine.device)}.json")
+    found, code = _run(where, path, Asked(only, again, name, quiet))
+    if code:
+        _tell_end(found, path)
+    if as_json or not code:
+        _print(found, path, as_json=as_json, contribute=True)
+    if code:
+        raise typer.Exit(int(code))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to run, and how much to say of it."""
+
+    only: str
+    again: bool
+    name: str
+    quiet: bool
+
+
+def _run(where: Target, path: Path, asked: Asked) -> tuple[Verification, ExitCode]:
+    """(what is in the file now, how it ended): a signal ends it with what is kept."""
+    from foretrain.verification import record, session
+
+    progress = Progress(quiet=asked.quiet)
+    try:
+        with _ended_by_signals():
+            found = session.begin(path, where, asked.name, progress)
+            places = session.to_do(found, asked.only, again=asked.again)
+            if not asked.quiet:
+                _say_before(found, places, where, path)
+            return session.work(found, places, where, path, progress), ExitCode.DONE
+    except (KeyboardInterrupt, Terminated) as end:
+        code = ExitCode.STOPPED if isinstance(end, Terminated) else ExitCode.INTERRUPTED
+        if not path.is_file():
+            raise typer.Exit(int(code)) from None
+        return record.read(path), code
+    finally:
+        progress.close()
+
+
+def _starting(incomplete: str, words: list[str]) -> list[str]:
+    return [word for word in words if word.lower().startswith(incomplete.lower())]
+
+
+def _words() -> list[str]:
+    """What the names of cases are made of; a shell completes single words."""
+    from foretrain.verification.cases import FILLING, ON_A_CARD
+
+    return list(dict.fromkeys(word.strip(",") for case in (*ON_A_CARD, *FILLING) for word in case.label.split()))
+
+
+class Terminated(BaseException):
+    """SIGTERM: as Ctrl-C, with another exit code."""
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM raises Terminated within."""
+
+    def end(number: int, frame: Any) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _slug(name: str) -> str:
+    """'NVIDIA GeForce RTX 4070' -> 'nvidia-geforce-rtx-4070'."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]
+
+
+def _say_before(found: Verification, places: list[int], where: Target, path: Path) -> None:
+    """What is going to happen, how long it takes, and who else uses the card."""
+    from foretrain.verification.session import about_s
+
+    cases = [found.outcomes[i].case for i in places]
+    done = len(found.outcomes) - len(found.of("waiting"))
+    if done:
+        _tell("verify.continued", done=done, count=len(found.outcomes), path=str(path))
+    if not cases:
+        _tell("verify.nothing")
+        return
+    _tell("verify.intro", count=len(cases), device=where.machine.device, about=about_s(cases))
+    free, used, busy = where.now()
+    if used and free is not None:
+        _tell("verify.others", used=used, free=free)
+    if busy:
+        _tell("verify.busy", style="yellow")
+
+
+def _tell(id: str, /, *, style: str = "", **values: Any) -> None:
+    ERR.print(Text(printable(say(id, **values)), style=style), soft_wrap=True)
+
+
+def _tell_end(found: Verification, path: Path) -> None:
+    done = len(found.outcomes) - len(found.of("waiting"))
+    _tell("verify.stopped", done=done, count=len(found.outcomes), path=str(path))
+
+
+def _print(found: Verification, path: Path, *, as_json: bool, contribute: bool) -> None:
+    if as_json:
+        print_json(found.as_json())
+        return
+    from foretrain.reports import text
+    from foretrain.reports.views import verify as verify_view
+
+    text.render(verify_view.document(found, str(path) if contribute else ""), OUT)
+
+
+class Progress:
+    """Each case a line on stderr; what is being done now in a line that changes, on a terminal."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.quiet, self.status = quiet, None
+
+    def __call__(self, id: str, values: dict[str, Any]) -> None:
+        """Hear what a session says."""
+        if id in ("damaged", "other"):  # a file has another name now: that is told whatever else is not
+            self.close()
+            _tell(f"verify.{id}", style="yellow", **values)
+        elif self.quiet:
+            return
+        elif id == "tracing":
+            self._live(say("verify.tracing", **values))
+        elif id == "case":
+            told = {name: values[name] for name in ("number", "count", "left")}
+            self._live(say("verify.running", **told, what=values["case"].label))
+        else:
+            self.close()
+            outcome: Outcome = values["outcome"]
+            told = {"number": values["number"], "count": values["count"], "what": outcome.case.label}
+            _tell("verify.done", style="dim", **told, figures=_figures(outcome))
+
+    def close(self) -> None:
+        """Take away the line that changes."""
+        if self.status is not None:
+            self.status.stop()
+            self.status = None
+
+    def _live(self, line: str) -> None:
+        text = Text(printable(line))
+        if not ERR.is_terminal:
+            return
+        if self.status is None:
+            self.status = ERR.status(text)
+            self.status.start()
+        else:
+            self.status.update(text)
+
+
+def _figures(outcome: Outcome) -> str:
+    """A case in few words: its errors, or why there are none."""
+    from foretrain.reports.views.verify import errors_of, why
+
+    return errors_of(outcome) if outcome.status == "measured" else why(outcome).text()

@@ -1,0 +1,133 @@
+"""Ablations, which would show which setting did it: the first subject with one setting changed each, and their price.
+
+A run that tells about learning goes as far as the two were compared; one that tells about speed and memory alone needs
+SHORT_STEPS. Times are the planner's, times what the first subject measured against its own plan, where it did.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from foretrain.base.errors import UserError
+from foretrain.base.records import Record
+from foretrain.comparison import settings
+from foretrain.comparison.settings import Effect, Setting
+from foretrain.comparison.subject import Subject
+from foretrain.config.checks import check
+from foretrain.config.options import RunConfig
+from foretrain.config.precision import check_matmul
+from foretrain.hardware.catalogue import Gpu, find
+from foretrain.predict.memory import Verdict, predict, worst_verdict
+from foretrain.predict.plan import available, choose_dtype, timing
+from foretrain.predict.speed.time import step_time
+
+SHORT_STEPS = 200  # at which benchmarks/compare_power.py finds 3 %
+MOST_RUNS = 8
+
+
+class Ablation(Record):
+    """One run to make, which differs from `base` in one setting. `answers`: the effects that it would explain.
+
+    `changes`: options of the config of `base`; empty where no option does it. None: not known.
+    `impossible`: why this cannot be changed alone; "" where it can. `scaled`: the time stands on a measured step.
+    """
+
+    base: str
+    other: str
+    setting: str
+    value: Any
+    changes: dict[str, Any]
+    answers: tuple[Effect, ...]
+    steps: int = 0
+    time_s: float | None = None
+    energy_j: float | None = None
+    cost: float | None = None
+    currency: str = ""
+    verdict: Verdict | None = None
+    scaled: bool = False
+    impossible: str = ""
+
+
+# Why a setting cannot be changed alone; of the others the tokens of a step do not divide so.
+_WHY_NOT = {"program": "program", "parameters": "shape", settings.CONTENTS: "contents"}
+
+
+def ablation_runs(
+    base: Subject, other: Subject, differing: Sequence[Setting], place: int, compared_tokens: float | None
+) -> tuple[Ablation, ...]:
+    """A run for each setting that differs and can change anything. `place`: the position of `other` in the values.
+
+    None where one setting differs: the two runs are that comparison already.
+    """
+    can = [setting for setting in differing if setting.affects]
+    if len(can) < 2 or base.config is None:
+        return ()
+    return tuple(_run(base, other, setting, setting.values[place], compared_tokens) for setting in can[:MOST_RUNS])
+
+
+def _run(base: Subject, other: Subject, setting: Setting, value: Any, compared_tokens: float | None) -> Ablation:
+    assert base.config is not None
+    common = {
+        "base": base.label, "other": other.label, "setting": setting.name, "value": value, "answers": setting.affects,
+    }  # fmt: skip
+    gpu, changed = base.gpu, base.config
+    if setting.name == "gpu":
+        gpu, knobs = other.gpu or find(value), {}
+    else:
+        found = settings.changes(setting, base.config, value)
+        if found is None:
+            return Ablation(**common, changes={}, impossible=_WHY_NOT.get(setting.name, "tokens"))
+        knobs = found
+        try:
+            changed = _checked(base, base.config, knobs)
+        except UserError as error:
+            return Ablation(**common, changes=knobs, impossible=str(error).splitlines()[-1].strip())
+    steps = SHORT_STEPS
+    if "learning" in setting.affects:
+        steps = max(1, round(compared_tokens / changed.tokens_per_step)) if compared_tokens else changed.max_iters
+    if gpu is None:
+        return Ablation(**common, changes=knobs, steps=steps)
+    try:
+        return _priced(base, changed, gpu, steps, {**common, "changes": knobs})
+    except UserError as error:  # the card cannot do what the setting asks for
+        return Ablation(**common, changes=knobs, impossible=str(error))
+
+
+def _checked(base: Subject, config: RunConfig, knobs: dict[str, Any]) -> RunConfig:
+    """The base's config with these knobs. Raises UserError where they do not go together."""
+    defaults = RunConfig().model_dump()
+    values = {k: v for k, v in config.model_dump().items() if v != defaults[k] and k != "total_batch_size"}
+    sources = dict.fromkeys(values, base.label) | dict.fromkeys(knobs, "compare")
+    changed, problems = check(values | knobs, sources)
+    if changed is None:
+        raise problems[0]
+    return changed
+
+
+def _priced(base: Subject, changed: RunConfig, gpu: Gpu, steps: int, common: dict[str, Any]) -> Ablation:
+    dtype, _ = choose_dtype(changed, gpu)
+    check_matmul(changed, gpu, dtype)
+    rent = {} if base.rent_per_hour is None else {"price_per_hour": base.rent_per_hour}
+    run = changed.model_copy(update={"max_iters": steps, **rent})
+    factor = _measured_factor(base)
+    own = run.as_nanogpt() if base.step == "nanogpt" else run
+    predicted = step_time(own, gpu, dtype, base.step, compiled=run.compile)
+    logged_s = predicted.expected_s * factor if predicted and factor else None
+    timed = timing(run, gpu, dtype, base.step, run.compile, logged_s)
+    room, _ = available(changed, gpu, base.used_by_others_bytes)
+    memory = predict(changed, gpu, dtype, base.step, compiled=changed.compile, available_bytes=room)
+    money = timed.money() if timed else None
+    return Ablation(
+        **common, steps=steps, time_s=timed.total_s.expected_s if timed else None,
+        energy_j=timed.energy_expected_j if timed else None, cost=money[1] if money else None,
+        currency=run.currency, verdict=worst_verdict(memory), scaled=factor is not None,
+    )  # fmt: skip
+
+
+def _measured_factor(base: Subject) -> float | None:
+    """What the base measured over what is predicted of it."""
+    if not base.measured or base.step_s is None or base.config is None or base.gpu is None:
+        return None
+    config = base.config.as_nanogpt() if base.step == "nanogpt" else base.config
+    dtype, _ = choose_dtype(config, base.gpu)
+    predicted = step_time(config, base.gpu, dtype, base.step, compiled=config.compile)
+    return base.step_s.expected_s / predicted.expected_s if predicted else None

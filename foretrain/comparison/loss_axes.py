@@ -1,0 +1,138 @@
+"""Loss curves over what a run spends: steps, tokens, hours, energy, money. One curve, several ways to lay it out.
+
+Energy is measured where the run wrote down its card's power, else hours times the power that plans expect of it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+from foretrain.base.downsample import extremes
+from foretrain.base.records import Record
+from foretrain.comparison.subject import Curve, Subject
+from foretrain.config.options import RunConfig
+from foretrain.predict.energy import JOULES_PER_KWH, power
+
+AxisName = Literal["tokens", "hours", "kwh", "cost", "step"]
+AXES: tuple[AxisName, ...] = ("tokens", "hours", "kwh", "cost", "step")
+MOST = 400  # points of a curve that are kept
+
+
+class EnergyMeter(Record):
+    """Energy since the start, at times since the start; measured."""
+
+    at_s: tuple[float, ...]
+    energy_j: tuple[float, ...]
+
+    def until_j(self, elapsed_s: float) -> float:
+        """Joules until then, between two readings in proportion; after the last one at the mean power."""
+        place = bisect_right(self.at_s, elapsed_s)
+        if place >= len(self.at_s):
+            return self.energy_j[-1] * elapsed_s / self.at_s[-1]
+        before_s, before_j = (self.at_s[place - 1], self.energy_j[place - 1]) if place else (0.0, 0.0)
+        share = (elapsed_s - before_s) / (self.at_s[place] - before_s)
+        return before_j + share * (self.energy_j[place] - before_j)
+
+
+class LossCurve(Record):
+    """One curve. `axes`: for each name as many values as there are losses; what nothing is known of is missing."""
+
+    label: str
+    kind: Literal["train", "val"]
+    unit: str
+    losses: tuple[float, ...]
+    axes: dict[AxisName, tuple[float, ...]]
+
+
+class LossCurves(Record):
+    """All curves of a report. `axes`: those that every curve has. `energy_source`: where energy and money are from.
+
+    `predicted_hours`: labels of those whose hours are steps times a step's time, as nobody wrote them down.
+    """
+
+    curves: tuple[LossCurve, ...]
+    axes: tuple[AxisName, ...]
+    energy_source: Literal["measured", "estimated", "none"]
+    predicted_hours: tuple[str, ...]
+    currency: str
+
+
+def meter_of(lines: Sequence[dict[str, Any]]) -> EnergyMeter | None:
+    """From lines with `elapsed_s` and `power_w`; each power holds from the line before it to its own."""
+    at_s, energy_j, total_j, before_s = [], [], 0.0, 0.0
+    for line in lines:
+        elapsed_s, power_w = line.get("elapsed_s"), line.get("power_w")
+        if not isinstance(power_w, int | float) or not isinstance(elapsed_s, int | float) or elapsed_s <= before_s:
+            continue
+        total_j += power_w * (elapsed_s - before_s)
+        before_s = elapsed_s
+        at_s.append(elapsed_s)
+        energy_j.append(total_j)
+    return EnergyMeter(at_s=tuple(at_s), energy_j=tuple(energy_j)) if at_s else None
+
+
+def loss_curves(subjects: Sequence[Subject], meters: Sequence[EnergyMeter | None] = ()) -> LossCurves:
+    """Of each subject its training and its validation losses. `meters`: one for each subject, or none at all."""
+    known = list(meters) or [None] * len(subjects)
+    curves: list[LossCurve] = []
+    for subject, meter in zip(subjects, known, strict=True):
+        for kind, curve, unit in (
+            ("train", subject.train, subject.train_unit), ("val", subject.val, subject.val_unit),
+        ):  # fmt: skip
+            if len(curve):
+                axes = _axes(subject, curve, meter)
+                curves.append(_thinned(subject.label, kind, unit, curve, axes))
+    shared: tuple[AxisName, ...] = tuple(
+        name for name in AXES if curves and all(name in curve.axes for curve in curves)
+    )
+    measured = all(meter is not None for meter in known)
+    source = "none" if "kwh" not in shared else "measured" if measured else "estimated"
+    guessed = tuple(s.label for s in subjects if any(len(c) and not c.seconds_s for c in (s.train, s.val)))
+    currencies = [s.config.currency for s in subjects if s.config]
+    return LossCurves(
+        curves=tuple(curves), axes=shared, energy_source=source, currency=(currencies or [RunConfig().currency])[0],
+        predicted_hours=guessed if "hours" in shared else (),
+    )  # fmt: skip
+
+
+def _thinned(label: str, kind: Any, unit: str, curve: Curve, axes: dict[AxisName, list[float]]) -> LossCurve:
+    kept = extremes(curve.losses, MOST)
+    return LossCurve(
+        label=label, kind=kind, unit=unit, losses=tuple(curve.losses[i] for i in kept),
+        axes={name: tuple(values[i] for i in kept) for name, values in axes.items()},
+    )  # fmt: skip
+
+
+def _axes(subject: Subject, curve: Curve, meter: EnergyMeter | None) -> dict[AxisName, list[float]]:
+    found: dict[AxisName, list[float]] = {"step": [float(step) for step in curve.steps]}
+    if subject.tokens_per_step:
+        found["tokens"] = [float(step * subject.tokens_per_step) for step in curve.steps]
+    seconds_s = _seconds(subject, curve)
+    if not seconds_s:
+        return found
+    found["hours"] = [seconds / 3600 for seconds in seconds_s]
+    drawn = power(subject.gpu, subject.mfu) if subject.gpu else None
+    config, rent = subject.config or RunConfig(), subject.rent_per_hour
+    rent = config.price_per_hour if rent is None else rent
+    if meter is not None or drawn is not None:
+        found["kwh"] = [
+            (meter.until_j(seconds) if meter else drawn.expected_w * seconds if drawn else 0.0) / JOULES_PER_KWH
+            for seconds in seconds_s
+        ]
+        found["cost"] = [kwh * config.price_per_kwh for kwh in found["kwh"]]
+    if rent:  # who rents pays no electricity
+        found["cost"] = [hours * rent for hours in found["hours"]]
+    return {name: values for name, values in found.items() if _rises(values)}
+
+
+def _seconds(subject: Subject, curve: Curve) -> tuple[float, ...]:
+    """As measured; else the steps times the step that is known or predicted."""
+    if curve.seconds_s or subject.step_s is None:
+        return curve.seconds_s
+    return tuple(step * subject.step_s.expected_s for step in curve.steps)
+
+
+def _rises(values: list[float]) -> bool:
+    """Whether it is an axis at all: nowhere backwards, and not all the same where there are several."""
+    return all(a <= b for a, b in pairwise(values)) and (len(values) < 2 or values[-1] > values[0])

@@ -1,0 +1,203 @@
+"""Which settings differ between subjects, in what group, and what each of them can change: speed, memory, learning.
+
+A setting is a knob, or one decision that several knobs carry out: the micro-batch and its accumulation at equal tokens
+per step, the learning rate and the end of its decay. What one side does not say is unknown, which is not a difference.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from foretrain.base.records import Record
+from foretrain.comparison.subject import Subject
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import KNOBS
+from foretrain.data.dataset import BUILT_IN
+from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.memory import StepName
+from foretrain.predict.plan import choose_dtype
+
+Group = Literal["model", "data", "optimizer", "execution"]
+Effect = Literal["speed", "memory", "learning"]
+GROUPS: tuple[Group, ...] = ("model", "data", "optimizer", "execution")
+ALL: tuple[Effect, ...] = ("speed", "memory", "learning")
+COST: tuple[Effect, ...] = ("speed", "memory")
+
+_GROUP_OF_KNOBS: dict[str, Group] = {
+    "model": "model", "data": "data", "batch": "execution", "optimizer": "optimizer", "evaluation": "execution",
+    "system": "execution",
+}  # fmt: skip
+_EFFECTS_OF_GROUP: dict[str, tuple[Effect, ...]] = {
+    "model": ALL, "data": ("learning",), "batch": COST, "optimizer": ("learning",), "evaluation": (), "system": ALL,
+}  # fmt: skip
+# Where a knob does not change what its group changes. seed: another draw of the same noise.
+_EFFECTS: dict[str, tuple[Effect, ...]] = {
+    "init_from": ("learning",), "init_optimizer": ("learning",), "seed": (), "max_iters": (), "optimizer": ALL,
+    "optimizer_offload": COST, "eval_batch_size": ("memory",), "eval_block_size": ("memory", "learning"),
+    "cpu_threads": ("speed",), "allocator_settings": COST, "memory_limit": ("memory",), "compile": COST,
+    "compile_mode": COST, "compile_blocks": COST, "auto_chunker": COST, "attention": COST,
+}  # fmt: skip
+_OTHERS: dict[str, tuple[Group, tuple[Effect, ...]]] = {
+    "parameters": ("model", ALL), "tokens_per_step": ("optimizer", ("speed", "learning")),
+    "batch_size x accumulation": ("execution", COST), "gpu": ("execution", COST), "program": ("execution", COST),
+    "dataset contents": ("data", ("learning",)),
+}  # fmt: skip
+# Stand for others, name files, or say nothing about training.
+_LEFT_OUT = {
+    "device", "dataset_tokens", "total_batch_size", "auto_batch_size", "batch_size", "gradient_accumulation_steps",
+    "eval_only", "torch_version",
+}  # fmt: skip
+BATCH, RATE, CONTENTS = "batch_size x accumulation", "learning_rate", "dataset contents"
+# A knob that another one makes idle is no difference.
+_IDLE: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "muon_learning_rate": lambda s: s.get("optimizer") != "muon",
+    "muon_momentum": lambda s: s.get("optimizer") != "muon",
+    "cooldown": lambda s: s.get("lr_schedule") != "linear",
+    "warmup_iters": lambda s: s.get("decay_lr") is False,
+    "lr_decay_iters": lambda s: s.get("decay_lr") is False,
+    "min_lr": lambda s: s.get("decay_lr") is False,
+    "checkpointed_blocks": lambda s: s.get("activation_checkpointing") is False,
+    "compile_mode": lambda s: s.get("compile") is False,
+    "compile_blocks": lambda s: s.get("compile") is False,
+    "auto_chunker": lambda s: s.get("compile") is False,
+    "cpu_threads": lambda s: bool(s.get("gpu")) and s.get("gpu_kind") != "cpu",
+}
+
+
+class Setting(Record):
+    """One setting; `values` are in the order of the subjects, None where a subject does not say."""
+
+    name: str
+    group: Group
+    values: tuple[Any, ...]
+    affects: tuple[Effect, ...]
+
+    @property
+    def known(self) -> list[Any]:
+        return [value for value in self.values if value is not None]
+
+    @property
+    def matters(self) -> bool:
+        """Whether it can change speed, memory or learning at all."""
+        return bool(self.affects)
+
+    @property
+    def differs(self) -> bool:
+        return any(value != self.known[0] for value in self.known)
+
+    def differs_between(self, one: int, other: int) -> bool:
+        a, b = self.values[one], self.values[other]
+        return a is not None and b is not None and a != b
+
+    def unknown_between(self, one: int, other: int) -> bool:
+        """Whether one of the two does not say it and the other does."""
+        return (self.values[one] is None) != (self.values[other] is None)
+
+
+def is_compared(name: str) -> bool:
+    """Whether this is an option that says something of the training: not where its files go, nor what a kWh costs."""
+    knob = KNOBS.get(name)
+    return knob is not None and not knob.inert and name not in _LEFT_OUT and knob.group in _GROUP_OF_KNOBS
+
+
+def of_config(config: RunConfig, gpu: Gpu | None, step: StepName) -> dict[str, Any]:
+    """What a config settles. Automatic choices are those that the card decides, where it is known."""
+    known: dict[str, Any] = {
+        name: getattr(config, name) for name in KNOBS if is_compared(name)
+    }  # fmt: skip
+    if config.dtype == "auto":
+        known["dtype"] = choose_dtype(config, gpu)[0] if gpu else None
+    if config.attention == "auto":  # on a CPU a measurement decides
+        known["attention"] = "sdpa" if gpu and gpu.kind == "cuda" else None
+    if config.dataset != BUILT_IN:  # its own files say how it was cut, not this knob
+        known["tokenizer"] = None
+    known["batch_size"] = config.batch_size
+    known["gradient_accumulation_steps"] = config.gradient_accumulation_steps
+    known["tokens_per_step"] = config.tokens_per_step
+    known["eval_sequences"] = config.eval_rows
+    known["eval_iters"] = None
+    known["program"] = step
+    return {name: value for name, value in (known | of_gpu(gpu)).items() if value is not None}
+
+
+def of_gpu(gpu: Gpu | None) -> dict[str, Any]:
+    """The card as a setting."""
+    return {"gpu": gpu.name, "gpu_kind": gpu.kind} if gpu else {}
+
+
+def between(subjects: Sequence[Subject]) -> tuple[Setting, ...]:
+    """Every setting that differs, or that some of the subjects say and others do not; groups in their order."""
+    sides = [_decisions(subject.settings) for subject in subjects]
+    _join_rates(sides)
+    idle = {name for name, is_idle in _IDLE.items() for subject in subjects if is_idle(subject.settings)}
+    if any(side.get(CONTENTS) is None for side in sides):  # most sources cannot tell, and their name is compared
+        idle.add(CONTENTS)
+    names = dict.fromkeys(name for side in sides for name in side if name not in idle)
+    found = []
+    for name in names:
+        values = tuple(side.get(name) for side in sides)
+        group, affects = _kind(name)
+        setting = Setting(name=name, group=group, values=values, affects=affects)
+        if setting.differs or None in values:
+            found.append(setting)
+    return tuple(sorted(found, key=lambda setting: GROUPS.index(setting.group)))
+
+
+def _kind(name: str) -> tuple[Group, tuple[Effect, ...]]:
+    if name in _OTHERS:
+        return _OTHERS[name]
+    group = KNOBS[name].group
+    return _GROUP_OF_KNOBS[group], _EFFECTS.get(name, _EFFECTS_OF_GROUP[group])
+
+
+def _decisions(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What is compared of the settings; the split of a step as one decision."""
+    found = {name: value for name, value in settings.items() if is_compared(name)}
+    found |= {name: settings[name] for name in _OTHERS if settings.get(name) is not None}
+    micro, accumulation = settings.get("batch_size"), settings.get("gradient_accumulation_steps")
+    if micro is not None:
+        found[BATCH] = (micro, accumulation)
+    return found
+
+
+def _join_rates(sides: list[dict[str, Any]]) -> None:
+    """The end of the decay belongs to the learning rate where that differs, and is a setting of its own elsewhere.
+
+    Of the split, only the micro-batch counts: its accumulation follows from the tokens of a step.
+    """
+    rates = {side[RATE] for side in sides if RATE in side}
+    if len(rates) > 1:
+        for side in sides:
+            if RATE in side and "min_lr" in side:
+                side[RATE] = (side[RATE], side.pop("min_lr"))
+            elif RATE in side:
+                side[RATE] = (side[RATE], None)
+            side.pop("min_lr", None)
+    micros = {side[BATCH][0] for side in sides if BATCH in side}
+    if len(micros) == 1:
+        for side in sides:
+            if BATCH in side:
+                side[BATCH] = (next(iter(micros)), None)
+
+
+def differing(settings: Iterable[Setting], one: int, other: int, effect: Effect | None = None) -> tuple[Setting, ...]:
+    """The settings that differ between two subjects, with this effect."""
+    return tuple(
+        s for s in settings if s.differs_between(one, other) and (effect is None or effect in s.affects)
+    )  # fmt: skip
+
+
+def changes(setting: Setting, config: RunConfig, value: Any) -> dict[str, Any] | None:
+    """The knobs that bring this setting to `value` in a config; None where no knob of it can."""
+    if setting.name == RATE and isinstance(value, tuple | list):
+        rate, end = value
+        return {"learning_rate": rate} | ({"min_lr": end} if end is not None else {})
+    if setting.name == BATCH:
+        micro = value[0]
+        steps, rest = divmod(config.tokens_per_step, micro * config.block_size)
+        return {"batch_size": micro, "gradient_accumulation_steps": steps} if steps and not rest else None
+    if setting.name == "tokens_per_step":
+        steps, rest = divmod(value, config.batch_size * config.block_size)
+        return {"gradient_accumulation_steps": steps} if steps and not rest else None
+    if setting.name == "eval_sequences":
+        return {"eval_sequences": value}
+    return {setting.name: value} if setting.name in KNOBS else None

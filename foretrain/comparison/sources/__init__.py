@@ -1,0 +1,76 @@
+"""Sources of a comparison: whatever a run can be read from, as a `Subject`.
+
+A further kind is one file and one line here. A loader says whether a path is its own, by the path and the first bytes,
+and loads it. The first that claims it wins.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from foretrain.base.errors import UserError
+from foretrain.base.safe_read import head
+from foretrain.comparison.sources import configs, logs, plans, runs, tables, watched
+from foretrain.comparison.sources.given import OWN_KEYS, Given, take_apart
+from foretrain.comparison.subject import Subject
+from foretrain.hardware.catalogue import Gpu
+
+
+class Loader(NamedTuple):
+    """One kind of source. `load` raises UserError for what is damaged. `takes`: keys that may stand behind a +."""
+
+    id: str
+    claims: Callable[[Path, bytes], bool]
+    load: Callable[[Given], Subject]
+    takes: tuple[str, ...]
+
+
+LOADERS = (
+    Loader("watched", watched.claims, watched.load, ("gpu", "used_by_others", "tokens_per_step", "bytes_per_token")),
+    Loader("run", runs.claims, runs.load, ("used_by_others", "bytes_per_token")),
+    Loader("config", configs.claims, configs.load, ("gpu", "used_by_others", "bytes_per_token")),
+    Loader("plan", plans.claims, plans.load, ("bytes_per_token",)),
+    Loader("table", tables.claims, tables.load, OWN_KEYS),
+    Loader("log", logs.claims, logs.load, ("gpu", "used_by_others", "tokens_per_step", "bytes_per_token")),
+)
+
+
+def load(given: Given) -> Subject:
+    """The subject. Raises UserError with one sentence for what cannot be read."""
+    path = Path(given.path)
+    first = head(path, 4096)
+    loader = next(loader for loader in LOADERS if loader.claims(path, first))
+    for key in given.own:
+        if key not in loader.takes:
+            raise UserError("usage.source_key_unused", path=given.path, key=key, takes=list(loader.takes))
+    if given.tables and loader.id != "table":
+        raise UserError("usage.source_table_unused", path=given.path, table=str(given.tables[0]))
+    return loader.load(given)
+
+
+def subjects_of(
+    words: Sequence[str],
+    tell: Callable[[tuple[UserError, ...]], None] = lambda notes: None,
+    *,
+    gpu: Gpu | None = None,
+    used_by_others_bytes: int = 0,
+    columns: Mapping[str, str] | None = None,
+) -> list[Subject]:
+    """The subjects of sources as a user names them, in that order; the rest as in `Given`.
+
+    `tell` hears what was skipped in a config, as soon as its source is read. Raises UserError, where there is but one
+    source too.
+    """
+    given = [
+        replace(take_apart(word), gpu=gpu, used_by_others_bytes=used_by_others_bytes, columns=columns or {})
+        for word in words
+    ]
+    if len(given) == 1:
+        raise UserError("usage.compare_one", path=given[0].path)
+    subjects = []
+    for one in given:
+        subjects.append(load(one))
+        if one.resolved:
+            tell(one.resolved.notes)
+    return subjects

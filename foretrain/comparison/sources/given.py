@@ -1,0 +1,120 @@
+"""What the user typed about one source: `[NAME=]PATH[+CONFIG][+KEY=VALUE]…`, taken apart."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from foretrain.base.errors import UserError
+from foretrain.config.presets import preset_named
+from foretrain.config.resolve import ResolvedConfig, resolve
+from foretrain.hardware.catalogue import Gpu, find, stated_bytes
+
+_NAMED = re.compile(r"([^=+/\\]{1,40})=(.+)", re.DOTALL)
+_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
+OWN_KEYS = ("gpu", "used_by_others", "bytes_per_token", "tokens_per_step", "run")
+_OLD_KEYS = {"others": "used_by_others"}  # still understood
+
+
+@dataclass(frozen=True)
+class Given:
+    """One source. `words`: its config as in `plan`; `own`: keys of this command; `tables`: further exports of it.
+
+    `gpu`, `used_by_others_bytes`: for all sources, from the command line; `columns`: role -> column.
+    """
+
+    path: str
+    label: str = ""
+    words: tuple[str, ...] = ()
+    own: Mapping[str, str] = field(default_factory=dict)
+    tables: tuple[Path, ...] = ()
+    gpu: Gpu | None = None
+    used_by_others_bytes: int = 0
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What it is called where the user gave no name."""
+        return self.label or (Path(self.path).resolve().name if Path(self.path).is_dir() else Path(self.path).stem)
+
+    @cached_property
+    def resolved(self) -> ResolvedConfig | None:
+        """The config that belongs to it; None where none was given. Raises ConfigError."""
+        return resolve(self.words) if self.words else None
+
+    @property
+    def card(self) -> Gpu | None:
+        """Its own card, else the one of --gpu. Raises UserError."""
+        return card(self.own["gpu"]) if "gpu" in self.own else self.gpu
+
+    @property
+    def held_bytes(self) -> int:
+        """What others hold on its card. Raises UserError."""
+        if "used_by_others" not in self.own:
+            return self.used_by_others_bytes
+        return stated_bytes(self.own["used_by_others"], "used_by_others")
+
+    def number(self, key: str, least: float, most: float) -> float | None:
+        """The number under a key of `own`. Raises UserError for what is none."""
+        if key not in self.own:
+            return None
+        try:
+            value = float(self.own[key].replace("_", "").replace(",", ""))
+        except ValueError:
+            value = -1.0
+        if not least <= value <= most:
+            raise UserError("usage.source_number", key=key, value=self.own[key][:40], least=least, most=most)
+        return value
+
+
+def card(name: str) -> Gpu:
+    """A card of the catalogue, or this machine's CPU."""
+    if name.lower() == "cpu":
+        from foretrain.hardware.cpu import cpu_device
+
+        return cpu_device()
+    return find(name)
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # a name too long, or with a NUL
+        return False
+
+
+def take_apart(word: str) -> Given:
+    """The parts of a source. A path that is there is taken as it is, whatever signs it has. Raises UserError."""
+    label, rest = "", word
+    if not _exists(word):
+        named = _NAMED.fullmatch(word)
+        if named and named[1].strip() and not named[1].lstrip().startswith("-"):
+            label, rest = named[1].strip(), named[2]
+    parts = rest.split("+")
+    for count in range(len(parts), 0, -1):
+        path = "+".join(parts[:count])
+        if _exists(path) or preset_named(path):
+            return _with_extras(word, path, label, parts[count:])
+    path = parts[0]
+    if Path(path).suffix in (".toml", ".py"):
+        return _with_extras(word, path, label, parts[1:])  # the config reader says best what is wrong
+    raise UserError("data.no_source", path=path[:200])
+
+
+def _with_extras(word: str, path: str, label: str, extras: list[str]) -> Given:
+    words, own, tables = [], {}, []
+    for extra in extras:
+        key, equals, value = extra.partition("=")
+        name = _OLD_KEYS.get(key.lstrip("-"), key.lstrip("-"))
+        if equals and name in OWN_KEYS:
+            own[name] = value
+        elif equals:
+            words.append(f"--{key.lstrip('-')}={value}")
+        elif Path(extra).suffix in _TABLES:
+            tables.append(Path(extra))
+        elif extra:
+            words.append(extra)
+        else:
+            raise UserError("usage.source_empty_part", word=word[:200])
+    return Given(path=path, label=label, words=tuple(words), own=own, tables=tuple(tables))

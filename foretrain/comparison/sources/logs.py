@@ -1,0 +1,116 @@
+"""A log of nanoGPT, nanochat, build-nanogpt or llm.c as a subject: speed and losses measured; with its config also
+memory, as planned."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from foretrain.analysis.log_analysis import log_interval, tokens_of_step
+from foretrain.analysis.log_checks import findings
+from foretrain.analysis.log_config import config_of, printed
+from foretrain.analysis.log_steady import steady
+from foretrain.base.errors import UserError
+from foretrain.comparison import settings
+from foretrain.comparison.sources.given import Given, card
+from foretrain.comparison.sources.predicted import bytes_per_token, here, with_forecast
+from foretrain.comparison.sources.runs import since_start
+from foretrain.comparison.subject import Curve, Subject, curve, exact
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Gpu
+from foretrain.monitoring.training_log import TrainingLog, read_log
+from foretrain.predict.plan import Note
+
+
+def claims(path: Path, head: bytes) -> bool:
+    """Whatever else it could be: the reader says what it is not."""
+    return True
+
+
+def load(given: Given) -> Subject:
+    """The log. Raises UserError for what is none."""
+    log = read_log(Path(given.path))
+    own = log if log.format != "nanochat" else None
+    return of_log(given, log, config_of(given.resolved, own, here) if own else None)
+
+
+def of_log(given: Given, log: TrainingLog, config: RunConfig | None, seen: Gpu | None = None) -> Subject:
+    """A log that is read, with its config where that is known. `seen`: the card, where somebody saw it at work."""
+    pace = steady(log, config)
+    tokens, _ = tokens_of_step(log, config)
+    gpu = given.card or seen or _named(log)
+    train, val = _curves(log, pace.median_s)
+    stated = given.number("tokens_per_step", 1, 10**13)
+    subject = Subject(
+        label=given.name, path=given.path, kind="log", settings=_settings(log, gpu, config), gpu=gpu,
+        tokens_per_step=int(stated) if stated else tokens, bytes_per_token=bytes_per_token(given, config),
+        step_times_s=tuple(log.steps.time_s[i] for i in pace.indices),
+        steps_since_start=since_start(log, pace.indices), step_s=exact(pace.median_s),
+        step_source="measured (log)", used_by_others_bytes=given.held_bytes, train=train, val=val,
+        val_unit="bits a byte" if log.format == "nanochat" else "nats a token",
+        wall_s=train.seconds_s[-1] if train.seconds_s else None,
+        printed_mfu=next((m for m in reversed(log.steps.logged_mfu) if math.isfinite(m)), None), notes=_notes(log),
+    )  # fmt: skip
+    if config is None:
+        return subject
+    subject = with_forecast(subject, config, gpu, "nanogpt")
+    return replace(subject, notes=subject.notes + _doubts(log, subject, pace.median_s))
+
+
+def _named(log: TrainingLog) -> Gpu | None:
+    """The card that the log names, if it is in the catalogue."""
+    try:
+        return card(log.header.gpu_name) if log.header.gpu_name else None
+    except UserError:
+        return None
+
+
+def _settings(log: TrainingLog, gpu: Gpu | None, config: RunConfig | None) -> dict[str, Any]:
+    """What the log itself says: its options, where no config has them in it already, tokens of a step, vocabulary."""
+    found: dict[str, Any] = {"program": "nanogpt" if log.format == "nanogpt" else log.format}
+    if config is None:
+        found |= printed(log)
+    if log.header.tokens_per_step:
+        found["tokens_per_step"] = log.header.tokens_per_step
+    if log.header.vocab_size:
+        found["vocab_size"] = log.header.vocab_size
+    return found | settings.of_gpu(gpu)
+
+
+def _curves(log: TrainingLog, steady_s: float) -> tuple[Curve, Curve]:
+    """(training, validation) with the time since the start; steps that were not printed took the steady time."""
+    interval, elapsed_s = log_interval(log), 0.0
+    training: list[tuple[int, float, float | None]] = []
+    for segment in log.steps.segments():
+        last = None
+        for i in segment:
+            number, time_s = log.steps.number[i], log.steps.time_s[i]
+            unprinted = (number - last if last is not None else min(interval, number + 1)) - 1
+            elapsed_s += unprinted * steady_s + (time_s if math.isfinite(time_s) else steady_s)
+            training.append((number, log.steps.loss[i], elapsed_s))
+            last = number
+    numbers = [number for number, _, _ in training]
+    evaluations: list[tuple[int, float, float | None]] = []
+    at = 0
+    for evaluation in log.evaluations:
+        while at + 1 < len(numbers) and numbers[at] < evaluation.step:
+            at += 1
+        near_s = (training[at][2] or 0.0) + (evaluation.step - numbers[at]) * steady_s
+        loss = evaluation.val_loss if evaluation.val_loss is not None else math.nan
+        evaluations.append((evaluation.step, loss, max(0.0, near_s)))
+    return curve(training), curve(evaluations)
+
+
+def _notes(log: TrainingLog) -> tuple[Note, ...]:
+    lost = sum(not math.isfinite(loss) for loss in log.steps.loss)
+    if not lost:
+        return ()
+    first = next(log.steps.number[i] for i, loss in enumerate(log.steps.loss) if not math.isfinite(loss))
+    return (Note(id="not_finite", values={"count": lost, "first": first}),)
+
+
+def _doubts(log: TrainingLog, subject: Subject, steady_s: float) -> tuple[Note, ...]:
+    """Said loudly where the config is not this log's."""
+    found = findings(log, subject.config, subject.config, subject.used, steady_s, log_interval(log))
+    doubtful = [finding for finding in found if finding.tone == "bad"]
+    return (Note(id="other_config", values={"count": len(doubtful)}),) if doubtful else ()

@@ -1,0 +1,122 @@
+"""A run directory of foretrain's as a subject: everything in it was measured."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from foretrain.analysis.log_steady import log_of, steady
+from foretrain.analysis.measured_step import measured, pace_of_lines, starts_of, step_lines
+from foretrain.analysis.run_pace import logged_steps, much_is_lost
+from foretrain.base.errors import UserError
+from foretrain.comparison import settings
+from foretrain.comparison.sources.given import Given
+from foretrain.comparison.sources.predicted import bytes_per_token
+from foretrain.comparison.subject import Memory, Subject, curve, exact
+from foretrain.data.dataset import BUILT_IN
+from foretrain.monitoring.training_log import TrainingLog
+from foretrain.predict.plan import Note
+from foretrain.training.store import RunDirectory, RunRecord
+
+
+def claims(path: Path, head: bytes) -> bool:
+    """A directory, or the record in it."""
+    return path.is_dir() or (path.name == "run.json" and b"foretrain.training/" in head)
+
+
+def load(given: Given) -> Subject:
+    """The run. Raises UserError where there is none, or its record is damaged."""
+    path = Path(given.path)
+    if given.words:
+        raise UserError("usage.source_has_config", path=given.path)
+    return of(given, RunDirectory(path if path.is_dir() else path.parent))
+
+
+def of(given: Given, directory: RunDirectory) -> Subject:
+    """The run in this directory. Raises UserError as `load`."""
+    record = directory.read_record()
+    lines = directory.read_lines("metrics")
+    times, since = _steady(step_lines(lines), record)
+    config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
+    known = settings.of_config(config, record.gpu, "foretrain") | _data(record)
+    if not times and record.step_s:
+        times, since = (record.step_s,), ()
+    byte_share = bytes_per_token(given, config, record.dataset.tokenizer or "")
+    middle = median(times) if times else None
+    subject = Subject(
+        label=given.name, path=given.path, kind="run", settings=known, config=config, gpu=record.gpu, step="foretrain",
+        tokens_per_step=config.tokens_per_step, bytes_per_token=byte_share, step_times_s=times,
+        steps_since_start=since, used_by_others_bytes=given.held_bytes,
+        memory=_memory(record), wall_s=record.wall_s or None,
+        notes=_notes(record, lines), train=_curve(lines, "step", "loss"), val=_curve(lines, "evaluation", "val_loss"),
+    )  # fmt: skip
+    return subject.with_speed(exact(middle), "measured") if middle else replace(subject, mfu=record.mfu)
+
+
+def steady_times(numbers: list[int], times_s: list[float]) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """(the steady ones of these step times, which step since its start each was): without warm-up, slow-downs and
+    spikes, as `explain` counts them."""
+    times = [time_s if 0 < time_s < 1e9 else math.nan for time_s in times_s]
+    if not any(math.isfinite(time_s) for time_s in times):
+        return (), ()
+    starts = [i for i, number in enumerate(numbers) if i == 0 or number <= numbers[i - 1]]
+    log = log_of(numbers, times, starts)
+    kept = steady(log, None).indices
+    return tuple(times[i] for i in kept), since_start(log, kept)
+
+
+def since_start(log: TrainingLog, indices: Sequence[int]) -> tuple[int, ...]:
+    """How many steps after the first one of its segment each of these was."""
+    firsts = {i: log.steps.number[segment[0]] for segment in log.steps.segments() for i in segment}
+    return tuple(log.steps.number[i] - firsts[i] for i in indices)
+
+
+def _steady(lines: list[dict[str, Any]], record: RunRecord) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """(the steady step times, which step since its start each was), as every command counts them."""
+    if not lines:
+        return (), ()
+    starts = starts_of(lines, record.resumed_from)
+    kept = pace_of_lines(lines, starts).indices
+    log = log_of([line["step"] for line in lines], [float(line["step_s"]) for line in lines], starts)
+    return tuple(log.steps.time_s[i] for i in kept), since_start(log, kept)
+
+
+def _curve(lines: list[dict[str, Any]], kind: str, key: str) -> Any:
+    """Losses of one kind of line; an evaluation has no time of its own and takes that of the step before it."""
+    points: list[tuple[int, float, float | None]] = []
+    elapsed_s = 0.0
+    for line in lines:
+        elapsed_s = float(line.get("elapsed_s", elapsed_s))
+        if line["kind"] == kind:
+            points.append((line["step"], float(line[key]), elapsed_s))
+    return curve(points)
+
+
+def _data(record: RunRecord) -> dict[str, Any]:
+    """What was trained on."""
+    info = record.dataset
+    found = {settings.CONTENTS: info.fingerprint[:8]} if info.fingerprint else {}
+    return found | ({"tokenizer": info.tokenizer} if info.tokenizer and record.config.dataset != BUILT_IN else {})
+
+
+def _memory(record: RunRecord) -> Memory | None:
+    """The highest moment: what the allocator reserved on a card, the process on a CPU."""
+    highest = record.highest_bytes
+    if highest is None:
+        return None
+    what = "reserved" if record.gpu.kind == "cuda" else "process"
+    return Memory(low_bytes=highest, expected_bytes=highest, high_bytes=highest, source="measured", what=what)
+
+
+def _notes(record: RunRecord, lines: list[dict[str, Any]]) -> tuple[Note, ...]:
+    notes = []
+    if record.status != "finished":
+        notes.append(Note(id="unfinished", values={"status": record.status, "steps": record.steps_done}))
+    changed = found.note if (found := measured(lines, record.resumed_from)) else None
+    notes += [changed] if changed else []
+    there, expected = logged_steps(record, lines)
+    if much_is_lost(there, expected):
+        notes.append(Note(id="steps_lost", values={"there": there, "expected": expected}))
+    return tuple(notes)

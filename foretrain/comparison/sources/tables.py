@@ -1,0 +1,156 @@
+"""A tracker's export as a subject: losses, and speed where a column or the time stamps tell it."""
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from foretrain.base.errors import UserError
+from foretrain.comparison import settings
+from foretrain.comparison.sources.given import Given
+from foretrain.comparison.sources.predicted import bytes_per_token, with_forecast, with_vocabulary
+from foretrain.comparison.sources.runs import steady_times
+from foretrain.comparison.sources.table_file import Table, Value, read_table
+from foretrain.comparison.subject import Curve, Subject, curve, exact
+from foretrain.predict.plan import Note
+
+# Role -> names of columns, the surest first. A time is taken only where its unit is known.
+NAMES: dict[str, tuple[str, ...]] = {
+    "step": ("_step", "step", "Step", "iter", "iteration", "global_step", "train/global_step", "trainer/global_step"),
+    "train_loss": ("train/loss", "train_loss", "loss", "loss/train", "training_loss", "train/train_loss"),
+    "val_loss": (
+        "val/loss", "val_loss", "eval/loss", "eval_loss", "valid/loss", "valid_loss", "validation_loss",
+        "validation/loss", "loss/val",
+    ),
+    "val_bpb": ("val/bpb", "val_bpb"),
+    "step_s": ("step_s", "step_time_s", "train/dt", "train/step_time_s", "iter_time"),
+    "step_ms": ("step_ms", "dt_ms", "step_time_ms", "time_ms", "iter_time_ms"),
+    "tokens": ("tokens", "train/tokens", "total_tokens", "num_input_tokens_seen", "train/num_input_tokens_seen"),
+    "tokens_per_s": (
+        "tokens_per_s", "tokens_per_sec", "tok_per_sec", "train/tok_per_sec", "tokens_per_second",
+        "train/tokens_per_second", "train/tokens_per_sec", "throughput/tokens_per_sec",
+    ),
+    "seconds": ("_runtime", "total_training_time", "elapsed_s", "Relative Time (Process)"),
+    "timestamp": ("_timestamp", "timestamp", "Wall time"),
+}  # fmt: skip
+LOSSES = ("train_loss", "val_loss", "val_bpb")
+
+
+def claims(path: Path, head: bytes) -> bool:
+    """By its name, or JSON that is not foretrain's own."""
+    return path.suffix in (".csv", ".tsv", ".json", ".jsonl", ".ndjson") or head.lstrip()[:2] in (b'{"', b"[{", b"[[")
+
+
+def load(given: Given) -> Subject:
+    """The table, or several of one run (TensorBoard downloads each curve by itself). Raises UserError."""
+    roles: dict[str, dict[int, float]] = {}
+    for path in (Path(given.path), *given.tables):
+        table = read_table(path, given.own.get("run"))
+        for role, values in _by_step(table, path, given.columns).items():
+            roles.setdefault(role, {}).update(values)
+    if not any(roles.get(role) for role in LOSSES):
+        raise UserError("data.table_no_losses", path=given.path)
+    return _subject(given, roles)
+
+
+def _by_step(table: Table, path: Path, chosen: Mapping[str, str]) -> dict[str, dict[int, float]]:
+    """{role: {step: value}}; a role's column is the one that the user named, else the first of NAMES that is there."""
+    columns = {role: name for role in NAMES if (name := _column(role, table, chosen))}
+    if "Value" in table.columns and not any(role in columns for role in LOSSES):
+        role = _role_of_file(path)
+        columns |= {role: "Value"} if role else {}
+    if "step" not in columns or not any(role in columns for role in (*LOSSES, "step_s", "step_ms", "tokens_per_s")):
+        lacks = "step" if "step" not in columns else "loss"
+        raise UserError("data.table_no_column", path=str(path), lacks=lacks, columns=list(table.columns)[:12])
+    steps = table.columns[columns["step"]]
+    return {role: _values(steps, table.columns[name]) for role, name in columns.items() if role != "step"}
+
+
+def _column(role: str, table: Table, chosen: Mapping[str, str]) -> str | None:
+    if role in chosen and chosen[role] in table.columns:
+        return chosen[role]
+    return next((name for name in NAMES[role] if name in table.columns), None)
+
+
+def _role_of_file(path: Path) -> str | None:
+    """TensorBoard names a download by run and tag: run-NAME-tag-train_loss.csv."""
+    name = path.stem.lower()
+    tag = name.rpartition("tag-")[2]
+    if "loss" not in tag:
+        return None
+    return "val_loss" if any(word in tag for word in ("val", "eval", "test")) else "train_loss"
+
+
+def _values(steps: list[Value], values: list[Value]) -> dict[int, float]:
+    """{step: value}; of a step that comes again the last value counts."""
+    pairs = zip(steps, values, strict=True)
+    return {int(step): value for step, value in pairs if step is not None and 0 <= step < 1e15 and value is not None}
+
+
+def _subject(given: Given, roles: dict[str, dict[int, float]]) -> Subject:
+    seconds = _seconds(roles)
+    tokens, stated = _tokens_per_step(roles), given.number("tokens_per_step", 1, 10**13)
+    times, since = _times(roles, seconds)
+    bpb = not roles.get("val_loss") and bool(roles.get("val_bpb"))
+    resolved = given.resolved
+    config = with_vocabulary(resolved, None) if resolved else None
+    per_step = int(stated) if stated else tokens
+    known: dict[str, Any] = {"tokens_per_step": per_step} if per_step else {}
+    gpu = given.card
+    subject = Subject(
+        label=given.name, path=given.path, kind="table", settings=known | settings.of_gpu(gpu), gpu=gpu,
+        tokens_per_step=per_step, bytes_per_token=bytes_per_token(given, config), step_times_s=times,
+        steps_since_start=since, step_s=exact(median(times)) if times else None,
+        step_source="measured" if times else None, used_by_others_bytes=given.held_bytes,
+        train=_curve(roles.get("train_loss", {}), seconds),
+        val=_curve(roles.get("val_bpb" if bpb else "val_loss", {}), seconds),
+        val_unit="bits a byte" if bpb else "nats a token", notes=_notes(roles),
+        wall_s=max(seconds.values(), default=None),
+    )  # fmt: skip
+    return with_forecast(subject, config, gpu, resolved.step) if config and resolved else subject
+
+
+def _seconds(roles: dict[str, dict[int, float]]) -> dict[int, float]:
+    """Since the first record; MLflow counts milliseconds."""
+    if roles.get("seconds"):
+        return roles["seconds"]
+    stamps = {step: s for step, s in roles.get("timestamp", {}).items() if math.isfinite(s)}
+    if not stamps:
+        return {}
+    first = min(stamps.values())
+    unit = 1e-3 if first > 1e11 else 1.0
+    return {step: (stamp - first) * unit for step, stamp in stamps.items()}
+
+
+def _tokens_per_step(roles: dict[str, dict[int, float]]) -> int | None:
+    """From a column of tokens seen so far."""
+    seen = sorted(roles.get("tokens", {}).items())
+    steps = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(seen) if b[0] > a[0]]
+    middle = median(steps) if steps else 0.0
+    return round(middle) if 1 <= middle < 1e13 else None
+
+
+def _times(roles: dict[str, dict[int, float]], seconds: dict[int, float]) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Steady step times, and how many steps after the first each was: as logged, else from tokens a second, else from
+    the time stamps of neighbouring records."""
+    column = roles.get("step_s") or {step: ms / 1e3 for step, ms in roles.get("step_ms", {}).items()}
+    tokens = _tokens_per_step(roles)
+    if not column and tokens and roles.get("tokens_per_s"):
+        column = {step: tokens / rate for step, rate in roles["tokens_per_s"].items() if rate > 0}
+    if not column:
+        marks = sorted(seconds.items())
+        column = {b[0]: (b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(marks)}
+    numbers = sorted(column)
+    times = [column[number] for number in numbers]
+    return steady_times(numbers, times)
+
+
+def _curve(losses: dict[int, float], seconds: dict[int, float]) -> Curve:
+    return curve([(step, losses[step], seconds.get(step)) for step in sorted(losses)])
+
+
+def _notes(roles: dict[str, dict[int, float]]) -> tuple[Note, ...]:
+    lost = [step for role in LOSSES for step, loss in roles.get(role, {}).items() if not math.isfinite(loss)]
+    return (Note(id="not_finite", values={"count": len(lost), "first": min(lost)}),) if lost else ()

@@ -1,0 +1,57 @@
+"""A run that `foretrain watch` measured from outside, as a subject: its log, and the memory that was seen."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from foretrain.analysis.log_config import config_of, of_watched
+from foretrain.base.errors import UserError
+from foretrain.comparison.sources.given import Given, card
+from foretrain.comparison.sources.logs import of_log
+from foretrain.comparison.sources.predicted import here
+from foretrain.comparison.subject import Memory, Subject
+from foretrain.hardware.catalogue import Gpu
+from foretrain.monitoring import record as watch_record
+from foretrain.monitoring.record import WatchedCard, WatchRecord
+from foretrain.monitoring.training_log import read_log
+
+
+def claims(path: Path, head: bytes) -> bool:
+    """A directory that watch made, or the record in it."""
+    return watch_record.is_watched(path) or (path.name == watch_record.RECORD and b"foretrain.watch/" in head)
+
+
+def load(given: Given) -> Subject:
+    """The watched run. Raises UserError where its record is damaged, or its output is no training log."""
+    path = Path(given.path) if Path(given.path).is_dir() else Path(given.path).parent
+    record = watch_record.read(path)
+    log = read_log(path / watch_record.LOG)
+    config = None
+    if log.format != "nanochat":
+        config = config_of(given.resolved, log, here) or of_watched(record.config, log)
+    used = max(record.cards, key=lambda one: one.ours_peak_bytes or 0, default=None)
+    subject = of_log(given, log, config, _known(used))
+    others = (
+        used.used_by_others_peak_bytes
+        if used and "used_by_others" not in given.own and not given.used_by_others_bytes
+        else None
+    )
+    return replace(
+        subject, memory=_memory(record, used) or subject.memory, wall_s=record.wall_s or subject.wall_s,
+        used_by_others_bytes=subject.used_by_others_bytes if others is None else others,
+    )  # fmt: skip
+
+
+def _known(used: WatchedCard | None) -> Gpu | None:
+    """The card that did the work, if it is in the catalogue."""
+    try:
+        return card(used.name) if used is not None and used.ours_peak_bytes else None
+    except UserError:
+        return None
+
+
+def _memory(record: WatchRecord, used: WatchedCard | None) -> Memory | None:
+    """What the processes held at most: on the card, or without one in the computer's memory."""
+    held = (used.ours_peak_bytes if used is not None else None) or record.rss_peak_bytes
+    if not held:
+        return None
+    return Memory(low_bytes=held, expected_bytes=held, high_bytes=held, source="measured", what="process")

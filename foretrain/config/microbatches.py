@@ -1,0 +1,107 @@
+"""How the sequences of an optimizer step are cut into micro-batches: divisors, batch_size = auto, total_batch_size.
+
+What is learned hangs on the sequences of a step; micro-batch and accumulation only say how it is carried out. So a cut
+is always a divisor: every sequence is in exactly one micro-batch, and all micro-batches are alike.
+"""
+
+from collections.abc import Mapping
+from math import isqrt
+from typing import Any
+
+from foretrain.base.errors import UserError
+from foretrain.config.options import RunConfig
+
+AUTO = "auto"
+BATCH, ACCUMULATION, TOTAL, SWITCH = (
+    "batch_size", "gradient_accumulation_steps", "total_batch_size", "auto_batch_size"
+)  # fmt: skip
+
+
+def sequences_of(config: RunConfig) -> int:
+    """Sequences in one optimizer step."""
+    return config.batch_size * config.gradient_accumulation_steps
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, rising."""
+    low = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return low + [number // d for d in reversed(low) if d * d != number]
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor that is not above `most` (at least 1)."""
+    return max(d for d in divisors(number) if d <= max(1, most))
+
+
+def shrunk(batch_size: int, sequences: int) -> int | None:
+    """The next smaller micro-batch to try: the largest divisor of the step's sequences up to the half; None below 1."""
+    return largest_divisor(sequences, batch_size // 2) if batch_size > 1 else None
+
+
+def cut(config: RunConfig, batch_size: int) -> RunConfig:
+    """The same training with another micro-batch: tokens of a step, and sequences of an evaluation, stay.
+
+    `batch_size` must divide the sequences of a step.
+    """
+    sequences = sequences_of(config)
+    assert sequences % batch_size == 0
+    return config.model_copy(
+        update={
+            "batch_size": batch_size, "gradient_accumulation_steps": sequences // batch_size,
+            "eval_sequences": config.eval_rows, "auto_batch_size": False,
+        }
+    )  # fmt: skip
+
+
+def says_auto(key: str, value: Any) -> bool:
+    """Whether a setting is batch_size = auto, as a TOML string, a nanoGPT string or a word of the command line."""
+    return key == BATCH and isinstance(value, str) and value.strip().lower() == AUTO
+
+
+def layer_of(source: str) -> str:
+    """What a setting came with: one file, one preset, or the command line."""
+    if source.startswith("-"):
+        return "command line"
+    path, _, line = source.rpartition(":")
+    return path if line.isdigit() else source
+
+
+def last_word(values: dict[str, Any], sources: dict[str, str], layers: Mapping[str, int]) -> None:
+    """A later layer's batch_size ends auto, its accumulation total_batch_size, its eval_iters eval_sequences.
+
+    Changes both dicts. `layers`: the number of the layer that a key was last set in.
+    """
+    for key, ended, off in ((BATCH, SWITCH, False), (ACCUMULATION, TOTAL, 0), ("eval_iters", "eval_sequences", 0)):
+        if key in layers and ended in layers and layers[key] > layers[ended]:
+            values[ended], sources[ended] = off, sources[key]
+
+
+def accumulation_for_total(
+    config: RunConfig, sources: Mapping[str, str], layers: Mapping[str, int]
+) -> tuple[dict[str, int], UserError | None]:
+    """(the knobs that follow from total_batch_size, or what is wrong with it).
+
+    Where the micro-batch is to be picked, any number of whole sequences will do, and the pair is a start for the pick.
+    """
+    total, block, source = config.total_batch_size, config.block_size, sources.get(TOTAL, "default")
+    if not total:
+        return {}, None
+    unit = block if config.auto_batch_size else block * config.batch_size
+    if total % unit:
+        nearest = [n for n in (total // unit * unit, (total // unit + 1) * unit) if n]
+        what = "block_size" if config.auto_batch_size else "batch_size x block_size"
+        return {}, UserError(
+            "config.total_indivisible", total=total, what=what, unit=unit, source=source,
+            nearest=[f"{n:,}" for n in nearest],
+        )  # fmt: skip
+    sequences = total // block
+    batch = largest_divisor(sequences, config.batch_size)
+    newest = max(layers.get(BATCH, -1), layers.get("block_size", -1))
+    meant = layers.get(ACCUMULATION) == layers.get(TOTAL) and newest <= layers.get(TOTAL, -1)
+    if meant and sequences_of(config) != sequences and not config.auto_batch_size:
+        return {}, UserError(
+            "config.total_contradicts", total=total, source=source, accumulation=config.gradient_accumulation_steps,
+            batch_size=config.batch_size, block_size=block, product=config.tokens_per_step,
+        )  # fmt: skip
+    update = {BATCH: batch, ACCUMULATION: sequences // batch}
+    return (update if batch == config.batch_size else {**update, "eval_sequences": config.eval_rows}), None

@@ -1,0 +1,39 @@
+"""Which arithmetic of matrix products a device can do: the conditions of the knob `matmul`. No torch.
+
+FP8 tensor cores came with Ada (compute capability 8.9) and Hopper; INT8 ones that torch._int_mm uses are asked for from
+Ampere on; sums in fp16 are a mode of every tensor core since Volta. A CPU has none of them but computes the same
+numbers, so that the modes can be tried there.
+"""
+
+from foretrain.base.errors import UserError
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
+
+MULTIPLE = 16  # cuBLAS's FP8 products want every side to be one of 16; INT8 would be content with 8
+LEAST_CAPABILITY: dict[MatmulMode, tuple[int, int]] = {"fp8": (8, 9), "int8": (8, 0), "fp16_accumulation": (7, 0)}
+LACKING: dict[MatmulMode, str] = {
+    "fp8": "gpu.no_fp8", "int8": "gpu.no_int8", "fp16_accumulation": "gpu.no_fp16_accumulation",
+}  # fmt: skip
+EIGHT_BITS = ("fp8", "int8")
+
+
+def check_matmul(config: RunConfig, gpu: Gpu, dtype: Dtype) -> None:
+    """Raise UserError where `matmul` asks for what the device or the sizes of the model do not allow."""
+    mode = config.matmul
+    if mode == "dtype":
+        return
+    if gpu.kind == "mps" or (gpu.kind == "cpu" and mode == "fp16_accumulation"):
+        raise UserError("gpu.no_matmul_mode", mode=mode, gpu=gpu.name)
+    if gpu.kind == "cuda" and gpu.capability < LEAST_CAPABILITY[mode]:
+        raise UserError(LACKING[mode], gpu=gpu.name, capability=gpu.compute_capability or "unknown")
+    if mode == "fp16_accumulation" and dtype != "float16":
+        raise UserError("config.fp16_accumulation_dtype", dtype=dtype)
+    if mode in EIGHT_BITS:
+        if config.n_embd % MULTIPLE:
+            raise UserError("config.matmul_width", mode=mode, n_embd=config.n_embd, multiple=MULTIPLE)
+        for tokens, what in (
+            (config.batch_size * config.block_size, "batch_size x block_size"),
+            (config.eval_batch * config.eval_block, "eval_batch_size x eval_block_size"),
+        ):
+            if tokens % MULTIPLE or tokens == MULTIPLE:  # torch._int_mm wants more than 16 rows
+                raise UserError("config.matmul_rows", mode=mode, what=what, tokens=tokens, multiple=MULTIPLE)

@@ -1,0 +1,424 @@
+"""From what the user names to a checked `RunConfig`: presets, TOML, nanoGPT files and overrides, in that order.
+
+Every value keeps its source, so that a message can say where it came from and `plan --show-config` can print it.
+"""
+
+import difflib
+import errno
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from foretrain.base import safe_read as bounded
+from foretrain.base.errors import ConfigError, UserError
+from foretrain.config import init_from, nanogpt_file
+from foretrain.config.checks import Setting, bad_value, check, odd_schedule, shown
+from foretrain.config.microbatches import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
+from foretrain.config.options import GROUPS, OWN_SIZES, OWN_WAYS, RunConfig, knobs
+from foretrain.config.presets import MODERN, MODERN_RATES, PRESET_ALIASES, PRESETS, preset_named
+
+Trainer = Literal["foretrain", "nanogpt"]
+KNOBS = {knob.name: knob for knob in knobs()}
+STDIN = "stdin"
+INERT = {name for name, knob in KNOBS.items() if knob.inert}
+ALIASES = {
+    "grad_checkpoint": "activation_checkpointing",
+    "gradient_checkpointing": "activation_checkpointing",
+    "micro_batch_size": "batch_size",
+    "accumulation": "gradient_accumulation_steps",
+}
+# nanochat's dials describe another architecture (untied head, value embeddings, rotary positions): its plan would
+# be wrong here, so they are explained instead of mapped.
+NANOCHAT = {
+    "depth", "aspect_ratio", "head_dim", "max_seq_len", "device_batch_size", "target_param_data_ratio",
+    "window_pattern",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """A checked config, the source of each value that is not a default, notes on what was skipped, files read.
+
+    `trainer`: whose step was asked for by name. `piped_nanogpt`: nanoGPT's Python came from stdin.
+    """
+
+    config: RunConfig
+    sources: dict[str, str]
+    notes: tuple[UserError, ...] = ()
+    name: str = "run"
+    files: tuple[Path, ...] = ()
+    trainer: Trainer | None = None
+    piped_nanogpt: bool = False
+
+    @property
+    def has_nanogpt_file(self) -> bool:
+        """Whether any of it is in nanoGPT's own Python."""
+        return self.piped_nanogpt or any(path.suffix == ".py" for path in self.files)
+
+    @property
+    def step(self) -> Trainer:
+        """Whose training step is meant, in every command: that of the trainer which will run the config.
+
+        What was asked for by name; else nanoGPT's for nanoGPT's own files, unless something was typed beside them that
+        nanoGPT refuses, such as --loss_chunk_size=1024; else foretrain's. In a file nanoGPT ignores such lines.
+        """
+        if self.trainer is not None:
+            return self.trainer
+        nanogpt = self.has_nanogpt_file and all(path.suffix == ".py" for path in self.files)
+        typed = (key for key, source in self.sources.items() if source.startswith("-"))
+        return "nanogpt" if nanogpt and not any(key in (*OWN_WAYS, *OWN_SIZES) for key in typed) else "foretrain"
+
+
+@dataclass
+class _Collected:
+    settings: list[Setting] = field(default_factory=list)
+    notes: list[UserError] = field(default_factory=list)
+    problems: list[UserError] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+    piped_nanogpt: bool = False
+
+
+def resolve(arguments: Sequence[str]) -> ResolvedConfig:
+    """The config of command-line words: presets, files and - for stdin, then `--key=value` in any of its forms.
+
+    Raises ConfigError with every problem found.
+    """
+    found = _Collected()
+    for word, value, position in _split(arguments):
+        if word == "-":
+            _add_stdin(found)
+        elif value is None and not word.startswith("-"):
+            _add_source(word, found)
+        else:
+            _add_override(word, value, position, found)
+    return _finish(found)
+
+
+def from_values(values: dict[str, Any], source: str = "call") -> ResolvedConfig:
+    """The config of a dictionary; keys are knobs. Raises ConfigError."""
+    found = _Collected(settings=[Setting(key, value, source) for key, value in values.items()])
+    return _finish(found)
+
+
+def from_text(text: str, name: str) -> ResolvedConfig:
+    """The config in a text that somebody handed over, with the name of its file: TOML, else nanoGPT's Python, which
+    is parsed and never run. No file is read. Raises ConfigError."""
+    found = _Collected()
+    if len(text.encode("utf-8", "replace")) > nanogpt_file.MAX_BYTES:
+        found.problems.append(UserError("config.file_too_large", path=name, limit=nanogpt_file.MAX_BYTES))
+    else:
+        (_add_toml if _is_toml(text, name) else _add_nanogpt)(text, name, found)
+    for setting in found.settings:
+        if setting.key == "init_from" and isinstance(setting.value, str) and init_from.is_path(setting.value):
+            found.problems.append(UserError("config.path_in_text", value=setting.value[:80], source=setting.source))
+    if found.problems:
+        raise ConfigError(found.problems)
+    found.names.append(Path(name).stem[:80] or "run")
+    return _finish(found)
+
+
+def _is_toml(text: str, name: str) -> bool:
+    """By the ending of its name; else what TOML can read is TOML."""
+    suffix = Path(name).suffix.lower()
+    if suffix in (".toml", ".py"):
+        return suffix == ".toml"
+    try:
+        bounded.parse_toml(text)
+    except (RecursionError, ValueError):
+        return False
+    return True
+
+
+def _split(arguments: Sequence[str]) -> list[tuple[str, str | None, str]]:
+    """(word, value or None, as written) of each argument; `--key value` takes the word that follows."""
+    parts: list[tuple[str, str | None, str]] = []
+    words = iter(range(len(arguments)))
+    for i in words:
+        word = arguments[i]
+        if not word.startswith("--"):
+            parts.append((word, None, word))
+        elif "=" in word:
+            key, value = word.split("=", 1)
+            parts.append((key, value, _cut(word)))
+        else:
+            following = arguments[i + 1] if i + 1 < len(arguments) else None
+            takes_value = following is not None and not following.startswith("--")
+            is_switch = _key_of(word) in KNOBS and KNOBS[_key_of(word)].type == "bool"
+            if takes_value and is_switch:  # `--compile config.py` is a switch and a file
+                takes_value = str(following).lower() in _BOOLEAN_WORDS
+            if takes_value:
+                next(words)
+                parts.append((word, following, _cut(f"{word} {following}")))
+            else:
+                parts.append((word, None, _cut(word)))
+    return parts
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+_BOOLEAN_WORDS = {"true", "false", "yes", "no", "on", "off", "0", "1"}
+
+
+def _key_of(word: str) -> str:
+    key = word.lstrip("-").replace("-", "_")
+    return ALIASES.get(key, key)
+
+
+def _add_override(word: str, value: str | None, written: str, found: _Collected) -> None:
+    key = _key_of(word)
+    if value is None:
+        if key.startswith("no_") and KNOBS.get(key[3:]) and KNOBS[key[3:]].type == "bool":
+            found.settings.append(Setting(key[3:], False, written))
+        elif key in KNOBS and KNOBS[key].type == "bool":
+            found.settings.append(Setting(key, True, written))
+        elif key in KNOBS:
+            found.problems.append(UserError("config.no_value", key=key, source=written))
+        else:
+            found.settings.append(Setting(key, "", written))  # reported as unknown, with the nearest names
+        return
+    quoted = value[:1] in ("'", '"')  # nanoGPT evaluates what is typed, so that a quoted text is the text
+    is_text = key in KNOBS and KNOBS[key].type in ("str", "choice") and not quoted
+    found.settings.append(Setting(key, value if is_text else nanogpt_file.parse_expression(value), written))
+
+
+def _add_source(word: str, found: _Collected) -> None:
+    """A preset name or a file."""
+    preset, path = preset_named(word), Path(word)
+    if preset is not None:
+        found.names.append(preset)
+        source = f"preset {preset}"
+        found.settings += [Setting(key, value, source) for key, value in PRESETS[preset].items()]
+    elif path.suffix in (".toml", ".py"):
+        text = _read(path, found, word)
+        if text is not None:
+            found.names.append(path.stem)
+            found.files.append(path)
+            (_add_toml if path.suffix == ".toml" else _add_nanogpt)(text, word, found)
+    else:
+        found.problems.append(_unknown_source(word, path))
+
+
+def _unknown_source(word: str, path: Path) -> UserError:
+    """What is neither a preset nor named like a config."""
+    if path.is_dir():
+        inside = sorted(each for each in path.glob("*") if each.suffix in (".toml", ".py") and each.is_file())
+        id = "config.folder_with" if inside else "config.folder"
+        return UserError(id, path=_cut(word), example=str(inside[0]) if inside else "")
+    if path.exists():
+        return UserError("config.no_suffix", path=_cut(word))
+    near = difflib.get_close_matches(word.lower(), [*PRESETS, *PRESET_ALIASES], n=3)
+    id = "config.unknown_source_near" if near else "config.unknown_source"
+    return UserError(id, word=_cut(word), near=near, presets=list(PRESETS))
+
+
+def _add_stdin(found: _Collected) -> None:
+    """What is piped in: TOML, else nanoGPT's Python."""
+    try:
+        stdin = sys.stdin  # None where it was closed
+        data = stdin.buffer.read(nanogpt_file.MAX_BYTES + 1) if stdin is not None and not stdin.isatty() else b""
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        found.problems.append(UserError("config.not_text", path=STDIN))
+        return
+    except (OSError, ValueError) as error:  # closed
+        found.problems.append(UserError("config.cannot_read", path=STDIN, reason=str(error)))
+        return
+    if len(data) > nanogpt_file.MAX_BYTES:
+        found.problems.append(UserError("config.file_too_large", path=STDIN, limit=nanogpt_file.MAX_BYTES))
+    elif not text.strip():
+        found.problems.append(UserError("config.stdin_empty"))
+    else:
+        found.names.append("run")
+        found.piped_nanogpt = not _is_toml(text, STDIN)
+        (_add_nanogpt if found.piped_nanogpt else _add_toml)(text, STDIN, found)
+
+
+def _read(path: Path, found: _Collected, word: str) -> str | None:
+    """The text of a file, which is told of as it was typed; None where it cannot be read."""
+    try:
+        return bounded.read_bytes(path, nanogpt_file.MAX_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        found.problems.append(UserError("config.not_text", path=word))
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            found.problems.append(UserError("config.file_too_large", path=word, limit=nanogpt_file.MAX_BYTES))
+        else:
+            found.problems.append(UserError("config.cannot_read", path=word, reason=error.strerror or str(error)))
+    except ValueError as error:  # an embedded NUL in the name
+        found.problems.append(UserError("config.cannot_read", path=repr(word), reason=str(error)))
+    return None
+
+
+def _add_nanogpt(text: str, path: str, found: _Collected) -> None:
+    parsed = nanogpt_file.parse(text, path, set(KNOBS) | set(ALIASES), INERT)
+    found.settings += parsed.settings
+    found.notes += parsed.notes
+    found.problems += parsed.problems
+
+
+def _add_toml(text: str, path: str, found: _Collected) -> None:
+    try:
+        data = bounded.parse_toml(text)
+    except (RecursionError, ValueError) as error:
+        found.problems.append(UserError("config.not_toml", path=path, reason=str(error) or type(error).__name__))
+        return
+    lines = _toml_lines(text)
+
+    def source_of(key: str) -> str:
+        return f"{path}:{lines[key]}" if key in lines else path
+
+    for key, value in data.items():
+        if key == "preset" and isinstance(value, str) and preset_named(value):
+            _add_source(value, found)
+        elif key == "preset":
+            word = _cut(value) if isinstance(value, str) else shown(value)
+            id, source = "config.unknown_preset", source_of(key)
+            found.problems.append(UserError(id, word=word, presets=list(PRESETS), source=source))
+        elif isinstance(value, dict) and key in GROUPS:
+            found.settings += [Setting(_key_of(k), v, source_of(k)) for k, v in value.items()]
+        else:
+            found.settings.append(Setting(_key_of(key), value, source_of(key)))
+
+
+_TOML_KEY = re.compile(r"""\s*\[?(?:"([^"]*)"|'([^']*)'|([^\s"'=\[\]]+))\s*[=\]]""")
+
+
+def _toml_lines(text: str) -> dict[str, int]:
+    """{key or table: its first line}, found by looking, as tomllib keeps no lines."""
+    lines: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := _TOML_KEY.match(line):
+            lines.setdefault(next(group for group in match.groups() if group is not None), number)
+    return lines
+
+
+def _finish(found: _Collected) -> ResolvedConfig:
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    layers: dict[str, int] = {}
+    number, layer, auto = 0, "", False
+    for setting in found.settings:
+        key = ALIASES.get(setting.key, setting.key)
+        if layer_of(setting.source) != layer:
+            number, layer = number + 1, layer_of(setting.source)
+        if says_auto(key, setting.value):
+            auto = values[SWITCH] = True
+            sources[SWITCH], layers[SWITCH] = setting.source, number
+        elif key not in KNOBS:
+            found.problems.append(_unknown(key, setting.source))
+        elif _is_of_another_type(setting, KNOBS[key].type):
+            found.problems.append(bad_value(KNOBS[key], setting.value, repr(setting.value), setting.source))
+        else:
+            typed_before = sources.get(key, "").startswith("-") and setting.source.startswith("-")
+            if typed_before and values[key] != setting.value:
+                found.notes.append(UserError("config.typed_twice", key=key, first=sources[key], source=setting.source))
+            values[key], sources[key], layers[key] = setting.value, setting.source, number
+            if key == BATCH and auto:  # the same knob, said again
+                auto = values[SWITCH] = False
+            if KNOBS[key].inert and key != "backend" and setting.value is True:
+                found.notes.append(UserError("config.no_effect", key=key, source=setting.source))
+    _apply_recipe(values, sources)
+    notes, problems = init_from.apply(values, sources)
+    found.notes += [*notes, *_unused(values, sources)]
+    found.problems += problems
+    last_word(values, sources, layers)
+    config, problems = check(values, sources)
+    if config is not None and not found.problems:
+        config, problems = _apply_total(config, values, sources, layers)
+    if config is None or found.problems:
+        raise ConfigError(found.problems + problems)
+    found.notes += odd_schedule(config, sources)
+    name = found.names[-1] if found.names else "run"
+    files = tuple(found.files)
+    return ResolvedConfig(config, sources, tuple(found.notes), name, files, piped_nanogpt=found.piped_nanogpt)
+
+
+def _is_of_another_type(setting: Setting, type: str) -> bool:
+    """A truth value where a number or text belongs, or a number that a file has in quotes."""
+    if isinstance(setting.value, bool):
+        return type in ("int", "float", "str", "choice")
+    in_file = not setting.source.startswith("-")
+    return in_file and isinstance(setting.value, str) and type in ("int", "float")
+
+
+def _apply_total(
+    config: RunConfig, values: dict[str, Any], sources: dict[str, str], layers: dict[str, int]
+) -> tuple[RunConfig | None, list[UserError]]:
+    """The config with the accumulation that its total_batch_size asks for, or what is wrong with that."""
+    update, problem = accumulation_for_total(config, sources, layers)
+    if problem is not None:
+        return None, [problem]
+    changed = {key: value for key, value in update.items() if getattr(config, key) != value}
+    sources.update({key: f"{TOTAL} ({sources.get(TOTAL, 'default')})" for key in changed})
+    return check({**values, **changed}, sources) if changed else (config, [])
+
+
+def _apply_recipe(values: dict[str, Any], sources: dict[str, str]) -> None:
+    """What the recipe sets, beneath what the user wrote. Presets are tuned for nanoGPT's recipe, so theirs give way."""
+    if values.get("recipe") != "modern":
+        return
+    layer = {**MODERN, **MODERN_RATES}
+    written = {key for key in values if not sources[key].startswith("preset ")}
+    if "optimizer" in written and values["optimizer"] != MODERN["optimizer"]:
+        layer = dict(MODERN)
+    for key, value in layer.items():
+        if key not in written:
+            values[key], sources[key] = value, "recipe modern"
+
+
+# Knobs that only one value of another one reads.
+_READ_BY = {
+    "muon_learning_rate": ("optimizer", "muon"), "muon_momentum": ("optimizer", "muon"),
+    "cooldown": ("lr_schedule", "linear"),
+}  # fmt: skip
+
+
+def _unused(values: dict[str, Any], sources: dict[str, str]) -> list[UserError]:
+    """A note for each value that nothing reads. Defaults written out, as `to_toml` does, need none."""
+    notes = []
+    for key, (other, value) in _READ_BY.items():
+        now = values.get(other, KNOBS[other].default)
+        if now != value and values.get(key, KNOBS[key].default) != KNOBS[key].default:
+            notes.append(UserError("config.unused", key=key, other=other, value=now, source=sources[key]))
+    return notes
+
+
+def _unknown(key: str, source: str) -> UserError:
+    if key in NANOCHAT:
+        return UserError("config.nanochat_key", key=key, source=source)
+    near = difflib.get_close_matches(key, [*KNOBS, *ALIASES], n=3, cutoff=0.6)
+    if source.startswith("-") and difflib.get_close_matches(key, ["help"], cutoff=0.7):
+        near = ["--help"]
+    squeezed = {name.replace("_", ""): name for name in KNOBS}
+    if (exact := squeezed.get(key.replace("_", "").lower())) and exact not in near:
+        near.insert(0, exact)
+    return UserError(
+        "config.unknown_key_near" if near else "config.unknown_key", key=_cut(key), near=near, source=source
+    )
+
+
+def to_toml(config: RunConfig) -> str:
+    """The config as TOML, all knobs, grouped; `resolve` reads it back to the same values."""
+    lines: list[str] = []
+    for group in GROUPS:
+        lines.append(f"[{group}]")
+        members = (name for name, knob in KNOBS.items() if knob.group == group)
+        lines += [f"{name} = {toml_value(getattr(config, name))}" for name in members]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + "".join(f"\\u{ord(c):04x}" if c < " " or c == "\x7f" else c for c in escaped) + '"'
+    return repr(value)

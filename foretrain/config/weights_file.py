@@ -1,0 +1,209 @@
+"""A file or folder of weights that a run can start from, looked at without torch: what it is, and its shape.
+
+nanoGPT's `ckpt.pt`, GPT-2 in safetensors as Hugging Face keeps it (Conv1D matrices, in x out), safetensors with
+nanoGPT's names (`foretrain export --to safetensors`), or a run or checkpoint of foretrain.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from foretrain.base.errors import UserError
+from foretrain.base.records import Record
+from foretrain.base.safe_read import read_text
+from foretrain.config import nanogpt_checkpoint as nanogpt_reader
+from foretrain.config.nanogpt_checkpoint import Refused, shape_of
+from foretrain.config.presets import GPT2_SHAPES
+
+Kind = Literal["nanogpt", "huggingface", "safetensors", "checkpoint"]
+_MAX_HEADER_BYTES = 16 * 2**20
+EXACT_GELU = "gelu"
+# What Hugging Face's GPT-2 was trained with: the same function to 0.0005, by tanh (arXiv:1606.08415).
+TANH_GELUS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+
+
+class WeightsFile(Record):
+    """Weights and their shape, by nanoGPT's words. `n_head` is None where no file says it.
+
+    `step`: optimizer steps that they were trained; `moments`: whether AdamW's are there too.
+    """
+
+    kind: Kind
+    path: str
+    files: tuple[str, ...]
+    shape: dict[str, int | bool]
+    activation: str = EXACT_GELU
+    step: int | None = None
+    moments: bool = False
+    best_val_loss: float | None = None
+
+
+def look(word: str) -> WeightsFile:
+    """The weights that a path names. Raises UserError 'config.init_from_…' where it cannot be started from."""
+    try:
+        path = Path(word).expanduser()
+        if not path.exists():
+            raise UserError("config.init_from_missing", path=word)
+        if path.is_dir():
+            return _folder(path)
+        if path.suffix == ".safetensors":
+            return _safetensors(path, (path,))
+        return _nanogpt(path)
+    except Refused as error:
+        raise UserError("config.init_from_unusable", path=word, reason=str(error)) from None
+    except OSError as error:
+        raise UserError("config.init_from_unusable", path=word, reason=error.strerror or str(error)) from None
+    except RuntimeError as error:  # ~ of nobody
+        raise UserError("config.init_from_unusable", path=word, reason=str(error)) from None
+
+
+def _need_file(path: Path) -> None:
+    """A pipe or a device would never end."""
+    if path.exists() and not path.is_file():
+        raise Refused(f"{path.name} is not a file")
+
+
+def read_nanogpt(path: Path, folder: Path | None = None, *, moments: bool = False) -> dict[str, Any]:
+    """What nanogpt_checkpoint.py says of a ckpt.pt; with `folder` its tensors are written there. Raises Refused."""
+    command = [sys.executable, "-I", nanogpt_reader.__file__, str(path)]
+    command += [str(folder), "moments" if moments else ""] if folder else []
+    most_s = 60 + path.stat().st_size / 10e6
+    try:
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=most_s, check=False)
+        answer = json.loads(ended.stdout)
+    except subprocess.TimeoutExpired:
+        raise Refused(f"reading it did not end within {most_s:.0f} s") from None
+    except ValueError:
+        raise Refused("reading it takes more memory than a checkpoint of its size can need") from None
+    if answer.get("full"):
+        raise OSError(28, "No space left on device")
+    if "problem" in answer:
+        raise Refused(answer["problem"])
+    return answer
+
+
+def _nanogpt(path: Path) -> WeightsFile:
+    _need_file(path)
+    held = read_nanogpt(path)
+    return WeightsFile(
+        kind="nanogpt", path=str(path), files=(str(path),), shape=held["shape"], step=held["iter_num"],
+        moments=held["moments"], best_val_loss=held["best_val_loss"],
+    )  # fmt: skip
+
+
+def _folder(path: Path) -> WeightsFile:
+    if (path / "run.json").is_file():
+        steps = sorted((path / "checkpoints").glob("step-*"))
+        if not steps:
+            raise Refused("this run has no checkpoint yet")
+        return _checkpoint(steps[-1], path)
+    if (path / "state.json").is_file():
+        return _checkpoint(path, path.parent.parent)
+    if (path / "model.safetensors").is_file():
+        return _safetensors(path, (path / "model.safetensors",))
+    if (path / "model.safetensors.index.json").is_file():
+        named = _table(path / "model.safetensors.index.json").get("weight_map")
+        names = {str(name) for name in named.values()} if isinstance(named, dict) else set()
+        if not names or any("/" in name or "\\" in name for name in names):
+            raise Refused("its model.safetensors.index.json names no files beside it")
+        return _safetensors(path, tuple(path / name for name in sorted(names)))
+    if (path / "ckpt.pt").is_file():
+        return _nanogpt(path / "ckpt.pt")
+    if (path / "pytorch_model.bin").is_file():
+        raise Refused("it has pytorch_model.bin only; save it as safetensors with transformers, which is the default")
+    raise Refused("it holds no ckpt.pt, no model.safetensors and no run of foretrain")
+
+
+def _checkpoint(path: Path, run: Path) -> WeightsFile:
+    config = _table(run / "run.json").get("config")
+    config = config if isinstance(config, dict) else {}
+    found = _safetensors(path, (path / "model.safetensors",), config=config)
+    state = _table(path / "state.json")
+    step = state.get("step")
+    return found.model_copy(
+        update={"kind": "checkpoint", "step": step if type(step) is int else None, "moments": True, "path": str(path)}
+    )
+
+
+def _safetensors(path: Path, files: tuple[Path, ...], config: dict[str, Any] | None = None) -> WeightsFile:
+    """The shape by the tensors' names; heads and activation by the config.json beside them."""
+    shapes = {name: shape for file in files for name, shape in _header(file).items()}
+    named = canonical(shapes)
+    attention = next((shape for name, shape in named.items() if name.endswith("attn.c_attn.weight")), ())
+    conv1d = len(attention) == 2 and attention[1] == 3 * attention[0]
+    shape = shape_of(named, conv1d=conv1d)
+    beside = files[0].parent / "config.json"
+    if config is None:
+        config = _table(beside) if beside.is_file() else {}
+    if conv1d:
+        _check_hf(config)
+    n_head = config.get("n_head")
+    if n_head is None:  # a lone file: the published sizes have heads of their own
+        n_head = next((s["n_head"] for s in GPT2_SHAPES.values() if _is_size(s, shape)), None)
+    if n_head is not None:
+        if type(n_head) is not int or n_head < 1 or shape["n_embd"] % n_head:
+            raise Refused(f"its config.json says n_head = {str(n_head)[:20]}, which does not divide {shape['n_embd']}")
+        shape["n_head"] = n_head
+    kind = "huggingface" if conv1d else "safetensors"
+    activation = config.get("activation_function", TANH_GELUS[0]) if conv1d else EXACT_GELU
+    return WeightsFile(
+        kind=kind, path=str(path), files=tuple(map(str, files)), shape=shape, activation=str(activation)[:40]
+    )
+
+
+def _is_size(published: dict[str, Any], shape: dict[str, Any]) -> bool:
+    return all(shape[key] == published[key] for key in ("n_layer", "n_embd"))
+
+
+def canonical(shapes: dict[str, Any]) -> dict[str, Any]:
+    """Names as nanoGPT has them: Hugging Face's own files of GPT-2 leave out 'transformer.'."""
+    bare = any(name in shapes for name in ("wte.weight", "h.0.ln_1.weight"))
+    return {f"transformer.{name}" if bare and name != "lm_head.weight" else name: s for name, s in shapes.items()}
+
+
+def _check_hf(config: dict[str, Any]) -> None:
+    """Whether a config.json of Hugging Face's is that of a GPT-2 which computes what nanoGPT's does."""
+    width = config.get("n_embd")
+    wanted = {
+        "model_type": ("gpt2",), "n_inner": (None, 4 * width if isinstance(width, int) else None),
+        "activation_function": (EXACT_GELU, *TANH_GELUS), "layer_norm_epsilon": (1e-5,), "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,), "tie_word_embeddings": (True,),
+    }  # fmt: skip
+    for key, values in wanted.items():
+        if key in config and config[key] not in values:
+            raise Refused(
+                f"its config.json says {key} = {str(config[key])[:40]}; GPT-2 as nanoGPT builds it has {values[0]}"
+            )
+
+
+def _table(path: Path) -> dict[str, Any]:
+    _need_file(path)
+    try:
+        found = json.loads(read_text(path, _MAX_HEADER_BYTES))
+    except FileNotFoundError:
+        raise Refused(f"it lacks {path.name}") from None
+    except (ValueError, RecursionError):
+        raise Refused(f"its {path.name} cannot be read") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _header(path: Path) -> dict[str, tuple[int, ...]]:
+    """{name: shape} of a safetensors file: a length, then JSON (github.com/huggingface/safetensors, format)."""
+    _need_file(path)
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(_MAX_HEADER_BYTES, path.stat().st_size):
+            raise Refused(f"{path.name} is no safetensors file, or is cut short")
+        text = file.read(length)
+    try:
+        found = json.loads(text)
+        return {
+            re.sub(r"[^\x20-\x7e]", "?", name): tuple(int(n) for n in entry["shape"])
+            for name, entry in found.items()
+            if name != "__metadata__"
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise Refused(f"{path.name} is no safetensors file, or is damaged") from None

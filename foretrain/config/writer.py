@@ -1,0 +1,105 @@
+"""Configs as files that somebody goes on with: nanoGPT's own file with the changed values in their lines, short TOML.
+
+Nothing of a file is run: its text is read with `ast` and cut where a value stands.
+"""
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from foretrain.base.errors import UserError
+from foretrain.base.messages import printable
+from foretrain.config import nanogpt_file
+from foretrain.config.options import GROUPS, RunConfig
+from foretrain.config.presets import MODERN, MODERN_RATES
+from foretrain.config.resolve import INERT, KNOBS, toml_value
+
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+# What the weights that a run starts from would bring, so that even a default has to be said.
+_SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")
+
+
+def write_text(text: str, path: Path) -> None:
+    """A new file. Raises UserError where it cannot be written or is there already."""
+    try:
+        with path.open("x", encoding="utf-8", newline="") as file:
+            file.write(text)
+    except OSError as error:
+        id = "usage.cannot_write_file" if isinstance(error, FileExistsError) else "environment.cannot_write"
+        raise UserError(id, path=str(path), reason=error.strerror or "") from None
+
+
+def short_toml(config: RunConfig, origin: Sequence[str] = (), before: Mapping[str, str] | None = None) -> str:
+    """The options that differ from their defaults, by group; `resolve` reads the same config back.
+
+    `origin`: comments above all. `before`: comments behind the options that were changed.
+    """
+    said = {name for name, knob in KNOBS.items() if getattr(config, name) != knob.default}
+    if config.recipe != "nanogpt":
+        said |= {*MODERN, *MODERN_RATES}
+    if config.init_from != "scratch":
+        said |= {*_SHAPE}
+    changed = before or {}
+    lines = comments(origin)
+    for group in GROUPS:
+        members = [name for name, knob in KNOBS.items() if knob.group == group and name in {*said, *changed}]
+        if members:
+            lines += ["", f"[{group}]"]
+        for name in members:
+            comment = f"  {comments([changed[name]])[0]}" if name in changed else ""
+            lines.append(f"{name} = {toml_value(getattr(config, name))}{comment}")
+    return "\n".join([*lines, ""]).lstrip("\n")
+
+
+def comments(texts: Sequence[str]) -> list[str]:
+    """Each text as a comment of one line."""
+    return ["# " + " ".join(printable(text).split()) for text in texts]
+
+
+def nanogpt_text(text: str, changes: Mapping[str, Any], origin: Sequence[str]) -> str:
+    """The text of a nanoGPT config file with other values: in their lines where they have one, else at the end.
+
+    Comments and all else stay. Where a line computes another value from a changed one, all changes go to the end, so
+    that nothing but them differs.
+    """
+    here = _replaced(text, {name: value for name, value in changes.items() if name in _values(ast.parse(text))})
+    wanted = {**_settings(text), **changes}
+    found = _settings(here)
+    at_end = {name: value for name, value in changes.items() if name not in found}
+    if {**found, **at_end} != wanted:
+        here, at_end = text, dict(changes)
+    lines = [f"{name} = {value!r}" for name, value in at_end.items()]
+    body = here if not lines or here.endswith("\n") or not here else here + "\n"
+    return "\n".join([*comments(origin), ""]) + body + "".join(line + "\n" for line in lines)
+
+
+def _settings(text: str) -> dict[str, Any]:
+    return {s.key: s.value for s in nanogpt_file.parse(text, "config.py", set(KNOBS), INERT).settings}
+
+
+def _values(tree: ast.Module) -> dict[str, ast.expr]:
+    """Where the last value of each name stands."""
+    found: dict[str, ast.expr] = {}
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                found[name] = value
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                found[name] = value
+    return found
+
+
+def _replaced(text: str, changes: Mapping[str, Any]) -> str:
+    data = text.encode()
+    starts = [0, *(match.end() for match in _LINE_END.finditer(data))]
+    values = _values(ast.parse(text))
+    spans = []
+    for name, value in changes.items():
+        node = values[name]
+        end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
+        spans.append((starts[node.lineno - 1] + node.col_offset, end, repr(value).encode()))
+    for start, end, new in sorted(spans, reverse=True):
+        data = data[:start] + new + data[end:]
+    return data.decode()

@@ -1,0 +1,189 @@
+"""Batches of a split's tokens. Which rows a step sees is data/order.py's; this reads them, and makes tensors of them.
+
+Rows are read as the files have them (2 or 4 bytes a token) by whatever thread asks; tensors are made from them where
+they are used.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from foretrain.base.errors import UserError
+from foretrain.data.dataset import DatasetInfo
+from foretrain.data.order import Order, dealt, epoch_starts, starts
+from foretrain.data.token_reader import TokenReader
+from foretrain.data.token_sources import readers
+
+Batch = tuple[torch.Tensor, torch.Tensor]  # token ids and the ids that follow them, each B x T, int64
+
+TRAIN, EVAL_TRAIN, EVAL_VAL = 0, 1, 2  # streams of random rows
+_PART_STREAMS = 16  # the streams of a mixture's parts begin here
+_SCAN_LIMIT_BYTES = 512 * 2**20
+_SCAN_TOKENS = 2**23
+
+
+class TokenFile:
+    """Token ids of one split, read by position. Reads copy: a file that shrinks is an error, not a crash.
+
+    The parts of a mixture lie one behind the other, so a position says its part too.
+    """
+
+    def __init__(self, info: DatasetInfo, split: str, vocab_size: int, *, verify: bool = True) -> None:
+        self.path, self.vocab_size = Path(info.path), vocab_size
+        self.readers = readers(info, split, verify=verify)
+        self.weights = tuple(part.weight for part in info.parts) or (1.0,)
+        self.sizes = tuple(reader.tokens for reader in self.readers)
+        self.ends = tuple(accumulate(self.sizes))
+        self.tokens = self.ends[-1]
+        self._dtypes = [np.dtype(f"<u{reader.item_bytes}") for reader in self.readers]
+        self._dtype = max(self._dtypes, key=lambda dtype: dtype.itemsize)
+        for reader, known in zip(self.readers, [p.dataset.max_id for p in info.parts] or [info.max_id], strict=True):
+            if known is None and reader.tokens * reader.item_bytes <= _SCAN_LIMIT_BYTES:
+                self._scan(reader)
+
+    def close(self) -> None:
+        """Give the files back."""
+        for reader in self.readers:
+            reader.close()
+
+    def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """`length` ids from each start, as they lie in the file: len(starts) x length. Read straight into place.
+
+        Raises UserError 'data.…' where a file is shorter than it was, or not what was written.
+        """
+        rows = np.empty((len(starts), length), dtype=self._dtype)
+        for row, start in zip(rows, starts.tolist(), strict=True):
+            part = bisect_right(self.ends, start)
+            inside = start - self.ends[part] + self.sizes[part]
+            if self._dtypes[part] == self._dtype:
+                self.readers[part].read_into(inside, row.view(np.uint8).data)
+            else:
+                row[:] = np.frombuffer(self.readers[part].read(inside, length), dtype=self._dtypes[part])
+        return rows
+
+    def checked_rows(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """The same; raises UserError where an id has no row in the embedding."""
+        rows = self.rows(starts, length)
+        self._check(rows, self.path)
+        return rows
+
+    def _scan(self, reader: TokenReader) -> None:
+        """All of a split without an index, once, in pieces."""
+        for position in range(0, reader.tokens, _SCAN_TOKENS):
+            ids = np.frombuffer(reader.read(position, _SCAN_TOKENS), dtype=f"<u{reader.item_bytes}")
+            self._check(ids, reader.segments[0].path)
+
+    def _check(self, ids: np.ndarray, path: Path) -> None:
+        """An id without a row in the embedding would kill a CUDA process; here it is a sentence."""
+        if ids.size and (largest := int(ids.max())) >= self.vocab_size:
+            raise UserError("data.id_beyond_vocab", path=str(path), id=largest, vocab_size=self.vocab_size)
+
+    def batch(self, starts: np.ndarray, block: int, device: torch.device) -> Batch:
+        """Rows of block + 1 tokens from each start, as (inputs, targets): len(starts) x block, int64."""
+        return to_batch(self.checked_rows(starts, block + 1), device)
+
+    def starts(self, order: Order, seed: int, stream: int, step: int, rows: int, block: int) -> np.ndarray:
+        """First tokens of all rows of a step, whoever carries them out."""
+        if len(self.sizes) == 1:
+            return self._part_starts(0, order, seed, stream, step, rows, block, np.arange(rows) + step * rows)
+        parts, counted = dealt(np.arange(rows, dtype=np.int64) + step * rows, self.weights)
+        found = np.empty(rows, dtype=np.int64)
+        for part in range(len(self.sizes)):
+            here = parts == part
+            own = _PART_STREAMS * (part + 1) + stream
+            drawn = self._part_starts(part, order, seed, own, step, rows, block, counted[here], here)
+            found[here] = drawn + self.ends[part] - self.sizes[part]
+        return found
+
+    def _part_starts(
+        self, part: int, order: Order, seed: int, stream: int, step: int, rows: int, block: int,
+        numbers: np.ndarray, here: np.ndarray | None = None,
+    ) -> np.ndarray:  # fmt: skip
+        """Of one part, counted from its own first token: the rows with these numbers, or those `here` of all."""
+        if order == "epochs":
+            return epoch_starts(seed, stream, numbers, self.sizes[part], block)
+        drawn = starts(seed, stream, step, rows, self.sizes[part] - block)
+        return drawn if here is None else drawn[here]
+
+
+def to_batch(rows: np.ndarray, device: torch.device) -> Batch:
+    """Rows of ids as (inputs, targets), each one token shorter, int64, on the device."""
+    if device.type == "cuda":  # one pinned copy, asynchronous
+        return from_pinned(pinned(rows), device)
+    inputs, targets = (torch.from_numpy(part.astype(np.int64)) for part in (rows[:, :-1], rows[:, 1:]))
+    return inputs.to(device), targets.to(device)
+
+
+def pinned(rows: np.ndarray) -> torch.Tensor:
+    """Rows as int64 in page-locked memory, from where a card takes them by itself."""
+    return torch.from_numpy(rows.astype(np.int64)).pin_memory()
+
+
+def from_pinned(rows: torch.Tensor, device: torch.device) -> Batch:
+    """(inputs, targets) on a card, from page-locked rows."""
+    data = rows.to(device, non_blocking=True)
+    return data[:, :-1].contiguous(), data[:, 1:].contiguous()
+
+
+def train_starts(
+    tokens: TokenFile,
+    seed: int,
+    step: int,
+    *,
+    batch_size: int,
+    accumulation: int,
+    block: int,
+    order: Order = "random",
+    rank: int = 0,
+    world_size: int = 1,
+) -> Iterator[np.ndarray]:
+    """The first tokens of each micro-batch of one optimizer step. Micro-batches only cut the same rows differently.
+
+    `accumulation` is what this process carries out of them: with several, `rank` takes every `world_size`-th
+    micro-batch, and together they see what one process with world_size x accumulation of them would.
+    """
+    first = tokens.starts(order, seed, TRAIN, step, batch_size * accumulation * world_size, block)
+    for micro in range(rank, accumulation * world_size, world_size):
+        yield first[micro * batch_size : (micro + 1) * batch_size]
+
+
+def train_batches(
+    tokens: TokenFile,
+    seed: int,
+    step: int,
+    *,
+    batch_size: int,
+    accumulation: int,
+    block: int,
+    device: torch.device,
+    order: Order = "random",
+    rank: int = 0,
+    world_size: int = 1,
+) -> Iterator[Batch]:
+    """The micro-batches of one optimizer step, read as they are asked for."""
+    for first in train_starts(
+        tokens, seed, step, batch_size=batch_size, accumulation=accumulation, block=block, order=order, rank=rank,
+        world_size=world_size,
+    ):  # fmt: skip
+        yield tokens.batch(first, block, device)
+
+
+def evaluation_batches(
+    tokens: TokenFile,
+    seed: int,
+    split: str,
+    *,
+    rows: int,
+    batch_size: int,
+    block: int,
+    device: torch.device,
+) -> Iterator[Batch]:
+    """The same rows at every evaluation, so that two differ by the model alone; the last batch may be a smaller one."""
+    stream = EVAL_TRAIN if split == "train" else EVAL_VAL
+    first = tokens.starts("random", seed, stream, 0, rows, block)
+    for start in range(0, rows, batch_size):
+        yield tokens.batch(first[start : start + batch_size], block, device)

@@ -1,0 +1,139 @@
+"""The reader process with its frames in a queue, and the tokenizing workers with a thread each."""
+
+import json
+import queue
+import subprocess
+import tempfile
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foretrain.base.errors import UserError
+from foretrain.data.prepare.ipc import Child
+from foretrain.data.prepare.reader import HASH_BYTES, Job, Position
+
+_QUEUED = 2
+
+
+@dataclass
+class Batch:
+    """Documents as the reader sent them: lengths (n) in bytes, hashes (n, 2), their texts one after the other."""
+
+    lengths: np.ndarray
+    hashes: np.ndarray
+    text: memoryview
+    position: Position
+    read_bytes: int
+
+    @classmethod
+    def of(cls, header: dict[str, Any], payload: bytes) -> "Batch":
+        n, view = header["documents"], memoryview(payload)
+        hashes_end = 4 * n + HASH_BYTES * n
+        return cls(
+            lengths=np.frombuffer(view[: 4 * n], "<u4"),
+            hashes=np.frombuffer(view[4 * n : hashes_end], "<u8").reshape(n, 2),
+            text=view[hashes_end:],
+            position=Position.model_validate(header["position"]),
+            read_bytes=header["read_bytes"],
+        )
+
+
+class Reader:
+    """The reader process. `next` gives its frames in order and raises what it met."""
+
+    def __init__(self, job: Job) -> None:
+        with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="foretrain-", delete=False) as file:
+            json.dump(job.to_json(), file)
+        self._job_file = Path(file.name)
+        inherited = any(source.kind == "stdin" for source in job.files)
+        self.child = Child("reader", file.name, stdin=None if inherited else subprocess.DEVNULL)
+        self._path = job.files[0].path
+        self._frames: queue.Queue[Any] = queue.Queue(_QUEUED)
+        self._ended = threading.Event()
+        threading.Thread(target=self._receive, daemon=True).start()
+
+    def _receive(self) -> None:
+        while not self._ended.is_set():
+            try:
+                frame: Any = self.child.next()
+            except UserError as error:
+                frame = error
+            while not self._ended.is_set():
+                try:
+                    self._frames.put(frame, timeout=0.2)
+                    break
+                except queue.Full:
+                    continue
+            if frame is None or isinstance(frame, UserError) or frame[0]["type"] == "end":
+                return
+
+    def next(self, timeout_s: float) -> tuple[dict[str, Any], bytes] | None:
+        """The next frame, or None where there is none within the time. Raises UserError 'data.source_…'."""
+        try:
+            frame = self._frames.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if isinstance(frame, UserError):
+            raise frame
+        if frame is None:
+            raise UserError("data.source_reader_died", path=self._path, code=self.child.end())
+        if frame[0]["type"] == "file":
+            self._path = frame[0]["path"]
+        return frame
+
+    def end(self) -> None:
+        """Stop it."""
+        self._ended.set()
+        self.child.process.kill()
+        self.child.end()
+        self._job_file.unlink(missing_ok=True)
+
+
+@dataclass
+class Encoded:
+    """ids of the kept documents, those of train first; tokens (n) of each document, 0 where it is left out."""
+
+    ids: np.ndarray
+    tokens: np.ndarray
+    separators: int
+
+
+class Workers:
+    """`count` tokenizing processes; `encode` answers with a Future."""
+
+    def __init__(self, count: int, folder: Path, name: str, dtype: str) -> None:
+        self.dtype = np.dtype(f"<{dtype[0]}{int(dtype[4:]) // 8}")
+        self.children = [Child("encode", str(folder), name, dtype) for _ in range(count)]
+        self._idle: queue.SimpleQueue[Child] = queue.SimpleQueue()
+        for child in self.children:
+            self._idle.put(child)
+        self._threads = ThreadPoolExecutor(count)
+
+    def encode(self, keep: np.ndarray, lengths: np.ndarray, text: memoryview) -> "Future[Encoded]":
+        """Ask one of them. keep, lengths: (n); the result raises UserError where that worker failed."""
+        return self._threads.submit(self._ask, keep, lengths, text)
+
+    def _ask(self, keep: np.ndarray, lengths: np.ndarray, text: memoryview) -> Encoded:
+        child = self._idle.get()
+        count = len(keep)
+        try:
+            answer = child.ask({"documents": count}, keep.astype(np.uint8).tobytes(), lengths.tobytes(), text)
+            if answer is None:
+                raise UserError("data.worker_died", code=child.process.wait())
+        finally:
+            self._idle.put(child)  # a dead one too: who asks it next must not wait for ever
+        header, payload = answer
+        tokens = np.frombuffer(memoryview(payload)[: 4 * count], "<u4")
+        return Encoded(np.frombuffer(memoryview(payload)[4 * count :], self.dtype), tokens, header["inside"])
+
+    def end(self) -> None:
+        """Stop them all; what they work on is lost."""
+        for child in self.children:
+            child.process.kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for child in self.children:
+            child.end()

@@ -1,0 +1,356 @@
+"""One preparation from a snapshot to its end: batches to the workers, their ids to the shards, snapshots in between.
+
+The order of documents is the reader's, so the shards do not depend on the number of workers; a snapshot is taken
+between two batches and holds everything that decides what comes after it.
+"""
+
+import hashlib
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, TimeoutError
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from foretrain.base.errors import UserError
+from foretrain.data.prepare import disk, state, vocabulary
+from foretrain.data.prepare.dedup import SeenFile, SeenHashes
+from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL
+from foretrain.data.prepare.estimate import PreparePlan
+from foretrain.data.prepare.options import PrepareOptions
+from foretrain.data.prepare.pool import Batch, Encoded, Reader, Workers
+from foretrain.data.prepare.reader import Position
+from foretrain.data.prepare.sources import SourceList
+from foretrain.data.prepare.state import Identity, Snapshot
+from foretrain.data.prepare.writer import SplitWriter
+from foretrain.data.shards import (
+    INDEX,
+    ITEM_BYTES,
+    PROGRESS,
+    SPLITS,
+    Counts,
+    DatasetIndex,
+    Source,
+    dtype_for,
+    index_text,
+)
+
+SNAPSHOT_S = 5.0
+_WAIT_S = 0.2
+_USUAL_BYTES_PER_TOKEN = 4.0
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where it stands, for the live line."""
+
+    documents: int
+    tokens: int
+    read_bytes: int
+    total_bytes: int | None
+    elapsed_s: float
+    shards: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it ended: the index, or None and the signal that stopped it."""
+
+    index: DatasetIndex | None
+    resumed: bool
+    existed: bool = False
+    signal: str = ""
+    tokens: int = 0
+    elapsed_s: float = 0.0
+
+
+@dataclass
+class _Pending:
+    """A batch at a worker, and what the snapshot says once it is written."""
+
+    batch: Batch
+    keep: np.ndarray
+    future: "Future[Encoded]"
+    seen: int
+    duplicates: int
+    digest: str
+
+
+@dataclass
+class Run:
+    """What the steps of one preparation share."""
+
+    options: PrepareOptions
+    folder: Path
+    sources: SourceList
+    identity: Identity
+    vocab_size: int
+    should_stop: Callable[[], str]
+    listen: Callable[[Status], None]
+    plan: PreparePlan | None = None
+
+
+class Preparation:
+    """One preparation from a snapshot to its end, a signal, or an error."""
+
+    def __init__(self, run: Run, snapshot: Snapshot | None) -> None:
+        self.run_, self.options, self.folder = run, run.options, run.folder
+        self.resumed = snapshot is not None
+        self.at = snapshot or Snapshot(identity=run.identity)
+        if snapshot is None:
+            state.write(self.folder, self.at)
+        self.dtype = dtype_for(run.vocab_size - 1)
+        self.writers = {
+            split: SplitWriter(self.folder, split, self.dtype, self.options.shard_tokens, self.at.splits[split])
+            for split in SPLITS
+        }
+        self.seen = SeenHashes()
+        self.seen_file = self._open_seen() if self.options.dedup else None
+        self.duplicates = self.at.duplicates
+        # stdin cannot be gone on in the middle: it is read again, and must be what it was.
+        self.is_one = self.options.is_one_document
+        self.replaying = self.resumed and any(file.kind == "stdin" for file in run.sources.files)
+        self.digest = "" if self.replaying else self.at.digest
+        self.pending: deque[_Pending] = deque()
+        self.read_bytes, self.started_s, self.earlier_s = 0, time.monotonic(), self.at.elapsed_s
+        self.next_snapshot_s = self.started_s + SNAPSHOT_S
+        self.reader: Reader | None = None
+        self.workers: Workers | None = None
+
+    def _open_seen(self) -> SeenFile:
+        try:
+            return SeenFile(self.folder / PROGRESS / "seen.bin", self.seen, self.at.seen)
+        except ValueError:
+            raise UserError("data.progress_damaged", path=str(self.folder), file="seen.bin") from None
+
+    def run(self) -> Outcome:
+        """Until the end of the source, the wanted number of tokens, or a signal."""
+        try:
+            if not self.at.finished:
+                self.workers = Workers(
+                    self.options.workers, self.folder / PROGRESS / vocabulary.FOLDER,
+                    self.at.identity.tokenizer.name, self.dtype,
+                )  # fmt: skip
+                start = Position() if self.replaying else self.at.position
+                self.reader = Reader(self.options.job(self.run_.sources, start))
+                if signal := self._read_and_write():
+                    self._snapshot()
+                    return Outcome(
+                        None, self.resumed, signal=signal, tokens=self.tokens, elapsed_s=self._elapsed_s()
+                    )  # fmt: skip
+            return self._finish()
+        except UserError:
+            self._keep()
+            raise
+        except OSError as error:
+            raise disk.as_user_error(error, self.folder, self._still_needed()) from None
+        finally:
+            self._end()
+
+    @property
+    def tokens(self) -> int:
+        return sum(writer.tokens for writer in self.writers.values())
+
+    def _elapsed_s(self) -> float:
+        """Of this preparation, in this process and those before it."""
+        return self.earlier_s + time.monotonic() - self.started_s
+
+    # -- reading and writing -------------------------------------------------------------------------------
+
+    def _read_and_write(self) -> str:
+        """Until all is written; the name of the signal that stopped it, or ''."""
+        ended, most = False, 2 * self.options.workers + 2
+        while self.pending or not ended:
+            if signal := self.run_.should_stop():
+                return signal
+            if not ended and len(self.pending) < most:
+                ended = self._take(0.01 if self.pending else _WAIT_S) or ended
+            if self.pending and (ended or len(self.pending) >= most or self.pending[0].future.done()):
+                try:
+                    made = self.pending[0].future.result(timeout=_WAIT_S)
+                except TimeoutError:
+                    continue
+                if self._store(self.pending.popleft(), made):
+                    return ""
+        if self.replaying:
+            self._other_stdin()
+        return ""
+
+    def _other_stdin(self) -> NoReturn:
+        raise UserError(
+            "data.other_preparation", path=str(self.folder), differences="stdin has other contents than before"
+        )
+
+    def _take(self, timeout_s: float) -> bool:
+        """Give the next batch to a worker; whether the source has ended."""
+        assert self.reader is not None
+        assert self.workers is not None
+        frame = self.reader.next(timeout_s)
+        if frame is None or frame[0]["type"] == "file":
+            return False
+        if frame[0]["type"] == "end":
+            return True
+        batch = Batch.of(*frame)
+        if any(file.kind == "stdin" for file in self.run_.sources.files):
+            self.digest = _chained(self.digest, batch)
+        if self.replaying:
+            if batch.position == self.at.position:
+                if self.digest != self.at.digest:
+                    self._other_stdin()
+                self.replaying = False
+            return False
+        keep = self._keep_of(batch)
+        future = self.workers.encode(keep, batch.lengths, batch.text)
+        self.pending.append(_Pending(batch, keep, future, self.seen.count, self.duplicates, self.digest))
+        return False
+
+    def _keep_of(self, batch: Batch) -> np.ndarray:
+        """(n) by the document's hash: which split it is of, or 0 for a text that was there before."""
+        # The second half of the hash decides the split, so equal texts are always in the same one.
+        share = batch.hashes[:, 1].astype("<u8") / 2.0**64
+        chosen = (share < self.options.val_share) & (not self.is_one)
+        keep = np.where(chosen, KEEP_VAL, KEEP_TRAIN).astype(np.uint8)
+        if self.seen_file is not None and len(keep):
+            new = self.seen.add(batch.hashes)
+            self.seen_file.append(batch.hashes[new])
+            keep[~new] = 0
+            self.duplicates += int((~new).sum())
+        return keep
+
+    def _store(self, done: _Pending, made: Encoded) -> bool:
+        """Write a batch's ids; whether there are as many tokens as were wanted."""
+        keep, tokens = done.keep, made.tokens
+        left = None if self.options.max_tokens is None else self.options.max_tokens - self.tokens
+        reached = left is not None and int(tokens.sum(dtype=np.int64)) >= left
+        last = len(keep)
+        if reached and left is not None:  # the document that reaches it is the last
+            last = int(np.searchsorted(np.cumsum(tokens, dtype=np.int64), left)) + 1
+        start = committed = 0
+        for split, mark in (("train", KEEP_TRAIN), ("val", KEEP_VAL)):
+            mine = keep == mark
+            count = int(tokens[mine].sum(dtype=np.int64))
+            mine[last:] = False
+            wanted = tokens[mine]
+            ids = made.ids[start : start + int(wanted.sum(dtype=np.int64))]
+            source_bytes = int(done.batch.lengths[mine].sum(dtype=np.int64))
+            if self.is_one and split == "train":
+                committed += self._append_cut(ids, source_bytes)
+            else:
+                committed += self.writers[split].append(ids, wanted, source_bytes)
+            start += count
+        beyond = int((keep[last:] == 0).sum())  # duplicates that were found after the last document
+        self.read_bytes = done.batch.read_bytes
+        self.at = self.at.model_copy(
+            update={
+                "position": done.batch.position, "duplicates": done.duplicates - beyond, "seen": done.seen,
+                "digest": done.digest, "separators": self.at.separators + made.separators, "finished": reached,
+            }
+        )  # fmt: skip
+        if committed or reached or time.monotonic() > self.next_snapshot_s:
+            self._snapshot()
+        self._tell()
+        return reached
+
+    def _append_cut(self, ids: np.ndarray, source_bytes: int) -> int:
+        """The one document: its last tokens are for validation, as nanoGPT cuts a text. Returns shards completed."""
+        val = round(len(ids) * self.options.val_share)
+        committed, bytes_left = 0, source_bytes
+        for split, part in (("val", ids[len(ids) - val :]), ("train", ids[: len(ids) - val])):
+            if len(part):
+                own = bytes_left if split == "train" else round(source_bytes * self.options.val_share)
+                bytes_left -= own
+                committed += self.writers[split].append(part, np.array([len(part)]), own)
+        return committed
+
+    def _tell(self) -> None:
+        shards = sum(len(writer.shards) for writer in self.writers.values())
+        documents = sum(writer.documents for writer in self.writers.values())
+        self.run_.listen(
+            Status(documents, self.tokens, self.read_bytes, self.run_.sources.total_bytes, self._elapsed_s(), shards)
+        )
+
+    # -- snapshots and the end -----------------------------------------------------------------------------
+
+    def _snapshot(self) -> None:
+        start = time.monotonic()
+        if self.seen_file is not None:
+            self.seen_file.sync()
+        splits = {split: writer.snapshot() for split, writer in self.writers.items()}
+        self.at = self.at.model_copy(update={"splits": splits, "elapsed_s": self._elapsed_s()})
+        state.write(self.folder, self.at)
+        # A snapshot of a thousand shards takes longer; it never takes more than a twentieth of the time.
+        end = time.monotonic()
+        self.next_snapshot_s = end + max(SNAPSHOT_S, 20 * (end - start))
+
+    def _keep(self) -> None:
+        """What was written before an error in the source is kept, where it can be."""
+        try:
+            if all(writer.is_open for writer in self.writers.values()):
+                self._snapshot()
+        except OSError:
+            pass  # the last snapshot still holds
+
+    def _still_needed(self) -> int:
+        """Bytes that are still to be written, as estimated; the rest of this shard where nothing is known."""
+        item, total = ITEM_BYTES[self.dtype], self.run_.sources.total_bytes
+        shard = (self.options.shard_tokens - self.writers["train"].part_tokens) * item
+        if self.run_.plan is not None and self.run_.plan.output_bytes is not None:
+            return max(self.run_.plan.output_bytes - self.tokens * item, 2**20)
+        if total is not None and self.read_bytes and self.tokens:
+            return round(max(total / self.read_bytes - 1, 0.01) * self.tokens * item)
+        return shard if total is None else round(total / _USUAL_BYTES_PER_TOKEN) * item
+
+    def _finish(self) -> Outcome:
+        """Last shards, tokenizer, then the index: with it the dataset is there."""
+        if not self.writers["train"].tokens:
+            raise UserError("data.source_no_text", path=self.run_.sources.description)
+        self._snapshot()
+        identity, place = self.at.identity, self.at.position
+        splits = {split: writer.finish() for split, writer in self.writers.items()}
+        vocabulary.publish(self.folder)
+        index = DatasetIndex(
+            dtype=self.dtype, vocab_size=self.run_.vocab_size, tokenizer=identity.tokenizer,
+            source=Source(
+                fingerprint=identity.source, description=self.run_.sources.description,
+                files=len(self.run_.sources.files), source_bytes=self.run_.sources.total_bytes,
+            ),
+            settings=identity.settings,
+            counts=Counts(
+                empty=place.empty, bad=place.bad, replaced_utf8=place.replaced, duplicates=self.at.duplicates,
+                separator_bytes=self.at.separators,
+            ),
+            splits=splits, foretrain_version=_version(),
+        )  # fmt: skip
+        disk.publish(self.folder / INDEX, index_text(index))
+        self._end()
+        shutil.rmtree(self.folder / PROGRESS, ignore_errors=True)
+        return Outcome(index, self.resumed, tokens=index.tokens, elapsed_s=self._elapsed_s())
+
+    def _end(self) -> None:
+        if self.reader is not None:
+            self.reader.end()
+        if self.workers is not None:
+            self.workers.end()
+        self.reader = self.workers = None
+        for writer in self.writers.values():
+            writer.close()
+        if self.seen_file is not None:
+            self.seen_file.close()
+            self.seen_file = None
+
+
+def _chained(digest: str, batch: Batch) -> str:
+    return hashlib.sha256(digest.encode() + batch.hashes.tobytes()).hexdigest()
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("foretrain")
+    except PackageNotFoundError:
+        return ""

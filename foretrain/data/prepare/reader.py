@@ -1,0 +1,187 @@
+"""The reader process: documents of all sources in their order, shuffled in windows, as batches with positions.
+
+One process and one order, whatever the number of tokenising workers, so the shards do not depend on it. Windows
+make shuffling resumable without keeping text: window k is shuffled by (seed, k), and a position is the place where
+the window begins and how many of its documents are out.
+"""
+
+import hashlib
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from foretrain.base.errors import UserError
+from foretrain.base.records import Record
+from foretrain.data.prepare.formats import Format, OpenFile, Place, documents
+from foretrain.data.prepare.ipc import error_frame, ignore_interrupts, limit_memory, send
+from foretrain.data.prepare.sources import SourceFile
+
+BATCH_BYTES, BATCH_DOCUMENTS = 2**20, 4096
+WINDOW_BYTES = 64 * 2**20
+MEMORY_BYTES = 768 * 2**20  # that parsing may take
+HASH_BYTES = 16
+
+
+class Position(Record):
+    """Where reading goes on: a window begins `records` into file `file`; `out` of its documents are out.
+
+    empty, bad and replaced count what came before the window. `offset` is of uncompressed files.
+    """
+
+    file: int = 0
+    records: int = 0
+    offset: int = 0
+    window: int = 0
+    out: int = 0
+    empty: int = 0
+    bad: int = 0
+    replaced: int = 0
+
+
+class Job(Record):
+    """What the reader does. `files` are in the order of reading."""
+
+    files: tuple[SourceFile, ...]
+    text_column: str
+    split_documents: str
+    max_document_bytes: int
+    skip_bad: bool
+    shuffle_buffer: int
+    seed: int
+    position: Position = Position()
+    sample_bytes: int | None = None
+
+    @property
+    def format(self) -> Format:
+        return Format(self.text_column, self.split_documents, self.max_document_bytes, self.skip_bad)
+
+
+class _Walk:
+    """All documents from a position on, file by file, with the position after each."""
+
+    def __init__(self, job: Job, pipe: BinaryIO) -> None:
+        start = job.position
+        self.job, self.pipe = job, pipe
+        self.file, self.place, self.window = start.file, Place(start.records, start.offset), start.window
+        self.empty, self.bad, self.replaced = start.empty, start.bad, start.replaced
+        self.finished_bytes = sum(file.size_bytes or 0 for file in job.files[: start.file])
+        self.opened: OpenFile | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        while self.file < len(self.job.files):
+            file = self.job.files[self.file]
+            if file.kind != "text" or file.remote:
+                send(self.pipe, {"type": "file", "path": file.path})  # who is to blame, should this process die
+            self.opened = OpenFile(file)
+            try:
+                yield from self._texts(self.opened)
+            except BaseException:
+                self.opened.abandon()
+                raise
+            self.opened.close()
+            self.finished_bytes += file.size_bytes or 0
+            self.opened, self.place, self.file = None, Place(), self.file + 1
+
+    def _texts(self, opened: OpenFile) -> Iterator[bytes]:
+        for document in documents(opened, self.job.format, self.place):
+            self.place = document.place
+            if document.text is not None:
+                self.replaced += document.replaced
+                yield document.text
+            elif document.bad:
+                self.bad += 1
+            else:
+                self.empty += 1
+
+    def position(self) -> Position:
+        """Where it stands, at the beginning of window `self.window`."""
+        return Position(
+            file=self.file, records=self.place.records, offset=self.place.offset, window=self.window,
+            empty=self.empty, bad=self.bad, replaced=self.replaced,
+        )  # fmt: skip
+
+    @property
+    def read_bytes(self) -> int:
+        return self.finished_bytes + (self.opened.read_bytes() if self.opened else 0)
+
+
+def windows(walk: _Walk, shuffle_buffer: int) -> Iterator[tuple[list[bytes], Position, Position]]:
+    """(documents, position before, position after) of each window; a window is bounded in documents and bytes."""
+    most = shuffle_buffer or BATCH_DOCUMENTS
+    most_bytes = WINDOW_BYTES if shuffle_buffer else BATCH_BYTES
+    held: list[bytes] = []
+    size, before = 0, walk.position()
+    for text in walk:
+        held.append(text)
+        size += len(text)
+        if len(held) >= most or size >= most_bytes:
+            walk.window += 1
+            after = walk.position()
+            yield held, before, after
+            held, size, before = [], 0, after
+    walk.window += 1
+    yield held, before, walk.position()
+
+
+def _batches(job: Job, walk: _Walk) -> Iterator[tuple[list[bytes], Position]]:
+    """(documents, position after them) in the order of the shards."""
+    out = job.position.out
+    for held, before, after in windows(walk, job.shuffle_buffer):
+        if job.shuffle_buffer:
+            random.Random(f"{job.seed}/{before.window}").shuffle(held)
+        while out < len(held):
+            batch, size = [], 0
+            while out < len(held) and size < BATCH_BYTES and len(batch) < BATCH_DOCUMENTS:
+                size += len(held[out])
+                batch.append(held[out])
+                out += 1
+            yield batch, after if out == len(held) else before.model_copy(update={"out": out})
+        out = 0
+        if not held:
+            yield [], after
+
+
+def serve(job: Job, pipe: BinaryIO) -> None:
+    """Send all batches: {type, documents, position, read_bytes} and lengths, hashes, texts."""
+    walk = _Walk(job, pipe)
+    for batch, position in _batches(job, walk):
+        lengths = np.array([len(text) for text in batch], dtype="<u4")
+        hashes = b"".join(hashlib.sha256(text).digest()[:HASH_BYTES] for text in batch)
+        header = {
+            "type": "batch", "documents": len(batch), "position": position.to_json(), "read_bytes": walk.read_bytes,
+        }  # fmt: skip
+        send(pipe, header, lengths.tobytes(), hashes, b"".join(batch))
+    send(pipe, {"type": "end"})
+
+
+def main(job_file: str) -> None:
+    """Read the job, limit this process's memory, and send frames on stdout."""
+    ignore_interrupts()
+    pipe = sys.stdout.buffer
+    job = Job.from_json(Path(job_file).read_text("utf-8"))
+    Path(job_file).unlink(missing_ok=True)  # now: a parent that is killed cannot
+    try:
+        try:
+            if any(file.kind == "parquet" or file.compression == "zstd" for file in job.files):
+                import pyarrow.parquet  # noqa: F401  its own size does not count as parsing
+            if any(file.remote for file in job.files):
+                import huggingface_hub  # noqa: F401
+        except ImportError:
+            pass  # told where it is needed
+        limit_memory(MEMORY_BYTES + (WINDOW_BYTES * 2 if job.shuffle_buffer else 0) + 4 * job.max_document_bytes)
+        if job.sample_bytes is not None:
+            from foretrain.data.prepare.sample import serve_sample
+
+            serve_sample(job, pipe)
+        else:
+            serve(job, pipe)
+    except UserError as error:
+        send(pipe, error_frame(error))
+    except MemoryError:
+        send(pipe, {"type": "error", "id": "data.source_memory", "values": {"path": "the sources"}})
+    except BrokenPipeError:
+        sys.stdout = None  # the parent is gone or has enough

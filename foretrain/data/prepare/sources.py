@@ -1,0 +1,204 @@
+"""What is to be read: files, folders, globs, hf://datasets/… and stdin, as one ordered list with a fingerprint."""
+
+import codecs
+import glob
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+from typing import Literal
+
+from pydantic import Field
+
+from foretrain.base.errors import UserError
+from foretrain.base.records import Record
+from foretrain.base.safe_read import head
+from foretrain.data.shards import INDEX, PROGRESS
+
+Kind = Literal["text", "jsonl", "parquet", "stdin"]
+_KINDS: dict[str, Kind] = {
+    ".txt": "text", ".text": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet",
+}  # fmt: skip
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+_PIECES, _PIECE_BYTES = 16, 4096
+_LOOKED_AT_BYTES = 1 << 16
+
+
+class SourceFile(Record):
+    """One file. `stamp` changes when it is written to: time of change here, object id at Hugging Face."""
+
+    path: str
+    kind: Kind
+    compression: str = ""
+    size_bytes: int | None = None
+    stamp: str = ""
+
+    @property
+    def remote(self) -> bool:
+        return self.path.startswith("hf://")
+
+
+class SourceList(Record):
+    """All files in their order. `fingerprint` is of contents (by sample) and not of times or places."""
+
+    files: tuple[SourceFile, ...]
+    description: str
+    fingerprint: str
+    left_out: dict[str, int] = Field(default_factory=dict)  # suffix -> files in folders that are no text
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Bytes of all files as they lie, None with stdin among them."""
+        sizes = [file.size_bytes for file in self.files]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    @property
+    def stamps(self) -> str:
+        """A digest of the stamps of all files."""
+        text = "\n".join(f"{file.path}\0{file.size_bytes}\0{file.stamp}" for file in self.files)
+        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def kind_of(name: str) -> tuple[Kind, str] | None:
+    """(kind, compression) by a file's suffixes, None where they say nothing."""
+    suffixes = ["", "", *(suffix.lower() for suffix in PurePath(name).suffixes)]
+    compression = _COMPRESSIONS.get(suffixes[-1], "")
+    kind = _KINDS.get(suffixes[-2] if compression else suffixes[-1])
+    return None if kind is None or (compression and kind == "parquet") else (kind, compression)
+
+
+def suffix_of(name: str) -> str:
+    """For counting what is left out."""
+    return PurePath(name).suffix.lower() or "without a suffix"
+
+
+def expand(words: Sequence[str]) -> SourceList:
+    """The files that SOURCE… stands for, folders and globs sorted by name, each file once.
+
+    Raises UserError 'data.source_missing', 'data.source_nothing' and 'usage.two_stdins'.
+    """
+    files: dict[str, SourceFile] = {}
+    left_out: Counter[str] = Counter()
+    for word in words:
+        for file in _expand_one(word, left_out):
+            files.setdefault(_place(file), file)
+    listed = tuple(files.values())
+    if "-" in files and len(files) > 1:
+        raise UserError("usage.two_sources_with_stdin")
+    digest = hashlib.sha256()
+    for file in listed:
+        digest.update(f"{PurePath(file.path).name}\0{file.size_bytes}\0".encode("utf-8", "surrogateescape"))
+        digest.update(file.stamp.encode() if file.remote else _sample(file))
+    shown = " ".join(words[:5]) + (" …" if len(words) > 5 else "")
+    text = shown.encode("utf-8", "replace").decode()
+    return SourceList(
+        files=listed, description=text[:500], fingerprint=digest.hexdigest()[:32], left_out=dict(left_out)
+    )
+
+
+def not_utf8(words: Sequence[str]) -> tuple[UserError, ...]:
+    """A note for each plain text file, of those named here, that does not begin as UTF-8. What stands in folders is
+    counted when it is read."""
+    notes = []
+    for word in words:
+        data = b"" if kind_of(word) not in (None, ("text", "")) else head(Path(word), _LOOKED_AT_BYTES)
+        try:
+            codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < _LOOKED_AT_BYTES)
+        except UnicodeDecodeError as error:
+            notes.append(UserError("data.source_not_utf8", path=word, at=error.start, byte=f"{data[error.start]:02x}"))
+    return tuple(notes)
+
+
+def _place(file: SourceFile) -> str:
+    """What tells files apart: books/../books/a.txt is books/a.txt."""
+    return file.path if file.remote or file.kind == "stdin" else os.path.realpath(file.path)
+
+
+def _expand_one(word: str, left_out: Counter[str]) -> list[SourceFile]:
+    if word == "-":
+        return [SourceFile(path="-", kind="stdin")]
+    if word.startswith("hf://"):
+        from foretrain.data.prepare.remote import list_files
+
+        return list_files(word, left_out)
+    path = Path(word)
+    if path.is_dir():
+        found = _walk(path, left_out)
+    elif path.exists():
+        found = [_local(path, kind_of(path.name) or ("text", _COMPRESSIONS.get(path.suffix.lower(), "")))]
+    elif glob.has_magic(word):
+        # pathlib has no glob of a relative or absolute pattern alike.
+        names = sorted(name for name in glob.glob(word, recursive=True) if _is_source(name))  # noqa: PTH207
+        found = [_local(Path(name), kind_of(name) or ("text", "")) for name in names]
+    else:
+        raise UserError("data.source_missing", path=word)
+    if not found:
+        raise UserError("data.source_nothing", path=word, others=others(left_out))
+    return found
+
+
+def others(left_out: dict[str, int]) -> str:
+    """' (it has 12 .py, 3 .csv)', or nothing."""
+    most = sorted(left_out.items(), key=lambda item: -item[1])[:4]
+    listed = ", ".join(f"{count} {suffix}" for suffix, count in most)
+    return f" (it has {listed})" if listed else ""
+
+
+def _walk(folder: Path, left_out: Counter[str]) -> list[SourceFile]:
+    found = []
+
+    def unreadable(error: OSError) -> None:  # without it os.walk leaves the folder out and says nothing
+        raise UserError("data.source_unreadable", path=str(error.filename), reason=error.strerror or str(error))
+
+    for place, folders, names in os.walk(folder, onerror=unreadable):
+        # What was prepared, or is being, lies beside its source at times; hidden folders are no texts.
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and not _is_prepared(place, name))
+        linked = [name for name in folders if Path(place, name).is_symlink()]  # not entered: it may be a loop
+        if linked:
+            left_out["links to folders"] += len(linked)
+        for name in sorted(names):
+            kind = kind_of(name)
+            if kind is not None and not name.startswith("."):
+                found.append(_local(Path(place) / name, kind))
+            elif not name.startswith("."):
+                left_out[suffix_of(name)] += 1
+    return found
+
+
+def _is_source(name: str) -> bool:
+    """Whether a glob's match is to be read: 'books/**' must not take in what was prepared there a minute ago."""
+    path = Path(name)
+    return path.is_file() and not _is_prepared(str(path.parent), "") and path.parent.name != PROGRESS
+
+
+def _is_prepared(place: str, name: str) -> bool:
+    folder = Path(place, name)
+    return (folder / INDEX).is_file() or (folder / PROGRESS).is_dir()
+
+
+def _local(path: Path, kind: tuple[Kind, str]) -> SourceFile:
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise UserError("data.source_unreadable", path=str(path), reason=error.strerror or str(error)) from None
+    if not path.is_file():  # a pipe or a device would wait, or never end
+        raise UserError("data.source_unreadable", path=str(path), reason="it is no regular file")
+    return SourceFile(
+        path=str(path), kind=kind[0], compression=kind[1], size_bytes=state.st_size, stamp=str(state.st_mtime_ns)
+    )
+
+
+def _sample(file: SourceFile) -> bytes:
+    """A digest of pieces from end to end; all of a small file."""
+    if file.size_bytes is None:
+        return b"stdin"
+    digest = hashlib.sha256()
+    try:
+        with Path(file.path).open("rb") as stream:
+            for piece in range(_PIECES):
+                stream.seek(file.size_bytes * piece // _PIECES)
+                digest.update(stream.read(_PIECE_BYTES))
+    except OSError as error:
+        raise UserError("data.source_unreadable", path=file.path, reason=error.strerror or str(error)) from None
+    return digest.digest()

@@ -1,0 +1,187 @@
+"""The tokenizer of a preparation: found or trained once, saved in .progress/tokenizer, loaded from there by workers."""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from foretrain.base.durable import sync_folder
+from foretrain.base.errors import UserError
+from foretrain.base.safe_read import read_bytes
+from foretrain.data import tokenizer as tokenizers
+from foretrain.data.prepare.ipc import Child, error_frame, ignore_interrupts, limit_memory, send
+from foretrain.data.prepare.options import PrepareOptions
+from foretrain.data.prepare.reader import Job, Position
+from foretrain.data.prepare.sources import SourceList
+from foretrain.data.shards import PROGRESS, TokenizerInfo
+from foretrain.data.tokenizer import (
+    MOST_BYTES,
+    TIKTOKEN_NAMES,
+    BpeTokenizer,
+    ByteTokenizer,
+    JsonTokenizer,
+    TiktokenTokenizer,
+    Tokenizer,
+)
+from foretrain.data.tokenizer_check import digest_of
+
+FOLDER, REQUEST = "tokenizer", "request.json"
+SAMPLE_BYTES, PLAN_SAMPLE_BYTES = 64 * 2**20, 4 * 2**20  # text that a BPE is trained on, for shards and for a plan
+_LEAST_PIECE = 256 * 2**10
+_TRAINING_BYTES = 3 * 2**30
+
+
+def make(options: PrepareOptions, sources: SourceList, folder: Path, *, plan: bool = False) -> TokenizerInfo:
+    """The tokenizer, saved as a folder; one that is there for the same request is taken as it is.
+
+    Raises UserError 'environment.no_vocabulary', 'data.bad_tokenizer', 'usage.tokenizer' and what training can meet.
+    """
+    saved = folder / FOLDER
+    if not (saved / REQUEST).is_file():
+        shutil.rmtree(saved, ignore_errors=True)
+        staging = Path(tempfile.mkdtemp(prefix=".tokenizer-", dir=folder))
+        try:
+            tokenizer = _train(options, sources, staging, plan) if options.train_bpe else _find(options.tokenizer)
+            tokenizer.save(staging)
+            about = {"request": options.request, "name": tokenizer.name}
+            (staging / REQUEST).write_text(json.dumps(about), "utf-8")
+            for path in staging.iterdir():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            staging.replace(saved)
+            sync_folder(folder)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    return info_of(saved)
+
+
+def forget_other(request: str, folder: Path) -> None:
+    """Remove a saved tokenizer that was asked for by another name."""
+    try:
+        if json.loads((folder / FOLDER / REQUEST).read_text("utf-8"))["request"] == request:
+            return
+    except (OSError, ValueError, KeyError):
+        pass
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+
+
+def info_of(saved: Path) -> TokenizerInfo:
+    """What the index says about a saved tokenizer."""
+    about = json.loads((saved / REQUEST).read_text("utf-8"))
+    tokenizer = tokenizers.load(saved, about["name"])
+    assert tokenizer is not None
+    return TokenizerInfo(
+        name=tokenizer.name, sha256=digest_of(tokenizer), separator=tokenizer.separator, request=about["request"]
+    )
+
+
+def vocab_size(saved: Path, name: str) -> int:
+    """One more than the largest id."""
+    tokenizer = tokenizers.load(saved, name)
+    assert tokenizer is not None
+    return tokenizer.vocab_size
+
+
+def publish(folder: Path) -> None:
+    """The tokenizer's files beside the shards, where `lm.tokenizer.load` finds them."""
+    for path in (folder / PROGRESS / FOLDER).iterdir():
+        if path.name != REQUEST:
+            shutil.copyfile(path, folder / path.name)
+            with (folder / path.name).open("rb") as file:
+                os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def _find(wanted: str) -> Tokenizer:
+    if wanted == "byte":
+        return ByteTokenizer()
+    path = Path(wanted)
+    if path.is_dir() and (path / JsonTokenizer.FILE).is_file():
+        return JsonTokenizer.load(path)
+    if path.is_file():
+        if path.name == JsonTokenizer.FILE:
+            return JsonTokenizer.load(path.parent)
+        return JsonTokenizer(read_bytes(path, MOST_BYTES).decode("utf-8", "replace"))
+    if wanted in _tiktoken_names():
+        return TiktokenTokenizer(wanted)
+    if wanted.endswith(".json") or "/" in wanted:
+        raise UserError("data.no_tokenizer_file", path=wanted)
+    raise UserError("usage.tokenizer", wanted=wanted[:80], names=("byte", *_tiktoken_names()))
+
+
+def _tiktoken_names() -> tuple[str, ...]:
+    """Those that tiktoken has and that end documents; ours where it is not installed."""
+    try:
+        import tiktoken
+    except ImportError:
+        return TIKTOKEN_NAMES
+    return tuple(sorted({*TIKTOKEN_NAMES, *tiktoken.list_encoding_names(), *tiktoken.registry.ENCODINGS}))
+
+
+# -- training ----------------------------------------------------------------------------------------------
+
+
+def _train(options: PrepareOptions, sources: SourceList, staging: Path, plan: bool) -> Tokenizer:
+    """A BPE of the source's text, trained in a process of its own, whose memory is given back."""
+    if any(file.kind == "stdin" for file in sources.files):
+        raise UserError("usage.bpe_of_stdin")
+    assert options.train_bpe is not None
+    if options.train_bpe < 257:
+        raise UserError("data.bpe_vocab", vocab_size=options.train_bpe)
+    job = options.job(sources, Position(), PLAN_SAMPLE_BYTES if plan else SAMPLE_BYTES)
+    (staging / "job.json").write_text(json.dumps(job.to_json()), "utf-8")
+    child = Child("vocabulary", str(staging), str(options.train_bpe), one_thread=False)
+    path = ""
+    try:
+        while True:
+            frame = child.next()
+            if frame is None:
+                raise UserError("data.training_died", path=path)
+            if frame[0]["type"] == "done":
+                break
+            path = frame[0]["path"]
+    finally:
+        child.end()
+        (staging / "job.json").unlink(missing_ok=True)
+    return BpeTokenizer.load(staging)
+
+
+def main(staging: str, size: str) -> None:
+    """The training process: a bounded sample of all files, then the merges."""
+    ignore_interrupts()
+    pipe = sys.stdout.buffer
+    try:
+        from foretrain.data.prepare.formats import OpenFile, Place, documents
+        from foretrain.data.prepare.sample import spread
+
+        job = Job.from_json((Path(staging) / "job.json").read_text("utf-8"))
+        limit_memory(_TRAINING_BYTES)
+        total = job.sample_bytes or SAMPLE_BYTES
+        chosen = spread(len(job.files), max(1, total // _LEAST_PIECE))
+
+        def sample() -> Iterator[bytes]:
+            seen: set[bytes] = set()
+            for number in chosen:
+                left = total // len(chosen)
+                opened = OpenFile(job.files[number])
+                send(pipe, {"type": "file", "path": opened.file.path})
+                for document in documents(opened, job.format, Place()):
+                    digest = hashlib.sha256(document.text or b"").digest()[:16]
+                    if document.text is not None and digest not in seen:
+                        seen.add(digest)
+                        yield document.text[:left]
+                        left -= len(document.text)
+                    if left <= 0:
+                        break
+                opened.abandon()
+
+        BpeTokenizer.train(sample(), int(size)).save(Path(staging))
+        send(pipe, {"type": "done"})
+    except UserError as error:
+        send(pipe, error_frame(error))
+    except MemoryError:
+        send(pipe, error_frame(UserError("data.source_memory", path="the text that the BPE is trained on")))

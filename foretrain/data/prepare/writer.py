@@ -1,0 +1,198 @@
+"""Token shards as they grow: each is written beside its place, and gets its name when it is complete and synced.
+
+What a snapshot says about the growing shard (its size and digest) is what a killed preparation goes on from: the file
+is cut there, checked against the digest, and continued.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+
+from foretrain.base.durable import sync_folder
+from foretrain.base.errors import UserError
+from foretrain.base.records import Record
+from foretrain.data.prepare.disk import open_file, write_all
+from foretrain.data.shards import (
+    BLOCK_BYTES,
+    BLOCK_DIGEST_HEX,
+    HISTOGRAM_BINS,
+    ITEM_BYTES,
+    PROGRESS,
+    Shard,
+    Split,
+    shard_name,
+)
+
+
+class Part(Record):
+    """The growing shard of a split."""
+
+    tokens: int = 0
+    documents: int = 0
+    min_id: int | None = None
+    max_id: int | None = None
+    sha256: str = ""
+
+
+class SplitState(Record):
+    """What a snapshot says about a split."""
+
+    part: Part = Part()
+    documents: int = 0
+    source_bytes: int = 0
+    length_histogram: tuple[int, ...] = (0,) * HISTOGRAM_BINS
+    shards: tuple[Shard, ...] = ()
+
+
+class SplitWriter:
+    """Appends ids to the shards of one split."""
+
+    def __init__(self, folder: Path, split: str, dtype: str, shard_tokens: int, state: SplitState) -> None:
+        self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
+        self.item_bytes = ITEM_BYTES[dtype]
+        self.shards = list(state.shards)
+        self.documents, self.source_bytes = state.documents, state.source_bytes
+        self.histogram = np.array(state.length_histogram, dtype=np.int64)
+        self._handle = -1
+        self._begin(state.part)
+        self._restore(state.part)
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards) + self.part_tokens
+
+    def _part_path(self) -> Path:
+        return self.folder / PROGRESS / shard_name(self.split, len(self.shards))
+
+    def _begin(self, part: Part) -> None:
+        self.part_tokens, self.part_documents = part.tokens, part.documents
+        self.low, self.high = part.min_id, part.max_id
+        self._sha, self._block, self._blocks, self._block_filled = hashlib.sha256(), hashlib.sha256(), [], 0
+
+    def _restore(self, part: Part) -> None:
+        """The files as the snapshot knows them. Raises UserError 'data.progress_damaged'."""
+        for shard in self.shards:
+            path = self.folder / shard.file
+            if not path.is_file() or path.stat().st_size != shard.tokens * self.item_bytes:
+                raise UserError("data.progress_damaged", path=str(self.folder), file=shard.file)
+        number = len(self.shards)
+        published = self.folder / shard_name(self.split, number)
+        if published.exists():  # complete when we were killed, before the snapshot that says so
+            published.replace(self._part_path())
+        while (later := self.folder / shard_name(self.split, number + 1)).exists():
+            later.unlink()
+            number += 1
+        self._open(part.tokens * self.item_bytes)
+        if part.tokens:
+            os.lseek(self._handle, 0, os.SEEK_SET)
+            left = part.tokens * self.item_bytes
+            while left and (piece := os.read(self._handle, min(left, BLOCK_BYTES))):
+                self._digest(memoryview(piece))
+                left -= len(piece)
+            if left or self._sha.hexdigest() != part.sha256:
+                raise UserError("data.progress_damaged", path=str(self.folder), file=self._part_path().name)
+
+    def _open(self, size: int) -> None:
+        self._handle = open_file(self._part_path())
+        if os.fstat(self._handle).st_size > size:
+            os.ftruncate(self._handle, size)
+        os.lseek(self._handle, size, os.SEEK_SET)
+
+    def append(self, ids: np.ndarray, lengths: np.ndarray, source_bytes: int) -> int:
+        """Whole documents: ids (tokens) in the dtype, lengths (documents) in tokens. Returns shards completed."""
+        ends = np.cumsum(lengths, dtype=np.int64)
+        assert len(ids) == (int(ends[-1]) if len(ends) else 0)
+        self.documents += len(lengths)
+        self.source_bytes += source_bytes
+        bins = np.minimum(np.frexp(lengths.astype(np.float64))[1], HISTOGRAM_BINS - 1)  # frexp's is the bit length
+        self.histogram += np.bincount(bins, minlength=HISTOGRAM_BINS)
+        done = start = before = 0
+        while start < len(ids):
+            stop = min(len(ids), start + self.shard_tokens - self.part_tokens)
+            through = int(np.searchsorted(ends, stop, side="right"))
+            self._write(ids[start:stop], through - before)
+            start, before = stop, through
+            if self.part_tokens == self.shard_tokens:
+                self.commit()
+                done += 1
+        return done
+
+    def _write(self, ids: np.ndarray, documents: int) -> None:
+        data = memoryview(ids.tobytes())
+        write_all(self._handle, data)
+        self._digest(data)
+        self.part_tokens += len(ids)
+        self.part_documents += documents
+        low, high = int(ids.min()), int(ids.max())
+        self.low = low if self.low is None else min(self.low, low)
+        self.high = high if self.high is None else max(self.high, high)
+
+    def _digest(self, data: memoryview) -> None:
+        self._sha.update(data)
+        while len(data):
+            piece = data[: BLOCK_BYTES - self._block_filled]
+            self._block.update(piece)
+            self._block_filled += len(piece)
+            data = data[len(piece) :]
+            if self._block_filled == BLOCK_BYTES:
+                self._end_block()
+
+    def _end_block(self) -> None:
+        self._blocks.append(self._block.hexdigest()[:BLOCK_DIGEST_HEX])
+        self._block, self._block_filled = hashlib.sha256(), 0
+
+    def commit(self) -> None:
+        """The growing shard is complete: synced, then named. The next one begins."""
+        assert self.low is not None
+        assert self.high is not None
+        if self._block_filled:
+            self._end_block()
+        os.fsync(self._handle)
+        os.close(self._handle)
+        self._handle = -1
+        name = shard_name(self.split, len(self.shards))
+        self._part_path().replace(self.folder / name)
+        sync_folder(self.folder)
+        self.shards.append(
+            Shard(
+                file=name, tokens=self.part_tokens, documents=self.part_documents, min_id=self.low, max_id=self.high,
+                sha256=self._sha.hexdigest(), blocks=tuple(self._blocks),
+            )
+        )  # fmt: skip
+        self._begin(Part())
+        self._open(0)
+
+    def finish(self) -> Split:
+        """The last shard, shorter than the others, and what the index says."""
+        if self.part_tokens:
+            self.commit()
+        self.close()
+        lows, highs = [shard.min_id for shard in self.shards], [shard.max_id for shard in self.shards]
+        return Split(
+            tokens=self.tokens, documents=self.documents, source_bytes=self.source_bytes,
+            min_id=min(lows, default=None), max_id=max(highs, default=None),
+            length_histogram=tuple(int(count) for count in self.histogram), shards=tuple(self.shards),
+        )  # fmt: skip
+
+    def snapshot(self) -> SplitState:
+        """What can be gone on from, once the file is synced."""
+        os.fsync(self._handle)
+        part = Part(
+            tokens=self.part_tokens, documents=self.part_documents, min_id=self.low, max_id=self.high,
+            sha256=self._sha.copy().hexdigest(),
+        )  # fmt: skip
+        return SplitState(
+            part=part, documents=self.documents, source_bytes=self.source_bytes,
+            length_histogram=tuple(int(count) for count in self.histogram), shards=tuple(self.shards),
+        )  # fmt: skip
+
+    @property
+    def is_open(self) -> bool:
+        return self._handle >= 0
+
+    def close(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1

@@ -1,0 +1,235 @@
+"""A prepared dataset as shards: raw token files of one size, and the index `dataset.json` beside them. No numpy.
+
+    DIR/dataset.json          the index, written last: a folder without it is unfinished
+    DIR/train-00000.bin …     raw little-endian token ids without a header: one after the other, they are nanoGPT's
+    DIR/val-00000.bin …       train.bin; every shard of a split but its last has `shard_tokens` tokens
+    DIR/tokenizer.json        and other files of the tokenizer
+    DIR/.progress/            the state of an unfinished preparation, removed at its end
+
+A document is its ids and one separator after them; it may go on in the next shard.
+"""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from foretrain.base.errors import UserError
+from foretrain.base.records import Record
+from foretrain.base.safe_read import JSON_BYTES, read_text
+
+SCHEMA = "foretrain.dataset/2"
+INDEX = "dataset.json"
+PROGRESS = ".progress"
+SPLITS = ("train", "val")
+ITEM_BYTES = {"uint16": 2, "uint32": 4}
+BLOCK_BYTES = 2**20  # what one digest of `Shard.blocks` covers
+BLOCK_DIGEST_HEX = 32  # the first 128 bits of a SHA-256
+DEFAULT_SHARD_TOKENS = 100_000_000
+HISTOGRAM_BINS = 40  # bin b counts documents of 2^(b-1) to 2^b - 1 tokens, separator included; bin 0 is empty
+_SHA256, _SHARD_NAME = re.compile(r"[0-9a-f]{64}"), re.compile(r"(train|val)-[0-9]{5,}\.bin")
+_DIGEST, _NO_DIGEST = "index_sha256", "0" * 64
+
+
+def dtype_for(largest_id: int) -> str:
+    """The narrowest type that holds every id up to `largest_id`. Raises ValueError beyond uint32."""
+    if not 0 <= largest_id < 1 << 32:
+        raise ValueError(f"token id {largest_id} is outside of uint32")
+    return "uint16" if largest_id < 1 << 16 else "uint32"
+
+
+def shard_name(split: str, number: int) -> str:
+    """'train-00007.bin'."""
+    return f"{split}-{number:05d}.bin"
+
+
+def block_digest(block: bytes | memoryview) -> str:
+    """The digest of one block: the first 128 bits of its SHA-256, as hex."""
+    return hashlib.sha256(block).hexdigest()[:BLOCK_DIGEST_HEX]
+
+
+def histogram_bin(tokens: int) -> int:
+    """The bin of a document of `tokens` tokens, its separator included."""
+    return min(tokens.bit_length(), HISTOGRAM_BINS - 1)
+
+
+class Shard(Record):
+    """A token file. `documents` is the number of documents that end in it; `blocks` has a digest for each
+    `block_bytes` of the file, the last block being as short as is left."""
+
+    file: str
+    tokens: int = Field(gt=0)
+    documents: int = Field(ge=0)
+    min_id: int = Field(ge=0)
+    max_id: int = Field(ge=0)
+    sha256: str
+    block_bytes: int = Field(default=BLOCK_BYTES, gt=0)
+    blocks: tuple[str, ...]
+
+    @field_validator("file")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        if not _SHARD_NAME.fullmatch(value):
+            raise ValueError(f"{value[:80]!r} is no shard's name")
+        return value
+
+    @field_validator("sha256")
+    @classmethod
+    def _digest(cls, value: str) -> str:
+        if not _SHA256.fullmatch(value):
+            raise ValueError("is no SHA-256")
+        return value
+
+
+class Split(Record):
+    """One split. `source_bytes` is the UTF-8 text that its tokens stand for, separators not counted."""
+
+    tokens: int = 0
+    documents: int = 0
+    source_bytes: int = 0
+    min_id: int | None = None
+    max_id: int | None = None
+    length_histogram: tuple[int, ...] = (0,) * HISTOGRAM_BINS
+    shards: tuple[Shard, ...] = ()
+
+    @model_validator(mode="after")
+    def _sums(self) -> "Split":
+        if self.tokens != sum(shard.tokens for shard in self.shards):
+            raise ValueError(f"{self.tokens} tokens are not the sum of its shards'")
+        if self.documents != sum(shard.documents for shard in self.shards):
+            raise ValueError(f"{self.documents} documents are not the sum of its shards'")
+        return self
+
+
+class TokenizerInfo(Record):
+    """Which tokenizer made the ids. `sha256` is over its vocabulary and rules, so a changed one is noticed;
+    `request` is what was asked for, as 'gpt2' or 'train-bpe 50257'."""
+
+    name: str
+    sha256: str
+    separator: int
+    request: str = ""
+
+
+class Source(Record):
+    """What the ids were made from. `fingerprint` changes with the files, their sizes and times or etags."""
+
+    fingerprint: str
+    description: str
+    files: int
+    source_bytes: int | None = None
+
+
+class Settings(Record):
+    """What else decides the bytes of the shards; the same source and settings give the same shards."""
+
+    seed: int
+    shuffle_buffer: int
+    val_share: float
+    dedup: bool
+    text_column: str
+    split_documents: str = "file"
+    max_tokens: int | None = None
+    max_document_bytes: int
+    shard_tokens: int = Field(gt=0)
+
+
+class Counts(Record):
+    """Documents that were read and are in no split as they stood, by reason."""
+
+    empty: int = 0
+    duplicates: int = 0
+    bad: int = 0  # lines that are no JSON, documents beyond the cap: left out on request (--skip-bad)
+    replaced_utf8: int = 0  # documents whose invalid UTF-8 became U+FFFD; they are in a split
+    separator_bytes: int = 0  # documents of the byte tokenizer that hold its separator; they are in a split
+
+
+class DatasetIndex(Record):
+    """`dataset.json`: everything about the dataset but its tokens."""
+
+    dtype: str
+    vocab_size: int = Field(gt=0, le=1 << 32)
+    tokenizer: TokenizerInfo
+    source: Source
+    settings: Settings
+    counts: Counts = Counts()
+    splits: dict[str, Split]
+    foretrain_version: str = ""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "DatasetIndex":
+        if self.dtype not in ITEM_BYTES:
+            raise ValueError(f"dtype {self.dtype[:40]!r} is neither uint16 nor uint32")
+        if set(self.splits) != set(SPLITS):
+            raise ValueError("its splits are not train and val")
+        limit = min(self.vocab_size, 1 << (8 * ITEM_BYTES[self.dtype]))
+        for name, split in self.splits.items():
+            if split.max_id is not None and split.max_id >= limit:
+                raise ValueError(f"{name} has id {split.max_id}, beyond vocab_size or {self.dtype}")
+            if [shard.file for shard in split.shards] != [shard_name(name, i) for i in range(len(split.shards))]:
+                raise ValueError(f"the shards of {name} are not numbered one by one")
+            if any(shard.tokens != split.shards[0].tokens for shard in split.shards[:-1]):
+                raise ValueError(f"the shards of {name} are of different sizes")
+        return self
+
+    @property
+    def tokens(self) -> int:
+        """Of both splits."""
+        return sum(split.tokens for split in self.splits.values())
+
+    @property
+    def item_bytes(self) -> int:
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the tokens themselves: other tokens, another fingerprint; where the folder lies does not matter."""
+        digest = hashlib.sha256(f"{self.dtype};{self.tokenizer.sha256};".encode())
+        for name in SPLITS:
+            for shard in self.splits[name].shards:
+                digest.update(f"{name}:{shard.tokens}:{shard.sha256};".encode())
+        return digest.hexdigest()[:32]
+
+
+def sealed(record: Record, schema: str, key: str) -> str:
+    """A record as its file has it: with a digest of itself, so that a flipped bit anywhere in it is found."""
+    text = json.dumps(record.to_json(**{"schema": schema, key: _NO_DIGEST}), indent=1) + "\n"
+    return text.replace(_NO_DIGEST, hashlib.sha256(text.encode()).hexdigest(), 1)
+
+
+def unsealed(text: str, key: str) -> dict[str, Any]:
+    """The fields of a file whose own digest, under `key`, is right. Raises ValueError, and what json.loads does."""
+    fields = json.loads(text)
+    digest = fields.pop(key, None)
+    if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+        raise ValueError("it has no digest of itself")
+    if hashlib.sha256(text.replace(digest, _NO_DIGEST, 1).encode()).hexdigest() != digest:
+        raise ValueError("it is not what was written: its own digest is another one")
+    return fields
+
+
+def index_text(index: DatasetIndex) -> str:
+    """The index as its file has it."""
+    return sealed(index, SCHEMA, _DIGEST)
+
+
+def read_index(folder: Path) -> DatasetIndex:
+    """The index of a prepared folder. Raises UserError 'data.bad_meta' where it is damaged or contradicts itself."""
+    path = folder / INDEX
+    try:
+        text = read_text(path, JSON_BYTES)
+        schema = json.loads(text).get("schema")
+        if schema != SCHEMA:
+            raise UserError("data.bad_meta", path=str(path), reason=f"its schema is {str(schema)[:60]}, not {SCHEMA}")
+        fields = unsealed(text, _DIGEST)
+        del fields["schema"]
+        return DatasetIndex.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError("data.bad_meta", path=str(path), reason=f"{where}: {first['msg']}"[:300]) from None
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise UserError("data.bad_meta", path=str(path), reason=(str(error).splitlines() or ["?"])[0][:300]) from None

@@ -1,0 +1,144 @@
+"""Token ids by position, over the files of a layout. Read with pread, never mapped: a file that shrinks is a sentence.
+
+Where the index has digests, a block is checked the first time that something of it is read, so a flipped bit is found
+before it is trained on. No numpy: `foretrain data` works without.
+"""
+
+import os
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import BinaryIO
+
+from foretrain.base.errors import UserError
+from foretrain.data.shards import block_digest
+from foretrain.data.token_layout import Segment
+
+_MOST_OPEN = 128  # files; a process has 1,024 on most systems
+
+Fetch = Callable[[Segment], None]
+
+
+class TokenReader:
+    """The segments of one split as one row of ids. One thread reads at a time; others wait for it."""
+
+    def __init__(self, segments: Sequence[Segment], *, verify: bool = True, fetch: Fetch | None = None) -> None:
+        """`fetch` brings the file of a segment that is not here. All segments have one dtype."""
+        self.segments = tuple(segments)
+        self.ends = tuple(accumulate(segment.tokens for segment in segments))
+        self.tokens = self.ends[-1] if self.ends else 0
+        self.item_bytes = segments[0].item_bytes if segments else 2
+        self.verified_bytes = 0
+        self._fetch = fetch
+        self._unseen = [bytearray(b"\1") * len(s.blocks) if verify else bytearray(len(s.blocks)) for s in segments]
+        self._left = [sum(unseen) for unseen in self._unseen]
+        self._open: OrderedDict[int, BinaryIO] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def hold(self, most: int) -> int:
+        """Open at most so many of the files that are here, for a process that may later open no more; how many."""
+        here = [n for n, segment in enumerate(self.segments) if segment.path.is_file()][: max(0, min(most, _MOST_OPEN))]
+        with self._lock:
+            for number in here:
+                self._file(number)
+        return len(here)
+
+    def close(self) -> None:
+        """Give the files back; a later read opens them again."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_open"):
+            self.close()
+
+    def read_into(self, position: int, view: memoryview) -> None:
+        """Fill `view`, bytes, with ids from a position on. Raises UserError 'data.bad_block' and others."""
+        done = 0
+        with self._lock:
+            while done < len(view):
+                number = bisect_right(self.ends, position)
+                if number >= len(self.ends):
+                    raise IndexError(f"position {position} is behind the last of {self.tokens} tokens")
+                segment = self.segments[number]
+                inside = position - (self.ends[number] - segment.tokens)
+                size = min(len(view) - done, (segment.tokens - inside) * self.item_bytes)
+                self._read(number, segment.offset + inside * self.item_bytes, view[done : done + size])
+                done, position = done + size, position + size // self.item_bytes
+
+    def read(self, position: int, count: int) -> bytes:
+        """Up to `count` ids from a position on, as bytes; fewer at the end."""
+        buffer = bytearray(max(0, min(count, self.tokens - position)) * self.item_bytes)
+        self.read_into(position, memoryview(buffer))
+        return bytes(buffer)
+
+    def ids(self, position: int, count: int) -> list[int]:
+        """Up to `count` ids from a position on."""
+        data, item = self.read(position, count), self.item_bytes
+        return [int.from_bytes(data[i : i + item], "little") for i in range(0, len(data), item)]
+
+    # -- one file ------------------------------------------------------------------------------------------
+
+    def _read(self, number: int, offset: int, view: memoryview) -> None:
+        segment, file = self.segments[number], self._file(number)
+        if self._left[number]:
+            self._check(number, file, offset, offset + len(view))
+        if read_at(file, offset, view) != len(view):
+            raise self._shrunk(segment)
+
+    def _check(self, number: int, file: BinaryIO, start: int, end: int) -> None:
+        """The blocks of a stretch that nobody has looked at yet."""
+        segment, unseen = self.segments[number], self._unseen[number]
+        for block in range(start // segment.block_bytes, -(-end // segment.block_bytes)):
+            if unseen[block]:
+                first = block * segment.block_bytes
+                data = memoryview(bytearray(min(segment.block_bytes, segment.end - first)))
+                if read_at(file, first, data) != len(data):
+                    raise self._shrunk(segment)
+                if block_digest(data) != segment.blocks[block]:
+                    raise UserError(
+                        "data.bad_block", path=str(segment.path), block=block, first=first, last=first + len(data) - 1
+                    )
+                unseen[block] = 0
+                self._left[number] -= 1
+                self.verified_bytes += len(data)
+
+    def _shrunk(self, segment: Segment) -> UserError:
+        return UserError("data.shrunk", path=str(segment.path), tokens=segment.tokens)
+
+    def _file(self, number: int) -> BinaryIO:
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        while len(self._open) >= _MOST_OPEN:
+            self._open.popitem(last=False)[1].close()
+        segment = self.segments[number]
+        if self._fetch is not None and not segment.path.is_file():
+            self._fetch(segment)
+        try:
+            self._open[number] = file = segment.path.open("rb", buffering=0)
+        except FileNotFoundError:
+            raise UserError("data.missing_file", path=str(segment.path)) from None
+        except OSError as error:
+            raise UserError("data.unreadable", path=str(segment.path), reason=error.strerror or str(error)) from None
+        return file
+
+
+def read_at(file: BinaryIO, offset: int, view: memoryview) -> int:
+    """Fill a view from a place in a file; returns the bytes there were. Raises UserError where the disk fails."""
+    done = 0
+    try:
+        while done < len(view):
+            if hasattr(os, "preadv"):
+                got = os.preadv(file.fileno(), [view[done:]], offset + done)
+            else:
+                file.seek(offset + done)
+                got = file.readinto(view[done:]) or 0  # type: ignore[attr-defined]
+            if not got:
+                break
+            done += got
+    except OSError as error:
+        raise UserError("data.unreadable", path=str(file.name), reason=error.strerror or str(error)) from None
+    return done

@@ -1,0 +1,160 @@
+"""What NVML says of this machine's cards at one moment: memory by process, energy, clocks, what slows them. No torch.
+
+Every figure is asked for by itself, so that a card, a driver or a container that keeps one back still gives the
+others, and a driver that breaks in the middle of a run ends nothing but the samples.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from foretrain.base.records import Record
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReason…) -> ids of texts.
+REASONS = {
+    0x1: "idle", 0x2: "applications_clocks", 0x4: "power_cap", 0x8: "hardware_slowdown", 0x10: "sync_boost",
+    0x20: "thermal", 0x40: "hardware_thermal", 0x80: "power_brake", 0x100: "display_clocks",
+}  # fmt: skip
+# Of these a run gets slower than it could be. A power cap is where most cards work at full load anyway.
+SLOWING = ("thermal", "hardware_thermal", "hardware_slowdown", "power_brake", "power_cap", "applications_clocks")
+
+
+class CardSample(Record):
+    """One card at one moment; None where NVML does not say. `ours_bytes`: what the watched processes hold.
+
+    `busy` and `memory_busy` are NVML's utilisation: the share of the last moments in which a kernel ran, or memory was
+    read or written. `energy_j` is the driver's counter since it was loaded.
+    """
+
+    index: int
+    used_bytes: int | None = None
+    ours_bytes: int | None = None
+    busy: float | None = None
+    memory_busy: float | None = None
+    clock_ghz: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    temperature_c: int | None = None
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether NVML said nothing at all."""
+        return self == CardSample(index=self.index)
+
+
+class CardFacts(Record):
+    """What does not change of a card."""
+
+    index: int
+    name: str
+    total_bytes: int | None
+    driver: str = ""
+
+
+class Cards:
+    """All cards that NVML shows. Without NVML, without a card or after the driver broke there are none."""
+
+    def __init__(self, nvml: Any = None) -> None:
+        self.facts: tuple[CardFacts, ...] = ()
+        self.problem = ""  # why there is nothing to be had, at the start or by now
+        self._refused = ""
+        self._handles: list[Any] = []
+        self._nvml = nvml
+        self._open()
+
+    def _open(self) -> None:
+        if self._nvml is None:
+            try:
+                import pynvml
+            except ImportError:
+                self.problem = "nvidia-ml-py is not installed"
+                return
+            self._nvml = pynvml
+        nvml = self._nvml
+        try:
+            nvml.nvmlInit()
+            count = nvml.nvmlDeviceGetCount()
+            self._handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
+        except Exception as error:  # the binding raises its own, OSError and, of damaged libraries, anything
+            self.problem = _reason(error)
+            self._handles = []
+            return
+        driver = _text(self._ask("nvmlSystemGetDriverVersion"))
+        self.facts = tuple(
+            CardFacts(
+                index=i, name=_text(self._ask("nvmlDeviceGetName", handle)) or f"card {i}",
+                total_bytes=getattr(self._ask("nvmlDeviceGetMemoryInfo", handle), "total", None), driver=driver,
+            )
+            for i, handle in enumerate(self._handles)
+        )  # fmt: skip
+
+    def _ask(self, function: str, *arguments: Any) -> Any:
+        """The answer of one question, None where there is none."""
+        try:
+            return getattr(self._nvml, function)(*arguments)
+        except Exception as error:
+            self._refused = _reason(error)
+            return None
+
+    def sample(self, pids: Collection[int]) -> tuple[CardSample, ...]:
+        """Every card now. `pids`: the processes whose memory is `ours`."""
+        found = tuple(self._sample(i, handle, pids) for i, handle in enumerate(self._handles))
+        if found:
+            self.problem = self._refused if all(sample.empty for sample in found) else ""
+        return found
+
+    def one(self, index: int, pids: Collection[int]) -> CardSample | None:
+        """One card now; None where there is none of this index."""
+        return self._sample(index, self._handles[index], pids) if index < len(self._handles) else None
+
+    def index_of(self, uuid: str, otherwise: int) -> int:
+        """NVML's index of the card with this id, as 'GPU-…'; `otherwise` where none says that it is it."""
+        for i, handle in enumerate(self._handles):
+            if uuid and _text(self._ask("nvmlDeviceGetUUID", handle)) == uuid:
+                return i
+        return otherwise
+
+    def _sample(self, index: int, handle: Any, pids: Collection[int]) -> CardSample:
+        nvml, ask = self._nvml, self._ask
+        memory, shares = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetUtilizationRates", handle)
+        mask = ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if mask is None:  # drivers before 535 know the older name
+            mask = ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        return CardSample(
+            index=index,
+            used_bytes=_number(getattr(memory, "used", None), int),
+            ours_bytes=self._ours(handle, pids),
+            busy=_number(getattr(shares, "gpu", None), lambda v: v / 100),
+            memory_busy=_number(getattr(shares, "memory", None), lambda v: v / 100),
+            clock_ghz=_number(
+                ask("nvmlDeviceGetClockInfo", handle, getattr(nvml, "NVML_CLOCK_SM", 1)), lambda v: v / 1e3
+            ),
+            power_w=_number(ask("nvmlDeviceGetPowerUsage", handle), lambda v: v / 1e3),
+            energy_j=_number(ask("nvmlDeviceGetTotalEnergyConsumption", handle), lambda v: v / 1e3),
+            temperature_c=_number(
+                ask("nvmlDeviceGetTemperature", handle, getattr(nvml, "NVML_TEMPERATURE_GPU", 0)), int
+            ),
+            reasons=tuple(name for bit, name in REASONS.items() if isinstance(mask, int) and mask & bit),
+        )
+
+    def _ours(self, handle: Any, pids: Collection[int]) -> int | None:
+        """Memory of these processes. None where NVML does not tell them apart, as on Windows and in some containers."""
+        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
+        if processes is None:
+            return None
+        sizes = [getattr(p, "usedGpuMemory", None) for p in processes if p.pid in pids]
+        if any(size is None for size in sizes):
+            return None
+        return sum(size for size in sizes if size is not None)
+
+
+def _number(value: Any, to: Callable[[Any], Any]) -> Any:
+    return to(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else "" if value is None else str(value)
+
+
+def _reason(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:120]

@@ -1,0 +1,230 @@
+"""GPT-2 as nanoGPT has it: the same parameter names, the same initialisation, draw for draw with the same seed.
+
+One difference, on purpose: the training forward returns the loss and nothing else. Returned logits stay alive
+through the backward pass, and a compiled backward pass even makes a zero gradient for them (docs/memory.md).
+
+Shapes: B micro-batch, T context, C width, H heads, V vocabulary.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from foretrain.config.options import RunConfig
+from foretrain.model.attention import causal_attention
+from foretrain.model.checkpointing import remake_input
+from foretrain.model.embedding import TokenEmbedding
+from foretrain.model.loss import ChunkedLoss
+
+
+class LanguageModel(nn.Module):
+    """What every recipe's model does with its hidden states: the loss, whole or in chunks; logits to sample from."""
+
+    lm_head: nn.Linear
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__()
+        self.block_size = config.block_size
+        self.checkpointed_blocks = config.checkpointed
+        self.chunked_loss = ChunkedLoss(config.loss_chunk_size) if config.loss_chunk_size else None
+
+    def layers(self) -> nn.ModuleList:
+        """The transformer blocks."""
+        raise NotImplementedError
+
+    def hidden(self, idx: Tensor) -> Tensor:
+        """The normed last hidden states, B x T x C, of token ids idx, B x T."""
+        raise NotImplementedError
+
+    def block(self, i: int, x: Tensor, *others: Tensor) -> Tensor:
+        """x, and what every block takes besides, through block i: checkpointed if it is among the first that are."""
+        if self.training and i < self.checkpointed_blocks:
+            return checkpoint(self.layers()[i], x, *others, use_reentrant=False)
+        return self.layers()[i](x, *others)
+
+    def head_input(self, idx: Tensor) -> Tensor:
+        """The hidden states, B x T x C, in the dtype that autocast gives to matrix products."""
+        hidden = self.hidden(idx)
+        device = idx.device.type
+        return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
+
+    def compile_parts(self, options: dict[str, Any]) -> None:
+        """torch.compile for a model whose loss is chunked: the loop over chunks stays plain Python."""
+        assert self.chunked_loss is not None
+        self.head_input = torch.compile(self.head_input, **options)
+        self.chunked_loss.compile_step()
+
+    def compile_blocks(self, options: dict[str, Any]) -> None:
+        """torch.compile for one block, which all of them share as they differ by their weights alone, and the loss."""
+        for block in self.layers():
+            block.compile(**options)
+        if self.chunked_loss is not None:
+            self.chunked_loss.compile_step()
+        else:
+            self.whole_loss = torch.compile(self.whole_loss, **options)
+
+    def stay_eager(self) -> None:
+        """Take back what was compiled."""
+        for block in self.layers():
+            block._compiled_call_impl = None
+        for name in ("head_input", "whole_loss"):
+            self.__dict__.pop(name, None)
+        if self.chunked_loss is not None:
+            self.chunked_loss.stay_eager()
+
+    def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in nats of predicting targets (B x T, -1 is ignored) from idx (B x T); a scalar."""
+        if self.chunked_loss is not None:
+            return self.chunked_loss(self.head_input(idx), self.lm_head.weight, targets.reshape(-1))
+        return self.whole_loss(self.hidden(idx), targets)
+
+    def whole_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The loss of all logits at once, from the last hidden states, B x T x C."""
+        logits = self.lm_head(hidden)
+        del hidden  # an evaluation has no more need of it
+        if not torch.is_autocast_enabled(logits.device.type):  # which would take the loss in fp32 by itself
+            logits = logits.float()
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=-1)
+
+    def next_logits(self, idx: Tensor) -> Tensor:
+        """Logits of the token after idx: B x V. For sampling."""
+        return self.lm_head(self.hidden(idx)[:, -1])
+
+
+class Attention(nn.Module):
+    """Causal self-attention through PyTorch's scaled_dot_product_attention (flash where the device has it).
+
+    `products`: as batched matrix products instead (attention.py), which has no dropout and is for CPUs.
+    """
+
+    def __init__(self, n_embd: int, n_head: int, bias: bool, dropout: float, *, products: bool = False) -> None:
+        super().__init__()
+        self.c_attn = nn.Linear(n_embd, 3 * n_embd, bias=bias)
+        self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
+        self.resid_dropout = nn.Dropout(dropout)
+        self.n_head = n_head
+        self.dropout = dropout
+        self.products = products
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(self.c_attn(x))
+
+    def mix(self, qkv: Tensor) -> Tensor:
+        """B x T x 3C, the output of c_attn, to B x T x C."""
+        B, T, C = *qkv.shape[:2], qkv.shape[2] // 3
+        if self.products and qkv.is_cpu and not (self.dropout and self.training):
+            return self.resid_dropout(self.c_proj(causal_attention(qkv, self.n_head)))
+        heads = (B, T, self.n_head, C // self.n_head)
+        q, k, v = (part.view(heads).transpose(1, 2) for part in qkv.split(C, dim=2))  # B, H, T, C/H
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(B, T, C)))
+
+
+class MLP(nn.Module):
+    """Two linear layers with an exact GELU between them, four times as wide inside."""
+
+    def __init__(self, n_embd: int, bias: bool, dropout: float) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(n_embd, 4 * n_embd, bias=bias)
+        self.gelu = nn.GELU()
+        self.c_proj = nn.Linear(4 * n_embd, n_embd, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
+
+    def out(self, x: Tensor) -> Tensor:
+        """The second half, from what c_fc gives."""
+        return self.c_proj(self.gelu(x))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)). `cheap`: recompute norms and GELU in the backward pass."""
+
+    def __init__(self, config: RunConfig, *, cheap: bool) -> None:
+        super().__init__()
+        c = config
+        self.ln_1 = nn.LayerNorm(c.n_embd, bias=c.bias)
+        self.attn = Attention(c.n_embd, c.n_head, c.bias, c.dropout, products=c.attention == "bmm")
+        self.ln_2 = nn.LayerNorm(c.n_embd, bias=c.bias)
+        self.mlp = MLP(c.n_embd, c.bias, c.dropout)
+        self.cheap = cheap
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.cheap and self.training:
+            return self._forward_cheaply(x)
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+    def _forward_cheaply(self, x: Tensor) -> Tensor:
+        """The same, keeping neither the norms' outputs nor the GELU's: each product's input is made again from its
+        own."""
+        attn, mlp = self.attn, self.mlp
+        x = x + attn.mix(remake_input(lambda x: attn.c_attn(self.ln_1(x)), x))
+        wide = remake_input(lambda x: mlp.c_fc(self.ln_2(x)), x)
+        return x + mlp.dropout(remake_input(mlp.out, wide))
+
+
+class GPT(LanguageModel):
+    """The model. The modules are made in nanoGPT's order, because making them draws random numbers."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": TokenEmbedding(c.vocab_size, c.n_embd),
+                "wpe": nn.Embedding(c.block_size, c.n_embd),
+                "drop": nn.Dropout(c.dropout),
+                "h": nn.ModuleList(
+                    [Block(c, cheap=c.recompute_norm_gelu and i >= c.checkpointed) for i in range(c.n_layer)]
+                ),
+                "ln_f": nn.LayerNorm(c.n_embd, bias=c.bias),
+            }
+        )
+        self.lm_head = nn.Linear(c.n_embd, c.vocab_size, bias=False)
+        wte: Any = self.transformer["wte"]
+        wte.weight = self.lm_head.weight  # tied, https://arxiv.org/abs/1608.05859
+        self.apply(_init)
+        for name, parameter in self.named_parameters():
+            if name.endswith("c_proj.weight"):  # GPT-2 scales what adds to the residual stream by its depth
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * c.n_layer))
+
+    def layers(self) -> nn.ModuleList:
+        blocks: Any = self.transformer["h"]
+        return blocks
+
+    def hidden(self, idx: Tensor) -> Tensor:
+        """The normed last hidden states, B x T x C, of token ids idx, B x T."""
+        T = idx.shape[1]
+        assert self.block_size >= T, f"context of {T} tokens, the model has {self.block_size} positions"
+        parts: Any = self.transformer
+        position = torch.arange(T, device=idx.device)
+        # One name for all that goes from block to block, in the frame that calls them: a function given the embedding
+        # would have it kept by its caller as long as it runs (where Python's calls are not inlined, as under Dynamo).
+        x = parts["drop"](parts["wte"](idx) + parts["wpe"](position))
+        for i in range(len(self.layers())):
+            x = self.block(i, x)
+        return parts["ln_f"](x)
+
+
+def _init(module: nn.Module) -> None:
+    """GPT-2's initialisation: normal with standard deviation 0.02, biases zero (karpathy/nanoGPT model.py)."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+def make_model(config: RunConfig) -> LanguageModel:
+    """The model of the config's recipe, with weights drawn from the global generator."""
+    if config.recipe == "modern":
+        from foretrain.model.modern import ModernGPT
+
+        return ModernGPT(config)
+    return GPT(config)

@@ -1,0 +1,203 @@
+"""The model of `recipe = modern`: a GPT with what both modded-nanogpt and nanochat kept (docs/recipes.md).
+
+The forward pass, op by op (eager; N tokens a micro-batch, `low` the dtype that autocast gives to matrix products):
+
+    x = x0 = norm(embedding(idx))                       N x C, fp32: the residual stream stays fp32
+    each block: x = x + skip·x0                         addcmul, `skip` a learned scalar
+                h = norm(x)                             low
+                qk = norm(rotate(h·Wqkᵀ)), v = h·Wvᵀ    low; one mul, one roll, one addcmul rotate q and k together
+                x = x + attention(q, k, v)·Woutᵀ        flash attention, causal
+                h = norm(x)                             low
+                x = x + max(0, h·Wupᵀ)²·Wdownᵀ
+    logits = norm(x)·Wheadᵀ                             a head of its own
+
+What is kept for backward, each once. Per block in `low`: h (N·C), q and k (2·N·C), v (N·C), attention's output (N·C),
+h (N·C), the squared ReLU (4·N·C), and the copies of the five weights; in fp32: attention's logsumexp (N·H) and a
+number a row of each norm (N + 2·N·H + N). Once: x0 (N·C, fp32), the last norm's result (N·C, low), their numbers (2·N),
+the token ids. The residual stream and the inputs of norms are kept nowhere.
+
+Shapes: B micro-batch, T context, C width, H heads, D = C / H, V vocabulary.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foretrain.config.options import RunConfig
+from foretrain.model.embedding import TokenEmbedding
+from foretrain.model.gpt2 import LanguageModel
+
+NORM_EPS = 1e-6
+ROPE_BASE = 10_000.0  # Su et al. 2021, arXiv:2104.09864
+EMBEDDING_STD = 0.02
+# Queries and keys of length sqrt(D) have products of at most D; 1/sqrt(D) of that is too little for a sharp softmax.
+QK_SCALE = 1.5
+
+
+class _Norm(torch.autograd.Function):
+    """x / rms(x) over the last dimension, in `dtype`.
+
+    Backward takes the result, which the layer after it keeps anyway, and a number a row, so a norm keeps nothing of
+    its own; F.rms_norm keeps its input, and on a CPU runs as twenty small kernels.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale.square_().mul_(1 / x.shape[-1]).add_(NORM_EPS).rsqrt_()
+        y = torch.mul(x, scale).to(dtype)
+        ctx.save_for_backward(y, scale)
+        ctx.dtype = x.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        y, scale = ctx.saved_tensors
+        along = (grads[0] * y).mean(-1, keepdim=True)  # what of the gradient would only change the length
+        return torch.addcmul(grads[0], y, along, value=-1).to(ctx.dtype).mul_(scale), None
+
+
+class _SquaredRelu(torch.autograd.Function):
+    """max(0, x)² (So et al. 2021, arXiv:2109.08668). Backward needs the result alone: its root is max(0, x)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = F.relu(x).square_()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        # y / sqrt(y): a CPU takes fifteen times as long for the square root of 0 as for another one
+        return y.clamp(min=torch.finfo(y.dtype).tiny).rsqrt_().mul_(y).mul_(grads[0]).mul_(2)
+
+
+def norm(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x / rms(x) over the last dimension, in `dtype`: RMSNorm (arXiv:1910.07467) without weights."""
+    y: Tensor = _Norm.apply(x, dtype)
+    return y
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """max(0, x)², x of any shape."""
+    y: Tensor = _SquaredRelu.apply(x)
+    return y
+
+
+def rotary_tables(block_size: int, width: int) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines of `rotate`, each T x 1 x D, fp32."""
+    rates = ROPE_BASE ** -torch.arange(0, width, 2, dtype=torch.float64).div(width)
+    angles = torch.arange(block_size, dtype=torch.float64)[:, None, None] * rates
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), -1).float(), torch.cat((-sin, sin), -1).float()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions: column i of each head (B x T x H x D) is turned against column i + D/2."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotary positions and normed queries and keys.
+
+    Values have a layer of their own: as a part of one product they would keep queries and keys alive with them.
+    """
+
+    def __init__(self, n_embd: int, n_head: int) -> None:
+        super().__init__()
+        self.n_head = n_head
+        self.scale = QK_SCALE / math.sqrt(n_embd // n_head)
+        self.qk = nn.Linear(n_embd, 2 * n_embd, bias=False)
+        self.v = nn.Linear(n_embd, n_embd, bias=False)
+        self.out = nn.Linear(n_embd, n_embd, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        B, T, C = x.shape
+        qk = rotate(self.qk(x).view(B, T, 2 * self.n_head, -1), cos, sin)
+        q, k = norm(qk, qk.dtype).transpose(1, 2).split(self.n_head, dim=1)  # turning before changes no length
+        v = self.v(x).view(B, T, self.n_head, -1).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        return self.out(y.transpose(1, 2).reshape(B, T, C))
+
+
+class MLP(nn.Module):
+    """Two linear layers with a squared ReLU between them, four times as wide inside."""
+
+    def __init__(self, n_embd: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(n_embd, 4 * n_embd, bias=False)
+        self.down = nn.Linear(4 * n_embd, n_embd, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(squared_relu(self.up(x)))
+
+
+class Block(nn.Module):
+    """x + skip·x0, then + attention(norm(x)), then + mlp(norm(x))."""
+
+    def __init__(self, n_embd: int, n_head: int) -> None:
+        super().__init__()
+        self.skip = nn.Parameter(torch.zeros(1))
+        self.attention = Attention(n_embd, n_head)
+        self.mlp = MLP(n_embd)
+
+    def forward(self, x: Tensor, x0: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x, x0: B x T x C, fp32; the dtype of `cos` is that of the matrix products."""
+        x = torch.addcmul(x, x0, self.skip)
+        x = x + self.attention(norm(x, cos.dtype), cos, sin)
+        return x + self.mlp(norm(x, cos.dtype))
+
+
+class ModernGPT(LanguageModel):
+    """The model. What adds to the residual stream starts at zero, and so does the head: the first loss is ln V."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.embedding = TokenEmbedding(c.vocab_size, c.n_embd)
+        self.blocks = nn.ModuleList([Block(c.n_embd, c.n_head) for _ in range(c.n_layer)])
+        self.lm_head = nn.Linear(c.n_embd, c.vocab_size, bias=False)
+        cos, sin = rotary_tables(c.block_size, c.n_embd // c.n_head)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        self.apply(_init)
+        nn.init.zeros_(self.lm_head.weight)
+
+    def layers(self) -> nn.ModuleList:
+        return self.blocks
+
+    def hidden(self, idx: Tensor) -> Tensor:
+        """The normed last hidden states, B x T x C, of token ids idx, B x T; in autocast's dtype where that is on."""
+        T, device = idx.shape[1], idx.device.type
+        assert self.block_size >= T, f"context of {T} tokens, the model has {self.block_size} positions"
+        embedded = self.embedding(idx)
+        low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else embedded.dtype
+        tables: Any = self.cos, self.sin
+        cos, sin = (table[:T].to(low) for table in tables)
+        x0 = norm(embedded, embedded.dtype)
+        x = x0
+        for i in range(len(self.layers())):
+            x = self.block(i, x, x0, cos, sin)
+        return norm(x, low)
+
+
+def _init(module: nn.Module) -> None:
+    """Uniform with variance 1 / inputs for what reads the residual stream, zero for what writes to it."""
+    if isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=EMBEDDING_STD)
+    elif isinstance(module, Attention):
+        _read(module.qk)
+        _read(module.v)
+        nn.init.zeros_(module.out.weight)
+    elif isinstance(module, MLP):
+        _read(module.up)
+        nn.init.zeros_(module.down.weight)
+
+
+def _read(layer: nn.Linear) -> None:
+    bound = math.sqrt(3 / layer.in_features)
+    nn.init.uniform_(layer.weight, -bound, bound)

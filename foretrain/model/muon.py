@@ -1,0 +1,131 @@
+"""Muon for the matrices of the blocks, AdamW for everything else, as one optimizer.
+
+Muon (Keller Jordan, https://kellerjordan.github.io/posts/muon): the momentum of a matrix is replaced by the nearest
+matrix whose singular values are all about 1, which Newton-Schulz iterations find with matrix products alone. Matrices
+of one shape are iterated together.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from foretrain.hardware.cpu import cpu_has_bf16
+from foretrain.model.shape import NS_BATCH_ELEMENTS, NS_STEPS
+from foretrain.model.update import held_back
+
+# p(s) = a·s + b·s³ + c·s⁵ moves every singular value s of (0, 1] to 0.7 … 1.2 in five iterations: the coefficients of
+# Keller Jordan's Muon (MIT), those of torch.optim.Muon too. A steep start at 0 counts for more than exactly 1.
+NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+EPS = 1e-7
+kernels: Any = torch  # those over lists of tensors have private names, in torch.optim too
+
+
+def newton_schulz(x: Tensor) -> Tensor:
+    """U·Vᵀ of each matrix U·S·Vᵀ in `x` (k x m x n), about: singular values end between 0.7 and 1.2.
+
+    Three kernels an iteration. A wide matrix is iterated as it is, a tall one transposed: the square products are
+    then of the smaller side.
+    """
+    a, b, c = NS_COEFFICIENTS
+    tall = x.shape[-2] > x.shape[-1]
+    if tall:
+        x = x.mT
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_(min=EPS)  # the Frobenius norm is no less than the largest s
+    for _ in range(NS_STEPS):
+        square = torch.bmm(x, x.mT)
+        factor = torch.baddbmm(square, square, square, beta=b, alpha=c)
+        x = torch.baddbmm(x, factor, x, beta=a)
+    return x.mT if tall else x
+
+
+def iteration_dtype(device: torch.device) -> torch.dtype:
+    """Half precision where the device multiplies it faster than fp32: the result is about orthogonal in either."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    return torch.bfloat16 if cpu_has_bf16() else torch.float32
+
+
+def update_scale(rows: int, columns: int) -> float:
+    """sqrt(max(1, rows / columns)): with it a step changes what a layer makes of its input by the same share at any
+    width, so that one rate serves every shape (Jeremy Bernstein, https://jeremybernste.in/writing/deriving-muon)."""
+    return max(1.0, rows / columns) ** 0.5
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """Two kinds of parameter groups: those with `muon` true take Muon's step, the others AdamW's, fused.
+
+    A Muon group has `params` (matrices), `lr`, `momentum`, `weight_decay`; the others have `betas` and `eps` instead of
+    `momentum`. Decay is decoupled, and at the group's rate, for both. State: `momentum_buffer`, or AdamW's own three.
+    """
+
+    _step_supports_amp_scaling = True  # GradScaler leaves it to step() to do nothing after an overflow
+
+    def __init__(self, groups: list[dict[str, Any]], *, betas: tuple[float, float], momentum: float) -> None:
+        defaults = {"muon": False, "lr": 1e-3, "betas": betas, "eps": 1e-8, "momentum": momentum, "weight_decay": 0.0}
+        super().__init__(groups, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One step of both. Gradients of matrices are used up: Nesterov's momentum is written over them."""
+        assert closure is None, "no step of foretrain evaluates the loss again"
+        assert getattr(self, "grad_scale", None) is None, "gradients are unscaled before, as they are clipped"
+        if held_back(self):
+            return
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters and group["muon"]:
+                self._muon(parameters, group)
+            elif parameters:
+                self._adamw(parameters, group)
+
+    def _adamw(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter] = {
+                    "step": torch.zeros((), device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+        state = [self.state[parameter] for parameter in parameters]
+        moments, squares, steps = ([s[key] for s in state] for key in ("exp_avg", "exp_avg_sq", "step"))
+        beta1, beta2 = group["betas"]
+        adamw(
+            parameters, _gradients(parameters), moments, squares, [], steps, fused=True, amsgrad=False,
+            beta1=beta1, beta2=beta2, lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"],
+            maximize=False,
+        )  # fmt: skip
+
+    def _muon(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        rate, momentum, decay = (group[key] for key in ("lr", "momentum", "weight_decay"))
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+        gradients = _gradients(parameters)
+        buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        kernels._foreach_lerp_(buffers, gradients, 1 - momentum)
+        kernels._foreach_lerp_(gradients, buffers, momentum)
+        if decay:
+            kernels._foreach_mul_(parameters, 1 - rate * decay)
+        for batch in _batches(parameters):
+            dtype = iteration_dtype(batch[0].device)
+            updates = newton_schulz(torch.stack(_gradients(batch)).to(dtype)).to(batch[0].dtype)
+            kernels._foreach_add_(batch, list(updates.unbind()), alpha=-rate * update_scale(*batch[0].shape))
+            del updates  # before the next ones are made
+
+
+def _gradients(parameters: list[Tensor]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _batches(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
+    """The matrices of one shape, as many at a time as NS_BATCH_ELEMENTS allows."""
+    shapes: dict[torch.Size, list[Tensor]] = {}
+    for parameter in parameters:
+        shapes.setdefault(parameter.shape, []).append(parameter)
+    for shape, matrices in shapes.items():
+        count = max(1, NS_BATCH_ELEMENTS // shape.numel())
+        for start in range(0, len(matrices), count):
+            yield matrices[start : start + count]

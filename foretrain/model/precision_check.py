@@ -1,0 +1,122 @@
+"""Does a mode of `matmul` hold on this model? Loss and gradients in the mode against the same in the run's dtype.
+
+Same weights, same batches, no step: the model is left as it was found, and no random number is drawn, because
+evaluation mode has no dropout. The gradients are those of the blocks' matrices, whose products the mode changes.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+
+from foretrain.base.errors import UserError
+from foretrain.config.precision import MULTIPLE
+from foretrain.data.batches import Batch
+from foretrain.model.gpt2 import LanguageModel
+from foretrain.model.low_precision import layers, plainly
+from foretrain.model.shape import is_block_matrix
+from foretrain.model.step import TrainState
+
+# Far off, on purpose: FP8 and INT8 give cosines of 0.996 to 0.9999 and losses that differ in the fourth digit
+# (benchmarks/results/precision_modes.json). What falls below these limits does not compute the gradient any more.
+LEAST_COSINE = 0.9
+MOST_LOSS_DIFFERENCE = 0.02  # of the plain loss
+BATCHES, TOKENS = 4, 512  # few enough to take less memory than a step
+_FP16_LOSS_SCALE = 1024.0  # gradients of float16 need one; it changes no direction
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How the mode's loss (nats) and gradients compare; `cosine` of all layers, `worst_cosine` of the layer `worst`."""
+
+    mode: str
+    dtype: str
+    loss: float
+    plain_loss: float
+    cosine: float
+    worst_cosine: float
+    worst: str
+    tokens: int
+
+    @property
+    def holds(self) -> bool:
+        """False where anything is not finite, too."""
+        near = abs(self.loss - self.plain_loss) <= MOST_LOSS_DIFFERENCE * abs(self.plain_loss)
+        return near and self.cosine >= LEAST_COSINE
+
+    def values(self) -> dict[str, object]:
+        """For a record of the run and the text of it; what is not finite becomes text, as JSON has no number for it."""
+        finite = lambda value: not isinstance(value, float) or math.isfinite(value)  # noqa: E731
+        return {key: value if finite(value) else str(value) for key, value in asdict(self).items()}
+
+    def refuse(self) -> None:
+        """Raise UserError 'diverged.matmul' where the mode does not hold."""
+        if not self.holds:
+            raise UserError("diverged.matmul", **self.values(), least=LEAST_COSINE, most=MOST_LOSS_DIFFERENCE * 100)
+
+
+def rows_of_check(block_size: int) -> tuple[int, int]:
+    """(sequences, context) of one batch of the check: about TOKENS tokens, a multiple of 16."""
+    block = min(block_size, TOKENS // 2)
+    rows = max(1, TOKENS // block)
+    return (rows if rows * block % MULTIPLE == 0 else -(-rows // MULTIPLE) * MULTIPLE), block
+
+
+def weights_of(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """The matrices whose products the mode changes: those that were converted, or all of the blocks (fp16 sums)."""
+    converted = layers(model)
+    if converted:
+        return [(name, layer.weight) for name, layer in converted]
+    return [
+        (name.removesuffix(".weight"), parameter)
+        for name, parameter in model.named_parameters()
+        if is_block_matrix(name, tuple(parameter.shape))
+    ]
+
+
+def _mean(state: TrainState, batches: list[Batch], weights: list[Tensor]) -> tuple[float, list[Tensor]]:
+    """Mean loss of the batches, and the sum of the weights' gradients (fp32, on the device)."""
+    total, sums = 0.0, [torch.zeros_like(weight) for weight in weights]
+    scale = _FP16_LOSS_SCALE if state.dtype == torch.float16 else 1.0
+    for idx, targets in batches:
+        with state.autocast():  # not state.call: nothing is to be compiled for these sizes
+            loss = LanguageModel.whole_loss(state.model, state.model.hidden(idx), targets)
+        for sum_, gradient in zip(sums, torch.autograd.grad(loss * scale, weights), strict=True):
+            sum_ += gradient
+        total += float(loss.detach())
+    return total / len(batches), sums
+
+
+def compare(state: TrainState, batches: Iterable[Batch], dtype: str) -> Agreement:
+    """The agreement on these batches, with the weights as they are."""
+    batches = list(batches)
+    named = weights_of(state.model)
+    weights = [weight for _, weight in named]
+    training = state.model.training
+    state.model.eval()
+    try:
+        with plainly(state.model):
+            plain_loss, plain = _mean(state, batches, weights)
+        plain = [gradient.cpu() for gradient in plain]  # the device holds one set at a time
+        loss, ours = _mean(state, batches, weights)
+    finally:
+        state.model.train(training)
+    products = torch.tensor([_products(a.cpu(), b) for a, b in zip(ours, plain, strict=True)], dtype=torch.float64)
+    none = (products[:, 1:] == 0).all(1)  # a layer that nothing reaches, in both ways
+    lengths = (products[:, 1] * products[:, 2]).sqrt().clamp(min=1e-300)
+    each = torch.where(none, 1.0, products[:, 0] / lengths)
+    whole = products.sum(0)
+    worst = int(each.nan_to_num(nan=-2.0).argmin())
+    return Agreement(
+        mode=state.config.matmul, dtype=dtype, loss=loss, plain_loss=plain_loss,
+        cosine=float(whole[0] / (whole[1] * whole[2]).sqrt()), worst_cosine=float(each[worst]), worst=named[worst][0],
+        tokens=sum(idx.numel() for idx, _ in batches),
+    )  # fmt: skip
+
+
+def _products(a: Tensor, b: Tensor) -> tuple[float, float, float]:
+    """a·b, a·a and b·b. In fp64: squares of small gradients leave fp32's range."""
+    a, b = a.flatten().double(), b.flatten().double()
+    return float(a @ b), float(a @ a), float(b @ b)

@@ -1,0 +1,155 @@
+"""The one training step: everything between a batch of tokens and changed weights.
+
+It takes tensors and gives tensors; it neither reads files nor prints, so that it can be run on real tensors and
+traced on fake ones. The optimizer step is fixed by its tokens; micro-batches are how it is carried out.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from foretrain.config.options import RunConfig
+from foretrain.config.precision import EIGHT_BITS
+from foretrain.model.gpt2 import LanguageModel, make_model
+from foretrain.model.low_precision import convert
+from foretrain.model.master import Masters
+from foretrain.model.optimizer import make_optimizer
+from foretrain.model.update import update
+
+if TYPE_CHECKING:
+    from foretrain.data.batches import Batch
+
+
+@dataclass
+class TrainState:
+    """Everything that a step changes, and how it is run."""
+
+    config: RunConfig
+    model: LanguageModel
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    device: torch.device
+    dtype: torch.dtype
+    call: Callable[[Tensor, Tensor], Tensor]  # the model, compiled or not
+    masters: Masters | None = None  # where the optimizer changes other weights than those that run
+    # 1.0 from a step that was not finite on: no later one changes anything (model/update.py)
+    latch: Tensor | None = None
+    unconverted: tuple[str, ...] = ()  # linear layers whose sizes the mode of `matmul` does not take
+
+    @property
+    def trained(self) -> nn.Module:
+        """The module whose weights the optimizer changes and checkpoints keep: fp32, whatever the model runs in."""
+        return self.masters.model if self.masters else self.model
+
+    def autocast(self) -> torch.autocast:
+        """Half precision in matrix products; off for float32, and where the weights are half precision themselves."""
+        enabled = self.dtype != torch.float32 and not self.config.master_weights
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=enabled)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Of one optimizer step, on the device: mean loss of its micro-batches, and the gradient's norm before clipping.
+
+    `held`: 1.0 where the update was not made, because one of the two is not finite.
+    """
+
+    loss: Tensor
+    grad_norm: Tensor
+    held: Tensor | None = None
+
+
+def build(config: RunConfig, device: torch.device, dtype: torch.dtype, *, compile: bool) -> TrainState:
+    """Model, optimizer and scaler for a device. Weights are drawn on the CPU, so every device starts alike."""
+    torch.manual_seed(config.seed)
+    model = make_model(config).to(device)
+    unconverted = convert(model.layers(), config.matmul) if config.matmul in EIGHT_BITS else []
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32 for what stays fp32, as nanoGPT sets it
+    masters = _masters(model, config, dtype)
+    return TrainState(
+        config=config,
+        model=model,
+        masters=masters,
+        optimizer=make_optimizer(masters.model if masters else model, config, _optimizer_device(config, device)),
+        scaler=torch.amp.GradScaler(device.type, enabled=dtype == torch.float16),
+        device=device,
+        dtype=dtype,
+        call=_compiled(model, config) if compile else model,
+        unconverted=tuple(unconverted),
+    )
+
+
+def _masters(model: LanguageModel, config: RunConfig, dtype: torch.dtype) -> Masters | None:
+    half = config.master_weights and dtype != torch.float32
+    if not (half or config.optimizer_offload):
+        return None
+    return Masters(model, dtype if half else None, torch.device("cpu") if config.optimizer_offload else None)
+
+
+def _optimizer_device(config: RunConfig, device: torch.device) -> str:
+    return "cpu" if config.optimizer_offload else device.type
+
+
+def _compiled(model: LanguageModel, config: RunConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """Whole where it can be, else in parts. Compilation comes with the first call, so the compiler's settings stay.
+
+    Each size is compiled for itself: after an evaluation at another one, training would else get slower kernels of a
+    symbolic size.
+    """
+    import torch._functorch.config as functorch_config
+    import torch._inductor.config as inductor_config
+
+    functorch_config.activation_memory_budget = config.activation_memory_budget
+    inductor_config.auto_chunker.enable = config.auto_chunker
+    inductor_config.auto_chunker.amplify_ratio_threshold = 2  # of logits to hidden states and weight; 8 spares few runs
+    options: dict[str, Any] = {"dynamic": False}
+    if config.compile_mode != "default":
+        options["mode"] = config.compile_mode
+    if config.compile_blocks:
+        model.compile_blocks(options)
+    elif model.chunked_loss is None:
+        return torch.compile(model, **options)
+    else:
+        model.compile_parts(options)
+    return model
+
+
+def train_step(state: TrainState, batches: "Iterable[Batch]", learning_rate: float) -> StepResult:
+    """One optimizer step over `gradient_accumulation_steps` micro-batches.
+
+    The loss of each is divided by their number, so the gradient is that of the mean over all tokens. Where loss or
+    gradient are not finite nothing is changed; the result tells.
+    """
+    count = state.config.gradient_accumulation_steps
+    for group in state.optimizer.param_groups:
+        group["lr"] = learning_rate * group.get("lr_multiple", 1.0)
+    total = torch.zeros((), device=state.device)
+    state.model.train()
+    for idx, targets in batches:
+        with state.autocast():
+            loss = state.call(idx, targets)
+        total += loss.detach().float()
+        state.scaler.scale(loss / count).backward()
+    if state.masters:
+        state.masters.take_gradients()
+    state.scaler.unscale_(state.optimizer)
+    limit = state.config.grad_clip or float("inf")
+    norm = torch.nn.utils.clip_grad_norm_(state.trained.parameters(), limit)
+    held = update(state.optimizer, total, norm, state.latch, overflow_is_normal=state.scaler.is_enabled())
+    state.scaler.update()
+    state.optimizer.zero_grad(set_to_none=True)
+    if state.masters:
+        state.masters.give_weights()
+    return StepResult(total / count, norm, held)
+
+
+@torch.no_grad()
+def evaluation_loss(state: TrainState, batch: "Batch") -> Tensor:
+    """The loss of one batch without a graph; a scalar on the device. Moves nothing that training depends on."""
+    state.model.eval()
+    with state.autocast():
+        return state.call(*batch).float()

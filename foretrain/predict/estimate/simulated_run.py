@@ -1,0 +1,263 @@
+"""A run as the ledger sees it: the phases in their real order, with what stays alive between them. No torch.
+
+It writes the life of every tensor into a timeline: three optimizer steps of at most three micro-batches on a card, as
+`predict/trace/drive.py` traces them, since what the allocator reserves settles there. On a CPU, where only peaks count,
+it writes fewer.
+"""
+
+from typing import Literal
+
+from foretrain.base.units import MIB
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Dtype, Gpu
+from foretrain.model import adamw8bit_sizes, attention_sizes
+from foretrain.model.shape import ModelShape, is_block_matrix
+from foretrain.predict.estimate.eager import EagerStep
+from foretrain.predict.estimate.eager_forward import Graph, Variant
+from foretrain.predict.estimate.inductor import CompiledGraph, CompiledStep
+from foretrain.predict.estimate.kernel_buffers import (
+    Processors,
+    column_sum_bytes,
+    flash_backward_bytes,
+    flash_split_bytes,
+)
+from foretrain.predict.estimate.modern_compiled import ModernCompiledStep
+from foretrain.predict.estimate.modern_eager import ModernEagerStep
+from foretrain.predict.estimate.sdpa import attention_kind
+from foretrain.predict.timeline import Peak, Tensor, Timeline
+
+StepName = Literal["foretrain", "nanogpt"]
+CUDA_GRANULE = 512  # c10/core/AllocatorConfig.h, kMinBlockSize
+SAVED_COMPONENTS = ("activations", "logits", "weight_copies", "batch")
+# A chunked loss makes them in its forward pass; no hook for saved tensors sees them.
+EARLY_GRADIENTS = "activations.head"
+
+
+def granule_of(gpu: Gpu) -> int:
+    """Bytes that sizes round up to."""
+    return CUDA_GRANULE if gpu.kind != "cpu" else 1
+
+
+def cublas_workspace_bytes(gpu: Gpu) -> int:
+    """aten/src/ATen/cuda/CublasHandlePool.cpp: 32 MiB on compute capability 9.x and later, else 8.125 MiB."""
+    return 32 * MIB if gpu.capability[0] >= 9 else 4096 * 1024 * 2 + 16 * 1024 * 8
+
+
+def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str, int]:
+    """The letters of the formulas; A is the width of all heads, each padded to a multiple of 8.
+
+    kept: scores of model/attention.py that wait for backward; group, halfgroup: those of a group of heads, by width. m:
+    tokens in one of Inductor's chunks of the loss. moments: those in 8 bits (model/adamw8bit_sizes.py); chunk: what is
+    fp32 of them at one time. M: parameters in matrices of the blocks, which are Muon's; R: the rest; newton: what its
+    iterations take. L2: the cache. flash, split: inside flash attention, backward and forward; sums1 to sums4: inside
+    the sum that is the gradient of a bias of so many C.
+    """
+    shape = ModelShape.of(config)
+    flash = gpu.capability >= (8, 0)
+    heads = batch * shape.n_head
+    processors = Processors.of(gpu.capability, gpu.sm_count or 1)
+    return {
+        "B": batch, "T": block, "C": shape.n_embd, "H": shape.n_head, "L": shape.n_layer, "V": shape.vocab_size,
+        "W": shape.block_size, "P": shape.n_params, "n": min(config.loss_chunk_size, batch * block),
+        "m": -(-(batch * block) // 8),
+        "A": shape.n_head * -(-shape.head_dim // 8) * 8, "D": shape.head_dim,
+        "cuBLAS": cublas_workspace_bytes(gpu) if gpu.kind == "cuda" else 0,
+        "L2": gpu.cache_bytes if gpu.kind == "cuda" else 0,
+        "flash": sum(flash_backward_bytes(batch, shape.n_head, block, shape.head_dim)) if flash else 0,
+        "split": sum(flash_split_bytes(batch, shape.n_head, block, block, shape.head_dim, processors.number)),
+        **{f"sums{n}": sum(column_sum_bytes(processors, batch * block, n * shape.n_embd)) for n in (1, 2, 3, 4)},
+        "kept": attention_sizes.kept_elements(heads, block, shape.head_dim),
+        "group": attention_sizes.score_elements(heads, block, 4),
+        "halfgroup": attention_sizes.score_elements(heads, block, 2),
+        "moments": adamw8bit_sizes.moments_bytes(shape.numels, granule_of(gpu)),
+        "chunk": adamw8bit_sizes.temporary_bytes(max(shape.numels)), "M": (matrices := shape.n_block_matrix_params),
+        "R": shape.n_params - matrices, "newton": shape.newton_schulz_bytes,
+    }  # fmt: skip
+
+
+def weight_widths(config: RunConfig, half: bool, offloads: bool) -> tuple[int, ...]:
+    """Bytes of a parameter in each copy of the model on the device: what runs, and the fp32 twin that is updated.
+
+    The twin is there for masters in fp32 or for an optimizer on the host, which on a CPU is this device, too.
+    """
+    narrow = config.master_weights and half
+    runs = 2 if narrow else 4
+    return (runs, 4) if (narrow or config.optimizer_offload) and not offloads else (runs,)
+
+
+STEPS: dict[tuple[str, bool], type[EagerStep] | type[CompiledStep]] = {
+    ("nanogpt", False): EagerStep, ("nanogpt", True): CompiledStep,
+    ("modern", False): ModernEagerStep, ("modern", True): ModernCompiledStep,
+}  # fmt: skip
+
+
+def moment_sizes(optimizer: str) -> tuple[tuple[int, str], ...]:
+    """(bytes, symbol) of the optimizer's states, each with its parameters: two fp32 moments, or Muon's one."""
+    kinds = {"adamw8bit": ((1, "moments"),), "muon": ((8, "R"), (4, "M"))}
+    return kinds.get(optimizer, ((8, "P"),))
+
+
+class SimulatedRun:
+    """One run of a config on a device. `t` is its timeline once `peaks` was asked for."""
+
+    def __init__(
+        self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool, make: type[Timeline] = Timeline
+    ) -> None:
+        self.keeps = step == "nanogpt"
+        self.config = config = config.as_nanogpt() if self.keeps else config
+        self.symbols = symbols_of(config, gpu, config.batch_size, config.block_size)
+        shape = ModelShape.of(config)
+        muon = config.optimizer == "muon"
+        self.numels, self.in_muon, self.beside_muon = [], [], []  # elements of each parameter
+        for p in shape.parameters():
+            self.numels.append(p.numel)
+            (self.in_muon if muon and is_block_matrix(p.name, p.shape) else self.beside_muon).append(p.numel)
+        # Each of AdamW's parameters has a tensor of its own that counts steps; in 8 bits these are on the host.
+        self.n_counts = 0 if config.optimizer == "adamw8bit" else len(self.beside_muon)
+        self.eval_symbols = symbols_of(config, gpu, config.eval_batch, config.eval_block)
+        cuda = gpu.kind != "cpu"
+        self.t = make(dict(self.symbols), granule_of(gpu))
+        self.offloads = config.optimizer_offload and cuda  # what is offloaded stays in the memory of a CPU
+        self.micro_steps, self.steady_steps = (3, 2) if cuda else (2, 1)  # as predict/trace/drive.py has them
+        # nanoGPT's context is null on a CPU, whatever --dtype says (train.py).
+        half = dtype != "float32" and not (self.keeps and not cuda)
+        self.half = half
+        width = shape.head_dim
+        self.products = config.attention == "bmm" and config.recipe == "nanogpt" and not self.keeps
+        variant = Variant(
+            half=half, cuda=cuda, keeps_logits=self.keeps, checkpointed=config.checkpointed,
+            dropout=config.dropout > 0, bias=config.bias, chunked=config.loss_chunk_size > 0,
+            attention=attention_kind(gpu, dtype, width, config.dropout, self.products),
+            evaluation_attention=attention_kind(gpu, dtype, width, 0.0, self.products, learns=False),
+            master=config.master_weights, cheap=config.recompute_norm_gelu, pieces=config.compile_blocks,
+            auto_chunker=config.auto_chunker,
+        )  # fmt: skip
+        self.writes_scores = "math" in (variant.attention, variant.evaluation_attention)
+        self.step = STEPS[config.recipe, compiled](self.t, variant, config.n_layer)
+        self.logits: Tensor | None = None
+        self.batch: list[Tensor] = []
+        self.saved_bytes = 0
+
+    def new_batch(self) -> list[Tensor]:
+        """Token ids and targets, int64."""
+        return [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(2)]
+
+    def evaluate(self, phase: str) -> None:
+        """Two iterations (one of each split at least), as the second still holds the first one's logits where kept."""
+        self.t.use(self.eval_symbols)
+        self.t.phase(phase)
+        last: Tensor | None = None
+        for _ in range(2):
+            batch = self.new_batch()
+            graph = self.step.forward(False)
+            self.t.free(last, *batch)
+            last = graph.logits
+        self.t.free(last)
+        self.t.use(self.symbols)
+
+    def train(self, phase: str) -> None:
+        """One optimizer step; from the second micro-batch on the peak repeats, from the third what is reserved."""
+        self.t.phase(phase)
+        before = self.t.now()
+        for number in range(min(self.micro_steps, self.config.gradient_accumulation_steps)):
+            if number == 2 and self._again(before):  # as the second, which is the first to find gradients
+                continue
+            before = self.t.now()
+            self._micro_batch()
+        self.t.at("optimizer")
+        if not self.offloads:
+            self.optimize(first=phase == "first_step")
+        self.t.free_component("gradients")
+        self.step.has_grads = False
+
+    def _micro_batch(self) -> None:
+        step: EagerStep | CompiledStep = self.step
+        fresh = [] if self.keeps else self.new_batch()
+        graph: Graph | CompiledGraph = step.forward(True)
+        self.saved_bytes = sum(
+            kind.size.nbytes * kind.count
+            for kind in self.t.living()
+            if kind.component.startswith(SAVED_COMPONENTS) and kind.component != EARLY_GRADIENTS
+        )
+        self.t.free(self.logits)
+        self.logits = graph.logits if self.keeps else None
+        following = self.new_batch() if self.keeps else []  # nanoGPT fetches the next batch before backward
+        if self.keeps and isinstance(graph, Graph):
+            graph.loss.append(self.batch.pop())  # of the old one, only the loss still holds the targets
+        step.backward(graph)  # type: ignore[arg-type]
+        self.t.free(*self.batch, *fresh)
+        self.batch = following
+
+    def _again(self, since: tuple[int, int]) -> bool:
+        """All since then once more, event for event, at a tenth of the cost; False where it cannot be the same."""
+        successors = self.t.repeat(since)
+        if successors is None:
+            return False
+        if self.logits is not None:
+            self.logits = successors.get(self.logits.serial, self.logits)
+        self.batch = [successors.get(tensor.serial, tensor) for tensor in self.batch]
+        return True
+
+    def optimize(self, *, first: bool) -> None:
+        """The optimizer's states, which appear in its first step, and what each step takes for a moment."""
+        if first:
+            self.moments()
+        passing = {"adamw8bit": "chunk", "muon": "newton"}.get(self.config.optimizer)
+        if passing:
+            self.t.free(self.t.alloc("temporaries", self.t.size(1, passing)))
+
+    def moments(self) -> None:
+        for width, symbol in moment_sizes(self.config.optimizer):
+            self.t.alloc_all("optimizer", self.t.size(width, symbol), self.moments_of(symbol))
+        for _ in range(self.n_counts):
+            self.t.alloc("optimizer", self.t.size(4))
+
+    def moments_of(self, symbol: str) -> list[int]:
+        """Bytes of each tensor that `moment_sizes` sums up under a symbol."""
+        if symbol == "moments":
+            return [size for numel in self.numels for size in adamw8bit_sizes.moment_sizes(numel)]
+        own = self.numels if symbol == "P" else self.in_muon if symbol == "M" else self.beside_muon
+        return [4 * numel for numel in own for _ in range(1 if symbol == "M" else 2)]
+
+    def peaks(self) -> dict[str, Peak]:
+        self.t.at("build")
+        self.t.phase("build")
+        for width in weight_widths(self.config, self.half, self.offloads):
+            self.t.alloc_all("weights", self.t.size(width, "P"), [width * numel for numel in self.numels])
+        if self.config.recipe == "modern":  # cosines and sines of the rotary positions
+            for _ in range(2):
+                self.t.alloc("buffers", self.t.size(4, "W", "D"))
+        if self.keeps:
+            self.batch = self.new_batch()
+        self.evaluate("evaluate_first")
+        self.train("first_step")
+        before = self.t.now()
+        self.train("steady_step")
+        for _ in range(1, self.steady_steps):
+            if not self._again(before):
+                self.train("steady_step")
+        self.evaluate("evaluate_steady")
+        return self.t.peaks
+
+
+def staged_bytes(run: SimulatedRun) -> int:
+    """Weights and moments, as a checkpoint copies them to the host's memory (training/saver.py): where they are
+    already on a CPU, beside the steps that follow a save. A run without room for that copy saves without one.
+    """
+    sizes = ((4, "P"), *moment_sizes(run.config.optimizer))
+    return sum(run.t.size(width, symbol).nbytes for width, symbol in sizes)
+
+
+def resume(run: SimulatedRun) -> Timeline:
+    """nanoGPT loads its checkpoint onto the device beside the fresh model; foretrain copies tensor by tensor."""
+    t = Timeline(run.symbols, run.t.granule)
+    t.phase("resume")
+    t.at("resume")
+    for width in weight_widths(run.config, run.half, run.offloads):
+        t.alloc_all("weights", t.size(width, "P"), [width * numel for numel in run.numels])
+    if not run.offloads:
+        for width, symbol in moment_sizes(run.config.optimizer):
+            t.alloc_all("optimizer", t.size(width, symbol), run.moments_of(symbol))
+    if run.keeps:
+        t.alloc_all("checkpoint", t.size(4, "P"), [4 * numel for numel in run.numels])
+    return t

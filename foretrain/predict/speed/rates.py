@@ -1,0 +1,227 @@
+"""How long an operation takes: from the catalogue's peaks, or from times that `foretrain calibrate` measured here.
+
+Catalogue: a roofline for each operation. A product takes the longer of its FLOPs at the share of the peak that its
+shape can reach and its bytes at the share of the bandwidth that kernels reach; all else is bytes. Shape: the main loop
+over k has a beginning and an end (k / (k + k0)), tiles at the edges are partly empty, and the last wave of tiles leaves
+SMs idle. The constants are set by published measurements, benchmarks/published_rates.json and those runs of
+published_logs.json that may be looked at; benchmarks/time_against_logs.py shows what they are worth.
+
+Calibrated: the measured kernels nearest in shape; time.py corrects their sum by a whole step measured on the device.
+"""
+
+import math
+from functools import cached_property
+from itertools import pairwise
+from typing import Protocol
+
+from foretrain.hardware.calibration import Calibration, KernelTime
+from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
+from foretrain.predict.software import ASSUMED, Software
+from foretrain.predict.speed.ops import Operation
+
+# By FLOP per clock and SM. GeForce boards run above the clock of their data sheet, so that large products reach its
+# peak (RTX 3090: 76 of 71 TFLOP/s, 4090: 165 to 173 of 165); the large data-centre chips run into their power limit
+# (A100: 259 to 271 of 312, H100: 762 to 795 of 989).
+PRODUCT_SHARE = {512: 1.06, 1024: 0.80, 2048: 0.80, 4096: 0.72, 8192: 0.68}
+# The faster an SM, the more steps of k it takes until its pipeline is full.
+PIPELINE_K = {512: 16, 1024: 64, 2048: 128, 4096: 128, 8192: 256}
+TILES = {512: (128, 128), 1024: (128, 128)}
+LARGE_TILE = (128, 256)
+ATTENTION_SHARE = {512: 0.60, 1024: 0.40, 2048: 0.36, 4096: 0.25, 8192: 0.20}  # of the peak, on the causal half
+FLASH1 = 0.5  # of it with the kernel before FlashAttention-2: torch 2.2's release notes, "around 2x"
+# Flash kernels need compute capability 8.0; before it torch takes the memory-efficient ones. One card with both,
+# forward and backward: 15.0 and 45.0 TFLOP/s at 1,024 tokens (Dao-AILab/flash-attention#416).
+MEMORY_EFFICIENT = 0.33
+WEIGHT_GRADIENT_SHARE = 0.95  # of another product's speed: both factors are read against their layout
+UNALIGNED_SHARE = 0.60  # where a dimension is no multiple of 8, tensor cores need other kernels
+# Of the data sheet's: RTX 3090 Ti 860 of 1008 GB/s and A100 1355 of 1555, RTX 4090 918 to 924 of 1008, a card with
+# 1792 GB/s 1565; where nothing is published, the lowest of these.
+BANDWIDTH_SHARE = {"Ampere": 0.86, "Ada": 0.91, "Blackwell": 0.87}
+LEAST_BANDWIDTH_SHARE = 0.84
+LAUNCH_S = 6e-6  # one eager kernel as Python and the driver launch it
+COMPILED_LAUNCH_S = 4e-6
+# The same with torch 2.0: languini-kitchen's nine steps with one row (three models, three cards) took 92 to 117 us for
+# each kernel of theirs, whatever the card.
+COMPILED_LAUNCH_2_0_S = 104e-6
+CPU_LAUNCH_S = 5e-6
+CPU_PRODUCT_SHARE = 0.55  # oneDNN and MKL on small matrices, against the nominal peak
+CPU_ATTENTION_SHARE = 0.28
+# Assumed, not measured: copies from and to pageable memory over PCIe 4.0 x8 or x16, and AdamW on a desktop's memory.
+PAGEABLE_BYTES_PER_S, HOST_BYTES_PER_S = 6e9, 20e9
+# Chips whose cache has two partitions, each for the SMs beside it, so that what all SMs read stands there twice (NVIDIA
+# A100 whitepaper: a partition caches what the SMs that are connected to it access).
+TWO_CACHES = ((8, 0), (9, 0))
+# Kernels that read what nobody touched just before: weights, moments and sums of gradients.
+COLD = frozenset({"adamw", "accumulate", "clip", "gradient_norm", "fill", "gather", "scatter"})
+# How much each dimension tells about a kernel's speed: a product's (m, n, k), attention's (B, H, T, D).
+IMPORTANCE = {3: (1.0, 1.0, 1.0), 4: (0.1, 0.1, 1.0, 1.0)}
+
+
+class Rates(Protocol):
+    """Seconds of operations on one device."""
+
+    def time_s(self, op: Operation) -> float:
+        """One kernel of the operation, without what it costs to launch it."""
+        ...
+
+    def launch_s(self, *, compiled: bool) -> float:
+        """What launching one kernel costs the processor that Python runs on."""
+        ...
+
+
+def host_time_s(op: Operation) -> float | None:
+    """Seconds of what runs beside the device; None for all else."""
+    rate = {"transfer": PAGEABLE_BYTES_PER_S, "host": HOST_BYTES_PER_S}.get(op.kind)
+    return op.nbytes / rate if rate else None
+
+
+class CatalogueRates:
+    """From the peaks of `gpus.toml` or of the system's description of the CPU."""
+
+    def __init__(self, gpu: Gpu, torch: Software = ASSUMED) -> None:
+        assert gpu.bandwidth_bytes_per_s
+        self.gpu = gpu
+        self.torch = torch
+        self.cpu = gpu.kind == "cpu"
+        self.rate = gpu.fp16_flop_per_clock_per_sm or 1024
+        share = BANDWIDTH_SHARE.get(gpu.architecture, LEAST_BANDWIDTH_SHARE)
+        self.bandwidth = gpu.bandwidth_bytes_per_s * share
+
+    def time_s(self, op: Operation) -> float:
+        elsewhere_s = host_time_s(op)
+        if elsewhere_s is not None:
+            return elsewhere_s
+        bytes_s = (op.nbytes - self.cached_bytes(op)) / self.bandwidth
+        if not op.flops:
+            return bytes_s
+        peak = self.gpu.matmul_peak_flop_per_s(op.arithmetic, op.dtype)
+        peak = peak or self.gpu.peak_flop_per_s("float32")  # cards without fast half precision: cuBLAS widens it
+        assert peak
+        if op.kind.startswith("attention"):
+            share = CPU_ATTENTION_SHARE if self.cpu else self.attention_share()
+        else:
+            share = CPU_PRODUCT_SHARE if self.cpu else self.product_share(op)
+        return max(bytes_s, op.causal_flops / (peak * share))
+
+    def cached_bytes(self, op: Operation) -> float:
+        """What a kernel finds in the second-level cache of that which the kernel before it wrote there.
+
+        Half of the cache holds what is written, half what is read; of more than that the oldest part is gone.
+        """
+        if op.kind in COLD or op.flops or not self.gpu.l2_mib:
+            return 0.0
+        cache = self.gpu.l2_mib * 2**20 / (2 if self.gpu.capability in TWO_CACHES else 1)
+        return op.read_bytes * min(1.0, cache / 2 / op.nbytes)
+
+    def attention_share(self) -> float:
+        """The share of the dense peak that torch's attention kernel reaches on the causal half."""
+        share = ATTENTION_SHARE.get(self.rate, 0.4)
+        if self.gpu.capability < (8, 0):
+            return share * MEMORY_EFFICIENT
+        return share if self.torch.flash2 else share * FLASH1
+
+    def product_share(self, op: Operation) -> float:
+        """The share of the dense peak that a product of this shape reaches."""
+        m, n, k = op.shape
+        rate = self.rate
+        if op.arithmetic != "dtype":  # as on a card whose tensor cores do that much more a clock
+            plain, peak = (self.gpu.matmul_peak_flop_per_s(mode, op.dtype) for mode in ("dtype", op.arithmetic))
+            rate *= round(peak / plain) if plain and peak else 1
+        tall, wide = TILES.get(rate, LARGE_TILE)
+        tiles = math.ceil(m / tall) * math.ceil(n / wide)
+        full = max(m * n / (tiles * tall * wide), 1 / 1.5)  # smaller tiles are there for small matrices
+        waves = tiles / (self.gpu.sm_count or 100)
+        # Half of what whole waves would lose: blocks of two tiles per SM, and k cut where tiles are few.
+        idle = (min(math.ceil(waves) / waves, 1 + 1 / waves) - 1) / 2 if waves > 1 else 0.15
+        pipeline = PIPELINE_K.get(rate, 64 if rate < 8192 else 256)
+        share = PRODUCT_SHARE.get(rate, 0.7) * k / (k + pipeline) * full / (1 + idle)
+        if op.kind == "matmul_weight":
+            share *= WEIGHT_GRADIENT_SHARE
+        return share * (UNALIGNED_SHARE if op.dtype != "float32" and (m % 8 or n % 8 or k % 8) else 1.0)
+
+    def launch_s(self, *, compiled: bool) -> float:
+        if self.cpu or not compiled:
+            return CPU_LAUNCH_S if self.cpu else LAUNCH_S
+        return COMPILED_LAUNCH_S if self.torch.fast_launches else COMPILED_LAUNCH_2_0_S
+
+
+class MeasuredRates:
+    """From a calibration of the very device. A kernel between two measured ones is interpolated in logarithms."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        self.calibration = calibration
+        self.kernels: dict[tuple[str, str], list[KernelTime]] = {}
+        for kernel in calibration.kernels:
+            self.kernels.setdefault((kernel.kind, kernel.dtype), []).append(kernel)
+
+    @cached_property
+    def dtypes(self) -> frozenset[str]:
+        """The dtypes of which products were measured."""
+        return frozenset(dtype for kind, dtype in self.kernels if kind == "matmul")
+
+    def time_s(self, op: Operation) -> float:
+        elsewhere_s = host_time_s(op)
+        if elsewhere_s is not None:
+            return elsewhere_s
+        measured = self.kernels.get((op.kind, op.dtype)) or self.kernels.get((op.kind, "float32"))
+        if op.flops:
+            measured = measured or self.kernels.get((op.kind.replace("_bmm", ""), op.dtype))  # of an older version
+            assert measured, op
+            return _by_shape(op, measured)
+        measured = measured or self.kernels.get(("add", op.dtype)) or self.kernels["add", "float32"]
+        return _by_bytes(op.nbytes, measured)
+
+    def launch_s(self, *, compiled: bool) -> float:
+        return self.calibration.launch_s / (2 if compiled else 1)
+
+
+def _flops(kernel: KernelTime) -> float:
+    """The causal FLOPs that a measured kernel stands for, as in `Operation.causal_flops`."""
+    if kernel.kind.startswith("attention"):
+        batch, heads, tokens, width = kernel.shape
+        return 2 * batch * heads * tokens**2 * width * (2.5 if kernel.kind.endswith("backward") else 1)
+    m, n, k = kernel.shape
+    return 2 * m * n * k
+
+
+def _by_shape(op: Operation, measured: list[KernelTime]) -> float:
+    """FLOP/s of the measured kernels, weighted by how near their shapes are; the nearest ones count by far the most."""
+    weights = rates = 0.0
+    for kernel in measured:
+        distance = sum(
+            importance * math.log(a / b) ** 2
+            for importance, a, b in zip(IMPORTANCE[len(op.shape)], op.shape, kernel.shape, strict=True)
+        )
+        weight = 1 / (distance + 0.02) ** 2
+        weights += weight
+        rates += weight * math.log(_flops(kernel) / kernel.time_s)
+    return op.causal_flops / math.exp(rates / weights)
+
+
+def _by_bytes(nbytes: int, measured: list[KernelTime]) -> float:
+    """Log-linear between the sizes below and above; beyond the measured ones in proportion."""
+    points = sorted((kernel.shape[0], kernel.time_s) for kernel in measured)
+    if nbytes <= points[0][0]:
+        return points[0][1] * max(nbytes / points[0][0], 0.05)
+    if nbytes >= points[-1][0]:
+        return points[-1][1] * nbytes / points[-1][0]
+    for (low, low_s), (high, high_s) in pairwise(points):
+        if nbytes <= high:
+            share = math.log(nbytes / low) / math.log(high / low)
+            return math.exp((1 - share) * math.log(low_s) + share * math.log(high_s))
+    raise AssertionError
+
+
+def rates_of(
+    gpu: Gpu, dtype: Dtype, matmul: MatmulMode = "dtype", torch: Software = ASSUMED
+) -> CatalogueRates | MeasuredRates | None:
+    """What is known of the device: measured where it was calibrated for this dtype, else the catalogue's, else None.
+
+    A calibration measures plain products alone, so the other modes are predicted from the catalogue.
+    """
+    if gpu.calibration is not None and matmul == "dtype":
+        measured = MeasuredRates(gpu.calibration)
+        if dtype in measured.dtypes:
+            return measured
+    peak = gpu.peak_flop_per_s(dtype) and gpu.matmul_peak_flop_per_s(matmul, dtype)
+    return CatalogueRates(gpu, torch) if peak and gpu.bandwidth_bytes_per_s else None

@@ -1,0 +1,208 @@
+"""How long a step, an evaluation and the compilation take: the operations of ops.py at the speeds of rates.py.
+
+A GPU runs behind Python: a micro-batch takes the longer of its kernels and of launching them. A CPU does both itself.
+
+Known limits: nothing is known of how the machine's processor compares with others (launching costs are those of a
+usual one), nor of temperature; data loading is taken to be hidden behind the step.
+"""
+
+import math
+from dataclasses import replace
+
+from foretrain.base.records import Record
+from foretrain.config.options import RunConfig
+from foretrain.hardware.calibration import Calibration, StepTime
+from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
+from foretrain.predict import software
+from foretrain.predict.memory import StepName
+from foretrain.predict.speed.ops import Operation, Way, flops
+from foretrain.predict.speed.rates import MeasuredRates, Rates, rates_of
+from foretrain.predict.speed.step_ops import FUSED_LAUNCHES, accumulation, micro_batch, optimizer, optimizer_launches
+from foretrain.predict.speed.step_ops import step as step_operations
+from foretrain.predict.tuned_steps import tuned_like
+
+# Of the expected time; what the published runs of benchmarks/published_logs.json lie within, but for a few. Half the
+# data-centre and workstation cards are held back by power, which GeForce cards have enough of.
+LOW, HIGH = 0.75, 1.55
+GEFORCE_LOW, GEFORCE_HIGH = 0.75, 1.25
+CPU_LOW, CPU_HIGH = 0.45, 2.5
+CALIBRATED_LOW, CALIBRATED_HIGH = 0.88, 1.15
+DISTURBED_LOW, DISTURBED_HIGH = 0.45, 1.5  # other programs slowed the calibration; alone the device is quicker
+PYTHON_S = 0.3e-3  # one micro-batch: its Python, the batch's copy, the scaler
+# Compilation alone: 8 to 13 s logged on an RTX 4070 at 12 layers, 28 to 39 s on others; up to 90 with max_autotune.
+COMPILE_S = (8.0, 25.0, 60.0)
+
+
+class Range(Record):
+    """A figure with its honest range, in seconds."""
+
+    low_s: float
+    expected_s: float
+    high_s: float
+
+    def scaled(self, factor: float) -> "Range":
+        return Range(low_s=self.low_s * factor, expected_s=self.expected_s * factor, high_s=self.high_s * factor)
+
+    def plus(self, other: "Range") -> "Range":
+        return Range(
+            low_s=self.low_s + other.low_s,
+            expected_s=self.expected_s + other.expected_s,
+            high_s=self.high_s + other.high_s,
+        )
+
+
+def busy_s(operations: list[Operation], rates: Rates) -> float:
+    """What the device works on these operations."""
+    return sum(op.runs * rates.time_s(op) for op in operations)
+
+
+def _micro_batch_s(way: Way, rates: Rates) -> float:
+    """Expected seconds of one micro-batch."""
+    operations = micro_batch(way)
+    work_s = busy_s(operations, rates)
+    launching_s = sum(op.runs for op in operations) * rates.launch_s(compiled=way.compiled)
+    return max(work_s, launching_s + PYTHON_S) if way.cuda else work_s + launching_s + PYTHON_S
+
+
+def _step_s(way: Way, rates: Rates) -> float:
+    n = way.config.gradient_accumulation_steps
+    sums_s = busy_s(accumulation(way), rates) * (n - 1)
+    launching_s = optimizer_launches(way) * rates.launch_s(compiled=False)
+    if way.cuda and optimizer_launches(way) > FUSED_LAUNCHES:  # many small kernels: the longer of running and launching
+        optimizer_s = max(busy_s(optimizer(way), rates), launching_s)
+    else:
+        optimizer_s = busy_s(optimizer(way), rates) + launching_s
+    return n * _micro_batch_s(way, rates) + sums_s + optimizer_s
+
+
+def range_of(expected_s: float, gpu: Gpu, *, as_nanogpt: bool = True) -> Range:
+    """The honest range of a time from the catalogue; `as_nanogpt`: of a step like nanoGPT's."""
+    if gpu.kind == "cpu":
+        low, high = CPU_LOW, CPU_HIGH
+    else:
+        low, high = (GEFORCE_LOW, GEFORCE_HIGH) if gpu.is_geforce and as_nanogpt else (LOW, HIGH)
+    # A laptop's power limit is its maker's: the version with the least power is the slow end.
+    return Range(low_s=expected_s * low, expected_s=expected_s, high_s=expected_s * high / gpu.slowest_share)
+
+
+def _range(expected_s: float, gpu: Gpu, rates: Rates, way: Way) -> Range:
+    if isinstance(rates, MeasuredRates):
+        # What wavered or drifted when it was measured will again, as a virtual machine's speed does.
+        unsteady = 1 + min(1.0, max(rates.calibration.unsteadiness, rates.calibration.drift))
+        low, high = CALIBRATED_LOW / unsteady, CALIBRATED_HIGH * unsteady
+        if rates.calibration.disturbed:
+            low, high = min(low, DISTURBED_LOW), max(high, DISTURBED_HIGH)
+        return Range(low_s=expected_s * low, expected_s=expected_s, high_s=expected_s * high)
+    return range_of(expected_s, gpu, as_nanogpt=_as_nanogpt(way))
+
+
+def _as_nanogpt(way: Way) -> bool:
+    """A step of which published runs tell: nanoGPT's model and optimizer on the card alone, in the dtype's matmuls."""
+    own = way.own
+    usual = own.recipe == "nanogpt" and own.optimizer == "adamw" and not own.optimizer_offload
+    return usual and way.matmul == "dtype" and way.half
+
+
+def bound_s(way: Way, gpu: Gpu) -> float:
+    """No step is faster: its FLOPs, the causal half of attention, at the dense peaks of their arithmetic.
+
+    0 where one of these is unknown.
+    """
+    modes: dict[MatmulMode, list[Operation]] = {}
+    for op in step_operations(way):
+        modes.setdefault(op.arithmetic, []).append(op)
+    peaks = {mode: gpu.matmul_peak_flop_per_s(mode, way.dtype) for mode in modes}
+    if None in peaks.values():
+        return 0.0
+    return sum(flops(operations, causal=True) / (peaks[mode] or math.inf) for mode, operations in modes.items())
+
+
+def _correction(way: Way, gpu: Gpu, rates: Rates) -> float:
+    """What a whole step took on this device over the sum of its kernels: caches, and what the kernels' list leaves out.
+
+    The reference is a step like this one that `foretrain tune` timed here, else the calibration's own steps of the same
+    dtype and mode; without one the sum stands as it is. Of two such steps each counts by how near it is: the smaller
+    tells what threads and many small operations cost, the larger how caches and bandwidth hold. An evaluation is
+    corrected by their forward passes, where those were timed.
+    """
+    if not isinstance(rates, MeasuredRates):
+        return 1.0
+    tuned = tuned_like(rates.calibration, way.config, way.dtype, compiled=way.compiled)
+    references = [tuned] if tuned else _references(way, rates.calibration)
+    points = sorted(_point(reference, way, rates) for reference in references)
+    if not points:
+        return 1.0
+    (low_s, low), (high_s, high) = points[0], points[-1]
+    own_s = _step_s(replace(way, train=True), rates)
+    if high_s <= low_s or own_s <= low_s:
+        return low
+    share = min(1.0, math.log(own_s / low_s) / math.log(high_s / low_s))
+    return low ** (1 - share) * high**share
+
+
+def _references(way: Way, calibration: Calibration) -> list[StepTime]:
+    """The calibration's steps of this dtype and mode: of each size the one that is carried out as this step is, where
+    it was measured, else the plain one."""
+    found: dict[str, StepTime] = {}
+    plain = {"attention": "auto", "master_weights": False}
+    own = {"attention": "bmm" if way.products_attention else "auto", "master_weights": way.own.master_weights}
+    for step in calibration.steps_of(way.dtype, compiled=way.compiled):
+        size = str(sorted((name, value) for name, value in step.options.items() if name not in plain))
+        its = {name: step.options.get(name, usual) for name, usual in plain.items()}
+        if its == own or (its == plain and size not in found):
+            found[size] = step
+    return list(found.values())
+
+
+def _point(reference: StepTime, way: Way, rates: Rates) -> tuple[float, float]:
+    """(the sum of a reference step's kernels in seconds, by how much it is corrected)."""
+    config = RunConfig.model_validate(reference.options)
+    step = Way(config, way.dtype, "foretrain", way.compiled, True, way.cuda)
+    summed_s = _step_s(step, rates)
+    if not way.train and reference.forward_s is not None:
+        return summed_s, reference.forward_s / _micro_batch_s(replace(step, train=False), rates)
+    return summed_s, reference.time_s / summed_s
+
+
+def way_of(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool, train: bool) -> Way:
+    """How this step runs there, with the torch that the plan is for."""
+    if step == "nanogpt":
+        config = config.as_nanogpt()
+    cuda = gpu.kind != "cpu"
+    torch = software.of(config.torch_version) if cuda else software.ASSUMED
+    return Way(config, dtype, step, compiled and torch.compiles, train, cuda, torch)
+
+
+def is_calibrated(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName) -> bool:
+    """Are times of this step on this device measured ones?"""
+    return isinstance(rates_of(gpu, dtype, way_of(config, gpu, dtype, step, False, True).matmul), MeasuredRates)
+
+
+def step_time(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> Range | None:
+    """Seconds of one steady optimizer step, all micro-batches; None where nothing is known of the device's speed."""
+    way = way_of(config, gpu, dtype, step, compiled, True)
+    rates = rates_of(gpu, dtype, way.matmul, way.torch)
+    if rates is None:
+        return None
+    found = _range(_step_s(way, rates) * _correction(way, gpu, rates), gpu, rates, way)
+    if gpu.kind == "cpu":  # its peak is a guess at the clock
+        return found
+    least_s = bound_s(way, gpu)
+    return Range(low_s=max(found.low_s, least_s), expected_s=max(found.expected_s, least_s), high_s=found.high_s)
+
+
+def evaluation_time(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> Range | None:
+    """Seconds of one evaluation: the same sequences of each of two splits, whatever they are cut into."""
+    way = way_of(config, gpu, dtype, step, compiled, False)
+    rates = rates_of(gpu, dtype, way.matmul, way.torch)
+    if rates is None:
+        return None
+    batches = config.eval_iters if step == "nanogpt" else config.eval_rows / config.eval_batch
+    expected_s = 2 * batches * _micro_batch_s(way, rates) * _correction(way, gpu, rates)
+    return _range(expected_s, gpu, rates, way)
+
+
+def compile_time(compiled: bool) -> Range:
+    """What the first step takes longer, where the model is compiled."""
+    low, expected, high = COMPILE_S if compiled else (0.0, 0.0, 0.0)
+    return Range(low_s=low, expected_s=expected, high_s=high)

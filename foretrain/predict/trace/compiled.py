@@ -1,0 +1,220 @@
+"""torch.compile for a card that is not there: Inductor runs for it, and its wrapper runs on fake tensors.
+
+Dynamo, AOTAutograd, the partitioner, the scheduler and the code generator are the real ones. Only the Triton
+kernels do nothing, so buffers, their reuse and their deaths are those of the code that would run on the card.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_iter
+
+from foretrain.predict.trace.autotuning import Autotuning
+from foretrain.predict.trace.card.guard import StandInError
+from foretrain.predict.trace.card.patches import Patches
+from foretrain.predict.trace.card.torch_cuda import Card, Generator, Memory
+from foretrain.predict.trace.kernels.temporaries import torch_version
+from foretrain.predict.trace.tracer import Tracer
+
+# Inductor's checks of what its kernels wrote, which here wrote nothing.
+OLDEST_THAT_COMPILES = (2, 11)  # before, Dynamo steps aside where a mode is on, or wants one fake mode alone
+CHECKS = ("size_asserts", "nan_asserts", "alignment_asserts")
+
+
+class _Kernel:
+    """Stands for a compiled kernel: running it only tells the tracer what the buffers are for."""
+
+    def __init__(self, tracer: Tracer | None, name: str, source: str = "", tuning: Autotuning | None = None) -> None:
+        self.tracer, self.kernel_name = tracer, name
+        self.inductor_meta: dict[str, Any] = {}
+        self.launchers: list[Any] = []
+        self._source, self._tuning = source, tuning
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        if self.tracer is None:
+            return
+        for tensor in args:
+            if isinstance(tensor, Tensor):
+                self.tracer.written_by(tensor, self.kernel_name)
+        if self._tuning is not None:
+            self._tuning.kernel(self.kernel_name, self._source, args)
+            self._tuning = None
+
+    __call__ = run
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None
+
+
+def _device_patches(patches: Patches, card: Card) -> None:
+    """What Dynamo and Inductor ask a device."""
+    from torch._dynamo.device_interface import CudaInterface
+
+    answers: dict[str, Any] = {
+        "get_device_properties": lambda device=None: card.properties(),
+        "current_device": lambda: 0,
+        "device_count": lambda: 1,
+        "is_available": lambda: True,
+        "is_bf16_supported": lambda including_emulation=False: card.capability >= (8, 0),
+        "get_compute_capability": lambda device=None: card.capability[0] * 10 + card.capability[1],
+        "raise_if_triton_unavailable": lambda device=None: None,
+        "exchange_device": lambda device: 0,
+        "maybe_exchange_device": lambda device: 0,
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: None,
+        "get_raw_stream": lambda index=0: 0,
+    }
+    for name, answer in answers.items():
+        patches.set(CudaInterface, name, staticmethod(answer))
+    for name in ("get_device_properties", "current_device"):
+        patches.set(CudaInterface.Worker, name, staticmethod(answers[name]))
+    patches.set(torch._C, "_accelerator_getDefaultGenerator", lambda index: Generator("cuda:0"))
+    patches.set(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
+    if not hasattr(torch._C, "_cuda_getDevice"):
+        patches.set(torch._C, "_cuda_getDevice", lambda: 0)
+
+
+def _triton_patches(patches: Patches) -> None:
+    """Triton need not be installed, and it is never asked to compile."""
+    import torch._inductor.codecache as codecache
+    import torch._inductor.compile_fx as compile_fx
+    import torch._inductor.fx_passes.pad_mm as pad_mm
+    import torch._inductor.scheduler as scheduler
+    import torch.utils._triton as triton
+
+    patches.set(triton, "triton_hash_with_backend", lambda: "stand-in")
+    for module in (scheduler, compile_fx, pad_mm):
+        if hasattr(module, "has_triton"):
+            patches.set(module, "has_triton", lambda *args: True)
+    if triton.has_triton_package():
+        return
+    import torch._inductor.codegen.triton_utils as triton_utils
+    import torch._inductor.runtime.triton_heuristics as triton_heuristics
+
+    # Templates, as of flex_attention, are loaded when they are written, and name what Triton has.
+    patches.set(triton_utils, "AttrsDescriptorWrapper", lambda *args, **kwargs: {})
+    patches.set(triton_heuristics, "template", lambda **kwargs: lambda function: _Kernel(None, "template"))
+    load = codecache.PyCodeCache.load_by_key_path.__func__
+
+    def load_with_triton(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        package, language = ModuleType("triton"), ModuleType("triton.language")
+        package.language = language  # type: ignore[attr-defined]
+        package.jit = lambda function: function  # type: ignore[attr-defined]
+        language.constexpr = object  # type: ignore[attr-defined]  # what helpers beside a template are annotated with
+        sys.modules["triton"], sys.modules["triton.language"] = package, language
+        try:
+            return load(cls, *args, **kwargs)
+        finally:
+            del sys.modules["triton"], sys.modules["triton.language"]
+
+    patches.set(codecache.PyCodeCache, "load_by_key_path", classmethod(load_with_triton))
+
+
+def _folding_patch(patches: Patches) -> None:
+    """Constant folding computes one-element constants on the device; here on the CPU."""
+    from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder as Folder
+
+    deduce = Folder._deduce_value
+
+    def deduce_on_cpu(self: Any, node: Any) -> Any:
+        device = node.kwargs.get("device")
+        if node.op == "call_function" and isinstance(device, torch.device) and device.type == "cuda":
+            kwargs = node.kwargs
+            node.kwargs = {**kwargs, "device": torch.device("cpu")}
+            try:
+                return deduce(self, node)
+            finally:
+                node.kwargs = kwargs
+        if node.target is torch.ops.prims.device_put.default:
+            return self.env[node.args[0]]
+        return deduce(self, node)
+
+    patches.set(Folder, "_deduce_value", deduce_on_cpu)
+
+
+def _symbolic_patch(patches: Patches) -> None:
+    """Dynamo's fake tensors keep no results for shapes that it made symbols of: within the fake mode of a trace, what
+    is kept for one graph's symbols is compared with another's, which torch takes for an error."""
+    from torch._subclasses import fake_tensor
+
+    validate = getattr(fake_tensor.FakeTensorMode, "_validate_cache_key", None)
+    if validate is None:
+        return
+
+    def none_of_symbols(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        for value in tree_iter((args, kwargs)):
+            symbolic = isinstance(value, fake_tensor.FakeTensor) and value._has_symbolic_sizes_strides
+            if symbolic or isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+                raise fake_tensor._BypassDispatchCache("symbolic shape")
+        return validate(mode, func, args, kwargs)
+
+    patches.set(fake_tensor.FakeTensorMode, "_validate_cache_key", none_of_symbols)
+
+
+def _padding_patch(patches: Patches, pads: bool, tuning: Autotuning | None) -> None:
+    """pad_mm times both variants of a matmul with an unaligned side on the card; here the caller says which."""
+    import torch._inductor.fx_passes.pad_mm as pad_mm
+
+    def should_pad(match: Any, mat1: Tensor, mat2: Tensor, op: Any, input: Any = None) -> bool:
+        m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
+        return pads and pad_mm.is_mm_compute_bound(m, k, n, mat1.dtype)
+
+    patches.set(pad_mm, "_should_pad", tuning.padding if tuning is not None else should_pad)
+
+
+def _code_patches(patches: Patches, tracer: Tracer | None, tuning: Autotuning | None) -> None:
+    """The generated wrapper: its C++ helpers as Python on fake tensors, its kernels as nothing."""
+    import torch._C._dynamo.guards as guards
+    from torch._inductor.async_compile import AsyncCompile
+
+    def empty(device: str) -> Any:
+        return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+    def reinterpret(tensor: Tensor, size: Any, stride: Any, offset: int = 0) -> Tensor:
+        return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+
+    patches.set(guards, "_empty_strided_cuda", empty("cuda"))
+    patches.set(guards, "_empty_strided_cpu", empty("cpu"))
+    patches.set(guards, "_reinterpret_tensor", reinterpret)
+    kernel = lambda self, name, source, *args, **kwargs: _Kernel(tracer, name, source, tuning)  # noqa: E731
+    patches.set(AsyncCompile, "triton", kernel)
+    patches.set(AsyncCompile, "cpp_pybinding", lambda self, types, source, *a, **k: _Kernel(tracer, "cpp_fused"))
+    patches.set(AsyncCompile, "wait", lambda self, scope: None)
+    patches.set(AsyncCompile, "warm_pool", classmethod(lambda cls: None))
+
+
+@contextlib.contextmanager
+def compiling(
+    card: Card | None, tracer: Tracer | None = None, *, pads: bool = False, memory: Memory | None = None
+) -> Iterator[None]:
+    """Within it torch.compile works for the card of a stand-in, or for a CPU without its compiler (card None).
+
+    `pads`: what to take pad_mm's measurement on the card to have said, for products with an unaligned side. `memory`:
+    the card's, where what Inductor measures is to be in the trace.
+    """
+    import torch._inductor.config as inductor_config
+
+    torch._dynamo.reset()
+    if torch_version() < OLDEST_THAT_COMPILES:  # or an uncompiled step would be told as a compiled one
+        least = ".".join(map(str, OLDEST_THAT_COMPILES))
+        raise StandInError(f"torch {torch.__version__} compiles nothing in a trace; torch {least} or newer does")
+    with Patches() as patches:
+        tuning = Autotuning(tracer, memory, pads) if tracer is not None and memory is not None else None
+        if card is not None:
+            _device_patches(patches, card)
+            _triton_patches(patches)
+            _folding_patch(patches)
+            _padding_patch(patches, pads, tuning)
+        _code_patches(patches, tracer, tuning)
+        _symbolic_patch(patches)
+        changes: dict[str, Any] = {"compile_threads": 1, "force_disable_caches": True, **dict.fromkeys(CHECKS, False)}
+        patches.enter_context(inductor_config.patch(changes))
+        patches.callback(torch._dynamo.reset)
+        yield

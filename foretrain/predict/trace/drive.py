@@ -1,0 +1,214 @@
+"""The runs that are traced: foretrain's own step and nanoGPT's, each with evaluation and saving in their real place.
+
+Three optimizer steps, of at most three micro-steps each: Adam's states appear at the end of the first, gradients
+accumulate from the second micro-step on, and what the allocator reserves settles in the third.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Dtype
+from foretrain.model.gpt2 import GPT, Attention, Block
+from foretrain.model.master import Masters
+from foretrain.model.optimizer import make_optimizer
+from foretrain.model.step import TrainState, build, evaluation_loss, train_step
+from foretrain.predict.trace.names import Names
+from foretrain.predict.trace.record import Head
+from foretrain.predict.trace.tracer import Tracer
+
+STEPS, MICRO_STEPS, EVALUATION_BATCHES = 3, 3, 2
+DTYPES: dict[Dtype, torch.dtype] = {
+    "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
+}  # fmt: skip
+
+
+@dataclass
+class Job:
+    """A run to trace on `device`, which is fake or real."""
+
+    config: RunConfig
+    device: torch.device
+    dtype: Dtype
+    compiled: bool
+    tracer: Tracer
+    names: Names
+
+    @property
+    def micro_steps(self) -> int:
+        return min(MICRO_STEPS, self.config.gradient_accumulation_steps)
+
+    def logits(self) -> Head:
+        """How logits can be told from activations."""
+        c = self.config
+        rows = {c.batch_size * c.block_size, c.eval_batch * c.eval_block}
+        if n := c.loss_chunk_size:  # whole chunks and what remains
+            rows = {part for count in rows for part in (min(n, count), count % n) if part}
+        return Head(frozenset(rows), c.vocab_size, frozenset({c.n_embd, 3 * c.n_embd, 4 * c.n_embd}))
+
+    def batch(self, rows: int, block: int, *, cut: bool = False) -> tuple[Tensor, Tensor]:
+        """Token ids and targets, int64, one storage each; `cut` out of rows of block + 1, as data/batches.py does."""
+        if cut:
+            data = self._tokens(torch.zeros(rows, block + 1, dtype=torch.int64, device=self.device))
+            return self._tokens(data[:, :-1].contiguous()), self._tokens(data[:, 1:].contiguous())
+        inputs, targets = (torch.zeros(rows, block, dtype=torch.int64, device=self.device) for _ in range(2))
+        return self._tokens(inputs), self._tokens(targets)
+
+    def _tokens(self, tensor: Tensor) -> Tensor:
+        self.tracer.tag(tensor, "batch", "token ids")
+        return tensor
+
+
+def foretrain_run(job: Job) -> bool:
+    """foretrain's run in the trainer's order (training/trainer.py); whether the scaler was on."""
+    c = job.config
+    short = c.model_copy(update={"gradient_accumulation_steps": job.micro_steps})
+    state = build(short, job.device, DTYPES[job.dtype], compile=job.compiled)
+    job.names.learn(state.model)
+    if state.masters:
+        job.names.learn(state.masters.model)
+        _name_gradients(job, state, state.masters)
+
+    def evaluate(phase: str) -> None:
+        job.tracer.enter(phase)
+        total = torch.zeros((), device=job.device)
+        for _ in ("train", "val"):
+            for _ in range(min(EVALUATION_BATCHES, c.eval_iters)):
+                total += evaluation_loss(state, job.batch(c.eval_batch, c.eval_block, cut=True))
+
+    evaluate("evaluate_first")
+    for step in range(0 if c.eval_only else STEPS):
+        job.tracer.enter("first_step" if step == 0 else "steady_step")
+        micro = (job.batch(c.batch_size, c.block_size, cut=True) for _ in range(job.micro_steps))
+        train_step(state, micro, c.learning_rate)
+        if step == 1:
+            evaluate("evaluate_steady")
+            _save(job, state)
+    return state.scaler.is_enabled()
+
+
+def _name_gradients(job: Job, state: TrainState, masters: Masters) -> None:
+    """The gradients that go to an optimizer elsewhere; its hooks see them only there."""
+    take = masters.take_gradients
+
+    def tagged() -> None:
+        for name, parameter in state.model.named_parameters():
+            if parameter.grad is not None:
+                job.tracer.tag(parameter.grad, "gradients", name)
+        take()
+
+    masters.take_gradients = tagged
+
+
+def _save(job: Job, state: TrainState) -> None:
+    """A checkpoint copies tensor by tensor to the host; nothing new on the device."""
+    job.tracer.enter("save")
+    for parameter, moments in state.optimizer.state.items():
+        for tensor in (parameter, *(value for value in moments.values() if isinstance(value, Tensor))):
+            tensor.detach().cpu()
+
+
+# -- nanoGPT -----------------------------------------------------------------------------------------------
+
+
+class NanoAttention(Attention):
+    """Attention with nanoGPT's variables, which are alive as long as there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, C = x.size()
+        q, k, v = self.c_attn(x).split(C, dim=2)
+        k = k.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        q = q.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        v = v.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        dropout = self.dropout if self.training else 0
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=None, dropout_p=dropout, is_causal=True)
+        y = y.transpose(1, 2).contiguous().view(B, T, C)
+        y = self.resid_dropout(self.c_proj(y))
+        return y  # noqa: RET504
+
+
+class NanoGPT(GPT):
+    """The same model with nanoGPT's forward pass: logits are returned, and the embeddings have names."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        parts: Any = self.transformer
+        for block in parts["h"]:
+            assert isinstance(block, Block)
+            block.attn.__class__ = NanoAttention
+
+    def forward(self, idx: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        parts: Any = self.transformer
+        pos = torch.arange(0, idx.shape[1], dtype=torch.long, device=idx.device)
+        tok_emb = parts["wte"](idx)
+        pos_emb = parts["wpe"](pos)
+        x = parts["drop"](tok_emb + pos_emb)
+        for block in parts["h"]:
+            x = block(x)
+        x = parts["ln_f"](x)
+        logits = self.lm_head(x)
+        loss = F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
+        return logits, loss
+
+
+def nanogpt_run(job: Job) -> bool:
+    """nanoGPT's train.py: batches fetched ahead, logits kept until the next ones, its estimate_loss."""
+    c = job.config.as_nanogpt()
+    model = NanoGPT(c).to(job.device)
+    job.names.learn(model)
+    scaler = torch.amp.GradScaler(job.device.type, enabled=job.dtype == "float16")
+    optimizer = make_optimizer(model, c, job.device.type)
+    called: Any = torch.compile(model) if job.compiled else model
+    half = job.dtype != "float32"
+    context: Any = torch.amp.autocast(job.device.type, DTYPES[job.dtype]) if half else contextlib.nullcontext()
+
+    @torch.no_grad()
+    def estimate_loss(phase: str) -> None:
+        job.tracer.enter(phase)
+        model.eval()
+        for _ in ("train", "val"):
+            for _ in range(min(EVALUATION_BATCHES, c.eval_iters)):
+                X, Y = job.batch(c.batch_size, c.block_size)
+                with context:
+                    _logits, loss = called(X, Y)
+                loss.item()
+        model.train()
+
+    X, Y = job.batch(c.batch_size, c.block_size)
+    _logits = loss = None
+    for step in range(STEPS):
+        if step != 1:
+            estimate_loss("evaluate_first" if step == 0 else "evaluate_steady")
+        if c.eval_only:
+            break
+        job.tracer.enter("first_step" if step == 0 else "steady_step")
+        for _ in range(job.micro_steps):
+            with context:
+                _logits, loss = called(X, Y)
+                loss = loss / job.micro_steps
+            X, Y = job.batch(c.batch_size, c.block_size)
+            scaler.scale(loss).backward()
+        if c.grad_clip != 0.0:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), c.grad_clip)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+    return scaler.is_enabled()
+
+
+RUNS = {"foretrain": foretrain_run, "nanogpt": nanogpt_run}
+
+
+@contextlib.contextmanager
+def named(tracer: Tracer, *, compiled: bool) -> Iterator[Names]:
+    """Hooks that name modules and tag gradients and optimizer states while a run is traced."""
+    names = Names(tracer)
+    with names.hooked(modules=not compiled):
+        yield names

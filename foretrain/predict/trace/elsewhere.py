@@ -1,0 +1,201 @@
+"""`foretrain.trace`: any code on a card that is not there, here or in a process of the torch that will train. No torch.
+
+Code goes to another process by name: a script, or a function of a script or of a module. What it finds comes back as
+JSON. That process runs this file, too (`work`), and there torch is imported.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretrain.base.errors import UserError
+from foretrain.hardware.catalogue import Gpu
+from foretrain.predict import software
+from foretrain.predict.trace import interpreter, service
+from foretrain.predict.trace.record import Trace
+from foretrain.predict.trace.traced import StandInError, Traced, card_of
+
+if TYPE_CHECKING:
+    from foretrain.predict.trace.library import Tracing
+
+
+class CodeFailed(RuntimeError):
+    """The traced code raised an error in the other process; its traceback is a note."""
+
+
+def trace(
+    code: "Callable[[Tracing], object] | str | Path",
+    gpu: str | Gpu = "RTX 4070",
+    *,
+    compile: bool = False,
+    pads: bool = False,
+    in_process: bool = False,
+    python: str | Path = "",
+    torch_version: str = "",
+) -> Traced:
+    """What the code takes on the card: it runs once on fake tensors, and every storage is recorded.
+
+    `code`: a function, which is called with a Tracing; or by name a script ("train.py"), a function of a script
+    ("train.py:main") or of a module ("package.module:main"). What is named runs in a process of its own.
+    `python`: the Python of the environment that will train, or its folder, whose torch traces; a function that is given
+    must then stand at the top of a module or script. `torch_version`: that of the torch which will train, where another
+    one traces: notes say what the step meets of all that is known to differ.
+    `compile`: torch.compile inside the code runs Inductor for the card, kernels left out. `pads`: what to take
+    pad_mm's measurement to say. The code must make its model and tensors itself, on `device` (torch.cuda says that it
+    is available), and learns no values: .item() gives 1.
+
+    A function runs in a forked child, so that this process, a notebook for one, can train afterwards; variables that
+    the code sets are lost. `in_process`: run it here instead, as where no fork is; torch.cuda then stays unusable.
+    Where it meets something whose size only the card knows, it runs a second time with the most of it (`high`).
+    Raises StandInError where that torch cannot be made to stand in for the card, or has already used one; UserError for
+    what cannot be sent to another process.
+    """
+    card = card_of(gpu)
+    if torch_version and software.parse(torch_version) is None:
+        raise StandInError(f"torch_version={torch_version!r} is not a version of torch, such as '2.9.1'")
+    if not python and not isinstance(code, str | Path):
+        from foretrain.predict.trace import library
+
+        found = library.trace(code, card, compile=compile, pads=pads, in_process=in_process)
+        return found.with_versions(torch_version)
+    if in_process:
+        raise UserError("usage.trace_in_process")
+    with interpreter.using(str(python)):
+        if reason := service.why_not():
+            raise StandInError(reason)
+        return _sent(Target.of(code), card, compile, pads).with_versions(torch_version)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Code by name: a file (a script) or a module, and a function of it; '' is the whole script."""
+
+    file: str
+    module: str
+    function: str
+
+    @classmethod
+    def of(cls, code: object) -> "Target":
+        """By its name or of a function. Raises UserError where it can be found by no name."""
+        if isinstance(code, str | Path):
+            return cls._named(str(code))
+        name, home = getattr(code, "__qualname__", ""), getattr(code, "__module__", "") or ""
+        module = sys.modules.get(home)
+        file = getattr(module, "__file__", None)
+        if not name.isidentifier() or getattr(module, name, None) is not code or file is None:
+            raise UserError("usage.trace_cannot_send", name=name or type(code).__name__)
+        return cls(str(Path(file).absolute()), "", name) if home == "__main__" else cls("", home, name)
+
+    @classmethod
+    def _named(cls, text: str) -> "Target":
+        place, colon, function = text.rpartition(":") if ":" in text else (text, "", "")
+        if colon and not function.isidentifier():
+            raise UserError("usage.trace_target", target=text)
+        if place.endswith(".py"):
+            if not Path(place).is_file():
+                raise UserError("usage.trace_no_file", path=place)
+            return cls(str(Path(place).absolute()), "", function)
+        if not function or not all(part.isidentifier() for part in place.split(".")):
+            raise UserError("usage.trace_target", target=text)
+        return cls("", place, function)
+
+    def run(self, on: "Tracing") -> None:
+        """Here and now."""
+        import importlib
+        import runpy
+
+        if self.file and not self.function:
+            sys.argv = [self.file]
+            try:
+                runpy.run_path(self.file, run_name="__main__")
+            except SystemExit as end:
+                if end.code not in (None, 0):
+                    raise CodeFailed(f"{self.file} ended with sys.exit({end.code!r})") from None
+            return
+        try:
+            found = runpy.run_path(self.file) if self.file else vars(importlib.import_module(self.module))
+        except ModuleNotFoundError as error:
+            if error.name != self.module:
+                raise
+            raise StandInError(str(UserError("usage.trace_no_module", module=self.module))) from None
+        function = found.get(self.function)
+        if not callable(function):
+            place = self.file or self.module
+            raise StandInError(str(UserError("usage.trace_no_function", place=place, function=self.function)))
+        function(on)
+
+
+def _sent(target: Target, card: Gpu, compile: bool, pads: bool) -> Traced:
+    """The trace, by the interpreter in use; what the code prints is shown."""
+    with tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
+        out = Path(folder) / "answer"
+        own = [path or str(Path.cwd()) for path in sys.path if not path.endswith((".zip", "-packages", "lib-dynload"))]
+        paths = [str(Path(target.file).parent)] if target.file else []
+        job = {
+            "target": vars(target), "gpu": card.model_dump(mode="json"), "compile": compile, "pads": pads,
+            "paths": [*paths, *own], "out": str(out),
+        }  # fmt: skip
+        ended = _process(job)
+        try:
+            answer = json.loads(out.read_text("utf-8"))
+        except (OSError, ValueError):
+            raise StandInError(f"the process that traced ended without an answer (exit {ended})") from None
+    if "error" in answer:
+        raise _error(answer)
+    low, *high = (Traced(Trace.from_json(found["trace"]), card, tuple(found["notes"])) for found in answer["found"])
+    return replace(low, high=high[0]) if high else low
+
+
+def _process(job: dict[str, Any]) -> int:
+    """Run the process that does a job; its exit code."""
+    command, more = interpreter.now().worker("foretrain.predict.trace.elsewhere")
+    environment = {**os.environ, **more, "CUDA_VISIBLE_DEVICES": "", "TORCH_WARM_POOL": "0"}
+    return subprocess.run(command, input=json.dumps(job), text=True, env=environment, check=False).returncode
+
+
+def _error(answer: dict[str, Any]) -> Exception:
+    """As which an error of the other process is raised here."""
+    error = (StandInError if answer["error"] == "StandInError" else CodeFailed)(answer["text"])
+    error.add_note(answer["traceback"])
+    return error
+
+
+def _answer(job: dict[str, Any]) -> dict[str, Any]:
+    """What the other process says: a trace, or an error."""
+    from foretrain.predict.trace import library, worker
+    from foretrain.predict.trace.forked import ChildDied
+
+    try:
+        worker.prove_this_torch()
+        target = Target(**job["target"])
+        card = Gpu.model_validate(job["gpu"])
+        found = library.trace(target.run, card, compile=job["compile"], pads=job["pads"])
+        ends = [found, *([found.high] if found.high else [])]
+        return {"found": [{"trace": end.trace.to_json(), "notes": end.notes} for end in ends]}
+    except (StandInError, worker.TraceError, ChildDied) as error:
+        return {"error": "StandInError", "text": str(error), "traceback": traceback.format_exc()}
+    except Exception as error:
+        text = (
+            str(error) if isinstance(error, CodeFailed) else f"the traced code raised {type(error).__name__}: {error}"
+        )
+        return {"error": "CodeFailed", "text": text, "traceback": traceback.format_exc()}
+
+
+def work(job: dict[str, Any]) -> None:
+    """Trace, in a process that does nothing else, and write what came of it."""
+    sys.path[:0] = job["paths"]
+    answer = _answer(job)
+    sys.stdout.flush()
+    Path(job["out"]).write_text(json.dumps(answer), "utf-8")
+
+
+if __name__ == "__main__":
+    work(json.load(sys.stdin))
+    os._exit(0)  # torch's static destructors meet the stand-in's patches otherwise

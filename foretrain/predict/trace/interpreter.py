@@ -1,0 +1,92 @@
+"""Which Python traces: this one, or that of the environment that will train (`--python PATH`). No torch here.
+
+PyTorch allocates otherwise from version to version: a trace with torch 2.13 of a run on 2.9 was 28 % off. The other
+environment needs torch; what foretrain itself needs (pydantic) is borrowed from here where it lacks that.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from foretrain.base.errors import UserError
+from foretrain.base.installation import installed_torch
+
+PROBE_S = 120  # a cold disk is slow; importing torch is not part of it
+PROBE = """
+import importlib.metadata as m, importlib.util as u, json, sys
+try:
+    torch = m.version("torch")
+except m.PackageNotFoundError:
+    torch = ""
+print(json.dumps({"torch": torch, "python": sys.version_info[:2], "lacks": u.find_spec("pydantic_core") is None}))
+"""
+START = "import os, runpy, sys; sys.path += os.environ['FORETRAIN_BORROWED'].split(os.pathsep); \
+runpy.run_module(sys.argv[1], run_name='__main__', alter_sys=True)"
+
+
+class Interpreter(NamedTuple):
+    """A Python that can trace: its path, its version, and that of its torch ('' without). `borrows`: packages that
+    foretrain needs come from this environment, after its own."""
+
+    path: str
+    python: tuple[int, int]
+    torch: str
+    borrows: bool = False
+
+    def worker(self, module: str = "foretrain.predict.trace.worker") -> tuple[list[str], dict[str, str]]:
+        """The command that starts a module of ours, and the variables that it needs beside the usual ones."""
+        source = str(Path(__file__).parents[3])
+        if self.path == sys.executable:
+            paths = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
+            return [self.path, "-m", module], {"PYTHONPATH": paths}
+        borrowed = [path for path in sys.path if path.endswith("-packages")] if self.borrows else []
+        told = {"PYTHONPATH": source, "FORETRAIN_BORROWED": os.pathsep.join(borrowed)}
+        return [self.path, "-c", START, module], told
+
+
+_chosen: ContextVar[Interpreter | None] = ContextVar("interpreter", default=None)
+
+
+def now() -> Interpreter:
+    """The one that traces: this one, unless another is in use."""
+    return _chosen.get() or Interpreter(sys.executable, sys.version_info[:2], installed_torch())
+
+
+@contextlib.contextmanager
+def using(path: str) -> Iterator[None]:
+    """Within it another environment traces; '' is this one. Raises UserError where that cannot be."""
+    token = _chosen.set(found(path) if path else None)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+@cache
+def found(path: str) -> Interpreter:
+    """The interpreter at a path, or of the environment in a folder. Raises UserError with what is wrong about it."""
+    at = Path(path).expanduser()
+    if at.is_dir():
+        at = at / "bin" / "python"
+    at = at.absolute()  # not resolved: an environment's Python is a link out of it
+    if not at.exists():
+        raise UserError("usage.python_missing", path=path)
+    try:
+        done = subprocess.run([at, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_S, check=True)
+        told = json.loads(done.stdout)
+        major, minor = told["python"]
+        version, torch, lacks = (int(major), int(minor)), str(told["torch"]), bool(told["lacks"])
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, IndexError):
+        raise UserError("usage.python_broken", path=path) from None
+    if not torch:
+        raise UserError("usage.python_without_torch", path=path)
+    if lacks and version != sys.version_info[:2]:
+        raise UserError("usage.python_needs_pydantic", path=path, python=f"{version[0]}.{version[1]}")
+    return Interpreter(str(at), version, torch, borrows=lacks)

@@ -1,0 +1,177 @@
+"""The largest batch_size, block_size or n_layer that fits a card: by the estimate at once, or by a search over traces.
+
+No torch here.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+from foretrain.base.errors import UserError
+from foretrain.base.records import Record
+from foretrain.config.options import RunConfig
+from foretrain.predict.allocator.settings import Settings
+from foretrain.predict.memory import StepName, Verdict, predict, worst_verdict
+from foretrain.predict.plan import Plan, plan
+from foretrain.predict.trace.forecast import Listener, answers_for
+
+# Granule of each knob: contexts go in steps of 64, as attention's tiles do, and only below 64 in single steps.
+STEPS = {"batch_size": 1, "block_size": 64, "n_layer": 1}
+HIGHEST = {"batch_size": 4096, "block_size": 65536, "n_layer": 512}
+
+
+class Probe(Record):
+    """One value that was tried: the verdict that a plan of it has, and what the process needs there.
+
+    `smallest_limit_bytes`: the least that the allocator may reserve, which only a trace says.
+    """
+
+    value: int
+    verdict: Verdict | None
+    needed_expected_bytes: int
+    smallest_limit_bytes: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.verdict == "fits"
+
+
+class Largest(Record):
+    """The largest value of an option that fits (None: not even 1 does), with every value that was tried.
+
+    `source`: estimated, or traced.
+    `searched_all`: it is the largest that is looked at, so that larger ones may fit too.
+    """
+
+    option: str
+    step: StepName
+    value: int | None
+    searched_all: bool
+    available_bytes: int
+    probes: tuple[Probe, ...]
+    source: Literal["estimated", "traced"] = "traced"
+
+
+def estimated(base: Plan, knob: str, step: StepName) -> Largest:
+    """The same by the estimate, which takes a second. Raises UserError as `largest` does."""
+    available_bytes = _room(base, knob)
+    probes: dict[int, Probe] = {}
+
+    def fits(value: int) -> bool:
+        if value not in probes:
+            config = _changed(base, knob, value)
+            memory = predict(
+                config, base.gpu, base.dtype, step, compiled=base.compiled, available_bytes=available_bytes
+            )  # fmt: skip
+            probes[value] = Probe(
+                value=value, verdict=worst_verdict(memory), needed_expected_bytes=memory.needed_bytes
+            )  # fmt: skip
+        return probes[value].fits
+
+    granule, highest = STEPS[knob], HIGHEST[knob]
+    top = highest // granule
+    best = granule * _bisect(lambda count: fits(count * granule), 0, top + 1)
+    if not best and granule > 1:
+        best = _bisect(fits, 0, granule)
+    return Largest(
+        option=knob, step=step, value=best or None, searched_all=best == highest, available_bytes=available_bytes,
+        probes=tuple(probes[value] for value in sorted(probes)), source="estimated",
+    )  # fmt: skip
+
+
+def _room(base: Plan, knob: str) -> int:
+    """What the process may take. Raises UserError where nothing can be searched."""
+    if knob not in STEPS:
+        raise UserError("usage.largest_knob", option=knob, choices=sorted(STEPS))
+    if base.available_bytes is None:
+        raise UserError("usage.largest_unknown", gpu=base.gpu.name)
+    return base.available_bytes
+
+
+def largest(
+    base: Plan,
+    knob: str,
+    step: StepName,
+    settings: Settings | None = None,
+    listen: Listener = lambda text: None,
+) -> Largest:
+    """Search from the ledger's guess outwards, then between what fits and what does not.
+
+    Traces need not grow with a knob: the answer fits and its successor does not, but one beyond that might again.
+
+    Raises UserError for a knob that is not one of STEPS or a card of unknown memory, and
+    service.TraceUnavailable where nothing can be traced.
+    """
+    available_bytes = _room(base, knob)
+    probes: dict[int, Probe] = {}
+
+    def search(granule: int, top: int) -> int:
+        """The largest multiple of the granule that fits, up to `top` granules; 0 where none does."""
+
+        def fits(count: int) -> bool:
+            value = count * granule
+            if value not in probes:
+                listen(f"{knob} = {value}")
+                probes[value] = _probe(_with(base, knob, value), step, value, settings, listen)
+            return probes[value].fits
+
+        def guess(count: int) -> bool:
+            return worst_verdict(_with(base, knob, count * granule).memory_of(step)) == "fits"
+
+        return granule * _search(fits, max(1, _bisect(guess, 0, top + 1)), top)
+
+    granule, highest = STEPS[knob], HIGHEST[knob]
+    best = search(granule, highest // granule) or (search(1, granule - 1) if granule > 1 else 0)
+    return Largest(
+        option=knob, step=step, value=best or None, searched_all=best == highest, available_bytes=available_bytes,
+        probes=tuple(probes[value] for value in sorted(probes)),
+    )  # fmt: skip
+
+
+def _changed(base: Plan, knob: str, value: int) -> RunConfig:
+    """The config with one knob changed; evaluation keeps its own sizes where it has any."""
+    config = base.config.model_copy(update={knob: value})
+    if config.eval_block_size > config.block_size:
+        config = config.model_copy(update={"eval_block_size": 0})
+    return config
+
+
+def _with(base: Plan, knob: str, value: int) -> Plan:
+    """The estimated plan with one knob changed."""
+    return plan(_changed(base, knob, value), base.gpu, name=base.name, used_by_others_bytes=base.used_by_others_bytes)
+
+
+def _probe(changed: Plan, step: StepName, value: int, settings: Settings | None, listen: Listener) -> Probe:
+    (found,) = answers_for(changed, [step], settings, listen)
+    return Probe(
+        value=value,
+        verdict=worst_verdict(found.memory),
+        needed_expected_bytes=found.memory.needed_bytes,
+        smallest_limit_bytes=found.smallest_limit_bytes,
+    )
+
+
+def _bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest number that fits, where `low` does and `high` does not."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _search(fits: Callable[[int], bool], guess: int, top: int) -> int:
+    """Gallop from the guess until the answer is between two numbers; 0 where not even 1 fits."""
+    if fits(guess):
+        low, stride = guess, max(1, guess // 8)
+        while low < top:
+            high = min(top, low + stride)
+            if not fits(high):
+                return _bisect(fits, low, high)
+            low, stride = high, stride * 2
+        return top
+    high, stride = guess, max(1, guess // 8)
+    while high > 1:
+        low = max(1, high - stride)
+        if fits(low):
+            return _bisect(fits, low, high)
+        high, stride = low, stride * 2
+    return 0

@@ -1,0 +1,198 @@
+"""The trace's answer in the ledger's form: phases, components, needs, and a verdict by replay at the limit.
+
+Allocated is what the simulated allocator counts; reserved is its replay without a limit; the verdict replays the
+trace under what the card leaves. Where pad_mm's choice can only be measured on the card, both traces are replayed:
+the need is a range over both and the verdict is that of the worse one.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from foretrain.base.records import Record
+from foretrain.predict.allocator.settings import Settings
+from foretrain.predict.estimate.simulated_run import EARLY_GRADIENTS
+from foretrain.predict.memory import (
+    MARGIN_BYTES,
+    PHASES,
+    Component,
+    Context,
+    PhaseMemory,
+    StepMemory,
+    Verdict,
+)
+from foretrain.predict.trace.record import Allocation, Trace, moment_id
+from foretrain.predict.trace.replay import Death, Replay, replay, smallest_limit_bytes
+
+
+class Exact(Record):
+    """One way to run the step, traced: memory in the ledger's form and what only a replay can say."""
+
+    memory: StepMemory
+    smallest_limit_bytes: int  # the least that the allocator may reserve for the run to live, context not included
+    smallest_limit_expandable_bytes: int  # the same with expandable_segments:True
+    death: Death | None  # where the run ends under what the card leaves; None where it lives
+    torch: str
+    pads_unknown: bool  # pad_mm's choice decides between two answers; both are in the range
+
+
+def components(
+    alive: Sequence[Allocation], allocated_bytes: int, formulas: dict[str, tuple[str, int]]
+) -> tuple[Component, ...]:
+    """Rows of what is alive, largest first, with the ledger's ids.
+
+    They add up to what the allocator counts: `rounding` is what 512-byte rounding and unsplit remainders add.
+    `formulas`: (formula, bytes) of the ledger's components at the same moment; one stands where it agrees to 1 %.
+    """
+    sizes: Counter[str] = Counter()
+    for allocation in alive:
+        sizes[component_id(allocation)] += allocation.nbytes
+    found = []
+    for id, size in sizes.most_common():
+        formula, expected = formulas.get(id, ("", 0))
+        agrees = abs(expected - size) <= max(0.01 * size, 64 * 1024)
+        if size:
+            found.append(Component(id=id, size_bytes=size, formula=formula if agrees else ""))
+    rest = allocated_bytes - sum(sizes.values())
+    if rest > 0:
+        found.append(Component(id="rounding", size_bytes=rest, formula=""))
+    return tuple(found)
+
+
+# Modules of a GPT, by the last word of their names, and the ledger's name for what they make.
+MODULE_KINDS = {
+    "attn": "attention", "c_attn": "attention", "mlp": "mlp", "c_fc": "mlp", "gelu": "mlp", "ln_1": "norm",
+    "ln_2": "norm", "ln_f": "norm", "drop": "dropout", "dropout": "dropout", "resid_dropout": "dropout",
+    "wte": "residual", "wpe": "residual", "c_proj": "residual",
+    "attention": "attention", "qk": "attention", "v": "attention", "up": "mlp", "out": "residual", "down": "residual",
+    "embedding": "residual",
+}  # fmt: skip
+
+
+def component_id(allocation: Allocation) -> str:
+    """The ledger's component; activations are told apart by the module that made them, where one did."""
+    if allocation.category != "activations" or not allocation.module:
+        return allocation.category
+    last = allocation.module.rsplit(".", 1)[-1]
+    if allocation.op == "native_dropout" and (last != "attn" or allocation.dtype == "bool"):
+        return "activations.dropout" if allocation.dtype == "bool" else "activations.residual"
+    if allocation.module == "chunked_loss":
+        return EARLY_GRADIENTS
+    if last.isdigit() or "." not in allocation.module:
+        return "activations.residual" if last.isdigit() else "activations"
+    return f"activations.{MODULE_KINDS[last]}" if last in MODULE_KINDS else "activations"
+
+
+def _formulas(ledger: StepMemory, phase: str) -> dict[str, tuple[str, int]]:
+    """(formula, bytes) of the ledger's components in a phase; under "activations" all kinds of them together.
+
+    A compiled trace cannot tell the kinds apart: its kernels belong to no module.
+    """
+    rows = {c.id: (c.formula, c.size_bytes) for p in ledger.phases if p.phase == phase for c in p.components}
+    activations = [row for id, row in rows.items() if id.startswith("activations")]
+    rows["activations"] = (" + ".join(formula for formula, _ in activations), sum(size for _, size in activations))
+    return rows
+
+
+def _phase(trace: Trace, run: Replay, name: str, others: Sequence[Replay], ledger: StepMemory) -> PhaseMemory:
+    formulas = _formulas(ledger, name)
+    peak = next(phase for phase in run.phases if phase.phase == name)
+    reserved = [phase.reserved_bytes for r in others for phase in r.phases if phase.phase == name]
+    return PhaseMemory(
+        phase=name,
+        moment=moment_id(trace, peak.position),
+        allocated_bytes=peak.allocated_bytes,
+        reserved_bytes=peak.reserved_bytes,
+        needed_low_bytes=min(reserved) + ledger.context.low_bytes,
+        needed_expected_bytes=peak.reserved_bytes + ledger.context.expected_bytes,
+        needed_high_bytes=max(reserved) + ledger.context.high_bytes,
+        components=components(trace.alive_at(peak.position), peak.allocated_bytes, formulas),
+    )
+
+
+def exact(
+    traces: Sequence[Trace],
+    ledger: StepMemory,
+    *,
+    available_bytes: int | None,
+    settings: Settings | None = None,
+    capped: bool = False,
+    device_bytes: int | None = None,
+) -> Exact:
+    """The answer of one trace, or of two that differ in pad_mm's choice.
+
+    `ledger`: gives the phases that are not traced (resume). `available_bytes`: what the process may take, context
+    included. `capped`: it is a cap that the trainer sets, not what the card has left. `device_bytes`: the whole card's
+    memory, of which per_process_memory_fraction is one.
+    """
+    # The trainer's own call of set_per_process_memory_fraction takes the place of the setting.
+    cap_bytes = None if capped or device_bytes is None else (settings or Settings()).cap_bytes(device_bytes)
+    runs = [_with_room(trace, settings, cap_bytes) for trace in traces]
+    worst = max(range(len(traces)), key=lambda i: runs[i].peak_reserved_bytes)
+    trace, run = traces[worst], runs[worst]
+    names = {peak.phase for peak in run.phases}
+    phases = [_phase(trace, run, name, runs, ledger) for name in PHASES if name in names]
+    phases += [phase for phase in ledger.phases if phase.phase == "resume"]
+    death = None
+    if available_bytes is not None:
+        ends = {
+            context: [_ends(t, available_bytes - context, settings, capped, cap_bytes) for t in traces]
+            for context in (ledger.context.low_bytes, ledger.context.expected_bytes + MARGIN_BYTES)
+        }
+        lenient, strict = ends.values()
+        dies = [end for end in lenient if end is not None]
+        risks = [end for end in strict if end is not None]
+        death = dies[0] if dies else risks[0] if risks else None
+        # A run that dies while the model is built reaches no phase of the table: it never gets into the first one.
+        dead = None if death is None else death.phase if death.phase in PHASES else phases[0].phase
+        phases = [_judged(p, available_bytes, ledger.context, len(dies) == len(traces), dead) for p in phases]
+    memory = StepMemory(
+        step=ledger.step, compiled=ledger.compiled, phases=tuple(phases), saved_bytes=_saved_bytes(trace),
+        source="traced", context=ledger.context,
+    )  # fmt: skip
+    return Exact(
+        memory=memory,
+        smallest_limit_bytes=max(smallest_limit_bytes(t, settings, physical=not capped) for t in traces),
+        smallest_limit_expandable_bytes=max(
+            smallest_limit_bytes(t, replace(settings or Settings(), expandable_segments=True), physical=not capped)
+            for t in traces
+        ),
+        death=death,
+        torch=trace.facts.get("torch", ""),
+        pads_unknown=len(traces) > 1,
+    )
+
+
+def _with_room(trace: Trace, settings: Settings | None, cap_bytes: int | None) -> Replay:
+    """The replay under no limit but the cap, from which garbage collection counts; where that kills, under none."""
+    run = replay(trace, settings, cap_bytes=cap_bytes)
+    return run if run.survives else replay(trace, settings)
+
+
+def _ends(
+    trace: Trace, limit_bytes: int, settings: Settings | None, capped: bool, cap_bytes: int | None
+) -> Death | None:
+    return replay(trace, settings, max(0, limit_bytes), physical=not capped, cap_bytes=cap_bytes).death
+
+
+def _judged(phase: PhaseMemory, available_bytes: int, context: Context, certain: bool, dead: str | None) -> PhaseMemory:
+    """A phase's verdict: the one in which the run ends has that of the run, later ones by their own tensors."""
+    verdict: Verdict = "fits"
+    end: Verdict = "does_not_fit" if certain else "tight"
+    if phase.phase == dead:
+        verdict = end
+    elif phase.allocated_bytes + context.low_bytes > available_bytes:
+        verdict = "does_not_fit"
+    elif phase.allocated_bytes + context.expected_bytes + MARGIN_BYTES > available_bytes:
+        verdict = "tight"
+    return phase.model_copy(update={"verdict": verdict})
+
+
+def _saved_bytes(trace: Trace) -> int:
+    """What autograd keeps of one micro-batch: forward tensors alive when the first backward pass begins."""
+    start = next((mark.position for mark in trace.moments if mark.name == "backward"), None)
+    if start is None:
+        return 0
+    kinds = ("activations", "logits", "weight_copies", "batch")
+    alive = trace.alive_at(start - 1)
+    return sum(a.nbytes for a in alive if a.category in kinds and component_id(a) != EARLY_GRADIENTS)

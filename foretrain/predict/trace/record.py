@@ -1,0 +1,306 @@
+"""The record of a trace: events in program order, and what each allocation is. No torch.
+
+An event is a number: `id >= 0` is the birth of allocation `id`, `~id` (negative) its death. Phases and moments are
+marks at positions of that list. So a trace of forty thousand events is one small list that replays fast.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from foretrain.predict.allocator.blocks import Block
+from foretrain.predict.allocator.simulator import Allocator
+
+SCHEMA = "foretrain.trace/1"
+
+
+class Mark(NamedTuple):
+    """From this position of the events on, this is the phase (or the moment of the step)."""
+
+    position: int
+    name: str
+
+
+class Allocation(NamedTuple):
+    """One storage: bytes, positions of birth and death (None: alive at the end), what it is and where it is from.
+
+    `category` is a component id of the ledger; `op` the aten op (or compiled kernel) that made it; `module` the
+    nn.Module by its qualified name; `shape` that of the first tensor seen on it. `stream` is the one that it was made
+    on, 0 the default one; `used_on` are others that Tensor.record_stream named.
+    """
+
+    id: int
+    nbytes: int
+    born: int
+    died: int | None
+    category: str
+    name: str
+    op: str
+    module: str
+    shape: tuple[int, ...]
+    dtype: str
+    stream: int = 0
+    used_on: tuple[int, ...] = ()
+
+
+WORDS = ("category", "name", "op", "module", "shape", "dtype")
+COLUMNS = ("nbytes", "born", "died", *WORDS)
+
+
+class Head(NamedTuple):
+    """How logits can be told: the numbers of rows that they may have, how wide they are, how wide activations are."""
+
+    rows: frozenset[int] = frozenset()
+    width: int = 0
+    other_widths: frozenset[int] = frozenset()
+
+
+@dataclass
+class Trace:
+    """A finished trace. `facts` are what was asserted in it: torch version, attention kernels, dtypes, scaler."""
+
+    events: list[int]
+    allocations: list[Allocation]
+    phases: list[Mark]
+    moments: list[Mark]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def phase_at(self, position: int) -> str:
+        """The phase that an event belongs to."""
+        return _at(self.phases, position)
+
+    def moment_at(self, position: int) -> str:
+        """forward, backward or optimizer at an event."""
+        return _at(self.moments, position)
+
+    def alive_at(self, position: int) -> list[Allocation]:
+        """What is allocated right after an event."""
+        return [a for a in self.allocations if a.born <= position and (a.died is None or a.died > position)]
+
+    def spans(self) -> Iterator[tuple[str, int, int]]:
+        """(phase, first position, position after its last) in order; a phase may come again."""
+        ends = [mark.position for mark in self.phases[1:]] + [len(self.events)]
+        for mark, end in zip(self.phases, ends, strict=True):
+            yield mark.name, mark.position, end
+
+    def peaks(self) -> dict[str, tuple[int, int]]:
+        """phase -> (highest sum of tensor bytes, position where it is reached). Requested bytes, not rounded."""
+        sizes = [a.nbytes for a in self.allocations]
+        running, current = [], 0
+        for event in self.events:
+            current += sizes[event] if event >= 0 else -sizes[~event]
+            running.append(current)
+        found: dict[str, tuple[int, int]] = {}
+        for phase, start, end in self.spans():
+            if start < end:
+                best = max(range(start, end), key=running.__getitem__)
+                if phase not in found or running[best] > found[phase][0]:
+                    found[phase] = (running[best], best)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; allocations by column, so that repeated words are few."""
+        columns = {name: [getattr(a, name) for a in self.allocations] for name in COLUMNS}
+        words: dict[Any, int] = {}
+        for name in WORDS:
+            columns[name] = [words.setdefault(value, len(words)) for value in columns[name]]
+        return {
+            "schema": SCHEMA, "events": self.events, "words": list(words), "allocations": columns,
+            "phases": self.phases, "moments": self.moments, "facts": self.facts,
+            "streams": [(a.id, a.stream, a.used_on) for a in self.allocations if a.stream or a.used_on],
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Trace":
+        """The inverse of `to_json`. Raises ValueError, KeyError, TypeError or IndexError on what is no such trace."""
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            raise ValueError(f"not {SCHEMA}")
+        words = [tuple(word) if isinstance(word, list) else word for word in data["words"]]
+        columns = dict(data["allocations"])
+        for name in WORDS:
+            columns[name] = [words[i] for i in columns[name]]
+        rows = zip(*(columns[name] for name in COLUMNS), strict=True)
+        allocations = [Allocation(id, *row) for id, row in enumerate(rows)]
+        for id, stream, used_on in data.get("streams", ()):  # older traces have none
+            allocations[id] = allocations[id]._replace(stream=stream, used_on=tuple(used_on))
+        if not all(-len(allocations) <= event < len(allocations) for event in data["events"]):
+            raise ValueError("an event is of no allocation")
+        return cls(
+            events=data["events"],
+            allocations=allocations,
+            phases=[Mark(*mark) for mark in data["phases"]],
+            moments=[Mark(*mark) for mark in data["moments"]],
+            facts=data["facts"],
+        )
+
+
+def _at(marks: Sequence[Mark], position: int) -> str:
+    index = bisect_right(marks, position, key=lambda mark: mark.position) - 1
+    return marks[index].name if index >= 0 else ""
+
+
+def moment_id(trace: Trace, position: int) -> str:
+    """The moment of an event in the ledger's words: backward.loss, forward.mlp, optimizer…"""
+    moment = trace.moment_at(position)
+    event = trace.events[position] if trace.events else -1
+    if trace.phase_at(position) == "build" and moment == "forward" and not trace.allocations[event].module:
+        return "build"  # no module runs yet
+    if moment == "optimizer" or event < 0:
+        return moment if moment == "optimizer" else f"{moment}.blocks"
+    allocation = trace.allocations[event]
+    last = allocation.module.rsplit(".", 1)[-1]
+    if allocation.category == "logits" or "nll_loss" in allocation.op or "log_softmax" in allocation.op:
+        return f"{moment}.loss"
+    places = {"lm_head": "head", "ln_f": "head", "wte": "embedding", "wpe": "embedding", "transformer": "embedding"}
+    if last in places and f"{moment}.{places[last]}" != "forward.head":
+        return f"{moment}.{places[last]}"
+    if ".attn" in allocation.module or last == "ln_1":
+        return f"{moment}.attention"
+    if ".mlp" in allocation.module or last == "ln_2":
+        return f"{moment}.mlp"
+    return f"{moment}.blocks"
+
+
+@dataclass
+class Recorder:
+    """Collects a trace while it runs; `finish` gives the record."""
+
+    events: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    labels: list[tuple[str, str, tuple[int, ...], str]] = field(default_factory=list)  # op, module, shape, dtype
+    tags: dict[int, tuple[str, str]] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    phases: list[Mark] = field(default_factory=lambda: [Mark(0, "build")])
+    moments: list[Mark] = field(default_factory=lambda: [Mark(0, "forward")])
+    deaths: dict[int, int] = field(default_factory=dict)
+    births: list[int] = field(default_factory=list)
+    stream_now: Callable[[], int] = lambda: 0  # the stream that allocations are made on
+    streams: dict[int, int] = field(default_factory=dict)  # id -> stream, where it is not the default one
+    used_on: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def alloc(self, nbytes: int, op: str, module: str, shape: tuple[int, ...], dtype: str) -> int:
+        """A storage of so many bytes is born; its id."""
+        id = len(self.sizes)
+        if stream := self.stream_now():
+            self.streams[id] = stream
+        self.sizes.append(nbytes)
+        self.labels.append((op, module, shape, dtype))
+        self.births.append(len(self.events))
+        self.events.append(id)
+        return id
+
+    def free(self, id: int) -> None:
+        """It dies; once."""
+        if id not in self.deaths:
+            self.deaths[id] = len(self.events)
+            self.events.append(~id)
+
+    def use(self, id: int, stream: int) -> None:
+        """Another stream uses it, too."""
+        before = self.used_on.get(id, ())
+        if stream != self.streams.get(id, 0) and stream not in before:
+            self.used_on[id] = (*before, stream)
+
+    def replay(self, event: int, allocator: Allocator, blocks: dict[int, Block | None]) -> Block | None:
+        """The block of one event, which happens in an allocator; `blocks` are those in use by id."""
+        if event >= 0:
+            block = blocks[event] = allocator.malloc(self.sizes[event], self.streams.get(event, 0))
+            return block
+        block = blocks.pop(~event)
+        for stream in self.used_on.get(~event, ()):
+            allocator.record_stream(block, stream)
+        allocator.free(block)
+        return block
+
+    def phase(self, name: str) -> None:
+        """A phase begins here."""
+        self.phases.append(Mark(len(self.events), name))
+
+    def moment(self, name: str) -> None:
+        """Forward, backward or the optimizer runs from here on."""
+        if name != self.moments[-1].name:
+            self.moments.append(Mark(len(self.events), name))
+
+    def tag(self, id: int, category: str, name: str) -> None:
+        """What an allocation is; the first word stays."""
+        self.tags.setdefault(id, (category, name))
+
+    def name(self, id: int, name: str) -> None:
+        """The kernel that made it; the first one stays."""
+        self.names.setdefault(id, name)
+
+    def finish(
+        self,
+        *,
+        logits: Head | None = None,
+        weight_shapes: frozenset[tuple[int, ...]] = frozenset(),
+    ) -> Trace:
+        """The trace, every allocation with a category: its tag, or what its shape and the moment of its birth say.
+
+        `weight_shapes`: of the parameters that autocast copies.
+        """
+        self._order_deaths()
+        head = logits or Head()
+        trace = Trace(self.events, [], self.phases, self.moments)
+        for id, (op, module, shape, dtype) in enumerate(self.labels):
+            category, name = self.tags.get(id, ("", ""))
+            born, died = self.births[id], self.deaths.get(id)
+            a = Allocation(
+                id, self.sizes[id], born, died, category, name, self.names.get(id, op), module, shape, dtype,
+                self.streams.get(id, 0), self.used_on.get(id, ()),
+            )  # fmt: skip
+            if not category:
+                a = a._replace(category=_category(a, head, weight_shapes, trace.moment_at(born) == "forward"))
+            trace.allocations.append(a)
+        return trace
+
+    def _order_deaths(self) -> None:
+        """Put what dies between two other events in the order of its birth.
+
+        Autocast's cache of weight copies is a hash map by address, so the order in which it empties is not the same
+        in two runs. To the allocator it makes no difference: free neighbours merge whichever is first.
+        """
+        marks = {mark.position for mark in (*self.phases, *self.moments)}
+        start = 0
+        for position in range(len(self.events) + 1):
+            ends = position == len(self.events) or self.events[position] >= 0 or position in marks
+            if ends:
+                self.events[start:position] = sorted(self.events[start:position], reverse=True)
+                start = position + (position < len(self.events) and self.events[position] >= 0)
+        self.deaths = {~event: position for position, event in enumerate(self.events) if event < 0}
+
+
+def _category(a: Allocation, head: Head, weights: frozenset[tuple[int, ...]], forward: bool) -> str:
+    """As torch.distributed._tools.mem_tracker has it: ACT is made in a forward pass, TEMP in a backward pass."""
+    if a.op.endswith("(inside)"):
+        return "workspace"
+    if _is_logits(a, head, forward):
+        return "logits"
+    if not forward:
+        return "temporaries"
+    copied = "_to_copy" in a.op and a.dtype in ("float16", "bfloat16")
+    is_weight = a.shape in weights or a.shape[::-1] in weights
+    return "weight_copies" if copied and is_weight else "activations"
+
+
+# What makes logits in the head, and what the loss makes of them, wherever it is written.
+HEAD_OPS = {"lm_head": ("mm", "addmm"), "chunked_loss": ("mm", "_to_copy")}
+LOSS_OPS = ("log_softmax", "nll_loss", "_to_copy")
+
+
+def _is_logits(a: Allocation, head: Head, forward: bool) -> bool:
+    """By shape, and by module and op, since a vocabulary can be as wide as an activation.
+
+    Compiled kernels belong to no module: there the shape must do, or where that says nothing the kernel's name.
+    """
+    if len(a.shape) < 2 or a.shape[-1] != head.width or math.prod(a.shape[:-1]) not in head.rows:
+        return False
+    if not a.module and head.width not in head.other_widths:
+        return True
+    if a.module in HEAD_OPS:
+        return forward and a.op in HEAD_OPS[a.module]
+    if "." in a.module:  # a module within the model: at its root only the loss is left
+        return False
+    return any(op in a.op for op in LOSS_OPS[: 3 if a.module else 2])

@@ -1,0 +1,123 @@
+"""The micro-batches that a trace leaves out: each is as the one before, but the allocator settles later. No torch.
+
+A trace runs three micro-batches of a step. What they ask for repeats, yet free blocks may lie otherwise after each of
+them, and a request that found room in the third may find none in the fifth. So the last one is repeated until the
+allocator stands as it stood after an earlier one, and as it will stand after all of them.
+"""
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+from foretrain.predict.allocator.blocks import Block
+from foretrain.predict.allocator.simulator import Allocator
+from foretrain.predict.trace import replay
+from foretrain.predict.trace.record import Allocation, Mark, Trace
+
+STEPS = ("first_step", "steady_step")
+
+
+class _Span(NamedTuple):
+    """A micro-batch: the positions of its first event and of the one after its last."""
+
+    start: int
+    end: int
+
+
+def with_all_micro_batches(trace: Trace, traced: int, wanted: int) -> Trace:
+    """The trace with as many micro-batches a step as the run has, where `traced` of them were traced.
+
+    A micro-batch begins where its batch is made. The trace as it is, where nothing is to be repeated, or where what one
+    micro-batch leaves behind is not what it found.
+    """
+    spans = _last_micro_batches(trace, traced) if wanted > traced >= 3 else []
+    if not spans:
+        return trace
+    return _Writer(trace, spans, wanted - traced).write()
+
+
+def _last_micro_batches(trace: Trace, traced: int) -> list[_Span]:
+    """Of each step, the micro-batch before the last one: the last whose end is seen."""
+    born = [a.born for a in trace.allocations if a.category == "batch"]
+    found = []
+    for phase, start, end in trace.spans():
+        here = born[bisect_left(born, start) : bisect_left(born, end)]
+        if phase in STEPS and here and len(here) % traced == 0:
+            firsts = here[:: len(here) // traced]
+            found.append(_Span(firsts[-2], firsts[-1]))
+    return found
+
+
+class _Writer:
+    """Writes the events anew, with repetitions, and an allocator that they run through."""
+
+    def __init__(self, trace: Trace, spans: list[_Span], times: int) -> None:
+        self.trace, self.times = trace, times
+        self.repeated_at = {span.end: span for span in spans}
+        self.events: list[int] = []
+        self.kept: list[Allocation] = []  # of the new events, with positions to be set
+        self.now: dict[int, int] = {}  # an allocation's number in the trace -> its present number
+        self.allocator = Allocator()
+        self.blocks: dict[int, Block | None] = {}
+
+    def write(self) -> Trace:
+        trace = self.trace
+        moved: list[int] = []  # how many events come before each of the trace's, and at its end
+        marks: list[Mark] = []
+        for position in range(len(trace.events) + 1):
+            span = self.repeated_at.get(position)
+            if span is not None:
+                marks += self._repeat(span)
+            moved.append(len(self.events))
+            if position < len(trace.events):
+                self._write(trace.events[position])
+        phases = [Mark(moved[mark.position], mark.name) for mark in trace.phases]
+        moments = [*(Mark(moved[mark.position], mark.name) for mark in trace.moments), *marks]
+        moments.sort(key=lambda mark: mark.position)
+        return Trace(self.events, self._allocations(), phases, moments, trace.facts)
+
+    def _write(self, event: int) -> None:
+        if event >= 0:
+            number = len(self.kept)
+            self.kept.append(self.trace.allocations[event])
+            self.now[event] = number
+            self.blocks[number] = replay.born(self.allocator, self.trace.allocations[event])
+            self.events.append(number)
+        else:
+            number = self.now[~event]
+            self.allocator.free(self.blocks.pop(number))
+            self.events.append(~number)
+
+    def _repeat(self, span: _Span) -> list[Mark]:
+        """Writes a micro-batch again and again; returns the marks of its moments."""
+        events = self.trace.events[span.start : span.end]
+        births = {event for event in events if event >= 0}
+        deaths = {~event for event in events if event < 0}
+        found, left = sorted(deaths - births), sorted(births - deaths)
+        nbytes = lambda ids: [self.trace.allocations[id].nbytes for id in ids]  # noqa: E731
+        if nbytes(found) != nbytes(left):
+            return []
+        moments = [mark for mark in self.trace.moments if span.start <= mark.position < span.end]
+        first = Mark(span.start, self.trace.moment_at(span.start))
+        marks = []
+        seen, wanted, done = {self._layout(left): 0}, self.times, 0
+        while done < wanted:
+            start = len(self.events)
+            self.now.update({old: self.now[heir] for old, heir in zip(found, left, strict=True)})
+            marks += [Mark(start + mark.position - span.start, mark.name) for mark in [first, *moments]]
+            for event in events:
+                self._write(event)
+            done += 1
+            earlier = seen.setdefault(self._layout(left), done)
+            if earlier < done:  # layouts take turns from here on, so it is known which one is the last
+                wanted, seen = done + (wanted - done) % (done - earlier), {}
+        return [*marks, Mark(len(self.events), self.trace.moment_at(span.end))]
+
+    def _layout(self, left: list[int]) -> tuple[object, ...]:
+        """All that decides where the next request goes: free blocks, and where those lie that it will free."""
+        held = tuple(block.ptr if (block := self.blocks[self.now[id]]) else 0 for id in left)
+        return (held, tuple(self.allocator.small.order), tuple(self.allocator.large.order))
+
+    def _allocations(self) -> list[Allocation]:
+        born = {event: position for position, event in enumerate(self.events) if event >= 0}
+        died = {~event: position for position, event in enumerate(self.events) if event < 0}
+        return [a._replace(id=id, born=born[id], died=died.get(id)) for id, a in enumerate(self.kept)]

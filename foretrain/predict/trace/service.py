@@ -1,0 +1,291 @@
+"""Traces on request: from the cache, or from a worker process. No torch here.
+
+A trace is kept under a key of everything that decides it: the knobs that shape memory, the card, the dtype, the
+torch that would trace, and the code of the tracer and of the step. So a cached answer is never an old one.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from foretrain.base.installation import cache_folder
+from foretrain.base.records import Record
+from foretrain.base.safe_read import read_bytes
+from foretrain.base.units import MIB
+from foretrain.config.options import RunConfig
+from foretrain.config.precision import EIGHT_BITS
+from foretrain.hardware.catalogue import Dtype, Gpu
+from foretrain.predict.memory import SHAPING_KNOBS, StepName
+from foretrain.predict.trace import interpreter
+from foretrain.predict.trace.record import Trace
+from foretrain.predict.trace.repeats import with_all_micro_batches
+
+# The oldest torch with the interfaces that card/guard.py and compiled.py build on. Newer ones are tried: each trace
+# proves itself, and one that cannot be made is said.
+OLDEST_TORCH = (2, 6)  # compiled: see predict/trace/compiled.py
+Answer = TypeVar("Answer", bound=Record)
+# What of a card shapes a trace.
+SHAPING_FACTS = {"name", "compute_capability", "sm_count", "memory_gib", "l2_mib"}
+MICRO_BATCHES = 3  # that are traced, as drive.py has them
+AT_ONCE = 2  # traces side by side; each takes one core and half a GiB
+
+
+class TraceUnavailable(RuntimeError):
+    """No trace can be made here; the sentence says why. The ledger's answer stands."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to trace. `pads`: what to take pad_mm's measurement on the card to have said (compiled only)."""
+
+    config: RunConfig
+    gpu: Gpu
+    dtype: Dtype
+    step: StepName
+    compiled: bool
+    pads: bool = False
+
+    def normal_config(self) -> RunConfig:
+        """The config with everything at its default that does not change a trace, so that more of them are shared."""
+        c = self.config if self.step == "foretrain" else self.config.as_nanogpt()
+        values = {knob: getattr(c, knob) for knob in SHAPING_KNOBS}
+        if c.matmul not in EIGHT_BITS:  # sums in fp16 take no other memory
+            values["matmul"] = "dtype"
+        return RunConfig(
+            **values,
+            eval_batch_size=c.eval_batch,
+            eval_block_size=c.eval_block,
+            gradient_accumulation_steps=min(MICRO_BATCHES, c.gradient_accumulation_steps),
+            eval_iters=min(2, c.eval_iters),
+            grad_clip=1.0 if c.grad_clip else 0.0,
+        )
+
+    def job(self) -> dict[str, Any]:
+        """As the worker reads it."""
+        gpu = self.gpu.model_dump(mode="json", include=SHAPING_FACTS)
+        return {
+            "config": self.normal_config().model_dump(mode="json"), "gpu": gpu, "dtype": self.dtype,
+            "step": self.step, "compiled": self.compiled, "pads": self.pads,
+        }  # fmt: skip
+
+    def whole(self, trace: Trace) -> Trace:
+        """Its trace with the micro-batches that were left out."""
+        return with_all_micro_batches(trace, MICRO_BATCHES, self.config.gradient_accumulation_steps)
+
+    def key(self) -> str:
+        """The hash that the trace is kept under."""
+        by = interpreter.now()
+        what = {**self.job(), "torch": by.torch, "code": code_digest(), "python": by.python}
+        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@cache
+def code_digest() -> str:
+    """A hash of all code that decides a trace or what is read from it."""
+    package = Path(__file__).parents[2]
+    files = [*sorted((package / "predict").rglob("*.py")), *sorted((package / "model").glob("*.py"))]
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def why_not() -> str:
+    """'' where traces can be tried, or the sentence that says why not."""
+    version = interpreter.now().torch
+    if not version:
+        return "exact tracing needs torch (pip install 'foretrain[train]')"
+    if not sys.platform.startswith("linux"):
+        return f"exact tracing works on Linux; this is {sys.platform}"
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if (major, minor) < OLDEST_TORCH:
+        return f"exact tracing needs torch {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer; this is {version}"
+    return ""
+
+
+def traces(requests: Sequence[Request], listen: Callable[[str], None] = lambda text: None) -> list[Trace]:
+    """A trace for each request, made side by side where it is not kept. `listen` hears how far it is.
+
+    Raises TraceUnavailable with a sentence when one cannot be made.
+    """
+    found: dict[str, Trace] = {}
+    wanted: dict[str, Request] = {}
+    for request in requests:
+        if request.gpu.kind != "cuda":
+            raise TraceUnavailable(f"traces are made for CUDA cards; {request.gpu.name} is none")
+        key = request.key()
+        kept = _read(_path(key))
+        if kept is not None:
+            found[key] = kept
+        else:
+            wanted[key] = request
+    if wanted:
+        if reason := why_not():
+            raise TraceUnavailable(reason)
+        found |= _make(wanted, listen)
+    return [request.whole(found[request.key()]) for request in requests]
+
+
+_MOST_KEPT_BYTES = 64 * MIB
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / "traces" / f"{key}.json.gz"
+
+
+def _kept(path: Path) -> Any:
+    """The JSON that is kept in a file; None where there is none or it is damaged."""
+    try:
+        with gzip.open(io.BytesIO(read_bytes(path, _MOST_KEPT_BYTES))) as file:
+            text = file.read(_MOST_KEPT_BYTES + 1)
+        return json.loads(text) if len(text) <= _MOST_KEPT_BYTES else None
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError):
+        return None
+
+
+def _read(path: Path) -> Trace | None:
+    """A kept trace; None where there is none or it is damaged, which is then made anew."""
+    try:
+        return Trace.from_json(_kept(path))
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return None
+
+
+def remembered(what: dict[str, Any], kind: type[Answer], make: Callable[[], Answer]) -> Answer:
+    """The answer to a question, kept under the question and the code; made anew where it is not there or damaged."""
+    question = json.dumps({**what, "code": code_digest()}, sort_keys=True, default=str)
+    path = cache_folder() / "answers" / f"{hashlib.sha256(question.encode()).hexdigest()[:32]}.json.gz"
+    try:
+        return kind.model_validate(_kept(path))
+    except ValueError:  # pydantic's error is one
+        answer = make()
+        _write(path, answer.model_dump_json())
+        return answer
+
+
+def _write(path: Path, text: str) -> None:
+    """Kept under its name only when whole; a cache that cannot be written costs time, not the answer."""
+    staging = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            staging = Path(file.name)
+            file.write(gzip.compress(text.encode(), 3, mtime=0))
+        staging.replace(path)
+    except OSError:
+        if staging is not None:
+            with contextlib.suppress(OSError):
+                staging.unlink()
+
+
+@contextlib.contextmanager
+def _deferred_signals() -> Iterator[list[int]]:
+    """SIGTERM and SIGHUP are put into the list, so that workers and files can go first; then they end this process.
+
+    Only where they would end it at once: nohup's SIGHUP stays ignored, and a handler of the caller's stays its own.
+    """
+    received: list[int] = []
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    main = threading.current_thread() is threading.main_thread()
+    taken = [number for number in numbers if main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        yield received
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+        if received:
+            signal.raise_signal(received[0])
+
+
+def _make(wanted: dict[str, Request], listen: Callable[[str], None]) -> dict[str, Trace]:
+    """By worker processes, `AT_ONCE` of them; all are stopped when one fails or somebody ends this process."""
+    with _deferred_signals() as received, tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
+        outs, found = {key: Path(folder) / key for key in wanted}, dict[str, Trace]()
+        started = time.monotonic()
+        host = _start([(request, outs[key]) for key, request in wanted.items()], Path(folder))
+        try:
+            while len(found) < len(wanted) and not received:
+                ended = host.poll()
+                for key, out in outs.items():
+                    code = _exit_code(out)
+                    if key not in found and (code is not None or ended is not None):
+                        found[key] = _finish(ended or 0 if code is None else code, out, _path(key))
+                listen(f"{len(found)}/{len(wanted)} · {time.monotonic() - started:.0f} s")
+                time.sleep(0.02)
+        finally:
+            _stop(host)
+    return found
+
+
+def _exit_code(out: Path) -> int | None:
+    """How the worker of a trace ended; None while it runs."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(out.with_suffix(".status").read_text())
+    return None
+
+
+def write_jobs(jobs: Sequence[tuple[Request, Path]], folder: Path) -> Path:
+    """The file that says to worker.py what to trace, and into which files. As a file it can neither block nor be
+    blocked by a pipe."""
+    told = folder / "jobs"
+    what = [{**request.job(), "out": str(out)} for request, out in jobs]
+    told.write_text(json.dumps({"jobs": what, "at_once": AT_ONCE}))
+    return told
+
+
+def _start(jobs: Sequence[tuple[Request, Path]], folder: Path) -> subprocess.Popen[bytes]:
+    """The process that imports torch and forks a worker for each job."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TORCH_WARM_POOL": "0"}
+    command, more = interpreter.now().worker()
+    with write_jobs(jobs, folder).open("rb") as stdin, (folder / "host.log").open("wb") as log:
+        return subprocess.Popen(
+            command, stdin=stdin, stdout=log, stderr=log, env={**environment, **more}, cwd=folder,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+def _stop(host: subprocess.Popen[bytes]) -> None:
+    """End the process with its workers, which are in its group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(host.pid, signal.SIGKILL)
+    host.wait()
+
+
+def _finish(code: int, out: Path, keep: Path) -> Trace:
+    try:
+        text = out.read_text("utf-8")
+        data = json.loads(text)
+    except (OSError, ValueError):
+        reason = _last_line([out.with_suffix(".log"), out.parent / "host.log"], code)
+        raise TraceUnavailable(f"the trace failed: {reason}") from None
+    if "reason" in data:
+        raise TraceUnavailable(f"the trace failed: {data['reason']}")
+    _write(keep, text)
+    return Trace.from_json(data)
+
+
+def _last_line(logs: Sequence[Path], code: int) -> str:
+    """What a worker died of: the last line it printed, or the signal."""
+    lines: list[str] = []
+    for log in logs:
+        if not lines:
+            with contextlib.suppress(OSError):
+                lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    return f"{lines[-1][:300] if lines else 'no output'} (exit {code})"

@@ -1,0 +1,419 @@
+"""Every storage of a device, from birth to death, while ordinary PyTorch code runs.
+
+Each call that reaches the backend passes through `Tracer.__torch_dispatch__`. A storage is born when it first shows
+in an op's outputs and dies when Python's last reference to it does, which is when PyTorch would free it. The code
+that runs is the real one, so the lifetimes of its variables are real too.
+"""
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from foretrain.predict.trace.card.streams import record_stream
+from foretrain.predict.trace.kernels import losses, reductions
+from foretrain.predict.trace.kernels.attention import Attention
+from foretrain.predict.trace.kernels.choices import Choices
+from foretrain.predict.trace.kernels.values import Values
+from foretrain.predict.trace.record import Recorder
+from foretrain.predict.trace.subclasses import held, wraps
+
+try:
+    from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
+except ImportError:  # torch 2.9 and before
+    from torch._prims_common import is_non_overlapping_and_dense as is_dense  # type: ignore[attr-defined,no-redef]
+
+aten = torch.ops.aten
+DEVICE = torch.ops.prim.device.default
+
+
+class Result(NamedTuple):
+    """The moment at which an op allocates one of its results, by number."""
+
+    number: int
+
+
+class Workspace(NamedTuple):
+    """Memory that a library takes with an op and keeps."""
+
+    nbytes: int
+    name: str
+
+
+# What an op allocates while it runs, in order: bytes for itself, the same number below 0 where it frees them, a result.
+# What it has not freed goes with its end. Without any Result all come first; else those not named are on the host.
+Step = int | Result | Workspace
+InKernel = Callable[["Tracer", str, tuple[Any, ...], Any], list[Step]]
+
+MATMULS = {"mm", "addmm", "bmm", "baddbmm"}
+EIGHT_BIT_MATMULS = {"_scaled_mm", "_int_mm"}
+# What backward formulas write into zeros of their own, unless a tensor may be a subclass; under a mode every one may
+# (torch/csrc/autograd/FunctionsManual.cpp, areAnyTensorSubclassLike).
+IN_PLACE_FOR_PLAIN_TENSORS = {
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.index_put.default: aten._index_put_impl_.default,
+    aten._unsafe_index_put.default: aten._index_put_impl_.default,
+    aten.put.default: aten.put_.default,
+}
+
+
+UNFUSED = {"flex_attention", "flex_attention_backward"}
+# Ops that take masks, or whose size is a matter of values.
+BY_MASK = {
+    aten.nonzero.default, aten.masked_select.default, aten.bincount.default, aten.index.Tensor, aten.index_put.default,
+    aten.index_put_.default, aten._index_put_impl_.default, aten._unsafe_index.Tensor, aten._unsafe_index_put.default,
+}  # fmt: skip
+
+
+@dataclass
+class Storage:
+    """A storage that lives: how to see whether it still does, and the allocation that holds its bytes now."""
+
+    ref: weakref.ref[Any]
+    id: int
+    nbytes: int
+
+
+class Tracer(TorchDispatchMode):
+    """Records the storages of `device_type`, on fake tensors: "cuda", or "cpu" where the real allocator can be asked.
+
+    `in_kernel(tracer, op, args, out)` gives what an op's kernel allocates for itself while it runs, and when its
+    results. Where nobody can know a size, `upper` says which end of its range to take; `ranges` says what was met.
+    """
+
+    supports_higher_order_operators: ClassVar[bool] = True
+    # (tensor use count, storage use count) of a gradient that only the engine holds, seen from inside a dispatch.
+    in_place_counts: ClassVar[set[tuple[int, int]]] = set()
+
+    def __init__(self, device_type: str = "cuda", in_kernel: InKernel | None = None, *, upper: bool = False) -> None:
+        super().__init__()
+        self.device_type = device_type
+        self.in_kernel = in_kernel
+        self.upper = upper
+        self.ranges: set[str] = set()  # a sentence for each kind
+        self.record = Recorder()
+        self.phase = "build"
+        self.entered: Callable[[], None] = lambda: None  # called at each new phase
+        self.ops: Counter[str] = Counter()  # that ran on the device
+        self.matmul_dtypes: Counter[str] = Counter()
+        self.modules: list[str] = []
+        self.stepping = False  # within the optimizer's step
+        self.in_place_sums = self.out_of_place_sums = 0
+        self.elsewhere: Counter[str] = Counter()  # matrix products on other devices, which take nothing on this one
+        self.sparse = False  # whether a sparse tensor was seen
+        self.values = Values()
+        self.choices = Choices(upper, self.ranges)
+        self.attention: Attention | None = None  # of the card
+        self._known: dict[int, Storage] = {}
+        self.autocast = False  # on, where the program runs: below it here, where it is always off
+        self._below_autograd = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Or Dynamo skips every frame under a mode of ours."""
+        return True
+
+    # -- bookkeeping ---------------------------------------------------------------------------------------
+
+    def enter(self, phase: str) -> None:
+        """What happens from here on belongs to this phase."""
+        self.phase = phase
+        self.record.phase(phase)
+        self.entered()
+
+    def track(self, tensor: Tensor, op: str, *, on_host: bool = False) -> None:
+        """A tensor that an op gave: its storage is born if it is new, and born again where its size has changed.
+
+        `on_host`: the real op leaves it on the host, where it takes nothing of the device.
+        """
+        self.sparse |= tensor.is_sparse
+        if tensor.layout == torch.strided and tensor.device.type == self.device_type:
+            storage = tensor.untyped_storage()
+            known = self._known.get(storage._cdata)
+            if known is not None and known.ref() is storage:
+                self._resized(storage, known, op, tuple(tensor.shape))
+                return
+            label = (op, self.module(), tuple(tensor.shape), str(tensor.dtype)[6:])
+            nbytes = 0 if on_host else storage.nbytes()
+            known = Storage(weakref.ref(storage), self.record.alloc(nbytes, *label), storage.nbytes())
+            self._known[storage._cdata] = known
+            weakref.finalize(storage, self._gone, storage._cdata, known).atexit = False
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """storage.resize_() was called, which no dispatch shows."""
+        known = self._known.get(storage._cdata)
+        if known is not None and known.ref() is storage:
+            self._resized(storage, known, "resize_", self.record.labels[known.id][2])
+
+    def _resized(self, storage: torch.UntypedStorage, known: Storage, op: str, shape: tuple[int, ...]) -> None:
+        """The new memory is there before the old one goes (aten/src/ATen/native/cuda/Resize.cpp, resize_bytes_cuda)."""
+        if storage.nbytes() == known.nbytes:
+            return
+        old, known.nbytes = known.id, storage.nbytes()
+        known.id = self.record.alloc(known.nbytes, op, self.module(), shape, self.record.labels[old][3])
+        if old in self.record.tags:
+            self.record.tag(known.id, *self.record.tags[old])
+        self.record.free(old)
+
+    def _gone(self, key: int, known: Storage) -> None:
+        if self._known.get(key) is known:
+            del self._known[key]
+        self.record.free(known.id)
+
+    def id_of(self, tensor: Tensor) -> int | None:
+        """The allocation that holds a tensor; None where the tracer has not seen it."""
+        # Sparse tensors and those that torch.func wraps have no storage of their own.
+        if tensor.layout != torch.strided or is_functorch_wrapped_tensor(tensor):
+            return None
+        storage = tensor.untyped_storage()
+        known = self._known.get(storage._cdata)
+        return known.id if known is not None and known.ref() is storage else None
+
+    def tag(self, tensor: Tensor, category: str, name: str = "") -> None:
+        """Say what an allocation is: weights, buffers, gradients, optimizer, batch."""
+        for part in held(tensor):
+            id = self.id_of(part)
+            if id is not None:
+                self.record.tag(id, category, name)
+
+    def written_by(self, tensor: Tensor, kernel: str) -> None:
+        """A compiled kernel has this buffer among its arguments; the first such kernel names it."""
+        self.values.forget(tensor)
+        id = self.id_of(tensor)
+        if id is not None:
+            self.record.name(id, kernel)
+
+    def module(self) -> str:
+        """The module whose forward (or recomputation) runs, or whose node's backward does."""
+        if self.modules:
+            return self.modules[-1]
+        node = torch._C._current_autograd_node()
+        # torch's stub has metadata as a method; it is a dict (torch/csrc/autograd/python_cpp_function.cpp)
+        return cast(dict[str, str], node.metadata).get("module", "") if node is not None else ""
+
+    def moment(self) -> str:
+        """forward, backward or optimizer; a checkpointed module that runs again within backward is forward."""
+        if torch._C._current_autograd_node() is not None and not self.modules:
+            return "backward"
+        return "optimizer" if self.stepping else "forward"
+
+    # -- dispatch ------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is DEVICE:  # asked of a fake tensor by C++, twice for each op: no need to go through the fake mode
+            return args[0].device
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return self._higher_order(func, args, kwargs)
+        for kind in types:
+            if wraps(kind):
+                return NotImplemented
+        if (self._below_autograd or torch.is_inference_mode_enabled()) and func._can_decompose():
+            return self._taken_apart(func, args, kwargs)
+        answer = self._without_values(func, args)
+        if answer is not None:
+            return answer[0]
+        if func is aten.add.Tensor and self._engine_sums_in_place(args, kwargs):
+            return args[0].add_(args[1])
+        if func is aten.add.Tensor and self.attention is not None and self.attention.masking:
+            func = aten.add_.Tensor  # the mask to the scores, as above for plain tensors only
+        if func in IN_PLACE_FOR_PLAIN_TENSORS and _called_by_engine(2):
+            func = IN_PLACE_FOR_PLAIN_TENSORS[func]
+            if func is aten._index_put_impl_.default:
+                args = (*args, True)  # its indices were in range before
+        if func in BY_MASK and (masked := self._by_mask(func, args, kwargs)) is not None:
+            return masked
+        if func in losses.COMPOSED:
+            with self:
+                return losses.run_composed(func, args, kwargs)
+        op = func.overloadpacket.__name__
+        self.record.moment(self.moment())
+        here = self._is_here(args)
+        self.ops[op] += here
+        if op in MATMULS and not self.stepping:  # Muon's products are in a dtype of its own
+            (self.matmul_dtypes if here else self.elsewhere)[str(args[0].dtype)[6:]] += 1
+        out = _on_fakes(func, args, kwargs)
+        steps: list[Step] = []
+        if here:
+            steps += [*losses.inside(op, args), *reductions.as_large_as_the_input(op, args, kwargs)]
+            steps += self.in_kernel(self, op, args, out) if self.in_kernel is not None else []
+            losses.keep(op, args, out)
+        results = [out] if isinstance(out, Tensor) else [t for t in tree_iter(out) if isinstance(t, Tensor)]
+        self._allocate(op, results, steps)
+        if "out" in kwargs and isinstance(out, Tensor):  # a compiled wrapper's product into a buffer of its own
+            self.written_by(out, op)
+        self.values.after(func, args, kwargs, out)
+        self.choices.after(func, args, kwargs, out)
+        return out
+
+    def _allocate(self, op: str, results: list[Tensor], steps: list[Step]) -> None:
+        """An op's results and what its kernel takes for itself, in the order in which it asks for them."""
+        taken: list[tuple[int, int]] = []
+        named = {step.number for step in steps if isinstance(step, Result)}
+        for index, tensor in enumerate(results):
+            if not named:
+                self.track(tensor, op)
+            elif index not in named:
+                self.track(tensor, op, on_host=True)
+        for step in steps:
+            if isinstance(step, Result):
+                if step.number < len(results):
+                    self.track(results[step.number], op)
+            elif isinstance(step, Workspace):
+                self.record.tag(self.record.alloc(step.nbytes, "cublas", "", (), "uint8"), "workspace", step.name)
+            elif step >= 0:
+                taken.append((step, self.record.alloc(step, f"{op} (inside)", self.module(), (), "uint8")))
+            else:
+                at = max(i for i, (nbytes, _) in enumerate(taken) if nbytes == -step)
+                self.record.free(taken.pop(at)[1])
+        for _, id in taken:
+            self.record.free(id)
+
+    def _is_here(self, args: tuple[Any, ...]) -> bool:
+        """Whether an op runs on the traced device: where its first argument is, or the first of that list."""
+        first = args[0] if args else None
+        if isinstance(first, list | tuple):
+            first = first[0] if first else None
+        return isinstance(first, Tensor) and first.device.type == self.device_type
+
+    def _taken_apart(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An op that is others, which without autograd comes here whole; its parts are cast as autocast would."""
+        excluded = torch._C._dispatch_tls_local_exclude_set()
+        if self.autocast and not self._below_autograd:
+            excluded = excluded.remove(DispatchKey.AutocastCUDA)
+        with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), self:
+            if func is aten.scaled_dot_product_attention.default and self.attention is not None:
+                return self.attention(*args, **kwargs)
+            return func.decompose(*args, **kwargs)
+
+    def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compiled checkpointing wraps single ops to keep random states, which live on the host: the op alone runs.
+
+        flex_attention that is not compiled is ordinary ops: all scores, and what the program makes of them.
+        """
+        dense = func.py_kernels.get(DispatchKey.CompositeExplicitAutograd) if func.name() in UNFUSED else None
+        if dense is not None and not torch.compiler.is_compiling():
+            before, self._below_autograd = self._below_autograd, True
+            try:
+                with self:
+                    return dense(*args, **kwargs)
+            finally:
+                self._below_autograd = before
+        if "rng_state" not in func.name():
+            return func(*args, **kwargs)
+        inner: list[Any] = [a for a in args if not (isinstance(a, Tensor) and a.dtype == torch.uint8)]
+        with self:
+            out = inner[0](*inner[1:], **{k: v for k, v in kwargs.items() if k != "rng_state"})
+        return (torch.empty(16, dtype=torch.uint8), out) if "and_save" in func.name() else out
+
+    def _without_values(self, func: Any, args: tuple[Any, ...]) -> tuple[Any] | None:
+        """Answers to what only values can tell: (answer,), or None where the op can run on fake tensors."""
+        if func is aten._local_scalar_dense.default:
+            counted = self.choices.counted(args[0])
+            return (self.values.scalar(args[0]) if counted is None else counted,)
+        if func is aten.equal.default or func is aten.allclose.default:
+            return (self.values.alike(args[0], args[1]),)
+        if func is aten._pin_memory.default:
+            return (args[0],)
+        if func is aten.is_pinned.default:
+            return (False,)
+        if func is aten.record_stream.default:
+            record_stream(self.record, self.id_of(args[0]), args[1])
+            return (None,)
+        return None
+
+    def _by_mask(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an op whose size or rows a mask decides gives; None where no mask is there."""
+        if func is aten.nonzero.default:
+            known = self.values.of(args[0])
+            out = self.choices.rows(args[0], bool(known.value) if known.certain else None)
+            rule = self.in_kernel if self._is_here(args) else None
+            self._allocate("nonzero", [out], [] if rule is None else rule(self, "nonzero", args, out))
+            return out
+        if func is aten.bincount.default:
+            with self:
+                return self.choices.tally(args[0], args[2] if len(args) > 2 else 0)
+        if func is aten.masked_select.default:
+            tensor, mask = torch.broadcast_tensors(args[0], args[1])
+            with self:
+                return tensor[mask]
+        # aten/src/ATen/native/IndexingUtils.h, expandTensors
+        if not any(_is_mask(index) for index in args[1]):
+            return None
+        expanded: list[Tensor | None] = []
+        with self:
+            for index in args[1]:
+                expanded += index.nonzero().unbind(1) if _is_mask(index) else [index]
+            return func(args[0], expanded, *args[2:], **kwargs)
+
+    def _engine_sums_in_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether this is the engine adding two gradients, which it does in place when nobody else holds the first.
+
+        torch/csrc/autograd/input_buffer.cpp does so for plain tensors only; under a mode every tensor counts as a
+        subclass. So the rule is applied here, with the use counts that `calibrate` has seen.
+        """
+        if kwargs or torch.is_grad_enabled() or not _called_by_engine(3):
+            return False
+        a, b = args
+        if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        if _holders(a) in self.in_place_counts and is_dense(a):
+            self.in_place_sums += 1
+            return True
+        self.out_of_place_sums += 1
+        return False
+
+    @classmethod
+    def calibrate(cls, device_type: str) -> None:
+        """See what use counts this torch shows for a gradient that only the engine holds. Inside a fake mode."""
+        seen: set[tuple[int, int]] = set()
+
+        class Probe(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if func is aten.add.Tensor and not torch.is_grad_enabled():
+                    seen.add(_holders(args[0]))
+                return func(*args, **(kwargs or {}))
+
+        weight = torch.nn.Parameter(torch.empty(8, 8, device=device_type))
+        with Probe():
+            hidden = torch.empty(4, 8, device=device_type) @ weight
+            ((hidden + torch.tanh(hidden)) * 2).sum().backward()
+        cls.in_place_counts = seen
+
+
+def _on_fakes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The op's result on fake tensors."""
+    if func is aten._scaled_mm.out:  # torch has no fake kernel for it; its result's storage is there already
+        return kwargs["out"]
+    if func is aten._index_put_impl_.default:  # nor for this one where the indices are on the host
+        return aten.index_put_.default(*args[:4])
+    return func(*args, **kwargs)
+
+
+def _holders(tensor: Tensor) -> tuple[int, int]:
+    """How often a tensor and its storage are held. The storage has a Python object, which nobody holds here: in torch
+    2.9 and before a held one counts, one that is not held does not."""
+    key = tensor.untyped_storage()._cdata
+    return tensor._use_count(), torch._C._storage_Use_Count(key)  # type: ignore[attr-defined]
+
+
+def _is_mask(index: Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+def _called_by_engine(depth: int) -> bool:
+    """No Python frame lies between the engine and the op, whose dispatch is so many calls up: it comes from C++."""
+    frame = sys._getframe(depth)
+    while frame is not None and frame.f_code.co_name in ("inner", "_fn", "wrapper", "__torch_dispatch__"):
+        frame = frame.f_back
+    return frame is None or frame.f_code.co_name == "_engine_run_backward"

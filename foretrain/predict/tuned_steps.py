@@ -1,0 +1,66 @@
+"""Steps that `foretrain tune` timed, as references for plans of steps like them.
+
+A plan's sum of kernels is corrected by a whole step measured on the device. The nearer that step is to the one planned,
+the more of what the sum leaves out it has in common; so a tuned step is taken before the calibration's own small one,
+but only for a step that is carried out in the same way and whose sizes are all within a factor of two of its own.
+"""
+
+import math
+from typing import Any
+
+from pydantic import ValidationError
+
+from foretrain.config.options import RunConfig
+from foretrain.hardware.calibration import Calibration, StepTime
+
+SIZES = ("n_layer", "n_embd", "block_size", "vocab_size", "batch_size")
+SAME = ("recipe", "optimizer", "attention", "matmul", "master_weights", "recompute_norm_gelu", "auto_chunker",
+        "activation_memory_budget", "compile_blocks", "compile_mode", "cpu_threads")  # fmt: skip
+OTHERS = ("n_head", "gradient_accumulation_steps", "bias", "dropout", "activation_checkpointing", "checkpointed_blocks",
+          "loss_chunk_size")  # fmt: skip
+REACH = 1.0  # doublings, of each size
+
+
+def step_of(config: RunConfig, dtype: str, time_s: float, threads: int) -> StepTime:
+    """A timed step to keep. `threads`: how many it ran on; 0 on a card."""
+    knobs: dict[str, Any] = {name: getattr(config, name) for name in (*SIZES, *SAME, *OTHERS)}
+    knobs["cpu_threads"] = threads
+    return StepTime(options=knobs, dtype=dtype, compiled=config.compile, time_s=time_s)
+
+
+def tuned_like(found: Calibration, config: RunConfig, dtype: str, *, compiled: bool) -> StepTime | None:
+    """The timed step that is nearest to a config's, if one is near enough to correct it."""
+    near = [
+        (distance, step)
+        for step in found.tuned
+        if (step.dtype, step.compiled) == (dtype, compiled)
+        and (distance := _distance(step, config, found.threads)) is not None
+    ]
+    return min(near, key=lambda pair: pair[0])[1] if near else None
+
+
+def _distance(step: StepTime, config: RunConfig, threads: int) -> float | None:
+    """Of the sizes, in doublings; None where the step is none of these."""
+    for name in SAME:
+        own, its = getattr(config, name), step.options.get(name)
+        if (name, own, its) == ("attention", "auto", "sdpa"):  # what a plan takes it for
+            own = its
+        if name == "cpu_threads" and its:
+            own = own or threads
+        if its != own:
+            return None
+    apart = []
+    for name in SIZES:
+        size = step.options.get(name)
+        if not isinstance(size, int) or size < 1:
+            return None
+        apart.append(abs(math.log2(getattr(config, name) / size)))
+    if max(apart) > REACH:
+        return None
+    try:
+        timed = RunConfig.model_validate(step.options)
+    except ValidationError:  # of another version, or damaged
+        return None
+    alike = [timed.checkpointed * config.n_layer == config.checkpointed * timed.n_layer]
+    alike += [bool(timed.loss_chunk_size) == bool(config.loss_chunk_size), bool(timed.dropout) == bool(config.dropout)]
+    return sum(x * x for x in apart) if all(alike) else None

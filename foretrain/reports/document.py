@@ -1,0 +1,326 @@
+"""What a report says, before it has a form: sections of paragraphs, tables and pictures, as ids and numbers.
+
+`plan_view` and `run_view` make Documents from records; `text` and `html` render them. Nothing here computes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretrain.base import bidi
+from foretrain.base.messages import format_value, say, source_name
+
+
+@dataclass(frozen=True)
+class Message:
+    """A text by id with its values; a value may itself be a Message."""
+
+    id: str
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def text(self) -> str:
+        values = {k: v.text() if isinstance(v, Message) else source_name(v) for k, v in self.values.items()}
+        return say(self.id, **values)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number with the format of `messages`: bytes, duration, percent, signed_percent, count, flops, rate, energy."""
+
+    value: float | tuple[float, ...] | tuple[float, float, float, str] | None
+    format: str
+
+    def text(self) -> str:
+        return "–" if self.value is None else format_value(self.value, self.format)
+
+
+Cell = str | Message | Quantity
+
+
+def cell_text(cell: Cell) -> str:
+    """A cell as text."""
+    return bidi.isolated(source_name(cell)) if isinstance(cell, str) else cell.text()
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """One sentence or more; `tone` is good, bad, warn or plain."""
+
+    message: Message
+    tone: str = "plain"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Column heads and rows; `numeric` columns are right-aligned. `tones` marks rows as in Paragraph.
+
+    `optional`: columns that a narrow terminal leaves out, the first of them first.
+    """
+
+    columns: tuple[Cell, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    numeric: frozenset[int] = frozenset()
+    tones: tuple[str, ...] = ()
+    optional: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One stacked bar: (component id, bytes) from the bottom, and its label."""
+
+    label: Cell
+    parts: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class StackedBars:
+    """Memory bars by component against a limit (None where there is none)."""
+
+    title: Message
+    bars: tuple[Bar, ...]
+    limit_bytes: int | None
+    card_bytes: int | None = None  # all that the device has, where that is another line
+    source: Message | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart."""
+
+    label: Cell
+    xs: tuple[float, ...]
+    ys: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A line chart, such as loss over steps; `level` is a horizontal line with a label."""
+
+    title: Message
+    x_label: Message
+    y_label: Message
+    series: tuple[Series, ...]
+    level: tuple[Message, float] | None = None
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Predicted beside measured, one pair of bars for each row, all in one unit format."""
+
+    title: Message
+    format: str
+    rows: tuple[tuple[Cell, float, float], ...]
+
+
+@dataclass(frozen=True)
+class Verbatim:
+    """Text as it is, such as a sample of a model."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number that people look for first, with its source (estimated, calibrated, measured) and its range, if any."""
+
+    label: Message
+    value: Cell
+    source: Cell
+    range: Cell = ""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A row of such numbers."""
+
+    items: tuple[Figure, ...]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What is laid off on an axis: its label, and the format of its numbers (see Quantity; or number, or percent)."""
+
+    label: Message
+    format: str = "number"
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Level:
+    """A straight line across a picture with its label; `along` is the axis that `value` is on."""
+
+    label: Message
+    value: float
+    along: str = "y"
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of the x axis that is shaded, with the reason."""
+
+    label: Message
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One curve of `Curves`: values, and for each of its axes as many places. `dashed`: second to its like."""
+
+    label: Cell
+    places: tuple[tuple[float, ...], ...]
+    values: tuple[float, ...]
+    colour: int = 0
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Curves over one axis, or over several that the reader switches between."""
+
+    title: Message
+    axes: tuple[Axis, ...]
+    y: Axis
+    traces: tuple[Trace, ...]
+    levels: tuple[Level, ...] = ()
+    spans: tuple[Span, ...] = ()
+    source: Message | None = None
+    small: bool = False  # one of several that belong side by side
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One moment of `Moments`: where it is, and (component group, bytes) from the bottom."""
+
+    label: Message
+    part: Message
+    parts: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What is alive from moment to moment, stacked, against what there is room for."""
+
+    title: Message
+    moments: tuple[Moment, ...]
+    levels: tuple[Level, ...] = ()
+    source: Message | None = None
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One point of `Scatter`; `low` and `high` are the range of its y value, `note` what its table row says besides."""
+
+    label: Cell
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    note: Cell = ""
+    strong: bool = False
+    size: float = 0.0  # share of the largest area; 0: as all others
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Points that belong together."""
+
+    label: Cell
+    dots: tuple[Dot, ...]
+    colour: int = 0
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Points on two axes, with lines through given places and bands (x, low, high), each with its label.
+
+    `note_label` heads the notes of the points in the table.
+    """
+
+    title: Message
+    x: Axis
+    y: Axis
+    clouds: tuple[Cloud, ...]
+    lines: tuple[tuple[Message, tuple[tuple[float, float], ...]], ...] = ()
+    band: tuple[Message, tuple[tuple[float, float, float], ...]] | None = None
+    levels: tuple[Level, ...] = ()
+    note_label: Cell = ""
+    source: Message | None = None
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One bar of `Ranks`, with the range of its value, what stands at its end and the tone that it has.
+
+    `colour`: a line's, in place of the tone's, where the bar is of something that a curve shows, too.
+    """
+
+    label: Cell
+    value: float
+    low: float | None = None
+    high: float | None = None
+    said: Cell = ""
+    tone: str = "plain"
+    strong: bool = False
+    colour: int | None = None
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Horizontal bars of one quantity. `said_label` heads what is said at the ends, in the table."""
+
+    title: Message
+    axis: Axis
+    ranks: tuple[Rank, ...]
+    said_label: Cell = ""
+    levels: tuple[Level, ...] = ()
+    source: Message | None = None
+    numbers: Table | None = None  # where more is known than is shown
+
+
+NewPicture = Curves | Moments | Scatter | Ranks
+Picture = StackedBars | Lines | Pairs | NewPicture
+Block = Paragraph | Table | StackedBars | Lines | Pairs | Verbatim | Figures | NewPicture
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled part of a document."""
+
+    title: Message
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A whole report."""
+
+    title: Message
+    subtitle: Message
+    sections: Sequence[Section]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A named line of a `Screen`. `command`: words to be copied, on a line of their own behind the text.
+
+    `optional`: rows that a screen too long leaves out, the highest first; 0 always stays. `short`: the same in
+    one line, which such a screen takes before it leaves rows out.
+    """
+
+    label: Message
+    text: Cell = ""
+    command: tuple[str, ...] = ()
+    optional: int = 0
+    short: Cell = ""
+
+
+@dataclass(frozen=True)
+class Screen:
+    """A short answer: what matters in `most_lines`. `table`: one row a card, or a change, where there are several."""
+
+    title: Message
+    lead: tuple[Paragraph, ...]
+    table: Table | None
+    rows: tuple[Row, ...]
+    most_lines: int = 12

@@ -1,0 +1,60 @@
+"""What a calibration found, as a document."""
+
+from foretrain.base.messages import listed
+from foretrain.hardware.calibration import Calibration, KernelTime, StepTime
+from foretrain.hardware.catalogue import Gpu
+from foretrain.reports.document import Cell, Document, Message, Paragraph, Section, Table
+
+
+def document(found: Calibration, gpu: Gpu, kept: bool) -> Document:
+    """The best and the usual product of each dtype, bandwidth, overheads; and what is not known."""
+    rows: list[tuple[Cell, ...]] = []
+    for dtype in dict.fromkeys(kernel.dtype for kernel in found.kernels):
+        products = [_flop_per_s(k) for k in found.kernels if k.kind == "matmul" and k.dtype == dtype]
+        values = {"best": max(products), "usual": sorted(products)[len(products) // 2], "count": len(products)}
+        rows.append((Message("row.products", {"dtype": dtype}), Message("calibration.products", values)))
+        peak = gpu.peak_flop_per_s(dtype)  # type: ignore[arg-type]
+        if peak:
+            shares = {"share": max(products) / peak, "peak": peak}
+            rows.append((Message("row.of_peak", {"dtype": dtype}), Message("calibration.of_peak", shares)))
+    copies = [k.shape[0] / k.time_s for k in found.kernels if k.kind in ("add", "join") and k.dtype == "float32"]
+    rows.append(
+        (
+            Message("row.bandwidth"),
+            Message("calibration.bandwidth", {"low": min(copies) / 1e9, "high": max(copies) / 1e9}),
+        )
+    )
+    rows.append((Message("row.launch"), Message("calibration.launch", {"each": found.launch_s * 1e6})))
+    for step in found.steps:
+        values = {"dtype": step.dtype, "how": listed(_how(step)), **_sizes(step)}
+        rows.append((Message("row.reference", values), Message("calibration.step", {"time": step.time_s})))
+    if found.context_bytes is not None:
+        rows.append((Message("row.context"), Message("calibration.bytes", {"size": found.context_bytes})))
+    if found.clock_ghz is not None:
+        rows.append((Message("row.clock"), f"{found.clock_ghz:.2f} GHz"))
+    if found.power_w is not None:
+        rows.append((Message("row.power"), f"{found.power_w:,.0f} W"))
+    note = Message("calibration.kept" if kept else "calibration.not_kept", {"torch": found.torch_version})
+    subtitle = Message("calibration.subtitle", {"date": found.date[:16].replace("T", " "), "took": found.took_s})
+    blocks = [Table((), tuple(rows)), Paragraph(note)]
+    if found.disturbed:
+        blocks.insert(0, Paragraph(Message("calibration.disturbed", {"share": found.unsteadiness})))
+    section = Section(Message("calibration.section"), tuple(blocks))
+    return Document(Message("calibration.title", {"device": found.device}), subtitle, [section])
+
+
+def _how(step: StepTime) -> list[str]:
+    """Its mode, and what else `train` chooses among."""
+    found = [Message("mode.compiled" if step.compiled else "mode.eager").text()]
+    if step.options.get("attention", "auto") != "auto":
+        found.append(str(step.options["attention"]))
+    return [*found, "master_weights"] if step.options.get("master_weights") else found
+
+
+def _sizes(step: StepTime) -> dict[str, int | float | bool | str]:
+    return {name: step.options[name] for name in ("n_layer", "n_embd", "block_size", "batch_size")}
+
+
+def _flop_per_s(kernel: KernelTime) -> float:
+    m, n, k = kernel.shape
+    return 2 * m * n * k / kernel.time_s

@@ -1,0 +1,156 @@
+"""An Explanation and a search for the largest setting as Documents."""
+
+from foretrain.analysis.components import Explanation, Line, Sum, TensorGroup
+from foretrain.predict.plan import Plan
+from foretrain.predict.trace.largest import Largest
+from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
+from foretrain.reports.uneven import uneven
+from foretrain.reports.views.assumed import assumed
+
+TENSOR_ROWS = 16
+BECAUSE = {
+    "logits": "explain.because_logits", "activations": "explain.because_activations",
+    "optimizer": "explain.because_optimizer",
+}  # fmt: skip
+CONTEXT_DOUBTS = {"too_little", "too_much", "below"}
+
+
+def document(plan: Plan, explanation: Explanation) -> Document:
+    """Why the run needs what it needs."""
+    worst = explanation.phase
+    mode = "compiled" if explanation.compiled else "eager"
+    values = {
+        "step": Message(f"step.{explanation.step}"), "mode": Message(f"mode.{mode}"),
+        "phase": Message(f"phase.{worst.phase}"), "moment": Message(f"moment.{worst.moment}"),
+        "allocated": worst.allocated_bytes, "params": plan.counts.n_params,
+        "weights": 4 * plan.counts.n_params, "share": 4 * plan.counts.n_params / worst.allocated_bytes,
+    }  # fmt: skip
+    sections = [
+        Section(
+            Message("explain.answer"),
+            (
+                Paragraph(Message("explain.peak", values)),
+                *_because(explanation),
+                *assumed(plan),
+                _sums(explanation.sums),
+            ),
+        ),
+    ]
+    if explanation.tensors:
+        sections.append(Section(Message("explain.alive"), (_tensors(explanation),)))
+    sections.append(Section(Message("explain.smi"), _smi(explanation)))
+    title = Message("explain.title", {"name": plan.name})
+    return Document(title, Message("explain.subtitle", {"gpu": plan.gpu.name, "source": explanation.source}), sections)
+
+
+def _because(explanation: Explanation) -> tuple[Block, ...]:
+    """What the largest component follows from, in a sentence."""
+    found = explanation.because
+    return () if found is None else (Paragraph(Message(BECAUSE[found.id], found.values)),)
+
+
+def _sums(sums: tuple[Sum, ...]) -> Table:
+    columns = tuple(Message(f"column.{name}") for name in ("component", "bytes", "formula", "numbers"))
+    total = sum(row.size_bytes for row in sums)
+    rows: list[tuple[Cell, ...]] = [
+        (Message(f"component.{row.id}"), Quantity(row.size_bytes, "bytes"), row.formula, row.numbers)
+        for row in sums
+        if row.size_bytes * 2000 >= total
+    ]
+    rest = sum(row.size_bytes for row in sums if row.size_bytes * 2000 < total)
+    if rest:
+        rows.append((Message("component.rest"), Quantity(rest, "bytes"), "", ""))
+    rows.append((Message("component.total"), Quantity(total, "bytes"), "", ""))
+    return Table(columns, tuple(rows), frozenset({1}))
+
+
+def _tensors(explanation: Explanation) -> Table:
+    columns = tuple(Message(f"column.{name}") for name in ("bytes", "count", "tensor", "where", "made_by", "component"))
+    rows: list[tuple[Cell, ...]] = [
+        (
+            Quantity(group.size_bytes, "bytes"), f"{group.count:,}", f"{group.shape} {group.dtype}", _name(group),
+            _short(group.op), Message(f"component.{group.component}"),
+        )
+        for group in explanation.tensors[:TENSOR_ROWS]
+    ]  # fmt: skip
+    rest = explanation.tensors[TENSOR_ROWS:]
+    if rest:
+        size = Quantity(sum(group.size_bytes for group in rest), "bytes")
+        rows.append((size, f"{sum(group.count for group in rest):,}", "", Message("component.rest"), "", ""))
+    return Table(columns, tuple(rows), frozenset({0, 1, 2}), optional=(4, 5, 1, 2))
+
+
+def _name(group: TensorGroup) -> Cell:
+    """The module or parameter; what the tensor is where none has a name, and for the loss, whose tensors have many."""
+    return group.where if group.where and group.component != "logits" else Message(f"tensor.{group.role}")
+
+
+def _short(op: str) -> str:
+    """A kernel's name can list every op that was fused into it."""
+    return op if len(op) <= 36 else op[:35] + "…"
+
+
+def _smi(explanation: Explanation) -> tuple[Block, ...]:
+    columns = tuple(Message(f"column.{name}") for name in ("line", "bytes", "source"))
+    rows = tuple(
+        (Message(f"smi.{line.id}"), _range(line), Message(f"source_of.{line.source}")) for line in explanation.lines
+    )
+    blocks: list[Block] = [Table(columns, rows, frozenset({1}))]
+    if explanation.conclusion != "none":
+        other = "eager" if explanation.compiled else "compiled"
+        observed = (line for line in explanation.lines if line.id == "process" and line.source == "observed")
+        process = next(observed, None)
+        values = {"mode": Message(f"mode.{other}"), "other": explanation.other_mode_bytes}
+        tone = "warn" if explanation.conclusion in CONTEXT_DOUBTS else "good"
+        blocks.append(Paragraph(Message(f"smi.is.{explanation.conclusion}", values), tone))
+        if process is not None and explanation.other_mode_bytes > process.low_bytes:
+            blocks.append(Paragraph(Message("smi.other_excluded", values)))
+    blocks.append(Paragraph(Message("smi.why_more")))
+    return tuple(blocks)
+
+
+def _range(line: Line) -> Cell:
+    if line.low_bytes == line.high_bytes:
+        return Quantity(line.low_bytes, "bytes")
+    return Quantity((line.low_bytes, line.high_bytes), "bytes_range")
+
+
+def _uneven(found: Largest) -> tuple[Paragraph, ...]:
+    """Why a larger micro-batch needs less; the estimate's own sentence says it anyway."""
+    if found.option != "batch_size" or found.source == "estimated":
+        return ()
+    return uneven((probe.value, probe.needed_expected_bytes) for probe in found.probes)
+
+
+def largest(plan: Plan, found: Largest) -> Document:
+    """The largest value that fits, with what was traced on the way."""
+    values = {
+        "option": found.option, "value": found.value or 0, "step": Message(f"step.{found.step}"), "gpu": plan.gpu.name,
+        "available": found.available_bytes,
+    }  # fmt: skip
+    id = "nothing" if found.value is None else "searched_all" if found.searched_all else "value"
+    answer = Message(f"largest.{id}", values)
+    traced = found.source == "traced"
+    names = ("verdict", "takes", "limit") if traced else ("verdict", "takes")
+    columns = (found.option, *(Message(f"column.{name}") for name in names))
+    rows = tuple(
+        (
+            f"{probe.value:,}", Message(f"word.{probe.verdict}"), Quantity(probe.needed_expected_bytes, "bytes"),
+            *((Quantity(probe.smallest_limit_bytes, "bytes"),) if traced else ()),
+        )
+        for probe in found.probes
+    )  # fmt: skip
+    table = Table(columns, rows, frozenset({0, 2, 3} if traced else {0, 2}))
+    tone = "good" if found.value else "bad"
+    section = Section(
+        Message("largest.title", values),
+        (
+            Paragraph(answer, tone),
+            table,
+            *_uneven(found),
+            Paragraph(Message("largest.how" if traced else "largest.how_estimated")),
+        ),
+    )
+    return Document(
+        Message("plan.title", {"name": plan.name}), Message("plan.source_trace" if traced else "plan.source"), [section]
+    )

@@ -1,0 +1,413 @@
+"""The first screen of `plan`: does it fit, how long, what does it cost, what limits it, what to do. Twelve lines.
+
+The whole plan is plan_view's; nothing is worked out here.
+"""
+
+import math
+from typing import Any
+
+from foretrain.advice.asked import Asked
+from foretrain.advice.best import Best
+from foretrain.advice.cards import Choice
+from foretrain.advice.first_answer import Changed, FirstAnswer
+from foretrain.advice.record import Advice
+from foretrain.base.messages import has, listed
+from foretrain.base.units import rounds_to_zero
+from foretrain.predict.memory import PhaseMemory, StepName, Verdict
+from foretrain.predict.plan import Plan, Timing
+from foretrain.predict.within import Within
+from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
+from foretrain.reports.views.advice import short
+from foretrain.reports.views.limits import warmup
+from foretrain.reports.views.plan import TONES, grouped
+
+MOST_CARDS = 5  # of a comparison; --full has all
+DIES = {"tight": "tight_exact", "does_not_fit": "does_not_fit_exact", "fits": "fits_exact"}
+LARGEST = 2  # groups of memory that are named
+
+
+def screen(plan: Plan, answer: FirstAnswer, asked: Asked) -> Screen:
+    """One plan."""
+    rows = [*_batch(plan), *_takes_of(plan, answer), *_limits(plan, answer, plan.step)]
+    rows += _next(plan, answer, asked)
+    rows += [*assumed_rows(plan, plan.step), *_more(plan, asked)]
+    shown = _changed_timing(plan, answer)
+    title = _title(plan, plan.step, asked) if shown is None else _titled(plan, _sources(plan, plan.step, shown))
+    return Screen(title, tuple(lead_of(plan, asked)), None, tuple(rows))
+
+
+def within(plan: Plan, found: Within, asked: Asked) -> Screen:
+    """`--within`, `--tokens`: the steps that fit first."""
+    values = {
+        "text": found.limit.text, "steps": found.steps, "tokens": found.tokens, "cautious": found.steps_cautious,
+        "optimistic": found.steps_optimistic,
+    }  # fmt: skip
+    exact = found.steps_cautious == found.steps == found.steps_optimistic
+    id = "within_exact" if exact else "within" if found.steps_cautious else "within_not_sure"
+    lead = [Paragraph(Message(f"first.{id}", values), "good"), *lead_of(plan, asked, others=False)]
+    changes = (
+        Message("first.change", {"key": key, "now": getattr(plan.config, key), "then": getattr(found.config, key)})
+        for key in found.changed
+    )
+    rows = _takes(plan, found.timing, steps=found.steps)
+    if found.changed:
+        rows.append(Row(Message("first.label.change"), listed(change.text() for change in changes)))
+    if found.config.decay_lr and plan.config.warmup_iters:
+        rows.append(Row(Message("first.label.note"), warmup(plan.config, found.config)))
+    rows += [_written(asked), *assumed_rows(plan, plan.step), *_all(asked)]
+    return Screen(_title(plan, plan.step, asked), tuple(lead), None, tuple(rows))
+
+
+def best(plan: Plan, found: Best, asked: Asked) -> Screen:
+    """`--best`: the model first."""
+    winner = found.candidates[0]
+    c = winner.config
+    values = {
+        "n_layer": c.n_layer, "n_head": c.n_head, "n_embd": c.n_embd, "params": winner.n_params,
+        "tokens": winner.tokens, "loss": winner.loss, "low": winner.loss_low, "high": winner.loss_high,
+        "needed": winner.needed_bytes, "room": room(plan), "gpu": plan.gpu.name, "text": found.limit.text,
+        "batch_size": c.batch_size, "accumulation": c.gradient_accumulation_steps,
+    }  # fmt: skip
+    believable = winner.loss < math.log(c.vocab_size)
+    lead = (
+        Paragraph(Message("first.best", values), "good"),
+        Paragraph(
+            Message("first.best_loss" if believable else "first.best_no_loss", values),
+            "plain" if believable else "warn",
+        ),
+        Paragraph(Message("first.best_needs", values)),
+    )
+    rows = _takes(plan.model_copy(update={"config": c}), winner.timing, steps=winner.steps)
+    rows += [Row(Message("first.label.limits"), listed(Message(f"first.bind.{bind}").text() for bind in found.binds))]
+    rows += [Row(Message("first.label.batch"), Message("first.split", values), optional=2), _written(asked)]
+    rows += assumed_rows(plan, plan.step, *(["no_repeats"] if found.dataset_tokens is None else []))
+    rows += _all(asked)
+    return Screen(Message("best.title", values), lead, None, tuple(rows))
+
+
+def cards(plans: list[Plan], choice: Choice, asked: Asked) -> Screen:
+    """Several cards: one row for each, then the best."""
+    names = ("gpu", "verdict", "needs_of_free", "hours", "money_of")
+    heads = tuple(Message(f"column.{name}", {"currency": plans[0].config.currency}) for name in names)
+    shown = plans[:MOST_CARDS]
+    cells = tuple(_card(plan, plan.step) for plan in shown)
+    tones = tuple(TONES[plan.verdict_of(plan.step)] for plan in shown)
+    table = Table(heads, cells, frozenset({2, 3, 4}), tuple("plain" if tone == "good" else tone for tone in tones))
+    rows = [Row(Message("first.label.best"), _best_cards(choice))]
+    chosen = choice.cheapest or choice.fastest
+    plan = next((plan for plan in plans if plan.gpu.name == chosen), plans[0])
+    if choice.mixed_prices:
+        rows.append(Row(Message("first.label.note"), Message("first.mixed"), optional=1))
+    others = ("--others", asked.others) if asked.others else ()
+    command = ("foretrain", "plan", *asked.words, "--gpu", plan.gpu.name, *others)
+    if chosen is None:
+        command = ("foretrain", "advise", *asked.words, "--gpu", plan.gpu.name, *others)
+    rows += [] if asked.quiet else [Row(Message("first.label.next"), command=command)]
+    rows += assumed_rows(plan, plan.step)
+    hidden = len(plans) - len(shown)
+    if hidden:
+        rows.append(Row(Message("first.label.more"), Message("first.more_cards", {"count": hidden})))
+    elif not asked.quiet:
+        rows.append(Row(Message("first.label.more"), Message("first.more_of_cards"), optional=3))
+    title = Message(
+        "first.cards_title", {"name": plans[0].name, "count": len(plans), "sources": sources_of(plan, "foretrain")}
+    )
+    return Screen(title, (), table, tuple(rows))
+
+
+# -- one line ------------------------------------------------------------------------------------------------------
+
+
+def line(plan: Plan, step: StepName, version: str, timing: Timing | None = None, steps: int | None = None) -> Message:
+    """The whole answer in one line, to be pasted. `steps`: as many as fit in a limit."""
+    timing = timing or plan.timing_of(step)
+    verdict = plan.verdict_of(step)
+    needed = plan.memory_of(step).needed_bytes
+    values = {"needed": needed, "available": plan.available_bytes or 0}
+    parts = [Message(f"first.line_memory.{_verdict_id(verdict, needed, plan.available_bytes)}", values).text()]
+    if steps is not None:
+        parts.append(Message("first.line_steps", {"steps": steps}).text())
+    if verdict != "does_not_fit" and timing is not None:
+        total = timing.total_s
+        parts.append(Quantity((total.low_s, total.expected_s, total.high_s), "rough_duration_span").text())
+        money = timing.money()
+        if money is not None and money[1]:
+            parts.append(Message("value.amount_rough", {"amount": money[1], "currency": plan.config.currency}).text())
+    values = {"name": plan.name, "gpu": plan.gpu.name, "parts": listed(parts), "version": version}
+    return Message("first.line", {**values, "source": plan.memory_of(step).source})
+
+
+def best_line(plan: Plan, found: Best, version: str) -> Message:
+    """The same of --best: the model, what it needs, its estimated loss."""
+    winner = found.candidates[0]
+    c = winner.config
+    values = {
+        "n_layer": c.n_layer, "n_head": c.n_head, "n_embd": c.n_embd, "params": winner.n_params,
+        "tokens": winner.tokens, "loss": winner.loss, "gpu": plan.gpu.name, "text": found.limit.text,
+        "needed": winner.needed_bytes, "available": plan.available_bytes or 0, "version": version,
+    }  # fmt: skip
+    return Message("first.best_line", values)
+
+
+# -- parts ---------------------------------------------------------------------------------------------------------
+
+
+def _title(plan: Plan, step: StepName, asked: Asked) -> Message:
+    if asked.speed:
+        typed = {"memory": plan.memory_of(step).source, "option": asked.speed}
+        return _titled(plan, Message("first.sources_typed", typed))
+    return _titled(plan, sources_of(plan, step))
+
+
+def _titled(plan: Plan, sources: Message) -> Message:
+    values = {"name": plan.name, "gpu": plan.gpu.name, "params": plan.counts.n_params}
+    return Message("first.title", {**values, "sources": sources})
+
+
+def sources_of(plan: Plan, step: StepName) -> Message:
+    """Where memory and time of a step are from."""
+    return _sources(plan, step, plan.timing_of(step))
+
+
+def _sources(plan: Plan, step: StepName, timing: Timing | None) -> Message:
+    memory = plan.memory_of(step).source
+    if timing is None or timing.source == memory:
+        return Message("first.source", {"source": memory})
+    return Message("first.sources", {"memory": memory, "time": timing.source})
+
+
+def _verdict_id(verdict: Verdict | None, needed_bytes: int, available_bytes: int | None) -> str:
+    """The verdict, or that a run lives which would use more: the allocator frees what it only keeps."""
+    beyond = available_bytes is not None and needed_bytes > available_bytes
+    at_limit = {"fits": "fits_at_limit", "tight": "tight_at_limit"}
+    return at_limit[verdict] if beyond and verdict in at_limit else verdict or "unknown"
+
+
+def _where(phase: PhaseMemory) -> Message:
+    part = phase.moment.partition(".")[0]
+    return Message(f"first.where.{'evaluation' if phase.phase.startswith('evaluate') else part}")
+
+
+def room(plan: Plan, how: str = "room") -> Message:
+    """What there is. It is free only where it is known what other programs use."""
+    id = "free" if plan.used_by_others_bytes else "card"
+    if plan.available_reason == "memory_limit":
+        id = "memory_limit"
+    return Message(f"first.{how}.{id}", {"available": plan.available_bytes or 0})
+
+
+def lead_of(plan: Plan, asked: Asked, *, others: bool = True) -> list[Paragraph]:
+    """The verdict, and what the other way to run the step would give where that is another answer."""
+    verdict, memory = plan.verdict_of(plan.step), plan.memory_of(plan.step)
+    phase, id = memory.neediest, _verdict_id(verdict, memory.needed_bytes, plan.available_bytes)
+    values: dict[str, Any] = {
+        "peak": phase.needed_span, "room": room(plan), "short": room(plan, "short"), "where": _where(phase),
+        "gpu": plan.gpu.name,
+    }  # fmt: skip
+    exact = plan.exact_of(plan.step)
+    if exact is not None and verdict == "fits":
+        id, values["least"] = "fits_exact", exact.smallest_limit_bytes + exact.memory.context.expected_bytes
+    elif exact is not None and exact.death is not None:
+        id = DIES[verdict or "does_not_fit"]
+        values |= {
+            "phase": Message(f"phase.{exact.death.phase}"), "requested": exact.death.requested_bytes,
+            "reserved": exact.death.reserved_bytes, "allowed": exact.death.limit_bytes,
+        }  # fmt: skip
+    sentences = Message(f"first.verdict.{id}", values).text()
+    first = next((_where(p) for p in memory.phases if p.verdict == "does_not_fit"), None)
+    if id == "does_not_fit" and first is not None and first != values["where"]:
+        fails = Message("first.fails_first", {"where": first})
+        sentences = Message("first.two", {"one": sentences, "other": fails}).text()
+    if others and plan.used_by_others_bytes:
+        used = Message("first.others", {"others": plan.used_by_others_bytes})
+        sentences = Message("first.two", {"one": sentences, "other": used}).text()
+    lead = [Paragraph(Message("first.said", {"text": sentences}), TONES[verdict])]
+    return [*lead, *_untraced(plan), *_other_step(plan, asked)]
+
+
+def _untraced(plan: Plan) -> list[Paragraph]:
+    """Why --exact has no trace to show: whoever asks for one must not take the estimate for it."""
+    why = next((note for note in plan.notes if note.id == "trace_unavailable"), None)
+    return [] if why is None else [Paragraph(Message("note.trace_unavailable", why.values), "warn")]
+
+
+def _other_step(plan: Plan, asked: Asked) -> list[Paragraph]:
+    """The verdict of the other way to run the step: where it differs, or where a nanoGPT file is asked about that can
+    run either way."""
+    step: StepName = "nanogpt" if plan.step == "foretrain" else "foretrain"
+    verdict = plan.verdict_of(step)
+    alike = verdict == plan.verdict_of(plan.step)
+    if verdict is None or (alike and (not asked.nanogpt_file or verdict == "does_not_fit")):
+        return []
+    said = "needs" if verdict == plan.verdict_of(plan.step) == "fits" else verdict
+    values = {"needed": plan.memory_of(step).needed_bytes}
+    return [Paragraph(Message(f"first.other_{step}.{said}", values), "plain" if verdict == "fits" else "warn")]
+
+
+def _batch(plan: Plan) -> list[Row]:
+    """The micro-batch that batch_size = auto has found."""
+    note = next((note for note in plan.notes if note.id.startswith("auto_")), None)
+    return [] if note is None else [Row(Message("first.label.batch"), Message(f"first.{note.id}", note.values))]
+
+
+def _takes_of(plan: Plan, answer: FirstAnswer) -> list[Row]:
+    """Hours and money; of a run that does not fit those of the suggested command, else what it would take."""
+    timing = plan.timing_of(plan.step)
+    if plan.verdict != "does_not_fit" or timing is None:
+        return _takes(plan, timing)
+    own, marks, instead = plan, ("if_fitted", "if_fitted"), _changed_timing(plan, answer)
+    if answer.changed is not None and instead is not None:
+        own, timing = plan.model_copy(update={"config": answer.changed.config}), instead
+        marks = ("with_change", "with_it")
+    total = timing.total_s
+    values = {
+        "total": (total.low_s, total.expected_s, total.high_s), "steps": plan.work.steps,
+        "step": timing.step_s.expected_s,
+    }  # fmt: skip
+    said = Message("first.time_short", values), _cost(own, timing)
+    rows = zip(("time", "cost"), marks, said, strict=True)
+    return [
+        Row(Message(f"first.label.{label}"), Message(f"first.{mark}", {"text": text})) for label, mark, text in rows
+    ]
+
+
+def _changed_timing(plan: Plan, answer: FirstAnswer) -> Timing | None:
+    """The suggested run's time, where the screen shows that because the run as given does not fit."""
+    if plan.verdict != "does_not_fit" or plan.timing_of(plan.step) is None or answer.next != "change":
+        return None
+    return answer.changed.timing if answer.changed else None
+
+
+def _takes(plan: Plan, timing: Timing | None, steps: int | None = None) -> list[Row]:
+    """Hours and money."""
+    if timing is None:
+        unknown = Row(Message("first.label.cost"), Message("first.cost_unknown"))
+        return [Row(Message("first.label.time"), Message("first.no_time", {"gpu": plan.gpu.name})), unknown]
+    c, total = plan.config, timing.total_s
+    values = {
+        "total": (total.low_s, total.expected_s, total.high_s), "steps": steps or plan.work.steps,
+        "step": timing.step_s.expected_s, "tokens": (steps or plan.work.steps) * c.tokens_per_step,
+        "batches": plan.evaluation_batches,
+    }  # fmt: skip
+    id = "first.time_evaluation" if c.eval_only else "first.time"
+    return [
+        Row(Message("first.label.time"), Message(id, values)),
+        Row(Message("first.label.cost"), _cost(plan, timing)),
+    ]
+
+
+def _cost(plan: Plan, timing: Timing) -> Message:
+    c, money = plan.config, timing.money()
+    values = {
+        "money": (*money, c.currency) if money else (0.0, 0.0, 0.0, c.currency), "price_hour": c.price_per_hour,
+        "currency": c.currency, "price_kwh": c.price_per_kwh, "energy": timing.energy_expected_j or 0.0,
+    }  # fmt: skip
+    if timing.rent_expected is not None:
+        return Message("first.rent_and_power" if timing.cost_expected else "first.rent", values)
+    if timing.energy_expected_j is None:
+        return Message("first.no_cost", {"gpu": plan.gpu.name})
+    return Message("first.power" if timing.cost_expected else "first.energy", values)
+
+
+def _limits(plan: Plan, answer: FirstAnswer, step: StepName) -> list[Row]:
+    """What takes the memory where that is short, else what takes the time."""
+    timing, found = plan.timing_of(step), answer.bottleneck
+    label = Message("first.label.limits")
+    if plan.verdict_of(step) in (None, "fits") and timing is not None and found is not None:
+        id = "evaluation" if plan.config.eval_only else found.limit
+        return [Row(label, Message(f"first.limit.{id}", {"share": found.share, "mfu": timing.mfu or 0.0}))]
+    parts = sorted(grouped(plan.memory_of(step).neediest.components), key=lambda part: -part[1])[:LARGEST]
+    named = listed(f"{Message(f'group.{group}').text()} {Quantity(size, 'bytes').text()}" for group, size in parts)
+    return [Row(label, Message("first.limit.memory", {"parts": named}), optional=1)]
+
+
+def _next(plan: Plan, answer: FirstAnswer, asked: Asked) -> list[Row]:
+    """The change that helps, and the command."""
+    if asked.quiet:
+        return []
+    label, advice = Message("first.label.next"), answer.advice
+    if answer.next != "train":
+        if advice is None:
+            return [Row(label, Message("first.advise"), answer.command)]
+        brief = _change(plan, advice, answer.changed, brief=True)
+        return [Row(label, _change(plan, advice, answer.changed), answer.command, short=brief)]
+    rows = [Row(label, command=answer.command)]
+    if advice is not None and advice.effect.longer is not None:
+        values = {"change": short(plan, advice), "share": -advice.effect.longer}
+        rows.append(Row(Message("first.label.faster"), Message("first.faster", values), optional=2))
+    return rows
+
+
+def _change(plan: Plan, advice: Advice, changed: Changed | None, *, brief: bool = False) -> str:
+    """A change with what planning it says: the same need, whether it fits, and unless `brief` a step's time."""
+    effect = advice.effect
+    span = changed.memory.neediest.needed_span if changed else (effect.needed_bytes,) * 3
+    values = {"change": short(plan, advice), "needed": span, "available": effect.available_bytes or 0}
+    id = _verdict_id(effect.verdict, effect.needed_bytes, effect.available_bytes)
+    said, slower = [Message(f"first.changed.{id}", values).text()], effect.slower
+    if slower is not None and not rounds_to_zero(slower) and not brief:
+        said.append(Message("first.more_time" if slower > 0 else "first.less_time", {"share": abs(slower)}).text())
+    return listed(said)
+
+
+def _written(asked: Asked) -> Row:
+    if asked.wrote:
+        return Row(Message("first.label.next"), command=("foretrain", "train", asked.wrote))
+    return Row(Message("first.label.next"), Message("first.write"))
+
+
+def _best_cards(choice: Choice) -> Cell:
+    if choice.fastest is None:
+        return Message("cards.none_fits")
+    parts = []
+    for name in dict.fromkeys(n for n in (choice.fastest, choice.cheapest, choice.least_energy) if n):
+        marks = listed(Message(f"first.is.{mark}").text() for mark in choice.marks(name))
+        parts.append(Message("first.card_is", {"name": name, "marks": marks}).text())
+    return Message("first.said", {"text": " ".join(parts)})
+
+
+def _card(plan: Plan, step: StepName) -> tuple[Cell, ...]:
+    timing, verdict = plan.timing_of(step), plan.verdict_of(step)
+    needed = plan.memory_of(step).needed_bytes
+    needs = Message("value.of_free", {"needed": needed, "available": plan.available_bytes or 0})
+    word: Cell = Message(f"word.{verdict}") if verdict else "–"
+    if timing is None or verdict == "does_not_fit":
+        return plan.gpu.name, word, needs, "–", "–"
+    total, money = timing.total_s, timing.money()
+    cost = Quantity(money[1] if money and money[1] else None, "money")
+    return plan.gpu.name, word, needs, Quantity((total.low_s, total.expected_s, total.high_s), "duration_span"), cost
+
+
+def assumed_rows(plan: Plan, step: StepName, *more: str) -> list[Row]:
+    """What was taken without knowing it, in a few words each; `more`: ids of what this answer took besides.
+
+    What can change the verdict always stands there. The data sheet's speed cannot.
+    """
+    notes = [*plan.assumptions, *plan.notes]
+    said = [(note.id, note.values) for note in notes if has(f"first.assumed.{note.id}")]
+    optional = 0 if said else 1
+    timing = plan.timing_of(step)
+    if timing is not None and timing.source == "estimated":
+        said.append(("speed_cpu" if plan.gpu.kind == "cpu" else "speed", {}))
+    said += [(id, {}) for id in more]
+    if not said:
+        return []
+    full = listed(Message(f"first.assumed.{id}", values).text() for id, values in said)
+    brief = (
+        f"first.assumed_short.{id}" if has(f"first.assumed_short.{id}") else f"first.assumed.{id}" for id, _ in said
+    )
+    short = listed(Message(id, values).text() for id, (_, values) in zip(brief, said, strict=True))
+    return [Row(Message("first.label.assumed"), full, optional=optional, short=short)]
+
+
+def _all(asked: Asked) -> list[Row]:
+    return [] if asked.quiet else [Row(Message("first.label.more"), Message("first.more_full"), optional=3)]
+
+
+def _more(plan: Plan, asked: Asked) -> list[Row]:
+    """Where the rest is; how many notes are behind it."""
+    if asked.quiet:
+        return []
+    hidden = [n for n in plan.notes if not n.id.startswith("auto_") and not has(f"first.assumed.{n.id}")]
+    more = Message("first.more_notes" if hidden else "first.more", {"count": len(hidden)})
+    return [Row(Message("first.label.more"), more, optional=3)]

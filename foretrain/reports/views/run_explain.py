@@ -1,0 +1,285 @@
+"""A run's explanation, and memory that ran out, as Documents."""
+
+from foretrain.advice.remedies import Remedy
+from foretrain.analysis.forecast_check import Row
+from foretrain.analysis.log_analysis import LogAnalysis
+from foretrain.analysis.run import OutOfMemory, Piece, RunExplanation, TimePiece
+from foretrain.analysis.run_pace import RunPace, Slower, much_is_lost
+from foretrain.base.units import rounds_to_zero
+from foretrain.monitoring.record import WatchRecord
+from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
+from foretrain.reports.views import log as log_view
+from foretrain.reports.views import run as run_view
+from foretrain.reports.views import watch as watch_view
+
+Rows = list[tuple[Cell, ...]]
+MATTERS = 0.05  # of the peak: a piece that is farther off than this is named
+
+
+def document(found: RunExplanation) -> Document:
+    """Memory that ran out first, then where memory and time went."""
+    sections = out_of_memory_sections(found.failures, found.remedies) if found.failures else []
+    if not found.failures and found.reason.startswith("memory."):
+        blocks = (Paragraph(Message("run_explain.no_record"), "warn"), *remedy_blocks(found.remedies))
+        sections.append(Section(Message("oom.section"), blocks))
+    if found.status == "killed":
+        sections.append(
+            Section(Message("run_explain.killed"), (Paragraph(Message("run_explain.killed_text"), "warn"),))
+        )
+    sections.append(Section(Message("run_explain.memory"), _memory(found)))
+    sections.append(Section(Message("run_explain.time"), _time(found)))
+    notes = (Paragraph(Message(f"run_note.{note.id}", note.values), "warn") for note in found.notes)
+    if found.pace is not None:
+        blocks = (
+            *run_view.load_paragraphs(found.machine),
+            *_slower(found.pace),
+            *_level(found.step, found.time_source),
+            *notes,
+        )
+        sections.append(Section(Message("run_explain.slower"), blocks))
+    values = {"status": Message(f"status.{found.status}"), "steps": found.steps_done, "gpu": found.gpu_name}
+    subtitle = Message("run_explain.subtitle", values | {"mode": Message(_mode(found))})
+    return Document(Message("run_explain.title", {"name": found.run_id}), subtitle, sections)
+
+
+def _mode(found: RunExplanation) -> str:
+    return "mode.compiled" if found.compiled else "mode.eager"
+
+
+def of_log(
+    found: LogAnalysis | None, record: WatchRecord | None, failures: tuple[OutOfMemory, ...],
+    remedies: tuple[Remedy, ...],
+) -> Document:  # fmt: skip
+    """A log's analysis with what `foretrain watch` measured around it, and with how memory ran out."""
+    sections = out_of_memory_sections(failures, remedies, exact="oom.same_tokens") if failures else []
+    if failures and not remedies:  # without a config and a card nothing was looked for
+        sections[-1] = Section(Message("oom.saved"), (Paragraph(Message("oom.give_config")),))
+    if record is not None:
+        sections += watch_view.machine_sections(record)
+    log = log_view.document(found) if found is not None else None
+    sections += list(log.sections) if log is not None else []
+    if record is not None:
+        title = Message("watch.title", {"command": watch_view.command_text(record)})
+        return Document(title, watch_view.subtitle(record), sections)
+    if log is None:
+        return Document(Message("oom.log_title"), Message("oom.log_subtitle"), sections)
+    return Document(log.title, log.subtitle, sections)
+
+
+# -- memory ------------------------------------------------------------------------------------------------
+
+
+def _memory(found: RunExplanation) -> tuple[Block, ...]:
+    if found.phase is None:
+        id = "memory_not_measured" if found.steps_done else "nothing_measured"
+        return (Paragraph(Message(f"run_explain.{id}")),)
+    values = {"phase": Message(f"phase.{found.phase}"), "predicted": found.predicted_source}
+    blocks: list[Block] = [
+        Paragraph(Message("run_explain.memory_of", values | {"measured": found.measured_source})),
+        _pieces(found.memory, "memory_piece"),
+        *_farthest(found.memory),
+        *_process(found.process),
+    ]
+    if len(found.phases) > 1:
+        blocks.append(_pieces(found.phases, "phase"))
+    return tuple(blocks)
+
+
+def _pieces(pieces: tuple[Piece, ...], texts: str) -> Table:
+    columns = tuple(Message(f"column.{name}") for name in ("component", "predicted", "measured", "error"))
+    rows = tuple(
+        (
+            Message(f"{texts}.{piece.id}"), Quantity(piece.predicted_bytes, "bytes"),
+            Quantity(piece.measured_bytes, "bytes"), _error(piece.predicted_bytes, piece.measured_bytes),
+        )
+        for piece in pieces
+    )  # fmt: skip
+    return Table(columns, rows, frozenset({1, 2, 3}))
+
+
+def _error(predicted: float | None, measured: float | None) -> Cell:
+    return Quantity(predicted / measured - 1, "signed_percent") if predicted and measured else ""
+
+
+def _farthest(pieces: tuple[Piece, ...]) -> tuple[Paragraph, ...]:
+    """The part that the forecast got most wrong, where that matters for the whole."""
+    peak = next((p for p in pieces if p.id == "peak"), None)
+    known = [
+        (p.measured_bytes - p.predicted_bytes, p)
+        for p in pieces
+        if not p.sum and p.measured_bytes is not None and p.predicted_bytes is not None
+    ]
+    if peak is None or not peak.measured_bytes or not peak.predicted_bytes or not known:
+        return ()
+    by, piece = max(known, key=lambda pair: abs(pair[0]))
+    error = peak.predicted_bytes / peak.measured_bytes - 1
+    values = {"error": error, "piece": Message(f"memory_piece.{piece.id}")}
+    if abs(by) < MATTERS * peak.measured_bytes:
+        id, tone = "memory_as_predicted", "good"
+    else:
+        id, tone = "memory_more" if by > 0 else "memory_less", "warn"
+    table = "run_explain.right" if rounds_to_zero(error) else "run_explain"
+    return (Paragraph(Message(f"{table}.{id}", values | {"size": abs(by)}), tone),)
+
+
+def _process(row: Row | None) -> tuple[Paragraph, ...]:
+    """Why the process has another error than its tensors: it is more than they are."""
+    if row is None:
+        return ()
+    values = {"measured": row.measured, "predicted": row.predicted, "low": row.low, "high": row.high}
+    values["size"] = abs(row.measured - row.predicted)
+    id, tone = ("process_in_range", "plain") if row.in_range else ("process_out_of_range", "warn")
+    return (Paragraph(Message(f"run_explain.{id}", values), tone),)
+
+
+# -- time --------------------------------------------------------------------------------------------------
+
+
+def _time(found: RunExplanation) -> tuple[Block, ...]:
+    if not found.time:
+        return (Paragraph(Message("run_explain.no_steps", {"wall": found.wall_s})),)
+    there, expected = found.steps_logged, found.steps_to_log
+    lost: tuple[Block, ...] = ()
+    if much_is_lost(there, expected):
+        lost = (Paragraph(Message("run_explain.steps_lost", {"there": there, "expected": expected}), "warn"),)
+    names = ("column.component", "column.count", "column.predicted", "column.measured", "column.error")
+    columns = tuple(Message(name) for name in (*names, "snapshot.share"))
+    rows: Rows = [_time_row(piece, found.wall_s) for piece in found.time if not piece.inside]
+    rows.append((Message("time_piece.wall"), "", "", Quantity(found.wall_s, "duration"), "", Quantity(1.0, "percent")))
+    rows += [_time_row(piece, found.wall_s) for piece in found.time if piece.inside]
+    blocks: list[Block] = [*lost, Table(columns, tuple(rows), frozenset({1, 2, 3, 4, 5}), optional=(1, 5))]
+    besides = [p for p in found.time if p.id not in ("steps", "other") and not p.inside]
+    largest = max(besides, default=None, key=_measured)
+    if largest is not None and _measured(largest) >= MATTERS * found.wall_s:
+        values = {"piece": _time_name(largest), "took": _measured(largest), "share": _measured(largest) / found.wall_s}
+        blocks.append(Paragraph(Message("run_explain.largest", values)))
+    if found.time_source:
+        blocks.append(Paragraph(Message("run_explain.time_source", {"source": found.time_source})))
+    return tuple(blocks)
+
+
+def _measured(piece: TimePiece) -> float:
+    return piece.measured_s or 0.0
+
+
+def _time_name(piece: TimePiece) -> Message:
+    known = ("steps", "evaluation", "saving", "other", "data_in_steps")
+    return Message(f"time_piece.{piece.id}" if piece.id in known else f"slow_cause.{piece.id}")
+
+
+def _time_row(piece: TimePiece, wall_s: float) -> tuple[Cell, ...]:
+    return (
+        _time_name(piece), f"{piece.count:,}" if piece.count else "", Quantity(piece.predicted_s, "duration"),
+        Quantity(piece.measured_s, "duration"), _error(piece.predicted_s, piece.measured_s),
+        Quantity(_measured(piece) / wall_s if wall_s else None, "percent"),
+    )  # fmt: skip
+
+
+def _slower(pace: RunPace) -> tuple[Block, ...]:
+    values = {"median": pace.steady_s, "low": pace.low_s, "high": pace.high_s, "lost": pace.lost_s}
+    if not pace.slower:
+        return (Paragraph(Message("run_explain.steady", values)),)
+    return Paragraph(Message("run_explain.unsteady", values)), *(_why(one) for one in pace.slower)
+
+
+def _level(step: Row | None, source: str | None) -> tuple[Block, ...]:
+    """Steps that are even can still all be off the forecast."""
+    if step is None or step.in_range is not False:
+        return ()
+    ids = ("above_calibrated", "below_calibrated") if source == "calibrated" else ("above_forecast", "below_forecast")
+    id = ids[0] if step.measured > step.predicted else ids[1]
+    values = {"predicted": step.predicted, "low": step.low, "high": step.high, "measured": step.measured}
+    values["factor"] = step.measured / step.predicted
+    return (Paragraph(Message(f"run_explain.{id}", values), "warn"),)
+
+
+def _why(one: Slower) -> Paragraph:
+    values = {
+        "cause": Message(f"slow_cause.{one.cause}"), "steps": one.steps, "first": one.first_step,
+        "last": one.last_step, "lost": one.lost_s, "factor": one.factor,
+    }  # fmt: skip
+    several, shown = one.steps != 1, None
+    for key in ("clock_ghz", "used_by_others_bytes", "cores", "data_wait_s"):
+        if key in one.values and key in _SHOWN.get(one.cause, ()):
+            shown = Message(f"slow_shown.{key}", {"there": one.values[key], "usual": one.values[f"usual_{key}"]})
+    if shown is not None:
+        id = "run_explain.slow_shown" if several else "run_explain.slow_one_shown"
+        return Paragraph(Message(id, values | {"shown": shown}), "warn")
+    id = "run_explain.slow" if several else "run_explain.slow_one"
+    return Paragraph(Message(id, values), "plain" if one.cause in _EXPECTED else "warn")
+
+
+_CLOCKED = ("hardware_thermal", "thermal", "hardware_slowdown", "power_brake", "power_cap", "clock")
+_SHOWN = {
+    **dict.fromkeys(_CLOCKED, ("clock_ghz",)), "others_card": ("used_by_others_bytes",), "others_cpu": ("cores",),
+    "data_wait": ("data_wait_s",),
+}  # fmt: skip
+_EXPECTED = ("compilation", "first_steps")
+
+
+# -- out of memory -----------------------------------------------------------------------------------------
+
+
+_ROWS = (
+    "weights", "gradients", "optimizer", "rest", "allocated", "unused", "reserved", "used_by_others", "card"
+)  # fmt: skip
+
+
+def out_of_memory_sections(
+    failures: tuple[OutOfMemory, ...], remedies: tuple[Remedy, ...], exact: str = "oom.exact"
+) -> list[Section]:
+    """The last failure in full, how many there were, and what would have saved the run; `exact`: in which sense."""
+    last = failures[-1]
+    tone = "bad" if last.fatal else "warn"
+    blocks: list[Block] = [Paragraph(_where(last), tone)]
+    survived = sum(not failure.fatal for failure in failures)
+    if survived:
+        blocks.append(Paragraph(Message("oom.survived", {"count": survived})))
+    values = last.model_dump()
+    if last.asked_bytes is not None and last.over_bytes is not None:
+        blocks.append(Paragraph(Message("oom.asked" if last.over_bytes else "oom.asked_within", values)))
+    elif last.asked_bytes is not None:
+        blocks.append(Paragraph(Message("oom.asked_only", values)))
+    rows: Rows = [
+        (Message(f"oom_row.{name}"), Quantity(values[f"{name}_bytes"], "bytes"))
+        for name in _ROWS
+        if values[f"{name}_bytes"] is not None
+    ]
+    if rows:
+        blocks.append(Table((), tuple(rows), frozenset({1})))
+    if last.unused_bytes is not None and last.asked_bytes is not None and last.free_bytes is not None:
+        id = "oom.fragmented" if last.fragmented else "oom.not_fragmented"
+        blocks.append(Paragraph(Message(id, values), "warn" if last.fragmented else "plain"))
+    sections = [Section(Message("oom.section"), tuple(blocks))]
+    if last.fatal:
+        sections.append(Section(Message("oom.saved"), remedy_blocks(remedies, exact)))
+    return sections
+
+
+def _where(failure: OutOfMemory) -> Message:
+    if not failure.phase and not failure.moment:
+        return Message("oom.in_log")
+    phase = Message(f"phase.{failure.phase}") if failure.phase else Message("oom.outside")
+    values = {"phase": phase, "moment": Message(f"oom_moment.{failure.moment or 'other'}"), "step": failure.step}
+    if failure.micro_step and failure.accumulation:
+        return Message("oom.in_micro_step", values | {"micro": failure.micro_step, "of": failure.accumulation})
+    return Message("oom.in_step", values)
+
+
+def remedy_blocks(remedies: tuple[Remedy, ...], exact: str = "oom.exact") -> tuple[Block, ...]:
+    """Changes that fit, as a table; or that none does."""
+    if not remedies:
+        return (Paragraph(Message("oom.no_remedy")),)
+    columns = tuple(Message(f"remedy_column.{name}") for name in ("change", "saves", "needs", "slower"))
+    rows = tuple(
+        (
+            " ".join(f"--{name}={_value(value)}" for name, value in r.changes.items()) or Message("oom.foretrain"),
+            Quantity(r.saves_bytes, "bytes"), Quantity(r.needed_bytes, "bytes"), Quantity(r.slower, "signed_percent"),
+        )
+        for r in remedies
+    )  # fmt: skip
+    return Table(columns, rows, frozenset({1, 2, 3})), Paragraph(Message(exact))
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

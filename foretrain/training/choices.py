@@ -1,0 +1,278 @@
+"""What is fastest on a CPU flips with the model's size and the CPU's instructions, so it is measured, not ruled.
+
+Dtype, attention kernels, fp32 masters and threads, as far as the config leaves them open, are decided by timing
+training steps of a slice of the model: some of its layers, as large a share of its vocabulary, some of its rows. The
+steps run uncompiled, as compiling each candidate would take minutes, and on one thread by its CPU time, as several
+threads wait for each other where something else is running. A decision is kept in the cache, and in the run's
+config, so that a resumed run goes on with it. Runs that are over before it pays measure nothing.
+"""
+
+import hashlib
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from foretrain.base.installation import cache_folder, installed_torch
+from foretrain.base.records import Record
+from foretrain.base.safe_read import read_text
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Dtype
+from foretrain.hardware.cpu import physical_cores, usable_cores
+from foretrain.model.shape import ModelShape
+from foretrain.model.step import TrainState, build, train_step
+from foretrain.training.device import TORCH_DTYPES, Placement
+from foretrain.training.files import replace_text
+from foretrain.training.store import RunRecord
+
+SHORT_S = 20.0  # a run of fewer seconds at the CPU's nominal peak is not measured for
+BUDGET_S = 2.0
+LEAST_GAIN = 0.05  # what is not faster by this share is not worth other kernels
+LAGS = 1.5  # a candidate that is slower by this factor is not timed again
+CHOSEN = ("dtype", "attention", "master_weights", "cpu_threads")
+OPEN = ("auto", 0)  # leaves the choice to us, also where it is written down in the config
+SMALL_STEP_S = 0.005  # of a step that one thread may do as fast as several
+_SLICE_FLOPS = 8e9  # of one step: 25 to 100 ms on two cores
+_SHAPE = (
+    "n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "dropout", "batch_size",
+    "activation_checkpointing", "loss_chunk_size", "optimizer", "matmul", "recipe",
+)  # fmt: skip
+
+
+class Way(Record):
+    """How a step can be carried out, and the seconds of one step of the slice in it."""
+
+    dtype: Dtype
+    attention: str
+    master_weights: bool
+    threads: int
+    step_s: float = 0.0
+
+
+class Choice(Record):
+    """The fastest way first, then the others that were timed, as quick as each got; and of which slice."""
+
+    ways: tuple[Way, ...]
+    layers: int
+    rows: int
+    took_s: float
+    torch_version: str
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A config whose choices are all made, where it runs, and what the user should hear of."""
+
+    config: RunConfig
+    placement: Placement
+
+
+def recall(config: RunConfig, placement: Placement, record: RunRecord, given: set[str]) -> Chosen:
+    """A resumed run goes on as it was recorded, bit for bit, except for what the user now asks for otherwise."""
+    old = record.config
+    is_open = {key for key in CHOSEN if key not in given or getattr(config, key) in OPEN}
+    update = {key: getattr(old, key) for key in is_open}
+    if "cpu_threads" in update:  # the machine may be another one
+        update["cpu_threads"] = min(update["cpu_threads"], usable_cores())
+    if "dtype" in update:  # what auto meant on the card that it ran on
+        placement = replace(placement, dtype=record.dtype)
+    notes: tuple[tuple[str, dict[str, Any]], ...] = ()
+    if placement.compiled and old.compile and not record.compiled:  # it could not be compiled then
+        placement, notes = replace(placement, compiled=False), (("still_eager", {}),)
+    return _apply(config.model_copy(update=update), placement, notes)
+
+
+def decide(config: RunConfig, placement: Placement, given: set[str]) -> Chosen:
+    """Measure what is open, or look it up. `given`: the knobs that the user set. On a card nothing is open."""
+    if placement.device.type != "cpu":
+        return Chosen(config, placement)
+    ways = candidates(config, given)
+    if len(ways) == 1 or _is_short(config, placement):
+        return _apply(_plain(config, placement), placement, ())
+    path = cache_folder() / "choices" / f"{_key(config, placement, ways)}.json"
+    choice = _load(path)
+    known = choice is not None
+    if choice is None:
+        choice = measure(config, ways)
+        _keep(choice, path)
+    best, first = choice.ways[0], next(way for way in choice.ways if _is_first(way, ways[0]))
+    update = {
+        "dtype": best.dtype, "attention": best.attention, "master_weights": best.master_weights,
+        "cpu_threads": best.threads,
+    }  # fmt: skip
+    note = {
+        "dtype": best.dtype, "attention": best.attention, "masters": _masters(best), "threads": best.threads,
+        "step": best.step_s, "plain_step": first.step_s, "plain_dtype": first.dtype, "plain_attention": first.attention,
+        "layers": choice.layers, "rows": choice.rows,
+    }  # fmt: skip
+    id = "chosen_plain" if best == first else "chosen_known" if known else "chosen"
+    return _apply(config.model_copy(update=update), placement, ((id, note),))
+
+
+def _masters(way: Way) -> str:
+    return ", master weights" if way.master_weights else ""
+
+
+def _is_first(way: Way, first: Way) -> bool:
+    return way.model_copy(update={"step_s": 0.0}) == first
+
+
+def _plain(config: RunConfig, placement: Placement) -> RunConfig:
+    """What is open, without a measurement: as PyTorch does it by itself."""
+    update: dict[str, Any] = {"dtype": placement.dtype} if config.dtype == "auto" else {}
+    if config.attention == "auto":
+        update["attention"] = "sdpa"
+    return config.model_copy(update=update)
+
+
+def _apply(config: RunConfig, placement: Placement, notes: tuple[tuple[str, dict[str, Any]], ...]) -> Chosen:
+    dtype: Dtype = placement.dtype if config.dtype == "auto" else config.dtype
+    if placement.device.type == "cpu" and config.cpu_threads:
+        torch.set_num_threads(config.cpu_threads)
+    return Chosen(config, replace(placement, dtype=dtype, notes=placement.notes + notes))
+
+
+def candidates(config: RunConfig, given: set[str]) -> list[Way]:
+    """Every way that the config leaves open; the first is what PyTorch does by itself."""
+    if config.matmul != "dtype":  # other arithmetic was asked for, and stays
+        given = {*given, "master_weights"}
+    dtypes: list[Dtype] = ["float32", "bfloat16"] if config.dtype == "auto" else [config.dtype]
+    dtypes = dtypes[:1] if config.matmul != "dtype" else dtypes
+    kinds = ["sdpa", "bmm"] if config.attention == "auto" and not config.obstacle_to_bmm else [config.attention]
+    kinds = ["sdpa" if kind == "auto" else kind for kind in kinds]
+    masters = [config.master_weights] if "master_weights" in given or config.master_weights else [False, True]
+    ways = []
+    for dtype in dtypes:
+        for attention in kinds:
+            for master in masters if dtype == "bfloat16" else masters[:1]:
+                threads = config.cpu_threads or torch.get_num_threads()
+                ways.append(Way(dtype=dtype, attention=attention, master_weights=master, threads=threads))
+    return ways
+
+
+def _is_short(config: RunConfig, placement: Placement) -> bool:
+    flops = ModelShape.of(config).flops_per_token * config.tokens_per_step * config.max_iters
+    peak = placement.gpu.peak_flop_per_s("float32")
+    return config.eval_only or peak is None or flops / peak < SHORT_S
+
+
+# -- the measurement ---------------------------------------------------------------------------------------
+
+
+def slice_of(config: RunConfig) -> RunConfig:
+    """A config whose step takes about _SLICE_FLOPS and whose parts have the same shares: layers and vocabulary are cut
+    alike, then rows."""
+    c = config
+    step = ModelShape.of(c).flops_per_token * c.batch_size * c.block_size
+    layers = max(1, min(c.n_layer, int(c.n_layer * _SLICE_FLOPS / step * 2)))  # two layers before more rows
+    share = layers / c.n_layer
+    rows = max(1, min(c.batch_size, int(c.batch_size * _SLICE_FLOPS / (step * share))))
+    vocabulary = max(min(c.vocab_size, 64), int(c.vocab_size * share))
+    update = {"n_layer": layers, "vocab_size": vocabulary, "batch_size": rows, "gradient_accumulation_steps": 1}
+    return c.model_copy(update=update)
+
+
+class _Candidate:
+    """A throw-away model that trains in one way on tokens drawn at random."""
+
+    def __init__(self, config: RunConfig, way: Way) -> None:
+        update = {"attention": way.attention, "master_weights": way.master_weights}
+        own = config.model_copy(update=update)
+        self.way, self.best_s, self.clock = way, float("inf"), time.thread_time
+        self.state: TrainState = build(own, torch.device("cpu"), TORCH_DTYPES[way.dtype], compile=False)
+        tokens = torch.randint(0, own.vocab_size, (own.batch_size, own.block_size + 1))
+        self.batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        self.step()  # makes the moments, and oneDNN its kernels
+
+    def step(self) -> float:
+        started = self.clock()
+        train_step(self.state, [self.batch], 1e-4)
+        return self.clock() - started
+
+    def time(self) -> None:
+        self.best_s = min(self.best_s, self.step())
+
+
+def measure(config: RunConfig, ways: list[Way]) -> Choice:
+    """Time the ways in turn for about BUDGET_S; what falls far behind is dropped. The state of torch's generator and
+    its thread count are as they were."""
+    sliced, started, threads = slice_of(config), time.perf_counter(), torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.set_num_threads(1)
+        running = [_Candidate(sliced, way) for way in ways]
+        done: list[_Candidate] = list(running)
+        rounds = 0
+        while rounds < 3 or time.perf_counter() - started < BUDGET_S:
+            for candidate in running:
+                candidate.time()
+            rounds += 1
+            best = min(c.best_s for c in running)
+            running = [c for c in running if c.best_s < LAGS * best]
+            if rounds >= 3 and len(running) == 1:
+                break
+        best_way = _best(done)
+        found = [
+            c.way.model_copy(update={"step_s": c.best_s}) for c in (best_way, *(c for c in done if c is not best_way))
+        ]
+        fewer = _fewer_threads(best_way, config)
+        if fewer is not None:
+            found.insert(0, fewer)
+        torch.set_num_threads(threads)
+    return Choice(
+        ways=tuple(found), layers=sliced.n_layer, rows=sliced.batch_size, took_s=time.perf_counter() - started,
+        torch_version=installed_torch(),
+    )  # fmt: skip
+
+
+def _best(timed: list[_Candidate]) -> _Candidate:
+    """The fastest; an earlier one where the gain is small, as it changes less."""
+    best = timed[0]
+    for candidate in timed[1:]:
+        if candidate.best_s < (1 - LEAST_GAIN) * best.best_s:
+            best = candidate
+    return best
+
+
+def _fewer_threads(best: _Candidate, config: RunConfig) -> Way | None:
+    """The best way on fewer threads where that is faster: on real cores only, or on one for a small model."""
+    now, best.clock = best.way.threads, time.perf_counter
+    if config.cpu_threads or "OMP_NUM_THREADS" in os.environ:  # somebody decided
+        return None
+    wanted = {min(now, physical_cores()), 1 if best.best_s < SMALL_STEP_S else now} - {now}
+    found = best.way
+    for threads in (now, *sorted(wanted, reverse=True)) if wanted else ():
+        torch.set_num_threads(threads)
+        step_s = min(best.step() for _ in range(20))
+        if threads == now or step_s < (1 - LEAST_GAIN) * found.step_s:
+            found = best.way.model_copy(update={"threads": threads, "step_s": step_s})
+    return found.model_copy(update={"step_s": best.best_s}) if found.threads != now else None
+
+
+# -- the cache ---------------------------------------------------------------------------------------------
+
+
+def _key(config: RunConfig, placement: Placement, ways: list[Way]) -> str:
+    parts = [placement.gpu.name, installed_torch(), usable_cores(), *(getattr(config, key) for key in _SHAPE), ways]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
+
+
+def _load(path: Path) -> Choice | None:
+    """A damaged file is as good as none."""
+    try:
+        found = Choice.from_json(read_text(path))
+    except (OSError, ValidationError, ValueError, RecursionError):
+        return None
+    return found if found.ways and found.torch_version == installed_torch() else None
+
+
+def _keep(choice: Choice, path: Path) -> None:
+    """A cache that cannot be written costs two seconds the next time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, choice.model_dump_json(indent=1))
+    except OSError:
+        pass

@@ -1,0 +1,211 @@
+"""How much of the processor other programs use while a run trains on it, and what that costs the run.
+
+Busy time of the cores that this process may use (/proc/stat, steal by other virtual machines included) less this
+process's own is what others used. Where the system does not count that, its load average is a rough stand-in. The
+clocks are arguments, so that tests bring their own.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from foretrain.hardware.cpu import usable_cores
+from foretrain.training.store import MachineLoad, crowded
+
+LEAST_S, WINDOW_S = 1.0, 3.0  # jiffies are 10 ms, and a second of somebody's browser is not worth a line
+QUIET_S, TOLD_EVERY_S = 20.0, 300.0
+STALL_FACTOR, STALL_S = 4.0, 0.1  # a step so many times the median, and so much beyond it, is a stall
+LEAST_STEPS, RECENT = 5, 50  # steps that the median is of
+
+Told = tuple[str, dict[str, Any]]
+
+
+def cores_busy_s() -> float | None:
+    """Seconds that the cores of this process's affinity have worked, for whomever; None where no one counts."""
+    try:
+        text = Path("/proc/stat").read_text("ascii", "replace")
+        ticks, own = os.sysconf("SC_CLK_TCK"), os.sched_getaffinity(0)
+    except (OSError, AttributeError, ValueError):
+        return None
+    total, seen = 0, False
+    for line in text.splitlines():
+        name, *counts = line.split()
+        if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in own:
+            user, nice, system, _idle, _wait, irq, softirq, steal = (int(c) for c in [*counts[:8], *"00000000"][:8])
+            total, seen = total + user + nice + system + irq + softirq + steal, True
+    return total / ticks if seen else None
+
+
+def load_average() -> float:
+    """Programs that run or want to, over the last minute; 0 where the system does not say."""
+    try:
+        return os.getloadavg()[0]
+    except (OSError, AttributeError):
+        return 0.0
+
+
+def own_s() -> float:
+    """Processor seconds of this process and of those of its children that have ended, compilers for one."""
+    return sum(os.times()[:4])
+
+
+class Reading(NamedTuple):
+    """Seconds on three clocks: the wall's, this process's on the processor, and the busy time of its cores."""
+
+    at_s: float
+    own_s: float
+    busy_s: float | None
+
+
+class Clock:
+    """Where readings come from; the arguments are stand-ins for tests."""
+
+    def __init__(
+        self, wall: Callable[[], float] = time.monotonic, own: Callable[[], float] = own_s,
+        busy: Callable[[], float | None] = cores_busy_s, load: Callable[[], float] = load_average,
+        cores: int | None = None,
+    ) -> None:  # fmt: skip
+        self.wall, self.own, self.busy, self.load, self.cores = wall, own, busy, load, cores or usable_cores()
+
+    def read(self) -> Reading:
+        return Reading(self.wall(), self.own(), self.busy())
+
+
+class Contention:
+    """Of one process's run, on as many `threads` as it wants; `since`: from when on to look.
+
+    `gives_way`: others use the cores, so threads that wait for each other had better sleep (waiting.py).
+    """
+
+    def __init__(self, threads: int, *, clock: Clock | None = None, since: Reading | None = None) -> None:
+        self.clock = clock or Clock()
+        self.cores = self.clock.cores
+        self.threads = threads
+        self.gives_way = False
+        self._before = since or self.clock.read()
+        self._whole, self._window, self._line = Sums(), Sums(), Sums()
+        self._recent: list[float] = []
+        self._told, self._quiet_s, self._told_s = False, 0.0, float("-inf")
+
+    def begin(self) -> list[Told]:
+        """Before the first step: what is to be told of the machine as it is, once that was watched for a second."""
+        self._look()
+        if self._window.wall_s < LEAST_S:
+            return []
+        window, self._window = self._window, Sums()
+        return self._busy_now(window) if self._is_crowded(window) else []
+
+    def step(self, took_s: float) -> list[Told]:
+        """One step is done: what is to be told, as (event id, values)."""
+        self._window.add_step(took_s, median(self._recent) if len(self._recent) >= LEAST_STEPS else None)
+        self._recent = [*self._recent[-RECENT + 1 :], took_s]
+        if self.clock.wall() - self._before.at_s + self._window.wall_s < WINDOW_S:
+            return []
+        self._look()
+        window, self._window = self._window, Sums()
+        if not self._is_crowded(window):
+            return self._quiet(window)
+        # Without other programs a slow step is something else: a disk, a page fault.
+        self._whole.stalls, self._whole.stalled_s = (
+            self._whole.stalls + window.stalls, self._whole.stalled_s + window.stalled_s,
+        )  # fmt: skip
+        return self._busy_now(window)
+
+    def take_others(self) -> float | None:
+        """Cores that others used since this was asked last; None where nobody knows."""
+        self._look()
+        line, self._line = self._line, Sums()
+        return line.others_s / line.wall_s if line.wall_s > 0 else None
+
+    def _look(self) -> None:
+        before, now = self._before, self.clock.read()
+        self._before = now
+        wall_s, used = now.at_s - before.at_s, now.own_s - before.own_s
+        if wall_s <= 0:
+            return
+        if before.busy_s is not None and now.busy_s is not None:
+            others = min(max(0.0, now.busy_s - before.busy_s - used), wall_s * self.cores)
+        else:
+            others = min(max(0.0, self.clock.load() - self.threads), self.cores) * wall_s
+        for sums in (self._whole, self._window, self._line):
+            sums.add(wall_s, used, others)
+
+    def _is_crowded(self, window: "Sums") -> bool:
+        return crowded(window.others_s / window.wall_s, self.cores, self.threads)
+
+    def _busy_now(self, window: "Sums") -> list[Told]:
+        self.gives_way, self._quiet_s = True, 0.0
+        if self._told or self.clock.wall() - self._told_s < TOLD_EVERY_S:
+            return []
+        self._told, self._told_s = True, self.clock.wall()
+        return [("machine_busy", window.shares(self.cores))]
+
+    def _quiet(self, window: "Sums") -> list[Told]:
+        self._quiet_s += window.wall_s
+        if self._quiet_s < QUIET_S:
+            return []
+        self.gives_way = False
+        if not self._told:
+            return []
+        self._told = False
+        return [("machine_quiet", window.shares(self.cores))]
+
+    def result(self) -> MachineLoad | None:
+        """Over all of it; None where that is too short to say anything."""
+        self._look()
+        if self._whole.wall_s < LEAST_S:
+            return None
+        shares = self._whole.shares(self.cores)
+        return MachineLoad(
+            cores=self.cores, threads=self.threads, others_share=round(shares["others"], 4),
+            own_share=round(shares["own"], 4), stalls=self._whole.stalls, stalled_s=round(self._whole.stalled_s, 3),
+        )  # fmt: skip
+
+
+class Unwatched:
+    """In place of a `Contention` where nobody looks, as on a card: there is nothing to tell and nothing to wait for."""
+
+    gives_way = False
+
+    def begin(self) -> list[Told]:
+        return []
+
+    def step(self, took_s: float) -> list[Told]:
+        return []
+
+    def take_others(self) -> float | None:
+        return None
+
+    def result(self) -> MachineLoad | None:
+        return None
+
+
+@dataclass
+class Sums:
+    """Seconds of a stretch of time: by the clock, of the processor, in steps, and lost in stalls."""
+
+    wall_s: float = 0.0
+    own_s: float = 0.0
+    others_s: float = 0.0
+    steps: int = 0
+    steps_s: float = 0.0
+    stalls: int = 0
+    stalled_s: float = 0.0
+
+    def add(self, wall_s: float, own_s: float, others_s: float) -> None:
+        self.wall_s, self.own_s, self.others_s = self.wall_s + wall_s, self.own_s + own_s, self.others_s + others_s
+
+    def add_step(self, took_s: float, usual_s: float | None) -> None:
+        """One step; it stalled if it took much longer than usual."""
+        self.steps, self.steps_s = self.steps + 1, self.steps_s + took_s
+        if usual_s is not None and took_s > STALL_FACTOR * usual_s and took_s - usual_s > STALL_S:
+            self.stalls, self.stalled_s = self.stalls + 1, self.stalled_s + took_s - usual_s
+
+    def shares(self, cores: int) -> dict[str, float]:
+        """Of all of the processor: what others used, and this process."""
+        whole_s = self.wall_s * cores
+        return {"others": self.others_s / whole_s, "own": min(1.0, self.own_s / whole_s)}

@@ -1,0 +1,124 @@
+"""Where a run happens: the torch device, the dtype, whether to compile; each decision with its reason."""
+
+import importlib.util
+import os
+import shutil
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from foretrain.base.errors import UserError
+from foretrain.config.inactive import idle
+from foretrain.config.options import RunConfig
+from foretrain.config.precision import check_matmul
+from foretrain.hardware.catalogue import Dtype, Gpu, detect
+from foretrain.hardware.cpu import cpu_device
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Device and dtype of a run. `notes` are (event id, values) of decisions that the user should hear of."""
+
+    device: torch.device
+    gpu: Gpu
+    dtype: Dtype
+    compiled: bool
+    notes: tuple[tuple[str, dict[str, Any]], ...]
+
+
+def place(config: RunConfig) -> Placement:
+    """Decide. Raises UserError 'environment.…' when the wanted device is not there."""
+    device = _device(config.device)
+    gpu = _gpu(device)
+    dtype = _dtype(config, device)
+    check_matmul(config, gpu, dtype)
+    notes: list[tuple[str, dict[str, Any]]] = []
+    compiled = config.compile
+    if compiled and (obstacle := obstacle_to_compile(device)):
+        compiled = False
+        notes.append(("no_compile", {"reason": obstacle}))
+    if config.attention == "bmm" and (device.type != "cpu" or config.obstacle_to_bmm):
+        reason = config.obstacle_to_bmm if device.type == "cpu" else "it only runs on CPUs"
+        notes.append(("no_bmm", {"reason": reason}))
+    notes += [("no_effect_here", {"option": knob, "reason": reason}) for knob, reason in idle(config, gpu, dtype)]
+    return Placement(device, gpu, dtype, compiled, tuple(notes))
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(wanted)
+    if device.type == "mps":
+        raise UserError("environment.no_mps")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        built = "has CUDA" if torch.backends.cuda.is_built() else "is built without CUDA"
+        raise UserError("environment.no_cuda", wanted=wanted, torch=torch.__version__, built=built)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError("environment.no_such_gpu", wanted=wanted, count=torch.cuda.device_count())
+    return device
+
+
+def _gpu(device: torch.device) -> Gpu:
+    if device.type == "cpu":
+        return cpu_device()
+    index = device.index or 0
+    try:
+        found = detect(index)
+        if found is not None:
+            return found.gpu
+    except UserError:  # a card that the catalogue lacks can still train; it has no peak to compare with
+        pass
+    properties = torch.cuda.get_device_properties(index)
+    return Gpu(
+        name=properties.name,
+        compute_capability=f"{properties.major}.{properties.minor}",
+        sm_count=properties.multi_processor_count,
+        memory_gib=properties.total_memory / 2**30,
+        source="CUDA device properties",
+    )
+
+
+def _dtype(config: RunConfig, device: torch.device) -> Dtype:
+    if config.dtype != "auto":
+        return config.dtype
+    if device.type == "cpu":
+        return "float32"
+    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+
+
+def obstacle_to_compile(device: torch.device) -> str | None:
+    """Why torch.compile cannot work here, or None."""
+    if device.type == "cuda":
+        return None if importlib.util.find_spec("triton") else "Triton is not installed"
+    compilers = [os.environ.get("CXX", ""), "g++", "clang++", "c++", "cl"]
+    return None if any(name and shutil.which(name) for name in compilers) else "no C++ compiler was found"
+
+
+def environment(placement: Placement) -> dict[str, str]:
+    """What the run's figures depend on besides the config; no paths and no secrets."""
+    import platform
+
+    import numpy
+
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": placement.gpu.name,
+        "threads": str(torch.get_num_threads()),
+    }
+    if placement.device.type == "cuda":
+        found["cuda"] = torch.version.cuda or ""
+    for name in (
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "OMP_NUM_THREADS",
+        "CUBLAS_WORKSPACE_CONFIG",
+    ):
+        if name in os.environ:
+            found[name] = os.environ[name]
+    return found

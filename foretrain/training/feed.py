@@ -1,0 +1,167 @@
+"""Batches that are there when a step asks for them: a thread reads ahead, and the time that a step waits is counted.
+
+The thread reads rows of ids, looks at their digests and makes batches of them, for a card in page-locked memory, from
+where the trainer's own thread sends them on. What is read does not depend on it: the order is a function of (seed,
+step), and when a step is taken back and cut differently, reading begins again at that step.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from types import TracebackType
+
+import numpy as np
+import torch
+
+from foretrain.config.options import RunConfig
+from foretrain.data.batches import Batch, TokenFile, from_pinned, pinned, to_batch, train_starts
+from foretrain.data.dataset import DatasetInfo
+
+HELD = 64  # token files that are open from the beginning
+AHEAD_BYTES = 32 * 2**20  # of ids as int64, which is what a card is given
+_JOIN_S = 5.0  # a read that a network file system holds up longer is left to its daemon thread
+_WARM_STEPS = 3  # the first ones wait for the first reads
+
+Rows = Batch | torch.Tensor  # for a CPU, or page-locked for a card
+
+
+def token_files(config: RunConfig, info: DatasetInfo) -> tuple[TokenFile, TokenFile]:
+    """The training split and the validation split."""
+    train, val = (TokenFile(info, s, config.vocab_size, verify=config.verify_data) for s in ("train", "val"))
+    left = HELD
+    for reader in (*val.readers, *train.readers):
+        left -= reader.hold(left)
+    return train, val
+
+
+class Ahead:
+    """An iterator that another thread runs, at most `depth` items ahead; what it raises is raised by `get`."""
+
+    def __init__(self, items: Iterator[Rows], depth: int, prepare: Callable[[], None] = lambda: None) -> None:
+        self._queue: queue.Queue[tuple[Rows | None, BaseException | None]] = queue.Queue(depth)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(items, prepare), name="foretrain-data", daemon=True)
+        self._thread.start()
+
+    def get(self) -> Rows:
+        """The next item; waits for it. Raises what the iterator raised, and StopIteration at its end."""
+        item, error = self._queue.get()
+        if error is not None:
+            raise error
+        assert item is not None
+        return item
+
+    def close(self) -> None:
+        """End the thread, wherever it is, and wait for it."""
+        self._stop.set()
+        while self._thread.is_alive():
+            try:
+                self._queue.get_nowait()  # it may be waiting for room
+            except queue.Empty:
+                self._thread.join(0.01)
+            self._deadline = getattr(self, "_deadline", time.monotonic() + _JOIN_S)
+            if time.monotonic() > self._deadline:
+                return
+
+    def _run(self, items: Iterator[Rows], prepare: Callable[[], None]) -> None:
+        try:
+            prepare()
+            for item in items:
+                self._put(item, None)
+                if self._stop.is_set():
+                    return
+            self._put(None, StopIteration())
+        except BaseException as error:  # the trainer's thread is to hear of it, whatever it is
+            self._put(None, error)
+
+    def _put(self, item: Rows | None, error: BaseException | None) -> None:
+        while not self._stop.is_set():
+            try:
+                return self._queue.put((item, error), timeout=0.1)
+            except queue.Full:
+                continue
+        return None
+
+
+class Feed:
+    """The micro-batches of a run's steps, read ahead. A context manager: its thread ends with it."""
+
+    def __init__(self, tokens: TokenFile, device: torch.device, rank: int = 0, world_size: int = 1) -> None:
+        self.tokens, self.device, self.rank, self.world_size = tokens, device, rank, world_size
+        self._ahead: Ahead | None = None
+        self._next: tuple[int, ...] | None = None  # the step, and how it is cut, that the thread gives out next
+        self._waited_s, self._steps = 0.0, 0  # since the last line of metrics
+        self._total_s, self._counted = 0.0, 0  # of the run, but for its first steps
+
+    def __enter__(self) -> "Feed":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop reading; the next step begins again."""
+        ahead, self._ahead, self._next = self._ahead, None, None
+        if ahead is not None:
+            ahead.close()
+
+    def batches(self, config: RunConfig, step: int) -> Iterator[Batch]:
+        """The micro-batches of a step, as the config cuts it. Raises UserError where they cannot be read."""
+        wanted = (step, config.batch_size, config.gradient_accumulation_steps)
+        if self._ahead is None or self._next != wanted:
+            self.close()
+            self._ahead = self._read(config, step)
+        ahead, self._next = self._ahead, None  # a step that is broken off leaves the thread in its middle
+        waited = 0.0
+        for micro in range(config.gradient_accumulation_steps):
+            before = time.perf_counter()
+            rows = ahead.get()
+            waited += time.perf_counter() - before
+            if micro + 1 == config.gradient_accumulation_steps:
+                self._next = (step + 1, *wanted[1:])
+                self._count(waited)
+            yield from_pinned(rows, self.device) if isinstance(rows, torch.Tensor) else rows
+
+    def again(self, config: RunConfig, step: int) -> Iterator[Batch]:
+        """The micro-batches of a step that is over, for a look at it; what is read ahead stays as it is."""
+        for rows in islice(self._rows(config, step), config.gradient_accumulation_steps):
+            yield to_batch(rows, self.device)
+
+    def take_wait_s(self) -> float:
+        """Seconds that a step waited for its data, a mean of the steps since this was asked last."""
+        waited, steps = self._waited_s, self._steps
+        self._waited_s, self._steps = 0.0, 0
+        return waited / steps if steps else 0.0
+
+    @property
+    def mean_wait_s(self) -> float | None:
+        """The same of all steps but the first three; None before there are others."""
+        return self._total_s / self._counted if self._counted else None
+
+    def _count(self, waited: float) -> None:
+        self._waited_s, self._steps = self._waited_s + waited, self._steps + 1
+        if self._next is not None and self._next[0] > _WARM_STEPS:
+            self._total_s, self._counted = self._total_s + waited, self._counted + 1
+
+    def _read(self, config: RunConfig, step: int) -> Ahead:
+        row_bytes = 8 * (config.block_size + 1)
+        fitting = AHEAD_BYTES // (row_bytes * config.batch_size)
+        depth = max(2, min(fitting, 2 * config.gradient_accumulation_steps))
+        if self.device.type == "cuda":
+            # A thread begins on the first card, and page-locking would wake that one.
+            card = self.device.index if self.device.index is not None else torch.cuda.current_device()
+            return Ahead(map(pinned, self._rows(config, step)), depth, lambda: torch.cuda.set_device(card))
+        return Ahead((to_batch(rows, self.device) for rows in self._rows(config, step)), depth)
+
+    def _rows(self, config: RunConfig, step: int) -> Iterator[np.ndarray]:
+        for number in range(step, config.max_iters):
+            for first in train_starts(
+                self.tokens, config.seed, number, batch_size=config.batch_size,
+                accumulation=config.gradient_accumulation_steps, block=config.block_size, order=config.data_order,
+                rank=self.rank, world_size=self.world_size,
+            ):  # fmt: skip
+                yield self.tokens.checked_rows(first, config.block_size + 1)

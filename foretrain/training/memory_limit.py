@@ -1,0 +1,110 @@
+"""`memory_limit` kept: on CUDA PyTorch's allocator refuses what would go beyond it, on a CPU it is watched.
+
+The limit is for the process as a whole, as nvidia-smi shows it. The allocator's cap therefore is the limit less what
+the process holds beside the allocator: the CUDA context and loaded kernels. That is what `foretrain calibrate` measured
+on this card or what NVML says of this process now, whichever is more, and 64 MiB for kernels that are loaded later;
+where neither is known, 300 MiB, the middle of what was published (docs/memory.md).
+
+A CPU's allocator has no cap, and an address-space limit would also count what is only reserved: so the process's peak
+(VmHWM) is compared with the limit at each logged step, and the user is told once.
+
+When the machine itself runs out of memory Linux kills a process, ours or another, without a word: `HostGuard` ends a
+run on a CPU shortly before, with its sentence and its record.
+"""
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+from foretrain.base.errors import UserError
+from foretrain.base.process_memory import process_bytes
+from foretrain.base.units import MIB
+from foretrain.hardware.cpu import available_memory_bytes, total_memory_bytes
+from foretrain.hardware.sensors import Load
+from foretrain.training.device import Placement
+from foretrain.training.meter import Meter
+
+ASSUMED_CONTEXT_BYTES = 300 * MIB
+LATER_KERNELS_BYTES = 64 * MIB
+
+
+def context_bytes(placement: Placement) -> tuple[int, str]:
+    """(bytes that the process holds on the card beside PyTorch's allocator, 'measured' or 'assumed')."""
+    calibration = placement.gpu.calibration
+    with Load(placement.device) as load:
+        now = load.context_bytes()
+    known = [size for size in (now, calibration.context_bytes if calibration else None) if size]
+    return (max(known) + LATER_KERNELS_BYTES, "measured") if known else (ASSUMED_CONTEXT_BYTES, "assumed")
+
+
+def cap(placement: Placement, limit_bytes: int) -> dict[str, int | str]:
+    """Cap the allocator of a CUDA device; the values of the note about it. Raises UserError where nothing is left."""
+    held, source = context_bytes(placement)
+    if limit_bytes <= held:
+        raise UserError("usage.limit_below_context", limit=limit_bytes, context=held, source=source)
+    total = torch.cuda.get_device_properties(placement.device).total_memory
+    allowed = min(total, limit_bytes - held)
+    # "cuda" has no index, and this function wants one.
+    index = torch.cuda.current_device() if placement.device.index is None else placement.device.index
+    torch.cuda.set_per_process_memory_fraction(allowed / total, index)
+    return {"limit": limit_bytes, "allowed": allowed, "context": held, "source": source}
+
+
+class Watch:
+    """The process's peak on a CPU against the limit; says once that it is above."""
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        self.limit_bytes = limit_bytes
+        self.told = False
+
+    def exceeded(self, meter: Meter) -> int | None:
+        """The process's peak, the first time that it is seen above the limit; else None."""
+        if self.told or self.limit_bytes is None:
+            return None
+        peak = meter.process_peak() if meter.device.type == "cpu" else None
+        if peak is None or peak <= self.limit_bytes:
+            return None
+        self.told = True
+        return peak
+
+
+class HostGuard:
+    """A thread that sees the machine's memory, or its container's, run out, and says so before the kernel kills.
+
+    A limit on requests (RLIMIT_DATA) would be simpler, but oneDNN waits for ever where one of its requests fails.
+    `ends` is called once, from the thread, with (bytes that this process holds, free, total); it must end the process.
+    A process that holds less than half is not the one to end. The arguments are stand-ins for tests.
+    """
+
+    SPARE_BYTES, SPARE_SHARE, LARGE_SHARE, EVERY_S = 512 * MIB, 0.03, 0.5, 0.2
+
+    def __init__(
+        self, ends: Callable[[int, int, int], object], free: Callable[[], int | None] = available_memory_bytes,
+        total: Callable[[], int | None] = total_memory_bytes, held: Callable[[], int | None] = process_bytes,
+    ) -> None:  # fmt: skip
+        self._ends, self._free, self._total, self._held = ends, free, total, held
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="foretrain-memory", daemon=True)
+
+    def __enter__(self) -> "HostGuard":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(1.0)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self.EVERY_S):
+            if (found := self.look()) is not None:
+                self._ends(*found)
+                return
+
+    def look(self) -> tuple[int, int, int] | None:
+        """(held, free, total) where memory is about to run out for this process's sake."""
+        free, total, held = self._free(), self._total(), self._held()
+        if free is None or not total or held is None:
+            return None
+        low = free < min(self.SPARE_BYTES, self.SPARE_SHARE * total)
+        return (held, free, total) if low and held >= self.LARGE_SHARE * total else None

@@ -1,0 +1,174 @@
+"""Measured memory of each phase: PyTorch's allocator on CUDA; on a CPU its allocator as the profiler sees it, and
+the process's peak as the system counts it. Each phase is sampled once, so measuring costs nothing afterwards.
+"""
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself on stderr otherwise
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from foretrain.base.process_memory import process_bytes
+from foretrain.model.step import TrainState
+from foretrain.training.store import MeasuredMemory, MeasuredPhase
+
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+def _reset_process_peak() -> bool:
+    try:
+        _CLEAR.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def allocator_peak(run: profile) -> int:
+    """Highest sum of the CPU allocator's blocks that were made while the profiler ran, from its event tree."""
+    from torch._C._profiler import _EventType
+
+    events: list[tuple[int, int]] = []
+    stack = list(run.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
+    while stack:
+        node = stack.pop()
+        stack.extend(node.children)
+        if node.tag == _EventType.Allocation:
+            fields: Any = node.extra_fields
+            if fields.device.type == "cpu":
+                events.append((node.start_time_ns, fields.alloc_size))
+    current = peak = 0
+    for _, size in sorted(events):
+        current += size
+        peak = max(peak, current)
+    return peak
+
+
+def storage_bytes(tensors: Iterator[torch.Tensor]) -> int:
+    """Bytes of the distinct storages behind these tensors."""
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(sizes.values())
+
+
+class Meter:
+    """Samples each phase once and remembers the peaks."""
+
+    def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
+        self.device, self.limit_bytes = device, limit_bytes
+        if device.type == "cpu":
+            gc.collect()  # what an earlier run left in cycles would be freed while this one is measured
+        self.base_bytes = process_bytes()
+        self.phases: dict[str, MeasuredPhase] = {}
+        self.saved_bytes: int | None = None
+        self.gradients_bytes: int | None = None
+        self._hook: Any = None
+
+    @property
+    def method(self) -> str:
+        return "cuda allocator" if self.device.type == "cuda" else "cpu allocator (profiler)"
+
+    def wants(self, phase: str) -> bool:
+        return phase not in self.phases
+
+    @contextmanager
+    def phase(self, name: str, state: TrainState) -> Iterator[None]:
+        """Measure what runs inside as this phase, unless it has been measured."""
+        if not self.wants(name):
+            yield
+        elif self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            yield
+            torch.cuda.synchronize(self.device)
+            self.phases[name] = MeasuredPhase(
+                phase=name,
+                allocated_bytes=torch.cuda.max_memory_allocated(self.device),
+                reserved_bytes=torch.cuda.max_memory_reserved(self.device),
+                process_bytes=process_bytes("VmHWM"),
+            )
+        else:
+            standing = self.weights(state) + self.optimizer(state)
+            can_reset = _reset_process_peak()
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
+                yield
+            self.phases[name] = MeasuredPhase(
+                phase=name,
+                allocated_bytes=standing + allocator_peak(run),
+                process_bytes=process_bytes("VmHWM") if can_reset else None,
+            )
+
+    def watch(self, state: TrainState, *, compiled: bool) -> None:
+        """For one micro-batch, add up what autograd saves for backward; before one optimizer step, the gradients."""
+        self._watch_gradients(state)
+        if compiled:  # hooks would change what the compiler makes
+            return
+        model, own = state.call, {p.untyped_storage().data_ptr() for p in state.model.parameters()}
+        saved: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                saved[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        def once(idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            state.call = model
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                loss = model(idx, targets)
+            self.saved_bytes = sum(saved.values())
+            return loss
+
+        state.call = once
+
+    def _watch_gradients(self, state: TrainState) -> None:
+        if self._hook is not None:  # of a step that ran out of memory before its optimizer
+            self._hook.remove()
+
+        def once(*_: object) -> None:
+            if self._hook is not None:
+                self._hook.remove()
+                self._hook = None
+            self.gradients_bytes = storage_bytes(p.grad for p in state.trained.parameters() if p.grad is not None)
+
+        self._hook = state.optimizer.register_step_pre_hook(once)
+
+    def weights(self, state: TrainState) -> int:
+        """The model's own, and their fp32 masters where they are not the same."""
+        return storage_bytes(chain(state.model.parameters(), state.trained.parameters()))
+
+    def optimizer(self, state: TrainState) -> int:
+        tensors = (v for s in state.optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor))
+        return storage_bytes(tensors)
+
+    def process_peak(self) -> int | None:
+        """The process's highest memory so far: VmHWM starts again with each measured phase, so theirs count too."""
+        seen = [process_bytes("VmHWM"), *(phase.process_bytes for phase in self.phases.values())]
+        return max((size for size in seen if size is not None), default=None)
+
+    def device_bytes(self) -> int | None:
+        """Memory in use now, for the progress line: reserved on CUDA, the process on a CPU."""
+        if self.device.type == "cuda":
+            return torch.cuda.memory_reserved(self.device)
+        return process_bytes()
+
+    def result(self, state: TrainState) -> MeasuredMemory:
+        return MeasuredMemory(
+            method=self.method,
+            phases=tuple(self.phases.values()),
+            weights_bytes=self.weights(state),
+            gradients_bytes=self.gradients_bytes,
+            optimizer_bytes=self.optimizer(state),
+            saved_bytes=self.saved_bytes,
+            process_base_bytes=self.base_bytes,
+            process_peak_bytes=self.process_peak(),
+            limit_bytes=self.limit_bytes,
+        )
+
+    def empty(self) -> MeasuredMemory:
+        """The result before there is anything to measure."""
+        return MeasuredMemory(method=self.method, process_base_bytes=self.base_bytes, limit_bytes=self.limit_bytes)

@@ -1,0 +1,131 @@
+"""What a resumed run may change: how it is carried out and watched, never what is learned."""
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from foretrain.base.errors import UserError
+from foretrain.config.microbatches import cut, sequences_of
+from foretrain.config.on_resume import EVALUATION, ROUNDING, SPLIT, decides
+from foretrain.config.options import RunConfig
+from foretrain.data.dataset import DatasetInfo
+from foretrain.training.checkpoint import Loaded, Progress
+from foretrain.training.device import Placement
+from foretrain.training.store import RunDirectory, RunRecord
+
+
+def config_digest(config: RunConfig) -> str:
+    """A hash of every knob that decides what is learned; how a step is cut into micro-batches does not."""
+    values = {key: value for key, value in config.model_dump().items() if decides(key)}
+    values["sequences"] = sequences_of(config)
+    return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16]
+
+
+def keep_origin(config: RunConfig, record: RunRecord, directory: RunDirectory) -> RunConfig:
+    """A run goes on from where it once started, which init_from = resume does not say. Raises UserError."""
+    keys, before = ("init_from", "init_optimizer"), record.config
+    if config.init_from == "resume":
+        return config.model_copy(update={key: getattr(before, key) for key in keys})
+    if (config.init_from, before.init_from) != ("scratch", "resume"):  # which are the same
+        changed = [f"{key}: {_change(key, before, config)}" for key in keys if _change(key, before, config)]
+        if changed:
+            raise UserError("usage.resume_changed", path=str(directory.path), changed=changed)
+    return config
+
+
+def _change(key: str, old: RunConfig, new: RunConfig) -> str:
+    """'before → now', or nothing where they are the same."""
+    before, now = getattr(old, key), getattr(new, key)
+    return "" if before == now else f"{before} → {now}"
+
+
+def _changes(keys: Iterable[str], old: RunConfig, new: RunConfig) -> list[str]:
+    return [f"{key}: {change}" for key in sorted(keys) if (change := _change(key, old, new))]
+
+
+def differences(
+    loaded: Loaded, previous: RunRecord, config: RunConfig, placement: Placement, threads: int | None
+) -> list[tuple[str, dict[str, Any]]]:
+    """What the user should hear of a resume, as (event id, values): what was passed over, and what is not as it was."""
+    found: list[tuple[str, dict[str, Any]]] = [
+        ("checkpoint_skipped", {"name": name, "problem": problem}) for name, problem in loaded.skipped
+    ]
+    old = previous.config
+    # Another split has an event of its own; what the steps were carried out with counts, not what was asked for.
+    rounding = _changes(ROUNDING.difference(SPLIT, {"compile", "cpu_threads"}), old, config)
+    if previous.compiled != placement.compiled:
+        rounding.append(f"compile: {previous.compiled} → {placement.compiled}")
+    had = previous.threads or old.cpu_threads
+    if had and threads and had != threads:
+        rounding.append(f"cpu_threads: {had} → {threads}")
+    if loaded.torch_version != torch.__version__:
+        rounding.append(f"torch: {loaded.torch_version} → {torch.__version__}")
+    if previous.gpu.name != placement.gpu.name:
+        rounding.append(f"device: {previous.gpu.name} → {placement.gpu.name}")
+    if rounding:
+        found.append(("resumed_otherwise", {"changed": rounding}))
+    if (old.eval_rows, old.eval_block) != (config.eval_rows, config.eval_block):
+        found.append(("evaluation_changed", {"changed": _changes(EVALUATION, old, config)}))
+    return found
+
+
+def resumed_split(new: RunConfig, previous: RunRecord) -> tuple[RunConfig, str, dict[str, Any]]:
+    """(the config with the micro-batch that memory had forced, unless another one is asked for; event id, values).
+
+    The id is '' where nothing is to be told.
+    """
+    old = previous.config
+    if new.batch_size == old.batch_size and not new.auto_batch_size:
+        return new, "", {}
+    if new.auto_batch_size or new.batch_size == previous.shrunk_from:
+        values = {"batch_size": old.batch_size, "accumulation": old.gradient_accumulation_steps}
+        return cut(new, old.batch_size), "split_kept", values
+    accumulation, rows = new.gradient_accumulation_steps, old.eval_rows
+    if (old.eval_iters, old.eval_sequences) == (new.eval_iters, new.eval_sequences):
+        new = new.model_copy(update={"eval_sequences": rows})  # evaluations stay comparable
+    values = {"old": old.batch_size, "new": new.batch_size, "accumulation": accumulation, "rows": rows}
+    return new, "split_changed_dropout" if new.dropout else "split_changed", values
+
+
+def check_compatible(progress: Progress, config: RunConfig, info: DatasetInfo, directory: RunDirectory) -> None:
+    """Raise UserError where a checkpoint belongs to another model, data order or dataset, or is beyond max_iters."""
+    if progress.config_digest != config_digest(config):
+        old = directory.read_record().config
+        changed = _changes(filter(decides, RunConfig.model_fields), old, config)
+        if sequences_of(old) != sequences_of(config):
+            changed.append(f"{' x '.join(SPLIT)}: {sequences_of(old)} → {sequences_of(config)}")
+        raise UserError("usage.resume_changed", path=str(directory.path), changed=changed)
+    if progress.dataset_fingerprint != info.fingerprint:
+        raise UserError("data.changed", path=info.path)
+    if progress.step > config.max_iters and not config.eval_only:
+        raise UserError(
+            "usage.resume_beyond", path=str(directory.path), steps=progress.step, max_iters=config.max_iters
+        )
+
+
+def with_former(record: RunRecord, former: RunRecord | None) -> RunRecord:
+    """`record`, with what the process before it measured wherever this one has made no step: its speed, its memory.
+
+    Only of the same device, dtype and way to run the step; of another one it would be no measurement. `former`: the
+    record as the resume found it. A phase that both measured is this one's.
+    """
+    same = ("gpu", "dtype", "compiled")
+    if former is None or any(getattr(record, name) != getattr(former, name) for name in same):
+        return record
+    kept: dict[str, Any] = {}
+    if record.step_s is None:
+        kept = {name: getattr(former, name) for name in ("step_s", "tokens_per_s", "mfu", "data_wait_s")}
+    if record.evaluation_s is None:
+        kept["evaluation_s"] = former.evaluation_s
+    now, before = record.memory, former.memory
+    if not any(now.phase(name) for name in ("first_step", "steady_step")):
+        own = {phase.phase for phase in now.phases}
+        phases = (*(phase for phase in before.phases if phase.phase not in own), *now.phases)
+        sizes = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "saved_bytes")
+        memory: dict[str, Any] = {name: getattr(before, name) or getattr(now, name) for name in sizes}
+        peaks = [size for size in (before.process_peak_bytes, now.process_peak_bytes) if size]
+        memory |= {"phases": phases, "process_peak_bytes": max(peaks, default=None)}
+        kept["memory"] = now.model_copy(update=memory)
+    return record.model_copy(update=kept)

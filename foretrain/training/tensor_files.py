@@ -1,0 +1,107 @@
+"""The tensors of a checkpoint, and their bytes in the safetensors format (huggingface/safetensors, README: format).
+
+They are written by hand, piece by piece: so a full disk is seen as the system's own error, each byte is hashed once on
+its way, nothing that is not finite passes, and a save without a copy needs no memory.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from foretrain.base.errors import UserError
+from foretrain.model.step import TrainState
+from foretrain.training.files import CHUNK_BYTES
+
+_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+# Bits of the exponent: where all are set, the number is infinite or none.
+_EXPONENTS = {
+    torch.float64: (np.uint64, 0x7FF << 52), torch.float32: (np.uint32, 0xFF << 23),
+    torch.float16: (np.uint16, 0x1F << 10), torch.bfloat16: (np.uint16, 0xFF << 7),
+}  # fmt: skip
+
+Files = dict[str, dict[str, torch.Tensor]]
+
+
+def tensors_of(state: TrainState) -> Files:
+    """{file name: tensors}. Tied weights appear once; optimizer tensors are named by their parameter."""
+    named = dict(state.trained.named_parameters())
+    optimizer = {
+        f"{key}/{name}": value.detach()
+        for name, parameter in named.items()
+        for key, value in state.optimizer.state[parameter].items()
+    }
+    rng = {"cpu": torch.get_rng_state()}
+    if state.device.type == "cuda":
+        rng["cuda"] = torch.cuda.get_rng_state(state.device)
+    weights = {name: parameter.detach() for name, parameter in named.items()}
+    return {"model.safetensors": weights, "optimizer.safetensors": optimizer, "rng.safetensors": rng}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint holds. `scaler`: of float16, as JSON. Tensors may be the state's own, or copies on the host."""
+
+    files: Files
+    scaler: dict[str, float] | None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for file in self.files.values() for t in file.values())
+
+
+def live(state: TrainState) -> Snapshot:
+    """The state's own tensors: to be written before the next step changes them."""
+    scaler = state.scaler.state_dict() if state.scaler.is_enabled() else None
+    return Snapshot(tensors_of(state), scaler)
+
+
+def staged(state: TrainState) -> Snapshot:
+    """Copies in the host's memory, made tensor by tensor, so that nothing is needed on a device."""
+    own = live(state)
+    return Snapshot(
+        {
+            file: {name: tensor.to("cpu", copy=True) for name, tensor in held.items()}
+            for file, held in own.files.items()
+        },
+        own.scaler,
+    )
+
+
+def pieces(tensors: dict[str, torch.Tensor], step: int) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file: the header's length, the header, the tensors, widest numbers first.
+
+    Raises UserError 'diverged.weights' at a number that is not finite.
+    """
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header, place = {}, 0
+    for name in order:
+        tensor = tensors[name]
+        end = place + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [place, end]}
+        place = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for name in order:
+        flat = tensors[name].reshape(-1)
+        count = CHUNK_BYTES // flat.element_size()
+        for start in range(0, flat.numel(), count):
+            part = flat[start : start + count].cpu()
+            numbers = part.view(torch.uint8).numpy()
+            if part.dtype in _EXPONENTS and not _finite(numbers, part.dtype):
+                raise UserError("diverged.weights", step=step)
+            yield numbers.data
+
+
+def _finite(numbers: np.ndarray, dtype: torch.dtype) -> bool:
+    """NumPy, as PyTorch would take as many threads for it as the training has."""
+    unsigned, exponent = _EXPONENTS[dtype]
+    mask = unsigned(exponent)
+    return not bool(((numbers.view(unsigned) & mask) == mask).any())

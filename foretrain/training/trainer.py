@@ -1,0 +1,475 @@
+"""The training loop: steps, evaluation, progress, checkpoints, exact resume, a clean stop.
+
+It knows nothing of forecasts, and it does not print: what happens is told to `listen` as records and notes.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from foretrain.base.errors import UserError
+from foretrain.config.microbatches import cut, sequences_of, shrunk
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import to_toml
+from foretrain.data.batches import Batch, TokenFile, evaluation_batches
+from foretrain.data.dataset import DatasetInfo
+from foretrain.model.low_precision import fp16_accumulation
+from foretrain.model.optimizer import learning_rate
+from foretrain.model.shape import ModelShape
+from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, train_step
+from foretrain.training import checkpoint, divergence, initial, matmul_check, resume_from, threads
+from foretrain.training.checkpoint import Progress
+from foretrain.training.compilation import NotCompiled, go_eager
+from foretrain.training.contention import Contention, Told, Unwatched
+from foretrain.training.device import TORCH_DTYPES, Placement
+from foretrain.training.endings import end_process, ending_of
+from foretrain.training.evaluate import Mean, mean_loss
+from foretrain.training.feed import Feed, token_files
+from foretrain.training.memory_limit import HostGuard, Watch, cap
+from foretrain.training.meter import Meter
+from foretrain.training.microbatch import attempt, free_memory, use_split
+from foretrain.training.nonfinite import Guard, Reading
+from foretrain.training.notes import Listener, Note
+from foretrain.training.pace import WARM_STEPS, Pace
+from foretrain.training.resume_from import config_digest
+from foretrain.training.saver import Saver
+from foretrain.training.signals import StopFlag
+from foretrain.training.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics, now
+from foretrain.training.vitals import Vitals
+from foretrain.training.waiting import Waiting
+
+
+class Trainer:
+    """Trains one run in its directory, whose lock the caller holds.
+
+    `expected`: seconds of a step and of an evaluation as they were forecast, for the first times that are left.
+    `contention`: what watches other programs on a CPU.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        info: DatasetInfo,
+        directory: RunDirectory,
+        placement: Placement,
+        listen: Listener = lambda event: None,
+        name: str = "run",
+        expected: tuple[float, float] | None = None,
+        contention: Contention | None = None,
+    ) -> None:
+        self.config, self.info, self.directory, self.placement = config, info, directory, placement
+        self.listen, self.name = listen, name
+        self.flag = StopFlag()
+        self.meter = Meter(placement.device, config.memory_limit_bytes)
+        self.watch = Watch(config.memory_limit_bytes)
+        self.vitals = Vitals(directory, placement.device)
+        self.shape = ModelShape.of(config)
+        self.train_tokens, self.val_tokens = token_files(config, info)
+        self.feed = Feed(self.train_tokens, placement.device)
+        self.peak = placement.gpu.peak_flop_per_s(placement.dtype)
+        self.pace = Pace(expected)
+        self.contention, self.waiting = contention or Unwatched(), Waiting()
+        self.end_process = end_process
+        self.resumed_from: tuple[int, ...] = ()
+        self.skipped_checkpoints: tuple[str, ...] = ()
+        self.shrunk_from: int | None = None
+        self.threads: int | None = None
+        self.former: RunRecord | None = None  # as a resume found it
+        self.started_at = now()
+        self.clock = time.monotonic
+        self.state: TrainState
+        self.progress = Progress(step=0, config_digest=config_digest(config), dataset_fingerprint=info.fingerprint)
+        self._elapsed_before_s = 0.0
+        self._diverging = False
+        self.reads_late = placement.device.type == "cuda"
+        self._open: tuple[int, Reading] | None = None  # a step whose numbers are not read yet
+        self.saver = Saver(directory.checkpoints, config.keep_checkpoints, self._note, config.memory_limit_bytes)
+        self.guard = Guard(directory, info, self._note, self.saver.finish)
+
+    # -- the run -------------------------------------------------------------------------------------------
+
+    def run(self, *, resume: bool = False) -> RunRecord:
+        """Train to the end or to a signal; the record is written in every case but a resume that was refused."""
+        with self.flag:
+            return self._run(resume)
+
+    def _run(self, resume: bool) -> RunRecord:
+        self._started = self.clock()
+        self._entered = not resume
+        try:
+            if not resume:
+                self._write_record("running")
+            guard = (
+                HostGuard(self._machine_is_full) if self.placement.device.type == "cpu" else contextlib.nullcontext()
+            )
+            fp16 = fp16_accumulation(self.config.matmul == "fp16_accumulation")
+            with self.feed, self.saver, guard, fp16, self.waiting:
+                self._begin(resume)
+                finished = self._loop()
+            self._mend_folder()
+            if finished:
+                self._judge_end()
+        except BaseException as error:
+            self.vitals.ran_out(error, getattr(self, "state", None), self.progress.step)
+            ending = ending_of(error, self.directory.path, self.progress.step, self._out_of_memory)
+            if isinstance(error, UserError) and ending.status == "diverged":  # later steps were begun, but none made
+                self.progress = self.progress.model_copy(update={"step": error.values.get("step", self.progress.step)})
+            self._write_fault(ending.status, ending.reason)
+            if ending.error is error:
+                raise
+            raise ending.error from None
+        return self._write_record("finished" if finished else "interrupted", self.flag.signal_name)
+
+    def _mend_folder(self) -> None:
+        """Somebody may have removed the run's folder under it; what it began with is written again, and said."""
+        if lost := self.directory.restore_removed():
+            self._note("files_missing", files=list(lost), path=str(self.directory.path))
+
+    def _judge_end(self) -> None:
+        """Raises UserError 'diverged.…' where the run is over and its loss is no result."""
+        if found := divergence.at_the_end(self._training_losses(), self.config.vocab_size):
+            id, values = found
+            saved = checkpoint.kept_in(self.directory.checkpoints)
+            raise UserError(id, step=self.progress.step, saved=saved, **values)
+
+    def _training_losses(self) -> list[float]:
+        """Of every evaluation so far, as this run and the processes before it logged them."""
+        lines = self.directory.read_lines("metrics")
+        return [line["train_loss"] for line in lines if line["kind"] == "evaluation"]
+
+    def _machine_is_full(self, held: int, free: int, total: int) -> None:
+        """From another thread, while this one asks for more: there is no way back into the step, only out."""
+        values = {"held": held, "free": free, "total": total, "step": self.progress.step}
+        error = UserError("memory.machine_full", **values)
+        with contextlib.suppress(Exception):
+            self.directory.event("machine_full", **values)
+            self._write_fault("failed", error.id)
+        self.end_process(error)
+
+    def _write_fault(self, status: Any, reason: str) -> None:
+        """Unless the run was not gone on with: its record is of the config that it has, not of the one refused."""
+        if self._entered:
+            with contextlib.suppress(OSError):  # a full disk takes the record too; the error is what counts
+                self._write_record(status, reason)
+
+    def _out_of_memory(self, id: str) -> UserError:
+        c = self.config
+        smaller = shrunk(c.batch_size, sequences_of(c)) or 1
+        return UserError(
+            id, step=self.progress.step, batch_size=c.batch_size, accumulation=c.gradient_accumulation_steps,
+            smaller=smaller, more=sequences_of(c) // smaller,
+        )  # fmt: skip
+
+    def _begin(self, resume: bool) -> None:
+        for id, values in self.placement.notes:
+            self._note(id, **values)
+        if self.placement.device.type == "cuda" and self.config.memory_limit_bytes:
+            self._note("memory_capped", **cap(self.placement, self.config.memory_limit_bytes))
+        before = self.directory.read_record() if resume else None
+        if before:
+            self.config = resume_from.keep_origin(self.config, before, self.directory)
+        if self.placement.device.type == "cpu":
+            self.threads = threads.settle(self.config, before.threads if before else None)
+        dtype = TORCH_DTYPES[self.placement.dtype]
+        self.state = build(self.config, self.placement.device, dtype, compile=self.placement.compiled)
+        checkpoint.sweep(self.directory.checkpoints)
+        if resume:
+            self._resume()
+        else:
+            self._start()
+        if self.config.matmul != "dtype":
+            matmul_check.run(self.state, self.train_tokens, self.placement.dtype, self._note)
+
+    def _start(self, sha256: str | None = None) -> None:
+        """From the weights that init_from names, if any; `sha256`: what they were when the run began before."""
+        if (weights := initial.find(self.config.init_from)) is None:
+            return
+        start = initial.put(weights, self.state, self.directory.path)
+        if sha256 not in (None, start.sha256):
+            raise UserError("data.weights_changed", path=start.path)
+        self.progress = self.progress.model_copy(update={"step": start.step})
+        self._note("started_from", path=start.path, step=start.step, sha256=start.sha256)
+
+    def _resume(self) -> None:
+        loaded = checkpoint.load(self.directory.checkpoints, self.state, self._check_compatible)
+        previous = self.directory.read_record()
+        self.started_at, self.resumed_from = previous.started_at, previous.resumed_from
+        if loaded is None:  # nothing was saved yet, but what was logged belongs to its config all the same
+            digest, fingerprint = config_digest(previous.config), previous.dataset.fingerprint
+            start = Progress(step=0, config_digest=digest, dataset_fingerprint=fingerprint)
+            self._check_compatible(start)
+            self._start(initial.known_digest(self.directory.read_lines("events")))
+        else:
+            for id, values in resume_from.differences(loaded, previous, self.config, self.placement, self.threads):
+                self._note(id, **values)
+            self.skipped_checkpoints = tuple(f"{name}: {problem}" for name, problem in loaded.skipped)
+            self.progress = loaded.progress
+            if self.config.eval_only:  # once more, perhaps with more batches
+                self.progress = self.progress.model_copy(update={"evaluated": False})
+        step = self.progress.step
+        self._entered, self.former = True, previous
+        self._elapsed_before_s = self.progress.elapsed_s
+        self.resumed_from += (step,)
+        self._resume_split(previous)
+        self.directory.drop_metrics_from(step, keep_evaluation=self.progress.evaluated)
+        self.directory.write("config.toml", to_toml(self.config))
+        self._note("resumed", step=step)
+        self._write_record("running")
+
+    def _resume_split(self, previous: RunRecord) -> None:
+        """Go on with the micro-batch that memory had forced, unless another one is asked for; say what that means."""
+        self.shrunk_from = previous.shrunk_from
+        config, id, values = resume_from.resumed_split(self.config, previous)
+        if id:
+            self._use(config)
+            self._note(id, **values)
+
+    def _use(self, config: RunConfig) -> None:
+        """Another way to carry out the same training."""
+        self.config = config
+        use_split(self.state, config, compiled=self.placement.compiled)
+
+    def _check_compatible(self, progress: Progress) -> None:
+        resume_from.check_compatible(progress, self.config, self.info, self.directory)
+
+    def _loop(self) -> bool:
+        """Steps until max_iters (true) or until a signal asked for a stop (false).
+
+        On a card a step's loss is read when the next step is under way, so that it never waits for the host; before
+        anything is evaluated or saved, what is open is read.
+        """
+        c = self.config
+        self.pace.begin(self.clock(), self.progress.step)
+        self._first_step = self.progress.step
+        self._tell_load(self.contention.begin())
+        while not self.flag.stopping:
+            step = self.progress.step
+            done = c.eval_only or step >= c.max_iters
+            if (step % c.eval_interval == 0 or done) and not self.progress.evaluated:
+                self._settle()
+                before = self.clock()
+                self._evaluate_and_save(step, force=done)
+                self.pace.pause(self.clock() - before)
+                if self.flag.stopping:
+                    break
+            if done:
+                self._settle()
+                return True
+            before = self.clock()
+            if (result := self._train_one(step)) is None:
+                break
+            if step - self._first_step >= (WARM_STEPS if self.placement.compiled else 1):
+                self._tell_load(self.contention.step(self.clock() - before))
+            self.saver.poll()
+            self._settle()
+            self.progress = self.progress.model_copy(update={"step": step + 1, "evaluated": False})
+            self._open = step, Reading(result)
+            if not self.reads_late:
+                self._settle()
+        self._settle()
+        self._save(wait=True)
+        return False
+
+    def _settle(self) -> None:
+        """Read, judge and log the step that is open, if one is. Raises UserError 'diverged.…'."""
+        if self._open is None:
+            return
+        (step, reading), self._open = self._open, None
+        numbers = reading.read()  # waits for that step
+        again = partial(self.feed.again, self.config)
+        counts, self.progress = self.guard.judge(self.state, self.progress, step, numbers, again)
+        if not counts or (step % self.config.log_interval and step + 1 != self.config.max_iters):
+            return
+        self._log(step, numbers[0], numbers[1], self.pace.step_s(self.clock(), step))
+
+    def _train_one(self, step: int) -> StepResult | None:
+        """One optimizer step, in as small micro-batches as memory asks for; None where a stop came in its middle."""
+        rate, phase = learning_rate(self.config, step), "first_step" if step == 0 else "steady_step"
+
+        def carry_out(batches: Iterable[Batch]) -> StepResult:
+            if step and self.meter.wants("steady_step"):
+                self.meter.watch(self.state, compiled=self.placement.compiled)
+            with self.meter.phase(phase, self.state):
+                return train_step(self.state, batches, rate)
+
+        self.guard.before(step, self.state)
+        while True:
+            batches, told = self.feed.batches(self.config, step), self.vitals.watching(self.state, phase, step)
+            result = attempt(self.state, batches, carry_out, told, lambda: self.flag.stopping)
+            if isinstance(result, StepResult):
+                return result
+            if result == "stopped":
+                return None
+            if result == "optimizer":
+                raise self._optimizer_failed()
+            if isinstance(result, NotCompiled):
+                self._go_eager(result)
+            else:
+                self._shrink(step)
+
+    def _optimizer_failed(self) -> UserError:
+        """Weights may be half changed. The record gets a smaller micro-batch, for a resume from the last checkpoint."""
+        c = self.config
+        if (smaller := shrunk(c.batch_size, sequences_of(c))) is None:
+            return self._out_of_memory("memory.one_sequence")
+        error = self._out_of_memory("memory.optimizer_step")
+        self.config, self.shrunk_from = cut(c, smaller), self.shrunk_from or c.batch_size
+        return error
+
+    def _go_eager(self, failed: NotCompiled) -> None:
+        self.placement = replace(self.placement, compiled=False)
+        go_eager(self.state)
+        self._note("not_compiled", reason=failed.reason)
+
+    def _shrink(self, step: int) -> None:
+        """A smaller micro-batch for the same rows. Raises UserError where it is one sequence already."""
+        c = self.config
+        smaller = shrunk(c.batch_size, sequences_of(c))
+        if smaller is None:
+            raise self._out_of_memory("memory.one_sequence")
+        self.shrunk_from = self.shrunk_from or c.batch_size
+        self._use(cut(c, smaller))
+        self._keep_config()
+        more = self.config.gradient_accumulation_steps
+        self._note("micro_batch_shrunk", step=step, old=c.batch_size, new=smaller, accumulation=more)
+
+    def _keep_config(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk: only a resume would miss it, and find the same way again
+            self.directory.write("config.toml", to_toml(self.config))
+            self._write_record("running")
+
+    def _log(self, step: int, loss: float, grad_norm: float, step_s: float) -> None:
+        tokens_per_s = self.config.tokens_per_step / step_s
+        metrics = StepMetrics(
+            step=step,
+            loss=loss,
+            grad_norm=grad_norm if math.isfinite(grad_norm) else -1.0,
+            learning_rate=learning_rate(self.config, step),
+            step_s=step_s,
+            tokens_per_s=tokens_per_s,
+            mfu=tokens_per_s * self.shape.flops_per_token / self.peak if self.peak else None,
+            memory_bytes=self.meter.device_bytes(),
+            elapsed_s=self._elapsed_s(),
+            eta_s=self.pace.eta_s(step, step_s, self.config.max_iters, self.config.eval_interval),
+            data_wait_s=self.feed.take_wait_s(),
+        )
+        self.directory.append("metrics", metrics.to_json() | self.vitals.now() | self._of_others())
+        self.listen(metrics)
+        for id, values in self.vitals.odd():
+            self._note(id, **values)
+        if (peak := self.watch.exceeded(self.meter)) is not None:
+            self._note("memory_exceeded", peak=peak, limit=self.watch.limit_bytes)
+
+    def _of_others(self) -> dict[str, float]:
+        """A key for a line of metrics.jsonl, on a CPU: `others_cores`, that other programs used since the last one."""
+        others = self.contention.take_others()
+        return {} if others is None else {"others_cores": round(others, 2)}
+
+    def _tell_load(self, told: list[Told]) -> None:
+        """Say what the machine's other programs do, and wait as their presence asks for."""
+        for id, values in told:
+            self._note(id, step=self.progress.step, **values)
+            if id == "machine_busy":
+                self.pace.expected = None  # the forecast is of a quiet machine; what is measured now says more
+        if self.contention.gives_way != self.waiting.asleep:
+            self.waiting.sleep() if self.contention.gives_way else self.waiting.spin()
+        if self.waiting.asleep and any(id == "machine_busy" for id, _ in told):
+            self._note("threads_sleep")
+
+    # -- evaluation and saving -----------------------------------------------------------------------------
+
+    def _evaluate_and_save(self, step: int, *, force: bool) -> None:
+        before = self.clock()
+        losses = {}
+        phase = "evaluate_first" if step == 0 else "evaluate_steady"
+        for split, tokens in (("train", self.train_tokens), ("val", self.val_tokens)):
+            while isinstance(loss := self._mean_loss(split, tokens, phase), str | NotCompiled):
+                self._go_eager(loss) if isinstance(loss, NotCompiled) else self._shrink_evaluation(step)
+            if loss is None:  # a signal came; the evaluation will be done again after the resume
+                return
+            losses[split] = loss
+        if not math.isfinite(losses["val"]):
+            raise UserError("diverged.loss", step=step, loss=losses["val"])
+        best = self.progress.best_val_loss is None or losses["val"] < self.progress.best_val_loss
+        took = self.clock() - before
+        self.pace.evaluation_times.append(took)
+        metrics = EvaluationMetrics(
+            step=step, train_loss=losses["train"], val_loss=losses["val"], evaluation_s=took, best=best
+        )
+        self.directory.append("metrics", metrics.to_json())
+        update: dict[str, Any] = {"evaluated": True, "val_loss": losses["val"]}
+        if best:
+            update |= {"best_val_loss": losses["val"], "best_step": step}
+        if self.progress.first_val_loss is None:
+            update["first_val_loss"] = losses["val"]
+        self.progress = self.progress.model_copy(update=update)
+        self.listen(metrics)
+        start = self.progress.first_val_loss or losses["val"]
+        if divergence.diverging([start, losses["train"]], self.config.vocab_size) and not self._diverging:
+            self._diverging = True  # said once
+            self._note("diverging", step=step, loss=losses["train"])
+        if step and (best or force or self.config.always_save_checkpoint):
+            self._save(wait=force)
+
+    def _shrink_evaluation(self, step: int) -> None:
+        """Smaller batches for the same sequences. Raises UserError where it is one sequence already."""
+        free_memory(self.placement.device)
+        old = self.config.eval_batch
+        if old == 1:
+            raise self._out_of_memory("memory.one_sequence")
+        self._use(self.config.model_copy(update={"eval_batch_size": old // 2}))
+        self._keep_config()
+        self._note("evaluation_shrunk", step=step, old=old, new=old // 2)
+
+    def _mean_loss(self, split: str, tokens: TokenFile, phase: str) -> Mean:
+        c = self.config
+        batches = evaluation_batches(
+            tokens, c.seed, split, rows=c.eval_rows, batch_size=c.eval_batch, block=c.eval_block,
+            device=self.placement.device,
+        )  # fmt: skip
+        return mean_loss(
+            batches, lambda batch: evaluation_loss(self.state, batch), batch_size=c.eval_batch,
+            measure=self.meter.phase(phase, self.state) if self.meter.wants(phase) else None,
+            stopping=lambda: self.flag.stopping,
+            failed=self.vitals.watching(self.state, phase, self.progress.step),
+        )  # fmt: skip
+
+    def _save(self, *, wait: bool) -> None:
+        self.progress = self.progress.model_copy(update={"elapsed_s": self._elapsed_s()})
+        self._mend_folder()
+        self.saver.save(self.state, self.progress, wait=wait)
+
+    # -- the record ----------------------------------------------------------------------------------------
+
+    def _elapsed_s(self) -> float:
+        return self._elapsed_before_s + self.clock() - self._started
+
+    def _note(self, id: str, /, **values: Any) -> None:
+        self.directory.event(id, **values)
+        self.listen(Note(id, **values))
+
+    def _write_record(self, status: Any, reason: str = "") -> RunRecord:
+        step_s = self.pace.median_step_s
+        tokens_per_s = self.config.tokens_per_step / step_s if step_s else None
+        flop_per_s = tokens_per_s * self.shape.flops_per_token if tokens_per_s else None
+        record = RunRecord(
+            id=self.directory.id, name=self.name, status=status, reason=reason, started_at=self.started_at,
+            ended_at=None if status == "running" else now(), config=self.config, gpu=self.placement.gpu,
+            dtype=self.placement.dtype, compiled=self.placement.compiled, threads=self.threads, dataset=self.info,
+            n_params=self.shape.n_params, steps_done=self.progress.step, resumed_from=self.resumed_from,
+            skipped_checkpoints=self.skipped_checkpoints, shrunk_from=self.shrunk_from,
+            first_val_loss=self.progress.first_val_loss, val_loss=self.progress.val_loss,
+            best_val_loss=self.progress.best_val_loss, step_s=step_s, tokens_per_s=tokens_per_s,
+            mfu=flop_per_s / self.peak if flop_per_s and self.peak else None,
+            evaluation_s=self.pace.median_evaluation_s,
+            wall_s=self._elapsed_s(), data_wait_s=self.feed.mean_wait_s,
+            machine=self.contention.result(),
+            memory=self.meter.result(self.state) if hasattr(self, "state") else self.meter.empty(),
+        )  # fmt: skip
+        record = resume_from.with_former(record, self.former)
+        self.directory.write_record(record)
+        return record

@@ -1,0 +1,310 @@
+"""`foretrain calibrate`: half a minute of measuring on the present device, kernel by kernel, then a few whole steps.
+
+Each kernel runs until it has run for some tens of milliseconds, three times at least; the quicker runs count, as what
+else the machine does can only slow one down. Whole steps then say by how much a step is slower than its kernels.
+"""
+
+import datetime
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice, repeat
+from typing import Any
+
+import torch
+
+from foretrain.base.installation import installed_torch
+from foretrain.config.options import RunConfig
+from foretrain.data.batches import Batch, to_batch
+from foretrain.hardware import sensors
+from foretrain.hardware.calibration import Calibration, KernelTime, StepTime
+from foretrain.hardware.cpu import cpu_flags
+from foretrain.model.step import build, evaluation_loss, train_step
+from foretrain.training.contention import Contention
+from foretrain.training.device import TORCH_DTYPES, Placement, obstacle_to_compile
+from foretrain.training.feed import Ahead
+from foretrain.training.waiting import Waiting
+from foretrain.tuning import calibrated_kernels as kernels
+
+Listen = Callable[[str, float], None]  # what is being measured, and the share that is done
+SIZES = (16_384, 262_144, 4_194_304)  # elements
+LARGE_SIZES = (262_144, 4_194_304, 67_108_864)
+ENOUGH_S, FEWEST, MOST = 0.02, 3, 100
+REFERENCE: dict[str, int | float | bool | str] = {
+    "n_layer": 2, "n_head": 6, "n_embd": 384, "block_size": 256, "vocab_size": 8192, "batch_size": 8,
+    "gradient_accumulation_steps": 2, "dropout": 0.0,
+}  # fmt: skip
+LARGE_REFERENCE: dict[str, int | float | bool | str] = {
+    **REFERENCE, "n_layer": 6, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50304,
+}  # fmt: skip
+# A CPU's second one: of small operations, in which threads wait for each other and for Python.
+SMALL_REFERENCE: dict[str, int | float | bool | str] = {
+    **REFERENCE, "n_layer": 3, "n_head": 4, "n_embd": 128, "block_size": 128, "vocab_size": 256, "batch_size": 16,
+    "gradient_accumulation_steps": 1,
+}  # fmt: skip
+REFERENCE_STEPS, SMALL_STEPS, ROUNDS = 2, 8, 2
+LONG_S = 0.1  # of a kernel that is steady by itself: one run a round is enough
+
+
+def usual_dtypes(device: torch.device, *, quick: bool) -> list[str]:
+    """fp32 on a CPU, and bf16 where it has instructions for it; on a card bf16 and fp16 first."""
+    if device.type == "cuda":
+        half = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+        # fp32 is always there, as half of a half-precision step's kernels are fp32.
+        return [half, "float32"] if quick else list(dict.fromkeys([half, "float16", "float32"]))
+    fast = bool({"avx512_bf16", "amx_bf16"} & cpu_flags())
+    return ["float32", "bfloat16"] if fast and not quick else ["float32"]
+
+
+def modes_for(placement: Placement) -> list[bool]:
+    """Eager, and compiled where torch.compile can work."""
+    return [False] if obstacle_to_compile(placement.device) else [False, True]
+
+
+def timer(device: torch.device) -> Callable[[Callable[[], Any]], float]:
+    """A function that times one call on this device; on CUDA by events, so that launching is not in it."""
+    if device.type != "cuda":
+
+        def on_cpu(run: Callable[[], Any]) -> float:
+            started = time.perf_counter()
+            run()
+            return time.perf_counter() - started
+
+        return on_cpu
+
+    def on_cuda(run: Callable[[], Any]) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(2_000_000)  # a millisecond of nothing, in which Python gets ahead of the card
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+    return on_cuda
+
+
+def samples_of(run: Callable[[], Any], timed: Callable[[Callable[[], Any]], float]) -> list[float]:
+    """Seconds of a call, warmed up, again and again."""
+    run()
+    samples = [timed(run)]
+    if samples[0] > LONG_S:
+        return samples
+    while len(samples) < FEWEST or (sum(samples) < ENOUGH_S and len(samples) < MOST):
+        samples.append(timed(run))
+    return samples
+
+
+def quick(samples: list[float]) -> float:
+    """The value that a quarter of the runs stay below."""
+    return sorted(samples)[len(samples) // 4]
+
+
+def _kernels(device: torch.device, dtypes: list[str]) -> Iterator[kernels.Kernel]:
+    large = device.type == "cuda"
+    for dtype in dtypes:
+        yield from kernels.products(device, dtype, large=large)
+        yield from kernels.attention(device, dtype, large=large)
+        for elements in LARGE_SIZES if large else SIZES:
+            yield from kernels.element_kernels(device, dtype, elements)
+            yield from kernels.rows_kernels(device, dtype, elements)
+
+
+Samples = dict[tuple[str, str, tuple[int, ...]], list[float]]  # of (kind, dtype, shape)
+
+
+def sample_kernels(
+    device: torch.device, dtypes: list[str], found: Samples, listen: Callable[[str, float], None]
+) -> None:
+    """Run all of them once more and add what they took."""
+    timed = timer(device)
+    for done, kernel in enumerate(_kernels(device, dtypes)):
+        listen(f"{kernel.kind} {kernel.dtype}", min(1.0, done / (100 * len(dtypes))))
+        key = kernel.kind, kernel.dtype, tuple(round(size) for size in kernel.shape)
+        if key in found and found[key][0] > LONG_S:
+            continue
+        found.setdefault(key, []).extend(samples_of(kernel.run, timed))
+
+
+def kernel_times(found: Samples) -> tuple[list[KernelTime], float]:
+    """The times, and their unsteadiness. Attention's backward pass is both passes less the forward one."""
+    times, slower = list[KernelTime](), list[float]()
+    for (kind, dtype, shape), samples in found.items():
+        time_s = quick(samples)
+        slower.append(statistics.median(samples) / time_s - 1)
+        name = kind
+        if kind.endswith("_both"):
+            forward = kind.removesuffix("_both")
+            name, time_s = f"{forward}_backward", max(time_s - quick(found[forward, dtype, shape]), time_s / 2)
+        times.append(KernelTime(kind=name, dtype=dtype, shape=shape, time_s=time_s))
+    return times, statistics.median(slower)
+
+
+def launch_time(device: torch.device) -> float:
+    """What an operation costs besides its kernel: a tiny one with gradients, forward and backward, per operation."""
+    x = torch.ones(8, device=device, requires_grad=True)
+
+    def chain() -> None:
+        y = x
+        for _ in range(50):
+            y = y * 1.0001
+        y.sum().backward()
+
+    return quick(samples_of(chain, timer(torch.device("cpu")))) / 100  # the host's clock: only what launching takes
+
+
+class Stepper:
+    """foretrain's trainer on random tokens, built, compiled and warmed up."""
+
+    def __init__(self, config: RunConfig, placement: Placement, dtype: str, *, compiled: bool) -> None:
+        device = placement.device
+        self.config, self.dtype, self.compiled = config, dtype, compiled
+        self.state = build(config, device, TORCH_DTYPES[dtype], compile=compiled)
+        tokens = torch.randint(0, config.vocab_size, (config.batch_size, config.block_size + 1), device=device)
+        self.batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        self.rows = tokens.cpu().numpy()
+        self.times(2)
+
+    def times(self, count: int) -> list[float]:
+        """Seconds of so many steps."""
+        samples, accumulation = [], self.config.gradient_accumulation_steps
+        with self._batches() as batches:
+            for _ in range(count):
+                started = time.perf_counter()
+                train_step(self.state, islice(batches, accumulation), 1e-4).loss.item()
+                samples.append(time.perf_counter() - started)
+        return samples
+
+    @contextmanager
+    def _batches(self) -> Iterator[Iterator[Batch]]:
+        """On a CPU another thread makes them, as in training, where it takes its share of the cores."""
+        if self.state.device.type != "cpu":
+            yield repeat(self.batch)
+            return
+        ahead = Ahead((to_batch(rows, self.state.device) for rows in repeat(self.rows)), 2)
+        try:
+            yield iter(ahead.get, None)  # type: ignore[misc]
+        finally:
+            ahead.close()
+
+    def forward_times(self, count: int) -> list[float]:
+        """Seconds of so many micro-batches of an evaluation."""
+        samples = []
+        for _ in range(count + 1):  # the first one makes kernels of its own
+            started = time.perf_counter()
+            evaluation_loss(self.state, self.batch).item()
+            samples.append(time.perf_counter() - started)
+        return samples[1:]
+
+
+@dataclass
+class Reference:
+    """A step that corrects others, and what it took."""
+
+    options: dict[str, int | float | bool | str]
+    stepper: Stepper
+    built_s: float  # with its first two steps
+    count: int
+    times: list[float] = field(default_factory=list)
+    forward: list[float] = field(default_factory=list)
+    rounds: list[float] = field(default_factory=list)  # seconds of a step in each
+
+    def run(self) -> None:
+        """A few steps more."""
+        times = self.stepper.times(self.count)
+        self.times += times
+        self.rounds.append(statistics.median(times))
+        self.forward += self.stepper.forward_times(self.count)
+
+    def result(self) -> StepTime:
+        return StepTime(
+            options=self.options, dtype=self.stepper.dtype, compiled=self.stepper.compiled, time_s=quick(self.times),
+            forward_s=statistics.median(self.forward),  # an evaluation is the sum of many
+        )  # fmt: skip
+
+    @property
+    def drift(self) -> float:
+        """By what share the slowest round was slower than the quickest."""
+        return max(self.rounds) / min(self.rounds) - 1
+
+    @property
+    def start_s(self) -> float:
+        """What the first two steps and the model itself took beyond two steady steps."""
+        return max(0.0, self.built_s - 2 * quick(self.times))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A reference to be measured; `small`: of small models on a CPU, which `train` runs in one of several `ways`."""
+
+    dtype: str
+    compiled: bool
+    small: bool = False
+    way: tuple[tuple[str, str | bool], ...] = ()
+
+    def __str__(self) -> str:
+        named = [str(value) if isinstance(value, str) else name for name, value in self.way]
+        return " ".join(["step", self.dtype, *named, *(["compiled"] if self.compiled else [])])
+
+
+def references_for(device: torch.device, dtypes: list[str], modes: list[bool]) -> list[Wanted]:
+    """What corrects other steps on a device. Compiling a second size or way would take longer than all the rest."""
+    found = list[Wanted]()
+    for dtype in dtypes:
+        if device.type == "cpu":
+            masters = (False, True) if dtype != "float32" else (False,)
+            ways = [("sdpa", False), *((kind, on) for kind in ("sdpa", "bmm") for on in masters)]
+            for kind, on in dict.fromkeys(ways):
+                way = (("attention", kind),) if kind != "sdpa" else ()
+                found.append(Wanted(dtype, False, True, (*way, *((("master_weights", True),) if on else ()))))
+        found += [Wanted(dtype, compiled) for compiled in modes]
+    return found
+
+
+def _reference(placement: Placement, wanted: Wanted) -> Reference:
+    small, dtype, compiled = wanted.small, wanted.dtype, wanted.compiled
+    knobs = SMALL_REFERENCE if small else LARGE_REFERENCE if placement.device.type == "cuda" else REFERENCE
+    knobs = {**knobs, **dict(wanted.way)}
+    started = time.perf_counter()
+    stepper = Stepper(RunConfig.model_validate(knobs), placement, dtype, compiled=compiled)
+    return Reference(knobs, stepper, time.perf_counter() - started, SMALL_STEPS if small else REFERENCE_STEPS)
+
+
+def calibrate(placement: Placement, dtypes: list[str], modes: list[bool], listen: Listen) -> Calibration:
+    """Measure everything for these dtypes; `modes`: which of eager (False) and compiled (True) steps to time.
+
+    Nothing is written; an exception leaves no trace. Raises torch's own errors where the device vanishes.
+    """
+    device, started = placement.device, time.perf_counter()
+    was, contention = torch.get_rng_state(), Contention(torch.get_num_threads())
+    samples: Samples = {}
+    with sensors.Load(device) as load, Waiting() as waiting:
+        wanted, references = references_for(device, dtypes, modes), list[Reference]()
+        for each in wanted:
+            listen(str(each), 0.4 * len(references) / len(wanted))
+            references.append(_reference(placement, each))
+            if device.type == "cpu" and contention.begin():
+                waiting.sleep()  # else the threads would hold each other up, and this would take minutes
+        for done in range(ROUNDS):  # a machine's speed drifts; what is compared has to be measured side by side
+            for reference in references:
+                reference.run()
+            base, width = 0.4 + 0.6 * done / ROUNDS, 0.6 / ROUNDS
+            sample_kernels(device, dtypes, samples, lambda what, share: listen(what, base + width * share))  # noqa: B023
+        for reference in references:
+            reference.run()
+        launch_s = launch_time(device)
+    found, unsteadiness = kernel_times(samples)
+    others = contention.result() if device.type == "cpu" else None
+    torch.set_rng_state(was)
+    return Calibration(
+        device=placement.gpu.name, driver=load.driver, torch_version=installed_torch(),
+        threads=torch.get_num_threads(), date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        took_s=time.perf_counter() - started, kernels=tuple(found),
+        steps=tuple(reference.result() for reference in references), launch_s=launch_s, unsteadiness=unsteadiness,
+        drift=statistics.median(reference.drift for reference in references) if references else 0.0,
+        others_share=others.others_share if others else None,
+        start_s=references[0].start_s if device.type == "cpu" and references else None,
+        context_bytes=load.context_bytes(), clock_ghz=load.clock_ghz, power_w=load.power_w,
+    )  # fmt: skip

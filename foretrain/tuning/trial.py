@@ -1,0 +1,156 @@
+"""A short trial of a run's sizes in a process of its own: does it live, and what does it take?
+
+The child trains the config's model on random tokens: an evaluation batch, two optimizer steps of at most two
+micro-steps (Adam's states appear after the first, gradients add up from the second micro-step on), and an evaluation
+batch with all of that there. It is capped as the run will be: on CUDA by PyTorch's allocator; on a CPU the parent looks
+at its memory twenty times a second and ends it when it is beyond the cap. The child ends with its parent: it reads a
+pipe that closes.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from foretrain.base import bugs
+from foretrain.base.messages import printable, say
+from foretrain.base.records import Record
+from foretrain.config.options import RunConfig
+
+STEPS, MICRO_STEPS = 2, 2
+LOOK_EVERY_S = 0.05
+
+
+class Trial(Record):
+    """What a trial showed. `peak_bytes`: of the process on a CPU, of PyTorch's reserved memory on CUDA.
+
+    `problem`: why it says nothing about memory, such as a compiler that is missing; '' where it does.
+    """
+
+    batch_size: int
+    lived: bool
+    peak_bytes: int
+    problem: str = ""
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process now, 0 where the system does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def run_trial(config: RunConfig, cap_bytes: int | None) -> Trial:
+    """Try a config's sizes. `cap_bytes`: what the process may take. Ends the child when interrupted."""
+    command = [sys.executable, "-m", "foretrain.tuning.trial"]
+    job = json.dumps({"config": config.model_dump(mode="json"), "cap_bytes": cap_bytes}) + "\n"
+    beyond = peak = 0
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err, text=True)
+        try:
+            assert child.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.write(job)
+                child.stdin.flush()
+            while child.poll() is None:
+                peak = max(peak, resident_bytes(child.pid))
+                if config_on_cpu(config) and cap_bytes is not None and peak > cap_bytes:
+                    beyond = peak
+                    break
+                time.sleep(LOOK_EVERY_S)
+        finally:
+            child.kill()
+            child.wait()
+            with contextlib.suppress(OSError):
+                child.stdin.close()  # type: ignore[union-attr]
+        out.seek(0)
+        err.seek(0)
+        return _result(config, child.returncode, beyond, peak, out.read(), err.read())
+
+
+def config_on_cpu(config: RunConfig) -> bool:
+    """Whether the process's own memory is what counts; 'auto' is resolved before."""
+    return not config.device.startswith("cuda")
+
+
+def _result(config: RunConfig, code: int, beyond: int, peak: int, out: str, err: str) -> Trial:
+    batch = config.batch_size
+    if beyond or (code == -9 and config_on_cpu(config)):  # the system's own killer is a lack of memory too
+        return Trial(batch_size=batch, lived=False, peak_bytes=beyond or peak)
+    try:
+        found = json.loads(out.strip().splitlines()[-1])
+        return Trial(batch_size=batch, lived=found["lived"], peak_bytes=max(found["peak_bytes"], 0))
+    except (ValueError, IndexError, KeyError, TypeError):
+        return Trial(batch_size=batch, lived=True, peak_bytes=peak, problem=failure(err, code))
+
+
+def failure(printed: str, code: int) -> str:
+    """Why a child that tries something ended: its last line, its exit code, and the file that has all it printed."""
+    lines = printed.strip().splitlines()
+    last = printable(lines[-1][:200]) if lines else say("trial.silent")
+    path = bugs.keep(printed, "trial") if lines else None
+    return say("trial.kept" if path else "trial.failed", last=last, code=code, path=path)
+
+
+def try_steps(config: RunConfig, cap_bytes: int | None) -> tuple[bool, int]:
+    """(it lived, its peak in bytes): the child's work."""
+    import torch
+
+    from foretrain.base.process_memory import process_bytes
+    from foretrain.data.batches import Batch
+    from foretrain.model.step import build, evaluation_loss, train_step
+    from foretrain.training.device import TORCH_DTYPES, place
+    from foretrain.training.host_memory import keep_memory
+    from foretrain.training.memory_limit import cap
+    from foretrain.training.microbatch import is_out_of_memory
+
+    placement = place(config)
+    cuda = placement.device.type == "cuda"
+    if not cuda:
+        keep_memory()  # as the trainer does
+    count = min(MICRO_STEPS, config.gradient_accumulation_steps)
+    short = config.model_copy(update={"gradient_accumulation_steps": count})
+
+    def batch(rows: int, block: int) -> Batch:
+        ids = torch.randint(0, config.vocab_size, (rows, block + 1)).to(placement.device)
+        return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+    try:
+        if cuda and cap_bytes is not None:
+            cap(placement, cap_bytes)
+        state = build(short, placement.device, TORCH_DTYPES[placement.dtype], compile=placement.compiled)
+        evaluation = batch(config.eval_batch, config.eval_block)
+        float(evaluation_loss(state, evaluation))
+        for _ in range(STEPS):
+            train_step(state, [batch(config.batch_size, config.block_size) for _ in range(count)], 1e-6)
+        float(evaluation_loss(state, evaluation))
+        lived = True
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        lived = False
+    return lived, torch.cuda.max_memory_reserved(placement.device) if cuda else process_bytes("VmHWM") or 0
+
+
+def main() -> None:
+    """Read a job from stdin, write one line of JSON. Ends when stdin closes: then nobody waits any more."""
+    job = json.loads(sys.stdin.readline())
+
+    def end_with_parent() -> None:
+        sys.stdin.read()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    lived, peak = try_steps(RunConfig.model_validate(job["config"]), job["cap_bytes"])
+    sys.stdout.write(json.dumps({"lived": lived, "peak_bytes": peak}) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # the thread above still reads
+
+
+if __name__ == "__main__":
+    main()

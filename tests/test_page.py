@@ -27,12 +27,14 @@ from foretrain.base.errors import ConfigError
 from foretrain.base.units import format_bytes, format_duration
 from foretrain.config.options import knobs
 from foretrain.config.resolve import from_text, resolve, to_toml
+from foretrain.data import dataset
+from foretrain.hardware import devices
 from foretrain.hardware.catalogue import catalogue, find
 from foretrain.predict.plan import plan
 from foretrain.predict.trace import interpreter
 from foretrain.reports import palette
-from foretrain.web import advising, calls, child, connections, fields, guard, jobs, routes, server
-from tests.helpers import REPO, foretrain
+from foretrain.web import advising, calls, child, connections, fields, guard, jobs, planner, routes, server
+from tests.helpers import REPO, foretrain, write_dataset
 from tests.language_kit import ARABIC, BRACKETS, pretending
 from tests.test_page_security import GOOD, ORIGIN, PORT, POSTED, TOKEN, write_run
 
@@ -137,6 +139,31 @@ def test_the_command_line_is_the_same_plan(client: TestClient) -> None:
     told = json.loads(foretrain(*words[1:], "--json").stdout)
     assert told["config"] == answer["config"]
     assert (told["gpu"]["name"], told["used_by_others_bytes"]) == ("RTX 4070", 2 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("preset", "gpu", "values"),
+    [
+        ("gpt2-124m", "RTX 4070", {"dataset": "mine"}),  # prepared by foretrain: there are notes of its data
+        ("gpt2-124m", "RTX 3060", {"batch_size": "auto", "total_batch_size": 524288}),
+        ("gpt2-124m", "auto", {"device": "cpu"}),
+        ("baby", "cpu", {}),
+    ],
+)
+def test_the_page_and_the_terminal_make_one_plan(
+    client: TestClient, preset: str, gpu: str, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "dataset" in values:
+        info = dataset.read_info(write_dataset(Path("data/mine")))
+        monkeypatch.setattr(dataset, "read_info", lambda path: info.model_copy(update={"format": "foretrain"}))
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: None)  # which changes from one moment to the next
+    form = planner.Asked.model_validate({"preset": preset, "gpu": gpu, "values": values})
+    page = planner.made(planner.resolved(form), form.gpu, form.others)
+    words = [*shlex.split(planner.command(form))[1:], "--json"]
+    told = json.loads(foretrain(*words).stdout)
+    del told["advice"]
+    assert json.loads(json.dumps(page.to_json(schema=told["schema"]))) == told
+    assert ("data_random" in {note.id for note in page.notes}) == ("dataset" in values)
 
 
 def test_lines_have_the_colours_of_reports(client: TestClient) -> None:

@@ -1,10 +1,10 @@
 """A plan, from what somebody names: a config by its words, a card by its name. `foretrain.plan` for Python.
 
-The command line, the demo and reports plan through `make_plan`, so that they agree.
+The command line, the page, the demo and reports plan through `make_plan`, so that they agree.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,16 @@ from foretrain.analysis.utilization import CLOCK_HEADROOM, utilization
 from foretrain.base.errors import UserError
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig, Trainer, from_values, resolve
-from foretrain.data.config_data import of_config
-from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, Gpu, catalogue, detect, find, stated_bytes
+from foretrain.data.config_data import ConfigData, of_config
+from foretrain.hardware import devices
+from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, DetectedGpu, Gpu, detect, stated_bytes
+from foretrain.hardware.devices import Target
 from foretrain.model.shape import ModelShape
 from foretrain.predict.data_notes import data_notes
 from foretrain.predict.plan import Plan, available, choose_dtype
 from foretrain.predict.plan import plan as predict_plan
 
 MOST_CARDS = 100  # of --gpu; the catalogue has fewer
-
-
-@dataclass(frozen=True)
-class Target:
-    """A device to plan for, and the memory that other programs use there."""
-
-    gpu: Gpu
-    used_by_others_bytes: int
 
 
 def plan(
@@ -54,7 +48,7 @@ def plan(
         resolved = replace(resolved, name=name)
     stated = stated_bytes(used_by_others, "used_by_others") if isinstance(used_by_others, str) else used_by_others
     if isinstance(gpu, Gpu):
-        target = _checked(gpu, stated)
+        target = devices.checked(gpu, stated)
     else:
         (target, *more) = targets(gpu, f"{stated}B" if stated else "", resolved.config)
         if more:
@@ -82,57 +76,33 @@ def _word(value: Any) -> str:
 
 
 def targets(names: str, others: str, config: RunConfig, option: str = "--used-by-others") -> list[Target]:
-    """The devices that were named, or the card of this machine. `option`: what `others` was given as, for errors."""
-    used_by_others_bytes = stated_bytes(others, option) if others else None
+    """The devices of these names, parted by commas; of "" and "auto" the card of this machine, or its CPU where the
+    config asks for that. `option`: what `others` was given as, for errors. Raises UserError."""
+    stated = stated_bytes(others, option) if others else None
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if len(wanted) > MOST_CARDS:
         raise UserError("usage.too_many_cards", count=len(wanted), most=MOST_CARDS)
-    wanted = list(dict.fromkeys(wanted))
-    if wanted in ([], ["auto"]):
-        return [_here(config, used_by_others_bytes)]
-    found = []
-    for name in wanted:
-        if name.lower() == "cpu":
-            found.append(_cpu(used_by_others_bytes))
-        elif name.lower() == "auto":
-            found.append(_here(config, used_by_others_bytes))
-        else:
-            found.append(_checked(find(name), used_by_others_bytes or 0))
-    return found
+    wanted = list(dict.fromkeys(wanted)) or [devices.HERE]
+    return [target_of(name, stated, config) for name in wanted]
 
 
-def _checked(gpu: Gpu, used_by_others_bytes: int) -> Target:
-    if gpu.memory_bytes is not None and used_by_others_bytes > gpu.memory_bytes:
-        raise UserError("gpu.others_beyond", others=used_by_others_bytes, memory=gpu.memory_bytes, gpu=gpu.name)
-    return Target(gpu, used_by_others_bytes)
-
-
-def _here(config: RunConfig, used_by_others_bytes: int | None) -> Target:
-    """The card in this machine with what is in use there now; the CPU where the config asks for it."""
-    if config.device == "cpu":
-        return _cpu(used_by_others_bytes)
-    index = int(config.device.partition(":")[2] or 0)
-    found = detect(index)
-    if found is None:
-        raise UserError("gpu.none_here", count=len(catalogue()))
-    return _checked(found.gpu, found.used_bytes if used_by_others_bytes is None else used_by_others_bytes)
-
-
-def _cpu(used_by_others_bytes: int | None) -> Target:
-    from foretrain.hardware.cpu import available_memory_bytes, cpu_device
-
-    gpu = cpu_device()
-    available = available_memory_bytes()
-    if used_by_others_bytes is None:
-        used_by_others_bytes = max(0, gpu.memory_bytes - available) if gpu.memory_bytes and available else 0
-    return _checked(gpu, used_by_others_bytes)
+def target_of(
+    name: str, stated_bytes: int | None, config: RunConfig,
+    detect: Callable[[int], DetectedGpu | None] = detect,
+) -> Target:  # fmt: skip
+    """The device of this name, as `hardware.devices.target` finds it; "auto" is the one that the config asks for."""
+    if name.lower() == devices.HERE and config.device == devices.CPU:
+        name = devices.CPU
+    return devices.target(name, stated_bytes, index=int(config.device.partition(":")[2] or 0), detect=detect)
 
 
 def make_plan(
-    resolved: ResolvedConfig, target: Target, step_time: float | None = None, logged_mfu: float | None = None
-) -> Plan:
-    """The plan of a resolved config on a target, with the dataset of this machine where it is there."""
-    data = of_config(resolved)
+    resolved: ResolvedConfig, target: Target, step_time: float | None = None, logged_mfu: float | None = None,
+    data: ConfigData | None = None,
+) -> Plan:  # fmt: skip
+    """The plan of a resolved config on a target, with the dataset of this machine where it is there. `data`: what is
+    known of the dataset already."""
+    data = data or of_config(resolved)
     config = data.config
     if step_time is not None and logged_mfu is not None:
         raise UserError("usage.two_speeds")

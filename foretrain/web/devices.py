@@ -1,30 +1,38 @@
 """The devices that the page can plan for: the catalogue, the card of this machine, and its processor."""
 
 import sys
-from functools import cache
+import time
+from functools import lru_cache
 from typing import Any
 
+from foretrain.app.plan import target_of
 from foretrain.base.errors import UserError
 from foretrain.base.units import parse_bytes
-from foretrain.hardware.catalogue import DetectedGpu, Gpu, catalogue, detect, find
-from foretrain.hardware.cpu import available_memory_bytes, cpu_device
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import DetectedGpu, catalogue, detect
+from foretrain.hardware.cpu import cpu_device
+from foretrain.hardware.devices import CPU, HERE, Target
 
-HERE, CPU = "auto", "cpu"
+ASKED_EVERY_S = 5.0
 NO_MACHINE = sys.platform == "emscripten"  # Python in a browser: what it runs on cannot be seen
 
 
-@cache
+@lru_cache(maxsize=2)
+def _asked(index: int, moment: int) -> DetectedGpu | None:
+    return detect(index)
+
+
+def _card(index: int = 0) -> DetectedGpu | None:
+    """The card of this machine; asked for every few seconds, as sliders ask for plans much faster than a driver
+    answers. Raises UserError for one that the catalogue lacks."""
+    return _asked(index, int(time.monotonic() / ASKED_EVERY_S))
+
+
 def _card_here() -> DetectedGpu | None:
-    """The card of this machine, asked for once; None where there is none, or one that the catalogue lacks."""
     try:
-        return detect()
+        return _card()
     except UserError:
         return None
-
-
-@cache
-def _cpu_here() -> Gpu:
-    return cpu_device()
 
 
 def listed() -> list[dict[str, Any]]:
@@ -36,31 +44,18 @@ def listed() -> list[dict[str, Any]]:
     ]
     if NO_MACHINE:
         return rows
-    cpu = _cpu_here()
+    cpu = cpu_device()
     return [*rows, {"id": CPU, "name": cpu.name, "memory_bytes": cpu.memory_bytes, "here": True}]
 
 
-def target(name: str, others: str) -> tuple[Gpu, int]:
-    """(device, bytes that others hold there) of what was chosen. Raises UserError.
+def target(name: str, others: str, config: RunConfig) -> Target:
+    """What was chosen, with the memory that other programs use there: as said, else as measured on this machine.
 
-    Where nothing is said of others, what they hold now is taken on this machine, and nothing elsewhere.
+    Raises UserError.
     """
-    stated = _size(others) if others.strip() else None
     if NO_MACHINE and name in (HERE, CPU):
         raise UserError("page.no_machine")
-    if name == CPU:
-        gpu, available = _cpu_here(), available_memory_bytes()
-        used = max(0, gpu.memory_bytes - available) if gpu.memory_bytes and available else 0
-    elif name == HERE and (here := _card_here()):
-        gpu, used = here.gpu, here.used_bytes
-    elif name == HERE:
-        raise UserError("gpu.none_here", count=len(catalogue()))
-    else:
-        gpu, used = find(name), 0
-    used_by_others_bytes = used if stated is None else stated
-    if gpu.memory_bytes is not None and used_by_others_bytes > gpu.memory_bytes:
-        raise UserError("gpu.others_beyond", others=used_by_others_bytes, memory=gpu.memory_bytes, gpu=gpu.name)
-    return gpu, used_by_others_bytes
+    return target_of(name, _size(others) if others.strip() else None, config, _card)
 
 
 def _size(text: str) -> int:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
+from foretrain.app.plan import make_plan
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.records import Record
 from foretrain.config import init_from
@@ -16,7 +17,7 @@ from foretrain.config.presets import PRESETS, preset_named
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.data import corpus, dataset
 from foretrain.data.config_data import of_config
-from foretrain.predict.plan import Plan, available, choose_dtype, plan
+from foretrain.predict.plan import Plan
 from foretrain.web import devices
 
 Text = Annotated[StrictStr, Field(max_length=200)]
@@ -56,7 +57,10 @@ def resolved(asked: Asked) -> ResolvedConfig:
         words.append(f"--{key}={text}")
     if problems:
         raise ConfigError(problems)
-    return resolve(words)
+    found = resolve(words)
+    if "device" in found.sources:  # of a pasted config, where it gives way to the device that is chosen, as a file's
+        found.sources["device"] = "page"
+    return found
 
 
 def command(asked: Asked) -> str:
@@ -70,27 +74,9 @@ def command(asked: Asked) -> str:
 
 
 def made(found: ResolvedConfig, gpu: str, others: str) -> Plan:
-    """The plan of a config on a device, by the ledger. Raises UserError."""
-    device, used_by_others_bytes = devices.target(gpu, others)
+    """The plan of a config on a device. Raises UserError."""
     data = of_config(found, find=_find, built_in_tokens=_built_in_tokens)
-    config, notes = data.config, ()
-    if config.auto_batch_size:
-        from foretrain.advice.micro_batch import choose
-
-        room, _ = available(config, device, used_by_others_bytes)
-        choice = choose(config, device, choose_dtype(config, device)[0], room)
-        config, notes = choice.config, (choice.note,)
-    answer = plan(
-        config,
-        device,
-        name=found.name,
-        used_by_others_bytes=used_by_others_bytes,
-        dataset_tokens=data.tokens,
-        dataset_source=data.source,
-    )
-    return answer.model_copy(
-        update={"notes": (*notes, *answer.notes), "step": found.step, "assumptions": data.assumptions}
-    )
+    return make_plan(found, devices.target(gpu, others, found.config), data=data)
 
 
 def _find(name: str) -> dataset.DatasetInfo | None:

@@ -61,29 +61,15 @@ def _tell(id: str, quiet: bool, **values: Any) -> None:
         ERR.print(Text(printable(say(id, **values)), style="dim"), soft_wrap=True)
 
 
-def used_by_others_bytes(placement: Placement) -> int:
-    """What other programs hold on the run's device now; 0 where the system does not say."""
-    from foretrain.base.errors import UserError
-    from foretrain.hardware.catalogue import detect
-    from foretrain.hardware.cpu import available_memory_bytes
-
-    if placement.device.type == "cpu":
-        total, free = placement.gpu.memory_bytes, available_memory_bytes()
-        return max(0, total - free) if total and free else 0
-    with contextlib.suppress(UserError):
-        if (found := detect(placement.device.index or 0)) is not None:
-            return found.used_bytes
-    return 0
-
-
 def chosen(resolved: ResolvedConfig, placement: Placement, *, trial: bool, quiet: bool) -> ResolvedConfig:
     """The config with the micro-batch for this device. Raises UserError 'memory.trial' where not even one lives."""
     from foretrain.advice.micro_batch import choose
+    from foretrain.hardware.devices import used_here_bytes
     from foretrain.predict.plan import available
 
     device = placement.device.type if placement.device.index is None else str(placement.device)
     config = resolved.config.model_copy(update={"device": device})
-    room, _ = available(config, placement.gpu, used_by_others_bytes(placement))
+    room, _ = available(config, placement.gpu, used_here_bytes(placement.gpu, placement.device.index or 0))
     planned = config.model_copy(update={"compile": placement.compiled})
     choice = choose(planned, placement.gpu, placement.dtype, room)
     _tell(f"note.{choice.note.id}", quiet, **choice.note.values)

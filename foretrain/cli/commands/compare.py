@@ -10,7 +10,8 @@ import typer
 from foretrain.base.errors import UserError
 from foretrain.cli.common import OUT, Json, print_json, print_notes
 from foretrain.cli.old_options import spellings, typed
-from foretrain.hardware.catalogue import Gpu, detect, stated_bytes
+from foretrain.hardware import devices
+from foretrain.hardware.catalogue import stated_bytes
 
 if TYPE_CHECKING:
     from foretrain.comparison.subject import Subject
@@ -82,7 +83,7 @@ def compare_command(
     from foretrain.comparison.sources import subjects_of
 
     card, held, columns = (
-        card_of(gpu),
+        devices.found(gpu),
         stated_bytes(others, typed("--used-by-others")) if others else 0,
         _columns(column or []),
     )
@@ -112,19 +113,6 @@ def _forecast_check(run: Path, as_json: bool) -> None:
     from foretrain.reports.views import run as run_view
 
     text.render(run_view.comparison_document(comparison), OUT)
-
-
-def card_of(name: str) -> Gpu | None:
-    """The card of --gpu; auto is this machine's, where it has one that the catalogue knows."""
-    from foretrain.comparison.sources.given import card
-
-    if name.lower() != "auto":
-        return card(name)
-    try:
-        here = detect()
-    except UserError:
-        return None
-    return here.gpu if here else None
 
 
 def _columns(words: list[str]) -> dict[str, str]:

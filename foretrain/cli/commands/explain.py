@@ -9,7 +9,8 @@ import typer
 from foretrain.base.errors import UserError
 from foretrain.cli.common import CONFIG_CONTEXT, ERR, Json, noted, print_notes
 from foretrain.config.resolve import resolve
-from foretrain.hardware.catalogue import Gpu, detect, find
+from foretrain.hardware import devices
+from foretrain.hardware.catalogue import Gpu
 from foretrain.monitoring.training_log import TrainingLog, read_log, read_stream
 
 if TYPE_CHECKING:
@@ -86,18 +87,6 @@ def explain_command(
 
 def card_of(name: str, log: TrainingLog | None, watched: "WatchRecord | None") -> Gpu | None:
     """The card that was named, here, by NVML or in the log, or is in this machine. A log can be read without one."""
-    if name.lower() == "cpu":
-        from foretrain.hardware.cpu import cpu_device
-
-        return cpu_device()
-    if name.lower() != "auto":
-        return find(name)
-    worked = [card.name for card in watched.cards if card.ours_peak_bytes] if watched else []
-    try:
-        if worked or (log and log.header.gpu_name):
-            return find(worked[0] if worked else str(log and log.header.gpu_name))
-        here = detect()
-    except UserError as error:  # a card that the catalogue lacks
-        ERR.print(noted(error), soft_wrap=True)
-        return None
-    return here.gpu if here else None
+    seen = [card.name for card in watched.cards if card.ours_peak_bytes] if watched else []
+    seen += [log.header.gpu_name] if log and log.header.gpu_name else []
+    return devices.found(name, seen, lambda error: ERR.print(noted(error), soft_wrap=True))

@@ -14,6 +14,7 @@ from foretrain.cli.commands.plan_exact import Depth, deepen, trace_of
 from foretrain.cli.common import print_notes
 from foretrain.cli.old_options import typed
 from foretrain.config.resolve import KNOBS, ResolvedConfig, resolve
+from foretrain.hardware import devices
 from foretrain.hardware.catalogue import stated_bytes
 
 if TYPE_CHECKING:
@@ -170,13 +171,14 @@ def log(path: Path, one: "Given", asked: Asked) -> "Document":
 
 def comparison(asked: Asked) -> "Document":
     """Of several sources, as `foretrain compare` reads them. Raises UserError."""
-    from foretrain.cli.commands.compare import card_of, with_rents
+    from foretrain.cli.commands.compare import with_rents
     from foretrain.comparison.compare import compare
     from foretrain.comparison.pictures import gather
     from foretrain.comparison.sources import subjects_of
     from foretrain.reports.views import compare_report
 
-    card, held = card_of(asked.gpu), stated_bytes(asked.others, typed("--used-by-others")) if asked.others else 0
+    card = devices.found(asked.gpu)
+    held = stated_bytes(asked.others, typed("--used-by-others")) if asked.others else 0
     tell = partial(print_notes, quiet=asked.quiet)
     subjects = with_rents(subjects_of(asked.sources, tell, gpu=card, used_by_others_bytes=held), asked.price)
     found = compare(subjects)

@@ -187,8 +187,8 @@ def prepare(resolved: ResolvedConfig, knobs: tuple[str, ...] = ()) -> Job:
     """Decide what the config leaves open as `train` would, and what may be changed. Raises UserError."""
     from foretrain.advice.micro_batch import choose
     from foretrain.app.plan import with_dataset
-    from foretrain.cli.commands.auto_batch import used_by_others_bytes
     from foretrain.cli.commands.train import set_allocator
+    from foretrain.hardware.devices import used_here_bytes
     from foretrain.predict.plan import available
     from foretrain.tuning.space import Machine, default_knobs, options
 
@@ -201,7 +201,7 @@ def prepare(resolved: ResolvedConfig, knobs: tuple[str, ...] = ()) -> Job:
     placement, given = place(asked), frozenset(resolved.sources)
     if placement.device.type == "cpu":
         keep_memory()
-    room, _ = available(asked, placement.gpu, used_by_others_bytes(placement))
+    room, _ = available(asked, placement.gpu, used_here_bytes(placement.gpu, placement.device.index or 0))
     config = asked
     if asked.auto_batch_size:
         planned = asked.model_copy(update={"compile": placement.compiled})

@@ -9,7 +9,8 @@ from pathlib import Path
 from foretrain.base.errors import UserError
 from foretrain.config.presets import preset_named
 from foretrain.config.resolve import ResolvedConfig, resolve
-from foretrain.hardware.catalogue import Gpu, find, stated_bytes
+from foretrain.hardware.catalogue import Gpu, stated_bytes
+from foretrain.hardware.devices import named
 
 _NAMED = re.compile(r"([^=+/\\]{1,40})=(.+)", re.DOTALL)
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
@@ -46,7 +47,7 @@ class Given:
     @property
     def card(self) -> Gpu | None:
         """Its own card, else the one of --gpu. Raises UserError."""
-        return card(self.own["gpu"]) if "gpu" in self.own else self.gpu
+        return named(self.own["gpu"]) if "gpu" in self.own else self.gpu
 
     @property
     def held_bytes(self) -> int:
@@ -66,15 +67,6 @@ class Given:
         if not least <= value <= most:
             raise UserError("usage.source_number", key=key, value=self.own[key][:40], least=least, most=most)
         return value
-
-
-def card(name: str) -> Gpu:
-    """A card of the catalogue, or this machine's CPU."""
-    if name.lower() == "cpu":
-        from foretrain.hardware.cpu import cpu_device
-
-        return cpu_device()
-    return find(name)
 
 
 def _exists(path: str) -> bool:

@@ -12,12 +12,13 @@ from foretrain.analysis.log_config import config_of, printed
 from foretrain.analysis.log_steady import steady
 from foretrain.base.errors import UserError
 from foretrain.comparison import settings
-from foretrain.comparison.sources.given import Given, card
+from foretrain.comparison.sources.given import Given
 from foretrain.comparison.sources.predicted import bytes_per_token, here, with_forecast
 from foretrain.comparison.sources.runs import since_start
 from foretrain.comparison.subject import Curve, Subject, curve, exact
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
+from foretrain.hardware.devices import named
 from foretrain.monitoring.training_log import TrainingLog, read_log
 from foretrain.predict.plan import Note
 
@@ -60,7 +61,7 @@ def of_log(given: Given, log: TrainingLog, config: RunConfig | None, seen: Gpu |
 def _named(log: TrainingLog) -> Gpu | None:
     """The card that the log names, if it is in the catalogue."""
     try:
-        return card(log.header.gpu_name) if log.header.gpu_name else None
+        return named(log.header.gpu_name) if log.header.gpu_name else None
     except UserError:
         return None
 

@@ -12,6 +12,7 @@ from foretrain.config.resolve import ResolvedConfig
 from foretrain.data import dataset
 from foretrain.data.config_data import of_config
 from foretrain.hardware.catalogue import Gpu
+from foretrain.hardware.devices import checked
 from foretrain.predict.memory import StepName, predict
 from foretrain.predict.plan import available, choose_dtype
 from foretrain.predict.speed.time import is_calibrated, step_time
@@ -74,8 +75,7 @@ def with_forecast(subject: Subject, config: RunConfig, gpu: Gpu | None, step: St
 
 def needed(config: RunConfig, gpu: Gpu, step: StepName, used_by_others_bytes: int = 0) -> Memory:
     """What the whole run needs. Raises UserError where others are said to hold more than the card has."""
-    if gpu.memory_bytes is not None and used_by_others_bytes > gpu.memory_bytes:
-        raise UserError("gpu.others_beyond", others=used_by_others_bytes, memory=gpu.memory_bytes, gpu=gpu.name)
+    checked(gpu, used_by_others_bytes)
     room, _ = available(config, gpu, used_by_others_bytes)
     dtype, _ = choose_dtype(config, gpu)
     memory = predict(config, gpu, dtype, step, compiled=config.compile, available_bytes=room)

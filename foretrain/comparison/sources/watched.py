@@ -5,11 +5,12 @@ from pathlib import Path
 
 from foretrain.analysis.log_config import config_of, of_watched
 from foretrain.base.errors import UserError
-from foretrain.comparison.sources.given import Given, card
+from foretrain.comparison.sources.given import Given
 from foretrain.comparison.sources.logs import of_log
 from foretrain.comparison.sources.predicted import here
 from foretrain.comparison.subject import Memory, Subject
 from foretrain.hardware.catalogue import Gpu
+from foretrain.hardware.devices import named
 from foretrain.monitoring import record as watch_record
 from foretrain.monitoring.record import WatchedCard, WatchRecord
 from foretrain.monitoring.training_log import read_log
@@ -44,7 +45,7 @@ def load(given: Given) -> Subject:
 def _known(used: WatchedCard | None) -> Gpu | None:
     """The card that did the work, if it is in the catalogue."""
     try:
-        return card(used.name) if used is not None and used.ours_peak_bytes else None
+        return named(used.name) if used is not None and used.ours_peak_bytes else None
     except UserError:
         return None
 

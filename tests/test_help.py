@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +12,7 @@ import typer.main
 
 from foretrain.base import languages
 from foretrain.cli import app, help
+from foretrain.cli.commands import SUMMARIES
 from foretrain.cli.old_options import OLD
 from foretrain.comparison.sources.given import take_apart
 from tests.helpers import foretrain
@@ -17,6 +20,22 @@ from tests.helpers import foretrain
 ROOT: Any = typer.main.get_command(app)
 TEXTS = help.texts(ROOT)
 OWN = [id for id in languages.known() if id != "en"]
+
+
+def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
+    """The list is written out so that `foretrain --help` imports no command."""
+    assert {name: command.help for name, command in ROOT.commands.items()} == SUMMARIES
+
+
+def test_a_command_imports_no_other_one() -> None:
+    code = (
+        "import sys\nfrom foretrain.cli import app\n"
+        "for words in (['--help'], ['gpus', '--help'], ['gpu']):\n"
+        "    try:\n        app(words)\n    except BaseException:\n        pass\n"
+        "print(sorted(name for name in sys.modules if name.startswith('foretrain.cli.commands.')))"
+    )
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert made.splitlines()[-1] == "['foretrain.cli.commands.gpus']"
 
 
 def commands(command: Any = ROOT, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -52,41 +52,6 @@ def _root(
     pass
 
 
-def _add_commands() -> None:
-    # Modules that import nothing heavy at their head; torch and numpy are imported inside the commands.
-    from foretrain.cli import language
-    from foretrain.cli.commands import (
-        advise,
-        calibrate,
-        compare,
-        data,
-        demo,
-        explain,
-        export,
-        gpus,
-        mfu,
-        plan,
-        prepare,
-        report,
-        runs,
-        sample,
-        serve,
-        train,
-        tune,
-        verify,
-        watch,
-    )
-
-    for module in (
-        plan, advise, train, tune, runs, report, compare, explain, watch, mfu,
-        calibrate, verify, sample, export, prepare, data, gpus, language, serve, demo,
-    ):  # fmt: skip
-        module.add_to(app)
-
-
-_add_commands()
-
-
 def main() -> None:
     """Run the command line and exit with a code of `ExitCode`."""
     for name in ("stdout", "stderr"):

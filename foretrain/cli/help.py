@@ -14,7 +14,10 @@ from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from typing import Any
 
+from typer.core import TyperCommand
+
 from foretrain.base import bidi, languages
+from foretrain.cli.commands import SUMMARIES, Commands
 from foretrain.cli.common import OUT
 from foretrain.cli.old_options import OLD
 
@@ -40,10 +43,10 @@ def speak(command: Any) -> None:
     command.get_usage = partial(_usage, command)
 
 
-def texts(root: Any) -> dict[str, str]:
-    """{id: English} of all that the help of these commands says."""
+def texts(root: Any, *, deep: bool = True) -> dict[str, str]:
+    """{id: English} of all that the help of these commands says; without `deep` of the root's own, with its list."""
     found = {f"cli_help.heading.{name.lower()}": text for name, text in _headings().items()}
-    for id, text in _said(root):
+    for id, text in (*_said(root, deep=deep), *_listed(root)):
         if text not in found.values():
             found[id] = text
     return found
@@ -62,7 +65,12 @@ def _usage(command: Any, ctx: Any) -> str:
     return text
 
 
-def _said(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+def _listed(root: Any) -> Iterator[tuple[str, str]]:
+    """(id, English) of each command in the list of commands, which imports none of them."""
+    return ((f"cli_help.{name}.summary", SUMMARIES[name]) for name in root.commands if name in SUMMARIES)
+
+
+def _said(command: Any, path: tuple[str, ...] = (), *, deep: bool = True) -> Iterator[tuple[str, str]]:
     """(id, English) of a command and of those under it, in their order."""
     prefix = f"cli_help.{'_'.join(path) or 'foretrain'}"
     yield f"{prefix}.summary", command.help or ""
@@ -72,7 +80,7 @@ def _said(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]
     notes = [note for line in (command.epilog or "").split("\n") if (note := _note(line))]
     for number, note in enumerate(notes, 1):
         yield f"{prefix}.note_{number}", note
-    for name, each in getattr(command, "commands", {}).items():
+    for name, each in getattr(command, "commands", {}).items() if deep else ():
         yield from _said(each, (*path, name))
 
 
@@ -90,8 +98,10 @@ def _note(line: str) -> str:
 def _show(command: Any, ctx: Any, formatter: Any) -> None:
     from typer import rich_utils
 
-    ids = {text: id for id, text in texts(ctx.find_root().command).items()}
-    own = languages.texts(languages.current().id)
+    root, own = ctx.find_root().command, languages.texts(languages.current().id)
+    # A text that several commands share has the id of the first: all are imported, where somebody translates it.
+    english = languages.current().id == languages.ENGLISH
+    ids = {text: id for id, text in texts(root, deep=command is not root and not english).items()}
 
     def say(english: str) -> str:
         return bidi.isolated(own.get(ids.get(english, ""), english))
@@ -109,12 +119,19 @@ def _show(command: Any, ctx: Any, formatter: Any) -> None:
     made.epilog = "\n".join(_line(line, say) for line in (command.epilog or "").split("\n"))
     made.get_usage = lambda _: command.get_usage(ctx)
     if hasattr(command, "commands"):
-        made.commands = {name: spoken(each) for name, each in command.commands.items()}
+        made.commands = {name: spoken(each) for name, each in _in_a_list(command).items()}
     # Not isolated: a mark of direction must not come between the braces and what they are filled with.
     headings = {name: own.get(ids[text], text) for name, text in HEADINGS.items()}
     width = rich_utils.MAX_WIDTH or min(PROSE_WIDTH, OUT.width)
     with _changed(rich_utils, {**headings, "MAX_WIDTH": width}), _trimmed():
         rich_utils.rich_format_help(obj=made, ctx=ctx, markup_mode="rich")
+
+
+def _in_a_list(group: Any) -> dict[str, Any]:
+    """The commands of a group as a list shows them; those that are not imported yet stay so."""
+    if isinstance(group.commands, Commands):
+        return {name: TyperCommand(name, help=SUMMARIES[name]) for name in group.commands}
+    return group.commands
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The language of the command line: `--lang` of every command, FORETRAIN_LANG, and `foretrain languages`.
+"""The language of the command line: `--lang` of every command, and FORETRAIN_LANG.
 
 English unless another one is asked for, whatever the system's locale says: most terminals cannot show Arabic in its
 order, and logs and errors are read by others and looked up. With --json all is English, for programs read it.
@@ -16,24 +16,10 @@ from foretrain.base import languages
 from foretrain.base.errors import UserError
 from foretrain.cli import completion, gpu_file, mistyped, wrong_usage
 from foretrain.cli import help as spoken_help
-from foretrain.cli.common import OUT, Json, option_of, own_words, print_json
-from foretrain.config.options import knobs
-from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Section, Table, Verbatim
+from foretrain.cli.commands import Commands
+from foretrain.cli.common import option_of, own_words
 
 VARIABLE = "FORETRAIN_LANG"
-EPILOG = """Examples:
-
-foretrain languages
-
-foretrain languages en
-
-foretrain plan gpt2-124m --gpu 4070 --lang en
-
-FORETRAIN_LANG=en foretrain gpus"""
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("languages", epilog=EPILOG)(languages_command)
 
 
 class Group(TyperGroup):
@@ -42,6 +28,8 @@ class Group(TyperGroup):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _give_options(self)
+        if not self.commands:  # a group of commands within a command has its own
+            self.commands = Commands(_give_options)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with wrong_usage.told(self, _speak_typed):
@@ -53,17 +41,16 @@ class Group(TyperGroup):
 
 
 def _give_options(command: Any) -> None:
-    for each in (command, *getattr(command, "commands", {}).values()):
-        names = {parameter.name for parameter in each.params}
-        if "lang" not in names:
-            each.params.append(_option())
-        if "gpu_file" not in names and ("gpu" in names or each.name in gpu_file.COMMANDS):
-            each.params.append(gpu_file.option())
-        spoken_help.speak(each)
-        mistyped.watch(each)
-        completion.complete(each)
-        if each is not command and hasattr(each, "commands"):
-            _give_options(each)
+    """To a command and those under it."""
+    names = {parameter.name for parameter in command.params}
+    command.params.append(_option())
+    if "gpu" in names or command.name in gpu_file.COMMANDS:
+        command.params.append(gpu_file.option())
+    spoken_help.speak(command)
+    mistyped.watch(command)
+    completion.complete(command)
+    for each in getattr(command, "commands", {}).values():
+        _give_options(each)
 
 
 @cache
@@ -125,57 +112,3 @@ def _speak_typed() -> None:
 def asked_for() -> str | None:
     """The language that was asked for, by option or environment; None where none was."""
     return languages.matching(os.environ.get(VARIABLE, ""))
-
-
-def languages_command(
-    ctx: typer.Context,
-    language: Annotated[
-        str | None, typer.Argument(help="List the texts that this language lacks or leaves in English.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """List the languages, and how much of each is translated."""
-    if language is not None and languages.matching(language) is None:
-        known = list(languages.known())
-        raise UserError("usage.unknown_language", source="languages", word=language[:40], known=known)
-    wanted = [languages.matching(language) or ""] if language else list(languages.known())
-    helps = frozenset(f"knob.{knob.name}" for knob in knobs()) | spoken_help.texts(ctx.find_root().command).keys()
-    found = [languages.coverage(id, helps) for id in wanted]
-    if as_json:
-        listed = [
-            {
-                "id": one.language.id, "name": one.language.name, "direction": one.language.direction,
-                "texts": one.texts, "of": one.of, "missing": list(one.missing), "unknown": list(one.unknown),
-                "untranslated": {id: list(words) for id, words in one.untranslated},
-            }
-            for one in found
-        ]  # fmt: skip
-        print_json({"schema": "foretrain.languages/1", "languages": listed})
-        return
-    from foretrain.reports import text
-
-    text.render(_document(found, with_ids=language is not None), OUT)
-
-
-def _document(found: list[languages.Coverage], *, with_ids: bool) -> Document:
-    rows: list[tuple[Cell, ...]] = [
-        (
-            one.language.id, one.language.name, Message("languages.count", {"texts": one.texts, "of": one.of}),
-            Quantity(one.texts / one.of, "percent"),
-        )
-        for one in found
-    ]  # fmt: skip
-    columns = tuple(Message(f"column.{id}") for id in ("language", "own_name", "texts", "share"))
-    sections = [Section(Message("languages.section"), (Table(columns, tuple(rows), frozenset({2, 3})),))]
-    for one in found if with_ids else ():
-        left = tuple(f"{id}  {' '.join(words)}" for id, words in one.untranslated)
-        for title, said, ids in (
-            ("languages.missing_title", "languages.missing", one.missing),
-            ("languages.untranslated_title", "languages.untranslated", left),
-            ("languages.unknown_title", "languages.unknown", one.unknown),
-        ):
-            if ids:
-                blocks = (Paragraph(Message(said, {"count": len(ids)})), Verbatim("\n".join(ids)))
-                sections.append(Section(Message(title), blocks))
-    title = Message("languages.title", {"count": len(languages.known())})
-    return Document(title, Message("languages.subtitle"), sections)

@@ -1,0 +1,66 @@
+"""The commands: a module each, of the command's name, which is imported when somebody asks for the command.
+
+So a module imports what it needs at its head, and `foretrain plan` does not wait for what `foretrain tune` needs.
+"""
+
+from collections.abc import Callable, Iterator, MutableMapping
+from importlib import import_module
+from typing import Any
+
+import typer
+import typer.main
+
+# What `foretrain --help` says of each, in its order, without importing any; a command's own help begins with it.
+SUMMARIES = {
+    "plan": "Plan a run: does it fit, how long, what does it cost, what limits it. Needs no GPU and no torch.",
+    "advise": "Find what to change: every option and technique, planned for your run and ranked by gain and cost.",
+    "train": "Train a config, with a live line, evaluation and checkpoints. Ctrl-C saves; --resume auto resumes.",
+    "tune": "Measure which settings are fastest here, without changing tokens per step or the result.",
+    "runs": "List runs and watched runs: status, steps, loss, speed.",
+    "report": "Write one offline HTML file about a run, a plan, a log or a comparison, with charts and their numbers.",
+    "compare": "Compare runs: what differs, which is better beyond noise, and whether one setting explains it.",
+    "explain": "Explain a run, a log or a memory snapshot: where memory and time went, why it ran out, what to change.",
+    "watch": "Measure a training command without changing it: memory, energy, clocks, log. Returns its exit code.",
+    "mfu": "Turn a speed into MFU: with full and causal attention, with recomputation, and as nanoGPT prints it.",
+    "calibrate": "Measure this device for one to two minutes; later plans use the result. Keep it idle meanwhile.",
+    "verify": "Run 24 short cases on this card and compare them with their predictions: about ten minutes.",
+    "sample": "Generate text with the newest intact checkpoint of a run.",
+    "export": "Export a trained model for Hugging Face or nanoGPT, or as safetensors.",
+    "prepare": "Turn text into verified token shards, on all cores and in constant memory. Resumes after any stop.",
+    "gpus": "List the known cards: memory, bandwidth, dense peaks by dtype, power, and the source of each figure.",
+    "languages": "List the languages, and how much of each is translated.",
+    "serve": "Open the planner in your browser: move sliders, watch runs. For this machine only.",
+    "demo": "Run everything in about three minutes on two CPU cores: forecast, training, sample, comparison, report.",
+    "data": "Datasets: statistics, checksums, text behind tokens, mixtures.",
+}
+
+
+class Commands(MutableMapping[str, Any]):
+    """Every command by its name, as the framework has it, imported when it is looked up; then `finish` hears of it."""
+
+    def __init__(self, finish: Callable[[Any], None]) -> None:
+        self._made: dict[str, Any] = dict.fromkeys(SUMMARIES)
+        self._finish = finish
+
+    def __getitem__(self, name: str) -> Any:
+        if self._made[name] is None:
+            own = typer.Typer(rich_markup_mode="rich")
+            import_module(f"foretrain.cli.commands.{name}").add_to(own)
+            self._made[name] = typer.main.get_group(own).commands[name]
+            self._finish(self._made[name])
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._made
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)

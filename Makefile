@@ -47,7 +47,7 @@ faults: $(STAMP) ## inject hundreds of faults into runs: kills, signals, full di
 faults-long: $(STAMP) ## the same with thousands
 	$(BIN)/python -m tests.faults --tier nightly
 
-golden: $(STAMP) ## every answer of this tree against those of a commit: BASE=main (eight minutes; QUICK=1 for a third)
+golden: $(STAMP) ## every answer of this tree against those of a commit: BASE=main (eight minutes; QUICK=1 for a fifth)
 	$(BIN)/python -m tests.golden $(or $(BASE),HEAD) $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)")
 
 soak: $(STAMP) ## a run of one hour with a fault every 30 seconds, then the same steps without faults

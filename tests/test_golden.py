@@ -70,6 +70,14 @@ def test_of_a_measured_case_what_must_repeat_is_compared() -> None:
     assert found(result("took 3.2 s"), result("needs 3.2 s"), measured=True)
 
 
+def test_what_a_busy_machine_adds_to_a_run_is_left_out() -> None:
+    quiet = result("saved step-4\nstep 4/8  val loss 3.2\n", {"events.jsonl": '{"id": "saved"}\n{"id": "resumed"}\n'})
+    told = "busy machine: others\nstep 4/8  val loss 3.1\nsaved step-5\n"
+    busy = result(told, {"events.jsonl": '{"id": "machine_busy"}\n{"id": "resumed"}\n{"id": "saved"}\n'})
+    assert not found(quiet, busy, measured=True)
+    assert found(quiet, result("step 4/8  val loss 3.2\n", {"events.jsonl": '{"id": "resumed"}\n'}), measured=True)
+
+
 def test_a_declared_change_passes_and_one_that_nothing_needs_is_an_error() -> None:
     changes = [
         Difference("plan a", "steps[0].stdout:3", "old words", "new words"),

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from .cases import Case, listed
+from .cases import Case, input_folder, listed
 from .compare import Difference, differences, judged
 from .declared import DECLARED
 from .runner import environment, folder_of, lines_of, result_file
@@ -33,7 +33,8 @@ INPUTS = ("examples", "tests/data/machines")
 def main() -> int:
     """The exit code."""
     args = _arguments()
-    cases = [one for one in listed() if args.only in one.name and (one.quick or not args.quick)]
+    wanted = (one for one in listed() if not one.kept_as)
+    cases = [one for one in wanted if args.only in one.name and (one.quick or not args.quick)]
     if args.list:
         _list(cases)
         return 0
@@ -61,7 +62,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("base", nargs="?", default="HEAD", metavar="BASE", help="the commit whose answers are right")
     parser.add_argument("--only", default="", metavar="TEXT", help="only the cases with this text in their name")
-    parser.add_argument("--quick", action="store_true", help="a third of the cases")
+    parser.add_argument("--quick", action="store_true", help="a fifth of the cases")
     parser.add_argument("--at-once", type=int, default=min(4, os.cpu_count() or 2), metavar="N", help="cases at once")
     parser.add_argument("--again", action="store_true", help="run the cases of both trees anew")
     parser.add_argument("--self", action="store_true", help="run BASE twice and compare it with itself")
@@ -137,7 +138,7 @@ def _answer(who: str, tree: Path, results: Path, inputs: Path, cases: list[Case]
     results.mkdir(parents=True, exist_ok=True)
     kept = [one for one in listed() if one.kept_as]
     needed = {name for one in cases for name in one.inputs}
-    making = [one for one in kept if one.kept_as in needed and not (inputs / one.kept_as).exists()]
+    making = [one for one in kept if one.kept_as in needed and not (inputs / input_folder(one.kept_as)).exists()]
     if making:
         _run(f"{who}, inputs", tree, results, inputs, making, args.at_once)
     missing = [one for one in cases if not result_file(results, one).exists()]

@@ -77,6 +77,12 @@ def listed() -> tuple[Case, ...]:
     return tuple(found)
 
 
+def input_folder(name: str) -> str:
+    """The folder of an input: one that a case makes is another when that case changes."""
+    making = [one for one in listed() if one.kept_as == name]
+    return f"{name}-{making[0].digest}" if making else name
+
+
 # --- what cases are made of ---
 
 PRESETS = (
@@ -107,13 +113,13 @@ OPTIONS: tuple[tuple[str, ...], ...] = (
     ("--master_weights=true", "--dtype=bfloat16"), ("--compile=false",), ("--compile=false", "--dtype=float32"),
     ("--compile_mode=reduce-overhead",), ("--compile_mode=max-autotune",), ("--compile_blocks=true",),
     ("--attention=bmm",), ("--attention=sdpa",), ("--allocator_settings=expandable_segments:True",),
-    ("--memory_limit=8GiB",), ("--memory_limit=80%",), ("--price_per_hour=0.35",), ("--co2_per_kwh=380",),
+    ("--memory_limit=8GiB",), ("--memory_limit=9GiB",), ("--price_per_hour=0.35",), ("--co2_per_kwh=380",),
     ("--currency=USD", "--price_per_kwh=0.15"), ("--torch_version=2.6.0",), ("--torch_version=2.9.1",),
     ("--batch_size=auto", "--total_batch_size=524288"), ("--dataset_tokens=3680000000",), ("--max_iters=2000",
     "--lr_decay_iters=2000", "--warmup_iters=100"), ("--init_from=gpt2",), ("--keep_checkpoints=5",),
     ("--always_save_checkpoint=false",), ("--cpu_threads=2",), ("--seed=7",), ("--learning_rate=3e-4",
     "--min_lr=3e-5"), ("--beta2=0.99",), ("--weight_decay=0",), ("--tokenizer=gpt2",), ("--data_order=epochs",),
-    ("--verify_data=false",), ("--backend=gloo", "--wandb_log=true"), ("--eval_block_size=256",),
+    ("--verify_data=false",), ("--backend=gloo", "--wandb_log=true"), ("--eval_block_size=64",),
 )  # fmt: skip
 # How a plan is asked for.
 ASKED = (
@@ -182,7 +188,8 @@ def _drawn() -> Iterator[Case]:
                 waiting = draw.sample(OPTIONS, len(OPTIONS))
             words += waiting.pop()
         card = CARDS[number % len(CARDS)] if number % 3 else draw.choice(CARDS)
-        asked = " ".join([ASKED[number % len(ASKED)], *_pinned(card, ASKED[number % len(ASKED)])])
+        how = ASKED[(number + number // len(CARDS)) % len(ASKED)]
+        asked = " ".join([how, *_pinned(card, how)])
         yield case(
             f"plan drawn {number} {card} {asked}",
             ("plan", *words, "--gpu", card, *asked.split()),
@@ -237,14 +244,14 @@ def _presets() -> Iterator[Case]:
     )  # fmt: skip
 
 
-CARD = """[[gpu]]
-name = "Mine"
-kind = "cuda"
+CARD = """["Mine"]
 architecture = "Ada"
 compute_capability = "8.9"
 sm_count = 46
 boost_clock_ghz = 2.475
 memory_gib = 12.0
+fp16_flop_per_clock_per_sm = 512
+fp32_flop_per_clock_per_sm = 256
 memory_bus_bits = 192
 memory_gbps_per_pin = 21.0
 bandwidth_gb_per_s = 504.0
@@ -289,7 +296,12 @@ def _advises() -> Iterator[Case]:
         case("advise c.py full", f"advise {real}/c.py --gpu 4070 --used-by-others 2.1GB --full"),
         case("advise c.py apply", f"advise {real}/c.py --gpu 4070 --used-by-others 2.1GB --apply 1"),
         case("advise c.py write", f"advise {real}/c.py --gpu 4070 --used-by-others 2.1GB --apply 1 --write less.toml"),
-        case("advise c.py write py", f"advise {real}/c.py --gpu 4070 --apply 1 --write less.py"),
+        case(
+            "advise c.py write py",
+            f"advise {real}/c.py --gpu 4070 --apply 1 --write less.py",
+            f"advise {real}/c.py --gpu 4070 --used-by-others 2.1GB --goal fit --apply 2 --write two.py",
+            f"advise {real}/c.py --gpu 4070 --used-by-others 2.1GB --goal fit --apply 4 --write four.py",
+        ),
         case(
             "advise c.py foretrain", f"advise {real}/c.py --gpu 4070 --used-by-others 2.1GB --trainer foretrain --json"
         ),
@@ -318,7 +330,7 @@ def _advises() -> Iterator[Case]:
         case("advise nanogpt", "advise examples/nanogpt/config/train_gpt2.py --gpu 4070"),
         case("advise cpu", "advise baby --gpu cpu --used-by-others 2GB"),
         case("advise cpu json", "advise gpt2-30m --gpu cpu --used-by-others 2GB --json"),
-        case("advise nothing fits", "advise gpt2-1558m --gpu 4GB --block_size=4096 --batch_size=64"),
+        case("advise nothing fits", "advise gpt2-1558m --gpu 3060 --block_size=4096 --batch_size=64"),
         case("advise ar", f"advise {real}/c.py --gpu 4070 --used-by-others 2.1GB --lang ar"),
         case("advise hi", f"advise {real}/c.py --gpu 4070 --used-by-others 2.1GB --lang hi --full"),
         case("advise narrow", f"advise {real}/c.py --gpu 4070 --used-by-others 2.1GB", group="narrow"),
@@ -443,7 +455,7 @@ def _reports() -> Iterator[Case]:
         case("report plan ar", "report gpt2-40m --gpu 3060 --out r.html --lang ar"),
         case("report plan hi", "report gpt2-350m --gpu T4 --out r.html --lang hi --json"),
         case("report real", "report examples/real-cases/c.py --gpu 4070 --used-by-others 2.1GB --json"),
-        case("report modern", "report gpt2-124m --gpu H100 --recipe=modern --out r.html"),
+        case("report modern", "report gpt2-124m --gpu H100-SXM5-80GB --recipe=modern --out r.html"),
         case("report log", f"report steady.log+{B1} --gpu 4070 --out r.html", files=files),
         case("report logs", f"report steady.log+{B1} slowing.log+{B1} --gpu 4070 --out r.html", files=files),
         case("report configs", "report gpt2-124m gpt2-350m --gpu 4090 --out r.html"),
@@ -456,7 +468,7 @@ def _reports() -> Iterator[Case]:
 
 # --- small commands ---
 
-TEXTS = {
+TEXTS: dict[str, str | bytes] = {
     "books/one.txt": "It was the best of times.\n\nIt was the worst of times.\n" * 40,
     "books/two.txt": "Call me Ishmael. Some years ago…\n" * 60,
     "lines.jsonl": "".join(f'{{"text": "Line {i} of a file.", "other": {i}}}\n' for i in range(200)),
@@ -500,7 +512,7 @@ def _small() -> Iterator[Case]:
         case("mfu time", "mfu gpt2-124m --step-time 3.9 --gpu 4070", quick=True),
         case("mfu time json", "mfu gpt2-124m --step-time 3900ms --gpu 4070 --json"),
         case("mfu rate", "mfu gpt2-350m --tokens-per-s 34k --gpu A100-SXM4-80GB --clock 1.2GHz"),
-        case("mfu several", "mfu gpt2-124m --tokens-per-s 134k --gpu 4090,H100 --json"),
+        case("mfu several", "mfu gpt2-124m --tokens-per-s 134k --gpu 4090,A100-SXM4-80GB --json"),
         case(
             "mfu modern", "mfu gpt2-124m --recipe=modern --activation_checkpointing=true --tokens-per-s 90k --gpu 4090"
         ),
@@ -606,7 +618,7 @@ PYTHON = {
     '        print([str(one) for one in getattr(error, "problems", ())])',
     "names": "print(sorted(dir(foretrain))); print(sorted(foretrain.__all__))\n"
     "for name in foretrain.__all__: print(name, type(getattr(foretrain, name)).__name__)",
-    "cards": 'for name in ("4070", "RTX 3090", "A100 SXM4 80GB", "H100"): print(foretrain.find_gpu(name))',
+    "cards": 'for name in ("4070", "RTX 3090", "A100 SXM4 80GB", "H100 SXM5 80GB"): print(foretrain.find_gpu(name))',
     "config": 'c = foretrain.resolve(["gpt2-124m", "--batch_size=4", "--compile=false"]); print(c)\n'
     "print(foretrain.RunConfig()); print(foretrain.RunConfig(n_layer=3, n_head=2, n_embd=64))",
 }
@@ -618,24 +630,190 @@ def _python() -> Iterator[Case]:
                    inputs=("repo",) if "examples/" in source else ())  # fmt: skip
 
 
-# --- what needs torch ---
+# --- the page ---
 
-
-def _made() -> Iterator[Case]:
-    return iter(())
-
-
-def _trains() -> Iterator[Case]:
-    return iter(())
-
-
-def _exact() -> Iterator[Case]:
-    return iter(())
+RUNS_REQUESTS = (
+    ("GET", "/api/runs"), ("GET", "/api/runs/{0}"), ("GET", "/api/runs/{1}"), ("GET", "/api/runs/{2}"),
+    ("GET", "/api/runs/{0}/live?after=0"), ("GET", "/api/comparisons"), ("POST", "/api/compare", {"runs": ["{0}", "{1}"]}),
+    ("POST", "/api/compare", {"runs": ["{0}"]}), ("GET", "/api/runs/unknown"),
+)  # fmt: skip
+ASKED_PLANS: tuple[dict[str, Any], ...] = (
+    {"preset": "gpt2-124m", "values": {"batch_size": "12", "compile": "false"}, "gpu": "RTX 4090", "others": "2GB"},
+    {"preset": "gpt2-350m", "values": {"recipe": "modern"}, "gpu": "RTX 3060 12GB"},
+    {"preset": "baby", "values": {"price_per_hour": "0.3"}, "gpu": "T4"},
+    {"preset": "gpt2-1558m", "values": {"dtype": "float16"}, "gpu": "RTX 4070", "others": "1GB"},
+    {"preset": "gpt2-124m", "values": {"n_head": "7"}, "gpu": "RTX 4070"},
+    {"preset": "nothing", "values": {"nonsense": "1"}, "gpu": "RTX 4070"},
+    {"values": {"n_layer": "3", "n_head": "3", "n_embd": "96"}, "gpu": "A100 SXM4 80GB"},
+)
 
 
 def _serves() -> Iterator[Case]:
-    return iter(())
+    """What the page asks, and what it is refused."""
+    start = (("GET", "/api/start"), ("GET", "/"), ("GET", "/main.js"), ("GET", "/nothing"), ("GET", "/api/plan"))
+    for language in ("en", "ar", "hi"):
+        yield case(
+            f"serve start {language}",
+            Step(("--lang", language), requests=start[:1] if language != "en" else start),
+            quick=language == "en",
+        )
+    plans = tuple(("POST", "/api/plan", asked) for asked in ASKED_PLANS)
+    bad = (("POST", "/api/plan", "no json"), ("POST", "/api/plan", {"gpu": 3}), ("POST", "/api/plan", {"gpu": "4711"}))
+    yield case("serve plans", Step(requests=plans + bad), quick=True)
+    yield case("serve plans hi", Step(("--lang", "hi"), requests=plans[:3]))
+    cards = {**ASKED_PLANS[0], "cards": ["RTX 3060 12GB", "RTX 4070", "A100 SXM4 80GB"]}
+    pasted = [
+        {"name": "a.toml", "text": TINY},
+        {"name": "b.py", "text": "n_layer = 3\nn_head = 3\n"},
+        {"name": "c", "text": "]"},
+    ]
+    yield case("serve forms", Step(requests=(
+        ("POST", "/api/cards", cards), ("POST", "/api/toml", ASKED_PLANS[0]), ("POST", "/api/toml", ASKED_PLANS[4]),
+        *(("POST", "/api/read", one) for one in pasted), ("GET", "/api/runs"), ("GET", "/api/comparisons"),
+    )))  # fmt: skip
+    advised = tuple(("POST", "/api/advice", asked) for asked in (ASKED_PLANS[3], ASKED_PLANS[0], ASKED_PLANS[4]))
+    yield case("serve advice", Step(requests=advised), quick=True)
+    words = [one.partition("=") for one in SMALL.replace("--", "").split()]
+    exact = {"preset": "", "values": {name: value for name, _, value in words}, "gpu": "RTX 4070"}
+    yield case("serve exact", Step(requests=(("POST", "/api/exact", exact), ("POST", "/api/exact", ASKED_PLANS[4]))))
+    yield case("serve runs", Step(("--runs", "."), requests=RUNS_REQUESTS), inputs=("made",), quick=True)
+    yield case("serve runs ar", Step(("--runs", ".", "--lang", "ar"), requests=RUNS_REQUESTS[:7]), inputs=("made",))
+
+
+# --- runs: trained here, and one that the base commit trained ---
+
+SMALL = (
+    "--n_layer=2 --n_head=2 --n_embd=64 --block_size=64 --vocab_size=512 --batch_size=4 "
+    "--gradient_accumulation_steps=2 --compile=false"
+)
+PREPARED = "prepare books lines.jsonl --tokenizer byte --out set --val 10% --workers 1 --quiet"
+ON_SET = "train tiny.toml --dataset=set --vocab_size=256"
+PROGRAM = """import time
+print("tokens per iteration will be: 524,288")
+print("number of parameters: 40.56M")
+for i in range(12):
+    print(f"iter {i}: loss {10.8 - i / 10:.4f}, time {100 + i % 3:.2f}ms, mfu {12.9 if i > 4 else -100:.2f}%", flush=True)
+    time.sleep(0.1)
+"""
+
+
+def _made() -> Iterator[Case]:
+    """Runs, a watched run and a calibration of the base commit: what reads them is given the same in both trees."""
+    yield case(
+        "made by BASE", PREPARED, f"{ON_SET} --out_dir=out-a", f"{ON_SET} --out_dir=out-b --learning_rate=3e-3",
+        f"{ON_SET} --out_dir=out-c --seed=2", f"{ON_SET} --out_dir=out-m --recipe=modern --max_iters=8",
+        Step(("watch", "--out", "watched", "--interval", "0.2", "--quiet", "--", "python3", "program.py")),
+        "calibrate --quick --quiet", files={**_toy(), **TEXTS, "program.py": PROGRAM}, measured=True, group="torch",
+        env={"FORETRAIN_CACHE": "cache"}, kept_as="made",
+    )  # fmt: skip
 
 
 def _of_runs() -> Iterator[Case]:
-    return iter(())
+    runs = {"inputs": ("made",)}
+    yield from (
+        case("runs", "runs", "runs . --json", "runs out-a", **runs, quick=True),
+        case("runs ar", "runs --lang ar", **runs),
+        case("compare run", "compare out-a", "compare out-a --json", **runs, quick=True),
+        case("compare run modern", "compare out-m", "compare out-m --lang hi", **runs),
+        case("compare runs", "compare out-a out-b", "compare out-a out-b --json", **runs, quick=True),
+        case("compare three runs", "compare out-a out-b out-c", "compare x=out-a y=out-c z=out-m --json", **runs),
+        case("compare run and watched", "compare out-a watched", "compare watched", **runs),
+        case("compare run and config", "compare out-a tiny.toml+batch_size=8 --gpu 4070 --json", **runs),
+        case("explain run", "explain out-a", "explain out-a --json", **runs, quick=True),
+        case("explain run modern", "explain out-m", "explain out-m --lang ar", **runs),
+        case("explain watched", "explain watched", "explain watched --json", **runs),
+        case("report run", "report out-a --out r.html", **runs, quick=True),
+        case("report run here", "report out-b --json", **runs),
+        case("report run ar", "report out-m --lang ar --out r.html", **runs),
+        case("report runs", "report out-a out-b out-c --out r.html", **runs),
+        case("report watched", "report watched --out r.html", **runs),
+        case("report runs hi", "report x=out-a y=out-m --out r.html --lang hi", **runs),
+        case("plan with a trained config", "plan out-a/config.toml --gpu 4070", "plan out-a --gpu 4070", **runs),
+    )
+    calibrated = {**runs, "env": {"FORETRAIN_CACHE": "cache"}}
+    yield from (
+        case("plan calibrated", "plan baby --gpu cpu --used-by-others 2GB", "plan tiny.toml --gpu cpu --used-by-others 2GB --json", **calibrated, quick=True),
+        case("calibrate show stored", "calibrate --show", "calibrate --show --json", **calibrated),
+        case("advise calibrated", "advise tiny.toml --gpu cpu --used-by-others 2GB --json", **calibrated),
+        case("report calibrated", "report tiny.toml --gpu cpu --used-by-others 2GB --out r.html", **calibrated),
+    )  # fmt: skip
+    torch = {**runs, "group": "torch"}
+    yield from (
+        case("sample", "sample out-a --seed 3 --tokens 40", "sample out-m --seed 3 --tokens 40 --temperature 0 --json",
+             "sample out-a --prompt It --tokens 20 --top-k 5 --json", **torch, quick=True, measured=True),
+        case("export hf", "export out-a --out e", "export out-m --out f --json", **torch),
+        case("export nanogpt", "export out-a --to nanogpt --out e --best --json", "export out-m --to nanogpt --out f", **torch),
+        case("export safetensors", "export out-a --to safetensors", "export out-a --to safetensors --quiet", **torch, quick=True),
+        case("train resumed", "train tiny.toml --dataset=set --vocab_size=256 --out_dir=out-a --max_iters=16 --resume auto", **torch, measured=True, quick=True),
+        case("train from a run", f"{ON_SET} --init_from=out-a/ --out_dir=next --max_iters=4", **torch, measured=True),
+        case("train from a run with moments", f"{ON_SET} --init_from=out-a/ --init_optimizer --out_dir=next --max_iters=16", **torch, measured=True),
+        case("eval", f"{ON_SET} --init_from=out-a/ --eval_only=true --out_dir=judged --eval_sequences=16", **torch, measured=True),
+    )  # fmt: skip
+
+
+def _trains() -> Iterator[Case]:
+    """A run of a second each: losses, weights, files and the keys of records; not its times."""
+    more = {
+        "": "", "modern": "--recipe=modern", "checkpointing": "--activation_checkpointing=true --loss_chunk_size=16",
+        "adamw8bit": "--optimizer=adamw8bit", "muon": "--optimizer=muon --lr_schedule=linear", "bfloat16": "--dtype=bfloat16",
+        "epochs": "--data_order=epochs --seed=7", "dropout": "--dropout=0.1 --bias=true",
+        "offload": "--optimizer_offload=true --grad_clip=0", "half": "--dtype=bfloat16 --master_weights=true",
+        "recomputed": "--recompute_norm_gelu=true --eval_batch_size=2", "accumulated": "--total_batch_size=256 --keep_checkpoints=1",
+    }  # fmt: skip
+    for name, words in more.items():
+        yield case(
+            f"train {name or 'plain'}", f"train tiny.toml {words} --max_iters={8 if name else 12}", files=_toy(),
+            measured=True, group="torch", quick=name in ("", "modern"),
+        )  # fmt: skip
+    nano = "train examples/nanogpt/config/train_shakespeare_char.py tiny.toml"
+    yield from (
+        case("train nanogpt file", f"{nano} --max_iters=4 --json --quiet", files=_toy(), measured=True, group="torch"),
+        case("train and resume", "train tiny.toml --max_iters=8 --quiet", "train tiny.toml --resume auto --quiet",
+             "train tiny.toml --resume auto --max_iters=14 --quiet", files=_toy(), measured=True, group="torch"),
+        case("train auto", "train tiny.toml --batch_size=auto --total_batch_size=256 --no-trial --max_iters=4 --memory_limit=2GiB",
+             files=_toy(), measured=True, group="torch"),
+        case("train compiled", "train tiny.toml --compile=true --n_layer=1 --max_iters=4", files=_toy(), measured=True, group="torch"),
+        case("train no data", "train tiny.toml", files={"tiny.toml": TINY}, group="torch"),
+        case("train diverges", "train tiny.toml --learning_rate=100 --min_lr=100 --grad_clip=0 --warmup_iters=0 --max_iters=60 --decay_lr=false",
+             files=_toy(), measured=True, group="torch"),
+        case("train bad shard", "train tiny.toml", files={**_toy(), "toy/train.bin": b"odd"}, group="torch", measured=True),
+        case("watch", Step(("watch", "--out", "w", "--interval", "0.2", "--", "python3", "program.py")),
+             Step(("watch", "--out", "w", "--json", "--", "false")), files={"program.py": PROGRAM}, measured=True),
+    )  # fmt: skip
+
+
+def _exact() -> Iterator[Case]:
+    """Traces of small steps, eager and compiled, foretrain's and nanoGPT's."""
+    plain = f"plan {SMALL} --gpu 4070 --exact"
+    more = {
+        "": "--json", "text": "", "explained": "--explain --observed 2GiB --process 1GiB", "nanogpt": "--trainer nanogpt --json",
+        "modern": "--recipe=modern --json", "checkpointing": "--activation_checkpointing=true --json",
+        "chunked": "--loss_chunk_size=64 --optimizer=adamw8bit --json", "float16": "--dtype=float16 --grad_clip=0 --json",
+        "int8": "--matmul=int8 --json", "settings": "--alloc-conf expandable_segments:True --json",
+        "snapshot": "--snapshot s.pickle --json", "offload": "--optimizer_offload=true --optimizer=muon --json",
+        "offers": "--largest batch_size --vocab_size=64 --n_layer=1 --used-by-others 10GB",
+        "compiled": "--compile=true --json", "compiled nanogpt": "--compile=true --trainer nanogpt --dtype=float16 --json",
+        "compiled modern": "--compile=true --recipe=modern --json", "blocks": "--compile=true --compile_blocks=true --json",
+    }  # fmt: skip
+    for name, words in more.items():
+        yield case(f"exact {name or 'plain'}", f"{plain} {words}", group="torch", quick=name in ("", "compiled"))
+    trace = """import torch, foretrain
+def train(on):
+    model = torch.nn.Linear(784, 10).to(on.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(3):
+        on.phase(f"step {step}")
+        model(torch.empty(64, 784, device=on.device)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+found = foretrain.trace(train, gpu="RTX 4070")
+print(found, found.fits(10 << 30))
+"""
+    yield from (
+        case("exact python", Step(python=trace), group="torch"),
+        case("exact explain", f"plan {SMALL} --gpu 4070 --explain", group="torch", quick=True),
+        case("exact explain json", f"plan {SMALL} --gpu 3060 --explain --json --compile=true", group="torch"),
+        case("exact cpu", f"plan {SMALL} --gpu cpu --used-by-others 2GB --exact --json", group="torch"),
+        case("exact advise", f"advise {SMALL} --gpu 3060 --exact --top 1 --json", group="torch"),
+        case("exact report", f"report gpt2-30m {SMALL} --gpu 4070 --exact --out r.html", group="torch"),
+    )

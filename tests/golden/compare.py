@@ -51,18 +51,26 @@ class Varies(NamedTuple):
 VARIES = (
     Varies(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?( UTC)?", "<date>", "when it ran"),
     Varies(r"127\.0\.0\.1:\d+", "127.0.0.1:<port>", "the page's port is a free one"),
+    Varies(r"(\d+/\d+) · \d+ s$", r"\1 · <seconds>", "how far a trace is, and for how long it has run"),
 )
 # Where a case is `measured`, figures stay only under these keys, and the digits of texts are masked: everything else
 # there is a time, a speed or a memory of this machine, and differs from run to run.
 REPEATS = re.compile(
     r"(loss|learning_rate|grad_norm|tokens|documents|step|steps|steps_done|n_params|parameters|best|bytes_per_token|"
-    r"seed|vocab_size|ids|position|counter|epochs?|weight|share|shards?|schema|sha256|size)$"
+    r"seed|vocab_size|ids|position|counter|epochs?|weight|shards?|schema|sha256|size)$"
 )
-DIGESTS = {"state_sha256": "over a state that holds times"}
+# Digests of files that hold times; those of weights and moments are compared.
+DIGESTS = {"state_sha256", "state.json"}
+SAMPLES = {"w/samples.jsonl": 1}  # one a fifth of a second: their number varies
 FIGURE = re.compile(
     r"[\d.,]+( ?([µm]?s|min|h|[KMGT]?i?B(/s)?|[kMGT](?= tok))\b)?"
 )  # with its unit: 900 KiB/s are 1.1 MiB/s next time
-NOISE = re.compile(r"^(busy machine|the run's threads now)")  # of a machine with other work
+# Live lines come after so many seconds, processes may end before they are counted, and the rest is said on a machine
+# with other work.
+NOISE_EVENTS = {"machine_busy", "machine_quiet", "threads_sleep"}  # the same, in a run's record
+NOISE = re.compile(
+    r"^(step +[\d,]+/[\d,]+ +loss | +host memory|busy machine|the machine is quiet again|the run's threads now)"
+)
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], *, measured: bool) -> list[Difference]:
@@ -100,7 +108,9 @@ def _readable(result: dict[str, Any], *, measured: bool) -> dict[str, Any]:
         if text.lstrip()[:1] in ("{", "["):
             try:
                 if name.endswith(".jsonl"):
-                    return [_figures(json.loads(line), measured) for line in text.splitlines()]
+                    records = [_figures(json.loads(line), measured) for line in text.splitlines()]
+                    kept = [one for one in records if one.get("id") not in NOISE_EVENTS]
+                    return _in_order(kept)[: SAMPLES.get(name)]
                 return _figures(json.loads(text), measured)
             except ValueError:
                 pass
@@ -108,7 +118,7 @@ def _readable(result: dict[str, Any], *, measured: bool) -> dict[str, Any]:
             text = text.replace("<", "\n<")
         lines = [line.rstrip() for line in text.splitlines()]
         if measured:
-            lines = [FIGURE.sub("#", line) for line in lines if not NOISE.match(line)]
+            lines = _in_order([FIGURE.sub("#", line) for line in lines if not NOISE.match(line)])
         return _Lines(lines)
 
     def values(value: Any) -> Any:
@@ -125,8 +135,18 @@ def _readable(result: dict[str, Any], *, measured: bool) -> dict[str, Any]:
     written = {}
     for name, content in result["written"].items():
         text = content.get("text")
-        written[name] = content if text is None else {"text": parsed(text, name), "rights": content["rights"]}
+        shown = None if text is None else parsed(text, name)
+        if measured and shown == [] and text:  # a run on a quiet machine has no such file
+            continue
+        written[name] = content if shown is None else {"text": shown, "rights": content["rights"]}
     return {"steps": steps, "written": written, "removed": result["removed"]}
+
+
+def _in_order(lines: list[Any]) -> list[Any]:
+    """What tells of a saved checkpoint last: another thread saves, and tells of it when it is done."""
+    return sorted(
+        lines, key=lambda one: one.get("id") == "saved" if isinstance(one, dict) else one.startswith("saved ")
+    )
 
 
 class _Lines(list[str]):
@@ -137,14 +157,14 @@ def _figures(value: Any, measured: bool, key: str = "") -> Any:
     """Without the figures of a machine, where the case is measured."""
     if not measured:
         return value
+    if key in DIGESTS:
+        return "<digest>"
     if isinstance(value, dict):
         if key == "config":  # what was asked for
             return value
         return {name: _figures(part, measured, name) for name, part in value.items()}
     if isinstance(value, list):
         return [_figures(part, measured, key) for part in value]
-    if key in DIGESTS:
-        return "<digest>"
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not REPEATS.search(key):
         return "<figure>"
     return value

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .cases import Case, Step, listed
+from .cases import Case, Step, input_folder, listed
 
 TIME_LIMIT_S = 400.0
 # One thread: what is summed in parallel differs in the last bit with the number of threads.
@@ -138,7 +138,7 @@ def _run(case: Case, folder: Path, inputs: Path) -> dict[str, Any]:
     home.mkdir()
     os.chdir(folder)
     for name in case.inputs:
-        shutil.copytree(inputs / name, folder, dirs_exist_ok=True, symlinks=True)
+        shutil.copytree(inputs / input_folder(name), folder, dirs_exist_ok=True, symlinks=True)
     for name, text in case.files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,9 @@ def _run(case: Case, folder: Path, inputs: Path) -> dict[str, Any]:
             steps.append(_stepped(step, home / f"step{number}", light=case.group != "torch"))
     after = _state(folder)
     if case.kept_as:
-        shutil.copytree(folder, inputs / case.kept_as, dirs_exist_ok=True)
+        beside = inputs / f"{folder.name}.part"
+        shutil.copytree(folder, beside)
+        beside.rename(inputs / input_folder(case.kept_as))
     written = {name: _content(folder / name) for name, state in after.items() if before.get(name) != state}
     shutil.rmtree(home, ignore_errors=True)
     return {"case": case.name, "folder": str(folder), "steps": steps, "written": written,
@@ -195,6 +197,7 @@ def _stepped(step: Step, base: Path, *, light: bool) -> dict[str, Any]:
     if not number:
         code = 70
         try:
+            sys.modules["__main__"].__package__ = ""  # or usage lines begin with `python -m golden.foretrain`
             for stream, name, mode in ((0, "in", os.O_RDONLY), (1, "out", os.O_WRONLY | os.O_CREAT),
                                        (2, "err", os.O_WRONLY | os.O_CREAT)):  # fmt: skip
                 handle = os.open(base / name, mode, 0o600)
@@ -255,13 +258,31 @@ def _served(step: Step, home: Path) -> dict[str, Any]:
     try:
         said = json.loads(server.stdout.readline())
         origin, _, token = said["url"].partition("/#token=")
-        answers = [_asked(origin, token, request) for request in step.requests]
+        answers: list[dict[str, Any]] = []
+        for request in step.requests:
+            answers.append(_asked(origin, token, _with_runs(request, answers)))
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(20)
-    keys = sorted(said)
-    return {"asked": "serve", "said": keys, "exit": server.returncode, "answers": answers,
+    text = json.dumps(answers, ensure_ascii=False)
+    for number, id in enumerate(_runs(answers)):  # an id is a digest of where the run lies
+        text = text.replace(id, f"<run {number}>")
+    return {"asked": "serve", "said": sorted(said), "exit": server.returncode, "answers": json.loads(text),
             "stderr": (home / "serve.err").read_text("utf-8", "replace")}  # fmt: skip
+
+
+def _runs(answers: list[dict[str, Any]]) -> list[str]:
+    """The ids of the runs that the page listed."""
+    listed = next((one["answer"] for one in answers if one["request"] == "GET /api/runs"), {})
+    return [run["id"] for run in listed.get("runs", ())]
+
+
+def _with_runs(request: tuple[Any, ...], answers: list[dict[str, Any]]) -> tuple[Any, ...]:
+    """A request with {0} replaced by the id of the first run in the list, and so on."""
+    text = json.dumps(request)
+    for number, id in enumerate(_runs(answers)):
+        text = text.replace(f"{{{number}}}", id)
+    return tuple(json.loads(text))
 
 
 def _asked(origin: str, token: str, request: tuple[Any, ...]) -> dict[str, Any]:
@@ -273,11 +294,13 @@ def _asked(origin: str, token: str, request: tuple[Any, ...]) -> dict[str, Any]:
     polled = {"/api/exact": "/api/exact", "/api/advice": "/api/advice"}.get(path)
     until = time.monotonic() + 300
     while polled and isinstance(answer, dict) and time.monotonic() < until and (job := answer.get("job")):
-        answer = _sent(origin, token, "GET", f"{polled}/{job}", None)["answer"]
-        while isinstance(answer, dict) and answer.get("state") in ("working", "running"):
+        found = _sent(origin, token, "GET", f"{polled}/{job}", None)
+        answer = found["answer"]
+        if isinstance(answer, dict) and answer.get("state") in ("done", "failed"):
+            break
+        if isinstance(answer, dict) and answer.get("state"):
+            answer = {**answer, "job": job}
             time.sleep(0.2)
-            answer = _sent(origin, token, "GET", f"{polled}/{job}", None)["answer"]
-        found["answer"] = answer
     return {"request": f"{method} {path}", **found}
 
 

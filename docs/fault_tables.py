@@ -7,7 +7,7 @@ from typing import Any
 from results import result
 
 from foretrain.config.on_resume import EVALUATION, ROUNDING, effect_of
-from foretrain.config.options import knobs
+from foretrain.config.options import OPTIONS
 
 # Name in tests/faults/: (what is done, the counts of what had to hold, with the count of all).
 _FAULTS = {
@@ -170,7 +170,7 @@ def catalogue() -> str:
 def resume() -> str:
     """Every option under what another value of it does."""
     listed: dict[str, list[str]] = {"free": [], "rounding": [], "evaluation": [], "refuses": []}
-    for knob in knobs():
+    for knob in OPTIONS.values():
         effect = effect_of(knob.name)
         kind = "rounding" if knob.name in ROUNDING else "evaluation" if knob.name in EVALUATION else effect
         listed[kind].append(f"`{knob.name}`")

@@ -43,7 +43,8 @@ from foretrain.analysis.utilization import utilization
 from foretrain.base.quantities import parse_limit
 from foretrain.base.units import parse_bytes
 from foretrain.cli.commands.explain_run import failures, ran_out
-from foretrain.config.options import GROUPS, knobs
+from foretrain.config.option import GROUPS
+from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.monitoring.training_log import read_log
@@ -437,7 +438,7 @@ def option_tables() -> str:
     parts = []
     for group in GROUPS:
         parts.append(f"## {group}\n\n| option | default | unit | limits | what |\n| --- | --- | --- | --- | --- |")
-        for knob in knobs():
+        for knob in OPTIONS.values():
             if knob.group == group:
                 mark = " ¹" if knob.ours else " ²" if knob.inert else ""
                 default = f"`{knob.default}`" if knob.default != "" else "empty"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from foretrain.base import languages
-from foretrain.config.options import knobs
+from foretrain.config.options import OPTIONS
 from tests.helpers import REPO
 
 BRACKETS, ARABIC = "ia", "dv"  # tags that browsers know, of languages that nobody has translated yet
@@ -41,7 +41,7 @@ def _changed(template: str, change: Callable[[str], str]) -> str:
 
 def pretended() -> dict[str, dict[str, str]]:
     """The files of the languages of this module."""
-    english = languages.texts_of("en") | {f"knob.{knob.name}": knob.help for knob in knobs()}
+    english = languages.texts_of("en") | {f"knob.{knob.name}": knob.help for knob in OPTIONS.values()}
     plain = {id: text for id, text in english.items() if text}
     return {
         BRACKETS: {"language.name": "[English]", "language.direction": "ltr"}

@@ -19,7 +19,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.messages import has
 from foretrain.base.units import GIB, MIB, parse_bytes
 from foretrain.cli import main
-from foretrain.config.options import RunConfig, knobs
+from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.precision import check_matmul
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import catalogue, find
@@ -44,7 +44,7 @@ SMALL = RunConfig(
     n_layer=2, n_head=4, n_embd=128, block_size=128, vocab_size=2048, batch_size=16, gradient_accumulation_steps=4,
     compile=False, dataset="toy", max_iters=1000, lr_decay_iters=1000, warmup_iters=10, eval_iters=4,
 )  # fmt: skip
-OURS = {knob.name for knob in knobs() if knob.ours}
+OURS = {knob.name for knob in OPTIONS.values() if knob.ours}
 
 
 def case_c(*words: str) -> Plan:

@@ -30,7 +30,8 @@ from foretrain.comparison.sources import LOADERS, load
 from foretrain.comparison.sources.given import Given, take_apart
 from foretrain.comparison.sources.table_file import number, read_table
 from foretrain.comparison.subject import Curve, Subject, curve, exact
-from foretrain.config.resolve import KNOBS, to_toml
+from foretrain.config.options import OPTIONS
+from foretrain.config.resolve import to_toml
 from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.catalogue import find
 from foretrain.monitoring import record as watch_record
@@ -725,10 +726,10 @@ def test_a_source_is_taken_apart(word: str, path: str, label: str, words: tuple[
 
 
 def test_every_knob_has_a_group_and_effects() -> None:
-    from foretrain.config.resolve import KNOBS
+    from foretrain.config.options import OPTIONS
 
-    for knob in KNOBS.values():
-        if knob.group in settings._GROUP_OF_KNOBS and not knob.inert:
+    for knob in OPTIONS.values():
+        if knob.group in settings._GROUP_OF_OPTIONS and not knob.inert:
             group, affects = settings._kind(knob.name)
             assert group in settings.GROUPS
             assert set(affects) <= {"speed", "memory", "learning"}
@@ -898,7 +899,7 @@ iter 6: loss 10.2, time {ms}ms, mfu 10.00%
 def test_logs_that_print_an_option_of_any_group_are_compared(tmp_path: Path) -> None:
     """Each option that nanoGPT could print: none of them is unknown to the comparison."""
     other = tmp_path / "other.log"
-    for name, knob in KNOBS.items():
+    for name, knob in OPTIONS.items():
         value = {"bool": "True", "int": "3", "float": "0.5"}.get(knob.type, "x")
         one = tmp_path / f"{name}.log"
         one.write_text(LOG.format(key=name, value=value, ms="400.00"))

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.base.errors import ConfigError, UserError
-from foretrain.config.options import RunConfig, knobs
+from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.presets import PRESETS
-from foretrain.config.resolve import KNOBS, from_values, resolve, to_toml
+from foretrain.config.resolve import from_values, resolve, to_toml
 from foretrain.model.optimizer import learning_rate
 from tests.helpers import foretrain
 
@@ -38,7 +38,7 @@ def problems_of(*words: str) -> list[UserError]:
 def test_nanogpts_knobs_have_nanogpts_names_and_defaults() -> None:
     config = RunConfig().model_dump()
     assert {key: config[key] for key in NANOGPT_DEFAULTS} == NANOGPT_DEFAULTS
-    theirs = {knob.name for knob in knobs() if not knob.ours}
+    theirs = {knob.name for knob in OPTIONS.values() if not knob.ours}
     assert theirs == set(NANOGPT_DEFAULTS) | {"device", "dtype"}
 
 
@@ -254,7 +254,7 @@ _values = st.one_of(
 )
 
 
-@given(st.dictionaries(st.sampled_from([*KNOBS, "no_such"]), _values, max_size=6))
+@given(st.dictionaries(st.sampled_from([*OPTIONS, "no_such"]), _values, max_size=6))
 def test_any_values_give_a_config_or_sentences(values: dict[str, object]) -> None:
     """No traceback, and nothing that is accepted is outside of its own limits."""
     try:
@@ -305,7 +305,7 @@ def test_show_config_names_every_source() -> None:
     assert shown["sources"]["batch_size"] == "--batch_size=3"
     assert shown["sources"]["n_embd"] == "preset gpt2-40m"
     assert shown["sources"]["bias"] == "default"
-    assert set(shown["config"]) == set(KNOBS)
+    assert set(shown["config"]) == set(OPTIONS)
 
 
 def test_a_byte_order_mark_is_no_problem(own_directory: Path) -> None:
@@ -332,3 +332,15 @@ def test_a_preset_key_names_a_preset_not_a_file(own_directory: Path) -> None:
 def test_init_from_says_what_it_overrules() -> None:
     notes = resolve(["--init_from=gpt2", "--n_layer=3"]).notes
     assert [note.values["key"] for note in notes] == ["n_layer"]
+
+
+@pytest.mark.parametrize(
+    ("words", "unread"),
+    [(["--decay_lr=false", "--min_lr=0.1"], ["min_lr"]), (["--decay_lr=true", "--min_lr=0.1"], []),
+     (["--muon_momentum=0.9"], ["muon_momentum"]), (["--muon_momentum=0.9", "--optimizer=muon"], []),
+     (["--decay_lr=false", "--warmup_iters=5", "--cooldown=0.2"], ["cooldown", "warmup_iters"]),
+     (["gpt2-124m", "--decay_lr=false"], [])],
+)  # fmt: skip
+def test_a_value_that_another_option_makes_idle_is_said(words: list[str], unread: list[str]) -> None:
+    """But not those of a preset, which nobody wrote."""
+    assert [note.values["key"] for note in resolve(words).notes if note.id == "config.unused"] == unread

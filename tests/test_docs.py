@@ -11,7 +11,7 @@ import typer.main
 
 from foretrain.base.errors import ExitCode
 from foretrain.cli import app
-from foretrain.config.options import knobs
+from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import ALIASES
 from tests.docs_commands import PAGES, Command, commands, inline
 from tests.helpers import REPO, foretrain
@@ -140,7 +140,7 @@ def unknown_options(command: Command) -> list[str]:
             return [verb]
         known = {name for param in found.params for name in (*param.opts, *param.secondary_opts)} | {"--help", "--"}
         if found.context_settings.get("ignore_unknown_options"):
-            names = [*(knob.name for knob in knobs()), *ALIASES]
+            names = [*(knob.name for knob in OPTIONS.values()), *ALIASES]
             known |= {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
         words = words[: words.index("--")] if "--" in words else words
         options = [re.split(r"[=\]|]", word.lstrip("["))[0] for word in words if word.lstrip("[").startswith("--")]
@@ -237,7 +237,7 @@ def test_every_command_and_exit_code_is_documented() -> None:
         assert f"| {int(code)} |" in codes
         assert code.name in command_pages.MEANINGS
     page = (REPO / "docs" / "options.md").read_text("utf-8")
-    for knob in knobs():
+    for knob in OPTIONS.values():
         assert f"`{knob.name}`" in page
 
 

@@ -30,7 +30,7 @@ from foretrain.predict.plan import Plan, plan
 from foretrain.predict.snapshot import read as snapshot
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.forecast import traced
-from foretrain.predict.trace.largest import HIGHEST, Probe, _search, largest
+from foretrain.predict.trace.largest import RANGES, Probe, _search, largest
 from foretrain.predict.trace.memory import Exact
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.service import Request, TraceUnavailable, traces
@@ -392,7 +392,7 @@ def test_largest_batch_is_one_below_what_dies() -> None:
 
 
 def test_the_end_of_the_search_is_no_limit_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(HIGHEST, "batch_size", 5)
+    monkeypatch.setitem(RANGES, "batch_size", (1, 5))
     found = largest(small_plan(), "batch_size", "foretrain")
     assert (found.value, found.searched_all) == (5, True)
     text = str(_texts(explain_view.largest(small_plan(), found)))

@@ -27,7 +27,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_limit
 from foretrain.cli import app
 from foretrain.cli import help as cli_help
-from foretrain.config.options import knobs
+from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cpu import cpu_device
@@ -52,7 +52,7 @@ from tests.language_kit import ARABIC, BRACKETS, pretending, unsaid
 from tests.test_report import METRICS, record
 
 ENGLISH = languages.texts_of("en")
-HELPS = {f"knob.{knob.name}": knob.help for knob in knobs()} | cli_help.texts(typer.main.get_command(app))
+HELPS = {f"knob.{knob.name}": knob.help for knob in OPTIONS.values()} | cli_help.texts(typer.main.get_command(app))
 WANTED = ENGLISH | HELPS
 OWN = [id for id in languages.known() if id != "en"]
 MARKS = bidi.MARKS
@@ -347,7 +347,7 @@ def test_an_error_is_said_in_the_language_of_who_reads_it(pretence: None) -> Non
 
 # What no language changes: names and values of knobs, cards, dtypes, units, sources, formulas, people's files.
 SAME = {
-    word for knob in knobs() for word in re.findall(r"[A-Za-z]+", f"{knob.name} {knob.default} {knob.unit}")
+    word for knob in OPTIONS.values() for word in re.findall(r"[A-Za-z]+", f"{knob.name} {knob.default} {knob.unit}")
 } | {word for id in ENGLISH if id.startswith("rule.") for word in id.split(".")[1].split("_")} | {
     "bit", "GiB", "MiB", "KiB", "FLOP", "TFLOP", "GFLOP", "PFLOP", "kWh", "EUR", "RTX",
     "min", "cuBLAS", "float", "bfloat", "preset", "Ampere", "Ada", "gpt", "docs", "step", "python", "stdlib", "test",

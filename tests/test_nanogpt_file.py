@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from foretrain.base.errors import ConfigError
 from foretrain.config.nanogpt_file import parse, parse_expression
-from foretrain.config.resolve import INERT, KNOBS, resolve
+from foretrain.config.options import OPTIONS
+from foretrain.config.resolve import INERT, resolve
 
 # The seven stock configs of karpathy/nanoGPT, as facts: which names they set to which values.
 STOCK = {
@@ -57,7 +58,7 @@ def test_stock_configs_read_unchanged(name: str, own_directory: Path) -> None:
 
 
 def read(text: str):
-    return parse(text, "f.py", set(KNOBS), INERT)
+    return parse(text, "f.py", set(OPTIONS), INERT)
 
 
 def test_names_arithmetic_and_helpers() -> None:

@@ -9,9 +9,12 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from foretrain.base import messages
 from foretrain.base.errors import EXIT_CODE_OF
-from foretrain.config.options import RunConfig, knobs
+from foretrain.config.option import option
+from foretrain.config.options import OPTIONS, RunConfig
 from tests.helpers import REPO, foretrain
 
 PACKAGE = REPO / "foretrain"
@@ -279,13 +282,94 @@ def test_every_knob_is_obeyed_by_something() -> None:
     """A knob that nothing reads would be a lie; the inert ones say that they have no effect."""
     text = "".join(p.read_text("utf-8") for p in FILES if p.name not in ("config.py", "presets.py"))
     read = set(re.findall(r"\b(?:config|c|own|s)\.(\w+)", text))
-    for knob in knobs():
+    for knob in OPTIONS.values():
         if not knob.inert:
             own = {"eval_batch_size": "eval_batch", "eval_block_size": "eval_block", "eval_sequences": "eval_rows"}.get(
                 knob.name, knob.name
             )
             derived = {"memory_limit": "memory_limit_bytes", "checkpointed_blocks": "checkpointed"}.get(knob.name, own)
             assert derived in read, knob.name
+
+
+# What lists three options outside config/, and why it is no attribute of theirs. Keep it short.
+LISTS_OF_OPTIONS = {
+    ("verification/cases.py", "_CHARACTERS"): "a run with its values",
+    ("verification/cases.py", "_30M"): "a run with its values",
+    ("verification/cases.py", "_124M"): "a run with its values",
+    ("verification/cases.py", "_350M"): "a run with its values",
+    ("verification/cases.py", "_SMALL"): "a run with its values",
+    ("tuning/calibrate.py", "REFERENCE"): "a run with its values",
+    ("tuning/calibrate.py", "LARGE_REFERENCE"): "a run with its values",
+    ("tuning/calibrate.py", "SMALL_REFERENCE"): "a run with its values",
+    ("advice/advisor.py", "QUICK"): "ids of advice rules",
+    ("advice/combine.py", "DOUBTFUL"): "ids of advice rules",
+    ("advice/combine.py", "_smaller_models"): "ids of advice rules",
+    ("predict/speed/ops.py", "Kind"): "kinds of operations",
+    ("comparison/matched_loss.py", "_same_evaluation"): "what foretrain's evaluation is drawn by",
+    ("comparison/questions.py", "_alike"): "what the error of a predicted speed hangs on",
+    ("reports/views/calibration.py", "_sizes"): "the columns of one table",
+}
+
+
+def test_only_config_lists_options() -> None:
+    """What is known of options stands where they are defined; others ask for those with an attribute.
+
+    A dictionary within a function is a change of some options, and no list of them.
+    """
+    found = {
+        (name_of(path), owner)
+        for path, tree in trees().items()
+        if path.parent == PACKAGE or room_of(module_of(path)) != "config"
+        for statement in tree.body
+        for owner, node in _collections(statement)
+        if len(_texts_in(node) & OPTIONS.keys()) >= 3
+    }
+    assert_none(f"{file}: {owner} lists options; give them an attribute in config/options.py"
+                for file, owner in found - LISTS_OF_OPTIONS.keys())  # fmt: skip
+    assert_none(f"{file}: {owner} lists no options any more: delete its line" for file, owner in
+                LISTS_OF_OPTIONS.keys() - found)  # fmt: skip
+
+
+def _collections(statement: ast.stmt) -> Iterable[tuple[str, ast.expr]]:
+    """(function or constant, every tuple, list, set or dictionary in it)."""
+    scope = statement.body if isinstance(statement, ast.ClassDef) else [statement]
+    for each in scope:
+        in_function = isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+        targets = each.targets if isinstance(each, ast.Assign) else [getattr(each, "target", each)]
+        owner = each.name if in_function else ast.unparse(targets[0])
+        kinds = (ast.Tuple, ast.List, ast.Set) if in_function else (ast.Tuple, ast.List, ast.Set, ast.Dict)
+        yield from ((owner, node) for node in ast.walk(each) if isinstance(node, kinds))
+
+
+def _texts_in(node: ast.expr) -> set[str]:
+    """The texts that a collection lists: of a dictionary, its keys."""
+    members = node.keys if isinstance(node, ast.Dict) else node.elts  # type: ignore[attr-defined]
+    return {each.value for each in members if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+
+
+def test_a_list_of_options_is_found() -> None:
+    code = "A: tuple = ('bias', 'seed', 'dtype')\ndef f(x):\n    return [g(n) for n in ('bias', 'seed', 'dtype')]\n"
+    code += "def change():\n    return {'bias': 1, 'seed': 2, 'dtype': 3}\nclass C:\n    T = {'bias': 1, 'seed': 2, 'dtype': 3}"
+    found = [owner for line in ast.parse(code).body for owner, node in _collections(line)
+             if len(_texts_in(node) & OPTIONS.keys()) >= 3]  # fmt: skip
+    assert found == ["A", "f", "T"]
+
+
+def test_an_option_says_what_matters() -> None:
+    """What an option affects and what a resume makes of it have no default."""
+    said = {"group": "model", "affects": (), "on_resume": "free"}
+    assert option(1, "help", **said)
+    for left_out in said:
+        with pytest.raises(TypeError, match=left_out):
+            option(1, "help", **{name: value for name, value in said.items() if name != left_out})
+    for each in OPTIONS.values():
+        assert each.needs is None or each.needs[0] in OPTIONS, each.name
+        assert each.reference == "same" or "speed" in each.affects, f"{each.name}: a timed step has nothing of it"
+        assert not each.by_effect or {"speed", "memory"} & {*each.affects}, each.name
+        if each.slider:
+            low, high, _ = each.slider
+            assert each.least is None or each.least <= low, each.name
+            assert each.most is None or high <= each.most, each.name
 
 
 def test_numbers_in_records_carry_their_unit() -> None:

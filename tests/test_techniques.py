@@ -113,6 +113,7 @@ def test_compiled_ones_say_where_the_ledger_does_not_know_them() -> None:
         ({"optimizer_offload": True}, "cpu", "bfloat16", True), ({"optimizer_offload": True}, "RTX 4070", "bfloat16", False),
         ({"master_weights": True}, "cpu", "float32", True), ({"master_weights": True}, "cpu", "bfloat16", False),
         ({"allocator_settings": "expandable_segments:True"}, "cpu", "float32", True),
+        ({"cpu_threads": 1}, "RTX 4070", "bfloat16", True), ({"cpu_threads": 1}, "cpu", "float32", False),
     ],
 )  # fmt: skip
 def test_what_has_no_effect_is_said(knobs: dict[str, object], gpu: str, dtype: str, idle: bool) -> None:

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.config.on_resume import EVALUATION, FREE, ROUNDING, effect_of
-from foretrain.config.options import RunConfig
+from foretrain.config.on_resume import effect_of
+from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.resolve import from_values, resolve
 from foretrain.data.dataset import read_info
 from foretrain.model.step import train_step
@@ -442,9 +442,13 @@ def test_fewer_cores_on_resume_are_told(own_directory: Path, monkeypatch: pytest
     ]
 
 
-def test_every_effect_is_of_a_knob() -> None:
-    assert set(RunConfig.model_fields) >= FREE | ROUNDING | EVALUATION
-    assert not FREE & (ROUNDING | EVALUATION)
+def test_what_a_resume_refuses_is_what_decides_learning() -> None:
+    """The two are said one by one, and agree but for what another draw of the same noise or the start decides."""
+    for option in OPTIONS.values():
+        refused = effect_of(option.name) == "refuses"
+        start, evaluated = ("init_from", "init_optimizer"), ("eval_block_size", "eval_only")
+        learned = "learning" in option.affects and option.name not in (*start, *evaluated)
+        assert refused == (learned or option.name == "seed"), option.name
 
 
 @pytest.mark.fault(

@@ -174,12 +174,16 @@ def test_the_levels_are_what_they_should_be() -> None:
     assert found["batch_size"] == (8, 1, 2, 3, 4, 6, 12, 16, 24, 48)
     assert found["dtype"] == ("float32", "bfloat16", MASTERS)
     assert found["activation_checkpointing"] == (0, 1, 2)
-    assert options(ASKED, BASE, frozenset({"master_weights"}), ("dtype",), CPU)[6] == ("float32", "bfloat16")
+    given = dict(zip(TUNABLE, options(ASKED, BASE, frozenset({"master_weights"}), ("dtype",), CPU), strict=True))
+    assert given["dtype"] == ("float32", "bfloat16")
     assert default_knobs(ASKED, frozenset(), CPU) == TUNABLE
     closed = BASE.model_copy(update={"cpu_threads": 2})
     assert set(TUNABLE) - set(default_knobs(closed, frozenset(), CPU)) == {"attention", "dtype", "cpu_threads"}
     assert all(s.config.loss_chunk_size < s.config.batch_size * 64 for s in space("batch_size", "loss_chunk_size"))
-    masters = apply(BASE, (8, False, 1, True, 0, "bmm", MASTERS, 1))
+    masters = apply(BASE, tuple({
+        "batch_size": 8, "activation_checkpointing": 1, "recompute_norm_gelu": True, "loss_chunk_size": 0,
+        "dtype": MASTERS, "compile": False, "attention": "bmm", "cpu_threads": 1,
+    }[name] for name in TUNABLE))  # fmt: skip
     assert (masters.dtype, masters.master_weights, masters.checkpointed_blocks) == ("bfloat16", True, 1)
     assert learning(BASE, masters) == "rounding"
     dropped = BASE.model_copy(update={"dropout": 0.1})
@@ -191,7 +195,8 @@ def test_what_is_forecast_not_to_fit_is_left_out_and_nothing_else() -> None:
     base = RunConfig(
         n_layer=2, n_head=4, n_embd=256, batch_size=4, gradient_accumulation_steps=6, dtype="bfloat16", compile=False
     )
-    found = list(settings(base, options(base, base, frozenset(), TUNABLE[:5], Machine(True, False))))
+    wanted = [name for name in TUNABLE if name not in ("attention", "dtype", "cpu_threads")]
+    found = list(settings(base, options(base, base, frozenset(), wanted, Machine(True, False))))
     for gib in (2, 3, 5):
         verdicts = [
             worst_verdict(forecast_memory(s.config, find("RTX 4070"), "bfloat16", gib * 2**30)) for s in found
@@ -470,15 +475,17 @@ def test_one_trial_speaks_for_its_neighbours() -> None:
     model = Model(found, log_forecasts(found, GPU, "float32"), calibrated=False)
     before, spread = model.posterior()
     model.observe(0, before[0], 0.01)
-    slow = next(n for n, s in enumerate(found) if s.levels[5] == "bmm" and s.levels[0] == 8)
+    slow = next(n for n, s in enumerate(found) if s.named["attention"] == "bmm" and s.levels[0] == 8)
     model.observe(slow, before[slow] + 0.7, 0.01)
     after, narrower = model.posterior()
-    other = next(n for n, s in enumerate(found) if s.levels[5] == "bmm" and s.levels[0] == 24)
+    other = next(n for n, s in enumerate(found) if s.named["attention"] == "bmm" and s.levels[0] == 24)
     assert after[other] - before[other] > 0.3
     assert (narrower <= spread + 1e-9).all()
     gains = model.improvement()
     assert gains[0] == gains[slow] == 0.0
-    assert max(gains, default=0.0) == max(g for g, s in zip(gains, found, strict=True) if s.levels[5] == "sdpa")
+    assert max(gains, default=0.0) == max(
+        g for g, s in zip(gains, found, strict=True) if s.named["attention"] == "sdpa"
+    )
 
 
 # -- real steps and real children --------------------------------------------------------------------------
@@ -718,9 +725,13 @@ def test_timed_steps_correct_plans_of_steps_like_them(own_directory: Path, monke
     factor = 2.0 / (forecast_s(config, bare, "float32") or 0)
     assert forecast_s(near, calibrated, "float32") == pytest.approx(factor * (forecast_s(near, bare, "float32") or 0))
     for far in ({"n_layer": 5}, {"attention": "bmm"}, {"activation_checkpointing": True}, {"loss_chunk_size": 64},
-                {"cpu_threads": 2}, {"compile": True}, {"optimizer": "muon"}):  # fmt: skip
+                {"cpu_threads": 2}, {"compile": True}, {"optimizer": "muon"}, {"optimizer_offload": True}):  # fmt: skip
         other = config.model_copy(update=far)
         assert tuned_like(found, other, "float32", compiled=other.compile) is None, far
+    # A step that was kept before there was an option is one with its default.
+    kept = {name: value for name, value in found.tuned[0].options.items() if name != "optimizer_offload"}
+    older = found.model_copy(update={"tuned": (found.tuned[0].model_copy(update={"options": kept}),)})
+    assert tuned_like(older, config, "float32", compiled=False) == older.tuned[0]
     # Unsure or disturbed figures correct nothing; damaged files neither.
     assert tune_memory.feed(tuned_with(elsewhere=0.5), [config], GPU, "float32", 1) == 0
     wide = tuned_with().best.model_copy(update={"low_s": 1.0})

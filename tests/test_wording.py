@@ -9,7 +9,7 @@ import typer
 
 from foretrain.cli import app
 from foretrain.cli.old_options import OLD
-from foretrain.config.options import knobs
+from foretrain.config.options import OPTIONS
 from tests.helpers import REPO
 
 # Left: what a reader stopped at. Right: what stands there now.
@@ -91,7 +91,7 @@ def _texts() -> Iterator[tuple[str, str]]:
     en = REPO / "foretrain" / "locales" / "en.toml"
     for text in values(tomllib.loads(en.read_text("utf-8"))):
         yield "locales/en.toml", re.sub(r"\{[^{}]*\}", "{}", text) if "{currency}" not in text else text
-    for option in knobs():
+    for option in OPTIONS.values():
         yield "config.py", option.help
     yield from _said_by_commands(typer.main.get_command(app), "foretrain")
     for path in (

@@ -15,9 +15,8 @@ from foretrain.advice.planner import Outcome, Planner
 from foretrain.advice.record import Advice, Effect, PhaseEffect, Setting
 from foretrain.advice.rules import BY_ID, ORDER
 from foretrain.advice.rules.base import Change, Exactness, Goal, State, loosest
-from foretrain.config.options import RunConfig
+from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.presets import GPT2_SHAPES
-from foretrain.config.resolve import KNOBS
 from foretrain.model.shape import ModelShape
 
 TOLLS: dict[Exactness, float] = {"exact": 0.0, "rounding": 0.05, "other optimizer": 0.5, "other model": 1.0}
@@ -155,7 +154,7 @@ def _ratio(then: float | None, now: float | None) -> float | None:
 def settings(before: RunConfig, after: RunConfig) -> tuple[Setting, ...]:
     """Every knob that differs."""
     found: list[Setting] = []
-    for name, knob in KNOBS.items():
+    for name, knob in OPTIONS.items():
         old, new = getattr(before, name), getattr(after, name)
         if old != new:
             found.append(Setting(option=name, before=old, after=new, ours=knob.ours))

@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from foretrain.config import init_from
-from foretrain.config.options import RunConfig
+from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.presets import GPT2_SHAPES
-from foretrain.config.resolve import KNOBS, ResolvedConfig
+from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.config_data import of_config
 from foretrain.data.dataset import DatasetInfo
 from foretrain.monitoring.training_log import TrainingLog
@@ -59,7 +59,7 @@ def of_watched(config: RunConfig | None, log: TrainingLog | None) -> RunConfig |
 
 def printed(log: TrainingLog) -> dict[str, Any]:
     """{option: value} of what the log says ran."""
-    return {key: value for key, value in log.header.settings.items() if key in KNOBS and not KNOBS[key].inert}
+    return {key: value for key, value in log.header.settings.items() if key in OPTIONS and not OPTIONS[key].inert}
 
 
 def laid_over(config: RunConfig, values: dict[str, Any]) -> RunConfig:

@@ -58,10 +58,10 @@ def need_one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
 
 def _complete(incomplete: str) -> list[str]:
     """Shell completion: presets, files are the shell's own, and knobs after --."""
+    from foretrain.config.options import OPTIONS
     from foretrain.config.presets import PRESET_ALIASES, PRESETS
-    from foretrain.config.resolve import KNOBS
 
-    words = [f"--{name}=" for name in KNOBS] if incomplete.startswith("-") else [*PRESETS, *PRESET_ALIASES]
+    words = [f"--{name}=" for name in OPTIONS] if incomplete.startswith("-") else [*PRESETS, *PRESET_ALIASES]
     return [word for word in words if word.startswith(incomplete)]
 
 

@@ -18,10 +18,10 @@ def cards(incomplete: str) -> list[str]:
 
 def config_options(incomplete: str) -> list[str]:
     """Options of the config that begin with this, in either spelling: --n_layer=, --n-layer=."""
-    from foretrain.config.resolve import KNOBS
+    from foretrain.config.options import OPTIONS
 
     written = "--" + incomplete.removeprefix("--").replace("-", "_")
-    return [f"--{name}=" for name in KNOBS if f"--{name}".startswith(written)]
+    return [f"--{name}=" for name in OPTIONS if f"--{name}".startswith(written)]
 
 
 def complete(command: Any) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.cli.common import own_words
 from foretrain.cli.old_options import OLD
-from foretrain.config.resolve import ALIASES, KNOBS
+from foretrain.config.options import OPTIONS
+from foretrain.config.resolve import ALIASES
 
 _UNKNOWN = ("config.unknown_key", "config.unknown_key_near")
 _CLOSE = 0.1  # what is this much less like it than the best is not named
@@ -47,7 +48,7 @@ def nearest(option: str, own: list[str], *, of_config: bool = True) -> list[str]
     """The options that look like this one: of a command's `own` and of the config, the most alike first, three at
     most."""
     options = [word for word in own if word.startswith("--") and word not in OLD.values()]
-    options += [f"--{name}" for name in (*KNOBS, *ALIASES)] if of_config else []
+    options += [f"--{name}" for name in (*OPTIONS, *ALIASES)] if of_config else []
     typed = _squeezed(option)
     alike = {word: _likeness(typed, _squeezed(word)) for word in options}
     best = max(alike.values())

@@ -4,63 +4,30 @@ A setting is a knob, or one decision that several knobs carry out: the micro-bat
 per step, the learning rate and the end of its decay. What one side does not say is unknown, which is not a difference.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from foretrain.base.records import Record
 from foretrain.comparison.subject import Subject
-from foretrain.config.options import RunConfig
-from foretrain.config.resolve import KNOBS
+from foretrain.config.option import COST, EVERYTHING, LEARNING, Effect
+from foretrain.config.options import OPTIONS, RunConfig, unread
 from foretrain.data.dataset import BUILT_IN
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import choose_dtype
 
 Group = Literal["model", "data", "optimizer", "execution"]
-Effect = Literal["speed", "memory", "learning"]
 GROUPS: tuple[Group, ...] = ("model", "data", "optimizer", "execution")
-ALL: tuple[Effect, ...] = ("speed", "memory", "learning")
-COST: tuple[Effect, ...] = ("speed", "memory")
-
-_GROUP_OF_KNOBS: dict[str, Group] = {
+_GROUP_OF_OPTIONS: dict[str, Group] = {
     "model": "model", "data": "data", "batch": "execution", "optimizer": "optimizer", "evaluation": "execution",
     "system": "execution",
 }  # fmt: skip
-_EFFECTS_OF_GROUP: dict[str, tuple[Effect, ...]] = {
-    "model": ALL, "data": ("learning",), "batch": COST, "optimizer": ("learning",), "evaluation": (), "system": ALL,
-}  # fmt: skip
-# Where a knob does not change what its group changes. seed: another draw of the same noise.
-_EFFECTS: dict[str, tuple[Effect, ...]] = {
-    "init_from": ("learning",), "init_optimizer": ("learning",), "seed": (), "max_iters": (), "optimizer": ALL,
-    "optimizer_offload": COST, "eval_batch_size": ("memory",), "eval_block_size": ("memory", "learning"),
-    "cpu_threads": ("speed",), "allocator_settings": COST, "memory_limit": ("memory",), "compile": COST,
-    "compile_mode": COST, "compile_blocks": COST, "auto_chunker": COST, "attention": COST,
-}  # fmt: skip
 _OTHERS: dict[str, tuple[Group, tuple[Effect, ...]]] = {
-    "parameters": ("model", ALL), "tokens_per_step": ("optimizer", ("speed", "learning")),
+    "parameters": ("model", EVERYTHING), "tokens_per_step": ("optimizer", ("speed", "learning")),
     "batch_size x accumulation": ("execution", COST), "gpu": ("execution", COST), "program": ("execution", COST),
-    "dataset contents": ("data", ("learning",)),
-}  # fmt: skip
-# Stand for others, name files, or say nothing about training.
-_LEFT_OUT = {
-    "device", "dataset_tokens", "total_batch_size", "auto_batch_size", "batch_size", "gradient_accumulation_steps",
-    "eval_only", "torch_version",
+    "dataset contents": ("data", LEARNING),
 }  # fmt: skip
 BATCH, RATE, CONTENTS = "batch_size x accumulation", "learning_rate", "dataset contents"
-# A knob that another one makes idle is no difference.
-_IDLE: dict[str, Callable[[Mapping[str, Any]], bool]] = {
-    "muon_learning_rate": lambda s: s.get("optimizer") != "muon",
-    "muon_momentum": lambda s: s.get("optimizer") != "muon",
-    "cooldown": lambda s: s.get("lr_schedule") != "linear",
-    "warmup_iters": lambda s: s.get("decay_lr") is False,
-    "lr_decay_iters": lambda s: s.get("decay_lr") is False,
-    "min_lr": lambda s: s.get("decay_lr") is False,
-    "checkpointed_blocks": lambda s: s.get("activation_checkpointing") is False,
-    "compile_mode": lambda s: s.get("compile") is False,
-    "compile_blocks": lambda s: s.get("compile") is False,
-    "auto_chunker": lambda s: s.get("compile") is False,
-    "cpu_threads": lambda s: bool(s.get("gpu")) and s.get("gpu_kind") != "cpu",
-}
 
 
 class Setting(Record):
@@ -95,14 +62,14 @@ class Setting(Record):
 
 def is_compared(name: str) -> bool:
     """Whether this is an option that says something of the training: not where its files go, nor what a kWh costs."""
-    knob = KNOBS.get(name)
-    return knob is not None and not knob.inert and name not in _LEFT_OUT and knob.group in _GROUP_OF_KNOBS
+    option = OPTIONS.get(name)
+    return option is not None and option.compared and not option.inert and option.group in _GROUP_OF_OPTIONS
 
 
 def of_config(config: RunConfig, gpu: Gpu | None, step: StepName) -> dict[str, Any]:
     """What a config settles. Automatic choices are those that the card decides, where it is known."""
     known: dict[str, Any] = {
-        name: getattr(config, name) for name in KNOBS if is_compared(name)
+        name: getattr(config, name) for name in OPTIONS if is_compared(name)
     }  # fmt: skip
     if config.dtype == "auto":
         known["dtype"] = choose_dtype(config, gpu)[0] if gpu else None
@@ -128,7 +95,7 @@ def between(subjects: Sequence[Subject]) -> tuple[Setting, ...]:
     """Every setting that differs, or that some of the subjects say and others do not; groups in their order."""
     sides = [_decisions(subject.settings) for subject in subjects]
     _join_rates(sides)
-    idle = {name for name, is_idle in _IDLE.items() for subject in subjects if is_idle(subject.settings)}
+    idle = {name for subject in subjects for name in _idle(subject.settings)}
     if any(side.get(CONTENTS) is None for side in sides):  # most sources cannot tell, and their name is compared
         idle.add(CONTENTS)
     names = dict.fromkeys(name for side in sides for name in side if name not in idle)
@@ -142,11 +109,15 @@ def between(subjects: Sequence[Subject]) -> tuple[Setting, ...]:
     return tuple(sorted(found, key=lambda setting: GROUPS.index(setting.group)))
 
 
+def _idle(settings: Mapping[str, Any]) -> Iterator[str]:
+    """What another option, the device or the dtype makes idle, which is no difference."""
+    yield from (name for name, _, _ in unread(settings))
+    here = settings.get("gpu_kind"), settings.get("dtype")
+    yield from (name for name, option in OPTIONS.items() if option.idle_on(*here))
+
+
 def _kind(name: str) -> tuple[Group, tuple[Effect, ...]]:
-    if name in _OTHERS:
-        return _OTHERS[name]
-    group = KNOBS[name].group
-    return _GROUP_OF_KNOBS[group], _EFFECTS.get(name, _EFFECTS_OF_GROUP[group])
+    return _OTHERS[name] if name in _OTHERS else (_GROUP_OF_OPTIONS[OPTIONS[name].group], OPTIONS[name].affects)
 
 
 def _decisions(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,4 +171,4 @@ def changes(setting: Setting, config: RunConfig, value: Any) -> dict[str, Any] |
         return {"gradient_accumulation_steps": steps} if steps and not rest else None
     if setting.name == "eval_sequences":
         return {"eval_sequences": value}
-    return {setting.name: value} if setting.name in KNOBS else None
+    return {setting.name: value} if setting.name in OPTIONS else None

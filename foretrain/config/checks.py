@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from foretrain.base.errors import UserError
 from foretrain.base.messages import knob_help, listed, say
 from foretrain.base.units import parse_bytes
-from foretrain.config.options import Knob, RunConfig, knobs
+from foretrain.config.option import Option
+from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.presets import GPT2_SHAPES
 
 
@@ -28,16 +29,15 @@ def _field_problems(values: dict[str, Any], source_of: Callable[[str], str]) -> 
     try:
         RunConfig.model_validate(values)
     except ValidationError as error:
-        by_name = {k.name: k for k in knobs()}
         problems = []
         for detail in error.errors():
             key = str(detail["loc"][0])
-            problems.append(bad_value(by_name[key], values[key], shown(values[key]), source_of(key)))
+            problems.append(bad_value(OPTIONS[key], values[key], shown(values[key]), source_of(key)))
         return problems
     return []
 
 
-def bad_value(knob: Knob, value: Any, text: str, source: str) -> UserError:
+def bad_value(knob: Option, value: Any, text: str, source: str) -> UserError:
     """What a knob must be instead of this value, and what was perhaps meant."""
     near, expects = _meant(knob, value), Expected(knob)
     if near is None:
@@ -49,7 +49,7 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "fl
 _RANGE = re.compile(r"≥ (\S+), ≤ (\S+)")
 
 
-def _meant(knob: Knob, value: Any) -> str | None:
+def _meant(knob: Option, value: Any) -> str | None:
     """A value that looks like this one and would do: bfloat16 for bf16, 0.35 for 0,35."""
     if not isinstance(value, str):
         return None
@@ -65,7 +65,7 @@ def _meant(knob: Knob, value: Any) -> str | None:
 class Expected:
     """What a knob takes, said in the language of who reads it."""
 
-    def __init__(self, knob: Knob) -> None:
+    def __init__(self, knob: Option) -> None:
         self.knob = knob
 
     def __format__(self, spec: str) -> str:

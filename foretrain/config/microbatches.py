@@ -53,6 +53,11 @@ def cut(config: RunConfig, batch_size: int) -> RunConfig:
     )  # fmt: skip
 
 
+def split_of(config: RunConfig) -> dict[str, Any]:
+    """What `cut` sets, as it is in a config."""
+    return {key: getattr(config, key) for key in (BATCH, ACCUMULATION, "eval_sequences", SWITCH)}
+
+
 def says_auto(key: str, value: Any) -> bool:
     """Whether a setting is batch_size = auto, as a TOML string, a nanoGPT string or a word of the command line."""
     return key == BATCH and isinstance(value, str) and value.strip().lower() == AUTO

@@ -1,325 +1,370 @@
-"""`RunConfig`: every knob of a run, defined once with its type, default, unit, limits and help.
+"""`RunConfig`: every option of a run, defined once with its type, default, help and all that is known of it.
 
-The command line, the docs and the report read the knobs from here. nanoGPT's knobs keep nanoGPT's names and
-defaults (karpathy/nanoGPT train.py); two defaults differ on purpose: `device` and `dtype` are "auto", because
-nanoGPT decides both by asking the card, which a plan cannot.
+Everything that goes by options reads them from here: the command line, docs and page, the notes on what does nothing,
+what a resume allows, what an estimate is kept by, what a comparison makes of a difference. config/option.py says what
+each attribute means. nanoGPT's options keep nanoGPT's names and defaults (karpathy/nanoGPT train.py); two defaults
+differ on purpose: `device` and `dtype` are "auto", as nanoGPT decides both by asking the card, which a plan cannot.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
-
-from pydantic import Field
-from pydantic.fields import FieldInfo
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 from foretrain.base.records import Record
 from foretrain.base.units import parse_bytes
-
-# How foretrain carries a step out where nanoGPT has but one way; each decides memory, so traces are kept by them.
-OWN_WAYS = (
-    "activation_checkpointing", "checkpointed_blocks", "recompute_norm_gelu", "activation_memory_budget",
-    "loss_chunk_size", "auto_chunker", "master_weights", "optimizer_offload", "optimizer", "matmul",
-    "recipe", "attention", "compile_blocks", "compile_mode",
-)  # fmt: skip
-# What else nanoGPT has not: evaluation in other sizes, a micro-batch that is chosen.
-OWN_SIZES = ("eval_batch_size", "eval_block_size", "auto_batch_size")
-GROUPS = ("model", "data", "batch", "optimizer", "evaluation", "run", "system", "cost")
-
+from foretrain.config.option import COST, EVERYTHING, LEARNING, NOTHING, Option, Tuned, option
 
 _A_PATH = r"^[^\x00-\x1f\x7f]{1,1000}$"  # not empty, and nothing that could command a terminal
-
 _INIT_FROM = (
     r"^(scratch|resume|gpt2(-medium|-large|-xl)?|[^\x00-\x1f\x7f]{0,500}[/\\][^\x00-\x1f\x7f]{0,500}"
     r"|[^\x00-\x1f\x7f]{1,500}\.(pt|pth|safetensors))$"
 )
-
-
-def knob(
-    default: Any,
-    help: str,
-    *,
-    group: str,
-    unit: str = "",
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
-    pattern: str | None = None,
-    ours: bool = False,
-    inert: bool = False,
-) -> Any:
-    """One knob. `ours`: nanoGPT has no such knob. `inert`: accepted so that nanoGPT files read, without effect."""
-    assert group in GROUPS
-    extra = {"unit": unit, "group": group, "ours": ours, "inert": inert}
-    return Field(
-        default,
-        description=help,
-        ge=least,
-        gt=above,
-        le=most,
-        lt=below,
-        pattern=pattern,
-        json_schema_extra=extra,
-    )
+_ON_A_CARD = "it is the number of threads of a run on the CPU"
 
 
 class RunConfig(Record):
-    """What is trained, on what, how. All knobs; see `knobs()` for their metadata."""
+    """What is trained, on what, how. All options; `OPTIONS` has what is known of each."""
 
-    recipe: Literal["nanogpt", "modern"] = knob(
+    # fmt: off
+    recipe: Literal["nanogpt", "modern"] = option(
         "nanogpt", "nanogpt: exactly its maths; modern: RoPE, QK-norm, ReLU², RMSNorm, Muon (docs/recipes.md)",
-        group="model", ours=True,
-    )  # fmt: skip
-    n_layer: int = knob(12, "transformer blocks", group="model", unit="blocks", least=1, most=256)
-    n_head: int = knob(12, "attention heads; must divide n_embd", group="model", least=1, most=1024)
-    n_embd: int = knob(768, "width of the residual stream", group="model", least=1, most=131_072)
-    block_size: int = knob(1024, "context length", group="model", unit="tokens", least=1, most=4_194_304)
-    vocab_size: int = knob(
+        group="model", affects=EVERYTHING, on_resume="refuses", nanogpt="cannot",
+    )
+    n_layer: int = option(
+        12, "transformer blocks", group="model", unit="blocks", least=1, most=256,
+        affects=EVERYTHING, on_resume="refuses", reference="near", from_weights=True, largest=(1, 512),
+        basic=True, slider=(1, 64, "each"),
+    )
+    n_head: int = option(
+        12, "attention heads; must divide n_embd", group="model", least=1, most=1024,
+        affects=EVERYTHING, on_resume="refuses", reference="other", from_weights=True,
+        basic=True, slider=(1, 48, "each"),
+    )
+    n_embd: int = option(
+        768, "width of the residual stream", group="model", least=1, most=131_072,
+        affects=EVERYTHING, on_resume="refuses", reference="near", from_weights=True,
+        basic=True, slider=(64, 6144, "by64"),
+    )
+    block_size: int = option(
+        1024, "context length", group="model", unit="tokens", least=1, most=4_194_304,
+        affects=EVERYTHING, on_resume="refuses", reference="near", from_weights=True, largest=(64, 65_536),
+        basic=True, slider=(64, 65_536, "doubling"),
+    )
+    vocab_size: int = option(
         50304, "rows of the token embedding; nanoGPT pads GPT-2's 50257 to 50304, or takes it from meta.pkl",
-        group="model", unit="tokens", least=1, most=16_777_216, ours=True,
-    )  # fmt: skip
-    bias: bool = knob(False, "biases in linear layers and LayerNorms", group="model")
-    dropout: float = knob(0.0, "dropout probability", group="model", least=0, below=1)
-    init_from: str = knob(
+        group="model", unit="tokens", least=1, most=16_777_216, nanogpt="lacks",
+        affects=EVERYTHING, on_resume="refuses", reference="near", from_weights=True,
+        basic=True, slider=(256, 262_144, "doubling"),
+    )
+    bias: bool = option(
+        False, "biases in linear layers and LayerNorms", group="model",
+        affects=EVERYTHING, on_resume="refuses", reference="other", from_weights=True,
+    )
+    dropout: float = option(
+        0.0, "dropout probability", group="model", least=0, below=1,
+        affects=EVERYTHING, on_resume="refuses", reference="other", slider=(0, 0.5, "dimes"),
+    )
+    init_from: str = option(
         "scratch",
         "scratch, resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or the path (with a slash) of nanoGPT's ckpt.pt, of "
         "safetensors, of a folder with a GPT-2, or of a run",
-        group="model", pattern=_INIT_FROM,
-    )  # fmt: skip
-    init_optimizer: bool = knob(
+        group="model", pattern=_INIT_FROM, affects=LEARNING, on_resume="free",
+    )
+    init_optimizer: bool = option(
         False, "with init_from = a ckpt.pt or a run: also load AdamW's moments and step count, to continue there",
-        group="model", ours=True,
-    )  # fmt: skip
+        group="model", nanogpt="lacks", affects=LEARNING, on_resume="free",
+    )
 
-    dataset: str = knob(
+    dataset: str = option(
         "openwebtext", "folder of prepared tokens, or its name under data/; a mixture (mix.toml); an address such as "
-        "s3://bucket/set; or python-stdlib (docs/data-sets.md)", group="data", pattern=_A_PATH,
-    )  # fmt: skip
-    data_order: Literal["random", "epochs"] = knob(
+        "s3://bucket/set; or python-stdlib (docs/data-sets.md)",
+        group="data", pattern=_A_PATH, affects=LEARNING, on_resume="refuses",
+    )
+    data_order: Literal["random", "epochs"] = option(
         "random", "random: draw rows with replacement, as nanoGPT does; epochs: each window once before any repeats",
-        group="data", ours=True,
-    )  # fmt: skip
-    verify_data: bool = knob(
-        True, "verify the checksum of each block of prepared shards when it is first read", group="data", ours=True
+        group="data", nanogpt="lacks", affects=LEARNING, on_resume="refuses",
     )
-    dataset_tokens: int = knob(
+    verify_data: bool = option(
+        True, "verify the checksum of each block of prepared shards when it is first read",
+        group="data", nanogpt="lacks", affects=NOTHING, on_resume="free",
+    )
+    dataset_tokens: int = option(
         0, "tokens in the training split, if the data is not on this machine; 0: look it up",
-        group="data", unit="tokens", least=0, most=10**16, ours=True,
-    )  # fmt: skip
-    tokenizer: Literal["byte", "bpe", "gpt2"] = knob(
-        "byte",
-        "tokenizer of the built-in corpus; bpe is trained on it up to vocab_size",
-        group="data",
-        ours=True,
+        group="data", unit="tokens", least=0, most=10**16, nanogpt="lacks",
+        affects=NOTHING, on_resume="free", compared=False,
     )
-    seed: int = knob(1337, "seed of weights, data order and dropout", group="data", least=0, most=2**63 - 1, ours=True)
+    tokenizer: Literal["byte", "bpe", "gpt2"] = option(
+        "byte", "tokenizer of the built-in corpus; bpe is trained on it up to vocab_size",
+        group="data", nanogpt="lacks", affects=LEARNING, on_resume="refuses",
+    )
+    seed: int = option(  # another one is another draw of the same noise
+        1337, "seed of weights, data order and dropout", group="data", least=0, most=2**63 - 1, nanogpt="lacks",
+        affects=NOTHING, on_resume="refuses",
+    )
 
-    batch_size: int = knob(
-        12, "micro-batch: sequences in one forward pass", group="batch", unit="sequences", least=1, most=1_000_000
+    batch_size: int = option(
+        12, "micro-batch: sequences in one forward pass", group="batch", unit="sequences", least=1, most=1_000_000,
+        aliases=("micro_batch_size",), affects=COST, on_resume="rounding", compared=False, reference="near",
+        largest=(1, 4096), tuned=Tuned(), basic=True, slider=(1, 256, "halves"),
     )
-    gradient_accumulation_steps: int = knob(
-        40, "micro-batches in one optimizer step", group="batch", unit="micro-batches", least=1, most=10_000_000
+    gradient_accumulation_steps: int = option(
+        40, "micro-batches in one optimizer step", group="batch", unit="micro-batches", least=1, most=10_000_000,
+        aliases=("accumulation",), affects=COST, on_resume="rounding", compared=False, by_effect=True,
+        reference="other", basic=True, slider=(1, 1024, "halves"),
     )
-    total_batch_size: int = knob(
+    total_batch_size: int = option(
         0, "tokens in one optimizer step; gradient_accumulation_steps follows from them. "
         "0: batch_size x gradient_accumulation_steps x block_size",
-        group="batch", unit="tokens", least=0, most=10**13, ours=True,
-    )  # fmt: skip
-    auto_batch_size: bool = knob(
+        group="batch", unit="tokens", least=0, most=10**13, nanogpt="lacks",
+        affects=NOTHING, on_resume="free", compared=False,
+    )
+    auto_batch_size: bool = option(
         False, "pick the micro-batch for the memory at hand, with the same tokens per step; as batch_size = auto",
-        group="batch", ours=True,
-    )  # fmt: skip
-    activation_checkpointing: bool = knob(
-        False,
-        "save only the input of each block and recompute the rest in the backward pass",
-        group="batch",
-        ours=True,
+        group="batch", nanogpt="cannot", affects=NOTHING, on_resume="free", compared=False,
     )
-    checkpointed_blocks: int = knob(
-        0, "with activation_checkpointing: how many blocks, from the first; 0: all", group="batch",
-        unit="blocks", least=0, most=256, ours=True,
-    )  # fmt: skip
-    recompute_norm_gelu: bool = knob(
-        False,
-        "recompute the outputs of norms and GELU in the backward pass instead of saving them",
-        group="batch",
-        ours=True,
+    activation_checkpointing: bool = option(
+        False, "save only the input of each block and recompute the rest in the backward pass",
+        group="batch", nanogpt="cannot", aliases=("grad_checkpoint", "gradient_checkpointing"),
+        affects=COST, on_resume="rounding", reference="other", tuned=Tuned(spread=0.05), basic=True,
     )
-    activation_memory_budget: float = knob(
-        1.0,
-        "torch.compile: share of the activations that Inductor may save; it recomputes the rest",
-        group="batch",
-        least=0,
-        most=1,
-        ours=True,
+    checkpointed_blocks: int = option(
+        0, "with activation_checkpointing: how many blocks, from the first; 0: all",
+        group="batch", unit="blocks", least=0, most=256, nanogpt="cannot", needs=("activation_checkpointing", True),
+        affects=COST, on_resume="rounding", reference="other", slider=(0, 64, "each"),
     )
-    loss_chunk_size: int = knob(
-        0,
-        "tokens whose logits exist at one time, in the head and the loss; 0: the whole micro-batch",
-        group="batch",
-        unit="tokens",
-        least=0,
-        most=10**9,
-        ours=True,
+    recompute_norm_gelu: bool = option(
+        False, "recompute the outputs of norms and GELU in the backward pass instead of saving them",
+        group="batch", nanogpt="cannot", affects=COST, on_resume="rounding", tuned=Tuned(spread=0.05),
+    )
+    activation_memory_budget: float = option(
+        1.0, "torch.compile: share of the activations that Inductor may save; it recomputes the rest",
+        group="batch", least=0, most=1, nanogpt="cannot", needs=("compile", True),
+        affects=COST, on_resume="rounding", slider=(0, 1, "dimes"),
+    )
+    loss_chunk_size: int = option(
+        0, "tokens whose logits exist at one time, in the head and the loss; 0: the whole micro-batch",
+        group="batch", unit="tokens", least=0, most=10**9, nanogpt="cannot",
+        affects=COST, on_resume="rounding", reference="other", tuned=Tuned(spread=0.08),
+        basic=True, slider=(0, 16_384, "doubling"),
     )
 
-    optimizer: Literal["adamw", "adamw8bit", "muon"] = knob(
-        "adamw",
-        "adamw; adamw8bit: AdamW with moments in 8 bits; muon: Muon for matrices, AdamW for the rest",
-        group="optimizer",
-        ours=True,
+    optimizer: Literal["adamw", "adamw8bit", "muon"] = option(
+        "adamw", "adamw; adamw8bit: AdamW with moments in 8 bits; muon: Muon for matrices, AdamW for the rest",
+        group="optimizer", nanogpt="cannot", affects=EVERYTHING, on_resume="refuses", basic=True,
     )
-    learning_rate: float = knob(6e-4, "highest learning rate", group="optimizer", above=0, most=100)
-    muon_learning_rate: float = knob(
+    learning_rate: float = option(
+        6e-4, "highest learning rate", group="optimizer", above=0, most=100,
+        affects=LEARNING, on_resume="refuses", slider=(1e-5, 1e-1, "decades"),
+    )
+    muon_learning_rate: float = option(
         0.02, "highest learning rate of Muon's matrices; learning_rate is then for the rest",
-        group="optimizer", above=0, most=100, ours=True,
-    )  # fmt: skip
-    muon_momentum: float = knob(0.95, "Muon's momentum", group="optimizer", least=0, below=1, ours=True)
-    max_iters: int = knob(600_000, "optimizer steps", group="optimizer", unit="steps", least=1, most=10**10)
-    weight_decay: float = knob(0.1, "decay of matrices and embeddings", group="optimizer", least=0, most=100)
-    beta1: float = knob(0.9, "AdamW's first-moment decay", group="optimizer", least=0, below=1)
-    beta2: float = knob(0.95, "AdamW's second-moment decay", group="optimizer", least=0, below=1)
-    grad_clip: float = knob(1.0, "largest gradient norm; 0: do not clip", group="optimizer", least=0, most=1e9)
-    on_nonfinite: Literal["stop", "skip"] = knob(
+        group="optimizer", above=0, most=100, nanogpt="lacks", needs=("optimizer", "muon"),
+        affects=LEARNING, on_resume="refuses",
+    )
+    muon_momentum: float = option(
+        0.95, "Muon's momentum", group="optimizer", least=0, below=1, nanogpt="lacks", needs=("optimizer", "muon"),
+        affects=LEARNING, on_resume="refuses",
+    )
+    max_iters: int = option(
+        600_000, "optimizer steps", group="optimizer", unit="steps", least=1, most=10**10,
+        affects=NOTHING, on_resume="free", basic=True, slider=(100, 1_000_000, "decades"),
+    )
+    weight_decay: float = option(
+        0.1, "decay of matrices and embeddings", group="optimizer", least=0, most=100,
+        affects=LEARNING, on_resume="refuses",
+    )
+    beta1: float = option(
+        0.9, "AdamW's first-moment decay", group="optimizer", least=0, below=1, affects=LEARNING, on_resume="refuses"
+    )
+    beta2: float = option(
+        0.95, "AdamW's second-moment decay", group="optimizer", least=0, below=1, affects=LEARNING, on_resume="refuses"
+    )
+    grad_clip: float = option(
+        1.0, "largest gradient norm; 0: do not clip", group="optimizer", least=0, most=1e9,
+        affects=("speed", "learning"), on_resume="refuses", reference="other",
+    )
+    on_nonfinite: Literal["stop", "skip"] = option(
         "stop", "if a loss or gradient is not finite, its update is never applied. stop: end with a failure report; "
-        "skip: continue with the next step, at most ten times in a thousand steps", group="optimizer", ours=True,
-    )  # fmt: skip
-    decay_lr: bool = knob(True, "warm up, then decay to min_lr", group="optimizer")
-    lr_schedule: Literal["cosine", "linear"] = knob(
+        "skip: continue with the next step, at most ten times in a thousand steps",
+        group="optimizer", nanogpt="lacks", affects=NOTHING, on_resume="free",
+    )
+    decay_lr: bool = option(
+        True, "warm up, then decay to min_lr", group="optimizer", affects=LEARNING, on_resume="refuses"
+    )
+    lr_schedule: Literal["cosine", "linear"] = option(
         "cosine", "shape of the decay; linear: the full rate until the last cooldown share of lr_decay_iters",
-        group="optimizer", ours=True,
-    )  # fmt: skip
-    cooldown: float = knob(
+        group="optimizer", nanogpt="lacks", affects=LEARNING, on_resume="refuses",
+    )
+    cooldown: float = option(
         0.5, "share of lr_decay_iters in which a linear schedule decays", group="optimizer", above=0, most=1,
-        ours=True,
-    )  # fmt: skip
-    warmup_iters: int = knob(2000, "steps of linear warm-up", group="optimizer", unit="steps", least=0, most=10**10)
-    lr_decay_iters: int = knob(
-        600_000, "step at which min_lr is reached; set it with max_iters", group="optimizer",
-        unit="steps", least=1, most=10**10,
-    )  # fmt: skip
-    min_lr: float = knob(6e-5, "learning rate at the end of the decay", group="optimizer", least=0, most=100)
-
-    optimizer_offload: bool = knob(
-        False,
-        "keep optimizer states and fp32 weights in host memory and update them there; slow",
-        group="optimizer",
-        ours=True,
+        nanogpt="lacks", needs=("lr_schedule", "linear"), affects=LEARNING, on_resume="refuses",
+    )
+    warmup_iters: int = option(
+        2000, "steps of linear warm-up", group="optimizer", unit="steps", least=0, most=10**10,
+        needs=("decay_lr", True), affects=LEARNING, on_resume="refuses", slider=(0, 10_000, "decades"),
+    )
+    lr_decay_iters: int = option(
+        600_000, "step at which min_lr is reached; set it with max_iters",
+        group="optimizer", unit="steps", least=1, most=10**10, needs=("decay_lr", True),
+        affects=LEARNING, on_resume="refuses",
+    )
+    min_lr: float = option(
+        6e-5, "learning rate at the end of the decay", group="optimizer", least=0, most=100, needs=("decay_lr", True),
+        affects=LEARNING, on_resume="refuses",
+    )
+    optimizer_offload: bool = option(
+        False, "keep optimizer states and fp32 weights in host memory and update them there; slow",
+        group="optimizer", nanogpt="cannot", affects=COST, on_resume="rounding",
+        idle=(("cpu", "the optimizer of a run on the CPU is in the computer's memory already"),),
     )
 
-    eval_interval: int = knob(
-        2000, "steps between evaluations; each one also saves", group="evaluation", unit="steps", least=1, most=10**10
+    eval_interval: int = option(
+        2000, "steps between evaluations; each one also saves",
+        group="evaluation", unit="steps", least=1, most=10**10,
+        affects=NOTHING, on_resume="free", slider=(10, 100_000, "decades"),
     )
-    eval_iters: int = knob(
+    eval_iters: int = option(
         200, "micro-batches per split in one evaluation, each of batch_size sequences",
         group="evaluation", unit="micro-batches", least=1, most=10**8,
-    )  # fmt: skip
-    eval_sequences: int = knob(
-        0, "sequences per split in one evaluation; 0: eval_iters x batch_size", group="evaluation",
-        unit="sequences", least=0, most=10**14, ours=True,
-    )  # fmt: skip
-    eval_batch_size: int = knob(
-        0, "micro-batch of evaluation; 0: as batch_size", group="evaluation",
-        unit="sequences", least=0, most=1_000_000, ours=True,
-    )  # fmt: skip
-    eval_block_size: int = knob(
-        0, "context length of evaluation; 0: as block_size", group="evaluation",
-        unit="tokens", least=0, most=4_194_304, ours=True,
-    )  # fmt: skip
-    eval_only: bool = knob(False, "evaluate once and stop", group="evaluation")
-
-    out_dir: str = knob("out", "directory of the run; if it exists, a number is added", group="run", pattern=_A_PATH)
-    log_interval: int = knob(
-        1, "steps between lines of metrics.jsonl; the terminal shows some of them", group="run", unit="steps",
-        least=1, most=10**9,
-    )  # fmt: skip
-    always_save_checkpoint: bool = knob(
-        True, "save at every evaluation, not only when the validation loss improves", group="run"
+        affects=NOTHING, on_resume="evaluation", slider=(1, 1000, "decades"),
     )
-    keep_checkpoints: int = knob(
-        2, "newest checkpoints to keep; the best one is kept as well", group="run", least=1, most=10_000, ours=True
+    eval_sequences: int = option(
+        0, "sequences per split in one evaluation; 0: eval_iters x batch_size",
+        group="evaluation", unit="sequences", least=0, most=10**14, nanogpt="lacks",
+        affects=NOTHING, on_resume="evaluation",
+    )
+    eval_batch_size: int = option(
+        0, "micro-batch of evaluation; 0: as batch_size",
+        group="evaluation", unit="sequences", least=0, most=1_000_000, nanogpt="cannot",
+        affects=("memory",), on_resume="evaluation", by_effect=True,
+    )
+    eval_block_size: int = option(
+        0, "context length of evaluation; 0: as block_size",
+        group="evaluation", unit="tokens", least=0, most=4_194_304, nanogpt="cannot",
+        affects=("memory", "learning"), on_resume="evaluation", by_effect=True,
+    )
+    eval_only: bool = option(
+        False, "evaluate once and stop", group="evaluation",
+        affects=EVERYTHING, on_resume="free", compared=False, reference="other",
     )
 
-    device: str = knob(
-        "auto", "auto, cpu, cuda, cuda:N or mps; auto uses the GPU if there is one", group="system",
-        pattern=r"^(auto|cpu|mps|cuda(:\d{1,3})?)$",
-    )  # fmt: skip
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob(
+    out_dir: str = option(
+        "out", "directory of the run; if it exists, a number is added",
+        group="run", pattern=_A_PATH, affects=NOTHING, on_resume="free",
+    )
+    log_interval: int = option(
+        1, "steps between lines of metrics.jsonl; the terminal shows some of them",
+        group="run", unit="steps", least=1, most=10**9, affects=NOTHING, on_resume="free",
+    )
+    always_save_checkpoint: bool = option(
+        True, "save at every evaluation, not only when the validation loss improves",
+        group="run", affects=NOTHING, on_resume="free",
+    )
+    keep_checkpoints: int = option(
+        2, "newest checkpoints to keep; the best one is kept as well",
+        group="run", least=1, most=10_000, nanogpt="lacks", affects=NOTHING, on_resume="free",
+    )
+
+    device: str = option(
+        "auto", "auto, cpu, cuda, cuda:N or mps; auto uses the GPU if there is one",
+        group="system", pattern=r"^(auto|cpu|mps|cuda(:\d{1,3})?)$",
+        affects=COST, on_resume="rounding", compared=False, by_effect=True, reference="other",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "precision of the matmuls; auto: bfloat16 if the card has it, else float16; on a CPU whichever "
         "measures faster, and float32 in short runs", group="system",
-    )  # fmt: skip
-    auto_chunker: bool = knob(
-        False,
-        "torch.compile: let Inductor split head and loss into chunks, instead of loss_chunk_size",
-        group="batch",
-        ours=True,
+        affects=EVERYTHING, on_resume="refuses", by_effect=True, reference="other", chosen_on_cpu=True,
+        tuned=Tuned(spread=0.30, paired=True), basic=True,
     )
-    matmul: Literal["dtype", "fp8", "int8", "fp16_accumulation"] = knob(
+    auto_chunker: bool = option(
+        False, "torch.compile: let Inductor split head and loss into chunks, instead of loss_chunk_size",
+        group="batch", nanogpt="cannot", needs=("compile", True), affects=COST, on_resume="rounding",
+    )
+    matmul: Literal["dtype", "fp8", "int8", "fp16_accumulation"] = option(
         "dtype",
         "precision of the blocks' matmuls; dtype: as dtype says; the others are faster on some cards but less exact",
-        group="system",
-        ours=True,
+        group="system", nanogpt="cannot", affects=EVERYTHING, on_resume="refuses",
     )
-    master_weights: bool = knob(
+    master_weights: bool = option(
         False,
         "keep weights and residual stream in dtype, with fp32 master copies in the optimizer, instead of autocast",
-        group="system",
-        ours=True,
+        group="system", nanogpt="cannot", affects=EVERYTHING, on_resume="refuses", chosen_on_cpu=True,
+        idle=(("float32", "in float32 the weights are their own masters; set dtype to bfloat16"),),
     )
-    torch_version: str = knob(
+    torch_version: str = option(
         "", "torch of the run, such as 2.0, for the time that a plan predicts; empty: the installed one",
-        group="system", pattern=r"^(\d{1,3}\.\d{1,3}[A-Za-z0-9.+]{0,30})?$", ours=True,
-    )  # fmt: skip
-    compile: bool = knob(True, "torch.compile the model", group="system")
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"] = knob(
-        "default", "torch.compile's mode; modes other than default have no forecast", group="system", ours=True
+        group="system", pattern=r"^(\d{1,3}\.\d{1,3}[A-Za-z0-9.+]{0,30})?$", nanogpt="lacks",
+        affects=("speed",), on_resume="free", compared=False, reference="other",
     )
-    compile_blocks: bool = knob(
+    compile: bool = option(
+        True, "torch.compile the model", group="system",
+        affects=COST, on_resume="rounding", by_effect=True, reference="other",
+        tuned=Tuned(spread=0.20, paired=True), basic=True,
+    )
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"] = option(
+        "default", "torch.compile's mode; modes other than default have no forecast",
+        group="system", nanogpt="cannot", needs=("compile", True), affects=COST, on_resume="rounding",
+    )
+    compile_blocks: bool = option(
         False,
         "torch.compile one block that all share, instead of the whole model: starts faster; memory has no forecast",
-        group="system",
-        ours=True,
+        group="system", nanogpt="cannot", needs=("compile", True), affects=COST, on_resume="rounding",
     )
-    attention: Literal["auto", "sdpa", "bmm"] = knob(
+    attention: Literal["auto", "sdpa", "bmm"] = option(
         "auto", "attention kernels. sdpa: PyTorch's own; bmm: batched matmuls, for CPUs and without dropout; "
-        "auto: sdpa on GPUs, whichever measures faster on CPUs", group="system", ours=True,
-    )  # fmt: skip
-    cpu_threads: int = knob(
+        "auto: sdpa on GPUs, whichever measures faster on CPUs",
+        group="system", nanogpt="cannot", affects=COST, on_resume="rounding", chosen_on_cpu=True,
+        tuned=Tuned(spread=0.25, paired=True),
+    )
+    cpu_threads: int = option(
         0, "threads of a run on a CPU; 0: PyTorch's number, or fewer if they measure faster",
-        group="system", least=0, most=4096, ours=True,
-    )  # fmt: skip
-    allocator_settings: str = knob(
+        group="system", least=0, most=4096, nanogpt="lacks",
+        affects=("speed",), on_resume="rounding", chosen_on_cpu=True, tuned=Tuned(spread=0.30, paired=True),
+        idle=(("cuda", _ON_A_CARD), ("mps", _ON_A_CARD)),
+    )
+    allocator_settings: str = option(
         "", "settings of CUDA's allocator, such as expandable_segments:True; PYTORCH_ALLOC_CONF overrides them",
-        group="system", pattern=r"^[A-Za-z0-9_:,. \[\]>-]*$", ours=True,
-    )  # fmt: skip
-    memory_limit: str = knob(
-        "",
-        "most memory the run may use, such as 10GiB; empty: what the card has free",
-        group="system",
-        ours=True,
+        group="system", pattern=r"^[A-Za-z0-9_:,. \[\]>-]*$", nanogpt="lacks",
+        affects=COST, on_resume="free", by_effect=True, reference="other",
+        idle=(("cpu", "they are for CUDA's allocator"),),
+    )
+    memory_limit: str = option(
+        "", "most memory the run may use, such as 10GiB; empty: what the card has free",
+        group="system", nanogpt="lacks", affects=("memory",), on_resume="free", by_effect=True,
     )
 
-    price_per_kwh: float = knob(
-        0.30, "price of electricity", group="cost", unit="currency/kWh", least=0, most=1e6, ours=True
+    price_per_kwh: float = option(
+        0.30, "price of electricity", group="cost", unit="currency/kWh", least=0, most=1e6, nanogpt="lacks",
+        affects=NOTHING, on_resume="free", basic=True, slider=(0, 0.6, "cents"),
     )
-    price_per_hour: float = knob(
-        0.0,
-        "rent of the card or machine, paid instead of electricity; 0: not rented",
-        group="cost",
-        unit="currency/h",
-        least=0,
-        most=1e6,
-        ours=True,
+    price_per_hour: float = option(
+        0.0, "rent of the card or machine, paid instead of electricity; 0: not rented",
+        group="cost", unit="currency/h", least=0, most=1e6, nanogpt="lacks", affects=NOTHING, on_resume="free",
+        basic=True, slider=(0, 4, "dimes"),
     )
-    co2_per_kwh: float = knob(
-        0.0, "CO2 of the electricity; 0: do not estimate it", group="cost", unit="g/kWh", least=0, most=1e5, ours=True
+    co2_per_kwh: float = option(
+        0.0, "CO2 of the electricity; 0: do not estimate it", group="cost", unit="g/kWh", least=0, most=1e5,
+        nanogpt="lacks", affects=NOTHING, on_resume="free", slider=(0, 1000, "fifties"),
     )
-    currency: str = knob("EUR", "currency of the prices", group="cost", pattern=r"^[^\x00-\x1f]{1,8}$", ours=True)
+    currency: str = option(
+        "EUR", "currency of the prices", group="cost", pattern=r"^[^\x00-\x1f]{1,8}$", nanogpt="lacks",
+        affects=NOTHING, on_resume="free", basic=True,
+    )
 
-    wandb_log: bool = knob(False, "nanoGPT's tracker; foretrain keeps its own record", group="run", inert=True)
-    wandb_project: str = knob("owt", "nanoGPT's tracker", group="run", inert=True)
-    wandb_run_name: str = knob("gpt2", "nanoGPT's tracker", group="run", inert=True)
-    backend: str = knob("nccl", "nanoGPT's multi-GPU backend; foretrain uses one GPU", group="system", inert=True)
+    wandb_log: bool = option(
+        False, "nanoGPT's tracker; foretrain keeps its own record", group="run", inert=True,
+        affects=NOTHING, on_resume="free",
+    )
+    wandb_project: str = option(
+        "owt", "nanoGPT's tracker", group="run", inert=True, affects=NOTHING, on_resume="free"
+    )
+    wandb_run_name: str = option(
+        "gpt2", "nanoGPT's tracker", group="run", inert=True, affects=NOTHING, on_resume="free"
+    )
+    backend: str = option(
+        "nccl", "nanoGPT's multi-GPU backend; foretrain uses one GPU", group="system", inert=True,
+        affects=NOTHING, on_resume="free",
+    )
+    # fmt: on
 
     @property
     def tokens_per_step(self) -> int:
@@ -333,8 +378,7 @@ class RunConfig(Record):
 
     def as_nanogpt(self) -> "RunConfig":
         """What nanoGPT would run of it: none of foretrain's own ways, and evaluation at the sizes of training."""
-        own = {*OWN_WAYS, "eval_batch_size", "eval_block_size"}
-        return self.model_copy(update={name: type(self).model_fields[name].default for name in own})
+        return self.model_copy(update=_WITHOUT_OWN_WAYS)
 
     @property
     def obstacle_to_bmm(self) -> str:
@@ -361,50 +405,30 @@ class RunConfig(Record):
         return parse_bytes(self.memory_limit) if self.memory_limit else None
 
 
-@dataclass(frozen=True)
-class Knob:
-    """Metadata of one knob, for help texts, docs and pages."""
-
-    name: str
-    default: Any
-    help: str
-    unit: str
-    group: str
-    limits: str
-    type: str
-    ours: bool
-    inert: bool
+OPTIONS = {name: Option.of(name, field) for name, field in RunConfig.model_fields.items()}
 
 
-_SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+def named(wanted: Callable[[Option], Any]) -> tuple[str, ...]:
+    """The names of all options of which `wanted` holds, in the order of definition."""
+    return tuple(name for name, each in OPTIONS.items() if wanted(each))
 
 
-def _limits(field: FieldInfo) -> str:
-    """'≥ 1, ≤ 1000', 'one of float32, …' or ''."""
-    choices = get_args(field.annotation)
-    if choices:
-        return "one of " + ", ".join(map(str, choices))
-    found = {}
-    for constraint in field.metadata:
-        for name in ("pattern", *_SIGNS):
-            value = getattr(constraint, name, None)
-            if value is not None:
-                found[name] = value
-    if "pattern" in found and field.description:
-        return field.description
-    return ", ".join(f"{_SIGNS[name]} {found[name]:,}" for name in _SIGNS if name in found)
+def unread(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """(option, the other one that keeps it from being read, that one's value); what is not said has its default."""
+    for name, each in OPTIONS.items():
+        if each.needs is not None:
+            other, wanted = each.needs
+            now = values.get(other)
+            now = OPTIONS[other].default if now is None else now
+            if now != wanted:
+                yield name, other, now
 
 
-def knobs() -> Iterator[Knob]:
-    """Every knob in the order of definition."""
-    for name, field in RunConfig.model_fields.items():
-        extra: Any = field.json_schema_extra
-        type_name = getattr(field.annotation, "__name__", "choice")
-        yield Knob(
-            name=name,
-            default=field.default,
-            help=field.description or "",
-            limits=_limits(field),
-            type="choice" if get_args(field.annotation) else type_name,
-            **extra,
-        )
+def step_options(config: RunConfig) -> dict[str, Any]:
+    """The options that a training step's memory and time hang on, with their values: what a cached measurement of it is
+    named by."""
+    return {name: getattr(config, name) for name in named(lambda each: {"speed", "memory"} & {*each.affects})}
+
+
+FORETRAINS_OWN = frozenset(named(lambda each: each.nanogpt == "cannot"))
+_WITHOUT_OWN_WAYS = {name: OPTIONS[name].default for name in FORETRAINS_OWN}

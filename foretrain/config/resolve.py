@@ -17,19 +17,14 @@ from foretrain.base.errors import ConfigError, UserError
 from foretrain.config import init_from, nanogpt_file
 from foretrain.config.checks import Setting, bad_value, check, odd_schedule, shown
 from foretrain.config.microbatches import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
-from foretrain.config.options import GROUPS, OWN_SIZES, OWN_WAYS, RunConfig, knobs
+from foretrain.config.option import GROUPS
+from foretrain.config.options import FORETRAINS_OWN, OPTIONS, RunConfig, named, unread
 from foretrain.config.presets import MODERN, MODERN_RATES, PRESET_ALIASES, PRESETS, preset_named
 
 Trainer = Literal["foretrain", "nanogpt"]
-KNOBS = {knob.name: knob for knob in knobs()}
 STDIN = "stdin"
-INERT = {name for name, knob in KNOBS.items() if knob.inert}
-ALIASES = {
-    "grad_checkpoint": "activation_checkpointing",
-    "gradient_checkpointing": "activation_checkpointing",
-    "micro_batch_size": "batch_size",
-    "accumulation": "gradient_accumulation_steps",
-}
+INERT = set(named(lambda option: option.inert))
+ALIASES = {alias: name for name, option in OPTIONS.items() for alias in option.aliases}
 # nanochat's dials describe another architecture (untied head, value embeddings, rotary positions): its plan would
 # be wrong here, so they are explained instead of mapped.
 NANOCHAT = {
@@ -69,7 +64,7 @@ class ResolvedConfig:
             return self.trainer
         nanogpt = self.has_nanogpt_file and all(path.suffix == ".py" for path in self.files)
         typed = (key for key, source in self.sources.items() if source.startswith("-"))
-        return "nanogpt" if nanogpt and not any(key in (*OWN_WAYS, *OWN_SIZES) for key in typed) else "foretrain"
+        return "nanogpt" if nanogpt and FORETRAINS_OWN.isdisjoint(typed) else "foretrain"
 
 
 @dataclass
@@ -147,7 +142,7 @@ def _split(arguments: Sequence[str]) -> list[tuple[str, str | None, str]]:
         else:
             following = arguments[i + 1] if i + 1 < len(arguments) else None
             takes_value = following is not None and not following.startswith("--")
-            is_switch = _key_of(word) in KNOBS and KNOBS[_key_of(word)].type == "bool"
+            is_switch = _key_of(word) in OPTIONS and OPTIONS[_key_of(word)].type == "bool"
             if takes_value and is_switch:  # `--compile config.py` is a switch and a file
                 takes_value = str(following).lower() in _BOOLEAN_WORDS
             if takes_value:
@@ -173,17 +168,17 @@ def _key_of(word: str) -> str:
 def _add_override(word: str, value: str | None, written: str, found: _Collected) -> None:
     key = _key_of(word)
     if value is None:
-        if key.startswith("no_") and KNOBS.get(key[3:]) and KNOBS[key[3:]].type == "bool":
+        if key.startswith("no_") and OPTIONS.get(key[3:]) and OPTIONS[key[3:]].type == "bool":
             found.settings.append(Setting(key[3:], False, written))
-        elif key in KNOBS and KNOBS[key].type == "bool":
+        elif key in OPTIONS and OPTIONS[key].type == "bool":
             found.settings.append(Setting(key, True, written))
-        elif key in KNOBS:
+        elif key in OPTIONS:
             found.problems.append(UserError("config.no_value", key=key, source=written))
         else:
             found.settings.append(Setting(key, "", written))  # reported as unknown, with the nearest names
         return
     quoted = value[:1] in ("'", '"')  # nanoGPT evaluates what is typed, so that a quoted text is the text
-    is_text = key in KNOBS and KNOBS[key].type in ("str", "choice") and not quoted
+    is_text = key in OPTIONS and OPTIONS[key].type in ("str", "choice") and not quoted
     found.settings.append(Setting(key, value if is_text else nanogpt_file.parse_expression(value), written))
 
 
@@ -256,7 +251,7 @@ def _read(path: Path, found: _Collected, word: str) -> str | None:
 
 
 def _add_nanogpt(text: str, path: str, found: _Collected) -> None:
-    parsed = nanogpt_file.parse(text, path, set(KNOBS) | set(ALIASES), INERT)
+    parsed = nanogpt_file.parse(text, path, set(OPTIONS) | set(ALIASES), INERT)
     found.settings += parsed.settings
     found.notes += parsed.notes
     found.problems += parsed.problems
@@ -310,10 +305,10 @@ def _finish(found: _Collected) -> ResolvedConfig:
         if says_auto(key, setting.value):
             auto = values[SWITCH] = True
             sources[SWITCH], layers[SWITCH] = setting.source, number
-        elif key not in KNOBS:
+        elif key not in OPTIONS:
             found.problems.append(_unknown(key, setting.source))
-        elif _is_of_another_type(setting, KNOBS[key].type):
-            found.problems.append(bad_value(KNOBS[key], setting.value, repr(setting.value), setting.source))
+        elif _is_of_another_type(setting, OPTIONS[key].type):
+            found.problems.append(bad_value(OPTIONS[key], setting.value, repr(setting.value), setting.source))
         else:
             typed_before = sources.get(key, "").startswith("-") and setting.source.startswith("-")
             if typed_before and values[key] != setting.value:
@@ -321,11 +316,11 @@ def _finish(found: _Collected) -> ResolvedConfig:
             values[key], sources[key], layers[key] = setting.value, setting.source, number
             if key == BATCH and auto:  # the same knob, said again
                 auto = values[SWITCH] = False
-            if KNOBS[key].inert and key != "backend" and setting.value is True:
+            if OPTIONS[key].inert and key != "backend" and setting.value is True:
                 found.notes.append(UserError("config.no_effect", key=key, source=setting.source))
     _apply_recipe(values, sources)
     notes, problems = init_from.apply(values, sources)
-    found.notes += [*notes, *_unused(values, sources)]
+    found.notes += notes
     found.problems += problems
     last_word(values, sources, layers)
     config, problems = check(values, sources)
@@ -333,7 +328,7 @@ def _finish(found: _Collected) -> ResolvedConfig:
         config, problems = _apply_total(config, values, sources, layers)
     if config is None or found.problems:
         raise ConfigError(found.problems + problems)
-    found.notes += odd_schedule(config, sources)
+    found.notes += [*_unused(config, sources), *odd_schedule(config, sources)]
     name = found.names[-1] if found.names else "run"
     files = tuple(found.files)
     return ResolvedConfig(config, sources, tuple(found.notes), name, files, piped_nanogpt=found.piped_nanogpt)
@@ -372,30 +367,25 @@ def _apply_recipe(values: dict[str, Any], sources: dict[str, str]) -> None:
             values[key], sources[key] = value, "recipe modern"
 
 
-# Knobs that only one value of another one reads.
-_READ_BY = {
-    "muon_learning_rate": ("optimizer", "muon"), "muon_momentum": ("optimizer", "muon"),
-    "cooldown": ("lr_schedule", "linear"),
-}  # fmt: skip
-
-
-def _unused(values: dict[str, Any], sources: dict[str, str]) -> list[UserError]:
-    """A note for each value that nothing reads. Defaults written out, as `to_toml` does, need none."""
+def _unused(config: RunConfig, sources: dict[str, str]) -> list[UserError]:
+    """A note for each value that nothing reads. Defaults written out, as `to_toml` does, need none, and nobody wrote
+    those of a preset or recipe."""
     notes = []
-    for key, (other, value) in _READ_BY.items():
-        now = values.get(other, KNOBS[other].default)
-        if now != value and values.get(key, KNOBS[key].default) != KNOBS[key].default:
-            notes.append(UserError("config.unused", key=key, other=other, value=now, source=sources[key]))
+    for key, other, now in unread(config.model_dump()):
+        source = sources.get(key, "default")
+        written = getattr(config, key) != OPTIONS[key].default and not source.startswith(("preset ", "recipe "))
+        if written:
+            notes.append(UserError("config.unused", key=key, other=other, value=now, source=source))
     return notes
 
 
 def _unknown(key: str, source: str) -> UserError:
     if key in NANOCHAT:
         return UserError("config.nanochat_key", key=key, source=source)
-    near = difflib.get_close_matches(key, [*KNOBS, *ALIASES], n=3, cutoff=0.6)
+    near = difflib.get_close_matches(key, [*OPTIONS, *ALIASES], n=3, cutoff=0.6)
     if source.startswith("-") and difflib.get_close_matches(key, ["help"], cutoff=0.7):
         near = ["--help"]
-    squeezed = {name.replace("_", ""): name for name in KNOBS}
+    squeezed = {name.replace("_", ""): name for name in OPTIONS}
     if (exact := squeezed.get(key.replace("_", "").lower())) and exact not in near:
         near.insert(0, exact)
     return UserError(
@@ -408,7 +398,7 @@ def to_toml(config: RunConfig) -> str:
     lines: list[str] = []
     for group in GROUPS:
         lines.append(f"[{group}]")
-        members = (name for name, knob in KNOBS.items() if knob.group == group)
+        members = (name for name, knob in OPTIONS.items() if knob.group == group)
         lines += [f"{name} = {toml_value(getattr(config, name))}" for name in members]
         lines.append("")
     return "\n".join(lines)

@@ -12,13 +12,12 @@ from typing import Any
 from foretrain.base.errors import UserError
 from foretrain.base.messages import printable
 from foretrain.config import nanogpt_file
-from foretrain.config.options import GROUPS, RunConfig
+from foretrain.config.option import GROUPS
+from foretrain.config.options import OPTIONS, RunConfig, named
 from foretrain.config.presets import MODERN, MODERN_RATES
-from foretrain.config.resolve import INERT, KNOBS, toml_value
+from foretrain.config.resolve import INERT, toml_value
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
-# What the weights that a run starts from would bring, so that even a default has to be said.
-_SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")
 
 
 def write_text(text: str, path: Path) -> None:
@@ -36,15 +35,15 @@ def short_toml(config: RunConfig, origin: Sequence[str] = (), before: Mapping[st
 
     `origin`: comments above all. `before`: comments behind the options that were changed.
     """
-    said = {name for name, knob in KNOBS.items() if getattr(config, name) != knob.default}
+    said = {name for name, knob in OPTIONS.items() if getattr(config, name) != knob.default}
     if config.recipe != "nanogpt":
         said |= {*MODERN, *MODERN_RATES}
     if config.init_from != "scratch":
-        said |= {*_SHAPE}
+        said |= {*named(lambda option: option.from_weights)}  # so that even a default has to be said
     changed = before or {}
     lines = comments(origin)
     for group in GROUPS:
-        members = [name for name, knob in KNOBS.items() if knob.group == group and name in {*said, *changed}]
+        members = [name for name, knob in OPTIONS.items() if knob.group == group and name in {*said, *changed}]
         if members:
             lines += ["", f"[{group}]"]
         for name in members:
@@ -76,7 +75,7 @@ def nanogpt_text(text: str, changes: Mapping[str, Any], origin: Sequence[str]) -
 
 
 def _settings(text: str) -> dict[str, Any]:
-    return {s.key: s.value for s in nanogpt_file.parse(text, "config.py", set(KNOBS), INERT).settings}
+    return {s.key: s.value for s in nanogpt_file.parse(text, "config.py", set(OPTIONS), INERT).settings}
 
 
 def _values(tree: ast.Module) -> dict[str, ast.expr]:

@@ -16,7 +16,7 @@ from typing import Literal
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.base.units import MIB
-from foretrain.config.options import OWN_WAYS, RunConfig
+from foretrain.config.options import RunConfig, named
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict.allocator.settings import Settings, of_run
 from foretrain.predict.estimate.reserved import Held, fails_in, held
@@ -38,11 +38,8 @@ CPU_SLACK_EXPECTED, CPU_SLACK_HIGH = 1.05, 1.25
 STAGING_SPARE = 1.25  # of the copy that a save makes has to be free, else it makes none: training/saver.py
 
 MARGIN_BYTES = 200 * MIB  # what "fits" leaves to spare beside the expected context
-# What of a config shapes the memory of a step, beside how often it accumulates.
-SHAPING_KNOBS = (
-    "n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "dropout", "batch_size", "eval_only",
-    *OWN_WAYS,
-)  # fmt: skip
+# What of a config shapes the memory of a step by its very value. What else does is kept by what it comes to.
+SHAPING_KNOBS = named(lambda option: "memory" in option.affects and not option.by_effect)
 MOST_KEPT = 512  # estimates, of up to a quarter of a megabyte each
 PHASES = ("evaluate_first", "first_step", "steady_step", "evaluate_steady", "resume")
 

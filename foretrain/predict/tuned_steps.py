@@ -10,20 +10,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from foretrain.config.options import RunConfig
+from foretrain.config.options import OPTIONS, RunConfig, named
 from foretrain.hardware.calibration import Calibration, StepTime
 
-SIZES = ("n_layer", "n_embd", "block_size", "vocab_size", "batch_size")
-SAME = ("recipe", "optimizer", "attention", "matmul", "master_weights", "recompute_norm_gelu", "auto_chunker",
-        "activation_memory_budget", "compile_blocks", "compile_mode", "cpu_threads")  # fmt: skip
-OTHERS = ("n_head", "gradient_accumulation_steps", "bias", "dropout", "activation_checkpointing", "checkpointed_blocks",
-          "loss_chunk_size")  # fmt: skip
+DECIDING = named(lambda option: "speed" in option.affects)
+SIZES = named(lambda option: option.reference == "near")
+SAME = named(lambda option: "speed" in option.affects and option.reference == "same")
 REACH = 1.0  # doublings, of each size
 
 
 def step_of(config: RunConfig, dtype: str, time_s: float, threads: int) -> StepTime:
     """A timed step to keep. `threads`: how many it ran on; 0 on a card."""
-    knobs: dict[str, Any] = {name: getattr(config, name) for name in (*SIZES, *SAME, *OTHERS)}
+    knobs: dict[str, Any] = {name: getattr(config, name) for name in DECIDING}
     knobs["cpu_threads"] = threads
     return StepTime(options=knobs, dtype=dtype, compiled=config.compile, time_s=time_s)
 
@@ -42,7 +40,7 @@ def tuned_like(found: Calibration, config: RunConfig, dtype: str, *, compiled: b
 def _distance(step: StepTime, config: RunConfig, threads: int) -> float | None:
     """Of the sizes, in doublings; None where the step is none of these."""
     for name in SAME:
-        own, its = getattr(config, name), step.options.get(name)
+        own, its = getattr(config, name), step.options.get(name, OPTIONS[name].default)
         if (name, own, its) == ("attention", "auto", "sdpa"):  # what a plan takes it for
             own = its
         if name == "cpu_threads" and its:

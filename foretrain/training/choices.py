@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from foretrain.base.installation import cache_folder, installed_torch
 from foretrain.base.records import Record
 from foretrain.base.safe_read import read_text
-from foretrain.config.options import RunConfig
+from foretrain.config.options import RunConfig, named, step_options
 from foretrain.hardware.catalogue import Dtype
 from foretrain.hardware.cpu import physical_cores, usable_cores
 from foretrain.model.shape import ModelShape
@@ -33,14 +33,10 @@ SHORT_S = 20.0  # a run of fewer seconds at the CPU's nominal peak is not measur
 BUDGET_S = 2.0
 LEAST_GAIN = 0.05  # what is not faster by this share is not worth other kernels
 LAGS = 1.5  # a candidate that is slower by this factor is not timed again
-CHOSEN = ("dtype", "attention", "master_weights", "cpu_threads")
+CHOSEN = named(lambda option: option.chosen_on_cpu)
 OPEN = ("auto", 0)  # leaves the choice to us, also where it is written down in the config
 SMALL_STEP_S = 0.005  # of a step that one thread may do as fast as several
 _SLICE_FLOPS = 8e9  # of one step: 25 to 100 ms on two cores
-_SHAPE = (
-    "n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "dropout", "batch_size",
-    "activation_checkpointing", "loss_chunk_size", "optimizer", "matmul", "recipe",
-)  # fmt: skip
 
 
 class Way(Record):
@@ -256,7 +252,8 @@ def _fewer_threads(best: _Candidate, config: RunConfig) -> Way | None:
 
 
 def _key(config: RunConfig, placement: Placement, ways: list[Way]) -> str:
-    parts = [placement.gpu.name, installed_torch(), usable_cores(), *(getattr(config, key) for key in _SHAPE), ways]
+    # What is measured is a step of the slice, so its options name the measurement.
+    parts = [placement.gpu.name, installed_torch(), usable_cores(), step_options(slice_of(config)), ways]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
 
 

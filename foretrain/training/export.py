@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
-from foretrain.config.options import RunConfig, knobs
+from foretrain.config.options import OPTIONS, RunConfig, named
 from foretrain.data import tokenizer
 from foretrain.data.hf_tokenizer import files_of
 from foretrain.data.tokenizer_check import tokenizer_of
@@ -211,9 +211,9 @@ def _nanogpt(source: _Source, folder: Path) -> None:
     optimizer = foreign.nanogpt_optimizer(
         source.weights, moments, config, rate, fused=record.gpu.kind == "cuda"
     )  # fmt: skip
-    values = {knob.name: getattr(config, knob.name) for knob in knobs() if not knob.ours}
+    values = {knob.name: getattr(config, knob.name) for knob in OPTIONS.values() if not knob.ours}
     values |= {"device": record.gpu.kind, "dtype": record.dtype, "compile": record.compiled, "init_from": "resume"}
-    arguments = ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "dropout")
+    arguments = (*named(lambda option: option.from_weights), "dropout")
     best = source.progress.best_val_loss
     document = {
         "model": {**source.weights, "lm_head.weight": source.weights[foreign.TOKENS]},

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 
 from foretrain.base.installation import cache_folder, installed_torch
 from foretrain.base.safe_read import read_text
-from foretrain.config.options import RunConfig
-from foretrain.config.step_knobs import step_knobs
+from foretrain.config.options import RunConfig, step_options
 from foretrain.hardware.calibration import save_tuned
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.cpu import usable_cores
@@ -30,7 +29,7 @@ def path_of(base: RunConfig, choices: Sequence[Sequence[Level]], gpu: Gpu, versi
     driver = gpu.calibration.driver if gpu.calibration else ""
     space = [(knob, sorted(map(str, levels))) for knob, levels in zip(TUNABLE, choices, strict=True)]
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    key = [step_knobs(base), space, gpu.name, driver, usable_cores(), threads, installed_torch(), version]
+    key = [step_options(base), space, gpu.name, driver, usable_cores(), threads, installed_torch(), version]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:20]
     return cache_folder() / "tuned" / f"{digest}.json"
 

@@ -11,16 +11,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from foretrain.config.options import OPTIONS, named
 from foretrain.tuning.space import TUNABLE, Setting
 
 Array = np.ndarray
 
 # Standard deviations, in logarithms, of what a forecast by the catalogue misses; by a calibration it is half.
-SPREAD = {
-    "compile": 0.20, "activation_checkpointing": 0.05, "recompute_norm_gelu": 0.05, "loss_chunk_size": 0.08,
-    "attention": 0.25, "dtype": 0.30, "cpu_threads": 0.30,
-}  # fmt: skip
-PAIRED, PAIRS = ("compile", "attention", "dtype", "cpu_threads"), 0.08
+SPREAD = {name: option.tuned.spread for name, option in OPTIONS.items() if option.tuned and option.tuned.spread}
+PAIRED, PAIRS = named(lambda option: option.tuned and option.tuned.paired), 0.08
 TREND = 0.04  # a doubling of the micro-batch
 BATCH, BATCH_LENGTH = 0.12, 2.0  # the length is in doublings
 BATCH_WITH, BATCH_WITH_LENGTH = 0.06, 1.5  # how the micro-batch acts with one combination of the other knobs

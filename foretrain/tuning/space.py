@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from foretrain.config.checks import check
 from foretrain.config.microbatches import cut, divisors, sequences_of
-from foretrain.config.options import RunConfig
+from foretrain.config.options import RunConfig, named
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict.memory import StepMemory, predict, worst_verdict
 from foretrain.predict.speed.time import step_time
@@ -21,11 +21,8 @@ from foretrain.predict.tuned_steps import tuned_like
 
 Level = bool | int | str
 Learning = Literal["exact", "rounding", "draws"]
-# In the order of the tables. activation_checkpointing is searched by its number of blocks.
-TUNABLE = (
-    "batch_size", "compile", "activation_checkpointing", "recompute_norm_gelu", "loss_chunk_size", "attention", "dtype",
-    "cpu_threads",
-)  # fmt: skip
+# In the order of definition. activation_checkpointing is searched by its number of blocks.
+TUNABLE = named(lambda option: option.tuned)
 CHUNKS = (0, 512, 2048)
 MASTERS = "bfloat16 with fp32 masters"
 FEWER_THREADS = 0.5  # a step on half the threads is taken to be 2^0.5 times as long, until it is measured
@@ -54,11 +51,11 @@ class Setting:
 
 def levels_of(config: RunConfig) -> tuple[Level, ...]:
     """The levels that a config stands for."""
-    dtype = MASTERS if config.dtype == "bfloat16" and config.master_weights else config.dtype
-    return (
-        config.batch_size, config.compile, config.checkpointed, config.recompute_norm_gelu, config.loss_chunk_size,
-        config.attention, dtype, config.cpu_threads,
-    )  # fmt: skip
+    levels = {name: getattr(config, name) for name in TUNABLE}
+    levels["activation_checkpointing"] = config.checkpointed
+    if config.dtype == "bfloat16" and config.master_weights:
+        levels["dtype"] = MASTERS
+    return tuple(levels.values())
 
 
 def options(

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from foretrain.config.options import RunConfig
+from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.presets import PRESETS
-from foretrain.config.resolve import ALIASES, KNOBS, NANOCHAT, to_toml
+from foretrain.config.resolve import ALIASES, NANOCHAT, to_toml
 from tests.helpers import REPO
 
 VERBS = {
@@ -96,7 +96,7 @@ def seeds() -> dict[str, str]:
 
 def value_for(key: str, chance: random.Random) -> str:
     """A value as it could be typed for a knob: often near one that is right, sometimes anything."""
-    knob = KNOBS.get(ALIASES.get(key, key))
+    knob = OPTIONS.get(ALIASES.get(key, key))
     if knob is None or chance.random() < 0.15:
         return chance.choice(NUMBERS + TEXTS)
     if knob.type in ("int", "float"):
@@ -115,7 +115,7 @@ def value_for(key: str, chance: random.Random) -> str:
 def key_at_random(chance: random.Random) -> str:
     draw = chance.random()
     if draw < 0.95:
-        return chance.choice(list(KNOBS))
+        return chance.choice(list(OPTIONS))
     return chance.choice(KEYS if draw < 0.975 else (*ALIASES, *NANOCHAT))
 
 

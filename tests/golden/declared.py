@@ -5,4 +5,19 @@ from .compare import Declared
 DECLARED: tuple[Declared, ...] = (
     Declared(case="", path="", old=r"foretrain/gpus\.toml", new=r"foretrain/hardware/gpus\.toml", reason="it moved"),
     Declared(case="advise", path="", old="reference  docs/memory.md; ", new="", reason="a user needs no module's path"),
+    Declared(
+        case="",
+        path="stderr",
+        old=r"\(nothing\)",
+        new="note: min_lr .* has no effect, because decay_lr is False",
+        reason="comparisons knew that nothing reads it then, and plans did not say so",
+    ),
+    Declared(
+        case="",
+        path="",
+        old=r"\(nothing\)",
+        new="cpu_threads.*it is the number of threads of a run on the CPU",
+        reason="comparisons knew that a card has no use of it, and plans did not say so",
+    ),
+    Declared(case="plan drawn 19 T4", path="stdout", old="1 note,", new="2 notes,", reason="cpu_threads, as above"),
 )

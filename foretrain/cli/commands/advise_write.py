@@ -15,7 +15,8 @@ from foretrain.cli.commands import plan_limits
 from foretrain.config import nanogpt_file
 from foretrain.config import writer as config_writer
 from foretrain.config.microbatches import TOTAL
-from foretrain.config.resolve import KNOBS, ResolvedConfig
+from foretrain.config.options import OPTIONS
+from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.plan import Plan, plan
 
 ENVIRONMENT = "allocator_settings"  # nanoGPT has them from PYTORCH_CUDA_ALLOC_CONF
@@ -69,7 +70,7 @@ def _typed(resolved: ResolvedConfig) -> dict[str, Any]:
     return {
         key: getattr(resolved.config, key)
         for key, source in resolved.sources.items()
-        if source.startswith(("-", TOTAL)) and not KNOBS[key].ours
+        if source.startswith(("-", TOTAL)) and not OPTIONS[key].ours
     }
 
 

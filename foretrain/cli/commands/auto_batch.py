@@ -15,8 +15,9 @@ from foretrain.base.installation import cache_folder, installed_torch
 from foretrain.base.messages import printable, say
 from foretrain.base.safe_read import read_text
 from foretrain.cli.common import ERR
+from foretrain.config.microbatches import split_of
+from foretrain.config.options import step_options
 from foretrain.config.resolve import ResolvedConfig
-from foretrain.config.step_knobs import step_knobs
 
 if TYPE_CHECKING:
     from foretrain.config.options import RunConfig
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 def _kept_at(config: RunConfig, placement: Placement) -> Path:
     calibration = placement.gpu.calibration
     key = [
-        step_knobs(config),
+        step_options(config),
         placement.gpu.name,
         placement.dtype,
         calibration.driver if calibration else "",
@@ -73,19 +74,12 @@ def chosen(resolved: ResolvedConfig, placement: Placement, *, trial: bool, quiet
     planned = config.model_copy(update={"compile": placement.compiled})
     choice = choose(planned, placement.gpu, placement.dtype, room)
     _tell(f"note.{choice.note.id}", quiet, **choice.note.values)
-    config = config.model_copy(update=_split(choice.config))
+    config = config.model_copy(update=split_of(choice.config))
     if trial:
         config = _tried(config, placement, room, quiet)
-    final = resolved.config.model_copy(update=_split(config))
-    sources = {**resolved.sources, **dict.fromkeys(_split(config), "batch_size = auto")}
+    final = resolved.config.model_copy(update=split_of(config))
+    sources = {**resolved.sources, **dict.fromkeys(split_of(config), "batch_size = auto")}
     return replace(resolved, config=final, sources=sources)
-
-
-def _split(config: RunConfig) -> dict[str, Any]:
-    return {
-        key: getattr(config, key)
-        for key in ("batch_size", "gradient_accumulation_steps", "eval_sequences", "auto_batch_size")
-    }
 
 
 def _tried(config: RunConfig, placement: Placement, cap_bytes: int | None, quiet: bool) -> RunConfig:

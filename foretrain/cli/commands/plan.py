@@ -15,7 +15,8 @@ from foretrain.cli.commands.plan_limits import Limits
 from foretrain.cli.commands.plan_print import Form
 from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, Words, print_error, print_json, print_notes
 from foretrain.cli.old_options import typed
-from foretrain.config.resolve import KNOBS, ResolvedConfig, resolve
+from foretrain.config.options import OPTIONS
+from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.predict.plan import Plan
 from foretrain.predict.trace import interpreter
 
@@ -168,7 +169,7 @@ def _check(plans: list[Plan]) -> None:
 def _show_config(resolved: ResolvedConfig, as_json: bool) -> None:
     config = resolved.config
     if as_json:
-        sources = {name: resolved.sources.get(name, "default") for name in KNOBS}
+        sources = {name: resolved.sources.get(name, "default") for name in OPTIONS}
         print_json({"schema": "foretrain.config/1", "config": config.model_dump(mode="json"), "sources": sources})
         return
     from foretrain.reports import text
@@ -182,7 +183,7 @@ def _show_config(resolved: ResolvedConfig, as_json: bool) -> None:
             resolved.sources.get(knob.name, "default"),
             knob_help(knob.name, knob.help),
         )
-        for knob in KNOBS.values()
+        for knob in OPTIONS.values()
     )
     columns = tuple(Message(f"column.{name}") for name in ("key", "value", "unit", "source", "help"))
     section = Section(Message("config.knobs"), (Table(columns, rows),))

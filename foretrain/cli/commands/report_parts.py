@@ -13,7 +13,8 @@ from foretrain.base.safe_read import head, read_text
 from foretrain.cli.commands.plan_exact import Depth, deepen, trace_of
 from foretrain.cli.common import print_notes
 from foretrain.cli.old_options import typed
-from foretrain.config.resolve import KNOBS, ResolvedConfig, resolve
+from foretrain.config.options import OPTIONS
+from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import stated_bytes
 
@@ -53,7 +54,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
             waiting = False
         elif word.startswith("--"):
             knobs.append(word)
-            knob = KNOBS.get(word[2:].replace("-", "_"))
+            knob = OPTIONS.get(word[2:].replace("-", "_"))
             waiting = "=" not in word and (knob is None or knob.type != "bool")
         else:
             sources.append(word)

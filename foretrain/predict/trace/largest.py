@@ -8,15 +8,15 @@ from typing import Literal
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
-from foretrain.config.options import RunConfig
+from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.memory import StepName, Verdict, predict, worst_verdict
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.trace.forecast import Listener, answers_for
 
-# Granule of each knob: contexts go in steps of 64, as attention's tiles do, and only below 64 in single steps.
-STEPS = {"batch_size": 1, "block_size": 64, "n_layer": 1}
-HIGHEST = {"batch_size": 4096, "block_size": 65536, "n_layer": 512}
+# Granule and highest value of each option: contexts go in steps of 64, as attention's tiles do, and only below 64 in
+# single steps.
+RANGES = {name: option.largest for name, option in OPTIONS.items() if option.largest}
 
 
 class Probe(Record):
@@ -67,7 +67,7 @@ def estimated(base: Plan, knob: str, step: StepName) -> Largest:
             )  # fmt: skip
         return probes[value].fits
 
-    granule, highest = STEPS[knob], HIGHEST[knob]
+    granule, highest = RANGES[knob]
     top = highest // granule
     best = granule * _bisect(lambda count: fits(count * granule), 0, top + 1)
     if not best and granule > 1:
@@ -80,8 +80,8 @@ def estimated(base: Plan, knob: str, step: StepName) -> Largest:
 
 def _room(base: Plan, knob: str) -> int:
     """What the process may take. Raises UserError where nothing can be searched."""
-    if knob not in STEPS:
-        raise UserError("usage.largest_knob", option=knob, choices=sorted(STEPS))
+    if knob not in RANGES:
+        raise UserError("usage.largest_knob", option=knob, choices=sorted(RANGES))
     if base.available_bytes is None:
         raise UserError("usage.largest_unknown", gpu=base.gpu.name)
     return base.available_bytes
@@ -98,7 +98,7 @@ def largest(
 
     Traces need not grow with a knob: the answer fits and its successor does not, but one beyond that might again.
 
-    Raises UserError for a knob that is not one of STEPS or a card of unknown memory, and
+    Raises UserError for a knob that is not one of RANGES or a card of unknown memory, and
     service.TraceUnavailable where nothing can be traced.
     """
     available_bytes = _room(base, knob)
@@ -119,7 +119,7 @@ def largest(
 
         return granule * _search(fits, max(1, _bisect(guess, 0, top + 1)), top)
 
-    granule, highest = STEPS[knob], HIGHEST[knob]
+    granule, highest = RANGES[knob]
     best = search(granule, highest // granule) or (search(1, granule - 1) if granule > 1 else 0)
     return Largest(
         option=knob, step=step, value=best or None, searched_all=best == highest, available_bytes=available_bytes,

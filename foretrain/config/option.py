@@ -1,0 +1,133 @@
+"""What an option of a run is: its value's type and limits, and all else that is known of it. No torch.
+
+Every option is defined once, in config/options.py, with `option(…)`. Other modules ask for the names of those with an
+attribute (`named`, in config/options.py) and keep no list of their own.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+Group = Literal["model", "data", "batch", "optimizer", "evaluation", "run", "system", "cost"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+Effect = Literal["speed", "memory", "learning"]
+EVERYTHING: tuple[Effect, ...] = ("speed", "memory", "learning")
+COST: tuple[Effect, ...] = ("speed", "memory")
+LEARNING: tuple[Effect, ...] = ("learning",)
+NOTHING: tuple[Effect, ...] = ()
+# free: nothing that is learned or measured hangs on it. rounding: the same training, but sums may be taken in another
+# order, so not the same bits. evaluation: later losses are not of the same sequences as earlier ones. refuses: it
+# decides what is learned.
+OnResume = Literal["free", "rounding", "evaluation", "refuses"]
+# has: an option of nanoGPT's own. lacks: nanoGPT has none, but what it says holds for nanoGPT's step too. cannot:
+# foretrain's own way to carry a step out; nanoGPT's step does without.
+InNanogpt = Literal["has", "lacks", "cannot"]
+Stops = Literal["each", "by64", "doubling", "halves", "decades", "cents", "dimes", "fifties"]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """That `foretrain tune` searches an option.
+
+    `spread`: the standard deviation, in the logarithm of a step's time, of what a forecast by the catalogue misses of
+    it; by a calibration it is half. `paired`: what it does hangs on the other paired ones.
+    """
+
+    spread: float = 0.0
+    paired: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attributes:
+    """What is known of an option beside its name, type, default and help.
+
+    What matters has no default: a new option says what it `affects` and what another value does `on_resume`.
+    """
+
+    group: Group
+    affects: tuple[Effect, ...]  # what another value can change: of a training step, or of what is learned
+    on_resume: OnResume
+    unit: str = ""
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+    nanogpt: InNanogpt = "has"
+    inert: bool = False  # accepted so that nanoGPT's files read, without effect
+    aliases: tuple[str, ...] = ()  # other spellings
+    needs: tuple[str, Any] | None = None  # another option and the value that it must have for this one to be read
+    idle: tuple[tuple[str, str], ...] = ()  # (kind of device, or dtype; why it does nothing there)
+    compared: bool = True  # not, where it stands for others, or says nothing of the training
+    # Two values that come to the same on a device share an estimate and a trace: these are kept by what it comes to.
+    by_effect: bool = False
+    # How a timed step must agree to be a reference for a plan: by this value, within a factor of two, or as
+    # predict/tuned_steps.py says.
+    reference: Literal["same", "near", "other"] = "same"
+    from_weights: bool = False  # the weights that a run starts from bring it
+    chosen_on_cpu: bool = False  # a run on a CPU measures what is fastest, where it is left open
+    tuned: Tuned | None = None
+    largest: tuple[int, int] | None = None  # (granule, highest) of the search for the largest value that fits
+    basic: bool = False  # among the first on the page
+    slider: tuple[float, float, Stops] | None = None  # where one on the page begins and ends, and how its stops grow
+
+    @property
+    def ours(self) -> bool:
+        """Whether nanoGPT has no such option."""
+        return self.nanogpt != "has"
+
+    def __call__(self, schema: dict[str, Any]) -> None:
+        """Add to a JSON schema what a reader of it wants to know."""
+        schema |= {"unit": self.unit, "group": self.group, "ours": self.ours, "inert": self.inert}
+
+
+def option(default: Any, help: str, *, pattern: str | None = None, **attributes: Any) -> Any:
+    """The field of one option; `attributes` are those of `Attributes`. Raises TypeError where one is missing."""
+    known = Attributes(**attributes)
+    return Field(
+        default,
+        description=help,
+        ge=known.least,
+        gt=known.above,
+        le=known.most,
+        lt=known.below,
+        pattern=pattern,
+        json_schema_extra=known,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option(Attributes):
+    """An option of RunConfig with all that is known of it, for help texts, docs, pages, and every rule that asks."""
+
+    name: str
+    default: Any
+    help: str
+    type: str
+    choices: tuple[Any, ...]
+    limits: str  # '≥ 1, ≤ 1,000', 'one of float32, …' or ''
+
+    @classmethod
+    def of(cls, name: str, field: FieldInfo) -> "Option":
+        """The option that a field of RunConfig is."""
+        known: Any = field.json_schema_extra
+        choices, help = get_args(field.annotation), field.description or ""
+        return cls(
+            **vars(known), name=name, default=field.default, help=help, choices=choices,
+            type="choice" if choices else getattr(field.annotation, "__name__", "choice"),
+            limits=_limits(known, choices, help, any(hasattr(rule, "pattern") for rule in field.metadata)),
+        )  # fmt: skip
+
+    def idle_on(self, *conditions: Any) -> str:
+        """Why it does nothing on this kind of device or in this dtype; empty where it does something."""
+        return next((why for where, why in self.idle if where in conditions), "")
+
+
+def _limits(known: Attributes, choices: tuple[Any, ...], help: str, has_pattern: bool) -> str:
+    if choices:
+        return "one of " + ", ".join(map(str, choices))
+    if has_pattern and help:
+        return help
+    ends = (("≥", known.least), (">", known.above), ("≤", known.most), ("<", known.below))
+    return ", ".join(f"{sign} {value:,}" for sign, value in ends if value is not None)

@@ -1,10 +1,12 @@
-"""docs/extend.md is followed, as it stands there: a card, a technique and a language are added."""
+"""docs/extend.md is followed, as it stands there: a card, an option, a technique and a language are added."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -62,6 +64,58 @@ def test_a_wrong_figure_of_a_gpu_is_found() -> None:
     sparse = Gpu(name=name, **{**figures, "fp16_dense_tflops": 2 * figures["fp16_dense_tflops"]})
     with pytest.raises(AssertionError):
         test_hardware.test_figures_follow_a_second_way(sparse)
+
+
+ASKED_OF_A_NEW_OPTION = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import generate
+from foretrain.cli.completion import config_options
+from foretrain.config.on_resume import effect_of
+from foretrain.config.options import step_options
+from foretrain.config.resolve import from_text, resolve, to_toml
+from foretrain.predict.tuned_steps import SAME
+from foretrain.web.fields import fields
+
+resolved = resolve(["gpt2-124m", "--z-loss", "0.25"])
+print(json.dumps({
+    "value": resolved.config.z_loss,
+    "step": resolve(["examples/nanogpt.py", "--z_loss=0.25"]).step,
+    "in nanoGPT": resolved.config.as_nanogpt().z_loss,
+    "read back": from_text(to_toml(resolved.config), "x.toml").config == resolved.config,
+    "completion": config_options("--z"),
+    "page": next(field for field in fields() if field["name"] == "z_loss"),
+    "docs": next(line for line in generate.option_tables().splitlines() if "`z_loss`" in line),
+    "resume": effect_of("z_loss"),
+    "measured by it": "z_loss" in step_options(resolved.config) and "z_loss" in SAME,
+}))
+"""
+
+
+def test_adding_an_option(package: Path) -> None:
+    """One place is touched, and every part of foretrain knows the option."""
+    block = textwrap.indent(recipe("option"), "    ")
+    file = package / "foretrain" / "config" / "options.py"
+    text = file.read_text("utf-8")
+    assert "z_loss" not in text, "it is no new one any more"
+    file.write_text(text.replace("    optimizer_offload: bool", f"{block}    optimizer_offload: bool"), "utf-8")
+    (package / "examples").mkdir()
+    (package / "examples" / "nanogpt.py").write_text("n_layer = 2\n", "utf-8")
+    found = json.loads(python(package, "-c", ASKED_OF_A_NEW_OPTION, str(REPO / "docs")))
+    page = found.pop("page")
+    assert (page["least"], page["most"], page["stops"][1], page["ours"]) == (0, 1, 0.1, True)
+    assert f'"{page["help"]}"' in block
+    assert found.pop("docs").startswith("| `z_loss` ¹ | `0.0` |  | ≥ 0, ≤ 1 | weight of")
+    assert found == {
+        "value": 0.25, "step": "foretrain", "in nanoGPT": 0.0, "read back": True, "completion": ["--z_loss="],
+        "resume": "refuses", "measured by it": True,
+    }  # fmt: skip
+    shown = python(package, "-m", "foretrain", "plan", "gpt2-124m", "--z_loss=0.25", "--show-config")
+    assert re.search(r"z_loss +0\.25 +--z_loss=0\.25 +weight of", shown)
+    sources = ("--json", "gpt2-124m+gpu=4070+z_loss=0.25", "gpt2-124m+gpu=4070")
+    compared = json.loads(python(package, "-m", "foretrain", "compare", *sources))
+    (setting,) = [each for each in compared["differing"] if each["name"] == "z_loss"]
+    assert (setting["values"], setting["affects"]) == ([0.25, 0.0], ["speed", "learning"])
 
 
 def written_technique() -> Technique:

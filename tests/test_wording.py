@@ -62,7 +62,6 @@ REPLACED = {
 
 # Where some still stand: file, and what should stand there. This list only shrinks: an entry no longer needed fails.
 LEFT: dict[str, tuple[str, ...]] = {
-    "extend.md": ("option",),
     "languages.md": ("option",),
 }  # fmt: skip
 

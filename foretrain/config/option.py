@@ -69,7 +69,7 @@ class Attributes:
     chosen_on_cpu: bool = False  # a run on a CPU measures what is fastest, where it is left open
     tuned: Tuned | None = None
     largest: tuple[int, int] | None = None  # (granule, highest) of the search for the largest value that fits
-    basic: bool = False  # among the first on the page
+    basic: int = 0  # the place among the first on the page; 0: folded by group
     slider: tuple[float, float, Stops] | None = None  # where one on the page begins and ends, and how its stops grow
 
     @property

@@ -32,28 +32,28 @@ class RunConfig(Record):
     n_layer: int = option(
         12, "transformer blocks", group="model", unit="blocks", least=1, most=256,
         affects=EVERYTHING, on_resume="refuses", reference="near", from_weights=True, largest=(1, 512),
-        basic=True, slider=(1, 64, "each"),
+        basic=1, slider=(1, 64, "each"),
     )
     n_head: int = option(
         12, "attention heads; must divide n_embd", group="model", least=1, most=1024,
         affects=EVERYTHING, on_resume="refuses", reference="other", from_weights=True,
-        basic=True, slider=(1, 48, "each"),
+        basic=2, slider=(1, 48, "each"),
     )
     n_embd: int = option(
         768, "width of the residual stream", group="model", least=1, most=131_072,
         affects=EVERYTHING, on_resume="refuses", reference="near", from_weights=True,
-        basic=True, slider=(64, 6144, "by64"),
+        basic=3, slider=(64, 6144, "by64"),
     )
     block_size: int = option(
         1024, "context length", group="model", unit="tokens", least=1, most=4_194_304,
         affects=EVERYTHING, on_resume="refuses", reference="near", from_weights=True, largest=(64, 65_536),
-        basic=True, slider=(64, 65_536, "doubling"),
+        basic=4, slider=(64, 65_536, "doubling"),
     )
     vocab_size: int = option(
         50304, "rows of the token embedding; nanoGPT pads GPT-2's 50257 to 50304, or takes it from meta.pkl",
         group="model", unit="tokens", least=1, most=16_777_216, nanogpt="lacks",
         affects=EVERYTHING, on_resume="refuses", reference="near", from_weights=True,
-        basic=True, slider=(256, 262_144, "doubling"),
+        basic=5, slider=(256, 262_144, "doubling"),
     )
     bias: bool = option(
         False, "biases in linear layers and LayerNorms", group="model",
@@ -104,12 +104,12 @@ class RunConfig(Record):
     batch_size: int = option(
         12, "micro-batch: sequences in one forward pass", group="batch", unit="sequences", least=1, most=1_000_000,
         aliases=("micro_batch_size",), affects=COST, on_resume="rounding", compared=False, reference="near",
-        largest=(1, 4096), tuned=Tuned(), basic=True, slider=(1, 256, "halves"),
+        largest=(1, 4096), tuned=Tuned(), basic=6, slider=(1, 256, "halves"),
     )
     gradient_accumulation_steps: int = option(
         40, "micro-batches in one optimizer step", group="batch", unit="micro-batches", least=1, most=10_000_000,
         aliases=("accumulation",), affects=COST, on_resume="rounding", compared=False, by_effect=True,
-        reference="other", basic=True, slider=(1, 1024, "halves"),
+        reference="other", basic=7, slider=(1, 1024, "halves"),
     )
     total_batch_size: int = option(
         0, "tokens in one optimizer step; gradient_accumulation_steps follows from them. "
@@ -124,7 +124,7 @@ class RunConfig(Record):
     activation_checkpointing: bool = option(
         False, "save only the input of each block and recompute the rest in the backward pass",
         group="batch", nanogpt="cannot", aliases=("grad_checkpoint", "gradient_checkpointing"),
-        affects=COST, on_resume="rounding", reference="other", tuned=Tuned(spread=0.05), basic=True,
+        affects=COST, on_resume="rounding", reference="other", tuned=Tuned(spread=0.05), basic=11,
     )
     checkpointed_blocks: int = option(
         0, "with activation_checkpointing: how many blocks, from the first; 0: all",
@@ -144,12 +144,12 @@ class RunConfig(Record):
         0, "tokens whose logits exist at one time, in the head and the loss; 0: the whole micro-batch",
         group="batch", unit="tokens", least=0, most=10**9, nanogpt="cannot",
         affects=COST, on_resume="rounding", reference="other", tuned=Tuned(spread=0.08),
-        basic=True, slider=(0, 16_384, "doubling"),
+        basic=12, slider=(0, 16_384, "doubling"),
     )
 
     optimizer: Literal["adamw", "adamw8bit", "muon"] = option(
         "adamw", "adamw; adamw8bit: AdamW with moments in 8 bits; muon: Muon for matrices, AdamW for the rest",
-        group="optimizer", nanogpt="cannot", affects=EVERYTHING, on_resume="refuses", basic=True,
+        group="optimizer", nanogpt="cannot", affects=EVERYTHING, on_resume="refuses", basic=13,
     )
     learning_rate: float = option(
         6e-4, "highest learning rate", group="optimizer", above=0, most=100,
@@ -166,7 +166,7 @@ class RunConfig(Record):
     )
     max_iters: int = option(
         600_000, "optimizer steps", group="optimizer", unit="steps", least=1, most=10**10,
-        affects=NOTHING, on_resume="free", basic=True, slider=(100, 1_000_000, "decades"),
+        affects=NOTHING, on_resume="free", basic=8, slider=(100, 1_000_000, "decades"),
     )
     weight_decay: float = option(
         0.1, "decay of matrices and embeddings", group="optimizer", least=0, most=100,
@@ -273,7 +273,7 @@ class RunConfig(Record):
         "auto", "precision of the matmuls; auto: bfloat16 if the card has it, else float16; on a CPU whichever "
         "measures faster, and float32 in short runs", group="system",
         affects=EVERYTHING, on_resume="refuses", by_effect=True, reference="other", chosen_on_cpu=True,
-        tuned=Tuned(spread=0.30, paired=True), basic=True,
+        tuned=Tuned(spread=0.30, paired=True), basic=9,
     )
     auto_chunker: bool = option(
         False, "torch.compile: let Inductor split head and loss into chunks, instead of loss_chunk_size",
@@ -298,7 +298,7 @@ class RunConfig(Record):
     compile: bool = option(
         True, "torch.compile the model", group="system",
         affects=COST, on_resume="rounding", by_effect=True, reference="other",
-        tuned=Tuned(spread=0.20, paired=True), basic=True,
+        tuned=Tuned(spread=0.20, paired=True), basic=10,
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"] = option(
         "default", "torch.compile's mode; modes other than default have no forecast",
@@ -334,12 +334,12 @@ class RunConfig(Record):
 
     price_per_kwh: float = option(
         0.30, "price of electricity", group="cost", unit="currency/kWh", least=0, most=1e6, nanogpt="lacks",
-        affects=NOTHING, on_resume="free", basic=True, slider=(0, 0.6, "cents"),
+        affects=NOTHING, on_resume="free", basic=15, slider=(0, 0.6, "cents"),
     )
     price_per_hour: float = option(
         0.0, "rent of the card or machine, paid instead of electricity; 0: not rented",
         group="cost", unit="currency/h", least=0, most=1e6, nanogpt="lacks", affects=NOTHING, on_resume="free",
-        basic=True, slider=(0, 4, "dimes"),
+        basic=14, slider=(0, 4, "dimes"),
     )
     co2_per_kwh: float = option(
         0.0, "CO2 of the electricity; 0: do not estimate it", group="cost", unit="g/kWh", least=0, most=1e5,
@@ -347,7 +347,7 @@ class RunConfig(Record):
     )
     currency: str = option(
         "EUR", "currency of the prices", group="cost", pattern=r"^[^\x00-\x1f]{1,8}$", nanogpt="lacks",
-        affects=NOTHING, on_resume="free", basic=True,
+        affects=NOTHING, on_resume="free", basic=16,
     )
 
     wandb_log: bool = option(

@@ -14,7 +14,7 @@ _GROWTH = {"doubling": (1.0,), "halves": (1.0, 1.5)}
 def fields() -> list[dict[str, Any]]:
     """Every option that has an effect, as JSON: the basic ones first, then by group."""
     shown = [option for option in OPTIONS.values() if not option.inert]
-    shown.sort(key=lambda option: (not option.basic, GROUPS.index(option.group)))
+    shown.sort(key=lambda option: (not option.basic, option.basic, GROUPS.index(option.group)))
     return [_field(knob) for knob in shown]
 
 
@@ -24,7 +24,7 @@ def _field(option: Option) -> dict[str, Any]:
         "name": option.name, "group": option.group, "help": knob_help(option.name, option.help),
         "unit": knob_unit(option.unit), "type": option.type,
         "default": option.default, "limits": option.limits if option.limits != option.help else "",
-        "ours": option.ours, "choices": list(option.choices), "basic": option.basic, "stops": stops(option),
+        "ours": option.ours, "choices": list(option.choices), "basic": option.basic > 0, "stops": stops(option),
         **{end: value for end, value in ends.items() if value is not None},
     }  # fmt: skip
 

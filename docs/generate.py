@@ -40,9 +40,9 @@ from foretrain.advice.record import Advices
 from foretrain.analysis import snapshot_file
 from foretrain.analysis.log_analysis import analyse
 from foretrain.analysis.utilization import utilization
+from foretrain.app.explain import failures, ran_out_in
 from foretrain.base.quantities import parse_limit
 from foretrain.base.units import parse_bytes
-from foretrain.cli.commands.explain_run import failures, ran_out
 from foretrain.config.option import GROUPS
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import resolve
@@ -219,7 +219,7 @@ def explain_out_of_memory() -> str:
     log = ROOT / "examples" / "logs" / "c-out-of-memory.log"
     resolved = resolve([str(CASES / "c.py")])
     gpu = find("RTX 4070")
-    ended = failures(ran_out(log), resolved.config, gpu)
+    ended = failures(ran_out_in(log), resolved.config, gpu)
     analysis = analyse(read_log(log), name=log.name, config=resolved.config, gpu=gpu)
     document = run_explain_view.of_log(analysis, None, *ended)
     command = 'foretrain explain examples/logs/c-out-of-memory.log --config examples/real-cases/c.py --gpu "RTX 4070"'

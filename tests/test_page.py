@@ -27,14 +27,14 @@ from foretrain.base.errors import ConfigError
 from foretrain.base.units import format_bytes, format_duration
 from foretrain.config.options import OPTIONS, named
 from foretrain.config.resolve import from_text, resolve, to_toml
-from foretrain.data import dataset
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import catalogue, find
 from foretrain.predict.plan import plan
 from foretrain.predict.trace import interpreter
 from foretrain.reports import palette
 from foretrain.web import advising, calls, child, connections, fields, guard, jobs, planner, routes, server
-from tests.helpers import REPO, foretrain, write_dataset
+from tests.data_helpers import shards
+from tests.helpers import REPO, foretrain
 from tests.language_kit import ARABIC, BRACKETS, pretending
 from tests.test_page_security import GOOD, ORIGIN, PORT, POSTED, TOKEN, write_run
 
@@ -155,8 +155,7 @@ def test_the_page_and_the_terminal_make_one_plan(
     client: TestClient, preset: str, gpu: str, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "dataset" in values:
-        info = dataset.read_info(write_dataset(Path("data/mine")))
-        monkeypatch.setattr(dataset, "read_info", lambda path: info.model_copy(update={"format": "foretrain"}))
+        shards(Path("data/mine"))
     monkeypatch.setattr(devices, "available_memory_bytes", lambda: None)  # which changes from one moment to the next
     form = planner.Asked.model_validate({"preset": preset, "gpu": gpu, "values": values})
     page = planner.made(planner.resolved(form), form.gpu, form.others)

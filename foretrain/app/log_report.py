@@ -8,6 +8,7 @@ from foretrain.advice.outlook import Outlook, outlook
 from foretrain.analysis.log_analysis import LogAnalysis
 from foretrain.analysis.telemetry import VitalSigns, of_lines, of_samples
 from foretrain.analysis.utilization import utilization
+from foretrain.app.explain import ExplainedLog
 from foretrain.comparison.loss_axes import LossCurves, loss_curves, meter_of
 from foretrain.comparison.sources.given import Given
 from foretrain.comparison.sources.logs import of_log
@@ -29,11 +30,10 @@ class LogFacts:
     outlook: Outlook | None
 
 
-def gather(
-    path: Path, log: TrainingLog | None, found: LogAnalysis | None, watched: WatchRecord | None,
-    config: RunConfig | None, gpu: Gpu | None,
-) -> LogFacts:  # fmt: skip
-    """`path`: the log's, or the directory's of a watched run. `log` is None where no step was printed."""
+def gather(path: Path, explained: ExplainedLog) -> LogFacts:
+    """`path`: the log's, or the directory's of a watched run."""
+    log, config, gpu = explained.read, explained.config, explained.gpu
+    found, watched = explained.explanation.log, explained.explanation.watched
     samples = RunDirectory(path).read_lines("samples") if watched else []
     lines = _card_lines(watched, samples)
     losses = None

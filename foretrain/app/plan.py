@@ -3,7 +3,7 @@
 The command line, the page, the demo and reports plan through `make_plan`, so that they agree.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,14 @@ from foretrain.predict.data_notes import data_notes
 from foretrain.predict.plan import Plan, available, choose_dtype
 from foretrain.predict.plan import plan as predict_plan
 
+# How a config can be given: a name or path, words of the command line, options by name, or made already.
+Config = str | Path | Sequence[str] | Mapping[str, Any] | RunConfig | ResolvedConfig
+
 MOST_CARDS = 100  # of --gpu; the catalogue has fewer
 
 
 def plan(
-    config: str | Path | Mapping[str, Any] | RunConfig | ResolvedConfig = "gpt2-124m",
+    config: Config = "gpt2-124m",
     gpu: str | Gpu = "auto",
     *,
     name: str = "",
@@ -36,14 +39,15 @@ def plan(
 ) -> Plan:
     """The forecast for a config on a card: `foretrain.plan("gpt2-124m", gpu="RTX 4070", batch_size=8)`.
 
-    `config`: a preset, a path of a TOML file or of a nanoGPT config (parsed, never run), options by name, or a config
-    that is made already. `gpu`: a name of the catalogue, "cpu", or "auto" for the card of this machine.
+    `config`: a preset, a path of a TOML file or of a nanoGPT config (parsed, never run), words as on the command line,
+    options by name, or a config that is made already. `gpu`: a name of the catalogue, "cpu", or "auto" for the card
+    of this machine.
     `used_by_others`: memory that other programs use on the card, in bytes or as a text such as "2GB".
     `step_s`: seconds of one iteration in a log, which replaces the estimated time of a step. `options`: any option of
     the config, such as batch_size=8. `print(plan)` shows what the command line shows.
     Raises UserError for what cannot be planned; ConfigError names every problem of a config.
     """
-    resolved = _resolved(config, options)
+    resolved = resolved_of(config, options)
     if name:
         resolved = replace(resolved, name=name)
     stated = stated_bytes(used_by_others, "used_by_others") if isinstance(used_by_others, str) else used_by_others
@@ -56,10 +60,8 @@ def plan(
     return make_plan(resolved, target, step_s)
 
 
-def _resolved(
-    config: str | Path | Mapping[str, Any] | RunConfig | ResolvedConfig, options: dict[str, Any]
-) -> ResolvedConfig:
-    """Raises ConfigError."""
+def resolved_of(config: Config, options: Mapping[str, Any] = {}) -> ResolvedConfig:
+    """The checked config of what was given, with these options over it. Raises ConfigError with every problem."""
     if isinstance(config, RunConfig):
         config = replace(from_values({}), config=config, sources=dict.fromkeys(config.model_fields_set, "call"))
     if isinstance(config, ResolvedConfig):
@@ -68,7 +70,8 @@ def _resolved(
         config = {name: getattr(config.config, name) for name in config.sources}
     if isinstance(config, Mapping):
         return from_values({**config, **options})
-    return resolve([str(config), *(f"--{name}={_word(value)}" for name, value in options.items())])
+    words = [str(config)] if isinstance(config, str | Path) else config
+    return resolve([*words, *(f"--{name}={_word(value)}" for name, value in options.items())])
 
 
 def _word(value: Any) -> str:

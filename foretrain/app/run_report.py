@@ -7,13 +7,14 @@ from pathlib import Path
 from foretrain.advice.outlook import Outlook, outlook
 from foretrain.analysis import forecast_check
 from foretrain.analysis import telemetry as vital_signs
-from foretrain.analysis.run import RunExplanation, explain_run
+from foretrain.analysis.run import RunExplanation
 from foretrain.analysis.telemetry import VitalSigns
+from foretrain.app.explain import run_of
 from foretrain.comparison.loss_axes import LossCurves, loss_curves, meter_of
 from foretrain.comparison.sources import runs
 from foretrain.comparison.sources.given import Given
 from foretrain.data.statistics import unigram_entropy
-from foretrain.predict.plan import Plan, plan
+from foretrain.predict.plan import Plan
 from foretrain.training.store import RunDirectory, RunRecord
 
 MAX_SAMPLE_CHARACTERS = 20_000
@@ -42,18 +43,12 @@ class RunFacts:
 
 def gather(path: Path, sample: str | None = None) -> RunFacts:
     """Of a run directory. Raises UserError where there is none, or its records are damaged."""
-    directory = RunDirectory(path)
-    record, made, check = forecast_check.of_directory(directory)
-    metrics = directory.read_lines("metrics")
+    found = run_of(RunDirectory(path))
+    record, metrics = found.record, found.metrics
     meter = meter_of(metrics)
-    current = made
-    if record.shrunk_from is not None:  # the forecast was of a micro-batch that did not last
-        config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
-        current = plan(config, record.gpu, name=record.name)
     subject = runs.load(Given(path=str(path)))
     return RunFacts(
-        record=record, folder=path.resolve().name, plan=made, check=check,
-        explanation=explain_run(record, current, metrics, directory.read_lines("events")),
+        record=record, folder=path.resolve().name, plan=found.plan, check=found.check, explanation=found.explanation,
         losses=loss_curves([subject], [meter]),
         evaluations=tuple(
             (line["step"], line["train_loss"], line["val_loss"], line.get("evaluation_s"))
@@ -61,12 +56,13 @@ def gather(path: Path, sample: str | None = None) -> RunFacts:
             if line["kind"] == "evaluation"
         ),
         signs=vital_signs.of_lines(metrics, on_card=record.gpu.kind == "cuda"),
-        outlook=outlook(current, "foretrain"), unigram=unigram_entropy(record.dataset),
-        sample=sample if sample is not None else _sample(path), energy_j=meter.energy_j[-1] if meter else None,
+        outlook=outlook(found.current, "foretrain"), unigram=unigram_entropy(record.dataset),
+        sample=sample if sample is not None else sample_in(path), energy_j=meter.energy_j[-1] if meter else None,
     )  # fmt: skip
 
 
-def _sample(path: Path) -> str | None:
+def sample_in(path: Path) -> str | None:
+    """The text that was sampled from a run and kept in its folder; None where there is none."""
     try:
         with (path / "sample.txt").open("rb") as file:
             return file.read(MAX_SAMPLE_CHARACTERS).decode("utf-8", "replace")

@@ -6,6 +6,7 @@ from typing import Any
 
 from foretrain.analysis.forecast_check import Comparison, Row, of_directory
 from foretrain.analysis.measured_step import with_measured_step
+from foretrain.app.run_report import sample_in
 from foretrain.base.errors import UserError
 from foretrain.base.messages import format_value, has, printable, say
 from foretrain.reports.document import Message
@@ -16,7 +17,6 @@ from foretrain.web.observe import ObservedRun, curve, newest, tail
 
 MAX_RUNS = 300
 MAX_EVENTS = 200
-MAX_SAMPLE_CHARACTERS = 20_000
 
 
 class Runs:
@@ -88,7 +88,7 @@ def page(id: str, run: ObservedRun) -> dict[str, Any]:
     answer = {"schema": SCHEMA, **row(id, run, record), "metrics": metrics, "next": end, "events": _events(run)}
     try:
         _, plan, check = of_directory(run)
-        document = run_view.report_document(record, _whole(metrics), plan, check, _sample(run))
+        document = run_view.report_document(record, _whole(metrics), plan, check, sample_in(run.path))
     except UserError as error:
         return {**answer, "document": None, "problem": printable(str(error))}
     return {**answer, "document": document_json(document), "problem": ""}
@@ -99,14 +99,6 @@ def _whole(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
     needed = {"step": {"loss"}, "evaluation": {"train_loss", "val_loss"}}
     whole = [line for line in metrics if needed[line["kind"]] <= set(line)]
     return [{"evaluation_s": None, **line} for line in whole]
-
-
-def _sample(run: ObservedRun) -> str | None:
-    path = run.path / "sample.txt"
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return file.read(MAX_SAMPLE_CHARACTERS).decode("utf-8", "replace")
 
 
 def live(run: ObservedRun, start: int) -> dict[str, Any]:

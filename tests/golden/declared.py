@@ -34,4 +34,5 @@ DECLARED: tuple[Declared, ...] = (
         reason="what the CPU, float32 or an uncompiled model makes idle is no difference",
     ),
     Declared(case="export nanogpt", path="ckpt.pt.sha256", reason="bias stands behind vocab_size in model_args"),
+    Declared(case="error: data", path="", old="--lang|languages|--help", reason="-h is shown, which was always taken"),
 )

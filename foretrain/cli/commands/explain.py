@@ -1,20 +1,18 @@
 """`foretrain explain`: what a run, a training log or a memory snapshot says, and what it hides."""
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from foretrain.base.errors import UserError
-from foretrain.cli.common import CONFIG_CONTEXT, ERR, Json, noted, print_notes
-from foretrain.config.resolve import resolve
-from foretrain.hardware import devices
-from foretrain.hardware.catalogue import Gpu
-from foretrain.monitoring.training_log import TrainingLog, read_log, read_stream
-
-if TYPE_CHECKING:
-    from foretrain.monitoring.record import WatchRecord
+from foretrain.analysis.run import RunExplanation
+from foretrain.analysis.snapshot_analysis import SnapshotAnalysis
+from foretrain.app.explain import SCHEMAS, Explanation, explain
+from foretrain.base.messages import say
+from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, noted, print_json, working
+from foretrain.reports import text
+from foretrain.reports.document import Document
+from foretrain.reports.views import run_explain, snapshot
 
 EPILOG = """Examples:
 
@@ -58,35 +56,20 @@ def explain_command(
     as_json: Json = False,
 ) -> None:
     """Explain a run, a log or a memory snapshot: where memory and time went, why it ran out, what to change."""
-    from foretrain.cli.commands import explain_run
-
-    if log != "-" and explain_run.explained(Path(log), as_json=as_json, with_config=bool(config or words)):
-        return
-    from foretrain.analysis.log_analysis import analyse
-    from foretrain.analysis.log_config import config_of, of_watched
-
-    sources = [*(config or []), *(words or [])]
-    resolved = resolve(sources) if sources else None
-    if resolved:
-        print_notes(resolved.notes, quiet=as_json)
-    watched, path = explain_run.watched(Path(log)) if log != "-" else (None, Path(log))
-    ran_out = explain_run.ran_out(path) if log != "-" else None
-    read, found = None, None
-    try:
-        read = read_stream(sys.stdin.buffer, "stdin") if log == "-" else read_log(path)
-    except UserError as error:  # a program that printed no steps still took memory and time
-        if watched is None and (ran_out is None or error.id == "data.log_unreadable"):
-            raise
-    used = config_of(resolved, read) or of_watched(watched.config if watched else None, read)
-    card = card_of(gpu, read, watched)
-    if read is not None:
-        name = "stdin" if log == "-" else watched.id if watched else path.name
-        found = analyse(read, name=name, config=used, gpu=card)
-    explain_run.show(found, watched, explain_run.failures(ran_out, used, card), as_json=as_json)
+    with working(say("working.explaining", path=log)) as show:
+        found = explain(
+            sys.stdin.buffer if log == "-" else log, [*(config or []), *(words or [])] or None, gpu,
+            tell=lambda note: ERR.print(noted(note), soft_wrap=True), listen=lambda what: show(say(f"working.{what}")),
+        )  # fmt: skip
+    if as_json:
+        print_json(found.to_json(schema=SCHEMAS[type(found)]))
+    else:
+        text.render(_document(found), OUT)
 
 
-def card_of(name: str, log: TrainingLog | None, watched: "WatchRecord | None") -> Gpu | None:
-    """The card that was named, here, by NVML or in the log, or is in this machine. A log can be read without one."""
-    seen = [card.name for card in watched.cards if card.ours_peak_bytes] if watched else []
-    seen += [log.header.gpu_name] if log and log.header.gpu_name else []
-    return devices.found(name, seen, lambda error: ERR.print(noted(error), soft_wrap=True))
+def _document(found: Explanation) -> Document:
+    if isinstance(found, RunExplanation):
+        return run_explain.document(found)
+    if isinstance(found, SnapshotAnalysis):
+        return snapshot.document(found)
+    return run_explain.of_log(found.log, found.watched, found.out_of_memory, found.remedies)

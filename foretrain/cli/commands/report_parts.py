@@ -14,7 +14,7 @@ from foretrain.cli.commands.plan_exact import Depth, deepen, trace_of
 from foretrain.cli.common import print_notes
 from foretrain.cli.old_options import typed
 from foretrain.config.options import OPTIONS
-from foretrain.config.resolve import ResolvedConfig, resolve
+from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import stated_bytes
 
@@ -143,31 +143,17 @@ def snapshot(path: Path) -> "Document":
 
 def log(path: Path, one: "Given", asked: Asked) -> "Document":
     """Of a log, or a watched run. Raises UserError where there is nothing in it that can be told."""
-    from foretrain.analysis.log_analysis import analyse
-    from foretrain.analysis.log_config import config_of, of_watched
+    from foretrain.app.explain import log_of
     from foretrain.app.log_report import gather
-    from foretrain.cli.commands import explain, explain_run
-    from foretrain.monitoring.training_log import read_log
     from foretrain.reports.views import log_report
 
-    words = [*one.words, *asked.knobs]
-    resolved = resolve(words) if words else None
-    if resolved is not None:
-        print_notes(resolved.notes, quiet=asked.quiet)
-    record, text = explain_run.watched(path)
-    ran_out = explain_run.ran_out(text)
-    read = None
-    try:
-        read = read_log(text)
-    except UserError as error:  # a program that printed no steps still took memory and time
-        if record is None and (ran_out is None or error.id == "data.log_unreadable"):
-            raise
-    config = config_of(resolved, read) or of_watched(record.config if record else None, read)
-    card = explain.card_of(one.own.get("gpu", asked.gpu), read, record)
-    name = record.id if record else path.name
-    found = analyse(read, name=name, config=config, gpu=card) if read is not None else None
-    facts = gather(path, read, found, record, config, card)
-    return log_report.document(found, record, *explain_run.failures(ran_out, config, card), facts)
+    explained = log_of(
+        path, [*one.words, *asked.knobs] or None, one.own.get("gpu", asked.gpu),
+        tell=lambda note: print_notes((note,), quiet=asked.quiet),
+    )  # fmt: skip
+    found = explained.explanation
+    facts = gather(path, explained)
+    return log_report.document(found.log, found.watched, found.out_of_memory, found.remedies, facts)
 
 
 def comparison(asked: Asked) -> "Document":

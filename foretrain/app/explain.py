@@ -1,0 +1,189 @@
+"""What happened and why: a run, a log, a watched run, a memory snapshot. `foretrain.explain` for Python.
+
+What an explanation is put together from is decided here, for the command, for reports and for the page.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from foretrain.advice.remedies import Remedy, remedies
+from foretrain.analysis import snapshot_file
+from foretrain.analysis.forecast_check import Comparison, of_directory
+from foretrain.analysis.log_analysis import SCHEMA as LOG_SCHEMA
+from foretrain.analysis.log_analysis import LogAnalysis, analyse
+from foretrain.analysis.log_config import config_of, of_watched
+from foretrain.analysis.run import SCHEMA as RUN_SCHEMA
+from foretrain.analysis.run import OutOfMemory, RunExplanation, explain_run, failure_of
+from foretrain.analysis.snapshot_analysis import SCHEMA as SNAPSHOT_SCHEMA
+from foretrain.analysis.snapshot_analysis import SnapshotAnalysis
+from foretrain.app.plan import Config, resolved_of
+from foretrain.base import oom_message
+from foretrain.base.errors import UserError
+from foretrain.base.records import Record
+from foretrain.base.safe_read import read_bytes
+from foretrain.config.options import RunConfig
+from foretrain.hardware import devices
+from foretrain.hardware.catalogue import Gpu
+from foretrain.monitoring import record as watch_record
+from foretrain.monitoring.record import WatchRecord
+from foretrain.monitoring.training_log import TrainingLog, read_log, read_stream
+from foretrain.predict.plan import Plan, plan
+from foretrain.training.store import RunDirectory, RunRecord
+
+TAIL_BYTES = 1 << 18  # of a log; where memory ran out it says so at its end
+
+Tell = Callable[[UserError], object]  # hears what was skipped in a config, and of a card that the catalogue lacks
+Listen = Callable[[str], object]  # hears what is being done: 'searching'
+
+
+class LogExplanation(Record):
+    """A log, a watched run with or without steps in its log, or a log that says no more than that memory ran out.
+
+    `remedies`: what would have saved it, where its config and its card are known.
+    """
+
+    log: LogAnalysis | None
+    watched: WatchRecord | None = None
+    out_of_memory: tuple[OutOfMemory, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+
+    def to_json(self, *, schema: str = "") -> dict[str, Any]:
+        """One object: the log's own figures, with those of the others beside them."""
+        found: dict[str, Any] = self.log.to_json(schema=schema) if self.log else {"schema": schema}
+        if self.watched or not self.log:
+            found["watch"] = self.watched.to_json() if self.watched else None
+        if self.out_of_memory:
+            found["out_of_memory"] = self.out_of_memory[-1].to_json()
+            found["remedies"] = [remedy.to_json() for remedy in self.remedies]
+        return found
+
+
+Explanation = RunExplanation | SnapshotAnalysis | LogExplanation
+SCHEMAS = {RunExplanation: RUN_SCHEMA, SnapshotAnalysis: SNAPSHOT_SCHEMA, LogExplanation: LOG_SCHEMA}
+
+
+def explain(
+    source: str | Path | BinaryIO,
+    config: Config | None = None,
+    gpu: str = "auto",
+    *,
+    tell: Tell = lambda note: None,
+    listen: Listen = lambda what: None,
+) -> Explanation:
+    """Where memory and time of a run went, and why: `foretrain.explain("out-baby").memory`.
+
+    `source`: a run directory (gives a RunExplanation), a memory snapshot of PyTorch (a SnapshotAnalysis), or a log or
+    a watched run (a LogExplanation); a log may come as an open binary file. `config`, of a log: as in `plan`. `gpu`:
+    the card of a log; "auto": the one that it names, else this machine's. Bytes and seconds, as the names say.
+    Raises UserError for what cannot be read; memory snapshots are read as data and never run.
+    """
+    if isinstance(source, str | Path):
+        path = Path(source)
+        of_run = (path / "run.json").is_file()
+        if of_run or snapshot_file.looks_like_one(path):
+            if config is not None:
+                raise UserError("usage.explain_config", path=str(path))
+            return run_of(RunDirectory(path)).explanation if of_run else snapshot_file.read(path)
+    return log_of(source, config, gpu, tell=tell, listen=listen).explanation
+
+
+@dataclass(frozen=True)
+class ExplainedRun:
+    """A run with its forecast, both beside each other, and what the explanation says.
+
+    `plan`: the forecast from before the run; `current`: of the micro-batch that it trained with in the end.
+    """
+
+    record: RunRecord
+    plan: Plan
+    current: Plan
+    check: Comparison
+    metrics: list[dict[str, Any]]
+    explanation: RunExplanation
+
+
+def run_of(directory: RunDirectory) -> ExplainedRun:
+    """A run directory, explained. Raises UserError where there is none, or its records are damaged."""
+    record, made, check = of_directory(directory)
+    metrics, current = directory.read_lines("metrics"), made
+    if record.shrunk_from is not None:  # the forecast was of a micro-batch that did not last
+        config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
+        current = plan(config, record.gpu, name=record.name)
+    explanation = explain_run(record, current, metrics, directory.read_lines("events"))
+    return ExplainedRun(record, made, current, check, metrics, explanation)
+
+
+@dataclass(frozen=True)
+class ExplainedLog:
+    """A log as it was read, with the config and the card that it was explained with."""
+
+    read: TrainingLog | None
+    config: RunConfig | None
+    gpu: Gpu | None
+    explanation: LogExplanation
+
+
+def log_of(
+    source: str | Path | BinaryIO, config: Config | None = None, gpu: str = "auto", *,
+    tell: Tell = lambda note: None, listen: Listen = lambda what: None,
+) -> ExplainedLog:  # fmt: skip
+    """A log or a watched run, explained. Raises UserError where there is nothing in it that can be told."""
+    resolved = None if config is None else resolved_of(config)
+    for note in resolved.notes if resolved else ():
+        tell(note)
+    watched, path, ran_out = None, None, None
+    if isinstance(source, str | Path):
+        path = Path(source)
+        if watch_record.is_watched(path):
+            watched, path = watch_record.read(path), path / watch_record.LOG
+        ran_out = ran_out_in(path)
+    try:
+        read = read_log(path) if path else read_stream(source, "stdin")  # type: ignore[arg-type]
+    except UserError as error:  # a program that printed no steps still took memory and time
+        if watched is None and (ran_out is None or error.id == "data.log_unreadable"):
+            raise
+        read = None
+    own = config_of(resolved, read) or of_watched(watched.config if watched else None, read)
+    seen = [card.name for card in watched.cards if card.ours_peak_bytes] if watched else []
+    seen += [read.header.gpu_name] if read and read.header.gpu_name else []
+    card = devices.found(gpu, seen, tell)
+    found = None
+    if read is not None:
+        name = watched.id if watched else path.name if path else "stdin"
+        found = analyse(read, name=name, config=own, gpu=card)
+    out, changes = failures(ran_out, own, card, listen)
+    return ExplainedLog(
+        read, own, card, LogExplanation(log=found, watched=watched, out_of_memory=out, remedies=changes)
+    )
+
+
+def ran_out_in(log: Path) -> oom_message.OutOfMemoryMessage | None:
+    """What the end of a log says of memory that ran out."""
+    try:
+        return oom_message.parse(read_bytes(log, 2 * TAIL_BYTES, last_bytes=TAIL_BYTES).decode("utf-8", "replace"))
+    except (OSError, ValueError):
+        return None
+
+
+def failures(
+    message: oom_message.OutOfMemoryMessage | None, config: RunConfig | None, gpu: Gpu | None,
+    listen: Listen = lambda what: None,
+) -> tuple[tuple[OutOfMemory, ...], tuple[Remedy, ...]]:  # fmt: skip
+    """(the failure, what would have saved it): the second where the config and the card are known."""
+    if message is None:
+        return (), ()
+    values = {key: value for key, value in message.to_json().items() if value is not None}
+    allocated, unused = values.get("allocated_bytes"), values.get("unused_bytes")
+    if allocated is not None and unused is not None:
+        values["reserved_bytes"] = allocated + unused
+    if {"card_bytes", "free_bytes", "process_bytes"} <= set(values):
+        held = values["card_bytes"] - values["free_bytes"] - values["process_bytes"]
+        values["used_by_others_bytes"] = max(0, held)
+    failure = failure_of(values).model_copy(update={"fatal": True})
+    if config is None or gpu is None:
+        return (failure,), ()
+    listen("searching")
+    others, over = failure.used_by_others_bytes or 0, failure.over_bytes or 0
+    return (failure,), remedies(config, gpu, used_by_others_bytes=others, over_bytes=over, step="nanogpt")

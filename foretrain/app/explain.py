@@ -49,9 +49,9 @@ class LogExplanation(Record):
     out_of_memory: tuple[OutOfMemory, ...] = ()
     remedies: tuple[Remedy, ...] = ()
 
-    def to_json(self, *, schema: str = "") -> dict[str, Any]:
+    def to_json(self, **extra: Any) -> dict[str, Any]:
         """One object: the log's own figures, with those of the others beside them."""
-        found: dict[str, Any] = self.log.to_json(schema=schema) if self.log else {"schema": schema}
+        found: dict[str, Any] = self.log.to_json(**extra) if self.log else extra
         if self.watched or not self.log:
             found["watch"] = self.watched.to_json() if self.watched else None
         if self.out_of_memory:

@@ -17,6 +17,7 @@ from foretrain.config.presets import PRESETS, preset_named
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.data import corpus, dataset
 from foretrain.data.config_data import of_config
+from foretrain.data.token_layout import is_dataset
 from foretrain.predict.plan import Plan
 from foretrain.web import devices
 
@@ -82,7 +83,7 @@ def made(found: ResolvedConfig, gpu: str, others: str) -> Plan:
 def _find(name: str) -> dataset.DatasetInfo | None:
     """The dataset of this name, of those that lie under data/."""
     path = _datasets().get(name)
-    return None if path is None else _info(path, (path / "train.bin").stat().st_mtime)
+    return None if path is None else _info(path, max(one.stat().st_mtime for one in path.iterdir()))
 
 
 def _built_in_tokens() -> int:
@@ -98,10 +99,10 @@ def _datasets() -> dict[str, Path]:
         folders = [path for path in dataset.DATA_DIR.iterdir() if path.is_dir() and not path.is_symlink()]
     except OSError:
         return {}
-    return {path.name: path for path in folders if (path / "train.bin").is_file()}
+    return {path.name: path for path in folders if is_dataset(path)}
 
 
 @lru_cache(maxsize=32)
 def _info(path: Path, changed_at: float) -> dataset.DatasetInfo:
-    """Read once, and again when its file has changed."""
+    """Read once, and again when one of its files has changed."""
     return dataset.read_info(path)

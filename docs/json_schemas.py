@@ -108,7 +108,7 @@ OUTPUTS: dict[str, Output] = {
     "foretrain.mfu/1": Output("mfu", "shares of the peak", utilization.Utilization),
     "foretrain.compare/2": Output("compare A B", "runs side by side", compare.Comparison),
     "foretrain.comparison/2": Output(
-        "compare RUN", "a run and its forecast", forecast_check.Comparison,
+        "compare RUN", "a run and its forecast", forecast_check.ForecastCheck,
         {"errors": (dict[str, float | None], ...)},
     ),
     "foretrain.explain/2": Output("explain RUN", "where a run's memory and time went", run_explain.RunExplanation),
@@ -155,7 +155,7 @@ OUTPUTS: dict[str, Output] = {
         "demo", "the demo's run and its comparison",
         _object(
             "Demo", run=(create_model("DemoRun", __base__=RunRecord, **_SCHEMA), ...),  # type: ignore[call-overload]
-            comparison=(forecast_check.Comparison, ...), unigram_entropy=(float | None, ...), report=(str, ...),
+            comparison=(forecast_check.ForecastCheck, ...), unigram_entropy=(float | None, ...), report=(str, ...),
         ),
     ),
     "foretrain.error/1": Output("every command", "an error", _ERROR),

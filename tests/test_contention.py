@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from foretrain.analysis.forecast_check import compare
+from foretrain.analysis.forecast_check import check_forecast
 from foretrain.analysis.run import explain_run
 from foretrain.analysis.run_pace import pace_of
 from foretrain.predict.plan import plan
@@ -222,7 +222,7 @@ def busy_run(own_directory: Path) -> RunDirectory:
 def test_figures_of_a_busy_machine_are_marked_and_not_judged(busy_run: RunDirectory) -> None:
     record = busy_run.read_record()
     forecast = plan(record.config, record.gpu)
-    found = compare(forecast, record)
+    found = check_forecast(forecast, record)
     assert found.time
     assert all(row.busy and row.in_range is None for row in found.time)
     assert not any(row.busy for row in found.memory)

@@ -17,10 +17,11 @@ from rich.console import Console
 
 from foretrain.advice.asked import Asked
 from foretrain.analysis.components import explain, reconcile, with_numbers
+from foretrain.app.exact import check_snapshot, write_snapshot
 from foretrain.base.errors import UserError
 from foretrain.base.messages import has
 from foretrain.base.units import GIB, MIB
-from foretrain.cli.commands.plan_exact import Depth, check_depth, with_trainer, write_snapshot
+from foretrain.cli.commands.plan_exact import with_trainer
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
@@ -541,7 +542,7 @@ def test_a_snapshot_replaces_nothing_else(name: str, word: str, own_directory: P
         Path(config).write_text("n_layer = 2\n")
     Path("link.toml").symlink_to("my.toml")
     with pytest.raises(UserError, match=word):
-        check_depth(Depth(snapshot=Path(name)), [Path("my.toml")])
+        check_snapshot(Path(name), [Path("my.toml")])
     assert Path("my.toml").read_text() == "n_layer = 2\n"
 
 
@@ -549,7 +550,7 @@ def test_a_snapshot_goes_where_a_link_points_and_over_one_of_before(own_director
     Path("target.pickle").write_bytes(pickle.dumps({}))
     Path("link.pickle").symlink_to("target.pickle")
     found = traced(small_plan())
-    write_snapshot(found, "nanogpt", Depth(snapshot=Path("link.pickle"), quiet=True))
+    write_snapshot(found, "nanogpt", Path("link.pickle"), lambda state: None)
     assert Path("link.pickle").is_symlink()
     assert len(snapshot.read(Path("target.pickle")).entries) > 500
     assert len(list(own_directory.iterdir())) == 2

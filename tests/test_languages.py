@@ -20,7 +20,7 @@ from foretrain.advice.cards import choose
 from foretrain.advice.record import Advices
 from foretrain.analysis.components import Explanation
 from foretrain.analysis.components import explain as explanation
-from foretrain.analysis.forecast_check import compare
+from foretrain.analysis.forecast_check import check_forecast
 from foretrain.analysis.log_analysis import LogAnalysis, analyse
 from foretrain.base import bidi, languages, messages
 from foretrain.base.errors import UserError
@@ -387,7 +387,7 @@ def advised() -> Advices:
 def trained() -> Document:
     run = record()
     forecast = plan(run.config, run.gpu)
-    return run_view.report_document(run, METRICS, forecast, compare(forecast, run), "def f():", 3.1)
+    return run_view.report_document(run, METRICS, forecast, check_forecast(forecast, run), "def f():", 3.1)
 
 
 @cache

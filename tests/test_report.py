@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from foretrain.analysis.forecast_check import Comparison, Row, compare
+from foretrain.analysis.forecast_check import ForecastCheck, Row, check_forecast
 from foretrain.base import messages, units
 from foretrain.base.errors import UserError
 from foretrain.base.messages import format_value, say
@@ -59,7 +59,7 @@ METRICS = [
 def report(sample: str = "def f():", **changes: object) -> str:
     run = record(**changes)
     forecast = plan(run.config, run.gpu)
-    document = run_view.report_document(run, METRICS, forecast, compare(forecast, run), sample, 3.1)
+    document = run_view.report_document(run, METRICS, forecast, check_forecast(forecast, run), sample, 3.1)
     return html.render(document)
 
 
@@ -117,7 +117,7 @@ def test_any_sample_gives_a_page(sample: str) -> None:
 
 def test_comparison_has_signed_errors_and_ranges() -> None:
     run = record()
-    comparison = compare(plan(run.config, run.gpu), run)
+    comparison = check_forecast(plan(run.config, run.gpu), run)
     rows = {row.id: row for row in comparison.rows}
     assert rows["phase.steady_step"].error == pytest.approx(0, abs=0.001)
     assert rows["component.weights"].error == pytest.approx(0, abs=0.001)
@@ -125,7 +125,7 @@ def test_comparison_has_signed_errors_and_ranges() -> None:
     assert Row(id="x", kind="bytes", predicted=102, measured=100).error == pytest.approx(0.02)
     assert Row(id="x", kind="bytes", predicted=98, measured=100).error == pytest.approx(-0.02)
     assert Row(id="x", kind="bytes", predicted=1, measured=5, low=0, high=4).in_range is False
-    assert Comparison.from_json(comparison.model_dump_json()) == comparison
+    assert ForecastCheck.from_json(comparison.model_dump_json()) == comparison
     assert RunRecord.from_json(run.model_dump_json()) == run
 
 
@@ -133,11 +133,11 @@ def test_the_highest_memory_is_one_figure() -> None:
     """Between two phases a process can hold the most; on a card the process is the host's, and says nothing of it."""
     memory = record().memory.model_copy(update={"process_peak_bytes": 3 << 40})
     run = record(memory=memory)
-    rows = {row.id: row for row in compare(plan(run.config, run.gpu), run).rows}
+    rows = {row.id: row for row in check_forecast(plan(run.config, run.gpu), run).rows}
     assert rows["process.resident"].measured == run.highest_bytes == 3 << 40
     on_card = record(memory=memory, gpu=find("RTX 4070"))
     assert on_card.highest_bytes is None
-    assert "process.reserved" not in {row.id for row in compare(plan(on_card.config, on_card.gpu), on_card).rows}
+    assert "process.reserved" not in {row.id for row in check_forecast(plan(on_card.config, on_card.gpu), on_card).rows}
 
 
 def test_what_a_card_reserved_is_compared_without_the_context() -> None:
@@ -150,7 +150,7 @@ def test_what_a_card_reserved_is_compared_without_the_context() -> None:
         for name, size in zip(("evaluate_first", "steady_step"), reserved, strict=True)
     )
     run = record(gpu=card, memory=record().memory.model_copy(update={"phases": phases}))
-    row = {row.id: row for row in compare(made, run).rows}["process.reserved"]
+    row = {row.id: row for row in check_forecast(made, run).rows}["process.reserved"]
     assert row.measured == max(size or 0 for size in reserved)
     assert row.predicted == pytest.approx(row.measured, rel=0.02)  # the estimate's slack, no 300 MiB
     assert row.in_range
@@ -158,7 +158,7 @@ def test_what_a_card_reserved_is_compared_without_the_context() -> None:
 
 def test_a_run_that_measured_nothing_has_no_rows() -> None:
     run = record(memory=MeasuredMemory(method="none"), step_s=None, evaluation_s=None, status="failed")
-    comparison = compare(plan(run.config, run.gpu), run)
+    comparison = check_forecast(plan(run.config, run.gpu), run)
     assert not comparison.rows
     page = html.render(run_view.comparison_document(comparison))
     assert "no measurements yet" in page

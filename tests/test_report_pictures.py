@@ -18,7 +18,7 @@ from foretrain.base import languages
 from foretrain.base.downsample import extremes
 from foretrain.base.errors import UserError
 from foretrain.base.messages import format_value, say
-from foretrain.cli.commands import report_parts
+from foretrain.cli.commands.report import split
 from foretrain.comparison import loss_axes
 from foretrain.comparison.compare import compare
 from foretrain.comparison.loss_axes import LossCurve, LossCurves
@@ -28,7 +28,7 @@ from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.speed.roofline import roofline
 from foretrain.predict.step_moments import step_moments
-from foretrain.reports import charts, html, numbers
+from foretrain.reports import charts, html, making, numbers
 from foretrain.reports.document import Document, Message, Paragraph, Ranks, Scatter, Section, StackedBars, Verbatim
 from foretrain.reports.html import script_json
 from foretrain.reports.views import agreement as agreement_view
@@ -369,7 +369,7 @@ def write_run(folder: Path, steps: int, name: str = "long") -> Path:
 
 
 def test_a_long_run_stays_small_and_keeps_its_throttling(tmp_path: Path) -> None:
-    page = html.render(report_parts.run(write_run(tmp_path / "long", 6000)))
+    page = html.render(making.run(write_run(tmp_path / "long", 6000)))
     assert len(page.encode()) < 500_000
     pictures = data_of(page)["pictures"]
     assert sum(p["kind"] == "curves" for p in pictures) == 1 + len(vital_signs.SIGNS)
@@ -381,13 +381,13 @@ def test_a_long_run_stays_small_and_keeps_its_throttling(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_hundred_thousand_steps_are_under_half_a_megabyte(tmp_path: Path) -> None:
-    assert len(html.render(report_parts.run(write_run(tmp_path / "long", 100_000))).encode()) < 500_000
+    assert len(html.render(making.run(write_run(tmp_path / "long", 100_000))).encode()) < 500_000
 
 
 def test_hostile_names_notes_and_samples_stay_text(tmp_path: Path) -> None:
     run = write_run(tmp_path / "evil", 60, HOSTILE)
     (run / "sample.txt").write_text(HOSTILE * 3, "utf-8")
-    page = html.render(report_parts.run(run))
+    page = html.render(making.run(run))
     tags = Tags()
     tags.feed(page)
     assert "img" not in tags.seen
@@ -417,7 +417,7 @@ def test_figures_and_regions_have_names() -> None:
 
 def test_words_are_told_apart_from_knobs() -> None:
     words = ["a.toml", "--batch_size=8", "--n_layer", "4", "--compile", "b.log"]
-    assert report_parts.split(words) == (["a.toml", "b.log"], ["--batch_size=8", "--n_layer", "4", "--compile"])
+    assert split(words) == (["a.toml", "b.log"], ["--batch_size=8", "--n_layer", "4", "--compile"])
 
 
 @pytest.mark.parametrize("kind", ["plan", "log", "comparison", "run"])
@@ -441,9 +441,9 @@ def test_only_a_report_is_written_over(tmp_path: Path) -> None:
     mine = tmp_path / "notes.html"
     mine.write_text("<p>mine</p>")
     with pytest.raises(UserError, match="no report"):
-        report_parts.checked_target(mine)
+        making.checked_target(mine)
     for path, reason in ((tmp_path, "folder"), (tmp_path / "no" / "x.html", "folder is not there")):
         with pytest.raises(UserError, match=reason):
-            report_parts.checked_target(path)
+            making.checked_target(path)
     mine.write_text(html.render(Document(Message("report.more"), Message("report.more"), [])))
-    assert report_parts.checked_target(mine) == mine
+    assert making.checked_target(mine) == mine

@@ -10,7 +10,7 @@ from foretrain.advice.advisor import advise
 from foretrain.advice.asked import Asked
 from foretrain.advice.first_answer import first_answer
 from foretrain.analysis.components import explain
-from foretrain.analysis.forecast_check import compare
+from foretrain.analysis.forecast_check import check_forecast
 from foretrain.analysis.run import explain_run
 from foretrain.app.plan import Target, make_plan
 from foretrain.base.messages import format_value
@@ -212,7 +212,7 @@ def test_an_mfu_above_the_share_of_matmuls_is_of_the_rated_peak() -> None:
     )
 
 
-def test_what_a_run_needs_is_explained_and_compared_by_the_phase_that_needs_most() -> None:
+def test_what_a_run_needs_is_explained_and_check_forecastd_by_the_phase_that_needs_most() -> None:
     """A large evaluation batch: the step has the most bytes of tensors, an evaluation after it needs most of the card."""
     made = planned(["gpt2-40m", "--eval_batch_size=32"], "RTX 4070", 0)
     memory = made.memory_of("foretrain")
@@ -231,7 +231,7 @@ def test_what_a_run_needs_is_explained_and_compared_by_the_phase_that_needs_most
     reserved = needs.reserved_bytes or 0
     phases = (MeasuredPhase(phase="evaluate_steady", allocated_bytes=needs.allocated_bytes, reserved_bytes=reserved),)
     run = record(config=made.config, gpu=made.gpu, memory=record().memory.model_copy(update={"phases": phases}))
-    row = next(row for row in compare(made, run).rows if row.id == "process.reserved")
+    row = next(row for row in check_forecast(made, run).rows if row.id == "process.reserved")
     assert row.in_range
     assert row.predicted == pytest.approx(reserved, rel=0.02)
     pieces = {piece.id: piece for piece in explain_run(run, made, [], []).memory}

@@ -206,14 +206,14 @@ def test_a_run_is_a_directory(own_directory: Path) -> None:
 
 def test_measured_memory_agrees_with_the_plan(own_directory: Path) -> None:
     from foretrain.analysis.forecast import plan_of
-    from foretrain.analysis.forecast_check import compare
+    from foretrain.analysis.forecast_check import check_forecast
 
     write_dataset(Path("data/toy"))
     words = {**TINY, "n_embd": 128, "block_size": 64, "vocab_size": 512}
     result = foretrain("train", *[f"--{k}={v}" for k, v in words.items()], apart=True)
     assert result.returncode == 0, result.stderr
     record = RunDirectory(Path("out")).read_record()
-    comparison = compare(plan_of(Path("out"), record), record)
+    comparison = check_forecast(plan_of(Path("out"), record), record)
     rows = {row.id: row for row in comparison.memory}
     assert {"component.weights", "component.gradients", "component.optimizer", "component.saved", "phase.evaluate_first",
             "phase.first_step", "phase.steady_step", "phase.evaluate_steady"} <= set(rows)  # fmt: skip
@@ -586,16 +586,16 @@ def test_sample_from_a_run(own_directory: Path) -> None:
     assert foretrain("sample", "nowhere").returncode == ExitCode.DATA
     report = foretrain("report", "out-baby")
     assert Path(report.stdout.strip()).stat().st_size < 500_000
-    shown = foretrain("compare", "out-baby")
+    shown = foretrain("check_forecast", "out-baby")
     assert "peak, first step" in shown.stdout
-    assert json.loads(foretrain("compare", "out-baby", "--json").stdout)["schema"] == "foretrain.comparison/2"
+    assert json.loads(foretrain("check_forecast", "out-baby", "--json").stdout)["schema"] == "foretrain.comparison/2"
 
 
 def test_a_damaged_record_is_a_sentence(own_directory: Path) -> None:
     Path("bad").mkdir()
     for text in ("", "{", "[]", '{"id": 3}', "\x00"):
         Path("bad/run.json").write_text(text)
-        result = foretrain("compare", "bad")
+        result = foretrain("check_forecast", "bad")
         assert result.returncode == ExitCode.DATA, text
         assert "Traceback" not in result.stderr
     assert foretrain("runs").returncode == 0  # one bad run does not hide the others

@@ -42,7 +42,7 @@ class Row(Record):
 Sources = dict[Literal["bytes", "seconds"], tuple[str, ...]]  # of each kind of row: memory and time are two forecasts
 
 
-class Comparison(Record):
+class ForecastCheck(Record):
     """Of one run. `predicted_source` (memory), `time_source`, `measured_source` (memory): where figures are from."""
 
     run_id: str
@@ -119,7 +119,7 @@ def _time(plan: Plan, run: RunRecord) -> list[Row]:
     return [row.model_copy(update={"busy": busy}) for row in rows]
 
 
-def of_directory(directory: RunDirectory) -> tuple[RunRecord, Plan, Comparison]:
+def of_directory(directory: RunDirectory) -> tuple[RunRecord, Plan, ForecastCheck]:
     """(record, plan, both beside each other) of a run; the time of its step is that of every command. Raises UserError.
 
     The plan is the one that was made before the run, else the same plan made now.
@@ -129,13 +129,13 @@ def of_directory(directory: RunDirectory) -> tuple[RunRecord, Plan, Comparison]:
     step = of_run(directory, record)
     record = with_measured_step(directory, record)
     notes = (step.note,) if step and step.note else ()
-    return record, plan, compare(plan, record).model_copy(update={"notes": notes})
+    return record, plan, check_forecast(plan, record).model_copy(update={"notes": notes})
 
 
-def compare(plan: Plan, run: RunRecord) -> Comparison:
-    """A plan beside the run that it was made for."""
+def check_forecast(plan: Plan, run: RunRecord) -> ForecastCheck:
+    """How far a plan was off: each figure of it beside what the run measured. Bytes and seconds."""
     source = plan.memory_of("foretrain").source
-    return Comparison(
+    return ForecastCheck(
         run_id=run.id,
         predicted_source=source,
         time_source=plan.timing.source if plan.timing else None,

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from foretrain.advice.remedies import Remedy, remedies
 from foretrain.analysis import snapshot_file
-from foretrain.analysis.forecast_check import Comparison, of_directory
+from foretrain.analysis.forecast_check import ForecastCheck, of_directory
 from foretrain.analysis.log_analysis import SCHEMA as LOG_SCHEMA
 from foretrain.analysis.log_analysis import LogAnalysis, analyse
 from foretrain.analysis.log_config import config_of, of_watched
@@ -99,7 +99,7 @@ class ExplainedRun:
     record: RunRecord
     plan: Plan
     current: Plan
-    check: Comparison
+    check: ForecastCheck
     metrics: list[dict[str, Any]]
     explanation: RunExplanation
 

@@ -3,7 +3,7 @@
 The command line, the page, the demo and reports plan through `make_plan`, so that they agree.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from foretrain.predict.plan import Plan, available, choose_dtype
 from foretrain.predict.plan import plan as predict_plan
 
 # How a config can be given: a name or path, words of the command line, options by name, or made already.
-Config = str | Path | Sequence[str] | Mapping[str, Any] | RunConfig | ResolvedConfig
+Config = str | Path | list[str] | tuple[str, ...] | Mapping[str, Any] | RunConfig | ResolvedConfig
 
 MOST_CARDS = 100  # of --gpu; the catalogue has fewer
 
@@ -70,7 +70,7 @@ def resolved_of(config: Config, options: Mapping[str, Any] = {}) -> ResolvedConf
         config = {name: getattr(config.config, name) for name in config.sources}
     if isinstance(config, Mapping):
         return from_values({**config, **options})
-    words = [str(config)] if isinstance(config, str | Path) else config
+    words = config if isinstance(config, list | tuple) else [str(config)]
     return resolve([*words, *(f"--{name}={_word(value)}" for name, value in options.items())])
 
 

@@ -30,7 +30,7 @@ class RunFacts:
     record: RunRecord
     folder: str
     plan: Plan
-    check: forecast_check.Comparison
+    check: forecast_check.ForecastCheck
     explanation: RunExplanation
     losses: LossCurves
     evaluations: tuple[tuple[int, float, float, float | None], ...]  # step, training loss, validation loss, seconds

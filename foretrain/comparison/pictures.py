@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from foretrain.analysis.forecast_check import Comparison as RunCheck
-from foretrain.analysis.forecast_check import Row, Sources, of_directory
+from foretrain.analysis.forecast_check import ForecastCheck, Row, Sources, of_directory
 from foretrain.base.errors import UserError
 from foretrain.comparison.compare import Comparison
 from foretrain.comparison.loss_axes import EnergyMeter, LossCurves, loss_curves, meter_of
@@ -55,7 +54,7 @@ def _meter(subject: Subject, opened: Opened) -> EnergyMeter | None:
     return meter_of(opened(_directory(subject)).read_lines("metrics")) if subject.kind == "run" else None
 
 
-def _checked(subject: Subject, opened: Opened) -> RunCheck | None:
+def _checked(subject: Subject, opened: Opened) -> ForecastCheck | None:
     """A run against its own forecast; a damaged forecast spoils no comparison."""
     if subject.kind != "run":
         return None

@@ -102,3 +102,15 @@ def _replaced(text: str, changes: Mapping[str, Any]) -> str:
     for start, end, new in sorted(spans, reverse=True):
         data = data[:start] + new + data[end:]
     return data.decode()
+
+
+def check_writable(path: Path, *, python: bool = False) -> None:
+    """Whether a config can be written there; `python`: as nanoGPT's .py too. Raises UserError."""
+    if path.suffix == ".py" and python:
+        pass
+    elif path.suffix != ".toml":
+        raise UserError("usage.cannot_write_file", path=str(path), reason="its name must end in .toml")
+    if not path.parent.is_dir():
+        raise UserError("usage.cannot_write_file", path=str(path), reason="its folder is not there")
+    if path.exists():
+        raise UserError("usage.cannot_write_file", path=str(path), reason="it is there already; give another name")

@@ -246,6 +246,9 @@ def find(name: str) -> Gpu:
     raise UserError(id, name=name[:80], near=near, count=len(catalogue()))
 
 
+find_gpu = find  # as Python programs know it
+
+
 def nearest(name: str, count: int = 3) -> list[str]:
     """Names of the cards that look most like this one, of its generation: an RTX 5080 is not near a GTX 1080."""
     generation = _generation(name)

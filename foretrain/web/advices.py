@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from foretrain.advice.advisor import advise
 from foretrain.advice.rules.base import Goal
+from foretrain.app.advise import advices
 from foretrain.predict.memory import StepName
 from foretrain.reports.views import advice as advice_view
 from foretrain.web import planner
@@ -24,8 +24,8 @@ class AskedAdvice(planner.Asked):
 
 def answer(asked: AskedAdvice) -> dict[str, Any]:
     """The best changes as one table, what to set for each, and what would not help. Raises UserError."""
-    plan = planner.made(planner.resolved(asked), asked.gpu, asked.others)
-    found = advise(plan, asked.step, asked.goal).top(asked.most)
+    plan = planner.made(planner.resolved(asked), asked.gpu, asked.others).model_copy(update={"step": asked.step})
+    found = advices(plan, asked.goal).top(asked.most)
     document = document_json(advice_view.document(plan, found))
     now, listed, *rest = document["sections"]
     changes = [

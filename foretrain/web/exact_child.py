@@ -8,20 +8,11 @@ import os
 import sys
 from typing import Any
 
+from foretrain.app.exact import traced_plan
 from foretrain.base import bugs
 from foretrain.base.errors import UserError
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.allocator.settings import Settings, of_run
 from foretrain.predict.plan import Plan
-from foretrain.predict.trace.forecast import traced
-
-
-def settings_of(plan: Plan) -> Settings:
-    """The allocator's, as a run of this plan would have them here. Raises UserError."""
-    try:
-        return of_run(plan.config.allocator_settings, os.environ)
-    except ValueError as error:
-        raise UserError("usage.alloc_conf", problem=str(error)) from None
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
@@ -29,7 +20,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     plan = Plan.model_validate(job["plan"])
     plan = plan.model_copy(update={"gpu": Gpu.model_validate(job["plan"]["gpu"])})
     try:
-        deeper = traced(plan, settings_of(plan), lambda text: _say({"progress": text}))
+        deeper = traced_plan(plan, lambda text: _say({"progress": text}))
     except UserError as error:
         return {"error": str(error)}
     except Exception as error:

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from foretrain.analysis.forecast_check import Comparison, Row, of_directory
+from foretrain.analysis.forecast_check import ForecastCheck, Row, of_directory
 from foretrain.analysis.measured_step import with_measured_step
 from foretrain.app.run_report import sample_in
 from foretrain.base.errors import UserError
@@ -137,7 +137,7 @@ def comparisons(runs: Runs) -> dict[str, Any]:
     return {"schema": SCHEMA, "runs": rows}
 
 
-def _picked(comparison: Comparison) -> list[dict[str, Any]]:
+def _picked(comparison: ForecastCheck) -> list[dict[str, Any]]:
     wanted = ("time.step", "process.reserved", "process.resident", "phase.steady_step", "time.run")
     return [_comparison_row(row) for row in comparison.rows if row.id in wanted]
 

@@ -1,7 +1,6 @@
 """`foretrain advise`: what to change, each change planned for the user's own run and card."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -10,20 +9,20 @@ import typer
 from foretrain.advice.asked import Asked
 from foretrain.advice.record import Advices
 from foretrain.advice.rules.base import Goal
-from foretrain.app.plan import targets
+from foretrain.app.advise import advices, base_plan, confirmed
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
-from foretrain.cli.commands import advise_write, plan_exact, plan_limits
+from foretrain.cli.commands import advise_write, plan_exact
 from foretrain.cli.commands import plan_options as o
-from foretrain.cli.commands.plan import make_plans
 from foretrain.cli.commands.plan_exact import Depth
-from foretrain.cli.commands.plan_limits import Limits
 from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, print_error, print_json, print_notes
 from foretrain.cli.old_options import typed
 from foretrain.config.resolve import ResolvedConfig, resolve
-from foretrain.hardware.catalogue import find
-from foretrain.predict.memory import StepName
+from foretrain.config.writer import check_writable
 from foretrain.predict.plan import Plan
+from foretrain.reports import text
+from foretrain.reports.views import advice as advice_view
+from foretrain.reports.views import advice_screen
 
 SCHEMA = "foretrain.advice/2"
 LISTED = 10  # changes with --full and --json where --top does not say
@@ -102,12 +101,14 @@ def advise_command(
     resolved = plan_exact.with_trainer(resolve(words or []), trainer)
     print_notes(resolved.notes, quiet=quiet)
     _check_options(goal, exact, apply, write)
-    base = _base(resolved, gpu, others, price)
+    base = base_plan(resolved, gpu, others, price, typed("--used-by-others"))
     with _progress(quiet or goal != "quality"):
-        found = _ask(base, base.step, goal, price, resolved)
+        found = advices(base, goal or None, price)  # type: ignore[arg-type]
     count = max(apply, top or TRACED)
     if exact:
-        found = _confirmed(found, base, count, quiet)
+        plan_exact.check_depth(Depth(exact=True, quiet=quiet), ())
+        with plan_exact.progress(quiet) as listen:
+            found = confirmed(found, base, count, listen)
     asked = Asked(command="advise", words=tuple(words or []), gpu=gpu, others=others, quiet=quiet)
     if apply:
         _apply(resolved, base, found, apply, write, asked, as_json=as_json)
@@ -116,10 +117,6 @@ def advise_command(
     if as_json:
         print_json(shown.to_json(schema=SCHEMA))
         return
-    from foretrain.reports import text
-    from foretrain.reports.views import advice as advice_view
-    from foretrain.reports.views import advice_screen
-
     if full:
         text.render(advice_view.document(base, shown, len(found.advised) - len(shown.advised)), OUT)
     else:
@@ -135,60 +132,12 @@ def _check_options(goal: str, exact: bool, apply: int, write: Path | None) -> No
     if write is not None and not apply:
         raise UserError("usage.advise_apply")
     if write is not None:
-        plan_limits.check_writable(write, python=True)
-
-
-def _base(resolved: ResolvedConfig, gpu: str, others: str, price: str | None) -> Plan:
-    """The plan of the run as it is, on the one card that was named."""
-    found = targets(gpu, others, resolved.config, typed("--used-by-others"))
-    if len(found) > 1:
-        raise UserError("usage.one_card_advise", count=len(found))
-    limits = Limits(price=None if _prices_cards(price) else price)
-    priced = plan_limits.priced(resolved, limits)
-    own = rents(price, priced).get(found[0].gpu.name)
-    if own is not None:
-        priced = replace(priced, config=priced.config.model_copy(update={"price_per_hour": own}))
-    return make_plans(priced, found, Limits(), None, None)[0]
-
-
-def _prices_cards(price: str | None) -> bool:
-    return price is not None and "=" in price
-
-
-def rents(price: str | None, resolved: ResolvedConfig) -> dict[str, float]:
-    """The hourly rent of each card that --price names."""
-    if price is None or "=" not in price:
-        return {}
-    names = [part.partition("=")[0].strip() for part in price.split(",")]
-    gpus = [find(name) for name in names]
-    found = plan_limits.prices_of(Limits(price=price), resolved.config, gpus)
-    return {gpu.name: rent for gpu, rent in zip(gpus, found, strict=True)}
-
-
-def _ask(base: Plan, step: StepName, goal: str, price: str | None, resolved: ResolvedConfig) -> Advices:
-    from foretrain.advice.advisor import advise
-
-    chosen: Goal | None = goal or None  # type: ignore[assignment]
-    return advise(base, step, chosen, rents=rents(price, resolved))
+        check_writable(write, python=True)
 
 
 def _progress(quiet: bool) -> AbstractContextManager[object]:
     """A line on stderr while shapes are searched; nothing where nobody watches."""
     return nullcontext() if quiet or not ERR.is_terminal else ERR.status(say("advice.searching"))
-
-
-def _confirmed(found: Advices, base: Plan, count: int, quiet: bool) -> Advices:
-    """With what traces say of it."""
-    from foretrain.advice.confirm import confirm
-    from foretrain.predict.trace.service import TraceUnavailable
-
-    depth = Depth(exact=True, quiet=quiet)
-    plan_exact.check_depth(depth, ())
-    with plan_exact.progress(quiet) as listen:
-        try:
-            return confirm(found, base, depth.settings, count, listen)
-        except TraceUnavailable as error:
-            raise UserError("environment.no_trace", reason=str(error)) from None
 
 
 def _apply(
@@ -204,9 +153,6 @@ def _apply(
     if as_json:
         print_json(found.model_copy(update={"advised": (advice,), "partial": (), "useless": ()}).to_json(schema=SCHEMA))
     else:
-        from foretrain.reports import text
-        from foretrain.reports.views import advice as advice_view
-
         text.render(advice_view.one(base, found, number), OUT)
     if problem is not None:
         print_error(problem, as_json=False)

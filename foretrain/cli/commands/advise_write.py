@@ -18,6 +18,7 @@ from foretrain.config.microbatches import TOTAL
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.plan import Plan, plan
+from foretrain.reports.views import advice as advice_view
 
 ENVIRONMENT = "allocator_settings"  # nanoGPT has them from PYTORCH_CUDA_ALLOC_CONF
 
@@ -87,6 +88,4 @@ def _does_not_fit(base: Plan, found: Advices, advice: Advice, path: Path) -> Use
 
 
 def _what_to_do(base: Plan, found: Advices, advice: Advice) -> str:
-    from foretrain.reports.views import advice as advice_view
-
     return listed(message.text() for message in advice_view.commands(base.config, found, advice))

@@ -1,20 +1,22 @@
 """`foretrain compare`: runs, plans, logs and trackers' exports side by side; one run: its forecast too."""
 
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from foretrain.analysis import forecast_check
+from foretrain.analysis.forecast_check import ForecastCheck
+from foretrain.app.compare import compare
 from foretrain.base.errors import UserError
 from foretrain.cli.common import OUT, Json, print_json, print_notes
 from foretrain.cli.old_options import spellings, typed
-from foretrain.hardware import devices
+from foretrain.comparison.compare import SCHEMA
+from foretrain.comparison.sources.tables import NAMES
 from foretrain.hardware.catalogue import stated_bytes
-
-if TYPE_CHECKING:
-    from foretrain.comparison.subject import Subject
+from foretrain.reports import text
+from foretrain.reports.views import compare as compare_view
+from foretrain.reports.views import run as run_view
 
 EPILOG = """Examples:
 
@@ -76,49 +78,25 @@ def compare_command(
     as_json: Json = False,
 ) -> None:
     """Compare runs: what differs, which is better beyond noise, and whether one setting explains it."""
-    if len(sources) == 1 and Path(sources[0]).is_dir():
-        _forecast_check(Path(sources[0]), as_json)
-        return
-    from foretrain.comparison.compare import SCHEMA, compare
-    from foretrain.comparison.sources import subjects_of
-
-    card, held, columns = (
-        devices.found(gpu),
-        stated_bytes(others, typed("--used-by-others")) if others else 0,
-        _columns(column or []),
-    )
-    tell = partial(print_notes, quiet=as_json)
-    subjects = subjects_of(sources, tell, gpu=card, used_by_others_bytes=held, columns=columns)
-    found = compare(with_rents(subjects, price))
-    if as_json:
+    held = stated_bytes(others, typed("--used-by-others")) if others else 0
+    found = compare(
+        *sources, gpu=gpu, used_by_others=held, price=price, columns=_columns(column or []),
+        tell=partial(print_notes, quiet=as_json),
+    )  # fmt: skip
+    if isinstance(found, ForecastCheck):
+        if as_json:
+            errors = {row.id: row.error for row in found.rows}
+            print_json({**found.to_json(schema=forecast_check.SCHEMA), "errors": errors})
+        else:
+            text.render(run_view.comparison_document(found), OUT)
+    elif as_json:
         print_json(found.to_json(schema=SCHEMA))
-        return
-    from foretrain.reports import text
-    from foretrain.reports.views import compare as compare_view
-
-    text.render(compare_view.document(found), OUT)
-
-
-def _forecast_check(run: Path, as_json: bool) -> None:
-    """Predicted against measured for one run."""
-    from foretrain.analysis.forecast_check import SCHEMA
-    from foretrain.cli.commands.runs import load
-
-    _, comparison = load(run)
-    if as_json:
-        errors = {row.id: row.error for row in comparison.rows}
-        print_json({**comparison.to_json(schema=SCHEMA), "errors": errors})
-        return
-    from foretrain.reports import text
-    from foretrain.reports.views import run as run_view
-
-    text.render(run_view.comparison_document(comparison), OUT)
+    else:
+        text.render(compare_view.document(found), OUT)
 
 
 def _columns(words: list[str]) -> dict[str, str]:
     """{role: column} of --column. Raises UserError for a role that there is not."""
-    from foretrain.comparison.sources.tables import NAMES
-
     found = {}
     for word in words:
         role, equals, name = word.partition("=")
@@ -126,18 +104,3 @@ def _columns(words: list[str]) -> dict[str, str]:
             raise UserError("usage.bad_column", value=word[:80], roles=list(NAMES))
         found[role] = name
     return found
-
-
-def with_rents(subjects: "list[Subject]", price: str | None) -> "list[Subject]":
-    """The subjects with the rent of their cards, so that money can be compared."""
-    if price is None:
-        return subjects
-    from foretrain.cli.commands.plan_limits import Limits, priced, prices_of
-    from foretrain.config.options import RunConfig
-    from foretrain.config.resolve import ResolvedConfig
-
-    cards = {subject.gpu.name: subject.gpu for subject in subjects if subject.gpu is not None}
-    limits = Limits(price=price)
-    base = priced(ResolvedConfig(RunConfig(), {}), limits).config
-    rents = dict(zip(cards, prices_of(limits, base, list(cards.values())), strict=True))
-    return [replace(s, rent_per_hour=rents[s.gpu.name]) if s.gpu and rents[s.gpu.name] else s for s in subjects]

@@ -36,14 +36,13 @@ def demo_command(
     quiet: Quiet = False,
 ) -> None:
     """Run everything in about three minutes on two CPU cores: forecast, training, sample, comparison, report."""
-    from foretrain.cli.commands import report_parts
     from foretrain.cli.commands.runs import load
     from foretrain.cli.commands.sample import sample
     from foretrain.cli.commands.train import need_torch, prepare_data, train
     from foretrain.config.resolve import resolve
     from foretrain.data.statistics import unigram_entropy
     from foretrain.hardware.cpu import usable_cores
-    from foretrain.reports import text
+    from foretrain.reports import making, text
     from foretrain.reports.views import run as run_view
     from foretrain.training.contention import Clock, Contention
     from foretrain.training.files import replace_text
@@ -69,7 +68,7 @@ def demo_command(
     written, *_ = sample(run, "def ", 300)
     replace_text(run / "sample.txt", printable("def " + written))
     _, comparison = load(run)
-    report = report_parts.write(report_parts.run(run, printable("def " + written)), run / "report.html")
+    report = making.write(making.run(run, printable("def " + written)), run / "report.html")
     if as_json:
         _print_json(run, comparison.to_json(), unigram_entropy(record.dataset), report)
         return

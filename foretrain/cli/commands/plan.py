@@ -1,17 +1,15 @@
 """`foretrain plan`: what a run will take, before it is started."""
 
-from dataclasses import replace
-
 import typer
 
 from foretrain.advice.asked import Asked
-from foretrain.app.plan import Target, make_plan, targets
+from foretrain.app.limits import Limits, check_limits, make_plans, priced
+from foretrain.app.plan import targets
 from foretrain.base.errors import UserError
 from foretrain.base.messages import knob_help, knob_unit
 from foretrain.cli.commands import plan_exact, plan_limits, plan_print
 from foretrain.cli.commands import plan_options as o
 from foretrain.cli.commands.plan_exact import Depth
-from foretrain.cli.commands.plan_limits import Limits
 from foretrain.cli.commands.plan_print import Form
 from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, Words, print_error, print_json, print_notes
 from foretrain.cli.old_options import typed
@@ -81,7 +79,7 @@ def plan_command(
     """Plan a run: does it fit, how long, what does it cost, what limits it. Needs no GPU and no torch."""
     resolved = plan_exact.with_trainer(resolve(words or []), trainer)
     limits = Limits(price, co2, within, tokens, best, data_tokens, write, frozenset(resolved.sources))
-    resolved = plan_limits.priced(resolved, limits)
+    resolved = priced(resolved, limits)
     print_notes(resolved.notes, quiet=quiet)
     if show_config:
         _show_config(resolved, as_json)
@@ -130,24 +128,12 @@ def _timed(asked: Asked, step_time: float | None, logged_mfu: float | None) -> A
 
 def _check_targets(count: int, depth: Depth, limits: Limits, step_time: float | None, logged_mfu: float | None) -> None:
     """What can only be asked of one card."""
-    plan_limits.check_limits(limits, count, depth.wants_trace or bool(depth.largest))
+    check_limits(limits, count, depth.wants_trace or bool(depth.largest))
     if (depth.explain or depth.largest or depth.snapshot) and count > 1:
         raise UserError("usage.one_card", count=count)
     if (step_time is not None or logged_mfu is not None) and count > 1:
         option = "--step-time" if step_time is not None else "--logged-mfu"
         raise UserError("usage.one_speed", option=option, count=count)
-
-
-def make_plans(
-    resolved: ResolvedConfig, found: list[Target], limits: Limits, step_time: float | None, logged_mfu: float | None
-) -> list[Plan]:
-    """A plan for each target, with its own rent where one is given for it."""
-    rents = plan_limits.prices_of(limits, resolved.config, [target.gpu for target in found])
-    plans = []
-    for target, rent in zip(found, rents, strict=True):
-        own = replace(resolved, config=resolved.config.model_copy(update={"price_per_hour": rent}))
-        plans.append(make_plan(own, target, step_time, logged_mfu))
-    return plans
 
 
 def _check(plans: list[Plan]) -> None:

@@ -1,21 +1,19 @@
 """`foretrain report`: one HTML file of a run, a plan, a log or a comparison; it opens offline."""
 
-from datetime import datetime
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from foretrain.base.errors import UserError
-from foretrain.cli.commands import report_parts as parts
+from foretrain.cli.commands.plan_exact import progress
 from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, print_json, print_notes
-from foretrain.cli.old_options import spellings
-from foretrain.config.resolve import resolve
-
-if TYPE_CHECKING:
-    from foretrain.comparison.sources.given import Given
-    from foretrain.reports.document import Document
+from foretrain.cli.old_options import spellings, typed
+from foretrain.config.resolve import KNOBS
+from foretrain.reports import making
 
 SCHEMA = "foretrain.report/1"
 EPILOG = """Examples:
@@ -70,12 +68,19 @@ def report_command(
     quiet: Quiet = False,
 ) -> None:
     """Write one offline HTML file about a run, a plan, a log or a comparison, with charts and their numbers."""
-    asked = parts.Asked(*parts.split(sources), gpu, others, price, exact, quiet or as_json)
-    if not asked.sources:
+    named, options = split(sources)
+    if not named:
         raise UserError("usage.report_nothing")
-    target = parts.checked_target(out or _default(asked.sources))
-    kind, document = _document(asked)
-    path = parts.write(document, target)
+    target = making.checked_target(out or making.default_target(named))
+    silent = quiet or as_json
+    with progress(silent or not exact) as listen:
+        kind, document = making.document(
+            making.Asked(
+                named, options, gpu, others, price, exact, partial(print_notes, quiet=silent), listen,
+                typed("--used-by-others"),
+            )
+        )  # fmt: skip
+    path = making.write(document, target)
     if as_json:
         print_json({"schema": SCHEMA, "path": str(path), "kind": kind, "size_bytes": path.stat().st_size})
     elif not quiet:
@@ -84,60 +89,19 @@ def report_command(
         typer.launch(path.resolve().as_uri())
 
 
-def _default(sources: list[str]) -> Path:
-    """Beside a run's own files; all else in this folder, by its name."""
-    if len(sources) == 1 and Path(sources[0]).is_dir():
-        return Path(sources[0]) / "report.html"
-    from foretrain.comparison.sources.given import take_apart
-
-    names = [take_apart(source).name for source in sources[:3]]
-    word = "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in name) for name in names)
-    return Path(f"report-{word[:60] or 'run'}.html")
-
-
-def _document(asked: parts.Asked) -> "tuple[str, Document]":
-    """(kind, document) of what was asked for. Raises UserError."""
-    from foretrain.comparison.sources.given import take_apart
-
-    if len(asked.sources) > 1:
-        if asked.knobs:
-            raise UserError("usage.report_knobs", option=asked.knobs[0].partition("=")[0])
-        return "comparison", parts.comparison(asked)
-    source = asked.sources[0]
-    one = take_apart(source)
-    path = Path(one.path)
-    if (path / "run.json").is_file() or path.name == "run.json":
-        _no_config(asked, one)
-        _unused(asked, one, "price", "others", "exact")
-        return "run", parts.run(path if path.is_dir() else path.parent)
-    if path.is_dir() and not parts.is_watched(path):
-        raise UserError("data.no_run", path=str(path))
-    if path.suffix in (".toml", ".py") or not path.exists():
-        resolved = resolve([one.path, *one.words, *asked.knobs])
-        print_notes(resolved.notes, quiet=asked.quiet)
-        return "plan", parts.plan(resolved, asked, one, datetime.now())
-    if parts.is_plan(path):
-        _no_config(asked, one)
-        return "plan", parts.plan_file(path, asked, datetime.now())
-    if parts.is_snapshot(path):
-        _no_config(asked, one)
-        _unused(asked, one, "price", "others", "exact")
-        return "snapshot", parts.snapshot(path)
-    _unused(asked, one, "price", "others", "exact")
-    return "log", parts.log(path, one, asked)
-
-
-_SPELLED = {"others": "--used-by-others"}
-
-
-def _unused(asked: parts.Asked, one: "Given", *options: str) -> None:
-    """Options that such a report has no use for, right or wrong, are refused. Raises UserError."""
-    for option in options:
-        given = getattr(asked, option)
-        if given if option != "price" else given is not None:
-            raise UserError("usage.report_unused", option=_SPELLED.get(option, f"--{option}"), path=one.path)
-
-
-def _no_config(asked: parts.Asked, one: "Given") -> None:
-    if asked.knobs or one.words or one.own:
-        raise UserError("usage.report_config", path=one.path)
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(sources, knobs) of the words; `--key value` is one knob, as in plan."""
+    sources: list[str] = []
+    knobs: list[str] = []
+    waiting = False
+    for word in words:
+        if waiting and not word.startswith("--"):
+            knobs.append(word)
+            waiting = False
+        elif word.startswith("--"):
+            knobs.append(word)
+            knob = KNOBS.get(word[2:].replace("-", "_"))
+            waiting = "=" not in word and (knob is None or knob.type != "bool")
+        else:
+            sources.append(word)
+    return sources, knobs

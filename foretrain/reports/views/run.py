@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from foretrain.analysis.forecast_check import Comparison, Row
+from foretrain.analysis.forecast_check import ForecastCheck, Row
 from foretrain.predict.plan import Plan
 from foretrain.reports.document import (
     Bar,
@@ -65,14 +65,14 @@ def runs_document(records: list[tuple[RunDirectory, RunRecord]]) -> Document:
     return Document(title, Message("runs.subtitle"), [Section(Message("runs.section"), (table,))])
 
 
-def comparison_document(comparison: Comparison) -> Document:
+def comparison_document(comparison: ForecastCheck) -> Document:
     """`foretrain compare RUN`."""
     sections = comparison_sections(comparison)
     title = Message("compare.title", {"id": comparison.run_id})
     return Document(title, Message("compare.subtitle"), sections)
 
 
-def comparison_sections(comparison: Comparison) -> list[Section]:
+def comparison_sections(comparison: ForecastCheck) -> list[Section]:
     """Memory and time, each a table with signed errors."""
     sources = {"predicted": comparison.predicted_source, "measured": comparison.measured_source}
     notes = tuple(Paragraph(Message(f"run_note.{note.id}", note.values), "warn") for note in comparison.notes)
@@ -134,7 +134,7 @@ def report_document(
     record: RunRecord,
     metrics: list[dict[str, Any]],
     plan: Plan,
-    comparison: Comparison,
+    comparison: ForecastCheck,
     sample: str | None = None,
     unigram: float | None = None,
 ) -> Document:
@@ -211,7 +211,7 @@ def _learning(metrics: list[dict[str, Any]], unigram: float | None) -> tuple[Blo
     return lines, Table(columns, rows, frozenset({0, 1, 2, 3}))
 
 
-def _memory_picture(plan: Plan, record: RunRecord, comparison: Comparison) -> tuple[Block, ...]:
+def _memory_picture(plan: Plan, record: RunRecord, comparison: ForecastCheck) -> tuple[Block, ...]:
     """The predicted bar by component beside the measured one, at the peak of a steady step."""
     blocks: list[Block] = []
     measured = record.memory.phase("steady_step")
@@ -233,7 +233,7 @@ def _memory_picture(plan: Plan, record: RunRecord, comparison: Comparison) -> tu
     return tuple(blocks)
 
 
-def _time_picture(comparison: Comparison) -> tuple[Block, ...]:
+def _time_picture(comparison: ForecastCheck) -> tuple[Block, ...]:
     rows = tuple((Message(f"quantity.{row.id}"), row.predicted, row.measured) for row in comparison.time)
     return (Pairs(Message("picture.predicted_time"), "duration", rows),) if rows else ()
 

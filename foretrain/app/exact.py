@@ -1,0 +1,143 @@
+"""What a trace of the real step adds to a plan: exact memory, where it goes, what still fits, a snapshot."""
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from foretrain.analysis.components import Explanation, explain
+from foretrain.base.errors import UserError
+from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.allocator.settings import Settings, of_run
+from foretrain.predict.memory import StepName
+from foretrain.predict.plan import Plan
+from foretrain.predict.snapshot.read import Writer
+from foretrain.predict.step_moments import StepMoments, traced_moments
+from foretrain.predict.trace import largest as search
+from foretrain.predict.trace import service
+from foretrain.predict.trace.forecast import requests_for, traced
+from foretrain.predict.trace.largest import Largest
+from foretrain.predict.trace.record import Trace
+from foretrain.predict.trace.replay import replay
+
+Listen = Callable[[str], None]  # hears how far the traces are
+
+
+def settings_of(plan: Plan | None = None, alloc_conf: str = "") -> Settings:
+    """The allocator's, as `alloc_conf` says, else as a run of this plan would have them: from its config and from the
+    environment. Raises UserError."""
+    try:
+        if alloc_conf:
+            return Settings.parse(alloc_conf)
+        return of_run(plan.config.allocator_settings if plan else "", os.environ)
+    except ValueError as error:
+        raise UserError("usage.alloc_conf", problem=str(error)) from None
+
+
+def traced_plan(plan: Plan, listen: Listen, alloc_conf: str = "") -> Plan:
+    """The plan with traced memory; it says so where the step could not be traced."""
+    return traced(plan, settings_of(plan, alloc_conf), listen)
+
+
+def trace_of(plan: Plan, step: StepName, listen: Listen, alloc_conf: str = "") -> Trace | None:
+    """The trace behind a plan's answer (the one with more reserved, of two); None where it was estimated."""
+    if plan.exact_of(step) is None:
+        return None
+    found = service.traces(requests_for(plan.config, plan.gpu, plan.dtype, step, compiled=plan.compiled), listen)
+    settings = settings_of(plan, alloc_conf)
+    return max(found, key=lambda trace: replay(trace, settings).peak_reserved_bytes)
+
+
+def moments_of(plan: Plan, step: StepName, listen: Listen) -> StepMoments | None:
+    """What is allocated when in a traced step; None where it was estimated."""
+    trace = trace_of(plan, step, listen)
+    return traced_moments(trace, step, min(2, plan.config.gradient_accumulation_steps)) if trace else None
+
+
+def explained(
+    plan: Plan, step: StepName, listen: Listen, alloc_conf: str = "", *, observed_bytes: int | None = None,
+    process_bytes: int | None = None,
+) -> Explanation:  # fmt: skip
+    """Where the memory of a traced plan goes. `observed_bytes`, `process_bytes`: what nvidia-smi shows, to explain."""
+    trace, settings = trace_of(plan, step, listen, alloc_conf), settings_of(plan, alloc_conf)
+    return explain(plan, step, trace, settings=settings, observed_bytes=observed_bytes, process_bytes=process_bytes)
+
+
+def check_readings(observed_bytes: int | None, process_bytes: int | None, gpus: Sequence[Gpu]) -> None:
+    """Nothing; raises UserError where what nvidia-smi is said to show cannot be true together, on these cards."""
+    for option, size in (("--observed", observed_bytes), ("--process", process_bytes)):
+        if size == 0:
+            raise UserError("usage.reading_zero", option=option)
+        for gpu in gpus:
+            if size is not None and gpu.memory_bytes is not None and size > gpu.memory_bytes:
+                raise UserError(
+                    "usage.reading_beyond", option=option, value=size, memory=gpu.memory_bytes, gpu=gpu.name
+                )
+    if observed_bytes is not None and process_bytes is not None and process_bytes > observed_bytes:
+        raise UserError("usage.readings_contradict", observed=observed_bytes, process=process_bytes)
+
+
+def largest(
+    plan: Plan, option: str, step: StepName, listen: Listen | None = None, alloc_conf: str = ""
+) -> Largest:  # fmt: skip
+    """The largest value of an option that fits: traced, or estimated where nobody listens. Raises UserError."""
+    try:
+        if listen is None:
+            return search.estimated(plan, option, step)
+        return search.largest(plan, option, step, settings_of(plan, alloc_conf), listen)
+    except service.TraceUnavailable as error:
+        raise UserError("environment.no_trace", reason=str(error)) from None
+
+
+def write_snapshot(plan: Plan, step: StepName, path: Path, listen: Listen, alloc_conf: str = "") -> None:
+    """The trace as a memory snapshot for pytorch.org/memory_viz. Raises UserError."""
+    trace = trace_of(plan, step, listen, alloc_conf)
+    if trace is None:
+        reason = next((note.values["reason"] for note in plan.notes if note.id == "trace_unavailable"), "")
+        raise UserError("environment.no_trace", reason=reason)
+
+    def describe(id: int) -> list[str]:
+        a = trace.allocations[id]
+        shape = "×".join(str(side) for side in a.shape)
+        what = f"{a.name or a.op} {shape} {a.dtype}"
+        return [what, a.category, a.module or a.op, trace.phase_at(a.born)]
+
+    writer = Writer(trace.events, describe)
+    try:
+        replay(trace, settings_of(plan, alloc_conf), watch=writer.watch)
+        writer.write(path.resolve())  # what a link points to, not the link
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise UserError("disk.full_output") from None
+        raise UserError("environment.cannot_write", path=str(path), reason=error.strerror or "") from None
+
+
+def check_snapshot(path: Path, configs: Iterable[Path]) -> None:
+    """Nothing; raises UserError where no snapshot can be written. `configs`: files that are not to be lost."""
+    try:
+        reason = _why_not_written(path, configs)
+    except (OSError, RuntimeError) as error:  # a name that is too long, links that go round
+        reason = (error.strerror if isinstance(error, OSError) else None) or "it is no usable path"
+    if reason:
+        raise UserError("usage.cannot_write_file", path=str(path), reason=reason)
+
+
+def _why_not_written(path: Path, configs: Iterable[Path]) -> str:
+    """'' where a snapshot can be written to this path, else why not. Only a snapshot of before is written over."""
+    if str(path) == "-":
+        return "a snapshot goes into a file"
+    if path.is_dir():
+        return "it is a folder"
+    if not path.resolve().parent.is_dir():
+        return "its folder is not there"
+    if not os.access(path.resolve().parent, os.W_OK | os.X_OK):
+        return "its folder is read-only"
+    if not path.exists():
+        return ""
+    if not path.is_file():
+        return "it is not a plain file"
+    if any(config.exists() and path.samefile(config) for config in configs):
+        return "it is the config"
+    with path.open("rb") as file:
+        begins_as_pickle = file.read(1) in (b"", b"\x80")
+    return "" if begins_as_pickle else "there is a file already that is no snapshot"

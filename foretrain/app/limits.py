@@ -1,0 +1,162 @@
+"""Money and limits of a plan: the rent of each card, and the inverse questions of --within, --tokens and --best."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from foretrain.advice.best import Best, best
+from foretrain.app.plan import make_plan
+from foretrain.base.errors import UserError
+from foretrain.base.quantities import Limit, currency_code, parse_count, parse_limit, parse_price
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import ResolvedConfig
+from foretrain.config.writer import check_writable
+from foretrain.hardware.catalogue import Gpu, find
+from foretrain.hardware.devices import Target
+from foretrain.predict.memory import StepName
+from foretrain.predict.plan import Plan
+from foretrain.predict.within import Within, within
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The options of `plan` about money and limits, as they were typed."""
+
+    price: str | None = None
+    co2: float | None = None
+    within: str | None = None
+    tokens: str | None = None
+    best: bool = False
+    data_tokens: str | None = None
+    write: Path | None = None
+    given: frozenset[str] = frozenset()  # knobs that the user set, in a file or on the command line
+
+    @property
+    def asks(self) -> bool:
+        """Whether an inverse question is asked instead of a plan."""
+        return self.best or self.within is not None or self.tokens is not None
+
+    def limit(self) -> Limit:
+        if self.tokens is not None:
+            count = _read(parse_count, self.tokens, "--tokens", "usage.bad_count")
+            return Limit(kind="tokens", amount=count, text=self.tokens)
+        return _read(parse_limit, self.within or "", "--within", "usage.bad_limit")
+
+
+def _read(parse: Callable[[str], T], text: str, option: str, id: str) -> T:
+    """What a parser makes of an option's text; its ValueError as a sentence."""
+    try:
+        return parse(text)
+    except ValueError:
+        raise UserError(id, option=option, value=text[:80]) from None
+
+
+def check_limits(limits: Limits, targets: int, traces: bool) -> None:
+    """What can be wrong with these options, before anything is computed. Raises UserError."""
+    if limits.asks and traces:
+        raise UserError("usage.two_questions")
+    if limits.within is not None and limits.tokens is not None:
+        raise UserError("usage.two_limits")
+    if limits.asks and targets > 1:
+        raise UserError("usage.one_card_limits", count=targets)
+    if limits.best and limits.within is None:
+        raise UserError("usage.best_within")
+    if limits.write is not None:
+        if not limits.asks:
+            raise UserError("usage.write_nothing")
+        check_writable(limits.write)
+    if limits.asks:
+        limits.limit()
+
+
+def priced(resolved: ResolvedConfig, limits: Limits) -> ResolvedConfig:
+    """The config with the price (where it is one for all cards), CO2 and tokens of data put into their options."""
+    update: dict[str, Any] = {}
+    sources = dict(resolved.sources)
+    if limits.price is not None and "=" not in limits.price:
+        if resolved.sources.get("price_per_kwh", "").startswith("--"):
+            raise UserError("usage.price_and_power")
+        update["price_per_hour"] = _price(limits.price, limits.price, resolved.config)
+        sources["price_per_hour"] = f"--price {limits.price}"
+    if limits.co2 is not None:
+        if not 0 < limits.co2 <= 1e5:
+            raise UserError("usage.bad_co2", value=limits.co2)
+        update["co2_per_kwh"] = limits.co2
+        sources["co2_per_kwh"] = f"--co2 {limits.co2:g}"
+    if limits.data_tokens is not None:
+        update["dataset_tokens"] = _read(parse_count, limits.data_tokens, "--data-tokens", "usage.bad_count")
+        sources["dataset_tokens"] = f"--data-tokens {limits.data_tokens}"
+    return replace(resolved, config=resolved.config.model_copy(update=update), sources=sources)
+
+
+def _price(text: str, typed: str, config: RunConfig) -> float:
+    """The price in a text, which is all or a part of what was typed."""
+    try:
+        money = parse_price(text)
+    except ValueError:
+        raise UserError("usage.bad_price", option="--price", value=typed[:80]) from None
+    if money.currency and money.currency != currency_code(config.currency):
+        raise UserError("usage.currency", text=f"--price {typed[:80]}", typed=money.currency, currency=config.currency)
+    return money.amount
+
+
+def _is(name: str, gpu: Gpu) -> bool:
+    """Whether a card goes by this name; a name of several cards is meant for each of them."""
+    if name.lower() == "cpu":
+        return gpu.kind == "cpu"
+    try:
+        return find(name).name == gpu.name
+    except UserError as error:
+        return gpu.name in error.values.get("choices", ())
+
+
+def prices_of(limits: Limits, config: RunConfig, gpus: list[Gpu]) -> list[float]:
+    """The rent of each card, from --price \"4090=0.35,A100=1.2\"; the config's own where none is given."""
+    found = [config.price_per_hour] * len(gpus)
+    if limits.price is None or "=" not in limits.price:
+        return found
+    for part in limits.price.split(","):
+        name, equals, text = part.partition("=")
+        if not equals or not name.strip():
+            raise UserError("usage.bad_price", option="--price", value=limits.price[:80])
+        hit = [i for i, gpu in enumerate(gpus) if _is(name.strip(), gpu)]
+        if not hit:
+            raise UserError("usage.price_of_no_card", name=name.strip()[:80], cards=[gpu.name for gpu in gpus])
+        for i in hit:
+            found[i] = _price(text.strip(), limits.price, config)
+    return found
+
+
+def rents(price: str | None, config: RunConfig) -> dict[str, float]:
+    """The hourly rent of each card that a price such as "4090=0.35,A100=1.2" names. Raises UserError."""
+    if price is None or "=" not in price:
+        return {}
+    gpus = [find(part.partition("=")[0].strip()) for part in price.split(",")]
+    return {gpu.name: rent for gpu, rent in zip(gpus, prices_of(Limits(price=price), config, gpus), strict=True)}
+
+
+def make_plans(
+    resolved: ResolvedConfig, found: Sequence[Target], limits: Limits, step_time: float | None = None,
+    logged_mfu: float | None = None,
+) -> list[Plan]:  # fmt: skip
+    """A plan for each target, with its own rent where one is given for it."""
+    prices = prices_of(limits, resolved.config, [target.gpu for target in found])
+    plans = []
+    for target, rent in zip(found, prices, strict=True):
+        own = replace(resolved, config=resolved.config.model_copy(update={"price_per_hour": rent}))
+        plans.append(make_plan(own, target, step_time, logged_mfu))
+    return plans
+
+
+def answer(
+    plan: Plan, step: StepName, limits: Limits, listen: Callable[[int, int], None] = lambda done, of: None
+) -> Within | Best:
+    """What --within, --tokens or --best ask of a plan. `listen`: how many of how many models are looked at."""
+    if not limits.best:
+        return within(plan, limits.limit(), step)
+    if plan.timing is not None and plan.timing.source.startswith("measured"):
+        raise UserError("usage.best_speed")
+    return best(plan, limits.limit(), step, limits.given, listen)

@@ -1,0 +1,222 @@
+"""A report of whatever a run can be read from: one document, and its file. `foretrain.report` for Python."""
+
+import errno
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from foretrain.advice.advisor import short_list
+from foretrain.advice.outlook import outlook
+from foretrain.analysis import snapshot_file
+from foretrain.app import exact, log_report, run_report
+from foretrain.app.compare import compared
+from foretrain.app.explain import log_of
+from foretrain.app.limits import Limits, make_plans, priced
+from foretrain.app.plan import targets
+from foretrain.base.errors import UserError
+from foretrain.base.safe_read import head, read_text
+from foretrain.comparison.pictures import gather
+from foretrain.comparison.sources import plans
+from foretrain.comparison.sources.given import Given, take_apart
+from foretrain.config.resolve import resolve
+from foretrain.monitoring import record as watch_record
+from foretrain.predict.plan import Plan
+from foretrain.reports import html
+from foretrain.reports.document import Document
+from foretrain.reports.views import (
+    compare_report,
+    plan_report,
+    snapshot,
+)
+from foretrain.reports.views import log_report as log_view
+from foretrain.reports.views import run_report as run_view
+from foretrain.tuning.record import SCHEMA as TUNING_SCHEMA
+from foretrain.tuning.record import Tuning
+
+OURS = '<meta name="generator" content="foretrain">'
+HEAD_BYTES = 4096
+
+Tell = Callable[[tuple[UserError, ...]], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a report is to be of. `sources`: as `compare` takes them; `options`: `--key=value` over the config of a plan
+    or a log. `others_option`: what `others` was given as, for errors. `listen`: hears how far a trace is."""
+
+    sources: Sequence[str]
+    options: Sequence[str] = ()
+    gpu: str = "auto"
+    others: str = ""
+    price: str | None = None
+    exact: bool = False
+    tell: Tell = lambda notes: None
+    listen: Callable[[str], None] = lambda state: None
+    others_option: str = "--used-by-others"
+
+
+def report(
+    *sources: str | Path,
+    out: str | Path | None = None,
+    gpu: str = "auto",
+    used_by_others: str = "",
+    price: str | None = None,
+    exact: bool = False,
+) -> Path:
+    """The path of one offline HTML file about a run, a plan, a log, a snapshot, or two and more of them compared.
+
+    `sources`, `gpu`, `used_by_others`, `price`: as in `compare`. `out`: the file; None: report.html in a run's folder,
+    else report-NAME.html here; only a report of before is written over. `exact`: a plan's step is traced.
+    Raises UserError for what cannot be read or written.
+    """
+    asked = Asked([str(source) for source in sources], (), gpu, used_by_others, price, exact)
+    target = checked_target(Path(out) if out is not None else default_target(asked.sources))
+    return write(document(asked)[1], target)
+
+
+def default_target(sources: Sequence[str]) -> Path:
+    """Beside a run's own files; all else in this folder, by its name."""
+    if len(sources) == 1 and Path(sources[0]).is_dir():
+        return Path(sources[0]) / "report.html"
+    names = [take_apart(source).name for source in sources[:3]]
+    word = "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in name) for name in names)
+    return Path(f"report-{word[:60] or 'run'}.html")
+
+
+def document(asked: Asked) -> tuple[str, Document]:
+    """(kind, document) of what was asked for. Raises UserError."""
+    if not asked.sources:
+        raise UserError("usage.report_nothing")
+    if len(asked.sources) > 1:
+        if asked.options:
+            raise UserError("usage.report_knobs", option=asked.options[0].partition("=")[0])
+        return "comparison", _comparison(asked)
+    one = take_apart(asked.sources[0])
+    path = Path(one.path)
+    if (path / "run.json").is_file() or path.name == "run.json":
+        _no_config(asked, one)
+        _unused(asked, one, "price", "others", "exact")
+        return "run", run(path if path.is_dir() else path.parent)
+    if path.is_dir() and not watch_record.is_watched(path):
+        raise UserError("data.no_run", path=str(path))
+    if path.suffix in (".toml", ".py") or not path.exists():
+        return "plan", _plan(asked, one)
+    if plans.claims(path, head(path, HEAD_BYTES)):  # of `foretrain plan --json`, or a run's plan.json
+        _no_config(asked, one)
+        return "plan", _of_plan(plans.read(path), asked, None)
+    if snapshot_file.looks_like_one(path):
+        _no_config(asked, one)
+        _unused(asked, one, "price", "others", "exact")
+        return "snapshot", snapshot.document(snapshot_file.read(path))
+    _unused(asked, one, "price", "others", "exact")
+    return "log", _log(path, one, asked)
+
+
+def _unused(asked: Asked, one: Given, *options: str) -> None:
+    """Options that such a report has no use for, right or wrong, are refused. Raises UserError."""
+    for option in options:
+        given = getattr(asked, option)
+        if given if option != "price" else given is not None:
+            spelled = "--used-by-others" if option == "others" else f"--{option}"
+            raise UserError("usage.report_unused", option=spelled, path=one.path)
+
+
+def _no_config(asked: Asked, one: Given) -> None:
+    if asked.options or one.words or one.own:
+        raise UserError("usage.report_config", path=one.path)
+
+
+def run(path: Path, sample: str | None = None) -> Document:
+    """Of a run directory. Raises UserError."""
+    return run_view.document(run_report.gather(path, sample))
+
+
+def _plan(asked: Asked, one: Given) -> Document:
+    """Of a config on one card."""
+    resolved = resolve([one.path, *one.words, *asked.options])
+    asked.tell(resolved.notes)
+    limits = Limits(price=asked.price, given=frozenset(resolved.sources))
+    resolved = priced(resolved, limits)
+    others = one.own.get("used_by_others", asked.others)
+    found = targets(one.own.get("gpu", asked.gpu), others, resolved.config, asked.others_option)
+    if len(found) > 1:
+        raise UserError("usage.report_cards", count=len(found))
+    tuning = _tuning(resolved.files[-1].with_suffix(".json")) if resolved.files else None
+    return _of_plan(make_plans(resolved, found, limits)[0], asked, tuning)
+
+
+def _of_plan(made: Plan, asked: Asked, tuning: Tuning | None) -> Document:
+    step, traced = made.step, None
+    if asked.exact:
+        made = exact.traced_plan(made, asked.listen)
+        traced = exact.moments_of(made, step, asked.listen)
+    advice = short_list(made, step)
+    return plan_report.document(made, outlook(made, step, traced=traced, tuning=tuning), datetime.now(), advice)
+
+
+def _tuning(path: Path) -> Tuning | None:
+    """What `foretrain tune --write` left beside the config; anything else there is not its business."""
+    try:
+        text = read_text(path)
+        if json.loads(text).get("schema") == TUNING_SCHEMA:
+            return Tuning.from_json(text)
+    except (OSError, ValueError, ValidationError, AttributeError, RecursionError):
+        return None
+    return None
+
+
+def _log(path: Path, one: Given, asked: Asked) -> Document:
+    """Of a log, or a watched run."""
+    words = [*one.words, *asked.options] or None
+    explained = log_of(path, words, one.own.get("gpu", asked.gpu), tell=lambda note: asked.tell((note,)))
+    found = explained.explanation
+    facts = log_report.gather(path, explained)
+    return log_view.document(found.log, found.watched, found.out_of_memory, found.remedies, facts)
+
+
+def _comparison(asked: Asked) -> Document:
+    """Of several sources, as `foretrain compare` reads them."""
+    made = compared(
+        asked.sources, gpu=asked.gpu, used_by_others=asked.others, price=asked.price, tell=asked.tell,
+        option=asked.others_option,
+    )  # fmt: skip
+    found, facts = made.comparison, gather(made.subjects, made.comparison)
+    return compare_report.document(found, facts.losses, dict(facts.verdicts), facts.checks, facts.sources)
+
+
+def checked_target(path: Path) -> Path:
+    """The path, if a report may be written there: only a report is ever written over. Raises UserError."""
+    try:
+        if path.is_dir():
+            reason = "it is a folder"
+        elif path.exists() and not _is_report(path):
+            reason = "there is a file already that is no report of foretrain"
+        elif not path.resolve().parent.is_dir():
+            reason = "its folder is not there"
+        else:
+            return path
+    except (OSError, RuntimeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or "it is no usable path"
+    raise UserError("usage.cannot_write_file", path=str(path), reason=reason)
+
+
+def _is_report(path: Path) -> bool:
+    if not path.is_file():
+        return str(path) == "/dev/null"
+    text = head(path, HEAD_BYTES).decode("utf-8", "replace")
+    return not text or OURS in text or (text.startswith("<!doctype html>") and "Content-Security-Policy" in text)
+
+
+def write(document: "Document", path: Path) -> Path:
+    """Write a document as one HTML file; returns its path. Raises UserError."""
+    try:
+        path.write_text(html.render(document), "utf-8")
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise UserError("disk.full_output") from None
+        raise UserError("environment.cannot_write", path=str(path), reason=error.strerror or "") from None
+    return path

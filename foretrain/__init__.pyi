@@ -10,6 +10,7 @@ from foretrain.app.compare import compare as compare
 from foretrain.app.explain import LogExplanation as LogExplanation
 from foretrain.app.explain import explain as explain
 from foretrain.app.plan import plan as plan
+from foretrain.app.train import train as train
 from foretrain.base.errors import ConfigError as ConfigError
 from foretrain.base.errors import UserError as UserError
 from foretrain.comparison.compare import Comparison as Comparison

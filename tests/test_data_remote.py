@@ -201,12 +201,12 @@ def test_hostile_names_at_an_address() -> None:
 
 def test_train_and_data_from_an_address() -> None:
     """What `train` does before its first step: every shard is here, and the vocabulary is the dataset's."""
-    from foretrain.cli.commands.train import prepare_data
+    from foretrain.app.training_run import prepare_data
     from foretrain.config.resolve import resolve
 
     shards(Path("there"), 200)
     url = f"file://{Path('there').absolute()}"
-    resolved, info = prepare_data(resolve([f"--dataset={url}", "--block_size=16"]), quiet=True)
+    resolved, info = prepare_data(resolve([f"--dataset={url}", "--block_size=16"]))
     assert resolved.config.vocab_size == 256
     assert not list(missing_shards(info))
     result = foretrain("data", "info", url)

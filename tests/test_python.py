@@ -1,8 +1,13 @@
 """foretrain from Python: what a notebook shows, plans by name, completion in a shell."""
 
+import inspect
+import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +17,8 @@ from foretrain.cli.completion import cards, config_options
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan as predict_plan
-from tests.helpers import REPO, foretrain
+from foretrain.training.notes import Note
+from tests.helpers import REPO, TINY, foretrain, write_dataset
 
 
 def test_tab_completion_shows_the_public_names() -> None:
@@ -21,9 +27,55 @@ def test_tab_completion_shows_the_public_names() -> None:
     assert all(getattr(library, name) is not None for name in dir(library))
 
 
-def test_a_plan_by_names_is_the_plan_of_the_command_line() -> None:
-    import json
+PYTHON = re.findall(r"```python\n(.*?)```", (REPO / "docs/python.md").read_text("utf-8"), re.DOTALL)
 
+
+@pytest.mark.parametrize("number", range(len(PYTHON)))
+def test_the_examples_of_the_docs_run(number: int, own_directory: Path) -> None:
+    (own_directory / "example.py").write_text(PYTHON[number])
+    code = "if __name__ == '__main__':\n    import runpy\n    runpy.run_path('example.py', run_name='example')\n"
+    (own_directory / "main.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run([sys.executable, "main.py"], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_function_says_what_comes_back_with_types() -> None:
+    functions = [(name, one) for name in dir(library) if inspect.isfunction(one := getattr(library, name))]
+    assert len(functions) >= 10
+    for name, function in functions:
+        text, signature = inspect.getdoc(function) or "", inspect.signature(function)
+        assert text.partition(" ")[0] not in ("", "Return", "Returns", "Get", "Compute"), name
+        unsaid = [one.name for one in signature.parameters.values() if one.annotation is one.empty]
+        assert not unsaid, (name, unsaid)
+        assert signature.return_annotation is not signature.empty, name
+        if name not in ("check_forecast", "find_gpu"):
+            assert "Raises" in text, name
+
+
+def test_training_from_python_is_the_command(own_directory: Path) -> None:
+    heard: list[Any] = []
+    options = {**TINY, "max_iters": 4, "lr_decay_iters": 4}
+    write_dataset(Path("data/toy"))
+    record = library.train(options, listen=heard.append, out_dir="by-python")
+    assert (record.status, record.steps_done) == ("finished", 4)
+    assert [event.step for event in heard if getattr(event, "kind", "") == "step"] == [0, 1, 2, 3]
+    ids = [event.id for event in heard if isinstance(event, Note)]
+    assert (ids[0], ids[-1]) == ("train.start", "train.finished")
+    done = foretrain("train", *(f"--{key}={value}" for key, value in options.items()), "--out_dir=typed", "--json")
+    told = json.loads(done.stdout)
+    assert told["val_loss"] == record.val_loss
+    check = library.compare("by-python")
+    assert isinstance(check, library.ForecastCheck)
+    assert isinstance(library.compare("by-python", "typed"), library.Comparison)
+    assert isinstance(library.explain("by-python"), library.RunExplanation)
+    assert library.report("by-python").read_text("utf-8").startswith("<!doctype html>")
+    with pytest.raises(UserError) as caught:
+        library.train(options, dataset="nowhere")
+    assert caught.value.id.startswith("data.")
+
+
+def test_a_plan_by_names_is_the_plan_of_the_command_line() -> None:
     made = library.plan("gpt2-124m", gpu="RTX 4070", batch_size=8, compile=False, used_by_others="2GB")
     words = ("plan", "gpt2-124m", "--gpu", "RTX 4070", "--batch_size=8", "--compile=false", "--others", "2GB", "--json")
     shown = json.loads(foretrain(*words).stdout)

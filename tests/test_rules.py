@@ -45,7 +45,7 @@ ROOMS: dict[str, set[str]] = {
 }
 # A package of more modules than this holds more than one subject. Raised here, in the open, or not at all.
 MAX_MODULES = 25
-LARGER_PACKAGES = {"training": 32, "reports/views": 29, "cli/commands": 27}
+LARGER_PACKAGES = {"training": 32, "reports/views": 29, "cli/commands": 26}
 
 # Modules that import one another. This list only ever becomes shorter: cure one, and delete its line.
 CYCLES = {

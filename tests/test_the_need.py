@@ -212,7 +212,7 @@ def test_an_mfu_above_the_share_of_matmuls_is_of_the_rated_peak() -> None:
     )
 
 
-def test_what_a_run_needs_is_explained_and_check_forecastd_by_the_phase_that_needs_most() -> None:
+def test_what_a_run_needs_is_explained_and_compared_by_the_phase_that_needs_most() -> None:
     """A large evaluation batch: the step has the most bytes of tensors, an evaluation after it needs most of the card."""
     made = planned(["gpt2-40m", "--eval_batch_size=32"], "RTX 4070", 0)
     memory = made.memory_of("foretrain")

@@ -555,7 +555,7 @@ def test_without_a_compiler_training_goes_on_in_eager_mode(
 
 
 def test_vocabulary_is_taken_from_the_dataset(own_directory: Path) -> None:
-    from foretrain.cli.commands.train import prepare_data
+    from foretrain.app.training_run import prepare_data
 
     path = write_dataset(Path("data/toy"))
     (path / "meta.json").write_text(json.dumps({"dtype": "uint16", "vocab_size": 96}))
@@ -586,16 +586,16 @@ def test_sample_from_a_run(own_directory: Path) -> None:
     assert foretrain("sample", "nowhere").returncode == ExitCode.DATA
     report = foretrain("report", "out-baby")
     assert Path(report.stdout.strip()).stat().st_size < 500_000
-    shown = foretrain("check_forecast", "out-baby")
+    shown = foretrain("compare", "out-baby")
     assert "peak, first step" in shown.stdout
-    assert json.loads(foretrain("check_forecast", "out-baby", "--json").stdout)["schema"] == "foretrain.comparison/2"
+    assert json.loads(foretrain("compare", "out-baby", "--json").stdout)["schema"] == "foretrain.comparison/2"
 
 
 def test_a_damaged_record_is_a_sentence(own_directory: Path) -> None:
     Path("bad").mkdir()
     for text in ("", "{", "[]", '{"id": 3}', "\x00"):
         Path("bad/run.json").write_text(text)
-        result = foretrain("check_forecast", "bad")
+        result = foretrain("compare", "bad")
         assert result.returncode == ExitCode.DATA, text
         assert "Traceback" not in result.stderr
     assert foretrain("runs").returncode == 0  # one bad run does not hide the others

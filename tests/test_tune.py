@@ -18,9 +18,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from foretrain.app.plan import with_dataset
+from foretrain.app.training_run import prepare_data
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_duration
-from foretrain.cli.commands.train import prepare_data
 from foretrain.cli.commands.tune import prepare
 from foretrain.comparison.sources.predicted import with_vocabulary
 from foretrain.config.checks import check
@@ -749,7 +749,7 @@ def test_the_model_is_the_one_that_train_would_make(own_directory: Path) -> None
     """A vocabulary that the config leaves open is the dataset's, in every verb."""
     values = {name: value for name, value in TINY.items() if name != "vocab_size"}
     resolved = from_values({**values, "dataset": "python-stdlib", "tokenizer": "byte"})
-    trained = prepare_data(resolved, quiet=True)[0].config
+    trained = prepare_data(resolved)[0].config
     assert trained.vocab_size == 256
     assert prepare(resolved).base.vocab_size == 256
     assert with_dataset(resolved) == with_vocabulary(resolved, None) == trained

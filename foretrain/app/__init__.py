@@ -1,1 +1,4 @@
-"""Use cases, each once: what the command line, the page and Python programs ask for."""
+"""Use cases, each once: what the command line, the page and Python programs ask for. Typed in, a record out.
+
+Nothing here prints, parses words or knows a terminal: progress is told to callbacks, and what is wrong is a UserError.
+"""

@@ -49,7 +49,7 @@ def _command() -> Any:
 def run(words: tuple[str, ...]) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of the command line in this process; training stops before it makes its folder."""
     stop = (
-        mock.patch("foretrain.cli.commands.train._directory", _enough)
+        mock.patch("foretrain.app.training_run._directory", _enough)
         if words[0] == "train"
         else contextlib.nullcontext()
     )

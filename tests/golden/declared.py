@@ -34,5 +34,12 @@ DECLARED: tuple[Declared, ...] = (
         reason="what the CPU, float32 or an uncompiled model makes idle is no difference",
     ),
     Declared(case="export nanogpt", path="ckpt.pt.sha256", reason="bias stands behind vocab_size in model_args"),
+    Declared(
+        case="python names",
+        path="",
+        old=r"^\(nothing\)$|^\['Comparison'",
+        reason="more of the commands are public functions: advise, explain, report, train; what compared a plan with its "
+        "run is check_forecast, and compare does what the command does",
+    ),
     Declared(case="error: data", path="", old="--lang|languages|--help", reason="-h is shown, which was always taken"),
 )

@@ -35,7 +35,7 @@ def calibrate_command(
     quiet: Quiet = False,
 ) -> None:
     """Measure this device for one to two minutes; later plans use the result. Keep it idle meanwhile."""
-    from foretrain.cli.commands.train import need_torch
+    from foretrain.app.train import need_torch
 
     need_torch()
     from foretrain.config.options import RunConfig

@@ -36,9 +36,11 @@ def demo_command(
     quiet: Quiet = False,
 ) -> None:
     """Run everything in about three minutes on two CPU cores: forecast, training, sample, comparison, report."""
+    from foretrain.app.train import need_torch
+    from foretrain.app.training_run import prepare_data
     from foretrain.cli.commands.runs import load
     from foretrain.cli.commands.sample import sample
-    from foretrain.cli.commands.train import need_torch, prepare_data, train
+    from foretrain.cli.commands.train import train
     from foretrain.config.resolve import resolve
     from foretrain.data.statistics import unigram_entropy
     from foretrain.hardware.cpu import usable_cores

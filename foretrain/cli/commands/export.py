@@ -50,7 +50,7 @@ def export_command(
     quiet: Quiet = False,
 ) -> None:
     """Export a trained model for Hugging Face or nanoGPT, or as safetensors."""
-    from foretrain.cli.commands.train import need_torch
+    from foretrain.app.train import need_torch
 
     need_one_of("--to", to, ("hf", "nanogpt", "safetensors"))
     need_torch()

@@ -12,7 +12,7 @@ from foretrain.base.errors import UserError
 from foretrain.cli.commands.plan_exact import progress
 from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, print_json, print_notes
 from foretrain.cli.old_options import spellings, typed
-from foretrain.config.resolve import KNOBS
+from foretrain.config.options import OPTIONS
 from foretrain.reports import making
 
 SCHEMA = "foretrain.report/1"
@@ -100,7 +100,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
             waiting = False
         elif word.startswith("--"):
             knobs.append(word)
-            knob = KNOBS.get(word[2:].replace("-", "_"))
+            knob = OPTIONS.get(word[2:].replace("-", "_"))
             waiting = "=" not in word and (knob is None or knob.type != "bool")
         else:
             sources.append(word)

@@ -57,7 +57,7 @@ def sample(
     run: Path, prompt: str, tokens: int, *, temperature: float = 0.8, top_k: int = 50, seed: int = 1337
 ) -> tuple[str, str, list[str]]:
     """(text after the prompt, name of the checkpoint, newer ones that are damaged and why). Raises UserError."""
-    from foretrain.cli.commands.train import need_torch
+    from foretrain.app.train import need_torch
 
     need_torch()
     import torch

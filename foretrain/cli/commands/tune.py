@@ -65,7 +65,7 @@ def tune_command(
     quiet: Quiet = False,
 ) -> None:
     """Measure which settings are fastest here, without changing tokens per step or the result."""
-    from foretrain.cli.commands.train import need_torch
+    from foretrain.app.train import need_torch
 
     need_torch()
     budget_s, wanted = _budget_s(budget), _wanted(knobs)
@@ -187,7 +187,7 @@ def prepare(resolved: ResolvedConfig, knobs: tuple[str, ...] = ()) -> Job:
     """Decide what the config leaves open as `train` would, and what may be changed. Raises UserError."""
     from foretrain.advice.micro_batch import choose
     from foretrain.app.plan import with_dataset
-    from foretrain.cli.commands.train import set_allocator
+    from foretrain.app.train import set_allocator
     from foretrain.hardware.devices import used_here_bytes
     from foretrain.predict.plan import available
     from foretrain.tuning.space import Machine, default_knobs, options

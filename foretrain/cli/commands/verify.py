@@ -71,7 +71,7 @@ def verify_command(
     if show is not None:
         _print(record.read(show), show, as_json=as_json, contribute=False)
         return
-    from foretrain.cli.commands.train import need_torch
+    from foretrain.app.train import need_torch
     from foretrain.verification import session
 
     if not re.fullmatch(r"cpu|cuda(:\d{1,2})?", device):

@@ -1,28 +1,25 @@
-"""batch_size = auto on the command line: the choice by the ledger, and for `train` a short trial of it, kept."""
-
-from __future__ import annotations
+"""batch_size = auto for a run: the choice by the estimate, and a short trial of it, kept."""
 
 import contextlib
 import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
+from foretrain.advice.micro_batch import choose
+from foretrain.base.errors import UserError
 from foretrain.base.installation import cache_folder, installed_torch
-from foretrain.base.messages import printable, say
 from foretrain.base.safe_read import read_text
-from foretrain.cli.common import ERR
-from foretrain.config.microbatches import split_of
-from foretrain.config.options import step_options
+from foretrain.config.microbatches import cut, sequences_of, shrunk, split_of
+from foretrain.config.options import RunConfig, step_options
 from foretrain.config.resolve import ResolvedConfig
-
-if TYPE_CHECKING:
-    from foretrain.config.options import RunConfig
-    from foretrain.training.device import Placement
-    from foretrain.tuning.trial import Trial
+from foretrain.hardware.devices import used_here_bytes
+from foretrain.predict.plan import available
+from foretrain.training.device import Placement
+from foretrain.training.files import replace_text
+from foretrain.training.notes import Listener, Note
+from foretrain.tuning import trial as trials
+from foretrain.tuning.trial import Trial
 
 
 def _kept_at(config: RunConfig, placement: Placement) -> Path:
@@ -40,8 +37,6 @@ def _kept_at(config: RunConfig, placement: Placement) -> Path:
 
 def _kept(path: Path, cap_bytes: int | None) -> Trial | None:
     """A trial of before that still says something: it lived, in what there is now."""
-    from foretrain.tuning.trial import Trial
-
     with contextlib.suppress(OSError, ValueError):
         found = Trial.from_json(read_text(path))
         if found.lived and (cap_bytes is None or found.peak_bytes <= cap_bytes):
@@ -50,61 +45,47 @@ def _kept(path: Path, cap_bytes: int | None) -> Trial | None:
 
 
 def _keep(path: Path, trial: Trial) -> None:
-    from foretrain.training.files import replace_text
-
     with contextlib.suppress(OSError):  # without it the next start tries again
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, trial.model_dump_json())
 
 
-def _tell(id: str, quiet: bool, **values: Any) -> None:
-    if not quiet:
-        ERR.print(Text(printable(say(id, **values)), style="dim"), soft_wrap=True)
-
-
-def chosen(resolved: ResolvedConfig, placement: Placement, *, trial: bool, quiet: bool) -> ResolvedConfig:
+def chosen(resolved: ResolvedConfig, placement: Placement, *, trial: bool, listen: Listener) -> ResolvedConfig:
     """The config with the micro-batch for this device. Raises UserError 'memory.trial' where not even one lives."""
-    from foretrain.advice.micro_batch import choose
-    from foretrain.hardware.devices import used_here_bytes
-    from foretrain.predict.plan import available
-
     device = placement.device.type if placement.device.index is None else str(placement.device)
     config = resolved.config.model_copy(update={"device": device})
     room, _ = available(config, placement.gpu, used_here_bytes(placement.gpu, placement.device.index or 0))
     planned = config.model_copy(update={"compile": placement.compiled})
     choice = choose(planned, placement.gpu, placement.dtype, room)
-    _tell(f"note.{choice.note.id}", quiet, **choice.note.values)
+    listen(Note(f"note.{choice.note.id}", **choice.note.values))
     config = config.model_copy(update=split_of(choice.config))
     if trial:
-        config = _tried(config, placement, room, quiet)
+        config = tried(config, placement, room, listen)
     final = resolved.config.model_copy(update=split_of(config))
     sources = {**resolved.sources, **dict.fromkeys(split_of(config), "batch_size = auto")}
     return replace(resolved, config=final, sources=sources)
 
 
-def _tried(config: RunConfig, placement: Placement, cap_bytes: int | None, quiet: bool) -> RunConfig:
-    """Shrink until a trial lives."""
-    from foretrain.base.errors import UserError
-    from foretrain.config.microbatches import cut, sequences_of, shrunk
-    from foretrain.tuning.trial import run_trial
-
+def tried(config: RunConfig, placement: Placement, cap_bytes: int | None, listen: Listener) -> RunConfig:
+    """The config with a micro-batch that lives in a trial, smaller where it has to be. Raises UserError
+    'memory.trial'."""
     while True:
         path, size = _kept_at(config, placement), config.batch_size
         found = _kept(path, cap_bytes)
         if found is not None:
-            _tell("auto.kept", quiet, batch_size=size, peak=found.peak_bytes)
+            listen(Note("auto.kept", batch_size=size, peak=found.peak_bytes))
             return config
-        _tell("auto.trying", quiet, batch_size=size)
-        found = run_trial(config, cap_bytes)
+        listen(Note("auto.trying", batch_size=size))
+        found = trials.run_trial(config, cap_bytes)
         if found.problem:
-            _tell("auto.problem", quiet, problem=found.problem)
+            listen(Note("auto.problem", problem=found.problem))
             return config
         if found.lived:
-            _tell("auto.lived", quiet, batch_size=size, peak=found.peak_bytes)
+            listen(Note("auto.lived", batch_size=size, peak=found.peak_bytes))
             _keep(path, found)
             return config
         smaller = shrunk(size, sequences_of(config))
         if smaller is None:
             raise UserError("memory.trial", peak=found.peak_bytes, cap=cap_bytes or 0)
-        _tell("auto.died", quiet, batch_size=size, smaller=smaller)
+        listen(Note("auto.died", batch_size=size, smaller=smaller))
         config = cut(config, smaller)

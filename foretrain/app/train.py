@@ -1,0 +1,71 @@
+"""Train a config. `foretrain.train` for Python.
+
+What has to be decided before torch is imported is decided here; the rest is in app/training_run.py, which imports it.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+from foretrain.app.plan import Config, resolved_of
+from foretrain.base.errors import UserError
+from foretrain.config.resolve import ResolvedConfig
+from foretrain.data.dataset import DatasetInfo
+from foretrain.predict.allocator.settings import Settings, merged
+from foretrain.training.contention import Clock
+from foretrain.training.notes import Listener
+from foretrain.training.store import RunRecord
+
+
+def train(
+    config: Config = "baby",
+    *,
+    resume: bool = False,
+    trial: bool = True,
+    listen: Listener = lambda event: None,
+    **options: Any,
+) -> RunRecord:
+    """The record of a training run: `foretrain.train("baby", device="cpu", max_iters=200).val_loss`.
+
+    The run is in `out_dir`: config, forecast (made before the first step), metrics, checkpoints. `config`, `options`:
+    as in `plan`; times in the record are in seconds, memory is in bytes, losses are in nats a token. `resume`: go on
+    with the newest unfinished run in out_dir. `trial`: with batch_size = "auto", try what was chosen in a process of
+    its own first. `listen` hears each step (StepMetrics), evaluation (EvaluationMetrics) and notes with an id, as soon
+    as they are there. Ctrl-C saves a checkpoint and returns a record with status "interrupted".
+    Raises UserError, with the exit code of `foretrain train`: bad config 2, no torch 4, out of memory 5, diverged 6,
+    data missing or damaged 7, disk full 8.
+    """
+    return train_resolved(resolved_of(config, options), resume=resume, trial=trial, listen=listen)
+
+
+def train_resolved(
+    resolved: ResolvedConfig, *, resume: bool = False, trial: bool = True, listen: Listener = lambda event: None,
+    fetch: Callable[[DatasetInfo], None] | None = None, ends_process: bool = False,
+) -> RunRecord:  # fmt: skip
+    """As `train`. `fetch`: shows the download of shards. `ends_process`: a late signal stops nothing else."""
+    need_torch()
+    if (count := os.environ.get("WORLD_SIZE", "1")) not in ("", "0", "1"):
+        raise UserError("environment.one_process", count=count[:20])
+    set_allocator(resolved.config.allocator_settings)
+    since = Clock().read()  # what the machine does while torch is imported and the data is prepared
+    from foretrain.app.training_run import Request, run
+
+    return run(Request(resolved, resume, trial, listen, fetch, ends_process, since))
+
+
+def need_torch() -> None:
+    """Raise UserError when the training extra is not installed."""
+    if any(importlib.util.find_spec(name) is None for name in ("torch", "safetensors", "numpy")):
+        raise UserError("environment.missing_torch")
+
+
+def set_allocator(own: str) -> None:
+    """Before torch is imported, which reads the variable then. Raises UserError."""
+    variables = merged(own, os.environ)
+    try:
+        Settings.of_environment({**os.environ, **variables})
+    except ValueError as error:
+        if own:
+            raise UserError("usage.alloc_conf", problem=str(error)) from None
+    os.environ.update(variables)

@@ -50,6 +50,7 @@ class Attributes:
     affects: tuple[Effect, ...]  # what another value can change: of a training step, or of what is learned
     on_resume: OnResume
     unit: str = ""
+    letter: str = ""  # in formulas of memory
     least: float | None = None
     above: float | None = None
     most: float | None = None

@@ -36,23 +36,23 @@ class RunConfig(Record):
     )
     n_head: int = option(
         12, "attention heads; must divide n_embd", group="model", least=1, most=1024,
-        affects=EVERYTHING, on_resume="refuses", reference="other", from_weights=True,
+        letter="H", affects=EVERYTHING, on_resume="refuses", reference="other", from_weights=True,
         basic=2, slider=(1, 48, "each"),
     )
     n_embd: int = option(
         768, "width of the residual stream", group="model", least=1, most=131_072,
-        affects=EVERYTHING, on_resume="refuses", reference="near", from_weights=True,
+        letter="C", affects=EVERYTHING, on_resume="refuses", reference="near", from_weights=True,
         basic=3, slider=(64, 6144, "by64"),
     )
     block_size: int = option(
         1024, "context length", group="model", unit="tokens", least=1, most=4_194_304,
-        affects=EVERYTHING, on_resume="refuses", reference="near", from_weights=True, largest=(64, 65_536),
+        letter="W", affects=EVERYTHING, on_resume="refuses", reference="near", from_weights=True, largest=(64, 65_536),
         basic=4, slider=(64, 65_536, "doubling"),
     )
     vocab_size: int = option(
         50304, "rows of the token embedding; nanoGPT pads GPT-2's 50257 to 50304, or takes it from meta.pkl",
         group="model", unit="tokens", least=1, most=16_777_216, nanogpt="lacks",
-        affects=EVERYTHING, on_resume="refuses", reference="near", from_weights=True,
+        letter="V", affects=EVERYTHING, on_resume="refuses", reference="near", from_weights=True,
         basic=5, slider=(256, 262_144, "doubling"),
     )
     bias: bool = option(
@@ -143,7 +143,7 @@ class RunConfig(Record):
     loss_chunk_size: int = option(
         0, "tokens whose logits exist at one time, in the head and the loss; 0: the whole micro-batch",
         group="batch", unit="tokens", least=0, most=10**9, nanogpt="cannot",
-        affects=COST, on_resume="rounding", reference="other", tuned=Tuned(spread=0.08),
+        letter="n", affects=COST, on_resume="rounding", reference="other", tuned=Tuned(spread=0.08),
         basic=12, slider=(0, 16_384, "doubling"),
     )
 

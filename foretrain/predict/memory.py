@@ -7,7 +7,7 @@ peak is exact to about 0.1 % (eager) and 2 % (compiled); docs/memory.md has the 
 Reserved memory is this list of tensors, replayed through the allocator (`estimate/reserved.py`); so are the verdicts.
 
 Known limits: the CUDA context is a prior until it is measured on the card; see also the limits named in
-`estimate/eager_forward.py` and `estimate/inductor.py`.
+`estimate/inductor.py`. Eager runs come from the model's own code (`predict/abstract`).
 """
 
 from functools import cached_property, lru_cache

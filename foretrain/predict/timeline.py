@@ -5,8 +5,10 @@ The ledgers write the lifetime of every tensor of a training step into it; nothi
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from foretrain.predict.estimate.sdpa import AttentionKind
@@ -97,6 +99,75 @@ class Events:
         ends = [position for position, _ in self.marks[1:]] + [len(self.events)]
         for (start, phase), end in zip(self.marks, ends, strict=True):
             yield phase, start, end
+
+
+@dataclass
+class Part:
+    """A stretch of a passage. `alive`: how many more of each kind there are at its highest moment, `top_bytes` above
+    its beginning; `change`: the same at its end."""
+
+    events: list[int]
+    first: int  # of its births
+    top_bytes: int
+    moment: str
+    alive: dict[tuple[str, Size], int]
+    change: dict[tuple[str, Size], int]
+    change_bytes: int
+
+
+@dataclass
+class Passage:
+    """A pass with serial numbers of its own. `kinds`: (component, size) of each birth; `left`: births that live on."""
+
+    parts: tuple[Part, ...]
+    kinds: list[tuple[str, Size]]
+    left: list[int]
+    moments: list[str]
+
+    @classmethod
+    def of(cls, events: list[int], kinds: list[tuple[str, Size]], moments: list[str], split: int) -> "Passage":
+        """From all its events, each with its moment; the second part begins at `split`."""
+        nbytes = [size.nbytes for _, size in kinds]
+        parts = []
+        for start, end in ((0, split), (split, len(events))):
+            own = events[start:end]
+            running = list(accumulate(nbytes[e] if e >= 0 else -nbytes[~e] for e in own))
+            top = max(running, default=0)
+            at = running.index(top) if running else 0
+            parts.append(
+                Part(
+                    events=own, first=sum(e >= 0 for e in events[:start]), top_bytes=top,
+                    moment=moments[start + at] if own else "", alive=_balance(own[: at + 1], kinds),
+                    change=_balance(own, kinds), change_bytes=running[-1] if running else 0,
+                )
+            )  # fmt: skip
+        ended = {~e for e in events if e < 0}
+        return cls(tuple(parts), kinds, [s for s in range(len(kinds)) if s not in ended], moments)
+
+    def without(self, component: str, count: int) -> "Passage":
+        """The same where the first so many of a component that live on were there before."""
+        gone = set([serial for serial in self.left if self.kinds[serial][0] == component][:count])
+        if not gone:
+            return self
+        events = [event for part in self.parts for event in part.events]
+        kept = [i for i, event in enumerate(events) if event not in gone]
+        number, numbers = 0, []
+        for serial in range(len(self.kinds)):
+            numbers.append(number)
+            number += serial not in gone
+        split = sum(i < len(self.parts[0].events) for i in kept)
+        return Passage.of(
+            [numbers[events[i]] if events[i] >= 0 else ~numbers[~events[i]] for i in kept],
+            [kind for serial, kind in enumerate(self.kinds) if serial not in gone],
+            [self.moments[i] for i in kept], split,
+        )  # fmt: skip
+
+
+def _balance(events: Sequence[int], kinds: Sequence[tuple[str, Size]]) -> dict[tuple[str, Size], int]:
+    """Births less deaths of each kind."""
+    counts = Counter(kinds[e] for e in events if e >= 0)
+    counts.subtract(Counter(kinds[~e] for e in events if e < 0))
+    return {kind: count for kind, count in counts.items() if count}
 
 
 class Timeline(Events):
@@ -200,6 +271,37 @@ class Timeline(Events):
     def free_component(self, component: str) -> None:
         """Everything of a component dies, as gradients do in zero_grad(set_to_none=True)."""
         self.free(*[tensor for tensor in self._living.values() if tensor.kind.component == component])
+
+    def play(self, part: Part, kinds: Sequence[tuple[str, Size]], before: int = 0) -> int:
+        """A part of a passage at once. Returns what to add to its serial numbers; `before`: what that was for the part
+        before this one."""
+        if self._climbing:
+            self._settle()
+        if self.nbytes + part.top_bytes > self._top_bytes and part.events:
+            self._top_bytes, self._top_moment = self.nbytes + part.top_bytes, part.moment
+            alive = {kind: kind.count for kind in self.living()}
+            for (component, size), count in part.alive.items():
+                kind = self._kind(component, size)
+                alive[kind] = alive.get(kind, 0) + count
+            self._peaks[self._phase] = Peak(self._top_bytes, self._top_moment, {k: n for k, n in alive.items() if n})
+        first, shift = part.first, len(self.sizes) - part.first
+        if first:
+            self.events += [
+                e + shift if e >= 0 else e - shift if ~e >= first else e - before for e in part.events
+            ]  # fmt: skip
+        else:
+            self.events += [e + shift if e >= 0 else e - shift for e in part.events]
+        births = sum(e >= 0 for e in part.events)
+        self.sizes += [size.nbytes for _, size in kinds[first : first + births]]
+        self.nbytes += part.change_bytes
+        for (component, size), count in part.change.items():
+            self._kind(component, size).count += count
+        return shift
+
+    def adopt(self, component: str, size: Size, serial: int) -> Tensor:
+        """What a passage left, to be freed one by one."""
+        tensor = self._living[serial] = Tensor(self._kind(component, size), serial)
+        return tensor
 
     @property
     def room(self) -> int:

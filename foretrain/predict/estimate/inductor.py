@@ -37,7 +37,7 @@ class CompiledGraph:
 
 
 class CompiledStep:
-    """Writes compiled forward, backward and evaluation graphs into a timeline. Symbols as in `EagerStep`."""
+    """Writes compiled forward, backward and evaluation graphs into a timeline. Symbols as in simulated_run.py."""
 
     tied = True  # whether the head's weight is the embedding's
     widths = (3, 1, 4)  # of a block's products of n_embd columns
@@ -51,6 +51,11 @@ class CompiledStep:
         self.workspaces: set[str] = set()
         self.cheap = False  # whether the block at hand makes norms and GELU again
         self.measured: set[str] = set()
+
+    def zero_grad(self) -> None:
+        """Gradients end."""
+        self.t.free_component("gradients")
+        self.has_grads = False
 
     def measure(self, kernels: str, *changed: Size) -> None:
         """The first time that a kernel runs which can run in two ways, Inductor measures both, with a buffer as large

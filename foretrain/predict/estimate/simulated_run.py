@@ -5,16 +5,16 @@ It writes the life of every tensor into a timeline: three optimizer steps of at 
 it writes fewer.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.model import adamw8bit_sizes, attention_sizes
 from foretrain.model.shape import ModelShape, is_block_matrix
-from foretrain.predict.estimate.eager import EagerStep
-from foretrain.predict.estimate.eager_forward import Graph, Variant
-from foretrain.predict.estimate.inductor import CompiledGraph, CompiledStep
+from foretrain.predict.abstract.step import EagerProgram
+from foretrain.predict.abstract.tensors import bfloat16, float16
+from foretrain.predict.estimate.inductor import CompiledStep
 from foretrain.predict.estimate.kernel_buffers import (
     Processors,
     column_sum_bytes,
@@ -22,9 +22,8 @@ from foretrain.predict.estimate.kernel_buffers import (
     flash_split_bytes,
 )
 from foretrain.predict.estimate.modern_compiled import ModernCompiledStep
-from foretrain.predict.estimate.modern_eager import ModernEagerStep
 from foretrain.predict.estimate.sdpa import attention_kind
-from foretrain.predict.timeline import Peak, Tensor, Timeline
+from foretrain.predict.timeline import Peak, Tensor, Timeline, Variant
 
 StepName = Literal["foretrain", "nanogpt"]
 CUDA_GRANULE = 512  # c10/core/AllocatorConfig.h, kMinBlockSize
@@ -85,10 +84,8 @@ def weight_widths(config: RunConfig, half: bool, offloads: bool) -> tuple[int, .
     return (runs, 4) if (narrow or config.optimizer_offload) and not offloads else (runs,)
 
 
-STEPS: dict[tuple[str, bool], type[EagerStep] | type[CompiledStep]] = {
-    ("nanogpt", False): EagerStep, ("nanogpt", True): CompiledStep,
-    ("modern", False): ModernEagerStep, ("modern", True): ModernCompiledStep,
-}  # fmt: skip
+STEPS: dict[str, type[CompiledStep]] = {"nanogpt": CompiledStep, "modern": ModernCompiledStep}
+LOWS = {"float16": float16, "bfloat16": bfloat16}
 
 
 def moment_sizes(optimizer: str) -> tuple[tuple[int, str], ...]:
@@ -133,8 +130,12 @@ class SimulatedRun:
             auto_chunker=config.auto_chunker,
         )  # fmt: skip
         self.writes_scores = "math" in (variant.attention, variant.evaluation_attention)
-        self.step = STEPS[config.recipe, compiled](self.t, variant, config.n_layer)
-        self.logits: Tensor | None = None
+        low = LOWS.get(dtype) if half else None
+        self.step: EagerProgram | CompiledStep = (
+            STEPS[config.recipe](self.t, variant, config.n_layer) if compiled
+            else EagerProgram(self.t, variant, config, low)
+        )  # fmt: skip
+        self.logits: Any = None
         self.batch: list[Tensor] = []
         self.saved_bytes = 0
 
@@ -146,13 +147,15 @@ class SimulatedRun:
         """Two iterations (one of each split at least), as the second still holds the first one's logits where kept."""
         self.t.use(self.eval_symbols)
         self.t.phase(phase)
-        last: Tensor | None = None
+        last: Any = None
         for _ in range(2):
             batch = self.new_batch()
             graph = self.step.forward(False)
-            self.t.free(last, *batch)
+            self._drop(last)
+            self.t.free(*batch)
             last = graph.logits
-        self.t.free(last)
+            del graph
+        self._drop(last)
         self.t.use(self.symbols)
 
     def train(self, phase: str) -> None:
@@ -167,33 +170,37 @@ class SimulatedRun:
         self.t.at("optimizer")
         if not self.offloads:
             self.optimize(first=phase == "first_step")
-        self.t.free_component("gradients")
-        self.step.has_grads = False
+        self.step.zero_grad()
+
+    def _drop(self, logits: Any) -> None:
+        """Nobody has these any more."""
+        if isinstance(logits, Tensor):
+            self.t.free(logits)
 
     def _micro_batch(self) -> None:
-        step: EagerStep | CompiledStep = self.step
+        step: Any = self.step
         fresh = [] if self.keeps else self.new_batch()
-        graph: Graph | CompiledGraph = step.forward(True)
+        graph: Any = step.forward(True)
         self.saved_bytes = sum(
             kind.size.nbytes * kind.count
             for kind in self.t.living()
             if kind.component.startswith(SAVED_COMPONENTS) and kind.component != EARLY_GRADIENTS
         )
-        self.t.free(self.logits)
+        self._drop(self.logits)
         self.logits = graph.logits if self.keeps else None
         following = self.new_batch() if self.keeps else []  # nanoGPT fetches the next batch before backward
-        if self.keeps and isinstance(graph, Graph):
-            graph.loss.append(self.batch.pop())  # of the old one, only the loss still holds the targets
-        step.backward(graph)  # type: ignore[arg-type]
+        step.backward(graph)
         self.t.free(*self.batch, *fresh)
         self.batch = following
 
     def _again(self, since: tuple[int, int]) -> bool:
         """All since then once more, event for event, at a tenth of the cost; False where it cannot be the same."""
+        if isinstance(self.step, EagerProgram):  # which knows its passes
+            return False
         successors = self.t.repeat(since)
         if successors is None:
             return False
-        if self.logits is not None:
+        if isinstance(self.logits, Tensor):
             self.logits = successors.get(self.logits.serial, self.logits)
         self.batch = [successors.get(tensor.serial, tensor) for tensor in self.batch]
         return True

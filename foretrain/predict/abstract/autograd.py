@@ -1,0 +1,371 @@
+"""Autograd on tensors without values: PyTorch's order of nodes, of what is saved, and of gradients that meet.
+
+torch/csrc/autograd/engine.cpp (order, validate_outputs), input_buffer.cpp (sums in place where nobody else has the
+gradient), functions/accumulate_grad.h, torch/utils/checkpoint.py (recomputation that stops at the last saved tensor).
+"""
+
+import heapq
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from foretrain.predict.abstract import tensors as m
+from foretrain.predict.abstract.passage import OUTSIDE
+from foretrain.predict.abstract.tensors import DType, Tensor, allocate, float32
+
+
+class Parameter(Tensor):
+    """A weight. Its storage is not of the program; its gradient is."""
+
+    __slots__ = ("grad", "name")
+
+    def __init__(self, shape: Sequence[int], dtype: DType) -> None:
+        super().__init__(tuple(shape), m.contiguous_strides(shape), dtype, None)
+        self.requires_grad = True
+        self.grad: Tensor | None = None
+        self.name = ""
+
+
+Backward = Callable[..., Sequence[Tensor | None]]
+
+
+class Edge:
+    """Where a gradient goes: to a node's slot, or to a parameter; and what it has to look like there."""
+
+    __slots__ = ("dtype", "shape", "slot", "to")
+
+    def __init__(self, to: Any, slot: int, shape: tuple[int, ...], dtype: DType) -> None:
+        self.to, self.slot, self.shape, self.dtype = to, slot, shape, dtype
+
+
+class Node:
+    """One step backward. `run(saved, *grads)` gives the gradients of `edges`."""
+
+    __slots__ = ("edges", "kind", "layer", "moment", "run", "saved", "seq", "slots")
+
+    def __init__(self, run: Backward, inputs: Sequence[Tensor | None], saved: Sequence[Tensor | None]) -> None:
+        machine = m.machine
+        self.run = run
+        self.edges = [edge_of(x) for x in inputs]
+        self.saved: list[Any] | None = [pack(x) for x in saved]
+        self.seq = machine.sequence = machine.sequence + 1
+        self.kind, self.layer = machine.kind, machine.t.layer
+        self.moment = machine.back or machine.t.moment.partition(".")[2]
+        self.slots = 1
+
+
+def edge_of(x: Tensor | None) -> Edge | None:
+    """Where a gradient of x goes; None where nobody wants one."""
+    if x is None or not x.requires_grad:
+        return None
+    if isinstance(x, Parameter):
+        return Edge(x, 0, x.shape, float32)
+    return Edge(x.node, x.slot, x.shape, x.dtype)
+
+
+def pack(x: Tensor | None) -> Any:
+    """What a node keeps of x; a checkpoint keeps a place for it."""
+    if x is None:
+        return None
+    if isinstance(x, Parameter):
+        return x
+    open_ = m.machine.packing
+    return open_[-1].pack(x) if open_ else x.detach()
+
+
+def unpack(held: Any) -> Any:
+    """What was kept, made again where it was not."""
+    return held.take() if isinstance(held, Holder) else held
+
+
+def wants(*inputs: Tensor | None) -> bool:
+    """Whether a graph is made of an operation on these."""
+    return m.machine is not None and m.machine.grad and any(x is not None and x.requires_grad for x in inputs)
+
+
+def record(
+    out: Tensor | Sequence[Tensor], run: Backward, inputs: Sequence[Tensor | None], saved: Sequence[Tensor | None] = ()
+) -> None:
+    """Let `out` know how it was made. Call it where `wants(*inputs)`."""
+    node = Node(run, inputs, saved)
+    outs = (out,) if isinstance(out, Tensor) else out
+    node.slots = len(outs)
+    for slot, each in enumerate(outs):
+        each.node, each.slot, each.requires_grad = node, slot, True
+
+
+# -- backward ----------------------------------------------------------------------------------------------
+
+
+def backward(scalar: list[Tensor]) -> None:
+    """Gradients of all parameters that the scalar hangs on, which is taken out of its list."""
+    root = scalar.pop()
+    machine = m.machine
+    grad_before, machine.grad = machine.grad, False
+    machine.thread = "backward"
+    node = root.node
+    buffers: dict[Node, list[Tensor | None]] = {node: [allocate(root.shape, root.dtype, "temporaries")]}
+    root.node = None  # its graph goes as it is used
+    del root
+    uses = _uses(node)
+    waiting: list[tuple[int, Node]] = [(-node.seq, node)]
+    sums: dict[Parameter, Tensor] = {}  # of weights that are used more than once
+    del node
+    try:
+        while waiting:
+            _, node = heapq.heappop(waiting)
+            machine.kind = node.kind
+            machine.t.layer, machine.t.moment = node.layer, f"backward.{node.moment}"
+            grads = buffers.pop(node)
+            outs = _outputs(node, grads)
+            node.saved = None
+            grads.clear()
+            leaves: list[tuple[Parameter, Tensor]] = []
+            for i, edge in enumerate(node.edges):
+                gradient, outs[i] = outs[i], None
+                if edge is None or gradient is None:
+                    continue
+                if isinstance(edge.to, Parameter):
+                    leaves.append((edge.to, gradient))
+                    gradient = None
+                    continue
+                slots = buffers.get(edge.to)
+                if slots is None:
+                    slots = buffers[edge.to] = [None] * edge.to.slots
+                    heapq.heappush(waiting, (-edge.to.seq, edge.to))
+                slots[edge.slot] = _summed(slots, edge.slot, gradient)
+                gradient = slots = None
+            node = edge = None
+            while leaves:
+                parameter, gradient = leaves.pop(0)
+                uses[parameter] -= 1
+                if parameter in sums:
+                    met: list[Tensor | None] = [sums.pop(parameter)]
+                    gradient = _summed(met, 0, gradient)
+                if uses[parameter]:  # AccumulateGrad runs when all of its gradients are there
+                    sums[parameter] = gradient
+                else:
+                    _accumulate(parameter, gradient)
+                gradient = None
+    finally:
+        machine.thread, machine.grad = "forward", grad_before
+        machine.t.layer = OUTSIDE
+
+
+def _uses(root: Node) -> Counter[Parameter]:
+    """How often each parameter is met on the way back."""
+    found: Counter[Parameter] = Counter()
+    seen, open_ = {root}, [root]
+    while open_:
+        for edge in open_.pop().edges:
+            if edge is None:
+                continue
+            if isinstance(edge.to, Parameter):
+                found[edge.to] += 1
+            elif edge.to not in seen:
+                seen.add(edge.to)
+                open_.append(edge.to)
+    return found
+
+
+def _outputs(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
+    """What the node gives, in the shape and dtype that each edge asks for."""
+    saved = [unpack(held) for held in node.saved or ()]
+    if any(isinstance(held, Holder) for held in node.saved or ()):
+        node.saved = None
+    outs: list[Tensor | None] = list(node.run(saved, *grads))
+    del saved
+    for i, edge in enumerate(node.edges):
+        gradient = outs[i]
+        if edge is None:
+            outs[i] = None
+        elif gradient is not None:
+            if gradient.shape != edge.shape:
+                outs[i] = gradient = _reduced(gradient, edge.shape)
+            if gradient.dtype != edge.dtype:
+                outs[i] = gradient = cast(gradient, edge.dtype)
+        gradient = None
+    return outs
+
+
+def cast(x: Tensor, dtype: DType, component: str | None = None) -> Tensor:
+    """A copy in another dtype, without autograd."""
+    return allocate(x.shape, dtype, component)
+
+
+def _reduced(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The sum over what was broadcast."""
+    return allocate(shape, x.dtype)
+
+
+def _summed(slots: list[Tensor | None], slot: int, new: Tensor) -> Tensor:
+    """A gradient that meets another: added to it in place where nobody else has its storage."""
+    old = slots[slot]
+    if old is None:
+        return new
+    slots[slot] = None
+    # Known references to the storage: the tensor's own, and the argument of getrefcount; to the tensor: `old`, too.
+    if old.storage is not None and sys.getrefcount(old.storage) == 2 and sys.getrefcount(old) == 2:
+        return old
+    return allocate(old.shape, old.dtype)
+
+
+def _accumulate(parameter: Parameter, gradient: Tensor) -> None:
+    """AccumulateGrad: the first gradient becomes .grad. Later ones are added to it in place (passage.py, later)."""
+    assert gradient.storage is not None
+    gradient.storage.t.take(gradient.storage.serial)
+    parameter.grad = gradient
+
+
+# -- functions that save nothing and run again -----------------------------------------------------------------
+
+
+class _Enough(Exception):
+    """Everything that backward needs is there."""
+
+
+class Holder:
+    """The place of a tensor that is not kept."""
+
+    __slots__ = ("frame", "number")
+
+    def __init__(self, frame: "Checkpoint", number: int) -> None:
+        self.frame, self.number = frame, number
+
+    def take(self) -> Tensor:
+        if self.frame.remade is None:
+            self.frame.run_again()
+        assert self.frame.remade is not None
+        return self.frame.remade.pop(self.number)
+
+
+class Checkpoint:
+    """One call of a function whose saved tensors are made again (torch.utils.checkpoint, use_reentrant=False)."""
+
+    def __init__(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.call, self.args = call, args
+        self.count, self.remade = 0, None
+        self.autocasting = m.machine.autocasting
+        self.kind, self.moment = m.machine.kind, m.machine.t.moment
+
+    remade: dict[int, Tensor] | None
+
+    def pack(self, x: Tensor) -> Holder:
+        self.count += 1
+        return Holder(self, self.count)
+
+    def run_again(self) -> None:
+        machine = m.machine
+        again = _Again(self.count)
+        self.remade = again.kept
+        before = machine.grad, machine.kind, machine.t.moment, machine.packing
+        machine.grad, machine.packing, machine.again = True, [again], True
+        machine.kind, machine.t.moment = self.kind, self.moment
+        args = [a.detach() if isinstance(a, Tensor) else a for a in self.args]
+        for a, original in zip(args, self.args, strict=True):
+            if isinstance(a, Tensor):
+                a.requires_grad = original.requires_grad
+                if a.requires_grad:
+                    record(a, _nothing, (), ())
+        try:
+            if self.autocasting:
+                with machine.autocast():
+                    self.call(*args)
+            else:
+                self.call(*args)
+        except _Enough:
+            pass
+        finally:
+            machine.grad, machine.kind, machine.t.moment, machine.packing = before
+            machine.again = False
+
+
+class _Again:
+    """Keeps what a second run saves, until all of it is there."""
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted, self.count = wanted, 0
+        self.kept: dict[int, Tensor] = {}
+
+    def pack(self, x: Tensor) -> Any:
+        self.count += 1
+        self.kept[self.count] = x.detach()
+        if self.count == self.wanted:
+            raise _Enough
+        return None
+
+
+def _nothing(saved: list[Any], *grads: Tensor | None) -> Sequence[Tensor | None]:
+    return ()
+
+
+def checkpoint(call: Callable[..., Any], *args: Any, **_: Any) -> Any:
+    """call(*args), of which backward keeps the arguments alone."""
+    if not m.machine.grad:
+        return call(*args)
+    frame = Checkpoint(call, args)
+    machine = m.machine
+    machine.packing = [*machine.packing, frame]
+    try:
+        return call(*args)
+    finally:
+        machine.packing = machine.packing[:-1]
+
+
+@contextmanager
+def no_grad() -> Any:
+    """No graph is made within."""
+    before, m.machine.grad = m.machine.grad, False
+    try:
+        yield
+    finally:
+        m.machine.grad = before
+
+
+class Context:
+    """What a Function's forward leaves for its backward pass."""
+
+    def __init__(self) -> None:
+        self._saved: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *found: Tensor | None) -> None:
+        self._saved = found
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        return self._saved
+
+
+KINDS = {"_Norm": "norm", "_SquaredRelu": "mlp", "_Head": "head"}  # of functions, and what they make
+
+
+class Function:
+    """torch.autograd.Function: forward and backward written by hand."""
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        ctx: Any = Context()
+        inputs = [a for a in args if isinstance(a, Tensor)]
+        tracked = wants(*inputs)
+        machine = m.machine
+        before, machine.kind = machine.kind, KINDS.get(cls.__name__, machine.kind)
+        with no_grad():
+            out = cls.forward(ctx, *args)  # type: ignore[attr-defined]
+        machine.kind = before
+        if tracked:
+            kept, ctx._saved = ctx._saved, ()
+            positions = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+
+            def run(saved: list[Any], *grads: Tensor | None) -> Sequence[Tensor | None]:
+                ctx._saved = tuple(saved)
+                saved.clear()
+                found = cls.backward(ctx, *grads)  # type: ignore[attr-defined]
+                ctx._saved = ()
+                found = found if isinstance(found, tuple) else (found,)
+                return [found[i] for i in positions]
+
+            out = out.detach() if isinstance(out, Tensor) else out
+            record(out, run, inputs, kept)
+        return out

@@ -1,0 +1,53 @@
+"""Sizes of dimensions that remember their letters, so that a tensor's bytes have a formula. No torch."""
+
+from collections.abc import Sequence
+
+
+class Dim(int):
+    """A whole number that is `coefficient` times a product of letters: Dim(3072, 4, ("C",)) is 4·C."""
+
+    coefficient: int
+    letters: tuple[str, ...]
+
+    def __new__(cls, value: int, coefficient: int = 1, letters: tuple[str, ...] = ()) -> "Dim":
+        made = super().__new__(cls, value)
+        made.coefficient, made.letters = coefficient, letters
+        return made
+
+    def __mul__(self, other: int) -> int:
+        if isinstance(other, Dim):
+            return Dim(int(self) * int(other), self.coefficient * other.coefficient, self.letters + other.letters)
+        if isinstance(other, int):
+            return Dim(int(self) * other, self.coefficient * other, self.letters)
+        return NotImplemented
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: int) -> int:
+        value = int(self) // int(other)
+        if self.letters == ("C",) and isinstance(other, Dim) and other.letters == ("H",):
+            whole = self.coefficient % other.coefficient == 0
+            return Dim(value, self.coefficient // other.coefficient, ("D",)) if whole else value
+        if not isinstance(other, Dim) and isinstance(other, int) and self.coefficient % other == 0:
+            return Dim(value, self.coefficient // other, self.letters)
+        return value
+
+
+def factors(item_bytes: int, shape: Sequence[int]) -> tuple[int, ...] | tuple[int | str, ...]:
+    """(coefficient, letters …) of a tensor's bytes: (8, "B", "T", "C"). All heads beside each other are C, or A where
+    each is padded to a width E."""
+    coefficient, letters = item_bytes, []
+    for size in shape:
+        if isinstance(size, Dim):
+            coefficient *= size.coefficient
+            for letter in size.letters:
+                if letter in WHOLE and letters and letters[-1] == "H":
+                    letters[-1] = WHOLE[letter]
+                else:
+                    letters.append(letter)
+        else:
+            coefficient *= size
+    return (coefficient, *letters)
+
+
+WHOLE = {"D": "C", "E": "A"}  # a head's width -> that of all heads

@@ -1,0 +1,204 @@
+"""torch.nn on tensors without values: modules know their parts, and which of them runs names what is allocated."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from foretrain.predict.abstract import functional as F
+from foretrain.predict.abstract import tensors as m
+from foretrain.predict.abstract.autograd import Parameter
+from foretrain.predict.abstract.tensors import DType, Tensor, float32
+
+# Modules by the last word of their names, and what they make.
+KINDS = {
+    "attn": "attention", "c_attn": "attention", "mlp": "mlp", "c_fc": "mlp", "gelu": "mlp", "ln_1": "norm",
+    "ln_2": "norm", "ln_f": "norm", "drop": "dropout", "dropout": "dropout", "resid_dropout": "dropout",
+    "wte": "residual", "wpe": "residual", "c_proj": "residual", "chunked_loss": "head",
+    "attention": "attention", "qk": "attention", "v": "attention", "up": "mlp", "out": "residual", "down": "residual",
+    "embedding": "residual",
+}  # fmt: skip
+MOMENTS = {
+    "ln_1": "attention", "attn": "attention", "attention": "attention", "ln_2": "mlp", "mlp": "mlp", "ln_f": "loss",
+    "lm_head": "loss", "wte": "embedding", "wpe": "embedding", "drop": "embedding", "embedding": "embedding",
+}  # fmt: skip
+
+
+class Module:
+    """nn.Module."""
+
+    training = True
+    _parts: dict[str, "Module"]
+    _parameters: dict[str, Parameter]
+    _kind, _moment = "", ""  # of what it makes: the last word of an activation's component, the moment of the step
+    _layer: int | None = None  # of a block: its number
+    _head = False
+
+    def __init__(self) -> None:
+        self.__dict__["_parts"] = {}
+        self.__dict__["_parameters"] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Module):
+            self._parts[name] = value
+            _name(value, name)
+        elif isinstance(value, Parameter):
+            self._parameters[name] = value
+        self.__dict__[name] = value
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        machine = m.machine
+        before = machine.kind, machine.back, machine.t.layer
+        if self._kind:
+            machine.kind = self._kind
+        if self._moment:
+            machine.t.moment = f"{machine.thread}.{self._moment}"
+            machine.back = "head" if self._head else ""
+        if self._layer is not None:
+            machine.t.layer = self._layer
+        try:
+            return self.forward(*args, **named)
+        finally:
+            machine.kind, machine.back, machine.t.layer = before
+
+    forward: Callable[..., Any]
+
+    def register_buffer(self, name: str, value: Any, persistent: bool = True) -> None:
+        """A constant beside the weights; its memory is the run's."""
+        self.__dict__[name] = value
+
+    def modules(self) -> Iterator["Module"]:
+        yield self
+        for part in self._parts.values():
+            yield from part.modules()
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """Each once, under its first name."""
+        seen: set[int] = set()
+        for name, parameter in self._named(prefix):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield name, parameter
+
+    def _named(self, prefix: str) -> Iterator[tuple[str, Parameter]]:
+        for name, parameter in self._parameters.items():
+            yield f"{prefix}{name}", parameter
+        for name, part in self._parts.items():
+            yield from part._named(f"{prefix}{name}.")
+
+    def parameters(self) -> Iterator[Parameter]:
+        return (parameter for _, parameter in self.named_parameters())
+
+    def apply(self, function: Callable[["Module"], None]) -> "Module":
+        """Weights have no values to draw."""
+        return self
+
+    def train(self, mode: bool = True) -> "Module":
+        for module in self.modules():
+            module.__dict__["training"] = mode
+        return self
+
+
+def _name(module: Module, name: str) -> None:
+    module.__dict__["_kind"] = KINDS.get(name, "residual" if name.isdigit() else "")
+    module.__dict__["_moment"] = MOMENTS.get(name, "attention" if name.isdigit() else "")
+    module.__dict__["_head"] = name == "lm_head"
+    module.__dict__["_layer"] = int(name) if name.isdigit() else None
+
+
+class ModuleList(Module):
+    """nn.ModuleList."""
+
+    def __init__(self, parts: Iterable[Module] = ()) -> None:
+        super().__init__()
+        for i, part in enumerate(parts):
+            setattr(self, str(i), part)
+
+    def __getitem__(self, i: int) -> Module:
+        return self._parts[str(i)]
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self._parts.values())
+
+
+class ModuleDict(Module):
+    """nn.ModuleDict."""
+
+    def __init__(self, parts: dict[str, Module]) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def __getitem__(self, name: str) -> Module:
+        return self._parts[name]
+
+
+class Linear(Module):
+    """nn.Linear."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = Parameter((out_features, in_features), WEIGHTS[0])
+        self.bias = Parameter((out_features,), WEIGHTS[0]) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Embedding(Module):
+    """nn.Embedding."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
+        super().__init__()
+        self.weight = Parameter((num_embeddings, embedding_dim), WEIGHTS[0])
+
+    def forward(self, idx: Tensor) -> Tensor:
+        return F.embedding(idx, self.weight)
+
+
+class LayerNorm(Module):
+    """nn.LayerNorm."""
+
+    def __init__(self, shape: int, bias: bool = True, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = Parameter((shape,), WEIGHTS[0])
+        self.bias = Parameter((shape,), WEIGHTS[0]) if bias else None
+        self.shape = shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (self.shape,), self.weight, self.bias)
+
+
+class RMSNorm(Module):
+    """nn.RMSNorm."""
+
+    def __init__(self, shape: int, eps: float | None = None) -> None:
+        super().__init__()
+        self.weight = Parameter((shape,), WEIGHTS[0])
+        self.shape = shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (self.shape,), self.weight)
+
+
+class Dropout(Module):
+    """nn.Dropout."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.p, self.training)
+
+
+class GELU(Module):
+    """nn.GELU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x)
+
+
+WEIGHTS: list[DType] = [float32]  # what weights are made in

@@ -1,0 +1,246 @@
+"""What a pass leaves: births and deaths of tensors, recorded from a few layers and unrolled to all of them. No torch.
+
+Layers of one kind leave the same events, but for which tensors these are of. So a pass is run with at most four layers
+of each kind, and the second one's events are repeated for those that were left out. Where two layers of a kind differ,
+the pass is run with all of them.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from foretrain.predict.abstract.dims import Dim, factors
+from foretrain.predict.timeline import Passage, Timeline
+
+MOST = 4  # layers of one kind that are run: the first, two alike, the last
+OUTSIDE = -1  # the layer of what is in none
+
+
+Factors = tuple[Any, ...]  # (coefficient, letters …)
+
+
+class Birth(NamedTuple):
+    """A storage: what it counts as, and what its size follows from."""
+
+    component: str
+    item_bytes: int
+    shape: tuple[int, ...]
+    factors: Factors | None
+
+    def sized(self) -> Factors:
+        return self.factors or factors(self.item_bytes, self.shape)
+
+
+class Recorder:
+    """Events of a pass in order: a serial number for a birth, its complement (~) for a death."""
+
+    def __init__(self, symbols: dict[str, int]) -> None:
+        self.symbols = symbols
+        self.births: list[Birth] = []
+        self.events: list[int] = []
+        self.layers: list[int] = []  # of each event
+        self.home: list[int] = []  # the layer in which each was born
+        self.layer = OUTSIDE
+        self.moments: list[str] = []
+        self.moment = ""
+        self.taken: list[tuple[int, int]] = []  # (events before it, gradient) where a gradient becomes .grad
+        self.split = 0  # the first event of the backward pass
+
+    def birth(
+        self,
+        component: str,
+        item_bytes: int,
+        shape: tuple[int, ...],
+        factors: Factors | None = None,
+        *,
+        ours: bool = True,
+    ) -> int:
+        """The serial number of a storage that comes to life; `ours`: it belongs to the layer that runs."""
+        serial = len(self.births)
+        self.births.append(Birth(component, item_bytes, shape, factors))
+        self.events.append(serial)
+        self.layers.append(self.layer)
+        self.home.append(self.layer if ours else OUTSIDE)
+        self.moments.append(self.moment)
+        return serial
+
+    def death(self, serial: int) -> None:
+        """It ends."""
+        self.events.append(~serial)
+        self.layers.append(self.layer)
+        self.moments.append(self.moment)
+
+    @property
+    def any_size(self) -> bool:
+        """Whether all sizes follow from letters."""
+        return all(isinstance(d, Dim) or d == 1 for birth in self.births for d in birth.shape)
+
+    def ended(self) -> "Recorder":
+        """The pass as it is now: what ends after it is no part of it."""
+        found = Recorder(self.symbols)
+        found.births, found.events, found.layers, found.home = self.births, self.events, self.layers, self.home
+        found.moments, found.taken, found.split = self.moments, self.taken, self.split
+        self.events, self.layers, self.moments = [], [], []
+        return found
+
+    def take(self, serial: int) -> None:
+        """It becomes the gradient of a parameter."""
+        self.births[serial] = self.births[serial]._replace(component="gradients")
+        self.taken.append((len(self.events), serial))
+
+    def later(self) -> "Recorder":
+        """The same pass of a later micro-batch: gradients are added to those that are there, and end."""
+        found = Recorder(self.symbols)
+        found.births, found.home, found.split = list(self.births), self.home, self.split
+        before = 0
+        for position, serial in self.taken:
+            found.births[serial] = found.births[serial]._replace(component="temporaries")
+            for own, all_ in ((found.events, self.events), (found.layers, self.layers), (found.moments, self.moments)):
+                own += all_[before:position]
+            found.events.append(~serial)
+            found.layers.append(self.layers[position - 1])
+            found.moments.append(self.moments[position - 1])
+            before = position
+        for own, all_ in ((found.events, self.events), (found.layers, self.layers), (found.moments, self.moments)):
+            own += all_[before:]
+        return found
+
+
+class Uneven(Exception):
+    """Two layers of a kind differ; the pass has to be run with all of them."""
+
+
+class _Unroller:
+    """`groups`: how many layers of each kind there are; `run`: how many of them were run."""
+
+    def __init__(self, recorder: Recorder, groups: Sequence[int], run: Sequence[int]) -> None:
+        self.r = recorder
+        self.copies: list[range] = []  # small layer -> layers that it stands for
+        first = 0
+        for count, ran in zip(groups, run, strict=True):
+            if ran == count:
+                self.copies += [range(first + i, first + i + 1) for i in range(count)]
+            else:
+                assert ran == MOST
+                self.copies += [
+                    range(first, first + 1), range(first + 1, first + count - 2),
+                    range(first + count - 2, first + count - 1), range(first + count - 1, first + count),
+                ]  # fmt: skip
+            first += count
+        self.repeated = {i for i, copies in enumerate(self.copies) if len(copies) > 1}
+        self.place: list[int] = []  # of each birth among those of its layer
+        counts: Counter[int] = Counter()
+        for home in recorder.home:
+            self.place.append(counts[home])
+            counts[home] += 1
+
+    def runs(self) -> list[tuple[int, int, int]]:
+        """(layer, first event, event after the last) of stretches that belong to one layer: the one that runs, or,
+        where none does, the one whose tensors end."""
+        r = self.r
+        found: list[tuple[int, int, int]] = []
+        last = OUTSIDE  # the layer that ended just now
+        for i, (event, layer) in enumerate(zip(r.events, r.layers, strict=True)):
+            own = layer
+            if layer == OUTSIDE and event < 0:
+                # What a layer took ends when its result gets the name, which is between two layers.
+                own = last if last != OUTSIDE and r.home[~event] in (last - 1, last) else r.home[~event]
+            last = layer if layer != OUTSIDE else last if own == last else OUTSIDE
+            if found and found[-1][0] == own:
+                found[-1] = (own, found[-1][1], i + 1)
+            else:
+                found.append((own, i, i + 1))
+        return found
+
+    def order(self) -> list[tuple[int, int, int, int]]:
+        """(layer of all, layer that was run, first event, event after the last) for each stretch of the whole pass."""
+        runs, found, i = self.runs(), [], 0
+        while i < len(runs):
+            layer, start, end = runs[i]
+            if layer not in self.repeated:
+                found.append((self.copies[layer][0] if layer != OUTSIDE else OUTSIDE, layer, start, end))
+            else:
+                neighbour = [runs[j][0] for j in (i - 1, i + 1) if 0 <= j < len(runs)]
+                if layer - 1 not in neighbour or layer + 1 not in neighbour:
+                    raise Uneven
+                copies = self.copies[layer]
+                upwards = i + 1 < len(runs) and runs[i + 1][0] == layer + 1
+                other = next(r for r in (runs[i + 1], runs[i - 1]) if r[0] == layer + 1)
+                self._compare(layer, (start, end), other)
+                found += [(each, layer, start, end) for each in (copies if upwards else reversed(copies))]
+            i += 1
+        return found
+
+    def _compare(self, layer: int, own: tuple[int, int], other: tuple[int, int, int]) -> None:
+        if self._shape(layer, *own) != self._shape(layer + 1, *other[1:]):
+            raise Uneven
+
+    def _shape(self, layer: int, start: int, end: int) -> list[Any]:
+        r, found = self.r, []
+        for event in r.events[start:end]:
+            serial = event if event >= 0 else ~event
+            home = r.home[serial]
+            if home == OUTSIDE:
+                raise Uneven
+            b = r.births[serial]
+            found.append((event >= 0, home - layer, self.place[serial], b.component, b.item_bytes, b.shape, b.factors))
+        return found
+
+    def unrolled(self) -> tuple[list[int], list[int], list[int]]:
+        """(events, for each of their births the one that was run, for each event the one that was run)."""
+        r = self.r
+        serials: dict[tuple[int, int], int] = {}  # (layer of all, place) -> serial
+        events: list[int] = []
+        births: list[int] = []
+        origin: list[int] = []
+        for whole, small, start, end in self.order():
+            for i in range(start, end):
+                event = r.events[i]
+                serial = event if event >= 0 else ~event
+                home = r.home[serial]
+                if home == OUTSIDE:
+                    layer = OUTSIDE
+                elif home == small:
+                    layer = whole
+                elif small == OUTSIDE:
+                    layer = self.copies[home][0]
+                else:
+                    layer = whole + home - small
+                key = (layer, self.place[serial])
+                if event >= 0:
+                    serials[key] = len(births)
+                    events.append(len(births))
+                    births.append(serial)
+                else:
+                    events.append(~serials[key])
+                origin.append(i)
+        return events, births, origin
+
+
+class Structure(NamedTuple):
+    """A pass for any sizes: its events, what each birth counts as and its factors, moments, and where it is cut."""
+
+    events: list[int]
+    kinds: list[tuple[str, Factors]]
+    moments: list[str]
+    split: int
+    any_size: bool  # whether all sizes follow from letters
+
+    def sized(self, timeline: Timeline) -> Passage:
+        """The pass in a timeline's sizes."""
+        known = {kind: (kind[0], timeline.size(*kind[1])) for kind in set(self.kinds)}
+        return Passage.of(self.events, [known[kind] for kind in self.kinds], self.moments, self.split)
+
+
+def unroll(recorder: Recorder, groups: Sequence[int], run: Sequence[int]) -> Structure:
+    """The whole pass. Raises Uneven where layers of one kind differ."""
+    events, births, origin = _Unroller(recorder, groups, run).unrolled()
+    known = {serial: (recorder.births[serial].component, recorder.births[serial].sized()) for serial in set(births)}
+    moments = [recorder.moments[i] for i in origin]
+    return Structure(
+        events,
+        [known[serial] for serial in births],
+        moments,
+        sum(i < recorder.split for i in origin),
+        recorder.any_size,
+    )

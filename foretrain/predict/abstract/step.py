@@ -1,0 +1,179 @@
+"""Micro-batches of the real model's code, run on tensors without values. No torch."""
+
+from dataclasses import replace
+from typing import Any
+
+from foretrain.config.options import OPTIONS, RunConfig
+from foretrain.predict.abstract import autograd, modules, programs
+from foretrain.predict.abstract import tensors as m
+from foretrain.predict.abstract.dims import Dim
+from foretrain.predict.abstract.passage import MOST, Recorder, Structure, Uneven, unroll
+from foretrain.predict.timeline import Passage, Tensor, Timeline, Variant
+
+MODELS = {
+    "nanogpt": ("foretrain.model.gpt2", "GPT"), "modern": ("foretrain.model.modern", "ModernGPT"),
+}  # fmt: skip
+MOST_KEPT = 256
+_recorders: dict[Any, Recorder] = {}  # passes of the layers that are run, by all that decides them but sizes
+_structures: dict[Any, Structure] = {}  # passes of all layers
+LETTERS = {name: option.letter for name, option in OPTIONS.items() if option.letter}
+
+
+def _remember(kept: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(kept) >= MOST_KEPT:
+        kept.pop(next(iter(kept)))
+    kept[key] = value
+
+
+class Lettered:
+    """A config whose sizes know their letters, with as many layers as are run."""
+
+    def __init__(self, config: RunConfig, checkpointed: int, n_layer: int) -> None:
+        self._config, self.checkpointed, self.n_layer = config, checkpointed, n_layer
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._config, name)
+        return Dim(value, 1, (LETTERS[name],)) if name in LETTERS and value else value
+
+
+class Result:
+    """What a forward pass leaves: the passage that it is the first part of, and nanoGPT's logits."""
+
+    def __init__(self, passage: Passage, shift: int, logits: Tensor | None) -> None:
+        self.passage, self.shift, self.logits = passage, shift, logits
+
+
+class EagerProgram:
+    """Writes the forward and backward passes of an eager micro-batch into a timeline."""
+
+    def __init__(self, timeline: Timeline, variant: Variant, config: RunConfig, low: m.DType | None) -> None:
+        self.t, self.v, self.config, self.low = timeline, variant, config, low
+        self.groups = (config.checkpointed, config.n_layer - config.checkpointed)
+        self.run = tuple(min(MOST, count) for count in self.groups)
+        self.model: Any = None
+        self.passages: dict[Any, Passage] = {}
+        self.gradients: list[Tensor] = []
+        self.started: set[bool] = set()  # what has run and found the workspaces that it needs
+
+    def _attention(self, learns: bool) -> str:
+        return self.v.attention if learns else self.v.evaluation_attention
+
+    def forward(self, saving: bool) -> Result:
+        """One micro-batch through the model and the loss; `saving`: with a graph for backward."""
+        passage = self._passage(saving)
+        shift = self.t.play(passage.parts[0], passage.kinds)
+        logits = None
+        if self.v.keeps_logits:
+            serial = next(s for s in passage.left if passage.kinds[s][0] == "logits")
+            logits = self.t.adopt(*passage.kinds[serial], serial + shift)
+        return Result(passage, shift, logits)
+
+    def backward(self, result: Result) -> None:
+        """The whole backward pass; gradients stay alive, everything saved is freed."""
+        passage, second = result.passage, result.passage.parts[1]
+        shift = self.t.play(second, passage.kinds, result.shift)
+        for serial in passage.left:
+            component, size = passage.kinds[serial]
+            if component == "gradients":
+                at = serial + (shift if serial >= second.first else result.shift)
+                self.gradients.append(self.t.adopt(component, size, at))
+
+    def zero_grad(self) -> None:
+        """Gradients end."""
+        self.t.free(*self.gradients)
+        self.gradients = []
+
+    # -- passages ------------------------------------------------------------------------------------------
+
+    def _passage(self, saving: bool) -> Passage:
+        """The pass in the present sizes, without the workspaces that cuBLAS has from earlier passes."""
+        s = self.t.symbols
+        key = saving, bool(self.gradients), s["B"], s["T"]
+        there = 2 if True in self.started else len(self.started)  # workspaces: the first is the forward pass's
+        self.started.add(saving)
+        if (there, *key) not in self.passages:
+            if key not in self.passages:
+                self.passages[key] = self._structure(saving).sized(self.t)
+            self.passages[there, *key] = self.passages[key].without("workspace", there)
+        return self.passages[there, *key]
+
+    def _structure(self, saving: bool) -> Structure:
+        """The pass of all layers, for any sizes."""
+        key = self._shape_of(saving)
+        found = _structures.get((key, self.groups, bool(self.gradients)))
+        if found is None:
+            try:
+                found = unroll(self._recorder(saving, key), self.groups, self.run)
+            except Uneven:
+                self._uneven()
+                found = unroll(self._recorder(saving, key), self.groups, self.run)
+            if found.any_size:
+                _remember(_structures, (key, self.groups, bool(self.gradients)), found)
+        return found
+
+    def _uneven(self) -> None:
+        """From now on all layers are run."""
+        self.run, self.model = self.groups, None
+
+    def _recorder(self, saving: bool, key: Any) -> Recorder:
+        """The pass of the layers that are run."""
+        first = _recorders.get((key, self.run))
+        if first is None:
+            first = self._recorded(saving)
+            if first.any_size:
+                _remember(_recorders, (key, self.run), first)
+        return first.later() if self.gradients else first
+
+    def _shape_of(self, saving: bool) -> Any:
+        """All that decides a pass but sizes."""
+        s, c = self.t.symbols, self.config
+        rows = s["B"] * s["T"]
+        chunks = divmod(rows, c.loss_chunk_size) if c.loss_chunk_size else ()
+        zeros = tuple(bool(s[letter]) for letter in ("kept", "flash", "split", "sums1", "sums2", "sums3", "sums4"))
+        ones = s["B"] == 1, s["T"] == 1, s["H"] == 1, s["T"] == s["W"], s["A"] == s["C"], s["D"] == 1
+        return (
+            saving, replace(self.v, checkpointed=0), self.low is None, c.recipe, c.attention, c.recompute_norm_gelu,
+            chunks, zeros, ones,
+        )  # fmt: skip
+
+    def _built(self) -> Any:
+        if self.model is None:
+            half = self.v.master and self.low is not None
+            modules.WEIGHTS[0] = self.low if half and self.low is not None else m.float32
+            casts = self.low if self.v.casts else None
+            self.machine = m.Machine(cuda=self.v.cuda, low=casts, attention=self._attention)
+            name, kind = MODELS[self.config.recipe]
+            if self.v.keeps_logits:
+                name, kind = "foretrain.model.nanogpt", "NanoGPT"
+            made = getattr(programs.load(name), kind)
+            self.model = made(Lettered(self.config, self.run[0], sum(self.run)))
+            self.parameters = list(self.model.parameters())
+        return self.model
+
+    def _recorded(self, saving: bool) -> Recorder:
+        model, machine, symbols = self._built(), self.machine, self.t.symbols
+        t = machine.t = Recorder(symbols)
+        shape = (Dim(symbols["B"], 1, ("B",)), Dim(symbols["T"], 1, ("T",)))
+        machine.grad = saving
+        machine.workspaces.clear()
+        if model.training != saving:
+            model.train(saving)
+        idx, targets = (m.Tensor(shape, m.contiguous_strides(shape), m.int64, None) for _ in range(2))
+        with m.running(machine):
+            with machine.autocast():
+                found = model(idx, targets)
+            logits, loss = found if self.v.keeps_logits else (None, found)
+            del found
+            t.split = len(t.events)
+            if saving:
+                root = [loss]
+                del loss
+                autograd.backward(root)
+            else:
+                del loss
+                t.split = len(t.events)
+            found = t.ended()
+        del logits
+        for parameter in self.parameters:
+            parameter.grad = None
+        return found

@@ -1,0 +1,145 @@
+"""Tensors without values: a shape, a dtype, and a storage whose life is written into a timeline. No torch.
+
+A storage ends when Python's last reference to it does, as PyTorch's does. So code that runs on these tensors leaves
+the same births and deaths as on real ones, wherever the functions below know what a kernel allocates.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from foretrain.predict.abstract.passage import Recorder
+
+
+class DType(NamedTuple):
+    """A dtype: its name and its bytes an element."""
+
+    name: str
+    itemsize: int
+
+
+float32, float16, bfloat16 = DType("float32", 4), DType("float16", 2), DType("bfloat16", 2)
+float64, int64, bool_ = DType("float64", 8), DType("int64", 8), DType("bool", 1)
+
+
+class Machine:
+    """What a program runs on: where allocations are written, and the state that torch keeps per thread."""
+
+    def __init__(self, *, cuda: bool, low: DType | None, attention: Callable[[bool], str]) -> None:
+        self.cuda = cuda
+        self.low = low  # autocast's dtype; None: autocast is off
+        self.attention = attention  # the kernel of scaled_dot_product_attention, with a graph or without
+        self.grad = True
+        self.thread = "forward"
+        self.autocasting = False
+        self.casts: dict[int, Tensor] = {}  # autocast's cache
+        self.workspaces: dict[str, Storage | None] = {}  # by thread; None: it was there before
+        self.kind = ""  # of the module that runs
+        self.back = ""  # the moment of the backward pass that nodes made now belong to, where it has another name
+        self.sequence = 0
+        self.again = False  # a checkpoint makes activations again
+        self.packing: list[Any] = []  # checkpoints that are open
+        self.t: Recorder  # where it is written
+
+    def component(self, shape: Sequence[int]) -> str:
+        if "V" in getattr(shape[-1], "letters", ()) if shape else False:
+            return "logits"
+        if self.thread == "backward" and not self.again:
+            return "temporaries"
+        return f"activations.{self.kind or 'residual'}"
+
+    def workspace(self) -> None:
+        """cuBLAS keeps one workspace a thread: the main one's, and autograd's."""
+        if self.cuda and self.thread not in self.workspaces:
+            serial = self.t.birth("workspace", 1, (), (1, "cuBLAS"), ours=False)
+            self.workspaces[self.thread] = Storage(self.t, serial)
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Half precision in matmuls; copies of weights live until the outermost context ends."""
+        before, self.autocasting = self.autocasting, self.low is not None
+        try:
+            yield
+        finally:
+            self.autocasting = before
+            if not before:
+                self.casts.clear()
+
+
+machine: Machine = None  # type: ignore[assignment]  # the one that runs now; see `running`
+
+
+@contextmanager
+def running(on: Machine) -> Iterator[None]:
+    """Programs run on this machine."""
+    global machine
+    before = machine
+    machine = on
+    try:
+        yield
+    finally:
+        machine = before
+
+
+class Storage:
+    """One allocation. Its end is written when nobody has it any more."""
+
+    __slots__ = ("serial", "t")
+
+    def __init__(self, t: Recorder, serial: int) -> None:
+        self.t, self.serial = t, serial
+
+    def __del__(self) -> None:
+        self.t.death(self.serial)
+
+
+class Tensor:
+    """A view of a storage. `node`: what made it, for autograd; `slot`: which of that node's results it is."""
+
+    __slots__ = ("base", "dtype", "node", "requires_grad", "shape", "slot", "storage", "strides")
+
+    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, storage: Storage | None) -> None:
+        self.shape, self.strides, self.dtype, self.storage = shape, strides, dtype, storage
+        self.node: Any = None
+        self.base: Storage | None = None  # of a view that autograd made: it holds the storage twice
+        self.slot = 0
+        self.requires_grad = False
+
+    @property
+    def component(self) -> str:
+        return self.storage.t.births[self.storage.serial].component if self.storage else ""
+
+    def detach(self) -> "Tensor":
+        """The same storage, without autograd."""
+        return Tensor(self.shape, self.strides, self.dtype, self.storage)
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a tensor that lies in memory row by row."""
+    found, step = [], 1
+    for size in reversed(shape):
+        found.append(step)
+        step *= max(int(size), 1)
+    return tuple(reversed(found))
+
+
+def allocate(shape: Sequence[int], dtype: DType, component: str | None = None) -> Tensor:
+    """A new contiguous tensor; without a storage where no program runs, as while a model is built."""
+    shape = tuple(shape)
+    if machine is None:
+        return Tensor(shape, contiguous_strides(shape), dtype, None)
+    t = machine.t
+    if component is None:
+        component = "batch" if dtype is int64 else machine.component(shape)
+    serial = t.birth(component, dtype.itemsize, shape)
+    return Tensor(shape, contiguous_strides(shape), dtype, Storage(t, serial))
+
+
+def passing(coefficient: int, letter: str) -> None:
+    """What a kernel takes for itself: so many times a symbol of the timeline."""
+    if machine.t.symbols.get(letter):
+        machine.t.death(machine.t.birth("workspace", 1, (), (coefficient, letter)))

@@ -1,0 +1,277 @@
+"""The same storage in another shape, and copies where it cannot be seen so. No torch."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from foretrain.predict.abstract import tensors as m
+from foretrain.predict.abstract.autograd import record, wants
+from foretrain.predict.abstract.dims import Dim
+from foretrain.predict.abstract.tensors import DType, Tensor, allocate, contiguous_strides
+
+Grads = Sequence[Tensor | None]
+
+
+def view_as(x: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
+    """The storage of x, seen in a shape with strides."""
+    return Tensor(tuple(shape), tuple(strides), x.dtype, x.storage)
+
+
+def is_contiguous(x: Tensor) -> bool:
+    """Whether x lies row by row."""
+    step = 1
+    for size, stride in zip(reversed(x.shape), reversed(x.strides), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def _filled(x: Tensor, shape: Sequence[Any]) -> tuple[int, ...]:
+    if len(shape) == 1 and isinstance(shape[0], tuple | list):
+        shape = tuple(shape[0])
+    sizes = list(shape)
+    if -1 in sizes:
+        at = sizes.index(-1)
+        rest: int = 1
+        for i, size in enumerate(sizes):
+            if i != at:
+                rest = size * rest
+        sizes[at] = _quotient(x, rest, [s for i, s in enumerate(sizes) if i != at])
+    return tuple(sizes)
+
+
+def alike(a: int, b: int) -> bool:
+    """Whether two sizes are equal and have the same letters."""
+    return a == b and getattr(a, "letters", ()) == getattr(b, "letters", ())
+
+
+def _quotient(x: Tensor, rest: int, others: list[int]) -> int:
+    """What -1 stands for: the dimensions of x that are not among the others, multiplied."""
+    left = list(x.shape)
+    for size in others:
+        for i, own in enumerate(left):
+            if alike(own, size):
+                left[i] = 1
+                break
+        else:
+            whole = math.prod(x.shape) // int(rest)
+            heads = getattr(others[-1] if others else 1, "letters", ())
+            if left and getattr(left[-1], "letters", ()) == ("C",) and heads == ("H",):
+                found = left[-1] // others[-1]  # C over H is D, 2·C over 2·H too
+                return found if int(found) == whole else whole
+            return whole
+    found: int = 1
+    for size in left:
+        found = found * size if isinstance(found, Dim) else (size if found == 1 else size * found)
+    return found
+
+
+def _viewed_strides(x: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Strides with which x can be seen in another shape, or None where it has to be copied."""
+    if is_contiguous(x):
+        return contiguous_strides(shape)
+    old = [(s, st) for s, st in zip(x.shape, x.strides, strict=True) if s != 1]
+    new: list[int] = []
+    i = 0
+    sizes = [int(s) for s in shape]
+    j = 0
+    while j < len(sizes):
+        if sizes[j] == 1:
+            new.append(1)
+            j += 1
+            continue
+        if i >= len(old):
+            return None
+        size, last = old[i][0], old[i][1]
+        chunk = [old[i]]
+        target, group = sizes[j], [sizes[j]]
+        while size != target:
+            if size < target:
+                i += 1
+                if i >= len(old) or old[i][1] * old[i][0] != last:
+                    return None
+                size, last = size * old[i][0], old[i][1]
+                chunk.append(old[i])
+            else:
+                j += 1
+                target *= sizes[j]
+                group.append(sizes[j])
+        step = last
+        found = []
+        for s in reversed(group):
+            found.append(step)
+            step *= s
+        new += reversed(found)
+        i += 1
+        j += 1
+    return tuple(new)
+
+
+def view(x: Tensor, *shape: Any) -> Tensor:
+    """x in another shape, which may have one -1."""
+    sizes = _filled(x, shape)
+    strides = _viewed_strides(x, sizes)
+    assert strides is not None, f"{x.shape} cannot be seen as {sizes}"
+    out = view_as(x, sizes, strides)
+    if wants(x):
+        record(out, _view_backward(x.shape), (x,))
+    return out
+
+
+def _view_backward(shape: tuple[int, ...]) -> Callable[..., Grads]:
+    def run(saved: Any, grad: Tensor) -> Grads:
+        return (_seen(grad, shape),)
+
+    return run
+
+
+def _seen(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """x in another shape, copied where it has to be; without autograd."""
+    strides = _viewed_strides(x, shape)
+    return allocate(shape, x.dtype) if strides is None else view_as(x, shape, strides)
+
+
+def reshape(x: Tensor, *shape: Any) -> Tensor:
+    """The same, of a copy where it has to be."""
+    sizes = _filled(x, shape)
+    if _viewed_strides(x, sizes) is not None:
+        return view(x, sizes)
+    return view(clone(x), sizes)
+
+
+def clone(x: Tensor) -> Tensor:
+    """A copy."""
+    out = allocate(x.shape, x.dtype)
+    if wants(x):
+        record(out, identity, (x,))
+    return out
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """x, or a copy that lies row by row."""
+    return x if is_contiguous(x) else clone(x)
+
+
+def identity(saved: Any, grad: Tensor) -> Grads:
+    """The gradient as it is."""
+    return (grad,)
+
+
+def transpose(x: Tensor, a: int, b: int) -> Tensor:
+    """x with two dimensions exchanged."""
+    out = _transposed(x, a, b)
+    if wants(x):
+        record(out, lambda saved, grad: (_transposed(grad, a, b),), (x,))
+    return out
+
+
+def _transposed(x: Tensor, a: int, b: int) -> Tensor:
+    order = list(range(len(x.shape)))
+    order[a], order[b] = order[b], order[a]
+    return view_as(x, [x.shape[i] for i in order], [x.strides[i] for i in order])
+
+
+def split(x: Tensor, size: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    """Stretches of a dimension; their gradients are put beside each other again."""
+    dim %= len(x.shape)
+    sizes = list(size) if isinstance(size, list | tuple) else [size] * (int(x.shape[dim]) // int(size))
+    outs = []
+    for each in sizes:
+        shape = list(x.shape)
+        shape[dim] = each
+        outs.append(view_as(x, shape, x.strides))
+    if wants(x):
+        shape, dtype = x.shape, x.dtype
+
+        def run(saved: Any, *grads: Tensor | None) -> Grads:
+            return (_laid_out_as(shape, dtype, grads),)
+
+        record(outs, run, (x,))
+    return tuple(outs)
+
+
+def _laid_out_as(shape: tuple[int, ...], dtype: DType, grads: Sequence[Tensor | None]) -> Tensor:
+    """The gradients beside each other, in the layout that they have, as cat chooses it."""
+    out = allocate(shape, dtype)
+    first = next(grad for grad in grads if grad is not None)
+    if len(shape) == 4 and first.strides[1] < first.strides[2]:  # B x T x H x D, seen as B x H x T x D
+        strides = contiguous_strides((shape[0], shape[2], shape[1], shape[3]))
+        out.strides = (strides[0], strides[2], strides[1], strides[3])
+    return out
+
+
+def chunk(x: Tensor, count: int, dim: int = 0) -> tuple[Tensor, ...]:
+    """So many equal stretches."""
+    return split(x, x.shape[dim] // count, dim)
+
+
+def t(x: Tensor) -> Tensor:
+    """The transposed matrix."""
+    return transpose(x, 0, 1)
+
+
+def flatten(x: Tensor, start: int = 0, end: int = -1) -> Tensor:
+    """Dimensions start to end as one."""
+    end %= len(x.shape)
+    merged: int = 1
+    for size in x.shape[start : end + 1]:
+        merged = size if merged == 1 else merged * size
+    return reshape(x, (*x.shape[:start], merged, *x.shape[end + 1 :]))
+
+
+def unsqueeze(x: Tensor, dim: int) -> Tensor:
+    """x with a dimension of 1 more."""
+    dim %= len(x.shape) + 1
+    return view(x, (*x.shape[:dim], 1, *x.shape[dim:]))
+
+
+def squeeze(x: Tensor, dim: int) -> Tensor:
+    """x with a dimension of 1 less."""
+    dim %= len(x.shape)
+    return view(x, (*x.shape[:dim], *x.shape[dim + 1 :]))
+
+
+def _taken(key: slice, start: int, stop: int, size: int) -> int:
+    """How many of a dimension a slice takes, with its letters: a context, a chunk of tokens, a half."""
+    count = stop - start
+    if isinstance(key.stop, Dim) and not start and key.stop == stop:
+        return key.stop
+    if m.machine is not None and count == m.machine.t.symbols["n"]:
+        return Dim(count, 1, ("n",))
+    return size // 2 if size == 2 * count else count
+
+
+def getitem(x: Tensor, key: Any) -> Tensor:
+    """Slices of leading dimensions, and whole others."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if Ellipsis in keys:
+        at = keys.index(Ellipsis)
+        keys[at : at + 1] = [slice(None)] * (len(x.shape) - len([k for k in keys if k is not None]) + 1)
+    shape, strides = [], []
+    dims = iter(range(len(x.shape)))
+    for each in keys:
+        if each is None:
+            shape.append(1)
+            strides.append(0)
+            continue
+        i = next(dims)
+        if isinstance(each, slice):
+            start, stop, _ = each.indices(int(x.shape[i]))
+            whole = (start, stop) == (0, int(x.shape[i]))
+            taken = _taken(each, start, stop, x.shape[i])
+            shape.append(x.shape[i] if whole else taken)
+            strides.append(x.strides[i])
+    for i in dims:
+        shape.append(x.shape[i])
+        strides.append(x.strides[i])
+    out = view_as(x, shape, strides)
+    if wants(x):
+        full, dtype = x.shape, x.dtype
+        sliced = tuple(out.shape) != tuple(full)
+
+        def run(saved: Any, grad: Tensor) -> Grads:
+            return (allocate(full, dtype) if sliced else grad,)
+
+        record(out, run, (x,))
+    return out

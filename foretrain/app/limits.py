@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from foretrain.advice.best import Best, best
 from foretrain.app.plan import make_plan
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit, currency_code, parse_count, parse_limit, parse_price
@@ -17,6 +16,9 @@ from foretrain.hardware.devices import Target
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan
 from foretrain.predict.within import Within, within
+
+if TYPE_CHECKING:
+    from foretrain.advice.best import Best
 
 T = TypeVar("T")
 
@@ -153,10 +155,12 @@ def make_plans(
 
 def answer(
     plan: Plan, step: StepName, limits: Limits, listen: Callable[[int, int], None] = lambda done, of: None
-) -> Within | Best:
+) -> "Within | Best":
     """What --within, --tokens or --best ask of a plan. `listen`: how many of how many models are looked at."""
     if not limits.best:
         return within(plan, limits.limit(), step)
+    from foretrain.advice.best import best  # which a plan does not wait for
+
     if plan.timing is not None and plan.timing.source.startswith("measured"):
         raise UserError("usage.best_speed")
     return best(plan, limits.limit(), step, limits.given, listen)

@@ -8,6 +8,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from foretrain.base.messages import printable
 from foretrain.cli.common import ERR
 from foretrain.data.dataset import DatasetInfo
+from foretrain.data.remote import fetch_all, missing_shards
 
 
 @contextmanager
@@ -38,7 +39,6 @@ def fetch(info: DatasetInfo, *, quiet: bool) -> None:
         fetch(part.dataset, quiet=quiet)
     if info.remote is None:
         return
-    from foretrain.data.remote import fetch_all, missing_shards
 
     total = sum(segment.end for segment in missing_shards(info))
     with bytes_bar(info.remote, total, quiet=quiet) as bar:

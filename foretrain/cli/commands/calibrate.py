@@ -5,9 +5,16 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.text import Text
 
+from foretrain.app.train import need_torch
 from foretrain.base.errors import UserError
 from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, print_json
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import resolve
+from foretrain.hardware.calibration import SCHEMA, load, save
 from foretrain.hardware.catalogue import Dtype
+from foretrain.reports import text
+from foretrain.reports.views import calibration as calibration_view
+from foretrain.training.host_memory import give_back, keep_memory
 
 EPILOG = """Examples:
 
@@ -35,12 +42,8 @@ def calibrate_command(
     quiet: Quiet = False,
 ) -> None:
     """Measure this device for one to two minutes; later plans use the result. Keep it idle meanwhile."""
-    from foretrain.app.train import need_torch
 
     need_torch()
-    from foretrain.config.options import RunConfig
-    from foretrain.config.resolve import resolve
-    from foretrain.hardware.calibration import SCHEMA, load
     from foretrain.training.device import place
 
     config: RunConfig = resolve([f"--device={device}"]).config
@@ -56,9 +59,6 @@ def calibrate_command(
     if as_json:
         print_json(kept.to_json(schema=SCHEMA))
     elif show or not quiet:
-        from foretrain.reports import text
-        from foretrain.reports.views import calibration as calibration_view
-
         text.render(calibration_view.document(kept, placement.gpu, load(kept.device, kept.driver) is not None), OUT)
 
 
@@ -67,8 +67,6 @@ def measure(placement: Any, *, quick: bool, quiet: bool, dtypes: list[str] | Non
     whole or not there."""
     from rich.progress import BarColumn, Progress, TextColumn
 
-    from foretrain.hardware.calibration import save
-    from foretrain.training.host_memory import give_back, keep_memory
     from foretrain.tuning.calibrate import calibrate, modes_for, usual_dtypes
 
     if placement.device.type == "cpu":

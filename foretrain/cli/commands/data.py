@@ -11,6 +11,13 @@ from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.messages import printable, say
 from foretrain.base.quantities import parse_count
 from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, noted, print_json
+from foretrain.data.checksums import segments_of, verify
+from foretrain.data.dataset_look import document_at, documents_of, separator_of, summarize
+from foretrain.data.locate import locate, make_mix, mix_text, no_dataset
+from foretrain.data.token_sources import readers
+from foretrain.data.tokenizer_check import tokenizer_of
+from foretrain.reports import text
+from foretrain.reports.views import data as data_view
 
 EPILOG = """Examples:
 
@@ -68,7 +75,6 @@ def add_to(app: typer.Typer) -> None:
 
 def located(name: str) -> Any:
     """The dataset of a name. Raises UserError where there is none."""
-    from foretrain.data.locate import locate, no_dataset
 
     found = locate(name)
     if found is None:
@@ -84,21 +90,17 @@ def info_command(
     as_json: Json = False,
 ) -> None:
     """Show documents, tokens, tokens per byte, ids, document lengths, tokenizer and files."""
-    from foretrain.data.dataset_look import summarize
 
     summary = summarize(located(name), count=count)
     if as_json:
         print_json(summary.to_json(schema="foretrain.data-info/2"))
         return
-    from foretrain.reports import text
-    from foretrain.reports.views import data as data_view
 
     text.render(data_view.info_document(summary), OUT)
 
 
 def _tokenizer(info: Any) -> Any:
     """The tokenizer of a dataset; None, with a note, where it cannot be had."""
-    from foretrain.data.tokenizer_check import tokenizer_of
 
     try:
         words = tokenizer_of(info)
@@ -114,7 +116,6 @@ def _tokenizer(info: Any) -> Any:
 def verify_command(name: Name, as_json: Json = False, quiet: Quiet = False) -> None:
     """Verify the checksum of every block of every shard. Exits with code 7 if one is wrong."""
     from foretrain.cli.fetching import bytes_bar
-    from foretrain.data.checksums import segments_of, verify
 
     info = located(name)
     total = sum(segment.end for _, segment in segments_of(info))
@@ -159,8 +160,6 @@ def head_command(
     need_one_of("--split", split, ("train", "val"))
     if at is not None and document is not None:
         raise UserError("usage.two_places")
-    from foretrain.data.dataset_look import document_at, documents_of, separator_of
-    from foretrain.data.token_sources import readers
 
     info = located(name)
     for number, part in enumerate([part.dataset for part in info.parts] or [info]):
@@ -200,7 +199,6 @@ def mix_command(
     as_json: Json = False,
 ) -> None:
     """Mix prepared datasets by weight: how much comes from each, and how often it repeats."""
-    from foretrain.data.locate import make_mix, mix_text
 
     weights = dict(_weight(part) for part in parts)
     if len(weights) < len(parts):
@@ -228,8 +226,6 @@ def mix_command(
         ]  # fmt: skip
         print_json({"schema": "foretrain.data-mix/1", "out": str(out) if out else None, "parts": listed})
         return
-    from foretrain.reports import text
-    from foretrain.reports.views import data as data_view
 
     text.render(data_view.mix_document(info, trained, str(out) if out else None), OUT)
 

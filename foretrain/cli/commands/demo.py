@@ -10,10 +10,24 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from foretrain.advice.asked import Asked
+from foretrain.advice.first_answer import first_answer
+from foretrain.app.plan import make_plan, targets
+from foretrain.app.train import need_torch
 from foretrain.base.messages import printable, say
 from foretrain.base.units import format_duration
+from foretrain.cli.commands.runs import load
+from foretrain.cli.commands.sample import sample
 from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, print_json
-from foretrain.config.resolve import ResolvedConfig
+from foretrain.config.resolve import ResolvedConfig, resolve
+from foretrain.data.statistics import unigram_entropy
+from foretrain.hardware.cpu import usable_cores
+from foretrain.reports import making, text
+from foretrain.reports.views import first as first_view
+from foretrain.reports.views import run as run_view
+from foretrain.training.contention import Clock, Contention
+from foretrain.training.files import replace_text
+from foretrain.training.store import SCHEMA, RunDirectory
 
 EPILOG = """Examples:
 
@@ -36,18 +50,8 @@ def demo_command(
     quiet: Quiet = False,
 ) -> None:
     """Run everything in about three minutes on two CPU cores: forecast, training, sample, comparison, report."""
-    from foretrain.app.train import need_torch
     from foretrain.app.training_run import prepare_data
-    from foretrain.cli.commands.runs import load
-    from foretrain.cli.commands.sample import sample
     from foretrain.cli.commands.train import train
-    from foretrain.config.resolve import resolve
-    from foretrain.data.statistics import unigram_entropy
-    from foretrain.hardware.cpu import usable_cores
-    from foretrain.reports import making, text
-    from foretrain.reports.views import run as run_view
-    from foretrain.training.contention import Clock, Contention
-    from foretrain.training.files import replace_text
 
     need_one_of("--resume", resume, ("auto", "no"))
     need_torch()
@@ -87,7 +91,6 @@ def demo_command(
 
 
 def _print_json(run: Path, comparison: dict[str, Any], unigram: float | None, report: Path) -> None:
-    from foretrain.training.store import SCHEMA, RunDirectory
 
     final = RunDirectory(run).read_record().to_json(schema=SCHEMA)
     print_json({"schema": "foretrain.demo/1", "run": final, "comparison": comparison, "unigram_entropy": unigram,
@@ -96,11 +99,6 @@ def _print_json(run: Path, comparison: dict[str, Any], unigram: float | None, re
 
 def _show_plan(resolved: ResolvedConfig) -> None:
     """The first screen of `foretrain plan`."""
-    from foretrain.advice.asked import Asked
-    from foretrain.advice.first_answer import first_answer
-    from foretrain.app.plan import make_plan, targets
-    from foretrain.reports import text
-    from foretrain.reports.views import first as first_view
 
     _heading("demo.plan")
     made, asked = make_plan(resolved, targets("cpu", "", resolved.config)[0]), Asked(words=("baby",), quiet=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from rich.text import Text
 
+from foretrain.app.train import need_torch
 from foretrain.base.messages import printable, say
 from foretrain.cli.commands.sample import warn_of_skipped
 from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, noted, print_json
@@ -50,7 +51,6 @@ def export_command(
     quiet: Quiet = False,
 ) -> None:
     """Export a trained model for Hugging Face or nanoGPT, or as safetensors."""
-    from foretrain.app.train import need_torch
 
     need_one_of("--to", to, ("hf", "nanogpt", "safetensors"))
     need_torch()

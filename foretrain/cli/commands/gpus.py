@@ -6,6 +6,7 @@ import typer
 
 from foretrain.cli.common import OUT, Json, print_json
 from foretrain.hardware.catalogue import Gpu, catalogue, find
+from foretrain.reports import text
 from foretrain.reports.document import Cell, Document, Message, Quantity, Section, Table
 
 EPILOG = """Examples:
@@ -26,7 +27,6 @@ def gpus_command(
     as_json: Json = False,
 ) -> None:
     """List the known cards: memory, bandwidth, dense peaks by dtype, power, and the source of each figure."""
-    from foretrain.reports import text
 
     cards = [find(name)] if name else list(catalogue().values())
     if as_json:

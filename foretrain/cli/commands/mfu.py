@@ -5,11 +5,15 @@ from typing import Annotated
 
 import typer
 
+from foretrain.analysis.utilization import SCHEMA, utilization
+from foretrain.app.plan import targets, with_dataset
 from foretrain.base.errors import UserError
 from foretrain.base.units import parse_clock_ghz, parse_rate, parse_seconds
 from foretrain.cli.commands import plan_options as o
 from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Words, print_json, print_notes
 from foretrain.config.resolve import resolve
+from foretrain.reports import text
+from foretrain.reports.views import log as log_view
 
 EPILOG = """Examples:
 
@@ -50,10 +54,6 @@ def mfu_command(
     as_json: Json = False,
 ) -> None:
     """Turn a speed into MFU: with full and causal attention, with recomputation, and as nanoGPT prints it."""
-    from foretrain.analysis.utilization import SCHEMA, utilization
-    from foretrain.app.plan import targets, with_dataset
-    from foretrain.reports import text
-    from foretrain.reports.views import log as log_view
 
     if bool(tokens_per_s) == bool(step_time):
         raise UserError("usage.speed_twice" if step_time else "usage.speed_missing")

@@ -17,6 +17,9 @@ from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.predict.plan import Plan
 from foretrain.predict.trace import interpreter
+from foretrain.reports import text
+from foretrain.reports.document import Document, Message, Section, Table
+from foretrain.reports.views import first as first_view
 
 EPILOG = """Examples:
 
@@ -139,7 +142,6 @@ def _check_targets(count: int, depth: Depth, limits: Limits, step_time: float | 
 def _check(plans: list[Plan]) -> None:
     """Exit with 3 when the step that the headline means does not fit; the one object of --json is the plan, which says
     so too."""
-    from foretrain.reports.views import first as first_view
 
     for p in plans:
         if p.verdict == "does_not_fit":
@@ -158,8 +160,6 @@ def _show_config(resolved: ResolvedConfig, as_json: bool) -> None:
         sources = {name: resolved.sources.get(name, "default") for name in OPTIONS}
         print_json({"schema": "foretrain.config/1", "config": config.model_dump(mode="json"), "sources": sources})
         return
-    from foretrain.reports import text
-    from foretrain.reports.document import Document, Message, Section, Table
 
     rows = tuple(
         (

@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from foretrain.advice.asked import Asked
-from foretrain.advice.best import Best
 from foretrain.app import limits as limits_of
 from foretrain.app.limits import Limits
 from foretrain.base.messages import printable, say
@@ -18,6 +17,7 @@ from foretrain.config import writer as config_writer
 from foretrain.config.options import RunConfig
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan
+from foretrain.predict.within import Within
 
 
 def write_config(config: RunConfig, path: Path, asked: Asked, before: dict[str, str] | None = None) -> None:
@@ -52,7 +52,7 @@ def answer(plan: Plan, step: StepName, limits: Limits, form: Form) -> None:
     """Answer the inverse question that was asked."""
     with _progress(form.asked.quiet) as listen:
         found = limits_of.answer(plan, step, limits, listen)
-    if isinstance(found, Best):
+    if not isinstance(found, Within):
         if limits.write is not None:
             write_config(found.candidates[0].config, limits.write, form.asked)
         plan_print.best(plan, found, form)

@@ -14,6 +14,10 @@ from foretrain.base.messages import printable, say
 from foretrain.base.quantities import parse_count
 from foretrain.base.units import format_bytes, format_percent, parse_bytes
 from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json, print_notes, wrong_value
+from foretrain.data.prepare.sources import not_utf8
+from foretrain.hardware.cpu import usable_cores
+from foretrain.reports import text
+from foretrain.training.signals import StopFlag
 
 if TYPE_CHECKING:
     from foretrain.data.prepare.options import PrepareOptions
@@ -108,7 +112,6 @@ def prepare_command(
 def _options(typed: dict[str, Any]) -> "PrepareOptions":
     """What was typed as a record. Raises UserError."""
     from foretrain.data.prepare.options import PrepareOptions
-    from foretrain.hardware.cpu import usable_cores
 
     if typed["tokenizer"] is not None and typed["train_bpe"] is not None:
         raise UserError("usage.two_tokenizers")
@@ -141,7 +144,6 @@ def _plan(options: "PrepareOptions", out: Path, *, as_json: bool) -> None:
     if as_json:
         print_json(made.to_json(schema=estimate.SCHEMA, fits=made.fits))
     else:
-        from foretrain.reports import text
         from foretrain.reports.views import prepare as prepare_view
 
         text.render(prepare_view.document(made, printable(str(out))), OUT)
@@ -151,8 +153,6 @@ def _plan(options: "PrepareOptions", out: Path, *, as_json: bool) -> None:
 
 def _prepare(options: "PrepareOptions", *, as_json: bool, quiet: bool) -> None:
     from foretrain.data.prepare import engine
-    from foretrain.data.prepare.sources import not_utf8
-    from foretrain.training.signals import StopFlag
 
     print_notes(not_utf8(options.sources), quiet=quiet)
 

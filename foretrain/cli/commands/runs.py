@@ -5,8 +5,17 @@ from typing import Annotated, Any
 
 import typer
 
+from foretrain.analysis.forecast_check import of_directory
+from foretrain.analysis.measured_step import with_measured_step
 from foretrain.base.errors import UserError
 from foretrain.cli.common import ERR, OUT, Json, noted, print_json
+from foretrain.monitoring import record as watch_record
+from foretrain.reports import text
+from foretrain.reports.document import Document
+from foretrain.reports.views import run as run_view
+from foretrain.reports.views import watch as watch_view
+from foretrain.training import store
+from foretrain.training.store import RunDirectory
 
 RUNS_EPILOG = """Examples:
 
@@ -25,10 +34,6 @@ def runs_command(
     as_json: Json = False,
 ) -> None:
     """List runs and watched runs: status, steps, loss, speed."""
-    from foretrain.analysis.measured_step import with_measured_step
-    from foretrain.monitoring import record as watch_record
-    from foretrain.reports.document import Document
-    from foretrain.training import store
 
     for folder in folders or []:
         if not folder.is_dir():
@@ -56,9 +61,6 @@ def runs_command(
             }
         )  # fmt: skip
         return
-    from foretrain.reports import text
-    from foretrain.reports.views import run as run_view
-    from foretrain.reports.views import watch as watch_view
 
     document = run_view.runs_document(found)
     if seen:
@@ -69,8 +71,6 @@ def runs_command(
 
 def load(run: Path) -> tuple[Any, Any]:
     """(plan, comparison) of a run; the plan that was made before it, or the same plan made now."""
-    from foretrain.analysis.forecast_check import of_directory
-    from foretrain.training.store import RunDirectory
 
     _, plan, comparison = of_directory(RunDirectory(run))
     return plan, comparison

@@ -6,10 +6,13 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from foretrain.app.train import need_torch
 from foretrain.base.errors import UserError
 from foretrain.base.messages import printable, say
 from foretrain.cli.commands.runs import RunPath
 from foretrain.cli.common import ERR, Json, print_json
+from foretrain.data.tokenizer_check import tokenizer_of
+from foretrain.training.store import RunDirectory
 
 EPILOG = """Examples:
 
@@ -57,16 +60,13 @@ def sample(
     run: Path, prompt: str, tokens: int, *, temperature: float = 0.8, top_k: int = 50, seed: int = 1337
 ) -> tuple[str, str, list[str]]:
     """(text after the prompt, name of the checkpoint, newer ones that are damaged and why). Raises UserError."""
-    from foretrain.app.train import need_torch
 
     need_torch()
     import torch
 
-    from foretrain.data.tokenizer_check import tokenizer_of
     from foretrain.model.generate import generate
     from foretrain.model.gpt2 import make_model
     from foretrain.training import checkpoint
-    from foretrain.training.store import RunDirectory
 
     directory = RunDirectory(run)
     record = directory.read_record()

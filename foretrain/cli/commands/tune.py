@@ -11,19 +11,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from foretrain.advice.micro_batch import choose
+from foretrain.app.plan import with_dataset
+from foretrain.app.train import need_torch, set_allocator
 from foretrain.base.errors import ExitCode, UserError
+from foretrain.base.installation import installed_torch
 from foretrain.base.messages import printable, say
 from foretrain.base.quantities import parse_duration
 from foretrain.base.units import format_bytes
 from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, print_json, print_notes
 from foretrain.cli.old_options import spellings, typed
+from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig, resolve, to_toml
+from foretrain.hardware.cpu import physical_cores
+from foretrain.hardware.devices import used_here_bytes
+from foretrain.predict.plan import available
+from foretrain.predict.speed.time import is_calibrated
+from foretrain.reports import text
+from foretrain.reports.views import tune as tune_view
+from foretrain.reports.views.tune import difference
+from foretrain.training.host_memory import keep_memory
+from foretrain.tuning import cache as tune_memory
+from foretrain.tuning import space as tune_space
+from foretrain.tuning.cache import path_of, recall
+from foretrain.tuning.pool import Pool
+from foretrain.tuning.record import SCHEMA, Tuning
+from foretrain.tuning.space import TUNABLE, Machine, Setting, apply, default_knobs, levels_of, options
 
 if TYPE_CHECKING:
-    from foretrain.config.options import RunConfig
     from foretrain.training.device import Placement
-    from foretrain.tuning.record import Tuning
-    from foretrain.tuning.space import Machine, Setting
 
 LEAST_BUDGET_S = 10.0
 
@@ -65,7 +81,6 @@ def tune_command(
     quiet: Quiet = False,
 ) -> None:
     """Measure which settings are fastest here, without changing tokens per step or the result."""
-    from foretrain.app.train import need_torch
 
     need_torch()
     budget_s, wanted = _budget_s(budget), _wanted(knobs)
@@ -125,12 +140,9 @@ class Job:
     def path(self) -> Path:
         from importlib.metadata import version
 
-        from foretrain.tuning.cache import path_of
-
         return path_of(self.base, self.choices, self.placement.gpu, version("foretrain"))
 
     def settings(self) -> list[Setting]:
-        from foretrain.tuning import space as tune_space
 
         return list(tune_space.settings(self.base, self.choices))
 
@@ -144,7 +156,6 @@ class Job:
 
     def recalled(self, budget_s: float, trials: int | None) -> Tuning | None:
         """The answer of before, where it still holds."""
-        from foretrain.tuning.cache import recall
 
         return recall(self.path, self.room_bytes, budget_s, trials or 0)
 
@@ -154,13 +165,7 @@ class Job:
 
         import torch
 
-        from foretrain.base.installation import installed_torch
-        from foretrain.predict.speed.time import is_calibrated
         from foretrain.tuning import answer as tune_answer
-        from foretrain.tuning import cache as tune_memory
-        from foretrain.tuning.pool import Pool
-        from foretrain.tuning.record import Tuning
-        from foretrain.tuning.space import apply
         from foretrain.tuning.tuner import Limits, Outlook, Tuner
 
         started, gpu, dtype = time.monotonic(), self.placement.gpu, self.placement.dtype
@@ -185,17 +190,10 @@ class Job:
 
 def prepare(resolved: ResolvedConfig, knobs: tuple[str, ...] = ()) -> Job:
     """Decide what the config leaves open as `train` would, and what may be changed. Raises UserError."""
-    from foretrain.advice.micro_batch import choose
-    from foretrain.app.plan import with_dataset
-    from foretrain.app.train import set_allocator
-    from foretrain.hardware.devices import used_here_bytes
-    from foretrain.predict.plan import available
-    from foretrain.tuning.space import Machine, default_knobs, options
 
     set_allocator(resolved.config.allocator_settings)
     from foretrain.training import choices
     from foretrain.training.device import obstacle_to_compile, place
-    from foretrain.training.host_memory import keep_memory
 
     asked = with_dataset(resolved)
     placement, given = place(asked), frozenset(resolved.sources)
@@ -221,7 +219,6 @@ def prepare(resolved: ResolvedConfig, knobs: tuple[str, ...] = ()) -> Job:
 
 
 def _wanted(text: str) -> tuple[str, ...]:
-    from foretrain.tuning.space import TUNABLE
 
     names = tuple(name.strip().replace("-", "_") for name in text.split(",") if name.strip())
     unknown = [name for name in names if name not in TUNABLE]
@@ -236,8 +233,6 @@ def _threads(asked: RunConfig, base: RunConfig) -> tuple[int, ...]:
     """Numbers worth trying besides the base's own, unless the environment decides: the cores, half of them, one."""
     import torch
 
-    from foretrain.hardware.cpu import physical_cores
-
     if "OMP_NUM_THREADS" in os.environ and not asked.cpu_threads:
         return ()
     own = base.cpu_threads or torch.get_num_threads()
@@ -248,12 +243,10 @@ def _write(found: Tuning, path: Path, *, quiet: bool) -> None:
     """The config, and every trial beside it. Raises UserError."""
     import json
 
-    from foretrain.tuning.record import SCHEMA
-
-    for each, text in ((path, to_toml(found.config)), (path.with_suffix(".json"), "")):
+    for each, config in ((path, to_toml(found.config)), (path.with_suffix(".json"), "")):
         try:
             with each.open("x", encoding="utf-8") as file:
-                file.write(text or json.dumps(found.to_json(schema=SCHEMA), indent=1) + "\n")
+                file.write(config or json.dumps(found.to_json(schema=SCHEMA), indent=1) + "\n")
         except OSError as error:
             raise UserError("usage.cannot_write_file", path=str(each), reason=error.strerror or "") from None
     if not quiet:
@@ -262,13 +255,10 @@ def _write(found: Tuning, path: Path, *, quiet: bool) -> None:
 
 
 def _print(found: Tuning, *, as_json: bool) -> None:
-    from foretrain.tuning.record import SCHEMA
 
     if as_json:
         print_json(found.to_json(schema=SCHEMA))
         return
-    from foretrain.reports import text
-    from foretrain.reports.views import tune as tune_view
 
     text.render(tune_view.document(found), OUT)
 
@@ -300,8 +290,6 @@ class Progress:
             self.status = None
 
     def _what(self, values: dict[str, Any]) -> str:
-        from foretrain.reports.views.tune import difference
-        from foretrain.tuning.space import TUNABLE, levels_of
 
         setting: Setting = values["setting"]
         given: dict[str, object] = dict(zip(TUNABLE, levels_of(self.base), strict=True))

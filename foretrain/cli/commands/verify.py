@@ -9,18 +9,22 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
+from foretrain.app.train import need_torch
 from foretrain.base.errors import ExitCode
 from foretrain.base.messages import printable, say
 from foretrain.cli.common import ERR, OUT, Json, Quiet, print_json, working, wrong_value
-
-if TYPE_CHECKING:
-    from foretrain.verification.record import Outcome, Verification
-    from foretrain.verification.session import Target
+from foretrain.reports import text
+from foretrain.reports.views import verify as verify_view
+from foretrain.reports.views.verify import errors_of, why
+from foretrain.verification import record, session
+from foretrain.verification.cases import FILLING, ON_A_CARD
+from foretrain.verification.record import Outcome, Verification
+from foretrain.verification.session import Target, about_s
 
 EPILOG = """Examples:
 
@@ -66,13 +70,10 @@ def verify_command(
     quiet: Quiet = False,
 ) -> None:
     """Run 24 short cases on this card and compare them with their predictions: about ten minutes."""
-    from foretrain.verification import record
 
     if show is not None:
         _print(record.read(show), show, as_json=as_json, contribute=False)
         return
-    from foretrain.app.train import need_torch
-    from foretrain.verification import session
 
     if not re.fullmatch(r"cpu|cuda(:\d{1,2})?", device):
         raise wrong_value("--device", device, "one_of", choices="cuda, cuda:N, cpu")
@@ -104,7 +105,6 @@ class Asked:
 
 def _run(where: Target, path: Path, asked: Asked) -> tuple[Verification, ExitCode]:
     """(what is in the file now, how it ended): a signal ends it with what is kept."""
-    from foretrain.verification import record, session
 
     progress = Progress(quiet=asked.quiet)
     try:
@@ -129,7 +129,6 @@ def _starting(incomplete: str, words: list[str]) -> list[str]:
 
 def _words() -> list[str]:
     """What the names of cases are made of; a shell completes single words."""
-    from foretrain.verification.cases import FILLING, ON_A_CARD
 
     return list(dict.fromkeys(word.strip(",") for case in (*ON_A_CARD, *FILLING) for word in case.label.split()))
 
@@ -162,7 +161,6 @@ def _slug(name: str) -> str:
 
 def _say_before(found: Verification, places: list[int], where: Target, path: Path) -> None:
     """What is going to happen, how long it takes, and who else uses the card."""
-    from foretrain.verification.session import about_s
 
     cases = [found.outcomes[i].case for i in places]
     done = len(found.outcomes) - len(found.of("waiting"))
@@ -192,8 +190,6 @@ def _print(found: Verification, path: Path, *, as_json: bool, contribute: bool) 
     if as_json:
         print_json(found.as_json())
         return
-    from foretrain.reports import text
-    from foretrain.reports.views import verify as verify_view
 
     text.render(verify_view.document(found, str(path) if contribute else ""), OUT)
 
@@ -241,6 +237,5 @@ class Progress:
 
 def _figures(outcome: Outcome) -> str:
     """A case in few words: its errors, or why there are none."""
-    from foretrain.reports.views.verify import errors_of, why
 
     return errors_of(outcome) if outcome.status == "measured" else why(outcome).text()

@@ -3,17 +3,21 @@
 import contextlib
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
 from foretrain.cli.common import ERR, Json, Quiet, noted, print_json
-
-if TYPE_CHECKING:
-    from foretrain.config.options import RunConfig
-    from foretrain.monitoring.record import WatchRecord
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import resolve
+from foretrain.data.config_data import of_config
+from foretrain.monitoring.record import SCHEMA, WatchRecord
+from foretrain.monitoring.watch import watch
+from foretrain.reports import text
+from foretrain.reports.views import watch as watch_view
+from foretrain.training import store
 
 EPILOG = """Examples:
 
@@ -41,9 +45,6 @@ def watch_command(
     quiet: Quiet = False,
 ) -> None:
     """Measure a training command without changing it: memory, energy, clocks, log. Returns its exit code."""
-    from foretrain.monitoring.record import SCHEMA
-    from foretrain.monitoring.watch import watch
-    from foretrain.training import store
 
     if not 0.05 <= interval <= 3600:
         raise UserError("usage.watch_interval", value=interval)
@@ -69,9 +70,6 @@ def watch_command(
     if as_json:
         print_json({**record.to_json(schema=SCHEMA), "path": str(directory.path)})
     elif not quiet:
-        from foretrain.reports import text
-        from foretrain.reports.views import watch as watch_view
-
         with contextlib.suppress(BrokenPipeError):
             text.render(watch_view.summary(record, str(directory.path)), ERR)
     raise typer.Exit(record.exit_code or 0)
@@ -90,8 +88,6 @@ def _remove(path: Path) -> None:
 
 def config_of(command: list[str]) -> "RunConfig | None":
     """The config that a nanoGPT command names, read as data: its script has configurator.py beside it."""
-    from foretrain.config.resolve import resolve
-    from foretrain.data.config_data import of_config
 
     script = next((i for i, word in enumerate(command) if word.endswith(".py")), None)
     if script is None or not (Path(command[script]).parent / "configurator.py").is_file():

@@ -12,7 +12,7 @@ from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict.estimate.simulated_run import SimulatedRun
 from foretrain.predict.memory import StepName
-from foretrain.predict.timeline import Size, Tensor, Timeline
+from foretrain.predict.timeline import Passage, Size, Tensor, Timeline
 from foretrain.predict.trace.memory import component_id
 from foretrain.predict.trace.record import Trace, moment_id
 
@@ -54,6 +54,7 @@ class _Recorder(Timeline):
         self.sums: Counter[str] = Counter()
         self.seen: list[tuple[str, dict[str, int]]] = []
         self.inside = False
+        self.played: dict[int, tuple[str, int]] = {}  # (component, bytes) of what passages made, by serial number
 
     def phase(self, name: str) -> None:
         super().phase(name)
@@ -78,6 +79,28 @@ class _Recorder(Timeline):
             if tensor is not None:
                 self.sums[tensor.component] -= tensor.size.nbytes
         self._see()
+
+    def play(self, passage: Passage, number: int, before: int = 0) -> int:
+        shift = super().play(passage, number, before)
+        start = len(passage.parts[0].events) if number else 0
+        moments = passage.moments[start:]
+        first = len(self.events) - len(passage.parts[number].events)
+        for moment, event in zip(moments, self.events[first:], strict=False):
+            if event >= 0:
+                component, size = passage.kinds[event - shift]
+                self.played[event] = component, size.nbytes
+                self.sums[component] += size.nbytes
+            else:
+                component, nbytes = self.played.pop(~event)
+                self.sums[component] -= nbytes
+            if self.inside:
+                self.at(moment)
+                self._see()
+        return shift
+
+    def adopt(self, component: str, size: Size, serial: int) -> Tensor:
+        self.played.pop(serial)
+        return super().adopt(component, size, serial)
 
     def repeat(self, since: tuple[int, int]) -> dict[int, Tensor] | None:
         """Never: each event is looked at."""

@@ -272,9 +272,10 @@ class Timeline(Events):
         """Everything of a component dies, as gradients do in zero_grad(set_to_none=True)."""
         self.free(*[tensor for tensor in self._living.values() if tensor.kind.component == component])
 
-    def play(self, part: Part, kinds: Sequence[tuple[str, Size]], before: int = 0) -> int:
+    def play(self, passage: Passage, number: int, before: int = 0) -> int:
         """A part of a passage at once. Returns what to add to its serial numbers; `before`: what that was for the part
         before this one."""
+        part, kinds = passage.parts[number], passage.kinds
         if self._climbing:
             self._settle()
         if self.nbytes + part.top_bytes > self._top_bytes and part.events:

@@ -197,7 +197,7 @@ def _override(chance: random.Random) -> tuple[tuple[str, ...], str]:
     return (f"--{typed}={value}",), f"{key}={value}"
 
 
-OPTIONS: dict[str, tuple[str, ...]] = {
+TYPED: dict[str, tuple[str, ...]] = {
     "--gpu": ("4070", "", ",", "4070,3060", "A" * 200, "\x1b[1m", "4070,,", "RTX 9999", "4070," * 300, "auto", "cpu,cpu", "\ud800"),
     "--others": NUMBERS + TEXTS, "--step-time": NUMBERS, "--logged-mfu": NUMBERS, "--co2": NUMBERS,
     "--within": (*NUMBERS, "12h", "1d12h", "-3h", "1e308h", "nanh", "5EUR", "0s", "3kWh", "1e-300kWh", "9" * 400 + "h"),
@@ -213,8 +213,8 @@ def _options(chance: random.Random) -> tuple[str, ...]:
     words = ["plan", chance.choice(list(PRESETS))]
     if chance.random() < 0.8:
         words.append("--gpu=4070")
-    for option in chance.sample(list(OPTIONS), chance.choice((1, 1, 2, 3))):
-        words.append(f"{option}={chance.choice(OPTIONS[option])}")  # noqa: PERF401 - each draws
+    for option in chance.sample(list(TYPED), chance.choice((1, 1, 2, 3))):
+        words.append(f"{option}={chance.choice(TYPED[option])}")  # noqa: PERF401 - each draws
     words += chance.sample(("--json", "--check", "--quiet", "--best", "--show-config"), chance.randrange(3))
     return tuple(word for word in words if word not in ("--largest=batch_size", "--largest=n_layer"))
 

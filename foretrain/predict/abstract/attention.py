@@ -114,14 +114,15 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     names.clear()
     if learns:
         run = partial(_math_backward, low, lays_out)
-        record(out, run, (q, k, v), (*factors, *weights, value))
+        record(out, run, (q, k, v), (*factors, *weights, value), composite=True)
     return out
 
 
-def _math_backward(low: m.DType, lays_out: bool, saved: list[Any], grad: Tensor) -> Grads:
+def _math_backward(low: m.DType, lays_out: bool, saved: list[Any], grads: list[Tensor]) -> Grads:
     """Back through the product, dropout, softmax, the product of q and k, their scaling, and the casts."""
     q, k, softmax, *dropped, v = saved
     saved.clear()
+    grad = grads.pop()
     half, heads, scores = low.itemsize == 2, grad.shape, softmax.shape
     if half:
         grad = cast(grad, float32)

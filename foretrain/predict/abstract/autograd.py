@@ -43,7 +43,7 @@ class Edge:
 class Node:
     """One step backward. `run(saved, *grads)` gives the gradients of `edges`."""
 
-    __slots__ = ("edges", "kind", "layer", "moment", "run", "saved", "seq", "slots")
+    __slots__ = ("composite", "edges", "kind", "layer", "moment", "run", "saved", "seq", "slots")
 
     def __init__(self, run: Backward, inputs: Sequence[Tensor | None], saved: Sequence[Tensor | None]) -> None:
         machine = m.machine
@@ -54,6 +54,7 @@ class Node:
         self.kind, self.layer = machine.kind, machine.t.layer
         self.moment = machine.back or machine.t.moment.partition(".")[2]
         self.slots = 1
+        self.composite = False  # it stands for several nodes, and lets go of what it has as they do
 
 
 def edge_of(x: Tensor | None) -> Edge | None:
@@ -86,12 +87,13 @@ def wants(*inputs: Tensor | None) -> bool:
 
 
 def record(
-    out: Tensor | Sequence[Tensor], run: Backward, inputs: Sequence[Tensor | None], saved: Sequence[Tensor | None] = ()
-) -> None:
+    out: Tensor | Sequence[Tensor], run: Backward, inputs: Sequence[Tensor | None],
+    saved: Sequence[Tensor | None] = (), *, composite: bool = False,
+) -> None:  # fmt: skip
     """Let `out` know how it was made. Call it where `wants(*inputs)`."""
     node = Node(run, inputs, saved)
     outs = (out,) if isinstance(out, Tensor) else out
-    node.slots = len(outs)
+    node.slots, node.composite = len(outs), composite
     for slot, each in enumerate(outs):
         each.node, each.slot, each.requires_grad = node, slot, True
 
@@ -175,7 +177,11 @@ def _outputs(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
     saved = [unpack(held) for held in node.saved or ()]
     if any(isinstance(held, Holder) for held in node.saved or ()):
         node.saved = None
-    outs: list[Tensor | None] = list(node.run(saved, *grads))
+    if node.composite:
+        node.saved = None
+        outs: list[Tensor | None] = list(node.run(saved, grads))
+    else:
+        outs = list(node.run(saved, *grads))
     del saved
     for i, edge in enumerate(node.edges):
         gradient = outs[i]

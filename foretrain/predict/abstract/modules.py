@@ -42,7 +42,7 @@ class Module:
             _name(value, name)
         elif isinstance(value, Parameter):
             self._parameters[name] = value
-        self.__dict__[name] = value
+        object.__setattr__(self, name, value)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         machine = m.machine

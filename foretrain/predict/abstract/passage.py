@@ -42,8 +42,9 @@ class Recorder:
         self.home: list[int] = []  # the layer in which each was born
         self.layer = OUTSIDE
         self.moments: list[str] = []
-        self.moment = ""
-        self.taken: list[tuple[int, int]] = []  # (events before it, gradient) where a gradient becomes .grad
+        self.moment = "forward.embedding"
+        # (events before it, gradient, what it counted as until then) where a gradient becomes .grad
+        self.taken: list[tuple[int, int, str]] = []
         self.split = 0  # the first event of the backward pass
 
     def birth(
@@ -85,16 +86,16 @@ class Recorder:
 
     def take(self, serial: int) -> None:
         """It becomes the gradient of a parameter."""
+        self.taken.append((len(self.events), serial, self.births[serial].component))
         self.births[serial] = self.births[serial]._replace(component="gradients")
-        self.taken.append((len(self.events), serial))
 
     def later(self) -> "Recorder":
         """The same pass of a later micro-batch: gradients are added to those that are there, and end."""
         found = Recorder(self.symbols)
         found.births, found.home, found.split = list(self.births), self.home, self.split
         before = 0
-        for position, serial in self.taken:
-            found.births[serial] = found.births[serial]._replace(component="temporaries")
+        for position, serial, component in self.taken:
+            found.births[serial] = found.births[serial]._replace(component=component)
             for own, all_ in ((found.events, self.events), (found.layers, self.layers), (found.moments, self.moments)):
                 own += all_[before:position]
             found.events.append(~serial)

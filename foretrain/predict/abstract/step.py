@@ -61,7 +61,7 @@ class EagerProgram:
     def forward(self, saving: bool) -> Result:
         """One micro-batch through the model and the loss; `saving`: with a graph for backward."""
         passage = self._passage(saving)
-        shift = self.t.play(passage.parts[0], passage.kinds)
+        shift = self.t.play(passage, 0)
         logits = None
         if self.v.keeps_logits:
             serial = next(s for s in passage.left if passage.kinds[s][0] == "logits")
@@ -71,7 +71,7 @@ class EagerProgram:
     def backward(self, result: Result) -> None:
         """The whole backward pass; gradients stay alive, everything saved is freed."""
         passage, second = result.passage, result.passage.parts[1]
-        shift = self.t.play(second, passage.kinds, result.shift)
+        shift = self.t.play(passage, 1, result.shift)
         for serial in passage.left:
             component, size = passage.kinds[serial]
             if component == "gradients":

@@ -125,7 +125,7 @@ def test_the_page_s_children_answer_with_the_sentence(monkeypatch: pytest.Monkey
     from foretrain.hardware.catalogue import find
     from foretrain.predict.plan import plan
 
-    monkeypatch.setattr(exact_child, "traced", broken)
+    monkeypatch.setattr(exact_child, "traced_plan", broken)
     monkeypatch.setattr(comparison_child.comparison, "made", broken)
     made = plan(tiny(device="cuda"), find("RTX 4070"))
     assert "This is a bug in foretrain" in exact_child.work({"plan": made.to_json()})["error"]

@@ -16,7 +16,7 @@ def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     if len(a) < len(b):
         a, b = b, a
     b = (1,) * (len(a) - len(b)) + tuple(b)
-    return tuple(x if y == 1 else y for x, y in zip(a, b, strict=True))
+    return tuple(y if x == 1 and y != 1 else x for x, y in zip(a, b, strict=True))
 
 
 def _promoted(a: DType, b: DType) -> DType:

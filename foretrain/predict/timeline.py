@@ -242,11 +242,6 @@ class Timeline(Events):
         tensor = self._living[serial] = Tensor(kind, serial)
         return tensor
 
-    def pass_by(self, component: str, size: Size) -> None:
-        """A tensor for a moment; nothing where it has no bytes."""
-        if size.nbytes:
-            self.free(self.alloc(component, size))
-
     def alloc_all(self, component: str, size: Size, parts: Iterable[int]) -> None:
         """Tensors that stay, told of as one: `size` is what `parts`, their bytes in the order of birth, sum up to."""
         self._kind(component, size).count += 1

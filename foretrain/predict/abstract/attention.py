@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 from foretrain.predict.abstract import tensors as m
-from foretrain.predict.abstract.autograd import cast, record, wants
+from foretrain.predict.abstract.autograd import Grads, cast, record, wants
 from foretrain.predict.abstract.dims import Dim
 from foretrain.predict.abstract.tensors import Tensor, allocate, bool_, float32, passing
+from foretrain.predict.abstract.views import view_as
 
-Grads = Sequence[Tensor | None]
 HERE = "activations.attention"
 
 
@@ -25,12 +25,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     return _fused(kind, q, k, v, dropout)
 
 
+def _place() -> str | None:
+    """The component of an activation; a gradient has the default one."""
+    return None if m.machine.in_backward else HERE
+
+
 def _by_rows(like: Tensor, width: int) -> Tensor:
     """B x T x H x D in memory, seen as B x H x T x D: how fused kernels write their results."""
     B, H, T, _ = like.shape
-    out = allocate(
-        (B, T, H, width), like.dtype, None if m.machine.thread == "backward" and not m.machine.again else HERE
-    )
+    out = allocate((B, T, H, width), like.dtype, _place())
     s = out.strides
     return Tensor((B, H, T, width), (s[0], s[2], s[1], s[3]), out.dtype, out.storage)
 
@@ -38,10 +41,6 @@ def _by_rows(like: Tensor, width: int) -> Tensor:
 def _padded(width: int) -> int:
     wide = -(-int(width) // 8) * 8
     return Dim(wide, 1, ("E",)) if wide != width else width
-
-
-def _narrowed(x: Tensor, width: int) -> Tensor:
-    return Tensor((*x.shape[:-1], width), x.strides, x.dtype, x.storage)
 
 
 def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
@@ -55,7 +54,7 @@ def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor
     lse = allocate((B, H, T), float32, HERE)
     if kind == "flash" and machine.cuda and not dropout:
         passing(1, "split")
-    out = whole if width is D else _narrowed(whole, D)
+    out = whole if width is D else view_as(whole, q.shape, whole.strides)
     out = out.detach()
     if wants(q, k, v):
 
@@ -68,7 +67,7 @@ def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor
             if kind in ("flash", "cudnn") and machine.cuda:
                 passing(1, "flash")
             copies.clear()
-            return [_narrowed(x, D) for x in shape]
+            return [view_as(x, (*x.shape[:-1], D), x.strides) for x in shape]
 
         record(out, run, (q, k, v), (*inputs, whole, lse))
     return out
@@ -82,7 +81,7 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     half, lays_out = low.itemsize == 2, int(B) > 1 and int(H) > 1
 
     def made(shape: Sequence[int], dtype: m.DType = float32) -> Tensor:
-        return allocate(shape, dtype, HERE if machine.thread == "forward" or machine.again else None)
+        return allocate(shape, dtype, _place())
 
     casts = [made(heads) for _ in range(3)] if half else []
     factors = [made(heads)]  # q, scaled

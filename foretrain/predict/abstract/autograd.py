@@ -28,7 +28,8 @@ class Parameter(Tensor):
         self.name = ""
 
 
-Backward = Callable[..., Sequence[Tensor | None]]
+Grads = Sequence[Tensor | None]  # one for each input
+Backward = Callable[..., Grads]
 
 
 class Edge:
@@ -77,7 +78,7 @@ def pack(x: Tensor | None) -> Any:
 
 
 def unpack(held: Any) -> Any:
-    """What was kept, made again where it was not."""
+    """What was kept, recomputed where it was not."""
     return held.take() if isinstance(held, Holder) else held
 
 
@@ -175,13 +176,9 @@ def _uses(root: Node) -> Counter[Parameter]:
 def _outputs(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
     """What the node gives, in the shape and dtype that each edge asks for."""
     saved = [unpack(held) for held in node.saved or ()]
-    if any(isinstance(held, Holder) for held in node.saved or ()):
+    if node.composite or any(isinstance(held, Holder) for held in node.saved or ()):
         node.saved = None
-    if node.composite:
-        node.saved = None
-        outs: list[Tensor | None] = list(node.run(saved, grads))
-    else:
-        outs = list(node.run(saved, *grads))
+    outs: list[Tensor | None] = list(node.run(saved, grads) if node.composite else node.run(saved, *grads))
     del saved
     for i, edge in enumerate(node.edges):
         gradient = outs[i]
@@ -225,7 +222,7 @@ def _accumulate(parameter: Parameter, gradient: Tensor) -> None:
     parameter.grad = gradient
 
 
-# -- functions that save nothing and run again -----------------------------------------------------------------
+# -- activation checkpointing ------------------------------------------------------------------------------
 
 
 class _Enough(Exception):
@@ -248,7 +245,7 @@ class Holder:
 
 
 class Checkpoint:
-    """One call of a function whose saved tensors are made again (torch.utils.checkpoint, use_reentrant=False)."""
+    """One call of a function whose saved tensors are recomputed (torch.utils.checkpoint, use_reentrant=False)."""
 
     def __init__(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.call, self.args = call, args
@@ -303,7 +300,7 @@ class _Again:
         return None
 
 
-def _nothing(saved: list[Any], *grads: Tensor | None) -> Sequence[Tensor | None]:
+def _nothing(saved: list[Any], *grads: Tensor | None) -> Grads:
     return ()
 
 
@@ -364,7 +361,7 @@ class Function:
             kept, ctx._saved = ctx._saved, ()
             positions = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
 
-            def run(saved: list[Any], *grads: Tensor | None) -> Sequence[Tensor | None]:
+            def run(saved: list[Any], *grads: Tensor | None) -> Grads:
                 ctx._saved = tuple(saved)
                 saved.clear()
                 found = cls.backward(ctx, *grads)  # type: ignore[attr-defined]

@@ -34,7 +34,7 @@ class Dim(int):
 
 
 def factors(item_bytes: int, shape: Sequence[int]) -> tuple[int, ...] | tuple[int | str, ...]:
-    """(coefficient, letters …) of a tensor's bytes: (8, "B", "T", "C"). All heads beside each other are C, or A where
+    """(coefficient, letters …) of a tensor's bytes: (8, "B", "T", "C"). All heads together are C, or A where
     each is padded to a width E."""
     coefficient, letters = item_bytes, []
     for size in shape:

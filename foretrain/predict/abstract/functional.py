@@ -5,9 +5,9 @@ from typing import Any
 
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.attention import attend
-from foretrain.predict.abstract.autograd import Parameter, cast, record, wants
+from foretrain.predict.abstract.autograd import Grads, Parameter, cast, record, wants
 from foretrain.predict.abstract.tensors import DType, Tensor, allocate, bool_, float32, int64, passing
-from foretrain.predict.abstract.views import Grads, alike, identity, view_as
+from foretrain.predict.abstract.views import alike, identity, view_as
 
 # -- one element at a time ---------------------------------------------------------------------------------
 
@@ -28,13 +28,9 @@ def _promoted(a: DType, b: DType) -> DType:
 
 def _result(x: Tensor, y: Any) -> Tensor:
     if not isinstance(y, Tensor):
-        return allocate(x.shape, x.dtype, _same(x))
+        return allocate(x.shape, x.dtype)
     dtype = _promoted(x.dtype, y.dtype) if len(x.shape) and len(y.shape) else (x if len(x.shape) else y).dtype
     return allocate(_broadcast(x.shape, y.shape), dtype)
-
-
-def _same(x: Tensor) -> str | None:
-    return None
 
 
 def add(x: Tensor, y: Any, *, alpha: float = 1) -> Tensor:
@@ -52,19 +48,29 @@ def mul(x: Tensor, y: Any) -> Tensor:
     out = _result(x, y)
     if not isinstance(y, Tensor):
         if wants(x):
-            record(out, lambda saved, grad: (allocate(grad.shape, grad.dtype),), (x,))
-        return out
-    if wants(x, y):
-        for_x, for_y = x.requires_grad, y.requires_grad
-
-        def run(saved: list[Any], grad: Tensor) -> Grads:
-            return (
-                _result(grad, saved[1]) if for_x else None,
-                _result(grad, saved[0]) if for_y else None,
-            )
-
-        record(out, run, (x, y), (x if for_y else None, y if for_x else None))
+            record(out, _of_its_shape, (x,))
+    elif wants(x, y):
+        record(out, _product_backward(x, y), (x, y), _factors(x, y))
     return out
+
+
+def _of_its_shape(saved: list[Any], grad: Tensor) -> Grads:
+    """A new gradient like the one that comes."""
+    return (allocate(grad.shape, grad.dtype),)
+
+
+def _factors(x: Tensor, y: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """What a product keeps: each factor for the gradient of the other."""
+    return x if y.requires_grad else None, y if x.requires_grad else None
+
+
+def _product_backward(x: Tensor, y: Tensor) -> Callable[..., Grads]:
+    for_x, for_y = x.requires_grad, y.requires_grad
+
+    def run(saved: list[Any], grad: Tensor) -> Grads:
+        return (_result(grad, saved[1]) if for_x else None, _result(grad, saved[0]) if for_y else None)
+
+    return run
 
 
 def neg(x: Tensor) -> Tensor:
@@ -81,16 +87,8 @@ def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
     """x + a·b in one kernel."""
     out = allocate(_broadcast(x.shape, _broadcast(a.shape, b.shape)), _promoted(x.dtype, _promoted(a.dtype, b.dtype)))
     if wants(x, a, b):
-        for_a, for_b = a.requires_grad, b.requires_grad
-
-        def run(saved: list[Any], grad: Tensor) -> Grads:
-            return (
-                grad,
-                _result(grad, saved[1]) if for_a else None,
-                _result(grad, saved[0]) if for_b else None,
-            )
-
-        record(out, run, (x, a, b), (a if for_b else None, b if for_a else None))
+        product = _product_backward(a, b)
+        record(out, lambda saved, grad: (grad, *product(saved, grad)), (x, a, b), _factors(a, b))
     return out
 
 
@@ -103,11 +101,12 @@ def to(x: Tensor, dtype: Any, *_: Any, **__: Any) -> Tensor:
     """x in another dtype, or x itself."""
     if not isinstance(dtype, DType) or x.dtype == dtype:
         return x
-    out = cast(
-        x,
-        dtype,
-        None if m.machine is None or (m.machine.thread == "backward" and not m.machine.again) else x.component or None,
-    )
+    gradient = m.machine is None or m.machine.in_backward
+    return _cast(x, dtype, None if gradient else x.component or None)
+
+
+def _cast(x: Tensor, dtype: DType, component: str | None) -> Tensor:
+    out = cast(x, dtype, component)
     if wants(x):
         own = x.dtype
         record(out, lambda saved, grad: (cast(grad, own),), (x,))
@@ -123,12 +122,12 @@ def roll(x: Tensor, *_: Any) -> Tensor:
     """A copy with its elements moved."""
     out = allocate(x.shape, x.dtype)
     if wants(x):
-        record(out, lambda saved, grad: (allocate(grad.shape, grad.dtype),), (x,))
+        record(out, _of_its_shape, (x,))
     return out
 
 
 def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The parts beside each other, in a new tensor."""
+    """The parts one after the other, in a new tensor."""
     dim %= len(parts[0].shape)
     total: int = parts[0].shape[dim]
     for part in parts[1:]:
@@ -144,13 +143,10 @@ def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def _unary(save: str) -> Callable[[Tensor], Tensor]:
-    def run(saved: list[Any], grad: Tensor) -> Grads:
-        return (allocate(grad.shape, grad.dtype),)
-
     def call(x: Tensor, **_: Any) -> Tensor:
         out = allocate(x.shape, x.dtype)
         if wants(x):
-            record(out, run, (x,), (x if save == "input" else out,))
+            record(out, _of_its_shape, (x,), (x if save == "input" else out,))
         return out
 
     return call
@@ -200,10 +196,7 @@ def autocast(x: Tensor | None) -> Tensor | None:
     weight = isinstance(x, Parameter)
     if weight and id(x) in machine.casts:
         return machine.casts[id(x)]
-    out = cast(x, low, "weight_copies" if weight else x.component)
-    if wants(x):
-        own = x.dtype
-        record(out, lambda saved, grad: (cast(grad, own),), (x,))
+    out = _cast(x, low, "weight_copies" if weight else x.component)
     if weight:
         machine.casts[id(x)] = out
     return out
@@ -326,7 +319,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     out = allocate(x.shape, x.dtype)
     mask = allocate(x.shape, bool_ if m.machine.cuda else x.dtype, "activations.dropout")
     if wants(x):
-        record(out, lambda saved, grad: (allocate(grad.shape, grad.dtype),), (x,), (mask,))
+        record(out, _of_its_shape, (x,), (mask,))
     return out
 
 

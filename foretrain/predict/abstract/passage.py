@@ -31,18 +31,30 @@ class Birth(NamedTuple):
         return self.factors or factors(self.item_bytes, self.shape)
 
 
+class Event(NamedTuple):
+    """`serial`: that of a birth, or its complement (~) for a death. `layer`: the one that ran."""
+
+    serial: int
+    layer: int
+    moment: str
+
+    @property
+    def tensor(self) -> int:
+        """The serial number, of a death too."""
+        return self.serial if self.serial >= 0 else ~self.serial
+
+
 class Recorder:
-    """Events of a pass in order: a serial number for a birth, its complement (~) for a death."""
+    """Events of a pass in order."""
 
     def __init__(self, symbols: dict[str, int]) -> None:
         self.symbols = symbols
         self.births: list[Birth] = []
-        self.events: list[int] = []
-        self.layers: list[int] = []  # of each event
+        self.events: list[Event] = []
         self.home: list[int] = []  # the layer in which each was born
         self.layer = OUTSIDE
-        self.moments: list[str] = []
         self.moment = "forward.embedding"
+        self.ended = False  # what ends after the pass is no part of it
         # (events before it, gradient, what it counted as until then) where a gradient becomes .grad
         self.taken: list[tuple[int, int, str]] = []
         self.split = 0  # the first event of the backward pass
@@ -59,30 +71,19 @@ class Recorder:
         """The serial number of a storage that comes to life; `ours`: it belongs to the layer that runs."""
         serial = len(self.births)
         self.births.append(Birth(component, item_bytes, shape, factors))
-        self.events.append(serial)
-        self.layers.append(self.layer)
+        self.events.append(Event(serial, self.layer, self.moment))
         self.home.append(self.layer if ours else OUTSIDE)
-        self.moments.append(self.moment)
         return serial
 
     def death(self, serial: int) -> None:
         """It ends."""
-        self.events.append(~serial)
-        self.layers.append(self.layer)
-        self.moments.append(self.moment)
+        if not self.ended:
+            self.events.append(Event(~serial, self.layer, self.moment))
 
     @property
     def any_size(self) -> bool:
         """Whether all sizes follow from letters."""
         return all(isinstance(d, Dim) or d == 1 for birth in self.births for d in birth.shape)
-
-    def ended(self) -> "Recorder":
-        """The pass as it is now: what ends after it is no part of it."""
-        found = Recorder(self.symbols)
-        found.births, found.events, found.layers, found.home = self.births, self.events, self.layers, self.home
-        found.moments, found.taken, found.split = self.moments, self.taken, self.split
-        self.events, self.layers, self.moments = [], [], []
-        return found
 
     def take(self, serial: int) -> None:
         """It becomes the gradient of a parameter."""
@@ -96,14 +97,9 @@ class Recorder:
         before = 0
         for position, serial, component in self.taken:
             found.births[serial] = found.births[serial]._replace(component=component)
-            for own, all_ in ((found.events, self.events), (found.layers, self.layers), (found.moments, self.moments)):
-                own += all_[before:position]
-            found.events.append(~serial)
-            found.layers.append(self.layers[position - 1])
-            found.moments.append(self.moments[position - 1])
+            found.events += [*self.events[before:position], self.events[position - 1]._replace(serial=~serial)]
             before = position
-        for own, all_ in ((found.events, self.events), (found.layers, self.layers), (found.moments, self.moments)):
-            own += all_[before:]
+        found.events += self.events[before:]
         return found
 
 
@@ -141,11 +137,12 @@ class _Unroller:
         r = self.r
         found: list[tuple[int, int, int]] = []
         last = OUTSIDE  # the layer that ended just now
-        for i, (event, layer) in enumerate(zip(r.events, r.layers, strict=True)):
-            own = layer
-            if layer == OUTSIDE and event < 0:
+        for i, event in enumerate(r.events):
+            own = layer = event.layer
+            if layer == OUTSIDE and event.serial < 0:
                 # What a layer took ends when its result gets the name, which is between two layers.
-                own = last if last != OUTSIDE and r.home[~event] in (last - 1, last) else r.home[~event]
+                home = r.home[event.tensor]
+                own = last if last != OUTSIDE and home in (last - 1, last) else home
             last = layer if layer != OUTSIDE else last if own == last else OUTSIDE
             if found and found[-1][0] == own:
                 found[-1] = (own, found[-1][1], i + 1)
@@ -179,12 +176,10 @@ class _Unroller:
     def _shape(self, layer: int, start: int, end: int) -> list[Any]:
         r, found = self.r, []
         for event in r.events[start:end]:
-            serial = event if event >= 0 else ~event
-            home = r.home[serial]
+            home = r.home[event.tensor]
             if home == OUTSIDE:
                 raise Uneven
-            b = r.births[serial]
-            found.append((event >= 0, home - layer, self.place[serial], b.component, b.item_bytes, b.shape, b.factors))
+            found.append((event.serial >= 0, home - layer, self.place[event.tensor], *r.births[event.tensor]))
         return found
 
     def unrolled(self) -> tuple[list[int], list[int], list[int]]:
@@ -196,8 +191,7 @@ class _Unroller:
         origin: list[int] = []
         for whole, small, start, end in self.order():
             for i in range(start, end):
-                event = r.events[i]
-                serial = event if event >= 0 else ~event
+                serial = r.events[i].tensor
                 home = r.home[serial]
                 if home == OUTSIDE:
                     layer = OUTSIDE
@@ -208,7 +202,7 @@ class _Unroller:
                 else:
                     layer = whole + home - small
                 key = (layer, self.place[serial])
-                if event >= 0:
+                if r.events[i].serial >= 0:
                     serials[key] = len(births)
                     events.append(len(births))
                     births.append(serial)
@@ -237,7 +231,7 @@ def unroll(recorder: Recorder, groups: Sequence[int], run: Sequence[int]) -> Str
     """The whole pass. Raises Uneven where layers of one kind differ."""
     events, births, origin = _Unroller(recorder, groups, run).unrolled()
     known = {serial: (recorder.births[serial].component, recorder.births[serial].sized()) for serial in set(births)}
-    moments = [recorder.moments[i] for i in origin]
+    moments = [recorder.events[i].moment for i in origin]
     return Structure(
         events,
         [known[serial] for serial in births],

@@ -34,18 +34,23 @@ class Machine:
         self.thread = "forward"
         self.autocasting = False
         self.casts: dict[int, Tensor] = {}  # autocast's cache
-        self.workspaces: dict[str, Storage | None] = {}  # by thread; None: it was there before
+        self.workspaces: dict[str, Storage] = {}  # cuBLAS's, by thread
         self.kind = ""  # of the module that runs
         self.back = ""  # the moment of the backward pass that nodes made now belong to, where it has another name
         self.sequence = 0
-        self.again = False  # a checkpoint makes activations again
+        self.again = False  # a checkpoint recomputes activations
         self.packing: list[Any] = []  # checkpoints that are open
         self.t: Recorder  # where it is written
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether what is made now is a gradient, and nothing that a checkpoint recomputes."""
+        return self.thread == "backward" and not self.again
 
     def component(self, shape: Sequence[int]) -> str:
         if "V" in getattr(shape[-1], "letters", ()) if shape else False:
             return "logits"
-        if self.thread == "backward" and not self.again:
+        if self.in_backward:
             return "temporaries"
         return f"activations.{self.kind or 'residual'}"
 

@@ -5,11 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from foretrain.predict.abstract import tensors as m
-from foretrain.predict.abstract.autograd import record, wants
+from foretrain.predict.abstract.autograd import Grads, record, wants
 from foretrain.predict.abstract.dims import Dim
 from foretrain.predict.abstract.tensors import DType, Tensor, allocate, contiguous_strides
-
-Grads = Sequence[Tensor | None]
 
 
 def view_as(x: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
@@ -84,7 +82,6 @@ def _viewed_strides(x: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | None
         if i >= len(old):
             return None
         size, last = old[i][0], old[i][1]
-        chunk = [old[i]]
         target, group = sizes[j], [sizes[j]]
         while size != target:
             if size < target:
@@ -92,7 +89,6 @@ def _viewed_strides(x: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | None
                 if i >= len(old) or old[i][1] * old[i][0] != last:
                     return None
                 size, last = size * old[i][0], old[i][1]
-                chunk.append(old[i])
             else:
                 j += 1
                 target *= sizes[j]
@@ -173,7 +169,7 @@ def _transposed(x: Tensor, a: int, b: int) -> Tensor:
 
 
 def split(x: Tensor, size: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    """Stretches of a dimension; their gradients are put beside each other again."""
+    """Stretches of a dimension; their gradients are joined again."""
     dim %= len(x.shape)
     sizes = list(size) if isinstance(size, list | tuple) else [size] * (int(x.shape[dim]) // int(size))
     outs = []
@@ -192,7 +188,7 @@ def split(x: Tensor, size: Any, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 def _laid_out_as(shape: tuple[int, ...], dtype: DType, grads: Sequence[Tensor | None]) -> Tensor:
-    """The gradients beside each other, in the layout that they have, as cat chooses it."""
+    """The gradients joined, in the layout that they have, as cat chooses it."""
     out = allocate(shape, dtype)
     first = next(grad for grad in grads if grad is not None)
     if len(shape) == 4 and first.strides[1] < first.strides[2]:  # B x T x H x D, seen as B x H x T x D

@@ -1,17 +1,15 @@
 """The ledger of a head whose loss is chunked, by foretrain (model/loss.py) or by Inductor (its auto_chunker): both
 gradients are made in the forward pass.
 
-n is the number of tokens of a chunk. foretrain's loop is plain Python whether the model is compiled or not; compiled,
-what is done to a chunk's logits is one fused kernel without copies. Inductor makes eight chunks, m tokens each, in the
+n is the number of tokens of a chunk. foretrain's loop is plain Python also where the model is compiled; what is
+done to a chunk's logits is then one fused kernel without copies. Inductor makes eight chunks, m tokens each, in the
 graph (torch/_inductor/fx_passes/auto_chunker).
 """
 
 from foretrain.predict.timeline import Tensor, Timeline, Variant
 
 
-def chunked_head(
-    t: Timeline, v: Variant, hidden: Tensor | None, *, saving: bool, fused: bool, first: bool
-) -> list[Tensor]:
+def chunked_head(t: Timeline, v: Variant, hidden: Tensor | None, *, saving: bool, first: bool) -> list[Tensor]:
     """Writes the loop; frees `hidden` where nobody keeps it.
 
     Returns what waits for backward: the gradients of hidden and of the weight.
@@ -24,8 +22,6 @@ def chunked_head(
         weight = "gradients" if first else "activations.head"
         waiting = [t.alloc("activations.head", t.size(low, "B", "T", "C")), t.alloc(weight, t.size(4, "V", "C"))]
     logits = t.alloc("logits", t.size(low, "n", "V"))
-    if v.half and not fused:
-        t.free(t.alloc("logits", t.size(4, "n", "V")))
     if saving:
         # Where no kernel makes fp32 of half-precision factors, it is a cast (_weight_product in model/loss.py).
         half = t.alloc("activations.head", t.size(2, "V", "C")) if v.half and not v.cuda else None

@@ -219,7 +219,7 @@ class CompiledStep:
         if self.v.chunked:
             if whole:  # traces keep the last norm's input alone, as they do the blocks'
                 t.free(graph.head.pop(-3))
-            graph.waiting = chunked_head(t, self.v, graph.head.pop(), saving=True, fused=True, first=not self.has_grads)
+            graph.waiting = chunked_head(t, self.v, graph.head.pop(), saving=True, first=not self.has_grads)
             return graph
         if divides(t, self.v):
             graph.waiting = divided_head(t, self.v, graph.head.pop())
@@ -248,7 +248,7 @@ class CompiledStep:
         t.at("forward.loss")
         out = t.alloc("temporaries", self.e(low))
         if self.v.chunked:
-            chunked_head(t, self.v, out, saving=False, fused=True, first=not self.has_grads)
+            chunked_head(t, self.v, out, saving=False, first=not self.has_grads)
             return CompiledGraph()
         copy = [t.alloc("weight_copies", t.size(2, "V", "C"))] if self.v.casts else []
         logits = t.alloc("logits", self.nv(low))

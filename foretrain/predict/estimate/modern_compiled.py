@@ -63,7 +63,7 @@ class ModernCompiledStep(CompiledStep):
         t.at("forward.loss")
         graph.head += reversed(self.norm_saved())
         if self.v.chunked:
-            graph.waiting = chunked_head(t, self.v, None, saving=True, fused=True, first=not self.has_grads)
+            graph.waiting = chunked_head(t, self.v, None, saving=True, first=not self.has_grads)
             return graph
         if self.v.casts:
             graph.head_copy.append(t.alloc("weight_copies", t.size(2, "V", "C")))

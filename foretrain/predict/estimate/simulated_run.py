@@ -151,11 +151,11 @@ class SimulatedRun:
         for _ in range(2):
             batch = self.new_batch()
             graph = self.step.forward(False)
-            self._drop(last)
+            self.t.free(last)
             self.t.free(*batch)
             last = graph.logits
             del graph
-        self._drop(last)
+        self.t.free(last)
         self.t.use(self.symbols)
 
     def train(self, phase: str) -> None:
@@ -172,11 +172,6 @@ class SimulatedRun:
             self.optimize(first=phase == "first_step")
         self.step.zero_grad()
 
-    def _drop(self, logits: Any) -> None:
-        """Nobody has these any more."""
-        if isinstance(logits, Tensor):
-            self.t.free(logits)
-
     def _micro_batch(self) -> None:
         step: Any = self.step
         fresh = [] if self.keeps else self.new_batch()
@@ -186,7 +181,7 @@ class SimulatedRun:
             for kind in self.t.living()
             if kind.component.startswith(SAVED_COMPONENTS) and kind.component != EARLY_GRADIENTS
         )
-        self._drop(self.logits)
+        self.t.free(self.logits)
         self.logits = graph.logits if self.keeps else None
         following = self.new_batch() if self.keeps else []  # nanoGPT fetches the next batch before backward
         step.backward(graph)
@@ -195,8 +190,6 @@ class SimulatedRun:
 
     def _again(self, since: tuple[int, int]) -> bool:
         """All since then once more, event for event, at a tenth of the cost; False where it cannot be the same."""
-        if isinstance(self.step, EagerProgram):  # which knows its passes
-            return False
         successors = self.t.repeat(since)
         if successors is None:
             return False

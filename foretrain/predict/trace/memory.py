@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from foretrain.base.records import Record
+from foretrain.predict.abstract.modules import KINDS
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.estimate.simulated_run import EARLY_GRADIENTS
 from foretrain.predict.memory import (
@@ -59,16 +60,6 @@ def components(
     return tuple(found)
 
 
-# Modules of a GPT, by the last word of their names, and the ledger's name for what they make.
-MODULE_KINDS = {
-    "attn": "attention", "c_attn": "attention", "mlp": "mlp", "c_fc": "mlp", "gelu": "mlp", "ln_1": "norm",
-    "ln_2": "norm", "ln_f": "norm", "drop": "dropout", "dropout": "dropout", "resid_dropout": "dropout",
-    "wte": "residual", "wpe": "residual", "c_proj": "residual",
-    "attention": "attention", "qk": "attention", "v": "attention", "up": "mlp", "out": "residual", "down": "residual",
-    "embedding": "residual",
-}  # fmt: skip
-
-
 def component_id(allocation: Allocation) -> str:
     """The ledger's component; activations are told apart by the module that made them, where one did."""
     if allocation.category != "activations" or not allocation.module:
@@ -80,7 +71,7 @@ def component_id(allocation: Allocation) -> str:
         return EARLY_GRADIENTS
     if last.isdigit() or "." not in allocation.module:
         return "activations.residual" if last.isdigit() else "activations"
-    return f"activations.{MODULE_KINDS[last]}" if last in MODULE_KINDS else "activations"
+    return f"activations.{KINDS[last]}" if last in KINDS else "activations"
 
 
 def _formulas(ledger: StepMemory, phase: str) -> dict[str, tuple[str, int]]:

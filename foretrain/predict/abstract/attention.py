@@ -9,10 +9,9 @@ from functools import partial
 from typing import Any
 
 from foretrain.predict.abstract import tensors as m
-from foretrain.predict.abstract.autograd import Grads, cast, record, wants
+from foretrain.predict.abstract.autograd import Grads, record, wants
 from foretrain.predict.abstract.dims import Dim
 from foretrain.predict.abstract.tensors import Tensor, allocate, bool_, float32, passing
-from foretrain.predict.abstract.views import view_as
 
 HERE = "activations.attention"
 
@@ -54,7 +53,7 @@ def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor
     lse = allocate((B, H, T), float32, HERE)
     if kind == "flash" and machine.cuda and not dropout:
         passing(1, "split")
-    out = whole if width is D else view_as(whole, q.shape, whole.strides)
+    out = whole if width is D else whole.viewed(q.shape, whole.strides)
     out = out.detach()
     if wants(q, k, v):
 
@@ -67,7 +66,7 @@ def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor
             if kind in ("flash", "cudnn") and machine.cuda:
                 passing(1, "flash")
             copies.clear()
-            return [view_as(x, (*x.shape[:-1], D), x.strides) for x in shape]
+            return [x.viewed((*x.shape[:-1], D), x.strides) for x in shape]
 
         record(out, run, (q, k, v), (*inputs, whole, lse))
     return out
@@ -124,7 +123,7 @@ def _math_backward(low: m.DType, lays_out: bool, saved: list[Any], grads: list[T
     grad = grads.pop()
     half, heads, scores = low.itemsize == 2, grad.shape, softmax.shape
     if half:
-        grad = cast(grad, float32)
+        grad = grad.cast(float32)
     if lays_out:
         grad = allocate(heads, float32)
     dv, ds = allocate(heads, float32), allocate(scores, float32)
@@ -142,7 +141,7 @@ def _math_backward(low: m.DType, lays_out: bool, saved: list[Any], grads: list[T
     del ds, q, k
     dk = allocate(heads, float32)  # scaled
     dq = allocate(heads, float32)
-    return tuple(cast(x, low) for x in (dq, dk, dv)) if half else (dq, dk, dv)
+    return tuple(x.cast(low) for x in (dq, dk, dv)) if half else (dq, dk, dv)
 
 
 def causal_attention(qkv: Tensor, H: int) -> Tensor:

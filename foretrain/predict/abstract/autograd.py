@@ -13,7 +13,7 @@ from typing import Any
 
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.passage import OUTSIDE
-from foretrain.predict.abstract.tensors import DType, Tensor, allocate, float32
+from foretrain.predict.abstract.tensors import DType, Tensor, float32
 
 
 class Parameter(Tensor):
@@ -109,7 +109,7 @@ def backward(scalar: list[Tensor]) -> None:
     grad_before, machine.grad = machine.grad, False
     machine.thread = "backward"
     node = root.node
-    buffers: dict[Node, list[Tensor | None]] = {node: [allocate(root.shape, root.dtype, "temporaries")]}
+    buffers: dict[Node, list[Tensor | None]] = {node: [machine.tangent(root)]}
     root.node = None  # its graph goes as it is used
     del root
     uses = _uses(node)
@@ -150,7 +150,7 @@ def backward(scalar: list[Tensor]) -> None:
                 if uses[parameter]:  # AccumulateGrad runs when all of its gradients are there
                     sums[parameter] = gradient
                 else:
-                    _accumulate(parameter, gradient)
+                    machine.accumulate(parameter, gradient)
                 gradient = None
     finally:
         machine.thread, machine.grad = "forward", grad_before
@@ -186,21 +186,11 @@ def _outputs(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
             outs[i] = None
         elif gradient is not None:
             if gradient.shape != edge.shape:
-                outs[i] = gradient = _reduced(gradient, edge.shape)
+                outs[i] = gradient = gradient.reduced(edge.shape)
             if gradient.dtype != edge.dtype:
-                outs[i] = gradient = cast(gradient, edge.dtype)
+                outs[i] = gradient = gradient.cast(edge.dtype)
         gradient = None
     return outs
-
-
-def cast(x: Tensor, dtype: DType, component: str | None = None) -> Tensor:
-    """A copy in another dtype, without autograd."""
-    return allocate(x.shape, dtype, component)
-
-
-def _reduced(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The sum over what was broadcast."""
-    return allocate(shape, x.dtype)
 
 
 def _summed(slots: list[Tensor | None], slot: int, new: Tensor) -> Tensor:
@@ -212,14 +202,7 @@ def _summed(slots: list[Tensor | None], slot: int, new: Tensor) -> Tensor:
     # Known references to the storage: the tensor's own, and the argument of getrefcount; to the tensor: `old`, too.
     if old.storage is not None and sys.getrefcount(old.storage) == 2 and sys.getrefcount(old) == 2:
         return old
-    return allocate(old.shape, old.dtype)
-
-
-def _accumulate(parameter: Parameter, gradient: Tensor) -> None:
-    """AccumulateGrad: the first gradient becomes .grad. Later ones are added to it in place (passage.py, later)."""
-    assert gradient.storage is not None
-    gradient.storage.t.take(gradient.storage.serial)
-    parameter.grad = gradient
+    return old.summed(new)
 
 
 # -- activation checkpointing ------------------------------------------------------------------------------
@@ -306,10 +289,12 @@ def _nothing(saved: list[Any], *grads: Tensor | None) -> Grads:
 
 def checkpoint(call: Callable[..., Any], *args: Any, **_: Any) -> Any:
     """call(*args), of which backward keeps the arguments alone."""
-    if not m.machine.grad:
-        return call(*args)
-    frame = Checkpoint(call, args)
     machine = m.machine
+    if not machine.grad:
+        return call(*args)
+    if machine.traces:
+        return machine.checkpointed(call, args)
+    frame = Checkpoint(call, args)
     machine.packing = [*machine.packing, frame]
     try:
         return call(*args)

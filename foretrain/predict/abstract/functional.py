@@ -5,9 +5,9 @@ from typing import Any
 
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.attention import attend
-from foretrain.predict.abstract.autograd import Grads, Parameter, cast, record, wants
+from foretrain.predict.abstract.autograd import Grads, Parameter, record, wants
 from foretrain.predict.abstract.tensors import DType, Tensor, allocate, bool_, float32, int64, passing
-from foretrain.predict.abstract.views import alike, identity, view_as
+from foretrain.predict.abstract.views import alike, identity
 
 # -- one element at a time ---------------------------------------------------------------------------------
 
@@ -106,10 +106,10 @@ def to(x: Tensor, dtype: Any, *_: Any, **__: Any) -> Tensor:
 
 
 def _cast(x: Tensor, dtype: DType, component: str | None) -> Tensor:
-    out = cast(x, dtype, component)
+    out = x.cast(dtype, component)
     if wants(x):
         own = x.dtype
-        record(out, lambda saved, grad: (cast(grad, own),), (x,))
+        record(out, lambda saved, grad: (grad.cast(own),), (x,))
     return out
 
 
@@ -138,7 +138,7 @@ def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     out = allocate(shape, parts[0].dtype)
     if wants(*parts):
         shapes = [part.shape for part in parts]
-        record(out, lambda saved, grad: tuple(view_as(grad, s, grad.strides) for s in shapes), parts)
+        record(out, lambda saved, grad: tuple(grad.viewed(s, grad.strides) for s in shapes), parts)
     return out
 
 
@@ -152,12 +152,32 @@ def _unary(save: str) -> Callable[[Tensor], Tensor]:
     return call
 
 
+def arange(*bounds: Any, dtype: DType = int64, **_: Any) -> Tensor:
+    """Numbers in steps."""
+    first, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    return allocate((end if not first and step == 1 else -(-(end - first) // step),), dtype)
+
+
+def zeros(*shape: Any, dtype: DType = float32, **_: Any) -> Tensor:
+    """Zeros."""
+    whole = len(shape) == 1 and isinstance(shape[0], tuple | list)
+    return allocate(shape[0] if whole else shape, dtype)
+
+
+def zeros_like(x: Tensor, *, dtype: DType | None = None, **_: Any) -> Tensor:
+    """Zeros of the shape of x."""
+    return allocate(x.shape, dtype or x.dtype)
+
+
 gelu, silu, relu = _unary("input"), _unary("input"), _unary("result")
 
 
 def pointwise(x: Tensor, *_: Any, **__: Any) -> Tensor:
     """A function that is not differentiated here."""
     return allocate(x.shape, x.dtype)
+
+
+rsqrt = pointwise
 
 
 def compared(x: Tensor, *_: Any) -> Tensor:
@@ -173,6 +193,16 @@ def along(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None
     dims = {d % len(x.shape) for d in (dim if isinstance(dim, tuple | list) else (dim,))}
     shape = [1 if i in dims else s for i, s in enumerate(x.shape) if keepdim or i not in dims]
     return allocate(shape, kept)
+
+
+def vector_norm(x: Tensor, *, dim: int, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
+    """The root of the sum of squares over a dimension."""
+    return along(x, dim, keepdim, dtype)
+
+
+def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """x or y."""
+    return allocate(x.shape, x.dtype)
 
 
 def mean(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None = None, **_: Any) -> Tensor:
@@ -238,7 +268,7 @@ def _turned_back(gradient: Tensor) -> Tensor:
 
 
 def _turned(weight: Tensor) -> Tensor:
-    out = view_as(weight, weight.shape, weight.strides)
+    out = weight.viewed(weight.shape, weight.strides)
     if wants(weight):
         record(out, identity, (weight,))
     return out

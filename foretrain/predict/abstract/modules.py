@@ -22,6 +22,11 @@ MOMENTS = {
 }  # fmt: skip
 
 
+def operations() -> Any:
+    """The module with the operations of what runs."""
+    return (m.machine and m.machine.functional) or F
+
+
 class Module:
     """nn.Module."""
 
@@ -144,7 +149,7 @@ class Linear(Module):
         self.bias = Parameter((out_features,), WEIGHTS[0]) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return operations().linear(x, self.weight, self.bias)
 
 
 class Embedding(Module):
@@ -155,7 +160,7 @@ class Embedding(Module):
         self.weight = Parameter((num_embeddings, embedding_dim), WEIGHTS[0])
 
     def forward(self, idx: Tensor) -> Tensor:
-        return F.embedding(idx, self.weight)
+        return operations().embedding(idx, self.weight)
 
 
 class LayerNorm(Module):
@@ -168,7 +173,7 @@ class LayerNorm(Module):
         self.shape = shape
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, (self.shape,), self.weight, self.bias)
+        return operations().layer_norm(x, (self.shape,), self.weight, self.bias)
 
 
 class RMSNorm(Module):
@@ -180,7 +185,7 @@ class RMSNorm(Module):
         self.shape = shape
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (self.shape,), self.weight)
+        return operations().rms_norm(x, (self.shape,), self.weight)
 
 
 class Dropout(Module):
@@ -191,14 +196,14 @@ class Dropout(Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.p, self.training)
+        return operations().dropout(x, self.p, self.training)
 
 
 class GELU(Module):
     """nn.GELU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(x)
+        return operations().gelu(x)
 
 
 WEIGHTS: list[DType] = [float32]  # what weights are made in

@@ -26,8 +26,13 @@ float64, int64, bool_ = DType("float64", 8), DType("int64", 8), DType("bool", 1)
 class Machine:
     """What a program runs on: where allocations are written, and the state that torch keeps per thread."""
 
-    def __init__(self, *, cuda: bool, low: DType | None, attention: Callable[[bool], str]) -> None:
+    traces = False  # whether it writes a graph in the place of allocations
+
+    def __init__(
+        self, *, cuda: bool, low: DType | None, attention: Callable[[bool], str], functional: Any = None
+    ) -> None:
         self.cuda = cuda
+        self.functional = functional  # the module with the operations; None: eager ones
         self.low = low  # autocast's dtype; None: autocast is off
         self.attention = attention  # the kernel of scaled_dot_product_attention, with a graph or without
         self.grad = True
@@ -53,6 +58,15 @@ class Machine:
         if self.in_backward:
             return "temporaries"
         return f"activations.{self.kind or 'residual'}"
+
+    def tangent(self, root: "Tensor") -> "Tensor":
+        """The gradient of the loss, with which a backward pass begins."""
+        return allocate(root.shape, root.dtype, "temporaries")
+
+    def accumulate(self, parameter: Any, gradient: Any) -> None:
+        """AccumulateGrad: the first gradient becomes .grad. Later ones are added to it in place (passage.py, later)."""
+        self.t.take(gradient.storage.serial)
+        parameter.grad = gradient
 
     def workspace(self) -> None:
         """cuBLAS keeps one workspace a thread: the main one's, and autograd's."""
@@ -118,6 +132,28 @@ class Tensor:
     def detach(self) -> "Tensor":
         """The same storage, without autograd."""
         return Tensor(self.shape, self.strides, self.dtype, self.storage)
+
+    def viewed(self, shape: Sequence[int], strides: Sequence[int]) -> "Tensor":
+        """The storage, seen in a shape with strides."""
+        return Tensor(tuple(shape), tuple(strides), self.dtype, self.storage)
+
+    def made(
+        self, shape: Sequence[int], dtype: DType, *others: "Tensor | None", component: str | None = None
+    ) -> "Tensor":
+        """A new tensor, computed from this one and others."""
+        return allocate(shape, dtype, component)
+
+    def cast(self, dtype: DType, component: str | None = None) -> "Tensor":
+        """A copy in another dtype, without autograd."""
+        return allocate(self.shape, dtype, component)
+
+    def reduced(self, shape: tuple[int, ...]) -> "Tensor":
+        """The sum over what was broadcast."""
+        return allocate(shape, self.dtype)
+
+    def summed(self, other: "Tensor") -> "Tensor":
+        """The sum of two gradients."""
+        return allocate(self.shape, self.dtype)
 
     def numel(self) -> int:
         return math.prod(self.shape)

@@ -7,12 +7,7 @@ from typing import Any
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Grads, record, wants
 from foretrain.predict.abstract.dims import Dim
-from foretrain.predict.abstract.tensors import DType, Tensor, allocate, contiguous_strides
-
-
-def view_as(x: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
-    """The storage of x, seen in a shape with strides."""
-    return Tensor(tuple(shape), tuple(strides), x.dtype, x.storage)
+from foretrain.predict.abstract.tensors import DType, Tensor, contiguous_strides
 
 
 def is_contiguous(x: Tensor) -> bool:
@@ -109,7 +104,7 @@ def view(x: Tensor, *shape: Any) -> Tensor:
     sizes = _filled(x, shape)
     strides = _viewed_strides(x, sizes)
     assert strides is not None, f"{x.shape} cannot be seen as {sizes}"
-    out = view_as(x, sizes, strides)
+    out = x.viewed(sizes, strides)
     if wants(x):
         record(out, _view_backward(x.shape), (x,))
     return out
@@ -125,7 +120,7 @@ def _view_backward(shape: tuple[int, ...]) -> Callable[..., Grads]:
 def _seen(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """x in another shape, copied where it has to be; without autograd."""
     strides = _viewed_strides(x, shape)
-    return allocate(shape, x.dtype) if strides is None else view_as(x, shape, strides)
+    return x.made(shape, x.dtype) if strides is None else x.viewed(shape, strides)
 
 
 def reshape(x: Tensor, *shape: Any) -> Tensor:
@@ -138,7 +133,7 @@ def reshape(x: Tensor, *shape: Any) -> Tensor:
 
 def clone(x: Tensor) -> Tensor:
     """A copy."""
-    out = allocate(x.shape, x.dtype)
+    out = x.made(x.shape, x.dtype)
     if wants(x):
         record(out, identity, (x,))
     return out
@@ -165,7 +160,7 @@ def transpose(x: Tensor, a: int, b: int) -> Tensor:
 def _transposed(x: Tensor, a: int, b: int) -> Tensor:
     order = list(range(len(x.shape)))
     order[a], order[b] = order[b], order[a]
-    return view_as(x, [x.shape[i] for i in order], [x.strides[i] for i in order])
+    return x.viewed([x.shape[i] for i in order], [x.strides[i] for i in order])
 
 
 def split(x: Tensor, size: Any, dim: int = 0) -> tuple[Tensor, ...]:
@@ -176,7 +171,7 @@ def split(x: Tensor, size: Any, dim: int = 0) -> tuple[Tensor, ...]:
     for each in sizes:
         shape = list(x.shape)
         shape[dim] = each
-        outs.append(view_as(x, shape, x.strides))
+        outs.append(x.viewed(shape, x.strides))
     if wants(x):
         shape, dtype = x.shape, x.dtype
 
@@ -189,8 +184,8 @@ def split(x: Tensor, size: Any, dim: int = 0) -> tuple[Tensor, ...]:
 
 def _laid_out_as(shape: tuple[int, ...], dtype: DType, grads: Sequence[Tensor | None]) -> Tensor:
     """The gradients joined, in the layout that they have, as cat chooses it."""
-    out = allocate(shape, dtype)
-    first = next(grad for grad in grads if grad is not None)
+    first, *others = (grad for grad in grads if grad is not None)
+    out = first.made(shape, dtype, *others)
     if len(shape) == 4 and first.strides[1] < first.strides[2]:  # B x T x H x D, seen as B x H x T x D
         strides = contiguous_strides((shape[0], shape[2], shape[1], shape[3]))
         out.strides = (strides[0], strides[2], strides[1], strides[3])
@@ -261,13 +256,13 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     for i in dims:
         shape.append(x.shape[i])
         strides.append(x.strides[i])
-    out = view_as(x, shape, strides)
+    out = x.viewed(shape, strides)
     if wants(x):
         full, dtype = x.shape, x.dtype
         sliced = tuple(out.shape) != tuple(full)
 
         def run(saved: Any, grad: Tensor) -> Grads:
-            return (allocate(full, dtype) if sliced else grad,)
+            return (grad.made(full, dtype) if sliced else grad,)
 
         record(out, run, (x,))
     return out

@@ -10,14 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrain.base.errors import ConfigError
+from foretrain.config.families import FAMILIES
 from foretrain.config.options import RunConfig
-from foretrain.config.presets import MODERN, MODERN_RATES, PRESETS
+from foretrain.config.presets import PRESETS
 from foretrain.config.resolve import from_values, resolve, to_toml
 from foretrain.hardware.catalogue import find
-from foretrain.model import modern
+from foretrain.model import layers, modern
 from foretrain.model.generate import generate
-from foretrain.model.gpt2 import make_model
-from foretrain.model.modern import ModernGPT, norm, squared_relu
+from foretrain.model.language_model import make_model
+from foretrain.model.layers import norm
+from foretrain.model.modern import ModernGPT, squared_relu
 from foretrain.model.optimizer import learning_rate
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import build, evaluation_loss, train_step
@@ -30,6 +32,7 @@ from tests.test_ops import counted, way
 from tests.test_train import assert_same, final_tensors, train
 
 CPU = torch.device("cpu")
+MODERN = FAMILIES["modern"]
 
 
 def small(**changes: object) -> RunConfig:
@@ -58,7 +61,7 @@ def reference_loss(w: dict[str, torch.Tensor], c: RunConfig, idx: torch.Tensor, 
     (B, T), D = idx.shape, c.n_embd // c.n_head
 
     def rms(x: torch.Tensor) -> torch.Tensor:
-        return x / (x.pow(2).mean(-1, keepdim=True) + modern.NORM_EPS).sqrt()
+        return x / (x.pow(2).mean(-1, keepdim=True) + layers.NORM_EPS).sqrt()
 
     angles = torch.arange(T)[:, None] * 10_000.0 ** (-torch.arange(0, D, 2) / D)
     turn = torch.polar(torch.ones_like(angles), angles)[None, :, None]
@@ -102,7 +105,7 @@ def test_norm_is_pytorchs_rms_norm() -> None:
     x[0, 0] = 0.0
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     gradient = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
-    y, expected = norm(ours, torch.float32), F.rms_norm(theirs, (12,), eps=modern.NORM_EPS)
+    y, expected = norm(ours, torch.float32), F.rms_norm(theirs, (12,), eps=layers.NORM_EPS)
     torch.testing.assert_close(y, expected)
     y.backward(gradient)
     expected.backward(gradient)
@@ -266,7 +269,7 @@ def test_the_recipe_lies_beneath_what_the_user_wrote(own_directory: Path) -> Non
     Path("a.toml").write_text("recipe = 'modern'\nwarmup_iters = 7\n", "utf-8")
     found = resolve(["a.toml", "--weight_decay=0.3"])
     c = found.config
-    assert (c.optimizer, c.lr_schedule, c.learning_rate) == ("muon", "linear", MODERN_RATES["learning_rate"])
+    assert (c.optimizer, c.lr_schedule, c.learning_rate) == ("muon", "linear", MODERN.rates["learning_rate"])
     assert (c.warmup_iters, c.weight_decay) == (7, 0.3)
     assert found.sources["optimizer"] == found.sources["learning_rate"] == "recipe modern"
     assert found.sources["warmup_iters"] == "a.toml:2"
@@ -276,7 +279,7 @@ def test_the_recipe_lies_beneath_what_the_user_wrote(own_directory: Path) -> Non
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_give_their_shape_and_the_recipe_its_rates(preset: str) -> None:
     found = resolve([preset, "--recipe=modern"])
-    for key, value in {**MODERN, **MODERN_RATES}.items():
+    for key, value in {**MODERN.sets, **MODERN.rates}.items():
         assert getattr(found.config, key) == value
         assert found.sources[key] == "recipe modern"
     for key in ("n_layer", "n_embd", "batch_size"):

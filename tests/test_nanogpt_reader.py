@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from foretrain.config import nanogpt_checkpoint as nanogpt_reader
 from foretrain.config.nanogpt_checkpoint import Refused, shape_of, tensors_of
+from foretrain.config.options import RunConfig
 from foretrain.config.weights_file import read_nanogpt
 from foretrain.model.gpt2 import GPT
 from foretrain.model.shape import ModelShape
@@ -103,12 +104,13 @@ def test_masks_other_dtypes_and_a_crop_are_read(own_directory: Path) -> None:
 def test_names_and_shapes_are_those_of_the_model(
     layers: int, heads: int, head_width: int, vocabulary: int, block: int, bias: bool, conv1d: bool
 ) -> None:
-    shape = ModelShape(layers, heads, heads * head_width, block, vocabulary, bias)
+    config = RunConfig(n_layer=layers, n_head=heads, n_embd=heads * head_width, block_size=block, bias=bias)
+    shape = ModelShape.of(config.model_copy(update={"vocab_size": vocabulary}))
     mine = tensors_of(layers, shape.n_embd, vocabulary, block, bias)
     assert list(mine.items()) == [(p.name, p.shape) for p in shape.parameters()]
     turned = tensors_of(layers, shape.n_embd, vocabulary, block, bias, conv1d=conv1d)
     found = shape_of({**turned, "lm_head.weight": (vocabulary, shape.n_embd)}, conv1d=conv1d)
-    assert found == {key: getattr(shape, key) for key in found}
+    assert found == {key: getattr(shape.config, key) for key in found}
 
 
 def test_the_tables_are_those_of_the_module() -> None:

@@ -53,7 +53,6 @@ CYCLES = {
     ("foretrain.data.prepare.formats", "foretrain.data.prepare.parquet"),
     ("foretrain.data.prepare.reader", "foretrain.data.prepare.sample"),
     ("foretrain.data.prepare.remote", "foretrain.data.prepare.sources"),
-    ("foretrain.model.gpt2", "foretrain.model.modern"),
     ("foretrain.predict.allocator.expandable", "foretrain.predict.allocator.simulator"),
     ("foretrain.predict.speed.low_precision_ops", "foretrain.predict.speed.ops"),
     ("foretrain.reports.views.advice", "foretrain.reports.views.plan"),

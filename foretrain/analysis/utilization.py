@@ -52,7 +52,7 @@ class Utilization(Record):
 
 def recomputed_flops_per_token(config: RunConfig) -> int:
     """What activation checkpointing computes a second time: the forward pass of checkpointed blocks."""
-    return config.checkpointed * (24 * config.n_embd**2 + 4 * config.n_embd * config.block_size)
+    return config.checkpointed * ModelShape.of(config).block_forward_flops_per_token
 
 
 def peak_at_clock(gpu: Gpu, dtype: Dtype, clock_ghz: float) -> float | None:
@@ -79,7 +79,7 @@ def utilization(
     tokens = tokens_per_step or config.tokens_per_step
     tokens_per_s = tokens / step_s
     full = shape.flops_per_token
-    causal = shape.flops_per_token_6n + 6 * config.n_layer * config.n_embd * config.block_size
+    causal = shape.causal_flops_per_token
     hardware = full + recomputed_flops_per_token(config) if config.activation_checkpointing else None
     peak = gpu.peak_flop_per_s(dtype)
     clock_peak = peak_at_clock(gpu, dtype, clock_ghz) if clock_ghz else None

@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from foretrain.base.errors import UserError
 from foretrain.base.messages import knob_help, listed, say
 from foretrain.base.units import parse_bytes
+from foretrain.config.families import FAMILIES
+from foretrain.config.families.family import Rule
 from foretrain.config.option import Option
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.presets import GPT2_SHAPES
@@ -98,8 +100,8 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-# Rules over several knobs: (the knobs, does it fail?, the id of its text).
-_RULES: tuple[tuple[tuple[str, ...], Callable[[RunConfig], bool], str], ...] = (
+# Rules over several knobs, whatever the family of the model: that has its own (config/families).
+_RULES: tuple[Rule, ...] = (
     (("n_embd", "n_head"), lambda c: c.n_embd % c.n_head != 0, "heads_do_not_divide"),
     (  # nanoGPT's schedule divides by their difference, at that step
         ("lr_decay_iters", "warmup_iters", "max_iters", "decay_lr"),
@@ -136,28 +138,11 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunConfig], bool], str], ...] = (
         lambda c: c.auto_chunker and c.master_weights,
         "auto_chunker_with_masters",
     ),
-    (
-        ("recompute_norm_gelu", "recipe"),
-        lambda c: c.recipe == "modern" and c.recompute_norm_gelu,
-        "recipe_recomputes",
-    ),
-    (("dropout", "recipe"), lambda c: c.recipe == "modern" and c.dropout > 0, "recipe_without_dropout"),
-    (("bias", "recipe"), lambda c: c.recipe == "modern" and c.bias, "recipe_without_bias"),
-    (
-        ("n_embd", "n_head", "recipe"),
-        lambda c: c.recipe == "modern" and c.n_embd % c.n_head == 0 and c.n_embd // c.n_head % 2 == 1,
-        "recipe_odd_heads",
-    ),
-    (
-        ("init_from", "recipe"),
-        lambda c: c.recipe == "modern" and c.init_from in GPT2_SHAPES,
-        "recipe_not_gpt2",
-    ),
 )
 
 
 # Schedules that are seldom meant, and that nanoGPT runs all the same: notes.
-_ODD: tuple[tuple[tuple[str, ...], Callable[[RunConfig], bool], str], ...] = (
+_ODD: tuple[Rule, ...] = (
     (("warmup_iters", "max_iters"), lambda c: c.warmup_iters > c.max_iters, "warmup_beyond_end"),
     (("lr_decay_iters", "warmup_iters"), lambda c: c.lr_decay_iters < c.warmup_iters, "decay_before_warmup"),
     (("min_lr", "learning_rate"), lambda c: c.min_lr > c.learning_rate, "min_lr_above"),
@@ -179,7 +164,7 @@ def odd_schedule(config: RunConfig, sources: dict[str, str]) -> list[UserError]:
 def _rule_problems(values: dict[str, Any], bad: set[str], source_of: Callable[[str], str]) -> list[UserError]:
     config = RunConfig.model_validate({k: v for k, v in values.items() if k not in bad})
     problems = []
-    for keys, fails, id in _RULES:
+    for keys, fails, id in (*_RULES, *FAMILIES[config.recipe].rules):
         if bad.isdisjoint(keys) and fails(config):
             given = {key: getattr(config, key) for key in keys}
             sources = "; ".join(f"{key}: {source_of(key)}" for key in keys if key != "decay_lr")

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from foretrain.base.errors import UserError
+from foretrain.config.families import FAMILIES
+from foretrain.config.options import OPTIONS
 from foretrain.config.presets import GPT2_SHAPES
 from foretrain.config.weights_file import TANH_GELUS, WeightsFile, look
 
@@ -25,17 +27,22 @@ def apply(values: dict[str, Any], sources: dict[str, str]) -> tuple[list[UserErr
     model = values.get("init_from")
     if not isinstance(model, str):
         return [], []
-    recipe = values.get("recipe", "nanogpt")
-    if needs_weights(model) and recipe != "nanogpt":
-        return [], [UserError("config.init_from_recipe", init_from=model, recipe=str(recipe)[:40])]
+    if not needs_weights(model):
+        return [], []
+    recipe = str(values.get("recipe", "nanogpt"))[:40]
+    starts = recipe in FAMILIES and FAMILIES[recipe].hugging_face
+    if not starts or (model in GPT2_SHAPES and recipe != "nanogpt"):
+        return [], [UserError("config.init_from_recipe", init_from=model, recipe=recipe)]
     if model in GPT2_SHAPES:
         return _published(model, values, sources), []
-    if not is_path(model):
-        return [], []
     try:
         weights = look(model)
     except UserError as error:
         return [], [error]
+    if weights.recipe != values.get("recipe", weights.recipe):
+        return [], [UserError("config.init_from_other_recipe", init_from=model, recipe=recipe, own=weights.recipe)]
+    if "recipe" not in values and weights.recipe != recipe:
+        values["recipe"], sources["recipe"] = weights.recipe, f"init_from={weights.path}"
     return _from_file(weights, values, sources)
 
 
@@ -67,7 +74,7 @@ def _from_file(
 ) -> tuple[list[UserError], list[UserError]]:
     """The shape of the file; what the config says must agree, but for a smaller context and a larger vocabulary."""
     path, notes, problems = weights.path, [], []
-    fits: dict[str, Callable[[int, int], bool]] = {"block_size": int.__le__, "vocab_size": int.__ge__}
+    fits: dict[str, Callable[[Any, Any], bool]] = {"block_size": int.__le__, "vocab_size": int.__ge__}
     said = {"block_size": "init_from_crops", "vocab_size": "init_from_pads"}
     for key, own in weights.shape.items():
         value = values.get(key, own)
@@ -79,6 +86,12 @@ def _from_file(
         else:
             id = "config.init_from_beyond" if key in fits else "config.init_from_contradicts"
             problems.append(UserError(id, key=key, value=str(value)[:40], own=own, path=path, source=sources[key]))
+    if weights.longest is not None:
+        value = values.setdefault("block_size", min(weights.longest, OPTIONS["block_size"].default))
+        sources.setdefault("block_size", f"init_from={path}")
+        if type(value) is int and value > weights.longest:
+            given = {"key": "block_size", "value": str(value), "source": sources["block_size"]}
+            problems.append(UserError("config.init_from_beyond", own=weights.longest, path=path, **given))
     if "n_head" not in weights.shape and "n_head" not in values:
         problems.append(UserError("config.init_from_heads", path=path))
     if weights.activation in TANH_GELUS:

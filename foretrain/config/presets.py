@@ -46,13 +46,3 @@ def preset_named(word: str) -> str | None:
     """The preset of this name or alias, in any case; None where there is none."""
     name = PRESET_ALIASES.get(word.lower(), word.lower())
     return name if name in PRESETS else None
-
-
-# What `recipe = modern` sets unless a file or an option says otherwise; its evidence is in docs/recipes.md. It has
-# neither dropout nor biases. The rates are those of Muon and of AdamW beside it; with AdamW alone they would not hold.
-MODERN: dict[str, Any] = {
-    "optimizer": "muon", "lr_schedule": "linear", "warmup_iters": 0, "dropout": 0.0, "bias": False,
-}  # fmt: skip
-MODERN_RATES: dict[str, Any] = {
-    "learning_rate": 0.005, "min_lr": 0.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95,
-}  # fmt: skip

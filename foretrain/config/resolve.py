@@ -16,10 +16,11 @@ from foretrain.base import safe_read as bounded
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.config import init_from, nanogpt_file
 from foretrain.config.checks import Setting, bad_value, check, odd_schedule, shown
+from foretrain.config.families import FAMILIES
 from foretrain.config.microbatches import BATCH, SWITCH, TOTAL, accumulation_for_total, last_word, layer_of, says_auto
 from foretrain.config.option import GROUPS
 from foretrain.config.options import FORETRAINS_OWN, OPTIONS, RunConfig, named, unread
-from foretrain.config.presets import MODERN, MODERN_RATES, PRESET_ALIASES, PRESETS, preset_named
+from foretrain.config.presets import PRESET_ALIASES, PRESETS, preset_named
 
 Trainer = Literal["foretrain", "nanogpt"]
 STDIN = "stdin"
@@ -318,10 +319,10 @@ def _finish(found: _Collected) -> ResolvedConfig:
                 auto = values[SWITCH] = False
             if OPTIONS[key].inert and key != "backend" and setting.value is True:
                 found.notes.append(UserError("config.no_effect", key=key, source=setting.source))
-    _apply_recipe(values, sources)
     notes, problems = init_from.apply(values, sources)
     found.notes += notes
     found.problems += problems
+    _apply_recipe(values, sources)
     last_word(values, sources, layers)
     config, problems = check(values, sources)
     if config is not None and not found.problems:
@@ -356,15 +357,16 @@ def _apply_total(
 
 def _apply_recipe(values: dict[str, Any], sources: dict[str, str]) -> None:
     """What the recipe sets, beneath what the user wrote. Presets are tuned for nanoGPT's recipe, so theirs give way."""
-    if values.get("recipe") != "modern":
+    family = FAMILIES.get(str(values.get("recipe")))
+    if family is None:  # the default, or a word that the checks refuse
         return
-    layer = {**MODERN, **MODERN_RATES}
+    layer = {**family.sets, **family.rates}
     written = {key for key in values if not sources[key].startswith("preset ")}
-    if "optimizer" in written and values["optimizer"] != MODERN["optimizer"]:
-        layer = dict(MODERN)
+    if "optimizer" in written and values["optimizer"] != family.sets.get("optimizer"):
+        layer = dict(family.sets)
     for key, value in layer.items():
         if key not in written:
-            values[key], sources[key] = value, "recipe modern"
+            values[key], sources[key] = value, f"recipe {family.name}"
 
 
 def _unused(config: RunConfig, sources: dict[str, str]) -> list[UserError]:

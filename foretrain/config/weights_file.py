@@ -1,7 +1,7 @@
 """A file or folder of weights that a run can start from, looked at without torch: what it is, and its shape.
 
-nanoGPT's `ckpt.pt`, GPT-2 in safetensors as Hugging Face keeps it (Conv1D matrices, in x out), safetensors with
-nanoGPT's names (`foretrain export --to safetensors`), or a run or checkpoint of foretrain.
+nanoGPT's `ckpt.pt`, safetensors as Hugging Face keeps them (of GPT-2 as Conv1D matrices, in x out), safetensors with
+our own names (`foretrain export --to safetensors`), or a run or checkpoint of foretrain.
 """
 
 import json
@@ -15,6 +15,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.base.safe_read import read_text
 from foretrain.config import nanogpt_checkpoint as nanogpt_reader
+from foretrain.config.families import FAMILIES
 from foretrain.config.nanogpt_checkpoint import Refused, shape_of
 from foretrain.config.presets import GPT2_SHAPES
 
@@ -26,15 +27,19 @@ TANH_GELUS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 
 
 class WeightsFile(Record):
-    """Weights and their shape, by nanoGPT's words. `n_head` is None where no file says it.
+    """Weights of a family (`recipe`) and their shape, by the options' names; GPT-2's `n_head` is left out where no file
+    says it.
 
-    `step`: optimizer steps that they were trained; `moments`: whether AdamW's are there too.
+    `longest`: the context that they were made for, where a shorter one needs no cropping. `step`: optimizer steps that
+    they were trained; `moments`: whether AdamW's are there too.
     """
 
     kind: Kind
     path: str
     files: tuple[str, ...]
-    shape: dict[str, int | bool]
+    shape: dict[str, int | bool | float]
+    recipe: str = "nanogpt"
+    longest: int | None = None
     activation: str = EXACT_GELU
     step: int | None = None
     moments: bool = False
@@ -129,8 +134,24 @@ def _checkpoint(path: Path, run: Path) -> WeightsFile:
 
 
 def _safetensors(path: Path, files: tuple[Path, ...], config: dict[str, Any] | None = None) -> WeightsFile:
-    """The shape by the tensors' names; heads and activation by the config.json beside them."""
+    """The shape by the tensors' names, and by the config.json beside them."""
     shapes = {name: shape for file in files for name, shape in _header(file).items()}
+    family = next((each for each in FAMILIES.values() if each.hugging_face and each.owns(shapes)), None)
+    if family is None or family.name == "nanogpt":
+        return _gpt2(path, files, shapes, config)
+    if config is None:
+        config = _table(files[0].parent / "config.json")
+    shape = family.read_shape(shapes, config)
+    return WeightsFile(
+        kind="safetensors", path=str(path), files=tuple(map(str, files)), recipe=family.name, shape=shape,
+        longest=shape.pop("block_size", None),
+    )  # fmt: skip
+
+
+def _gpt2(
+    path: Path, files: tuple[Path, ...], shapes: dict[str, tuple[int, ...]], config: dict[str, Any] | None
+) -> WeightsFile:
+    """GPT-2; heads and activation by the config.json."""
     named = canonical(shapes)
     attention = next((shape for name, shape in named.items() if name.endswith("attn.c_attn.weight")), ())
     conv1d = len(attention) == 2 and attention[1] == 3 * attention[0]

@@ -12,9 +12,9 @@ from typing import Any
 from foretrain.base.errors import UserError
 from foretrain.base.messages import printable
 from foretrain.config import nanogpt_file
+from foretrain.config.families import family_of
 from foretrain.config.option import GROUPS
 from foretrain.config.options import OPTIONS, RunConfig, named
-from foretrain.config.presets import MODERN, MODERN_RATES
 from foretrain.config.resolve import INERT, toml_value
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
@@ -36,8 +36,7 @@ def short_toml(config: RunConfig, origin: Sequence[str] = (), before: Mapping[st
     `origin`: comments above all. `before`: comments behind the options that were changed.
     """
     said = {name for name, knob in OPTIONS.items() if getattr(config, name) != knob.default}
-    if config.recipe != "nanogpt":
-        said |= {*MODERN, *MODERN_RATES}
+    said |= {*family_of(config).sets, *family_of(config).rates}
     if config.init_from != "scratch":
         said |= {*named(lambda option: option.from_weights)}  # so that even a default has to be said
     changed = before or {}

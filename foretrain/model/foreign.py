@@ -1,10 +1,10 @@
-"""GPT-2's weights as others keep them: Hugging Face's names and orientation, other contexts and vocabularies.
+"""Weights as others keep them: Hugging Face's names and orientation, other contexts and vocabularies.
 
-The one form inside is nanoGPT's: names of its state dict, matrices out x in, the tied head left out. Hugging Face
-keeps the four matrices of a block as Conv1D, in x out (transformers, pytorch_utils.py), and always has biases.
+The one form inside is that of the family's own state dict, matrices out x in, a tied head left out. Of GPT-2 Hugging
+Face keeps the four matrices of a block as Conv1D, in x out (transformers, pytorch_utils.py), and always has biases.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,10 +14,7 @@ from torch import Tensor
 
 from foretrain.config.options import RunConfig
 from foretrain.config.weights_file import canonical
-from foretrain.model.shape import ModelShape
-
-TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-TOKENS, POSITIONS = "transformer.wte.weight", "transformer.wpe.weight"
+from foretrain.model.shape import ModelShape, Parameter
 
 
 def read_weights(files: Sequence[str], shape: ModelShape, *, conv1d: bool) -> Iterator[tuple[str, Tensor]]:
@@ -34,32 +31,33 @@ def read_weights(files: Sequence[str], shape: ModelShape, *, conv1d: bool) -> It
         for parameter in shape.parameters():
             held, name = where[parameter.name]
             tensor = held.get_tensor(name).float()
-            if conv1d and name.endswith(TRANSPOSED):
+            if conv1d and name.endswith(shape.family.transposed):
                 tensor = tensor.t()
-            yield parameter.name, fit(parameter.name, tensor, parameter.shape)
+            yield parameter.name, fit(parameter, tensor, shape)
 
 
-def fit(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+def fit(parameter: Parameter, tensor: Tensor, model: ModelShape) -> Tensor:
     """A weight in a model with a smaller context (positions cropped, as nanoGPT's) or a larger vocabulary.
 
-    New rows of the embedding, which is the head too, are the mean row. Their logits are the mean logit, and a mean of
+    New rows of the embedding and of the head are the mean row. Their logits are the mean logit, and a mean of
     exponentials is no less than the exponential of the mean, so that V rows grown to W raise the loss by ln(W/V) at
     most: 0.0009 nats from 50,257 to 50,304. Rows of zeros would have the logit 0, which may be far above all others.
     """
-    if name == POSITIONS and shape[0] < len(tensor):
-        return tensor[: shape[0]]
-    if name == TOKENS and shape[0] > len(tensor):
-        return torch.cat([tensor, tensor.mean(0, keepdim=True).expand(shape[0] - len(tensor), -1)])
-    return _checked(name, tensor, shape)
+    return _fitted(parameter, tensor, model, lambda: tensor.mean(0, keepdim=True))
 
 
-def fit_moment(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+def fit_moment(parameter: Parameter, tensor: Tensor, model: ModelShape) -> Tensor:
     """A moment of AdamW for the same: cropped with its positions, zero for new rows."""
-    if name == POSITIONS and shape[0] < len(tensor):
-        return tensor[: shape[0]]
-    if name == TOKENS and shape[0] > len(tensor):
-        return torch.cat([tensor, tensor.new_zeros(shape[0] - len(tensor), shape[1])])
-    return _checked(name, tensor, shape)
+    return _fitted(parameter, tensor, model, lambda: tensor.new_zeros(1, parameter.shape[1]))
+
+
+def _fitted(parameter: Parameter, tensor: Tensor, model: ModelShape, new_row: Callable[[], Tensor]) -> Tensor:
+    name, rows = parameter.name, parameter.shape[0]
+    if name == model.family.positions and rows < len(tensor):
+        return tensor[:rows]
+    if name in model.family.tokens and rows > len(tensor):
+        return torch.cat([tensor, new_row().expand(rows - len(tensor), -1)])
+    return _checked(name, tensor, parameter.shape)
 
 
 def _checked(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -69,9 +67,9 @@ def _checked(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def to_hugging_face(weights: dict[str, Tensor], shape: ModelShape) -> dict[str, Tensor]:
-    """Weights as transformers' GPT2LMHeadModel names and turns them; zeros for the biases that a model has not."""
+    """Weights as transformers' model of the family names and turns them; zeros for biases that GPT-2 has not here."""
     made = {}
-    biased = ModelShape(shape.n_layer, shape.n_head, shape.n_embd, shape.block_size, shape.vocab_size, bias=True)
+    biased = ModelShape.of(shape.config.model_copy(update={"bias": True}))
     for parameter in biased.parameters():
         name = parameter.name
         if name in weights:
@@ -79,22 +77,8 @@ def to_hugging_face(weights: dict[str, Tensor], shape: ModelShape) -> dict[str, 
         else:
             assert name.endswith(".bias")
             tensor = torch.zeros(parameter.shape)
-        made[name] = (tensor.t() if name.endswith(TRANSPOSED) else tensor).contiguous()
+        made[name] = (tensor.t() if name.endswith(shape.family.transposed) else tensor).contiguous()
     return made
-
-
-def hugging_face_config(config: RunConfig, separator: int | None) -> dict[str, Any]:
-    """config.json of a GPT2LMHeadModel that computes what this config's model does, exact GELU included."""
-    return {
-        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2",
-        "n_layer": config.n_layer, "n_head": config.n_head, "n_embd": config.n_embd, "n_inner": None,
-        "n_positions": config.block_size, "vocab_size": config.vocab_size,
-        "activation_function": "gelu", "layer_norm_epsilon": 1e-5, "initializer_range": 0.02,
-        "attn_pdrop": config.dropout, "embd_pdrop": config.dropout, "resid_pdrop": config.dropout,
-        "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False,
-        "tie_word_embeddings": True, "use_cache": True, "dtype": "float32",
-        "bos_token_id": separator, "eos_token_id": separator,
-    }  # fmt: skip
 
 
 def nanogpt_optimizer(

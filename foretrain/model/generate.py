@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from foretrain.model.gpt2 import LanguageModel
+from foretrain.model.language_model import LanguageModel
 
 LEAST_TEMPERATURE = 1e-6  # below it logits divided by it overflow fp32; only the likeliest is ever drawn long before
 

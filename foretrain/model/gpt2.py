@@ -12,87 +12,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from foretrain.config.options import RunConfig
 from foretrain.model.attention import causal_attention
 from foretrain.model.checkpointing import remake_input
 from foretrain.model.embedding import TokenEmbedding
-from foretrain.model.loss import ChunkedLoss
-
-
-class LanguageModel(nn.Module):
-    """What every recipe's model does with its hidden states: the loss, whole or in chunks; logits to sample from."""
-
-    lm_head: nn.Linear
-
-    def __init__(self, config: RunConfig) -> None:
-        super().__init__()
-        self.block_size = config.block_size
-        self.checkpointed_blocks = config.checkpointed
-        self.chunked_loss = ChunkedLoss(config.loss_chunk_size) if config.loss_chunk_size else None
-
-    def layers(self) -> nn.ModuleList:
-        """The transformer blocks."""
-        raise NotImplementedError
-
-    def hidden(self, idx: Tensor) -> Tensor:
-        """The normed last hidden states, B x T x C, of token ids idx, B x T."""
-        raise NotImplementedError
-
-    def block(self, i: int, x: Tensor, *others: Tensor) -> Tensor:
-        """x, and what every block takes besides, through block i: checkpointed if it is among the first that are."""
-        if self.training and i < self.checkpointed_blocks:
-            return checkpoint(self.layers()[i], x, *others, use_reentrant=False)
-        return self.layers()[i](x, *others)
-
-    def head_input(self, idx: Tensor) -> Tensor:
-        """The hidden states, B x T x C, in the dtype that autocast gives to matrix products."""
-        hidden = self.hidden(idx)
-        device = idx.device.type
-        return hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
-
-    def compile_parts(self, options: dict[str, Any]) -> None:
-        """torch.compile for a model whose loss is chunked: the loop over chunks stays plain Python."""
-        assert self.chunked_loss is not None
-        self.head_input = torch.compile(self.head_input, **options)
-        self.chunked_loss.compile_step()
-
-    def compile_blocks(self, options: dict[str, Any]) -> None:
-        """torch.compile for one block, which all of them share as they differ by their weights alone, and the loss."""
-        for block in self.layers():
-            block.compile(**options)
-        if self.chunked_loss is not None:
-            self.chunked_loss.compile_step()
-        else:
-            self.whole_loss = torch.compile(self.whole_loss, **options)
-
-    def stay_eager(self) -> None:
-        """Take back what was compiled."""
-        for block in self.layers():
-            block._compiled_call_impl = None
-        for name in ("head_input", "whole_loss"):
-            self.__dict__.pop(name, None)
-        if self.chunked_loss is not None:
-            self.chunked_loss.stay_eager()
-
-    def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats of predicting targets (B x T, -1 is ignored) from idx (B x T); a scalar."""
-        if self.chunked_loss is not None:
-            return self.chunked_loss(self.head_input(idx), self.lm_head.weight, targets.reshape(-1))
-        return self.whole_loss(self.hidden(idx), targets)
-
-    def whole_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """The loss of all logits at once, from the last hidden states, B x T x C."""
-        logits = self.lm_head(hidden)
-        del hidden  # an evaluation has no more need of it
-        if not torch.is_autocast_enabled(logits.device.type):  # which would take the loss in fp32 by itself
-            logits = logits.float()
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=-1)
-
-    def next_logits(self, idx: Tensor) -> Tensor:
-        """Logits of the token after idx: B x V. For sampling."""
-        return self.lm_head(self.hidden(idx)[:, -1])
+from foretrain.model.language_model import LanguageModel
 
 
 class Attention(nn.Module):
@@ -219,12 +144,3 @@ def _init(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
-
-
-def make_model(config: RunConfig) -> LanguageModel:
-    """The model of the config's recipe, with weights drawn from the global generator."""
-    if config.recipe == "modern":
-        from foretrain.model.modern import ModernGPT
-
-        return ModernGPT(config)
-    return GPT(config)

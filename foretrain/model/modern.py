@@ -28,36 +28,13 @@ from torch import Tensor, nn
 
 from foretrain.config.options import RunConfig
 from foretrain.model.embedding import TokenEmbedding
-from foretrain.model.gpt2 import LanguageModel
+from foretrain.model.language_model import LanguageModel
+from foretrain.model.layers import norm, rotary_tables, rotate
 
-NORM_EPS = 1e-6
-ROPE_BASE = 10_000.0  # Su et al. 2021, arXiv:2104.09864
+ROPE_BASE = 10_000.0
 EMBEDDING_STD = 0.02
 # Queries and keys of length sqrt(D) have products of at most D; 1/sqrt(D) of that is too little for a sharp softmax.
 QK_SCALE = 1.5
-
-
-class _Norm(torch.autograd.Function):
-    """x / rms(x) over the last dimension, in `dtype`.
-
-    Backward takes the result, which the layer after it keeps anyway, and a number a row, so a norm keeps nothing of
-    its own; F.rms_norm keeps its input, and on a CPU runs as twenty small kernels.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
-        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        scale.square_().mul_(1 / x.shape[-1]).add_(NORM_EPS).rsqrt_()
-        y = torch.mul(x, scale).to(dtype)
-        ctx.save_for_backward(y, scale)
-        ctx.dtype = x.dtype
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        y, scale = ctx.saved_tensors
-        along = (grads[0] * y).mean(-1, keepdim=True)  # what of the gradient would only change the length
-        return torch.addcmul(grads[0], y, along, value=-1).to(ctx.dtype).mul_(scale), None
 
 
 class _SquaredRelu(torch.autograd.Function):
@@ -76,29 +53,10 @@ class _SquaredRelu(torch.autograd.Function):
         return y.clamp(min=torch.finfo(y.dtype).tiny).rsqrt_().mul_(y).mul_(grads[0]).mul_(2)
 
 
-def norm(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x / rms(x) over the last dimension, in `dtype`: RMSNorm (arXiv:1910.07467) without weights."""
-    y: Tensor = _Norm.apply(x, dtype)
-    return y
-
-
 def squared_relu(x: Tensor) -> Tensor:
     """max(0, x)², x of any shape."""
     y: Tensor = _SquaredRelu.apply(x)
     return y
-
-
-def rotary_tables(block_size: int, width: int) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines of `rotate`, each T x 1 x D, fp32."""
-    rates = ROPE_BASE ** -torch.arange(0, width, 2, dtype=torch.float64).div(width)
-    angles = torch.arange(block_size, dtype=torch.float64)[:, None, None] * rates
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), -1).float(), torch.cat((-sin, sin), -1).float()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions: column i of each head (B x T x H x D) is turned against column i + D/2."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 class Attention(nn.Module):
@@ -161,7 +119,7 @@ class ModernGPT(LanguageModel):
         self.embedding = TokenEmbedding(c.vocab_size, c.n_embd)
         self.blocks = nn.ModuleList([Block(c.n_embd, c.n_head) for _ in range(c.n_layer)])
         self.lm_head = nn.Linear(c.n_embd, c.vocab_size, bias=False)
-        cos, sin = rotary_tables(c.block_size, c.n_embd // c.n_head)
+        cos, sin = rotary_tables(c.block_size, c.n_embd // c.n_head, ROPE_BASE)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         self.apply(_init)

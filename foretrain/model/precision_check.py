@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from foretrain.base.errors import UserError
 from foretrain.config.precision import MULTIPLE
 from foretrain.data.batches import Batch
-from foretrain.model.gpt2 import LanguageModel
+from foretrain.model.language_model import LanguageModel
 from foretrain.model.low_precision import layers, plainly
 from foretrain.model.shape import is_block_matrix
 from foretrain.model.step import TrainState

@@ -5,27 +5,27 @@ N = B·T tokens of a micro-batch, P parameters with the tied embedding counted o
 """
 
 import math
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from foretrain.config.options import RunConfig
+from foretrain.config.families import family_of
+from foretrain.config.options import RunConfig, named
 
 NS_STEPS = 5  # Newton-Schulz iterations of Muon (model/muon.py), here because they are FLOPs to predict
 # Elements that Muon iterates at one time: enough to fill a large GPU, and bounds what its step takes for a moment.
 NS_BATCH_ELEMENTS = 2**24
-# The layers of the modern block (model/modern.py): rows and columns as multiples of the width.
-MODERN_LAYERS = (
-    ("attention.qk", 2, 1), ("attention.v", 1, 1), ("attention.out", 1, 1), ("mlp.up", 4, 1), ("mlp.down", 1, 4),
-)  # fmt: skip
+# What the tensors of a model follow from.
+_SIZES = ("recipe", *named(lambda option: option.from_weights))
 
 
 def is_block_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Is it a matrix of a transformer block? Muon is for these; embeddings and the head are looked up, not multiplied
-    by dense inputs on both sides."""
-    return len(shape) == 2 and (".h." in name or name.startswith("blocks."))
+    """Is it a matrix of a transformer block, whose name has the block's number? Muon is for these; embeddings and the
+    head are looked up, not multiplied by dense inputs on both sides."""
+    return len(shape) == 2 and re.search(r"\.\d+\.", name) is not None
 
 
 @dataclass(frozen=True)
@@ -45,68 +45,44 @@ class Parameter:
         return len(self.shape) >= 2
 
 
-@dataclass(frozen=True)
 class ModelShape:
-    """The tensors of a recipe's model. nanoGPT's `lm_head.weight` is `transformer.wte.weight` and is listed once."""
+    """The tensors of a config's model, as its family has them (config/families). A tied head is listed once."""
 
-    n_layer: int
-    n_head: int
-    n_embd: int
-    block_size: int
-    vocab_size: int
-    bias: bool
-    recipe: str = "nanogpt"
+    def __init__(self, config: RunConfig) -> None:
+        self.config, self.family = config, family_of(config)
+        self.n_layer, self.n_head, self.n_embd = config.n_layer, config.n_head, config.n_embd
+        self.block_size, self.vocab_size = config.block_size, config.vocab_size
 
     @classmethod
     def of(cls, config: RunConfig) -> "ModelShape":
-        c = config
-        return _shape(c.n_layer, c.n_head, c.n_embd, c.block_size, c.vocab_size, c.bias, c.recipe)
+        """The shape of a config's model; one object for one shape, so that what is counted of it is counted once."""
+        return _shape(tuple(getattr(config, name) for name in _SIZES))
 
     @property
     def modern(self) -> bool:
-        return self.recipe == "modern"
+        return self.family.name == "modern"
 
-    @property
+    @cached_property
     def head_dim(self) -> int:
-        return self.n_embd // self.n_head
+        return self.family.head_dim(self.config)
+
+    @cached_property
+    def n_kv_head(self) -> int:
+        return self.family.n_kv_head(self.config)
 
     def block_parameters(self, prefix: str) -> Iterator[Parameter]:
         """The tensors of one transformer block, in the order of the model's state dict."""
-        C = self.n_embd
-        if self.modern:
-            yield Parameter(f"{prefix}skip", (1,))
-            for name, rows, columns in MODERN_LAYERS:
-                yield Parameter(f"{prefix}{name}.weight", (rows * C, columns * C))
-            return
-        layers: tuple[tuple[str, tuple[int, ...]], ...] = (
-            ("ln_1", (C,)),
-            ("attn.c_attn", (3 * C, C)),
-            ("attn.c_proj", (C, C)),
-            ("ln_2", (C,)),
-            ("mlp.c_fc", (4 * C, C)),
-            ("mlp.c_proj", (C, 4 * C)),
-        )
-        for name, shape in layers:
-            yield Parameter(f"{prefix}{name}.weight", shape)
-            if self.bias:
-                yield Parameter(f"{prefix}{name}.bias", shape[:1])
+        return (Parameter(f"{prefix}{name}", shape) for name, shape in self.family.block(self.config))
 
     def parameters(self) -> Iterator[Parameter]:
         """Every tensor of the model."""
-        C = self.n_embd
-        if self.modern:
-            yield Parameter("embedding.weight", (self.vocab_size, C))
-            for layer in range(self.n_layer):
-                yield from self.block_parameters(f"blocks.{layer}.")
-            yield Parameter("lm_head.weight", (self.vocab_size, C))
-            return
-        yield Parameter("transformer.wte.weight", (self.vocab_size, C))
-        yield Parameter("transformer.wpe.weight", (self.block_size, C))
+        yield from self._outside(self.family.before)
         for layer in range(self.n_layer):
-            yield from self.block_parameters(f"transformer.h.{layer}.")
-        yield Parameter("transformer.ln_f.weight", (C,))
-        if self.bias:
-            yield Parameter("transformer.ln_f.bias", (C,))
+            yield from self.block_parameters(f"{self.family.blocks}.{layer}.")
+        yield from self._outside(self.family.after)
+
+    def _outside(self, part: Callable[[RunConfig], Iterator[tuple[str, tuple[int, ...]]]]) -> Iterator[Parameter]:
+        return (Parameter(*each) for each in part(self.config))
 
     @cached_property
     def numels(self) -> Counter[int]:
@@ -120,28 +96,26 @@ class ModelShape:
     @cached_property
     def n_params(self) -> int:
         """All parameters, a tied embedding once."""
-        if self.modern:
-            return 2 * self.vocab_size * self.n_embd + self.n_layer * sum(self.block_numels)
-        outside = (self.vocab_size + self.block_size + 1 + self.bias) * self.n_embd
+        outside = sum(p.numel for part in (self.family.before, self.family.after) for p in self._outside(part))
         return outside + self.n_layer * sum(self.block_numels)
 
     @property
     def n_params_nanogpt(self) -> int:
-        """nanoGPT's count (get_num_params): without the position embeddings, which only look up; in the modern recipe
-        that is the token embedding, as its head is a matrix of its own."""
-        return self.n_params - (self.vocab_size if self.modern else self.block_size) * self.n_embd
+        """nanoGPT's count (get_num_params): without what only looks up, which is its position embeddings; in other
+        families that is a token embedding that is not the head, too."""
+        return self.n_params - self.family.looked_up(self.config)
 
     @property
     def n_matmul_params(self) -> int:
-        """Weights that take part in matrix products, the head included: V·C + 12·L·C²."""
-        return self.vocab_size * self.n_embd + 12 * self.n_layer * self.n_embd**2
+        """Weights that take part in matrix products, the head included: V·C + 12·L·C² in GPT-2."""
+        return self.vocab_size * self.n_embd + self.n_block_matrix_params
 
     @cached_property
     def block_matrices(self) -> Counter[tuple[int, ...]]:
         """{shape: how many} of the matrices in the blocks, which are Muon's where that is the optimizer."""
         return Counter(p.shape for p in self.parameters() if is_block_matrix(p.name, p.shape))
 
-    @property
+    @cached_property
     def n_block_matrix_params(self) -> int:
         """Parameters in the matrices of the blocks."""
         return sum(math.prod(shape) * count for shape, count in self.block_matrices.items())
@@ -174,11 +148,31 @@ class ModelShape:
 
     @property
     def flops_per_token(self) -> int:
-        """6·N + 12·L·C·T, nanoGPT's estimate_mfu (PaLM, arXiv:2204.02311, appendix B): full attention."""
-        return self.flops_per_token_6n + 12 * self.n_layer * self.n_embd * self.block_size
+        """6·N + 12·L·H·D·T, H·D being C in GPT-2: nanoGPT's estimate_mfu (PaLM, arXiv:2204.02311, appendix B), with
+        full attention."""
+        return self.flops_per_token_6n + 2 * self._causal_attention_flops
+
+    @property
+    def causal_flops_per_token(self) -> int:
+        """The same with the half of attention's square that a causal kernel computes."""
+        return self.flops_per_token_6n + self._causal_attention_flops
+
+    @property
+    def block_forward_flops_per_token(self) -> int:
+        """The forward pass of one block: what activation checkpointing computes a second time."""
+        matrices = sum(math.prod(p.shape) for p in self.block_parameters("0.0.") if is_block_matrix(p.name, p.shape))
+        return 2 * matrices + 4 * self.attention_width * self.block_size
+
+    @property
+    def attention_width(self) -> int:
+        """All heads of queries beside each other: C, but where a family gives heads another width."""
+        return self.n_head * self.head_dim
+
+    @property
+    def _causal_attention_flops(self) -> int:
+        return 6 * self.n_layer * self.attention_width * self.block_size
 
 
 @lru_cache(maxsize=256)
-def _shape(*values: Any) -> ModelShape:
-    """One object for one shape, so that what is counted of it is counted once."""
-    return ModelShape(*values)
+def _shape(values: tuple[Any, ...]) -> ModelShape:
+    return ModelShape(RunConfig.model_construct(**dict(zip(_SIZES, values, strict=True))))

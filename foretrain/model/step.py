@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from foretrain.config.options import RunConfig
 from foretrain.config.precision import EIGHT_BITS
-from foretrain.model.gpt2 import LanguageModel, make_model
+from foretrain.model.language_model import LanguageModel, make_model
 from foretrain.model.low_precision import convert
 from foretrain.model.master import Masters
 from foretrain.model.optimizer import make_optimizer

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
+from foretrain.config.families import family_of
 from foretrain.config.options import OPTIONS, RunConfig, named
 from foretrain.data import tokenizer
 from foretrain.data.hf_tokenizer import files_of
@@ -72,9 +73,10 @@ def export(path: Path, form: Form, out: Path | None = None, *, best: bool = Fals
     `out` is made, and must be empty unless `force`, which replaces files of the same names only. Raises UserError.
     """
     checkpoint_path, run, skipped = _locate(path, best=best)
-    recipe = getattr(run.read_record().config, "recipe", "nanogpt")
-    if recipe != "nanogpt" and form != "safetensors":
-        raise UserError("usage.export_recipe", recipe=recipe, form=form)
+    family = family_of(run.read_record().config)
+    can = {"hf": bool(family.hugging_face), "nanogpt": family.name == "nanogpt", "safetensors": True}
+    if not can[form]:
+        raise UserError("usage.export_recipe", recipe=family.name, form=form)
     out = out or run.path / f"export-{form}"
     _check_free(out, force=force)
     source = _Source(checkpoint_path, run)
@@ -169,7 +171,7 @@ def _json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _hugging_face(source: _Source, folder: Path) -> None:
-    """What transformers' GPT2LMHeadModel.from_pretrained reads, and AutoTokenizer where the tokenizer is known."""
+    """What transformers' AutoModelForCausalLM.from_pretrained reads, and AutoTokenizer where the tokenizer is known."""
     config = source.config
     words = _tokenizer(source)
     separator = None if words is None or words.name == "char" else words.separator  # characters have none of their own
@@ -177,12 +179,12 @@ def _hugging_face(source: _Source, folder: Path) -> None:
         separator = None
     made = foreign.to_hugging_face(source.weights, source.shape)
     save_file(made, folder / "model.safetensors", metadata={"format": "pt"})
-    _json(folder / "config.json", foreign.hugging_face_config(config, separator))
+    _json(folder / "config.json", source.shape.family.write_config(config, separator))
     generation: dict[str, Any] = {"bos_token_id": separator, "eos_token_id": separator}
     if words is not None and 0 < config.vocab_size - words.vocab_size <= _MOST_SUPPRESSED:
         generation["suppress_tokens"] = list(range(words.vocab_size, config.vocab_size))  # rows that no text has
     _json(folder / "generation_config.json", generation)
-    if not config.bias:
+    if source.shape.family.name == "nanogpt" and not config.bias:
         source.notes.append("zero_biases")
     files = files_of(words, config.block_size) if words is not None else {}
     for name, text in files.items():
@@ -213,10 +215,10 @@ def _nanogpt(source: _Source, folder: Path) -> None:
     )  # fmt: skip
     values = {knob.name: getattr(config, knob.name) for knob in OPTIONS.values() if not knob.ours}
     values |= {"device": record.gpu.kind, "dtype": record.dtype, "compile": record.compiled, "init_from": "resume"}
-    arguments = (*named(lambda option: option.from_weights), "dropout")
+    arguments = (*named(lambda option: option.from_weights and option.nanogpt != "cannot"), "dropout")
     best = source.progress.best_val_loss
     document = {
-        "model": {**source.weights, "lm_head.weight": source.weights[foreign.TOKENS]},
+        "model": {**source.weights, "lm_head.weight": source.weights[source.shape.family.tokens[0]]},
         "optimizer": optimizer,
         "model_args": {key: getattr(config, key) for key in arguments},
         "iter_num": source.progress.step,

@@ -113,11 +113,13 @@ def _put_moments(path: Path, state: TrainState) -> None:
     if type(state.optimizer) is not torch.optim.AdamW:
         raise Refused("its moments are plain AdamW's, which the optimizer of this config has not")
     with safe_open(path, "pt") as held:
+        shape = ModelShape.of(state.config)
+        known = {parameter.name: parameter for parameter in shape.parameters()}
         for name, parameter in state.trained.named_parameters():
             own = state.optimizer.state[parameter]
             own["step"] = held.get_tensor(f"step/{name}").float().to(state.device)
             for kind in ("exp_avg", "exp_avg_sq"):
-                moment = foreign.fit_moment(name, held.get_tensor(f"{kind}/{name}"), tuple(parameter.shape))
+                moment = foreign.fit_moment(known[name], held.get_tensor(f"{kind}/{name}"), shape)
                 own[kind] = moment.to(state.device, torch.float32).contiguous()
 
 

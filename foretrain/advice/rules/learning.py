@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from foretrain.advice.rules.base import Change, Rule, State
-from foretrain.config.presets import MODERN, MODERN_RATES
+from foretrain.config.families import FAMILIES
 from foretrain.model.shape import ModelShape
 from foretrain.predict.scaling import good_tokens_per_step
 
@@ -21,9 +21,10 @@ def decay_to_end(state: State) -> Sequence[Change]:
 def modern_recipe(state: State) -> Sequence[Change]:
     """recipe = modern with what it sets. Not where the user starts from weights of another architecture."""
     c = state.config
-    if c.recipe == "modern" or c.init_from != "scratch":
+    if c.recipe != "nanogpt" or c.init_from != "scratch":
         return []
-    knobs: dict[str, Any] = {"recipe": "modern", **MODERN, **MODERN_RATES, "recompute_norm_gelu": False}
+    modern = FAMILIES["modern"]
+    knobs: dict[str, Any] = {"recipe": modern.name, **modern.sets, **modern.rates, "recompute_norm_gelu": False}
     if c.decay_lr:
         knobs["lr_decay_iters"] = c.max_iters
     return [Change(knobs, step="foretrain")]

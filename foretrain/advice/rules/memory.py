@@ -35,7 +35,7 @@ def expandable(state: State) -> Sequence[Change]:
 def recompute_norm_gelu(state: State) -> Sequence[Change]:
     """Where the blocks keep them."""
     c = state.effective
-    if c.recompute_norm_gelu or c.recipe == "modern" or c.checkpointed == c.n_layer:
+    if c.recompute_norm_gelu or c.recipe != "nanogpt" or c.checkpointed == c.n_layer:
         return []
     return [Change(dict(technique("recompute_norm_gelu").knobs))]
 
@@ -43,7 +43,7 @@ def recompute_norm_gelu(state: State) -> Sequence[Change]:
 def recompute_idle(state: State) -> str:
     """Why there is nothing to compute again."""
     c = state.effective
-    return "recipe" if c.recipe == "modern" else "already_on"
+    return "recipe" if c.recipe != "nanogpt" else "already_on"
 
 
 def checkpointing(state: State) -> Sequence[Change]:

@@ -65,7 +65,7 @@ def sample(
     import torch
 
     from foretrain.model.generate import generate
-    from foretrain.model.gpt2 import make_model
+    from foretrain.model.language_model import make_model
     from foretrain.training import checkpoint
 
     directory = RunDirectory(run)

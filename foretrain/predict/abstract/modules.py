@@ -3,23 +3,16 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from foretrain.config.families import FAMILIES
 from foretrain.predict.abstract import functional as F
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.abstract.tensors import DType, Tensor, float32
 
-# Modules by the last word of their names, and what they make.
-KINDS = {
-    "attn": "attention", "c_attn": "attention", "mlp": "mlp", "c_fc": "mlp", "gelu": "mlp", "ln_1": "norm",
-    "ln_2": "norm", "ln_f": "norm", "drop": "dropout", "dropout": "dropout", "resid_dropout": "dropout",
-    "wte": "residual", "wpe": "residual", "c_proj": "residual", "chunked_loss": "head",
-    "attention": "attention", "qk": "attention", "v": "attention", "up": "mlp", "out": "residual", "down": "residual",
-    "embedding": "residual",
-}  # fmt: skip
-MOMENTS = {
-    "ln_1": "attention", "attn": "attention", "attention": "attention", "ln_2": "mlp", "mlp": "mlp", "ln_f": "loss",
-    "lm_head": "loss", "wte": "embedding", "wpe": "embedding", "drop": "embedding", "embedding": "embedding",
-}  # fmt: skip
+# Modules by the last word of their names, what they make, and the moment that they begin.
+_PARTS = [part for family in FAMILIES.values() for part in family.parts.items()]
+KINDS = {"chunked_loss": "head", **{name: kind for name, (kind, _) in _PARTS if kind}}
+MOMENTS = {name: moment for name, (_, moment) in _PARTS if moment}
 
 
 def operations() -> Any:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from foretrain.config.families import family_of
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.predict.abstract import autograd, modules, programs
 from foretrain.predict.abstract import tensors as m
@@ -10,9 +11,6 @@ from foretrain.predict.abstract.dims import Dim
 from foretrain.predict.abstract.passage import MOST, Recorder, Structure, Uneven, unroll
 from foretrain.predict.timeline import Passage, Tensor, Timeline, Variant
 
-MODELS = {
-    "nanogpt": ("foretrain.model.gpt2", "GPT"), "modern": ("foretrain.model.modern", "ModernGPT"),
-}  # fmt: skip
 MOST_KEPT = 256
 _recorders: dict[Any, Recorder] = {}  # passes of the layers that are run, by all that decides them but sizes
 _structures: dict[Any, Structure] = {}  # passes of all layers
@@ -142,7 +140,7 @@ class EagerProgram:
             modules.WEIGHTS[0] = self.low if half and self.low is not None else m.float32
             casts = self.low if self.v.casts else None
             self.machine = m.Machine(cuda=self.v.cuda, low=casts, attention=self._attention)
-            name, kind = MODELS[self.config.recipe]
+            name, kind = family_of(self.config).model
             if self.v.keeps_logits:
                 name, kind = "foretrain.model.nanogpt", "NanoGPT"
             made = getattr(programs.load(name), kind)

@@ -8,6 +8,7 @@ it writes fewer.
 from typing import Any, Literal
 
 from foretrain.base.units import MIB
+from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.model import adamw8bit_sizes, attention_sizes
@@ -224,9 +225,8 @@ class SimulatedRun:
         self.t.phase("build")
         for width in weight_widths(self.config, self.half, self.offloads):
             self.t.alloc_all("weights", self.t.size(width, "P"), [width * numel for numel in self.numels])
-        if self.config.recipe == "modern":  # cosines and sines of the rotary positions
-            for _ in range(2):
-                self.t.alloc("buffers", self.t.size(4, "W", "D"))
+        for _ in family_of(self.config).buffers(self.config):  # cosines and sines of the rotary positions
+            self.t.alloc("buffers", self.t.size(4, "W", "D"))
         if self.keeps:
             self.batch = self.new_batch()
         self.evaluate("evaluate_first")

@@ -1,0 +1,97 @@
+"""What a family of models is: all that is known of it without torch.
+
+A family is the value of `recipe`. Its PyTorch code is a module of foretrain/model. The rest stands here: its
+parameters by name and shape, what it sets and refuses, and how its weights stand in files of others.
+
+Shapes: C width (n_embd), H heads, D width of a head, V vocabulary, W context.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from foretrain.config.nanogpt_checkpoint import Refused
+from foretrain.config.options import RunConfig
+
+Shape = tuple[int, ...]
+Named = Iterator[tuple[str, Shape]]
+# Options, whether a config breaks the rule, and the id of its text.
+Rule = tuple[tuple[str, ...], Callable[[RunConfig], bool], str]
+
+
+class Family:
+    """One family. A subclass says what differs; configs that it gets are resolved ones."""
+
+    name: str  # the value of `recipe`
+    model: tuple[str, str]  # the module of its PyTorch code, and the class
+    blocks: str  # its list of blocks, as the names of parameters begin
+    tokens: tuple[str, ...]  # its matrices with a row for each token of the vocabulary
+    # Last words of its modules' names: what their activations count for, and the moment of the step that they begin.
+    parts: Mapping[str, tuple[str, str]] = {}
+    positions = ""  # its matrix with a row for each position
+    sets: Mapping[str, Any] = {}  # options unless the user writes them
+    rates: Mapping[str, Any] = {}  # the same, with the optimizer that it sets alone
+    rules: tuple[Rule, ...] = ()
+    compiled = True  # whether the memory of its compiled step is estimated
+    timed = True  # whether the operations of its step are known
+    # model_type of a config.json of Hugging Face's that is one of this family; none: it has no form there.
+    hugging_face: tuple[str, ...] = ()
+    transposed: tuple[str, ...] = ()  # ends of names of matrices that Hugging Face keeps in x out
+
+    # -- parameters, in the order of the model's state dict -------------------------------------------------
+
+    def before(self, c: RunConfig) -> Named:
+        """Those before the blocks."""
+        raise NotImplementedError
+
+    def block(self, c: RunConfig) -> Named:
+        """Those of one block."""
+        raise NotImplementedError
+
+    def after(self, c: RunConfig) -> Named:
+        """Those after the blocks; a tied head is the embedding, and is not listed again."""
+        raise NotImplementedError
+
+    def buffers(self, c: RunConfig) -> Iterator[Shape]:
+        """Constants beside them, fp32."""
+        yield from ()
+
+    def looked_up(self, c: RunConfig) -> int:
+        """Parameters that no matmul reads: rows are taken out of them."""
+        raise NotImplementedError
+
+    def head_dim(self, c: RunConfig) -> int:
+        """Width of a head."""
+        return c.n_embd // c.n_head
+
+    def n_kv_head(self, c: RunConfig) -> int:
+        """Heads of keys and values."""
+        return c.n_head
+
+    def letters(self, c: RunConfig) -> dict[str, int]:
+        """Sizes of its own, by the letters of formulas."""
+        return {}
+
+    # -- weights of others ----------------------------------------------------------------------------------
+
+    def owns(self, names: Mapping[str, Any]) -> bool:
+        """Whether tensors of these names are a model of this family."""
+        return f"{self.blocks}.0." in "\n".join(names)
+
+    def read_shape(self, shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that a folder's tensors and Hugging Face's config.json say. Raises Refused."""
+        raise Refused(f"weights of recipe = {self.name} can only be resumed from their own run")
+
+    def write_config(self, c: RunConfig, separator: int | None) -> dict[str, Any]:
+        """config.json of Hugging Face's model that computes what this one does; `separator`: between documents."""
+        raise NotImplementedError
+
+
+# Rules that several families share.
+NO_DROPOUT: Rule = (("dropout", "recipe"), lambda c: c.dropout > 0, "recipe_without_dropout")
+NO_BIAS: Rule = (("bias", "recipe"), lambda c: c.bias, "recipe_without_bias")
+EVEN_HEADS: Rule = (
+    ("n_embd", "n_head", "recipe"),
+    lambda c: c.n_embd % c.n_head == 0 and c.n_embd // c.n_head % 2 == 1,
+    "recipe_odd_heads",
+)
+NOTHING_CHEAP: Rule = (("recompute_norm_gelu", "recipe"), lambda c: c.recompute_norm_gelu, "recipe_recomputes")

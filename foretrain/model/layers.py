@@ -1,0 +1,53 @@
+"""Layers that several families share: RMSNorm that saves its result alone, and rotary positions.
+
+Shapes: B micro-batch, T context, H heads, D width of a head.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NORM_EPS = 1e-6
+
+
+class _Norm(torch.autograd.Function):
+    """x / rms(x) over the last dimension, in `dtype`.
+
+    Backward takes the result, which the layer after it keeps anyway, and a number a row, so a norm keeps nothing of
+    its own; F.rms_norm keeps its input, and on a CPU runs as twenty small kernels.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype, eps: float) -> Tensor:
+        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+        y = torch.mul(x, scale).to(dtype)
+        ctx.save_for_backward(y, scale)
+        ctx.dtype = x.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        y, scale = ctx.saved_tensors
+        along = (grads[0] * y).mean(-1, keepdim=True)  # what of the gradient would only change the length
+        return torch.addcmul(grads[0], y, along, value=-1).to(ctx.dtype).mul_(scale), None, None
+
+
+def norm(x: Tensor, dtype: torch.dtype, eps: float = NORM_EPS) -> Tensor:
+    """x / rms(x) over the last dimension, in `dtype`: RMSNorm (arXiv:1910.07467) without weights."""
+    y: Tensor = _Norm.apply(x, dtype, eps)
+    return y
+
+
+def rotary_tables(block_size: int, width: int, base: float) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines of `rotate`, each T x 1 x D, fp32."""
+    rates = base ** -torch.arange(0, width, 2, dtype=torch.float64).div(width)
+    angles = torch.arange(block_size, dtype=torch.float64)[:, None, None] * rates
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), -1).float(), torch.cat((-sin, sin), -1).float()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions: column i of each head (B x T x H x D) is turned against column i + D/2."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

@@ -100,6 +100,6 @@ def test_models_run_without_torch() -> None:
 
 
 def test_what_torch_knows_and_the_estimate_does_not_is_named() -> None:
-    torch = step.programs.torch
+    torch = step.programs.EAGER.torch
     with pytest.raises(NotImplementedError, match=r"torch\.linalg_something is not known"):
         torch.linalg_something(1)

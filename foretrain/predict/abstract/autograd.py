@@ -292,8 +292,6 @@ def checkpoint(call: Callable[..., Any], *args: Any, **_: Any) -> Any:
     machine = m.machine
     if not machine.grad:
         return call(*args)
-    if machine.traces:
-        return machine.checkpointed(call, args)
     frame = Checkpoint(call, args)
     machine.packing = [*machine.packing, frame]
     try:

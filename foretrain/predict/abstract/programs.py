@@ -124,5 +124,5 @@ def _needs_torch(name: str) -> bool:
     return any(used == "torch" or used.startswith("torch.") for used in _code_of(name).co_names)
 
 
-_eager = Loader(eager, attention.causal_attention, compiling=False)
-load = _eager.load
+EAGER = Loader(eager, attention.causal_attention, compiling=False)
+load = EAGER.load

@@ -304,6 +304,7 @@ LISTS_OF_OPTIONS = {
     ("advice/combine.py", "DOUBTFUL"): "ids of advice rules",
     ("advice/combine.py", "_smaller_models"): "ids of advice rules",
     ("predict/speed/ops.py", "Kind"): "kinds of operations",
+    ("comparison/matched_loss.py", "_same_evaluation"): "what foretrain's evaluation is drawn by",
     ("comparison/questions.py", "_alike"): "what the error of a predicted speed hangs on",
     ("reports/views/calibration.py", "_sizes"): "the columns of one table",
 }

@@ -6,31 +6,17 @@ from typing import Any
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.attention import attend
 from foretrain.predict.abstract.autograd import Grads, Parameter, record, wants
+from foretrain.predict.abstract.shapes import broadcast, joined, promoted, reduced, result_of
 from foretrain.predict.abstract.tensors import DType, Tensor, allocate, bool_, float32, int64, passing
-from foretrain.predict.abstract.views import alike, identity
+from foretrain.predict.abstract.views import identity
 
 # -- one element at a time ---------------------------------------------------------------------------------
-
-
-def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    if len(a) < len(b):
-        a, b = b, a
-    b = (1,) * (len(a) - len(b)) + tuple(b)
-    return tuple(y if x == 1 and y != 1 else x for x, y in zip(a, b, strict=True))
-
-
-def _promoted(a: DType, b: DType) -> DType:
-    if a == b:
-        return a
-    order = {"bool": 0, "int64": 1, "float16": 2, "bfloat16": 2, "float32": 3, "float64": 4}
-    return a if order[a.name] >= order[b.name] else b
 
 
 def _result(x: Tensor, y: Any) -> Tensor:
     if not isinstance(y, Tensor):
         return allocate(x.shape, x.dtype)
-    dtype = _promoted(x.dtype, y.dtype) if len(x.shape) and len(y.shape) else (x if len(x.shape) else y).dtype
-    return allocate(_broadcast(x.shape, y.shape), dtype)
+    return allocate(*result_of(x, y))
 
 
 def add(x: Tensor, y: Any, *, alpha: float = 1) -> Tensor:
@@ -85,7 +71,7 @@ def div(x: Tensor, y: Any) -> Tensor:
 
 def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
     """x + a·b in one kernel."""
-    out = allocate(_broadcast(x.shape, _broadcast(a.shape, b.shape)), _promoted(x.dtype, _promoted(a.dtype, b.dtype)))
+    out = allocate(broadcast(x.shape, broadcast(a.shape, b.shape)), promoted(x.dtype, promoted(a.dtype, b.dtype)))
     if wants(x, a, b):
         product = _product_backward(a, b)
         record(out, lambda saved, grad: (grad, *product(saved, grad)), (x, a, b), _factors(a, b))
@@ -129,13 +115,7 @@ def roll(x: Tensor, *_: Any) -> Tensor:
 def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The parts one after the other, in a new tensor."""
     dim %= len(parts[0].shape)
-    total: int = parts[0].shape[dim]
-    for part in parts[1:]:
-        same = alike(part.shape[dim], parts[0].shape[dim])
-        total = parts[0].shape[dim] * len(parts) if same else total + part.shape[dim]
-    shape = list(parts[0].shape)
-    shape[dim] = total
-    out = allocate(shape, parts[0].dtype)
+    out = allocate(joined(parts, dim), parts[0].dtype)
     if wants(*parts):
         shapes = [part.shape for part in parts]
         record(out, lambda saved, grad: tuple(grad.viewed(s, grad.strides) for s in shapes), parts)
@@ -188,11 +168,7 @@ def compared(x: Tensor, *_: Any) -> Tensor:
 def along(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None = None, **_: Any) -> Tensor:
     """A sum, mean or maximum over dimensions."""
     kept = dtype or (int64 if x.dtype in (bool_, int64) else x.dtype)
-    if dim is None:
-        return allocate((), kept)
-    dims = {d % len(x.shape) for d in (dim if isinstance(dim, tuple | list) else (dim,))}
-    shape = [1 if i in dims else s for i, s in enumerate(x.shape) if keepdim or i not in dims]
-    return allocate(shape, kept)
+    return allocate(reduced(x, dim, keepdim), kept)
 
 
 def vector_norm(x: Tensor, *, dim: int, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
@@ -330,7 +306,7 @@ def layer_norm(
 
 def rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """One kernel on a card (aten _fused_rms_norm), with a number a row for backward."""
-    out = allocate(x.shape, _promoted(x.dtype, weight.dtype) if weight is not None else x.dtype)
+    out = allocate(x.shape, promoted(x.dtype, weight.dtype) if weight is not None else x.dtype)
     scale = allocate((*x.shape[:-1], 1), float32)
     if wants(x, weight):
 

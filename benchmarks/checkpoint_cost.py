@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from common import arguments, report
 
-from foretrain.base.process_memory import process_bytes
+from foretrain.base.process_memory import resident_bytes
 from foretrain.config.options import RunConfig
 from foretrain.model.step import TrainState, build, train_step
 from foretrain.training.checkpoint import Progress
@@ -46,7 +46,7 @@ def case(name: str, knobs: dict[str, Any]) -> dict[str, Any]:
     state = build(config, torch.device("cpu"), torch.float32, compile=False)
     plain = [one_step(state) for _ in range(8)][2:]
     found: dict[str, list[float]] = {"loop": [], "background": [], "beside": [], "took": []}
-    before = process_bytes() or 0
+    before = resident_bytes() or 0
     with tempfile.TemporaryDirectory() as folder:
         for number in range(1, 2 * ROUNDS + 1):
             waits = number % 2 == 1
@@ -66,7 +66,7 @@ def case(name: str, knobs: dict[str, Any]) -> dict[str, Any]:
         "case": name, "step_s": step_s, "checkpoint_bytes": live(state).size_bytes, "loop_s": median(found["loop"]),
         "background_s": blocked_s, "beside_s": lost_s, "took_s": median(found["took"]),
         "blocked_share": blocked_s / (INTERVAL * step_s), "loop_share": median(found["loop"]) / (INTERVAL * step_s),
-        "whole_share": (blocked_s + lost_s) / (INTERVAL * step_s), "grown_bytes": (process_bytes() or 0) - before,
+        "whole_share": (blocked_s + lost_s) / (INTERVAL * step_s), "grown_bytes": (resident_bytes() or 0) - before,
     }  # fmt: skip
 
 

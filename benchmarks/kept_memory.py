@@ -32,13 +32,13 @@ from foretrain.config.options import RunConfig
 from foretrain.tuning.calibrate import Stepper
 from foretrain.training.device import place
 from foretrain.training.host_memory import keep_memory
-from foretrain.base.process_memory import process_bytes
+from foretrain.base.process_memory import peak_bytes
 knobs, dtype, keep = json.loads(sys.argv[1])
 if keep:
     assert keep_memory(), "this C library does not keep memory"
 config = RunConfig(device="cpu", **knobs)
 times = Stepper(config, place(config), dtype, compiled=False).times(6)
-print(json.dumps([sorted(times)[1], process_bytes("VmHWM")]))
+print(json.dumps([sorted(times)[1], peak_bytes()]))
 """
 
 

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from rich.console import Console
@@ -181,12 +182,13 @@ def test_without_counts_of_cores_the_load_average_stands_in() -> None:
 def test_the_busy_time_is_of_the_cores_that_may_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Idle time and waiting for disks are left out, time that other virtual machines took is not."""
     stat = tmp_path / "stat"
-    stat.write_text("cpu  9 9 9 9\ncpu0 100 10 50 9000 800 5 5 30 0 0\ncpu1 1 1 1 1\ncpu2 200 0 0 7 7 0 0 0\nintr 5\n")
-    real = Path
-    monkeypatch.setattr(contention, "Path", lambda path: real(stat) if path == "/proc/stat" else real(path))
+    stat.write_text("cpu  9 9 9 9\ncpu0 100 10 50 9000 800 5 5 30 9 9\ncpu1 1 1 1 1 1 1 1 1 1 1\n"
+                    "cpu2 200 0 0 7 7 0 0 0 0 0\nintr 5\n")  # fmt: skip
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     monkeypatch.setattr(contention.os, "sched_getaffinity", lambda _: {0, 2}, raising=False)
-    monkeypatch.setattr(contention.os, "sysconf", lambda _: 100)
     assert cores_busy_s() == 4.0
+    monkeypatch.setattr(contention.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    assert cores_busy_s() == pytest.approx(4.06)
     stat.write_text("nothing")
     assert cores_busy_s() is None
 

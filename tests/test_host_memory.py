@@ -2,8 +2,10 @@
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from foretrain.advice import host_fit
 from foretrain.base import cgroup
 from foretrain.base.cgroup import Limit
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.base.process_memory import process_bytes
+from foretrain.base.process_memory import resident_bytes
 from foretrain.base.units import GIB, MIB
 from foretrain.hardware import cpu
 from foretrain.training import trainer
@@ -48,13 +50,13 @@ def test_the_smaller_micro_batch_that_is_named_is_the_same_training_and_fits() -
     config = tiny(batch_size=4096, gradient_accumulation_steps=2, block_size=64)
     gpu, free = place(config).gpu, 600 * MIB
     with pytest.raises(UserError) as refused:
-        host_fit.check(config, gpu, compiled=False, free=lambda: free - (process_bytes() or 0))
+        host_fit.check(config, gpu, compiled=False, free=lambda: free - (resident_bytes() or 0))
     assert refused.value.id == "memory.machine_smaller"
     values = refused.value.values
     assert values["smaller"] * values["more"] == 4096 * 2
     assert (values["free"], values["needs"] > free) == (free, True)
     cut = config.model_copy(update={"batch_size": values["smaller"], "gradient_accumulation_steps": values["more"]})
-    host_fit.check(cut, gpu, compiled=False, free=lambda: free - (process_bytes() or 0))
+    host_fit.check(cut, gpu, compiled=False, free=lambda: free - (resident_bytes() or 0))
 
 
 def test_what_is_too_large_for_one_sequence_is_refused_without_a_smaller_one() -> None:
@@ -71,7 +73,7 @@ def test_where_the_system_says_nothing_nothing_is_refused() -> None:
 def test_a_memory_limit_of_that_size_starts_it_all_the_same() -> None:
     config = tiny(batch_size=4096)
     with pytest.raises(UserError) as refused:
-        host_fit.check(config, place(config).gpu, compiled=False, free=lambda: -(process_bytes() or 0))
+        host_fit.check(config, place(config).gpu, compiled=False, free=lambda: -(resident_bytes() or 0))
     limited = config.model_copy(update={"memory_limit": refused.value.values["limit"]})
     host_fit.check(limited, place(config).gpu, compiled=False, free=lambda: 0)
 
@@ -169,6 +171,17 @@ def test_memory_is_what_the_container_may_have(monkeypatch: pytest.MonkeyPatch) 
     assert free <= GIB
 
 
+def test_without_proc_psutil_says_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS and Windows had no figures."""
+    monkeypatch.setattr(cpu, "memory_limit", lambda: None)
+    monkeypatch.setattr(cpu.sys, "platform", "darwin")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=3 * GIB, total=4 * GIB))
+    assert cpu.available_memory_bytes() == 3 * GIB
+    monkeypatch.setattr(cpu.os, "sysconf", lambda name: (_ for _ in ()).throw(ValueError(name)))  # as on Windows
+    monkeypatch.setattr(cpu, "limits", list)
+    assert cpu.total_memory_bytes() == 4 * GIB
+
+
 # -- given back --------------------------------------------------------------------------------------------
 
 
@@ -178,10 +191,10 @@ def test_what_a_calibration_took_is_given_back() -> None:
     keep_memory()
     blocks = [torch.ones(MIB // 4) for _ in range(300)]
     top = torch.ones(1024)  # what lives on above them
-    full = process_bytes()
+    full = resident_bytes()
     del blocks
     give_back()
-    after = process_bytes()
+    after = resident_bytes()
     assert full is not None
     assert after is not None
     assert full - after > 200 * MIB

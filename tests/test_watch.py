@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from foretrain.base import process_memory
 from foretrain.base.errors import UserError
 from foretrain.base.redaction import redacted
 from foretrain.cli.commands.watch import config_of
 from foretrain.hardware.card import REASONS, Cards
-from foretrain.monitoring import process_tree
 from foretrain.monitoring import record as watch_record
 from foretrain.monitoring import watch as watching
 from foretrain.monitoring.record import WatchRecord
@@ -250,27 +250,27 @@ def test_without_a_card_the_processes_are_measured(monkeypatch: pytest.MonkeyPat
 
 def test_the_tree_agrees_with_the_system_about_this_process() -> None:
     own_s = sum(os.times()[:4])
-    found = process_tree.sample(os.getpid())
+    found = process_memory.sample_tree(os.getpid())
     assert found is not None
     assert os.getpid() in found.pids
     assert own_s - 0.05 <= found.cpu_s
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    assert child.pid in (process_tree.sample(os.getpid()) or found).pids
+    assert child.pid in (process_memory.sample_tree(os.getpid()) or found).pids
     child.communicate(b"\n")
-    assert process_tree.sample(2**22 + 1) is None
+    assert process_memory.sample_tree(2**22 + 1) is None
 
 
 def test_a_card_is_shared_out_between_the_command_and_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nvml = Nvml()
-    real = process_tree.sample
+    real = process_memory.sample_tree
 
-    def sample(pid: int) -> process_tree.TreeSample | None:
+    def sample(pid: int) -> process_memory.TreeSample | None:
         nvml.pid = pid
         return real(pid)
 
-    monkeypatch.setattr(process_tree, "sample", sample)
+    monkeypatch.setattr(process_memory, "sample_tree", sample)
     record, path = watched("import time; time.sleep(0.4)", nvml)
     (card,) = record.cards
     assert (card.by, card.ours_peak_bytes, card.used_by_others_peak_bytes) == ("processes", 4 * GIB, 2 * GIB)

@@ -8,7 +8,7 @@ memory_limit as large as that is the user's word that it shall start all the sam
 from collections.abc import Callable
 
 from foretrain.base.errors import UserError
-from foretrain.base.process_memory import process_bytes
+from foretrain.base.process_memory import resident_bytes
 from foretrain.base.units import GIB
 from foretrain.config.microbatches import cut, sequences_of, shrunk
 from foretrain.config.options import RunConfig
@@ -24,7 +24,7 @@ def check(
     left = free()
     if left is None:
         return
-    left += process_bytes() or 0
+    left += resident_bytes() or 0
     dtypes: list[Dtype] = ["float32", "bfloat16"] if config.dtype == "auto" else [config.dtype]
     needs = min(_needs(config, gpu, dtype, compiled)[0] for dtype in dtypes)
     if needs <= left or needs <= (config.memory_limit_bytes or 0):
@@ -32,7 +32,7 @@ def check(
     values = {
         "needs": needs,
         "free": left,
-        "total": total_memory_bytes() or left,
+        "total": total_memory_bytes(),
         "limit": f"{-(-needs // GIB) + 1}GiB",
     }
     smaller = _fitting(config, gpu, dtypes[0], compiled, left)

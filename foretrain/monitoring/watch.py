@@ -1,15 +1,14 @@
 """`watch`: somebody else's training, measured from outside and not changed. What it leaves is in record.py.
 
 The command's output is passed on by threads of its own (passthrough.py) and read here afterwards: the log as a file,
-its steps by training_log.Reader. Another thread samples NVML and /proc; a driver that hangs keeps back samples, not the
-command.
+its steps by training_log.Reader. Another thread samples NVML and the processes; a driver that hangs keeps back samples,
+not the command.
 """
 
 import codecs
 import json
 import math
 import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -17,11 +16,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, BinaryIO, Literal
 
+from foretrain.base import process_memory
 from foretrain.base.errors import UserError
 from foretrain.base.redaction import redacted
 from foretrain.config.options import RunConfig
 from foretrain.hardware.card import Cards, CardSample
-from foretrain.monitoring import process_tree
 from foretrain.monitoring import record as watch_record
 from foretrain.monitoring.passthrough import CommandStart, Ended, Passthrough
 from foretrain.monitoring.record import WatchedCard, WatchRecord
@@ -146,7 +145,7 @@ class _Sampler(threading.Thread):
 
     def _sample(self) -> None:
         at_s = time.monotonic() - self.began_s
-        tree = process_tree.sample(self.pid)
+        tree = process_memory.sample_tree(self.pid)
         samples = self.cards.sample(tree.pids if tree else (self.pid,))
         self.count += 1
         if tree is not None:
@@ -269,14 +268,12 @@ def _result(record: WatchRecord, ended: Ended, wall_s: float, sampler: _Sampler,
     losses = [loss for loss in steps.loss[-1:] if math.isfinite(loss)]
     used = ended.rusage
     cpu_s = max(sampler.cpu_s, used.ru_utime + used.ru_stime if used is not None else 0.0)
-    # macOS has no /proc, but ru_maxrss: of the largest process, in bytes. Linux counts what was before exec to it.
-    largest = used.ru_maxrss if used is not None and sys.platform == "darwin" else 0
     return record.model_copy(
         update={
             "status": "stopped" if ended.signal else "finished" if ended.code == 0 else "failed",
             "exit_code": ended.code, "signal": signal.Signals(ended.signal).name if ended.signal else "",
             "ended_at": now(), "wall_s": wall_s, "samples": sampler.count, "sampling_s": sampler.spent_s,
-            "cpu_s": cpu_s or None, "rss_peak_bytes": sampler.rss_peak_bytes or largest or None,
+            "cpu_s": cpu_s or None, "rss_peak_bytes": sampler.rss_peak_bytes or None,
             "processes": sampler.processes,
             "cards": tuple(s.result(f) for s, f in zip(sampler.sums, sampler.cards.facts, strict=False)),
             "nvml_problem": sampler.problem or sampler.cards.problem or output.problem,

@@ -1,6 +1,6 @@
 """How much of the processor other programs use while a run trains on it, and what that costs the run.
 
-Busy time of the cores that this process may use (/proc/stat, steal by other virtual machines included) less this
+Busy time of the cores that this process may use (steal by other virtual machines included) less this
 process's own is what others used. Where the system does not count that, its load average is a rough stand-in. The
 clocks are arguments, so that tests bring their own.
 """
@@ -9,9 +9,10 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+
+import psutil
 
 from foretrain.hardware.cpu import usable_cores
 from foretrain.training.store import MachineLoad, crowded
@@ -27,17 +28,18 @@ Told = tuple[str, dict[str, Any]]
 def cores_busy_s() -> float | None:
     """Seconds that the cores of this process's affinity have worked, for whomever; None where no one counts."""
     try:
-        text = Path("/proc/stat").read_text("ascii", "replace")
-        ticks, own = os.sysconf("SC_CLK_TCK"), os.sched_getaffinity(0)
-    except (OSError, AttributeError, ValueError):
+        cores = psutil.cpu_times(percpu=True)
+    except (psutil.Error, OSError):
         return None
-    total, seen = 0, False
-    for line in text.splitlines():
-        name, *counts = line.split()
-        if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in own:
-            user, nice, system, _idle, _wait, irq, softirq, steal = (int(c) for c in [*counts[:8], *"00000000"][:8])
-            total, seen = total + user + nice + system + irq + softirq + steal, True
-    return total / ticks if seen else None
+    if hasattr(os, "sched_getaffinity") and len(own := os.sched_getaffinity(0)) < len(cores):
+        cores = [core for number, core in enumerate(cores) if number in own]
+    return sum(_busy_s(core) for core in cores) if cores else None
+
+
+def _busy_s(core: Any) -> float:
+    """What a core did but idling and waiting for disks. Linux counts a virtual machine's time (guest) as user, too."""
+    idle = {"idle", "iowait", "guest", "guest_nice"}
+    return sum(seconds for name, seconds in core._asdict().items() if name not in idle)
 
 
 def load_average() -> float:

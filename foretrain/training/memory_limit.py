@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 
 from foretrain.base.errors import UserError
-from foretrain.base.process_memory import process_bytes
+from foretrain.base.process_memory import resident_bytes
 from foretrain.base.units import MIB
 from foretrain.hardware.cpu import available_memory_bytes, total_memory_bytes
 from foretrain.hardware.sensors import Load
@@ -81,7 +81,7 @@ class HostGuard:
 
     def __init__(
         self, ends: Callable[[int, int, int], object], free: Callable[[], int | None] = available_memory_bytes,
-        total: Callable[[], int | None] = total_memory_bytes, held: Callable[[], int | None] = process_bytes,
+        total: Callable[[], int | None] = total_memory_bytes, held: Callable[[], int | None] = resident_bytes,
     ) -> None:  # fmt: skip
         self._ends, self._free, self._total, self._held = ends, free, total, held
         self._stop = threading.Event()

@@ -15,7 +15,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from foretrain.base.process_memory import process_bytes
+from foretrain.base.process_memory import peak_bytes, resident_bytes
 from foretrain.model.step import TrainState
 from foretrain.training.store import MeasuredMemory, MeasuredPhase
 
@@ -63,7 +63,7 @@ class Meter:
         self.device, self.limit_bytes = device, limit_bytes
         if device.type == "cpu":
             gc.collect()  # what an earlier run left in cycles would be freed while this one is measured
-        self.base_bytes = process_bytes()
+        self.base_bytes = resident_bytes()
         self.phases: dict[str, MeasuredPhase] = {}
         self.saved_bytes: int | None = None
         self.gradients_bytes: int | None = None
@@ -89,7 +89,7 @@ class Meter:
                 phase=name,
                 allocated_bytes=torch.cuda.max_memory_allocated(self.device),
                 reserved_bytes=torch.cuda.max_memory_reserved(self.device),
-                process_bytes=process_bytes("VmHWM"),
+                process_bytes=peak_bytes(),
             )
         else:
             standing = self.weights(state) + self.optimizer(state)
@@ -99,7 +99,7 @@ class Meter:
             self.phases[name] = MeasuredPhase(
                 phase=name,
                 allocated_bytes=standing + allocator_peak(run),
-                process_bytes=process_bytes("VmHWM") if can_reset else None,
+                process_bytes=peak_bytes() if can_reset else None,
             )
 
     def watch(self, state: TrainState, *, compiled: bool) -> None:
@@ -147,14 +147,14 @@ class Meter:
 
     def process_peak(self) -> int | None:
         """The process's highest memory so far: VmHWM starts again with each measured phase, so theirs count too."""
-        seen = [process_bytes("VmHWM"), *(phase.process_bytes for phase in self.phases.values())]
+        seen = [peak_bytes(), *(phase.process_bytes for phase in self.phases.values())]
         return max((size for size in seen if size is not None), default=None)
 
     def device_bytes(self) -> int | None:
         """Memory in use now, for the progress line: reserved on CUDA, the process on a CPU."""
         if self.device.type == "cuda":
             return torch.cuda.memory_reserved(self.device)
-        return process_bytes()
+        return resident_bytes()
 
     def result(self, state: TrainState) -> MeasuredMemory:
         return MeasuredMemory(

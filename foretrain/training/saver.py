@@ -17,7 +17,7 @@ from typing import Self
 
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
-from foretrain.base.process_memory import process_bytes
+from foretrain.base.process_memory import resident_bytes
 from foretrain.hardware.cpu import available_memory_bytes
 from foretrain.model.step import TrainState
 from foretrain.training import checkpoint
@@ -73,7 +73,7 @@ class Saver:
         needs = live(state).size_bytes * SPARE
         free = available_memory_bytes()
         if state.device.type == "cpu" and self.limit_bytes is not None:
-            free = min(free or self.limit_bytes, self.limit_bytes - (process_bytes() or 0))
+            free = min(free or self.limit_bytes, self.limit_bytes - (resident_bytes() or 0))
         if free is not None and free < needs:
             return None
         try:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from foretrain.base import oom_message
-from foretrain.base.process_memory import process_bytes
+from foretrain.base.process_memory import resident_bytes
 from foretrain.hardware.card import Cards, CardSample
 from foretrain.hardware.cpu import available_memory_bytes, total_memory_bytes
 from foretrain.model.step import TrainState
@@ -152,11 +152,11 @@ class Vitals:
 def of_host() -> dict[str, int]:
     """On a CPU: what the process holds, what the system could still give, and what others hold of its memory."""
     found: dict[str, int] = {}
-    resident = process_bytes()
+    resident = resident_bytes()
     if resident is not None:
         found["process_bytes"] = resident
     free, total = available_memory_bytes(), total_memory_bytes()
-    if free is not None and total is not None:
+    if free is not None:
         found["free_bytes"], found["card_bytes"] = free, total
         if resident is not None:
             found["used_by_others_bytes"] = max(0, total - free - resident)

@@ -18,10 +18,10 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from foretrain.config.options import RunConfig
+from foretrain.hardware.cpu import usable_cores
 
 WHOLE_S = 1.0  # a step that takes longer is timed by some of its micro-batches
 FEWEST_STEPS, MOST_STEPS = 2, 200
@@ -130,10 +130,10 @@ class TimedStep:
 
     def peak_bytes(self) -> int:
         """Of the process on a CPU; on a card what PyTorch reserved, and the context beside it."""
-        from foretrain.base.process_memory import process_bytes
+        from foretrain.base.process_memory import peak_bytes
 
         if self.device.type != "cuda":
-            return process_bytes("VmHWM") or 0
+            return peak_bytes() or 0
         import torch
 
         from foretrain.hardware.sensors import Load
@@ -144,23 +144,15 @@ class TimedStep:
         return torch.cuda.max_memory_reserved(self.device) + (context or ASSUMED_CONTEXT_BYTES)
 
 
-def _busy_ticks() -> tuple[float, float]:
-    """(CPU seconds that all programs of the machine have used, this process's own); zeros where nobody says."""
-    try:
-        fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    except (OSError, ValueError):
-        return 0.0, 0.0
-    idle = fields[3] + fields[4]
-    return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK"), time.process_time()
-
-
 def _burst(timed: TimedStep, seconds: float) -> dict[str, Any]:
-    """A burst, and the share of the machine's CPUs that other programs used meanwhile."""
-    started, (all_s, own_s) = time.perf_counter(), _busy_ticks()
+    """A burst, and the share of this process's cores that other programs used meanwhile (0 where nobody says)."""
+    from foretrain.training.contention import cores_busy_s
+
+    started, own_s, all_s = time.perf_counter(), time.process_time(), cores_busy_s() or 0.0
     times = timed.burst(seconds)
-    (all_then_s, own_then_s), wall_s = _busy_ticks(), time.perf_counter() - started
-    others_s = max(0.0, (all_then_s - all_s) - (own_then_s - own_s))
-    share = min(1.0, others_s / (wall_s * (os.cpu_count() or 1)))
+    wall_s = time.perf_counter() - started
+    others_s = max(0.0, (cores_busy_s() or 0.0) - all_s - (time.process_time() - own_s))
+    share = min(1.0, others_s / (wall_s * usable_cores()))
     return {"times": times, "elsewhere": share, "peak_bytes": timed.peak_bytes()}
 
 

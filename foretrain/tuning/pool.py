@@ -20,9 +20,10 @@ import time
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from foretrain.base.process_memory import resident_bytes
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
-from foretrain.tuning.trial import config_on_cpu, failure, resident_bytes
+from foretrain.tuning.trial import config_on_cpu, failure
 
 LOOK_EVERY_S = 0.02
 SIDE_BY_SIDE = 0.6  # of the memory that there is; beyond it, children are ended to make room
@@ -74,7 +75,7 @@ class _Child:
         while b"\n" not in self._unread:
             readable, _, _ = select.select([self.process.stdout], [], [], LOOK_EVERY_S)
             if watched:
-                self.peak_bytes = max(self.peak_bytes, resident_bytes(self.process.pid))
+                self.peak_bytes = max(self.peak_bytes, resident_bytes(self.process.pid) or 0)
                 if self.peak_bytes > (cap_bytes or 0):
                     return Death(reason="memory", peak_bytes=self.peak_bytes)
             if readable:

@@ -15,10 +15,10 @@ import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 
 from foretrain.base import bugs
 from foretrain.base.messages import printable, say
+from foretrain.base.process_memory import resident_bytes
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 
@@ -38,13 +38,6 @@ class Trial(Record):
     problem: str = ""
 
 
-def resident_bytes(pid: int) -> int:
-    """Memory of a process now, 0 where the system does not say."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0
-
-
 def run_trial(config: RunConfig, cap_bytes: int | None) -> Trial:
     """Try a config's sizes. `cap_bytes`: what the process may take. Ends the child when interrupted."""
     command = [sys.executable, "-m", "foretrain.tuning.trial"]
@@ -58,7 +51,7 @@ def run_trial(config: RunConfig, cap_bytes: int | None) -> Trial:
                 child.stdin.write(job)
                 child.stdin.flush()
             while child.poll() is None:
-                peak = max(peak, resident_bytes(child.pid))
+                peak = max(peak, resident_bytes(child.pid) or 0)
                 if config_on_cpu(config) and cap_bytes is not None and peak > cap_bytes:
                     beyond = peak
                     break
@@ -101,7 +94,7 @@ def try_steps(config: RunConfig, cap_bytes: int | None) -> tuple[bool, int]:
     """(it lived, its peak in bytes): the child's work."""
     import torch
 
-    from foretrain.base.process_memory import process_bytes
+    from foretrain.base.process_memory import peak_bytes
     from foretrain.data.batches import Batch
     from foretrain.model.step import build, evaluation_loss, train_step
     from foretrain.training.device import TORCH_DTYPES, place
@@ -134,7 +127,7 @@ def try_steps(config: RunConfig, cap_bytes: int | None) -> tuple[bool, int]:
         if not is_out_of_memory(error):
             raise
         lived = False
-    return lived, torch.cuda.max_memory_reserved(placement.device) if cuda else process_bytes("VmHWM") or 0
+    return lived, torch.cuda.max_memory_reserved(placement.device) if cuda else peak_bytes() or 0
 
 
 def main() -> None:

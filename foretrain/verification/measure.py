@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretrain.base.process_memory import process_bytes
+from foretrain.base.process_memory import peak_bytes
 from foretrain.hardware.card import Cards
 from foretrain.predict.trace import drive
 from foretrain.predict.trace.names import Names
@@ -130,7 +130,7 @@ def measured(case: Case, device: torch.device) -> dict[str, Any]:
     if timed:
         found["step_s"] = median(timed)
     if device.type == "cpu":
-        return {**found, "process_bytes": process_bytes("VmHWM"), "others_share": others_share(since, clock)}
+        return {**found, "process_bytes": peak_bytes(), "others_share": others_share(since, clock)}
     process = _on_the_card(device)
     if process:
         found |= {"process_bytes": process, "context_bytes": max(0, process - torch.cuda.memory_reserved(device))}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.base.errors import ExitCode
-from foretrain.base.process_memory import process_bytes
+from foretrain.base.process_memory import resident_bytes
 from foretrain.config import nanogpt_checkpoint as nanogpt_reader
 from tests.faults import hostile, inputs
 from tests.faults.hostile import CANARY, SECRET, Hostile
@@ -127,7 +127,7 @@ def one(number: int) -> dict[str, Any]:
 
 def _tried(attempt: Hostile, verb: tuple[str, ...]) -> dict[str, Any]:
     watch, before = guard(), time.process_time()
-    held = process_bytes() or 0
+    held = resident_bytes() or 0
     watch.seen.clear()
     watch.armed = True
     try:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from foretrain.base.process_memory import process_bytes
+import psutil
+
+from foretrain.base.process_memory import resident_bytes
 from tests.faults.harness import fork, wait
 
 CPU_S = (
@@ -55,7 +57,7 @@ def _work(
     numbers: range, one: Callable[[int], dict[str, Any]], begin: Callable[[], None], at: mmap.mmap, path: Path
 ) -> int:
     begin()
-    base = process_bytes() or 0
+    base = resident_bytes() or 0
     limit_memory()
     with path.open("a") as file:
         for number in numbers:
@@ -72,7 +74,7 @@ def _work(
 
 def limit_memory() -> None:
     """A gibibyte of address space beyond what the process has now."""
-    most = (process_bytes("VmSize") or 0) + MEMORY_BYTES
+    most = psutil.Process().memory_info().vms + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 

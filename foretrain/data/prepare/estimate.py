@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from foretrain.base import process_memory
 from foretrain.base.errors import UserError
-from foretrain.base.process_memory import process_bytes
 from foretrain.base.records import Record
 from foretrain.data.prepare.disk import free_bytes
 from foretrain.data.prepare.encode import KEEP_TRAIN
@@ -64,7 +64,7 @@ class PreparePlan(Record):
 
 def peak_bytes(pid: int | str) -> int:
     """The most that a living process held (VmHWM), as Linux says it."""
-    return process_bytes("VmHWM", pid) or _UNKNOWN_PROCESS_BYTES
+    return process_memory.peak_bytes(pid) or _UNKNOWN_PROCESS_BYTES
 
 
 def estimate(options: PrepareOptions, sources: SourceList, tokenizer: Path, name: str, size: int) -> PreparePlan:

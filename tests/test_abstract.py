@@ -12,6 +12,7 @@ from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cpu import cpu_device
 from foretrain.predict.abstract import passage, step
+from foretrain.predict.abstract.dims import Dim, factors
 from foretrain.predict.estimate.simulated_run import SimulatedRun
 
 
@@ -103,3 +104,14 @@ def test_what_torch_knows_and_the_estimate_does_not_is_named() -> None:
     torch = step.programs.EAGER.torch
     with pytest.raises(NotImplementedError, match=r"torch\.linalg_something is not known"):
         torch.linalg_something(1)
+
+
+def test_sizes_of_heads_are_merged_where_that_is_right() -> None:
+    """All heads together are the width, but where a family gives heads another one; groups of keys are all heads."""
+    H, D, K, T = (Dim(n, 1, (letter,)) for n, letter in ((6, "H"), (32, "D"), (2, "K"), (16, "T")))
+    assert (H // K, getattr(H // K, "letters", ())) == (3, ("G",))
+    assert factors(2, (T, H, D)) == (2, "T", "C")
+    assert factors(2, (T, H, D), together=False) == (2, "T", "H", "D")
+    assert factors(2, (T, K, D)) == (2, "T", "K", "D")
+    assert factors(2, (T, K, H // K, D)) == (2, "T", "C")
+    assert factors(2, (T, K, H // K, Dim(32, 1, ("E",))), together=False) == (2, "T", "A")

@@ -27,12 +27,12 @@ class Family:
     tokens: tuple[str, ...]  # its matrices with a row for each token of the vocabulary
     # Last words of its modules' names: what their activations count for, and the moment of the step that they begin.
     parts: Mapping[str, tuple[str, str]] = {}
+    # Sizes of its own that formulas have letters for: attributes of a config. H heads of D that are not C: see dims.py.
+    letters: Mapping[str, str] = {}
     positions = ""  # its matrix with a row for each position
     sets: Mapping[str, Any] = {}  # options unless the user writes them
     rates: Mapping[str, Any] = {}  # the same, with the optimizer that it sets alone
     rules: tuple[Rule, ...] = ()
-    compiled = True  # whether the memory of its compiled step is estimated
-    timed = True  # whether the operations of its step are known
     # model_type of a config.json of Hugging Face's that is one of this family; none: it has no form there.
     hugging_face: tuple[str, ...] = ()
     transposed: tuple[str, ...] = ()  # ends of names of matrices that Hugging Face keeps in x out
@@ -66,10 +66,6 @@ class Family:
     def n_kv_head(self, c: RunConfig) -> int:
         """Heads of keys and values."""
         return c.n_head
-
-    def letters(self, c: RunConfig) -> dict[str, int]:
-        """Sizes of its own, by the letters of formulas."""
-        return {}
 
     # -- weights of others ----------------------------------------------------------------------------------
 

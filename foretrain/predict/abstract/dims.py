@@ -28,21 +28,24 @@ class Dim(int):
         if self.letters == ("C",) and isinstance(other, Dim) and other.letters == ("H",):
             whole = self.coefficient % other.coefficient == 0
             return Dim(value, self.coefficient // other.coefficient, ("D",)) if whole else value
+        if self.letters == ("H",) and isinstance(other, Dim) and other.letters == ("K",):
+            return Dim(value, 1, ("G",))
         if not isinstance(other, Dim) and isinstance(other, int) and self.coefficient % other == 0:
             return Dim(value, self.coefficient // other, self.letters)
         return value
 
 
-def factors(item_bytes: int, shape: Sequence[int]) -> tuple[int, ...] | tuple[int | str, ...]:
+def factors(item_bytes: int, shape: Sequence[int], together: bool = True) -> tuple[int, ...] | tuple[int | str, ...]:
     """(coefficient, letters …) of a tensor's bytes: (8, "B", "T", "C"). All heads together are C, or A where
-    each is padded to a width E."""
+    each is padded to a width E; not `together` where a family's heads have other widths than C / H."""
     coefficient, letters = item_bytes, []
     for size in shape:
         if isinstance(size, Dim):
             coefficient *= size.coefficient
             for letter in size.letters:
-                if letter in WHOLE and letters and letters[-1] == "H":
-                    letters[-1] = WHOLE[letter]
+                pair = (letters[-1] if letters else "", letter)
+                if pair in WHOLE and (together or WHOLE[pair] != "C"):
+                    letters[-1] = WHOLE[pair]
                 else:
                     letters.append(letter)
         else:
@@ -50,4 +53,5 @@ def factors(item_bytes: int, shape: Sequence[int]) -> tuple[int, ...] | tuple[in
     return (coefficient, *letters)
 
 
-WHOLE = {"D": "C", "E": "A"}  # a head's width -> that of all heads
+# Heads and a head's width -> the width of all; heads of keys and the size of their groups -> all heads.
+WHOLE = {("H", "D"): "C", ("H", "E"): "A", ("K", "G"): "H"}

@@ -20,6 +20,7 @@ class Device:
 DEVICE = Device()
 VIEWS = (
     "view", "reshape", "transpose", "split", "chunk", "t", "flatten", "unsqueeze", "squeeze", "contiguous", "clone",
+    "expand",
 )  # fmt: skip
 SAME_SHAPE = ("clamp", "cos", "sin", "rsqrt", "log", "pow", "__rpow__")  # not differentiated here
 IN_PLACE = (

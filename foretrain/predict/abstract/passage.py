@@ -27,8 +27,8 @@ class Birth(NamedTuple):
     shape: tuple[int, ...]
     factors: Factors | None
 
-    def sized(self) -> Factors:
-        return self.factors or factors(self.item_bytes, self.shape)
+    def sized(self, together: bool) -> Factors:
+        return self.factors or factors(self.item_bytes, self.shape, together)
 
 
 class Event(NamedTuple):
@@ -230,7 +230,9 @@ class Structure(NamedTuple):
 def unroll(recorder: Recorder, groups: Sequence[int], run: Sequence[int]) -> Structure:
     """The whole pass. Raises Uneven where layers of one kind differ."""
     events, births, origin = _Unroller(recorder, groups, run).unrolled()
-    known = {serial: (recorder.births[serial].component, recorder.births[serial].sized()) for serial in set(births)}
+    s = recorder.symbols
+    together = s["H"] * s["D"] == s["C"]
+    known = {n: (recorder.births[n].component, recorder.births[n].sized(together)) for n in set(births)}
     moments = [recorder.events[i].moment for i in origin]
     return Structure(
         events,

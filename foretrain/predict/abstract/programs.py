@@ -47,6 +47,11 @@ def _parameter(x: Any) -> autograd.Parameter:
     return autograd.Parameter(x.shape if isinstance(x, m.Tensor) else x, modules.WEIGHTS[0])
 
 
+def _capability() -> tuple[int, int]:
+    """Of the card, as far as models ask: whether it has FlashAttention."""
+    return (8, 0) if m.machine.attention(True) in ("flash", "cudnn") else (7, 5)
+
+
 def _no_grad(function: Any) -> Any:
     def call(*args: Any, **named: Any) -> Any:
         with autograd.no_grad():
@@ -69,6 +74,7 @@ class Loader:
             "float64": m.float64, "int64": m.int64, "long": m.int64, "bool": m.bool_, "dtype": m.DType, "device": str,
             "autograd": SimpleNamespace(Function=autograd.Function),
             "linalg": SimpleNamespace(vector_norm=operations.vector_norm),
+            "cuda": SimpleNamespace(get_device_capability=_capability),
             "compiler": SimpleNamespace(is_compiling=lambda: compiling),
             "finfo": lambda dtype: SimpleNamespace(tiny=0.0),
             "is_grad_enabled": lambda: m.machine.grad,

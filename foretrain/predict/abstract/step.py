@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from foretrain.config.families import family_of
-from foretrain.config.options import OPTIONS, RunConfig
+from foretrain.config.options import OPTIONS, RunConfig, named
 from foretrain.predict.abstract import autograd, modules, programs
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.dims import Dim
@@ -14,6 +14,7 @@ from foretrain.predict.timeline import Passage, Tensor, Timeline, Variant
 MOST_KEPT = 256
 _recorders: dict[Any, Recorder] = {}  # passes of the layers that are run, by all that decides them but sizes
 _structures: dict[Any, Structure] = {}  # passes of all layers
+SWITCHES = named(lambda option: option.group == "model" and option.type == "bool")
 LETTERS = {name: option.letter for name, option in OPTIONS.items() if option.letter}
 
 
@@ -28,10 +29,11 @@ class Lettered:
 
     def __init__(self, config: RunConfig, checkpointed: int, n_layer: int) -> None:
         self._config, self.checkpointed, self.n_layer = config, checkpointed, n_layer
+        self._letters = {**LETTERS, **family_of(config).letters}
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._config, name)
-        return Dim(value, 1, (LETTERS[name],)) if name in LETTERS and value else value
+        value, letter = getattr(self._config, name), self._letters.get(name)
+        return Dim(value, 1, (letter,)) if letter and value else value
 
 
 class Result:
@@ -128,10 +130,11 @@ class EagerProgram:
         rows = s["B"] * s["T"]
         chunks = divmod(rows, c.loss_chunk_size) if c.loss_chunk_size else ()
         zeros = tuple(bool(s[letter]) for letter in ("kept", "flash", "split", "sums1", "sums2", "sums3", "sums4"))
-        ones = s["B"] == 1, s["T"] == 1, s["H"] == 1, s["T"] == s["W"], s["A"] == s["C"], s["D"] == 1
+        ones = *(s[letter] == 1 for letter in "BTHDKG"), s["T"] == s["W"], s["D"] == s["E"], s["H"] * s["D"] == s["C"]
+        switches = tuple(getattr(c, name) for name in SWITCHES)
         return (
             saving, replace(self.v, checkpointed=0), self.low is None, c.recipe, c.attention, c.recompute_norm_gelu,
-            chunks, zeros, ones,
+            chunks, zeros, ones, switches,
         )  # fmt: skip
 
     def _built(self) -> Any:

@@ -139,6 +139,18 @@ def clone(x: Tensor) -> Tensor:
     return out
 
 
+def expand(x: Tensor, *shape: Any) -> Tensor:
+    """x, seen again and again along dimensions of 1; the gradient is their sum."""
+    sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+    strides = [
+        0 if own == 1 and size != 1 else stride for own, size, stride in zip(x.shape, sizes, x.strides, strict=True)
+    ]
+    out = x.viewed(tuple(sizes), strides)
+    if wants(x):
+        record(out, identity, (x,))
+    return out
+
+
 def contiguous(x: Tensor) -> Tensor:
     """x, or a copy that lies row by row."""
     return x if is_contiguous(x) else clone(x)

@@ -44,7 +44,8 @@ def cublas_workspace_bytes(gpu: Gpu) -> int:
 
 
 def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str, int]:
-    """The letters of the formulas; A is the width of all heads, each padded to a multiple of 8.
+    """The letters of the formulas; E is a head's width padded to a multiple of 8, A that of all heads; K heads of keys
+    and values are read by G heads of queries each.
 
     kept: scores of model/attention.py that wait for backward; group, halfgroup: those of a group of heads, by width. m:
     tokens in one of Inductor's chunks of the loss. moments: those in 8 bits (model/adamw8bit_sizes.py); chunk: what is
@@ -54,16 +55,21 @@ def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str,
     """
     shape = ModelShape.of(config)
     flash = gpu.capability >= (8, 0)
-    heads = batch * shape.n_head
+    heads, padded = batch * shape.n_head, -(-shape.head_dim // 8) * 8
+    in_flash = flash_backward_bytes(batch, shape.n_head, block, shape.head_dim)
+    if shape.n_kv_head != shape.n_head:  # gradients of keys and values for each head of queries, which are then summed
+        in_flash += [2 * heads * block * padded] * 2
     processors = Processors.of(gpu.capability, gpu.sm_count or 1)
     return {
         "B": batch, "T": block, "C": shape.n_embd, "H": shape.n_head, "L": shape.n_layer, "V": shape.vocab_size,
         "W": shape.block_size, "P": shape.n_params, "n": min(config.loss_chunk_size, batch * block),
         "m": -(-(batch * block) // 8),
-        "A": shape.n_head * -(-shape.head_dim // 8) * 8, "D": shape.head_dim,
+        "A": shape.n_head * padded, "D": shape.head_dim, "E": padded,
+        "K": shape.n_kv_head, "G": shape.n_head // shape.n_kv_head,
+        **{letter: getattr(config, name) for name, letter in shape.family.letters.items()},
         "cuBLAS": cublas_workspace_bytes(gpu) if gpu.kind == "cuda" else 0,
         "L2": gpu.cache_bytes if gpu.kind == "cuda" else 0,
-        "flash": sum(flash_backward_bytes(batch, shape.n_head, block, shape.head_dim)) if flash else 0,
+        "flash": sum(in_flash) if flash else 0,
         "split": sum(flash_split_bytes(batch, shape.n_head, block, block, shape.head_dim, processors.number)),
         **{f"sums{n}": sum(column_sum_bytes(processors, batch * block, n * shape.n_embd)) for n in (1, 2, 3, 4)},
         "kept": attention_sizes.kept_elements(heads, block, shape.head_dim),

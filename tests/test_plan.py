@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from foretrain.base.units import parse_bytes
+from foretrain.config.families import FAMILIES
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.model.shape import ModelShape
+from foretrain.predict.memory import predict
 from foretrain.predict.plan import Plan, n_evaluations, plan
 from foretrain.predict.speed.time import step_time
 from tests.helpers import REPO, foretrain
@@ -313,3 +315,22 @@ def test_narrow_terminals_get_fewer_columns_not_broken_numbers() -> None:
         lines = [line for line in result.stdout.splitlines() if "RTX 4070  " in line or "RTX 4070 " in line]
         assert any("12.00 GiB" in line or "GiB" in line for line in lines)
         assert max(len(line) for line in result.stdout.splitlines()) <= 80
+
+
+def test_what_is_not_known_of_a_family_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time where the operations of its step are not known; compiled memory is that of the eager step, which says so."""
+    family = type(FAMILIES["modern"])
+    # Of sizes that no other test plans, as estimates are kept.
+    config = resolve(["baby", "--recipe=modern", "--compile=true", "--n_layer=3", "--batch_size=7"]).config
+    eager = predict(config, find("RTX 4070"), "bfloat16", "foretrain", compiled=False, available_bytes=None)
+    assert plan(config.model_copy(update={"n_layer": 5}), find("RTX 4070")).timing is not None
+    monkeypatch.setattr(family, "compiled_memory", False)
+    monkeypatch.setattr(family, "is_timed", lambda self, compiled: not compiled)
+    found = plan(config, find("RTX 4070"))
+    assert {"compiled_as_eager", "time_of_recipe_unknown"} <= {note.id for note in found.notes}
+    assert found.timing is None
+    assert found.nanogpt_timing is not None
+    assert found.memory[0].phase("steady_step").allocated_bytes == eager.phase("steady_step").allocated_bytes
+    uncompiled = plan(config.model_copy(update={"compile": False}), find("RTX 4070"))
+    assert uncompiled.timing is not None
+    assert not {"compiled_as_eager", "time_of_recipe_unknown"} & {note.id for note in uncompiled.notes}

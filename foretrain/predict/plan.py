@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from foretrain.base.records import Note, Record
 from foretrain.base.units import format_bytes, format_duration
+from foretrain.config.families import family_of
 from foretrain.config.inactive import idle
 from foretrain.config.options import RunConfig
 from foretrain.config.precision import EIGHT_BITS, check_matmul
@@ -290,6 +291,10 @@ def _notes(
     }
     if config.compile and any(unmodelled.values()):
         note("compile_not_modelled", settings=" and ".join(name for name, used in unmodelled.items() if used))
+    if config.compile and not family_of(config).compiled_memory:
+        note("compiled_as_eager", recipe=config.recipe)
+    if not family_of(config).is_timed(compiled=config.compile):
+        note("time_of_recipe_unknown", recipe=config.recipe)
     if config.max_iters % config.eval_interval == 0 and not config.eval_only:
         note("nanogpt_extra_step", max_iters=config.max_iters)
     if dataset_tokens is None and not config.eval_only:

@@ -33,6 +33,7 @@ class Family:
     sets: Mapping[str, Any] = {}  # options unless the user writes them
     rates: Mapping[str, Any] = {}  # the same, with the optimizer that it sets alone
     rules: tuple[Rule, ...] = ()
+    compiled_memory = True  # whether the memory of a compiled step is estimated
     # model_type of a config.json of Hugging Face's that is one of this family; none: it has no form there.
     hugging_face: tuple[str, ...] = ()
     transposed: tuple[str, ...] = ()  # ends of names of matrices that Hugging Face keeps in x out
@@ -66,6 +67,10 @@ class Family:
     def n_kv_head(self, c: RunConfig) -> int:
         """Heads of keys and values."""
         return c.n_head
+
+    def is_timed(self, *, compiled: bool) -> bool:
+        """Whether the operations of its step are known, so that a plan can say how long one takes."""
+        return True
 
     # -- weights of others ----------------------------------------------------------------------------------
 

@@ -139,7 +139,7 @@ class SimulatedRun:
         self.writes_scores = "math" in (variant.attention, variant.evaluation_attention)
         low = LOWS.get(dtype) if half else None
         self.step: EagerProgram | CompiledStep = (
-            STEPS[config.recipe](self.t, variant, config.n_layer) if compiled
+            STEPS[config.recipe](self.t, variant, config.n_layer) if compiled and family_of(config).compiled_memory
             else EagerProgram(self.t, variant, config, low)
         )  # fmt: skip
         self.logits: Any = None

@@ -13,9 +13,9 @@ from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict.memory import StepName
 from foretrain.predict.speed.ops import Operation
-from foretrain.predict.speed.rates import MeasuredRates, Rates, rates_of
+from foretrain.predict.speed.rates import MeasuredRates, Rates
 from foretrain.predict.speed.step_ops import step as step_operations
-from foretrain.predict.speed.time import way_of
+from foretrain.predict.speed.time import known_rates, way_of
 
 
 class RooflinePoint(Record):
@@ -54,7 +54,7 @@ class Roofline(Record):
 def roofline(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> Roofline | None:
     """The step's operations under the roof; None where the card's peak or bandwidth is not known."""
     way = way_of(config, gpu, dtype, step, compiled, True)
-    rates, bandwidth = rates_of(gpu, dtype, way.matmul, way.torch), gpu.bandwidth_bytes_per_s
+    rates, bandwidth = known_rates(way, gpu), gpu.bandwidth_bytes_per_s
     peak = gpu.matmul_peak_flop_per_s(way.matmul, dtype) or gpu.peak_flop_per_s(dtype)
     if rates is None or not peak or not bandwidth:
         return None

@@ -10,6 +10,7 @@ import math
 from dataclasses import replace
 
 from foretrain.base.records import Record
+from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
 from foretrain.hardware.calibration import Calibration, StepTime
 from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
@@ -173,6 +174,12 @@ def way_of(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: 
     return Way(config, dtype, step, compiled and torch.compiles, train, cuda, torch)
 
 
+def known_rates(way: Way, gpu: Gpu) -> Rates | None:
+    """How fast the device carries out this step's operations; None where one of both is not known."""
+    known = family_of(way.config).is_timed(compiled=way.compiled)
+    return rates_of(gpu, way.dtype, way.matmul, way.torch) if known else None
+
+
 def is_calibrated(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName) -> bool:
     """Are times of this step on this device measured ones?"""
     return isinstance(rates_of(gpu, dtype, way_of(config, gpu, dtype, step, False, True).matmul), MeasuredRates)
@@ -181,7 +188,7 @@ def is_calibrated(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName) -> 
 def step_time(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> Range | None:
     """Seconds of one steady optimizer step, all micro-batches; None where nothing is known of the device's speed."""
     way = way_of(config, gpu, dtype, step, compiled, True)
-    rates = rates_of(gpu, dtype, way.matmul, way.torch)
+    rates = known_rates(way, gpu)
     if rates is None:
         return None
     found = _range(_step_s(way, rates) * _correction(way, gpu, rates), gpu, rates, way)
@@ -194,7 +201,7 @@ def step_time(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, comp
 def evaluation_time(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> Range | None:
     """Seconds of one evaluation: the same sequences of each of two splits, whatever they are cut into."""
     way = way_of(config, gpu, dtype, step, compiled, False)
-    rates = rates_of(gpu, dtype, way.matmul, way.torch)
+    rates = known_rates(way, gpu)
     if rates is None:
         return None
     batches = config.eval_iters if step == "nanogpt" else config.eval_rows / config.eval_batch

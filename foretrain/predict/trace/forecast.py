@@ -22,6 +22,10 @@ def requests_for(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, c
     return [Request(config, gpu, dtype, step, compiled, pads) for pads in ((False, True) if unaligned else (False,))]
 
 
+# Notes on what only a trace knows.
+REPLACED = ("vocab_unaligned", "matmul_in_ledger", "compiled_as_eager")
+
+
 def traced(plan: Plan, settings: Settings | None = None, listen: Listener = lambda text: None) -> Plan:
     """The plan with exact memory for both ways to write the step; where no trace can be made, the ledger's answer
     stands and a note says why."""
@@ -30,7 +34,7 @@ def traced(plan: Plan, settings: Settings | None = None, listen: Listener = lamb
     except TraceUnavailable as error:
         note = Note(id="trace_unavailable", values={"reason": str(error)})
         return plan.model_copy(update={"notes": (*plan.notes, note)})
-    notes = tuple(note for note in plan.notes if note.id not in ("vocab_unaligned", "matmul_in_ledger"))
+    notes = tuple(note for note in plan.notes if note.id not in REPLACED)
     if any(each.pads_unknown for each in answers):
         notes += (Note(id="pads_unknown", values={"vocab_size": plan.config.vocab_size}),)
     notes += other_torch(plan.config.torch_version, interpreter.now().torch, compiled=plan.compiled)

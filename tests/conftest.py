@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from foretrain.predict.trace import service
-from tests import fork_server, machines
+pytest.register_assert_rewrite("tests.kit.cards", "tests.kit.page", "tests.kit.techniques", "tests.kit.training")
+
+from foretrain.predict.trace import service  # noqa: E402
+from tests import machines  # noqa: E402
+from tests.kit import fork_server  # noqa: E402
 
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 settings.load_profile("ci")
@@ -73,4 +76,4 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of traces are forks of one process that has imported torch."""
     if hasattr(os, "fork"):
-        monkeypatch.setattr(service, "_start", fork_server.start)
+        monkeypatch.setattr(service, "start_worker", fork_server.start)

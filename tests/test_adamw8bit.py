@@ -23,9 +23,9 @@ from foretrain.predict.speed.step_ops import EIGHT_BIT_LAUNCHES, optimizer, opti
 from foretrain.training import checkpoint
 from foretrain.training.checkpoint import Progress
 from foretrain.training.meter import allocator_peak
-from tests.helpers import tiny
-from tests.test_low_precision import Kernels, batches
-from tests.test_train import assert_same, final_tensors, train
+from tests.kit.kernels import Kernels, random_batches
+from tests.kit.tiny import tiny
+from tests.kit.training import assert_same, final_tensors, train
 
 CPU = torch.device("cpu")
 SIGNED, ROOTS = Tables.of(True, CPU), Tables.of(False, CPU)
@@ -124,7 +124,7 @@ def test_a_model_learns_as_with_adamw(dtype: torch.dtype) -> None:
         run = build(tiny(optimizer=name, n_embd=64), CPU, dtype, compile=False)
         if dtype == torch.float16:
             run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)  # beyond float16: the first steps are skipped
-        losses[name] = [float(train_step(run, batches(), 3e-3).loss) for _ in range(30)]
+        losses[name] = [float(train_step(run, random_batches(), 3e-3).loss) for _ in range(30)]
         assert run.scaler.get_scale() < 2.0**40
     assert losses["adamw8bit"][-1] == pytest.approx(losses["adamw"][-1], rel=0.1)
     assert losses["adamw8bit"][-1] < 0.7 * losses["adamw8bit"][0]
@@ -150,7 +150,7 @@ def test_a_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_states_of_another_shape_are_refused(tmp_path: Path) -> None:
     run = build(tiny(optimizer="adamw8bit", n_embd=64), CPU, torch.float32, compile=False)
-    train_step(run, batches(), 1e-3)
+    train_step(run, random_batches(), 1e-3)
     weight = run.model.get_parameter("transformer.h.0.mlp.c_fc.weight")
     run.optimizer.state[weight]["exp_avg_scale"] = torch.ones(3)
     checkpoint.save(tmp_path, run, Progress(step=1))
@@ -162,7 +162,7 @@ def test_states_of_another_shape_are_refused(tmp_path: Path) -> None:
 
 def test_states_of_another_optimizer_are_refused(tmp_path: Path) -> None:
     plain = build(tiny(n_embd=64), CPU, torch.float32, compile=False)
-    train_step(plain, batches(), 1e-3)
+    train_step(plain, random_batches(), 1e-3)
     checkpoint.save(tmp_path, plain, Progress(step=1))
     run = build(tiny(optimizer="adamw8bit", n_embd=64), CPU, torch.float32, compile=False)
     with pytest.raises(UserError) as caught:

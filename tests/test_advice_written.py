@@ -14,7 +14,7 @@ from foretrain.config import writer as config_writer
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import from_values, resolve
 from foretrain.predict.plan import Plan
-from tests.helpers import REPO, first_screen, foretrain
+from tests.kit.command import REPO, first_screen, foretrain
 
 FINETUNE = str(REPO / "examples" / "nanogpt" / "config" / "finetune_shakespeare.py")
 CASE_C = REPO / "examples" / "real-cases" / "c.py"

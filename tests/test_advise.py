@@ -31,7 +31,7 @@ from foretrain.predict.plan import Plan, plan
 from foretrain.predict.trace import service, worker
 from foretrain.predict.trace.service import Request
 from foretrain.reports.document import Paragraph
-from tests.helpers import REPO, foretrain
+from tests.kit.command import REPO, foretrain
 
 sys.path.insert(0, str(REPO / "benchmarks"))
 from advice import some_set_fits  # pyright: ignore[reportMissingImports]

@@ -16,7 +16,7 @@ from foretrain.predict.allocator.blocks import Block
 from foretrain.predict.allocator.replay import Event, replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.allocator.simulator import Allocator, OutOfMemory
-from tests.stream_programs import WAYS, Program, differences, simulate
+from tests.kit.stream_programs import WAYS, Program, differences, simulate
 
 KEPT = Path(__file__).parent / "data" / "streams.json"
 

@@ -15,7 +15,8 @@ from foretrain.hardware.catalogue import find
 from foretrain.reports.document import Paragraph
 from foretrain.reports.views import explain as explain_view
 from foretrain.web import planner
-from tests.helpers import foretrain, write_dataset
+from tests.kit.command import foretrain
+from tests.kit.tiny import write_dataset
 
 # The settings of karpathy/nanoGPT config/train_shakespeare_char.py that a plan depends on.
 SHAKESPEARE_CHAR = """

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foretrain.model import attention, attention_sizes
 from foretrain.model.gpt2 import GPT
-from tests.helpers import tiny
+from tests.kit.tiny import tiny
 
 # Largest error relative to the largest element. bfloat16 keeps 8 bits; scores, probabilities and results are rounded.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 3 * 2**-8}

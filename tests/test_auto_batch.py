@@ -24,7 +24,8 @@ from foretrain.training.device import place
 from foretrain.training.store import RunDirectory
 from foretrain.tuning import trial
 from foretrain.tuning.trial import Trial, run_trial
-from tests.helpers import TINY, foretrain, tiny, write_dataset
+from tests.kit.command import foretrain
+from tests.kit.tiny import TINY, tiny, write_dataset
 
 GIB = 2**30
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.helpers import REPO
+from tests.kit.command import REPO
 
 sys.path.insert(0, str(REPO / "docs"))
 import before_after

@@ -15,7 +15,7 @@ from foretrain.hardware.catalogue import find
 from foretrain.model.shape import ModelShape
 from foretrain.predict import scaling as s
 from foretrain.predict.plan import Plan, plan, timing
-from tests.helpers import foretrain
+from tests.kit.command import foretrain
 
 CHINCHILLA_FLOPS = 5.76e23  # Hoffmann et al. 2022, section 4: Gopher's budget
 

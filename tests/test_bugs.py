@@ -17,7 +17,8 @@ from foretrain.base import bugs
 from foretrain.data.prepare import ipc as frames
 from foretrain.web import calls, comparison_child, exact_child, routes
 from foretrain.web.guard import TOKEN_HEADER
-from tests.helpers import foretrain, tiny
+from tests.kit.command import foretrain
+from tests.kit.tiny import tiny
 
 
 def broken(*args: object, **more: object) -> NoReturn:

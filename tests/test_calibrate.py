@@ -25,7 +25,8 @@ from foretrain.training.device import place
 from foretrain.training.host_memory import keep_memory
 from foretrain.tuning import calibrate as module
 from foretrain.tuning import calibrated_kernels as kernels
-from tests.helpers import tiny
+from tests.kit.calibrations import hasty  # noqa: F401
+from tests.kit.tiny import tiny
 
 CPU = torch.device("cpu")
 Cli = Callable[..., tuple[int, str, str]]
@@ -44,25 +45,6 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return int(end.value.code or 0), out, err
 
     return run
-
-
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A calibration of a second: one run of each kernel, on small tensors."""
-    monkeypatch.setattr(module, "ENOUGH_S", 0.0)
-    monkeypatch.setattr(module, "FEWEST", 1)
-    monkeypatch.setattr(module, "SIZES", (4096, 65_536))
-    tiny_step = {"n_layer": 1, "n_head": 2, "n_embd": 64, "block_size": 64, "batch_size": 1}
-    monkeypatch.setattr(module, "REFERENCE", {**module.REFERENCE, **tiny_step, "vocab_size": 512})
-    monkeypatch.setattr(module, "REFERENCE_STEPS", 2)
-    monkeypatch.setattr(module, "SMALL_STEPS", 2)
-    small = {"n_layer": 1, "n_embd": 32, "block_size": 16, "batch_size": 2}
-    monkeypatch.setattr(module, "SMALL_REFERENCE", {**module.SMALL_REFERENCE, **small})
-    monkeypatch.setattr(kernels, "product_shapes", lambda large: [(64, 96, 32), (128, 64, 64)])
-    monkeypatch.setattr(module, "modes_for", lambda placement: [False])  # a C++ compiler takes half a minute
-    monkeypatch.setattr(module, "usual_dtypes", lambda device, quick: ["float32", "bfloat16"])
-    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path))
-    return tmp_path
 
 
 def test_every_kind_of_operation_is_measured(hasty: Path) -> None:

@@ -1,6 +1,5 @@
 """Checkpoints: whole or not there, verified before use, never pickle."""
 
-import hashlib
 import json
 import pickle
 import random
@@ -13,33 +12,13 @@ import pytest
 import torch
 
 from foretrain.base.errors import ExitCode, UserError
-from foretrain.model.step import TrainState, build, train_step
+from foretrain.model.step import build, train_step
 from foretrain.training import checkpoint, files
 from foretrain.training.checkpoint import Progress
 from foretrain.training.tensor_files import pieces
-from tests.helpers import REPO, tiny
-
-FOLDER = Path("checkpoints")
-
-
-def trained(dtype: torch.dtype = torch.float32, steps: int = 2) -> TrainState:
-    state = build(tiny(dropout=0.1), torch.device("cpu"), dtype, compile=False)
-    idx = torch.arange(16).repeat(4, 1)
-    for _ in range(steps):
-        train_step(state, [(idx, idx), (idx, idx)], 1e-2)
-    return state
-
-
-def tensors_of(state: TrainState) -> dict[str, torch.Tensor]:
-    found = {name: p.detach().clone() for name, p in state.model.named_parameters()}
-    for name, parameter in state.model.named_parameters():
-        for key, value in state.optimizer.state[parameter].items():
-            found[f"{key}/{name}"] = value.clone()
-    return {**found, "rng": torch.get_rng_state()}
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+from tests.kit.command import REPO
+from tests.kit.tiny import tiny
+from tests.kit.training import FOLDER, rewrite, same_state, tensors_of, trained
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -52,7 +31,7 @@ def test_round_trip_is_bit_for_bit(dtype: torch.dtype) -> None:
     loaded = checkpoint.load(FOLDER, other)
     assert loaded
     assert loaded.progress == progress
-    assert same(before, tensors_of(other))
+    assert same_state(before, tensors_of(other))
     if dtype == torch.float16:
         assert other.scaler.get_scale() == state.scaler.get_scale()
     idx = torch.arange(16).repeat(4, 1)
@@ -96,7 +75,7 @@ def test_damage_is_found_and_the_one_before_is_used(name: str, damage: str) -> N
     del good["rng"]
     after = tensors_of(other)
     del after["rng"]
-    assert same(good, after)
+    assert same_state(good, after)
 
 
 @pytest.mark.fault(
@@ -169,7 +148,7 @@ class Failing:
 def test_a_save_that_fails_at_any_call_leaves_the_old_one(
     number: int, id: str, again: bool, watch: Callable[..., None]
 ) -> None:
-    """Each call on files in turn; there is always a whole checkpoint. `again`: the same step is saved once more."""
+    """Each call on files in turn; there is always a whole checkpoint. `again`: the same_state step is saved once more."""
     state, step = trained(), 1 if again else 2
     checkpoint.save(FOLDER, state, Progress(step=1))
     failing = Failing(OSError(number, "no"))
@@ -201,7 +180,7 @@ def test_a_limit_of_the_system_is_no_full_disk() -> None:
 import resource, signal, sys
 from pathlib import Path
 sys.path.insert(0, {repo!r})
-from tests.test_checkpoint import trained, FOLDER
+from tests.kit.training import trained, FOLDER
 from foretrain.base.errors import UserError
 from foretrain.training import checkpoint
 from foretrain.training.checkpoint import Progress
@@ -239,7 +218,7 @@ def test_what_we_write_is_safetensors() -> None:
     tensors |= {"u": torch.arange(7, dtype=torch.uint8), "b": torch.tensor([True, False]), "none": torch.zeros(0, 3)}
     tensors |= {"one": torch.tensor(3.5), "transposed": torch.arange(12.0).reshape(3, 4).T, "i8": torch.ones(5).char()}
     read = load(b"".join(bytes(piece) for piece in pieces(tensors, 0)))
-    assert same(read, tensors)
+    assert same_state(read, tensors)
     assert all(read[key].dtype == tensors[key].dtype for key in tensors)
 
 
@@ -327,14 +306,6 @@ def test_saving_a_step_again_never_leaves_none(at: int, watch: Callable[..., Non
     assert path == checkpoint.path_of(FOLDER, 2)
     assert skipped == ()
     assert [entry.name for entry in FOLDER.iterdir()] == [path.name]
-
-
-def rewrite(path: Path, name: str, data: bytes) -> None:
-    """Change a file of a checkpoint and its digest with it."""
-    (path / name).write_bytes(data)
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"][name] = {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (path / "manifest.json").write_text(json.dumps(manifest, indent=1))
 
 
 @pytest.mark.parametrize(

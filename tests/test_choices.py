@@ -14,7 +14,8 @@ from foretrain.training import choices
 from foretrain.training.choices import Way
 from foretrain.training.device import Placement, place
 from foretrain.training.store import RunRecord
-from tests.helpers import TINY, foretrain, tiny, write_dataset
+from tests.kit.command import foretrain
+from tests.kit.tiny import TINY, tiny, write_dataset
 
 LONG = {"max_iters": 10**9, "warmup_iters": 0, "decay_lr": False}
 
@@ -40,8 +41,8 @@ def steps_take(monkeypatch: pytest.MonkeyPatch, seconds: dict[tuple[str, str, bo
     def step(self: Any) -> float:
         return seconds[self.way.dtype, self.way.attention, self.way.master_weights]
 
-    monkeypatch.setattr(choices._Candidate, "__init__", make)
-    monkeypatch.setattr(choices._Candidate, "step", step)
+    monkeypatch.setattr(choices.Candidate, "__init__", make)
+    monkeypatch.setattr(choices.Candidate, "step", step)
     monkeypatch.setattr(choices, "BUDGET_S", 0.0)
     return built
 

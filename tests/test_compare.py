@@ -32,18 +32,18 @@ from foretrain.comparison.sources.table_file import number, read_table
 from foretrain.comparison.subject import Curve, Subject, curve, exact
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import to_toml
-from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.catalogue import find
 from foretrain.monitoring import record as watch_record
 from foretrain.monitoring.record import WatchedCard, WatchRecord
 from foretrain.reports import html
 from foretrain.reports import text as text_view
 from foretrain.reports.views import compare as compare_view
-from foretrain.training.store import SCHEMA, MeasuredMemory, MeasuredPhase, RunDirectory, RunRecord
-from tests.helpers import REPO, foretrain, tiny
+from foretrain.training.store import RunDirectory
+from tests.kit.command import REPO, foretrain
+from tests.kit.runs import GPU, write_measured_run
+from tests.kit.tiny import tiny
 
 CASES = REPO / "examples" / "real-cases"
-GPU = find("RTX 4070")
 sys.path.insert(0, str(REPO / "benchmarks"))
 from compare_power import NOISES, planted, same_pairs, synthetic, unlike_pairs  # noqa: E402
 
@@ -70,39 +70,6 @@ def failed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
     assert not out
     assert err.startswith("error: ")
     return err
-
-
-def write_run(
-    path: Path, *, seed: int = 1, step_s: float = 0.1, steps: int = 60, learns: float = 1.0, **knobs: object
-) -> Path:
-    """A run directory as the trainer leaves it, with made-up measurements."""
-    rng = random.Random(seed)
-    config = tiny(max_iters=steps, lr_decay_iters=steps, seed=seed, **knobs)
-    path.mkdir()
-    gpu = GPU
-    info = DatasetInfo(name="toy", path="toy", train_tokens=2000, val_tokens=500, fingerprint="0123456789abcdef")
-    memory = MeasuredMemory(
-        method="max_memory_allocated",
-        phases=(MeasuredPhase(phase="steady_step", allocated_bytes=2**28, reserved_bytes=2**29),),
-    )
-    record = RunRecord(
-        id=path.name, name="tiny", status="finished", started_at="2026-01-01T00:00:00+00:00", config=config, gpu=gpu,
-        dtype="float32", compiled=False, dataset=info, n_params=1000, steps_done=steps, wall_s=steps * step_s,
-        memory=memory,
-    )  # fmt: skip
-    path.joinpath("run.json").write_text(json.dumps(record.to_json(schema=SCHEMA)))
-    lines = []
-    for i in range(steps):
-        loss = 2 + learns * 3 * (i + 3) ** -0.4 * (1 + rng.gauss(0, 0.01))
-        time_s = step_s * (1 + rng.gauss(0, 0.005))
-        lines.append(
-            {"kind": "step", "step": i, "loss": loss, "grad_norm": 1.0, "learning_rate": 1e-3, "step_s": time_s,
-             "tokens_per_s": 128 / time_s, "mfu": None, "memory_bytes": None, "elapsed_s": (i + 1) * step_s, "eta_s": 0.0}
-        )  # fmt: skip
-        if i % 10 == 0:
-            lines.append({"kind": "evaluation", "step": i, "train_loss": loss, "val_loss": loss + 0.01, "evaluation_s": 0.1, "best": True})  # fmt: skip
-    path.joinpath("metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
 
 
 def test_a_watched_run_is_its_log_and_the_memory_that_was_seen(tmp_path: Path) -> None:
@@ -543,8 +510,8 @@ def test_padding_of_a_vocabulary_and_a_name_with_a_fingerprint_change_no_loss() 
 
 
 def test_runs_are_compared_as_measured() -> None:
-    write_run(Path("a"))
-    write_run(Path("b"), seed=2, step_s=0.08, batch_size=8, gradient_accumulation_steps=1)
+    write_measured_run(Path("a"))
+    write_measured_run(Path("b"), seed=2, step_s=0.08, batch_size=8, gradient_accumulation_steps=1)
     found = compare([of("a"), of("b")])
     assert [side.speed_source for side in found.sides] == ["measured", "measured"]
     assert [side.memory_bytes for side in found.sides] == [2**29, 2**29]
@@ -561,15 +528,15 @@ def test_runs_are_compared_as_measured() -> None:
 
 
 def test_a_difference_to_a_forecast_of_the_same_run_is_the_forecasts() -> None:
-    write_run(Path("a"), step_s=10.0)
+    write_measured_run(Path("a"), step_s=10.0)
     Path("a/config.toml").write_text(to_toml(load(take_apart("a")).config or tiny()))
     verdict = compare([of("a"), of("plan=a/config.toml")]).verdict("speed")
     assert (verdict.outcome, verdict.attribution, verdict.settings) == ("forecast", "forecast", ())
 
 
 def test_a_difference_that_no_setting_explains_is_given_to_none() -> None:
-    write_run(Path("a"))
-    write_run(Path("b"), seed=2, step_s=0.15)
+    write_measured_run(Path("a"))
+    write_measured_run(Path("b"), seed=2, step_s=0.15)
     verdict = compare([of("a"), of("b")]).verdict("speed")
     assert (verdict.outcome, verdict.attribution) == ("difference", "none")
 
@@ -729,8 +696,8 @@ def test_every_knob_has_a_group_and_effects() -> None:
     from foretrain.config.options import OPTIONS
 
     for knob in OPTIONS.values():
-        if knob.group in settings._GROUP_OF_OPTIONS and not knob.inert:
-            group, affects = settings._kind(knob.name)
+        if knob.group in settings.GROUP_OF_OPTIONS and not knob.inert:
+            group, affects = settings.kind_of(knob.name)
             assert group in settings.GROUPS
             assert set(affects) <= {"speed", "memory", "learning"}
 
@@ -802,7 +769,7 @@ def test_bad_sources_are_one_sentence_and_a_code(
     Path("error.json").write_text('{"schema": "foretrain.error/1", "id": "x"}')
     Path("half.json").write_text('{"schema": "foretrain.plan/2", "name"')
     Path("nothing").mkdir()
-    half = write_run(Path("half"))
+    half = write_measured_run(Path("half"))
     (half / "run.json").write_text((half / "run.json").read_text()[:200])
     for source in ("empty.log", "binary.csv", "binary.log", "other.log", "columns.csv", "words.csv", "error.json",
                    "half.json", "nothing", "half", "missing.log"):  # fmt: skip
@@ -818,8 +785,8 @@ def test_bad_sources_are_one_sentence_and_a_code(
 
 
 def test_half_written_runs_are_compared_by_what_they_have() -> None:
-    write_run(Path("a"))
-    b = write_run(Path("b"), seed=2)
+    write_measured_run(Path("a"))
+    b = write_measured_run(Path("b"), seed=2)
     record = json.loads((b / "run.json").read_text())
     (b / "run.json").write_text(json.dumps({**record, "status": "running", "steps_done": 30}))
     lines = (b / "metrics.jsonl").read_text().splitlines()
@@ -830,8 +797,8 @@ def test_half_written_runs_are_compared_by_what_they_have() -> None:
 
 
 def test_a_run_whose_steps_are_damaged_is_said_so() -> None:
-    write_run(Path("a"))
-    b = write_run(Path("b"), seed=2)
+    write_measured_run(Path("a"))
+    b = write_measured_run(Path("b"), seed=2)
     assert not of("b").notes
     lines = (b / "metrics.jsonl").read_text().splitlines()
     (b / "metrics.jsonl").write_text("\n".join(lines[:30]) + "\n")
@@ -853,7 +820,7 @@ def test_a_lower_loss_is_a_share_of_the_higher_one() -> None:
     "word", ["run+run=x", "run+tokens_per_step=5", "run+gpu=4070", "gpt2-124m+run=x", "x.log+run=x", "x.log+other.csv"]
 )
 def test_keys_that_a_source_has_no_use_for_are_refused(word: str) -> None:
-    write_run(Path("run"))
+    write_measured_run(Path("run"))
     Path("x.log").write_text(synthetic(1, NOISES["card"], steps=60))
     with pytest.raises(UserError) as caught:
         of(word)
@@ -915,8 +882,8 @@ def test_logs_that_print_an_option_of_any_group_are_compared(tmp_path: Path) -> 
 
 def test_other_models_are_not_called_better_for_being_small(tmp_path: Path) -> None:
     """Report and terminal: no check mark, and the reason."""
-    small = write_run(tmp_path / "small", step_s=0.05)
-    large = write_run(tmp_path / "large", seed=2, step_s=0.5, n_embd=256)
+    small = write_measured_run(tmp_path / "small", step_s=0.05)
+    large = write_measured_run(tmp_path / "large", seed=2, step_s=0.5, n_embd=256)
     found = compare([load(take_apart(str(small))), load(take_apart(str(large)))])
     verdict = found.verdict("speed")
     assert (verdict.outcome, verdict.unlike_models) == ("difference", ("n_embd",))
@@ -927,12 +894,14 @@ def test_other_models_are_not_called_better_for_being_small(tmp_path: Path) -> N
     assert "The models differ, so this does not make one of them better." in page
     assert "Better by tokens/s" not in page
     assert "Better by memory" not in page
-    same = compare([load(take_apart(str(small))), load(take_apart(str(write_run(tmp_path / "b", seed=3, step_s=0.5))))])
+    same = compare(
+        [load(take_apart(str(small))), load(take_apart(str(write_measured_run(tmp_path / "b", seed=3, step_s=0.5))))]
+    )
     assert same.verdict("speed").unlike_models == ()
 
 
 def test_a_token_of_bytes_is_a_byte_and_other_files_are_the_reason(tmp_path: Path) -> None:
-    one, other = (write_run(tmp_path / name, seed=seed) for name, seed in (("one", 1), ("other", 2)))
+    one, other = (write_measured_run(tmp_path / name, seed=seed) for name, seed in (("one", 1), ("other", 2)))
     for path, print_ in ((one, "a" * 16), (other, "b" * 16)):
         record = json.loads((path / "run.json").read_text())
         record["dataset"] |= {"tokenizer": "byte", "fingerprint": print_}

@@ -31,10 +31,10 @@ from foretrain.model.step import evaluation_loss
 from foretrain.training import checkpoint, initial
 from foretrain.training.export import export
 from foretrain.training.store import RunDirectory
-from tests.helpers import TINY, foretrain, tiny, write_dataset
-from tests.test_model import reference_loss
-from tests.test_nanogpt_reader import held_by_nanogpt, trained, write_ckpt
-from tests.test_train import assert_same, final_tensors, train
+from tests.kit.command import foretrain
+from tests.kit.nanogpt import held_by_nanogpt, reference_loss, trained_model, write_ckpt
+from tests.kit.tiny import TINY, tiny, write_dataset
+from tests.kit.training import assert_same, final_tensors, train
 
 SHAPE = ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size")
 UNSHAPED = {key: value for key, value in TINY.items() if key not in SHAPE}
@@ -59,7 +59,7 @@ def problems_of(**values: Any) -> list[UserError]:
 
 
 def ckpt(**changes: object) -> Any:
-    state = trained(**changes)
+    state = trained_model(**changes)
     write_ckpt(Path("ckpt.pt"), held_by_nanogpt(state))
     return state
 
@@ -123,7 +123,7 @@ def test_positions_are_cropped_and_rows_are_added(own_directory: Path) -> None:
     assert [note.id for note in resolved.notes] == ["config.init_from_pads", "config.init_from_crops"]
     record = train(resolved.config)
     assert record.steps_done == 3
-    other = trained(0, block_size=8, vocab_size=100)
+    other = trained_model(0, block_size=8, vocab_size=100)
     found = initial.find("./ckpt.pt")
     assert found
     other.config = resolved.config
@@ -178,7 +178,7 @@ def test_what_contradicts_the_file_is_said(own_directory: Path) -> None:
         assert problems_of(init_from=word)[0].id == "config.init_from_unusable"
     for word in ("scratch", "gpt2"):
         assert [p.id for p in problems_of(init_from=word, init_optimizer=True)] == ["config.init_optimizer_without"]
-    held = held_by_nanogpt(trained(0))
+    held = held_by_nanogpt(trained_model(0))
     write_ckpt(Path("fresh.pt"), held)
     assert [p.id for p in problems_of(init_from="fresh.pt", init_optimizer=True)] == ["config.init_optimizer_none"]
 
@@ -493,7 +493,7 @@ def test_nanogpt_goes_on_where_the_run_stopped(bias: bool, own_directory: Path) 
 
 def test_a_run_on_a_card_leaves_the_fused_kernel_on(own_directory: Path) -> None:
     """load_state_dict takes `fused` from the file: without it nanoGPT would go on with the slower kernel."""
-    state = trained()
+    state = trained_model()
     weights = {name: p.detach() for name, p in state.model.named_parameters()}
     moments = {f"{k}/{n}": v for n, p in state.model.named_parameters() for k, v in state.optimizer.state[p].items()}
     for fused in (True, False):
@@ -591,7 +591,7 @@ def test_characters_keep_their_ids() -> None:
 
 
 def test_a_trained_bpe_is_passed_on_and_gpt2s_is_made_from_ranks() -> None:
-    """GPT-2's vocabulary needs a network; a BPE trained here stands in for it, in tiktoken's form and back."""
+    """GPT-2's vocabulary needs a network; a BPE trained_model here stands in for it, in tiktoken's form and back."""
     tiktoken = pytest.importorskip("tiktoken")
     bpe = BpeTokenizer.train([Path(__file__).read_bytes()], 600)
     assert json.loads(hf_tokenizer.files_of(bpe, 8)["tokenizer_config.json"])["eos_token"] == "<|endoftext|>"

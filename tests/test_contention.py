@@ -24,8 +24,8 @@ from foretrain.training.contention import Clock, Contention, cores_busy_s
 from foretrain.training.pace import Pace
 from foretrain.training.store import MachineLoad, RunDirectory, crowded
 from foretrain.training.waiting import Waiting, idle_teams
-from tests.helpers import tiny, write_dataset
-from tests.test_train import assert_same, final_tensors, stop_at_6, train
+from tests.kit.tiny import tiny, write_dataset
+from tests.kit.training import assert_same, final_tensors, stop_at_6, train
 
 
 def shown_of(document: Document) -> str:

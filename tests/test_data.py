@@ -18,7 +18,8 @@ from foretrain.data.batches import TokenFile, evaluation_batches, starts, train_
 from foretrain.data.builtin import prepare_built_in
 from foretrain.data.statistics import unigram_entropy
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer
-from tests.helpers import foretrain, write_dataset
+from tests.kit.command import foretrain
+from tests.kit.tiny import write_dataset
 
 CPU = torch.device("cpu")
 

@@ -18,8 +18,9 @@ from foretrain.training.device import place
 from foretrain.training.feed import Ahead, Feed, token_files
 from foretrain.training.store import create
 from foretrain.training.trainer import Trainer
-from tests.data_helpers import shards
-from tests.helpers import foretrain, tiny, write_dataset
+from tests.kit.command import foretrain
+from tests.kit.data import shards
+from tests.kit.tiny import tiny, write_dataset
 
 CPU = torch.device("cpu")
 

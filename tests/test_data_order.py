@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from foretrain.data.batches import TokenFile, train_starts
 from foretrain.data.dataset import read_info
 from foretrain.data.order import dealt, epoch_starts, offset, permuted, windows
-from tests.helpers import write_dataset
+from tests.kit.tiny import write_dataset
 
 seeds = st.integers(0, 2**63 - 1)
 

@@ -20,8 +20,8 @@ from foretrain.data.locate import locate, make_mix, read_mix
 from foretrain.data.token_layout import read_layout
 from foretrain.data.token_reader import TokenReader
 from foretrain.data.token_sources import readers
-from tests.data_helpers import documents, ids_of, llmc_bytes, shards, write_llmc, write_npy, write_shards
-from tests.helpers import write_dataset
+from tests.kit.data import documents, ids_of, llmc_bytes, shards, write_llmc, write_npy, write_shards
+from tests.kit.tiny import write_dataset
 
 
 def problem(call, *args, **options) -> UserError:

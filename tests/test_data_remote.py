@@ -17,8 +17,8 @@ from foretrain.data.checksums import verify
 from foretrain.data.dataset import read_info
 from foretrain.data.locate import locate, read_mix
 from foretrain.data.remote import SIZE_VARIABLE, fetch_all, folder_of, missing_shards, read_remote
-from tests.data_helpers import ids_of, shards
-from tests.helpers import foretrain
+from tests.kit.command import foretrain
+from tests.kit.data import ids_of, shards
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_a_file_address_and_a_mixture_of_both() -> None:
 def test_a_broken_fetch_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     local = shards(Path("a"), shard_tokens=100_000)
     info = read_remote(upload(local, "memory://bucket/a"))
-    monkeypatch.setattr(remote, "_PIECE_BYTES", 500)
+    monkeypatch.setattr(remote, "PIECE_BYTES", 500)
     counts: list[int] = []
 
     def broken(count: int) -> None:
@@ -138,7 +138,7 @@ def test_without_a_network_what_is_here_serves(monkeypatch: pytest.MonkeyPatch) 
     def refuse(address: str) -> None:
         raise OSError("no route to host")
 
-    monkeypatch.setattr(remote, "_system", refuse)
+    monkeypatch.setattr(remote, "file_system", refuse)
     assert verify(read_remote(url)).problems == ()
     error = problem(read_remote, "memory://bucket/other")
     assert error.id == "data.remote"

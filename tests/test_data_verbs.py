@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from foretrain.base.errors import UserError
-from tests.data_helpers import documents, shards, write_llmc, write_npy, write_shards
+from tests.kit.data import documents, shards, write_llmc, write_npy, write_shards
 
 
 def run(*words: str) -> str:

@@ -12,8 +12,8 @@ import typer
 from foretrain.cli.commands import calibrate, demo
 from foretrain.config.resolve import resolve
 from foretrain.training.device import place
-from tests.helpers import REPO, foretrain
-from tests.test_calibrate import hasty  # noqa: F401
+from tests.kit.calibrations import hasty  # noqa: F401
+from tests.kit.command import REPO, foretrain
 
 
 @pytest.fixture(autouse=True)
@@ -53,13 +53,13 @@ def test_a_busy_machine_is_said_and_not_measured(
 
     monkeypatch.setattr(subprocess, "run", run)
     resolved = resolve(["baby", "--device=cpu", "--dtype=bfloat16"])
-    demo._calibrate_once(resolved, busy=[("machine_busy", {"others": 0.6, "own": 0.4})], quiet=False)
+    demo.calibrate_once(resolved, busy=[("machine_busy", {"others": 0.6, "own": 0.4})], quiet=False)
     assert measured == []
     assert "other programs use 60.0 % of the processor" in " ".join(capsys.readouterr().err.split())
-    demo._calibrate_once(resolved, busy=[], quiet=False)
+    demo.calibrate_once(resolved, busy=[], quiet=False)
     assert measured == [["calibrate", "--device=cpu", "--quick", "--dtype=float32", "--dtype=bfloat16"]]
     with pytest.raises(typer.Exit) as end:  # as a calibration that fails ends
-        demo._calibrate_once(resolved, busy=[], quiet=True)
+        demo.calibrate_once(resolved, busy=[], quiet=True)
     assert end.value.exit_code == 5
     assert measured[1][-1] == "--quiet"
 

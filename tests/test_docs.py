@@ -13,8 +13,8 @@ from foretrain.base.errors import ExitCode
 from foretrain.cli import app
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import ALIASES
-from tests.docs_commands import PAGES, Command, commands, inline
-from tests.helpers import REPO, foretrain
+from tests.kit.command import REPO, foretrain
+from tests.kit.docs_commands import PAGES, Command, commands, inline
 
 sys.path.insert(0, str(REPO / "docs"))
 import build_site

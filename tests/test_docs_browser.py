@@ -15,8 +15,8 @@ pytest.importorskip("playwright")
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser_kit import browser, pytestmark, settled, tab
-from tests.helpers import REPO
+from tests.kit.browser import browser, pytestmark, settled, tab
+from tests.kit.command import REPO
 
 sys.path.insert(0, str(REPO / "docs"))
 import build_site

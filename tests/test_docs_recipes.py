@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from foretrain.base.messages import texts
-from foretrain.hardware.catalogue import Gpu
+from foretrain.hardware.catalogue import Gpu, catalogue
 from foretrain.model.techniques import TECHNIQUES, Technique, combinable
-from tests import test_hardware, test_techniques
-from tests.helpers import REPO
+from tests.kit import cards, techniques
+from tests.kit.command import REPO
 
 PAGE = (REPO / "docs" / "extend.md").read_text("utf-8")
 
@@ -48,9 +48,9 @@ def test_adding_a_gpu(package: Path) -> None:
     block = recipe("gpu")
     ((name, figures),) = tomllib.loads(block).items()
     card = Gpu(name=name, **figures)
-    assert name not in {gpu.name for gpu in test_hardware.CARDS}
-    test_hardware.test_figures_follow_a_second_way(card)
-    test_hardware.test_ratios_between_dtypes(card)
+    assert name not in {gpu.name for gpu in catalogue().values()}
+    cards.assert_figures_follow_a_second_way(card)
+    cards.assert_ratios_between_dtypes(card)
     with (package / "foretrain" / "hardware" / "gpus.toml").open("a", encoding="utf-8") as file:
         file.write("\n" + block)
     shown = python(package, "-m", "foretrain", "plan", "gpt2-124m", "--gpu", "4071")
@@ -63,7 +63,7 @@ def test_a_wrong_figure_of_a_gpu_is_found() -> None:
     ((name, figures),) = tomllib.loads(recipe("gpu")).items()
     sparse = Gpu(name=name, **{**figures, "fp16_dense_tflops": 2 * figures["fp16_dense_tflops"]})
     with pytest.raises(AssertionError):
-        test_hardware.test_figures_follow_a_second_way(sparse)
+        cards.assert_figures_follow_a_second_way(sparse)
 
 
 ASKED_OF_A_NEW_OPTION = """
@@ -124,17 +124,17 @@ def written_technique() -> Technique:
 
 @pytest.mark.slow
 def test_adding_a_technique_traced() -> None:
-    test_techniques.test_the_traced_peak_falls(written_technique())
-    test_techniques.test_the_ledger_knows_it(written_technique())
+    techniques.assert_the_traced_peak_falls(written_technique())
+    techniques.assert_the_ledger_knows_it(written_technique())
 
 
 def test_adding_a_technique() -> None:
     technique = written_technique()
     assert technique.id not in {known.id for known in TECHNIQUES}
-    test_techniques.test_losses_are_unchanged_where_it_says_so(technique)
+    techniques.assert_losses_are_unchanged_where_it_says_so(technique)
     other = next(known for known in TECHNIQUES if known.id == "chunked_loss")
     assert combinable(technique, other)
-    test_techniques.test_it_works_with_every_other((technique, other))
+    techniques.assert_it_works_with_every_other((technique, other))
 
 
 def test_adding_a_language(package: Path) -> None:

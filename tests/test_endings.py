@@ -15,8 +15,9 @@ from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli.commands.train import Printer
 from foretrain.training import checkpoint, divergence, store
 from foretrain.training.store import RunDirectory
-from tests.helpers import TINY, foretrain, tiny, write_dataset
-from tests.test_train import train
+from tests.kit.command import foretrain
+from tests.kit.tiny import TINY, tiny, write_dataset
+from tests.kit.training import train
 
 WORDS = ["train", *(f"--{key}={value}" for key, value in TINY.items())]
 

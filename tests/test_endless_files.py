@@ -12,7 +12,7 @@ from foretrain.base import safe_read as bounded
 from foretrain.base.errors import UserError
 from foretrain.monitoring import training_log
 from foretrain.monitoring.training_log import parse_log, read_log, read_stream
-from tests.helpers import REPO, foretrain
+from tests.kit.command import REPO, foretrain
 
 B1 = REPO / "examples" / "real-cases" / "b1.log"
 pytestmark = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no such devices here")

@@ -17,7 +17,7 @@ from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import Gpu, catalogue, find
 from foretrain.predict.energy import power, power_model
 from foretrain.predict.plan import plan
-from tests.helpers import REPO, foretrain
+from tests.kit.command import REPO, foretrain
 
 CASES = REPO / "examples" / "real-cases"
 D = str(CASES / "d.py")

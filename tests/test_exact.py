@@ -31,7 +31,7 @@ from foretrain.predict.plan import Plan, plan
 from foretrain.predict.snapshot import read as snapshot
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.forecast import traced
-from foretrain.predict.trace.largest import RANGES, Probe, _search, largest
+from foretrain.predict.trace.largest import RANGES, Probe, highest_that_fits, largest
 from foretrain.predict.trace.memory import Exact
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.service import Request, TraceUnavailable, traces
@@ -40,9 +40,9 @@ from foretrain.reports.document import Document, Message, Paragraph
 from foretrain.reports.views import explain as explain_view
 from foretrain.reports.views import first as first_view
 from foretrain.reports.views import plan as plan_view
-from tests import fork_server
-from tests.helpers import foretrain
-from tests.test_time import made_up
+from tests.kit import fork_server
+from tests.kit.calibrations import made_up_calibration
+from tests.kit.command import foretrain
 
 GPU = find("RTX 4070")
 SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 64, "vocab_size": 512, "batch_size": 4,
@@ -64,11 +64,11 @@ def request(**changes: object) -> Request:
 def test_a_trace_is_made_once(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     monkeypatch.setenv("FORETRAIN_CACHE", str(own_directory / "c"))
-    monkeypatch.setattr(service, "_start", lambda *job: started.append(job) or fork_server.REAL_START(*job))
+    monkeypatch.setattr(service, "start_worker", lambda *job: started.append(job) or fork_server.REAL_START(*job))
     first = traces([request()])[0]
     assert traces([request()])[0] == first
     assert len(started) == 1
-    monkeypatch.setattr(service, "_start", fork_server.start)
+    monkeypatch.setattr(service, "start_worker", fork_server.start)
     (kept,) = (own_directory / "c" / "traces").iterdir()
     kept.write_bytes(b"damaged")
     assert traces([request()])[0].events == first.events
@@ -173,7 +173,7 @@ def test_a_worker_that_fails_is_one_sentence(own_directory: Path, monkeypatch: p
     broken.mkdir()
     (broken / "torch.py").write_text("raise ImportError('libtorch is broken')")
     monkeypatch.setenv("PYTHONPATH", str(broken))
-    monkeypatch.setattr(service, "_start", fork_server.REAL_START)
+    monkeypatch.setattr(service, "start_worker", fork_server.REAL_START)
     with pytest.raises(TraceUnavailable) as caught:
         traces([request()])
     assert "\n" not in str(caught.value)
@@ -367,7 +367,7 @@ def test_search_finds_the_largest(answer: int, guess: int) -> None:
         asked.append(value)
         return value <= answer
 
-    assert _search(fits, guess, 64) == answer
+    assert highest_that_fits(fits, guess, 64) == answer
     assert len(asked) < 16
 
 
@@ -406,7 +406,7 @@ def test_contexts_below_the_granule_are_looked_at(monkeypatch: pytest.MonkeyPatc
         verdict = "fits" if value <= 20 else "does_not_fit"
         return Probe(value=value, verdict=verdict, needed_expected_bytes=0, smallest_limit_bytes=0)
 
-    monkeypatch.setattr("foretrain.predict.trace.largest._probe", probe)
+    monkeypatch.setattr("foretrain.predict.trace.largest.probe_of", probe)
     found = largest(small_plan(), "block_size", "foretrain")
     assert found.value == 20
     assert {64, 20, 21} <= {each.value for each in found.probes}
@@ -598,7 +598,9 @@ def test_a_measured_context_replaces_the_published_range() -> None:
     """foretrain calibrate measures it on the card: then what is needed is known to a few tens of MiB."""
     config = RunConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, batch_size=2)
     gpu = find("RTX 4070")
-    known = gpu.model_copy(update={"calibration": made_up().model_copy(update={"context_bytes": 250 * MIB})})
+    known = gpu.model_copy(
+        update={"calibration": made_up_calibration().model_copy(update={"context_bytes": 250 * MIB})}
+    )
     plain, measured = (
         predict(config, card, "float16", "foretrain", compiled=False, available_bytes=None) for card in (gpu, known)
     )

@@ -27,10 +27,10 @@ from foretrain.reports import text
 from foretrain.reports.views import run_explain as run_explain_view
 from foretrain.training.store import RunDirectory
 from foretrain.training.vitals import Vitals, moment_of
-from tests.helpers import REPO, foretrain, tiny, watched
-from tests.test_microbatch import NO_MEMORY, fail_in_step
-from tests.test_train import train
-from tests.test_watch import Nvml, said
+from tests.kit.command import REPO, foretrain, said, watched
+from tests.kit.nvml import Nvml
+from tests.kit.tiny import tiny
+from tests.kit.training import NO_MEMORY, fail_in_step, train
 
 GIB, MIB = 1 << 30, 1 << 20
 CASE_C = str(REPO / "examples" / "real-cases" / "c.py")

@@ -18,8 +18,8 @@ from foretrain.analysis.stack_frames import place_of
 from foretrain.base.errors import UserError
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.snapshot.read import Label, export
-from tests.test_snapshot import SIDE, recorded
-from tests.test_watch import said
+from tests.kit.command import said
+from tests.kit.snapshots import SIDE, recorded
 
 MIB = 1 << 20
 Frames = list[dict[str, Any]]
@@ -307,7 +307,7 @@ class Harm:
 )  # fmt: skip
 def test_hostile_and_damaged_files_are_one_sentence(data: bytes) -> None:
     Path("s.pickle").write_bytes(data)
-    answer = snapshot_file._answer("s.pickle", "s.pickle", -1)
+    answer = snapshot_file.answer_of("s.pickle", "s.pickle", -1)
     assert answer["problem"].startswith("s.pickle: ")
     assert "\n" not in answer["problem"]
     assert not Path("touched").exists()
@@ -348,7 +348,7 @@ def test_a_snapshot_with_damaged_bytes_is_explained_or_refused(data: st.DataObje
     for _ in range(data.draw(st.integers(1, 4))):
         good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
     Path("s.pickle").write_bytes(bytes(good))
-    answer = snapshot_file._answer("s.pickle", "s.pickle", -1)
+    answer = snapshot_file.answer_of("s.pickle", "s.pickle", -1)
     assert "problem" in answer or SnapshotAnalysis.model_validate(answer)
     json.dumps(answer)
 

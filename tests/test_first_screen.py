@@ -23,7 +23,7 @@ from foretrain.predict.trace.roles import role_of
 from foretrain.reports import text
 from foretrain.reports.document import Message, Row, Screen
 from foretrain.reports.views import first as first_view
-from tests.helpers import REPO, first_screen, foretrain
+from tests.kit.command import REPO, first_screen, foretrain
 
 CASE_C, CASE_D = (str(REPO / "examples" / "real-cases" / f"{case}.py") for case in "cd")
 SCREENS = {

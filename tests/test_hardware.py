@@ -1,7 +1,6 @@
 """The catalogue: every figure derivable a second way; names; detection; unknown cards."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,14 +14,11 @@ from foretrain.predict.speed.time import step_time
 from foretrain.reports import html
 from foretrain.reports.views import plan as plan_view
 from tests import machines
-from tests.helpers import foretrain
+from tests.kit.cards import assert_figures_follow_a_second_way, assert_ratios_between_dtypes
+from tests.kit.command import foretrain
+from tests.kit.nvml import FakeNvml
 
 CARDS = list(catalogue().values())
-TOLERANCE = 0.03
-
-
-def close(derived: float, stated: float) -> bool:
-    return abs(derived / stated - 1) <= TOLERANCE
 
 
 def test_the_catalogue_is_whole() -> None:
@@ -34,37 +30,12 @@ def test_the_catalogue_is_whole() -> None:
 
 @pytest.mark.parametrize("gpu", CARDS, ids=lambda gpu: gpu.name)
 def test_figures_follow_a_second_way(gpu: Gpu) -> None:
-    assert gpu.memory_bus_bits
-    assert gpu.memory_gbps_per_pin
-    assert gpu.bandwidth_gb_per_s
-    assert close(gpu.memory_bus_bits / 8 * gpu.memory_gbps_per_pin, gpu.bandwidth_gb_per_s)
-    if gpu.fp16_flop_per_clock_per_sm:
-        assert gpu.sm_count
-        assert gpu.boost_clock_ghz
-        derived = gpu.sm_count * gpu.fp16_flop_per_clock_per_sm * gpu.boost_clock_ghz / 1e3
-        stated = gpu.fp16_dense_tflops or gpu.fp16_acc16_dense_tflops  # Pascal has no fp32-accumulating path
-        assert stated
-        assert close(derived, stated)
-    if gpu.fp32_tflops and gpu.fp32_flop_per_clock_per_sm:
-        clock = gpu.fp32_clock_ghz or gpu.boost_clock_ghz
-        assert gpu.sm_count
-        assert clock
-        assert close(gpu.sm_count * gpu.fp32_flop_per_clock_per_sm * clock / 1e3, gpu.fp32_tflops)
+    assert_figures_follow_a_second_way(gpu)
 
 
 @pytest.mark.parametrize("gpu", CARDS, ids=lambda gpu: gpu.name)
 def test_ratios_between_dtypes(gpu: Gpu) -> None:
-    """Sparse figures, CUDA-core rates and copied rows show here: they break a ratio that the hardware fixes."""
-    fp16 = gpu.fp16_dense_tflops
-    if fp16 and gpu.bf16_dense_tflops:
-        assert close(fp16, gpu.bf16_dense_tflops)
-    if fp16 and gpu.tf32_dense_tflops:
-        assert close(fp16 / 2, gpu.tf32_dense_tflops)
-    if fp16 and gpu.fp8_dense_tflops:
-        assert close(fp16 * 2, gpu.fp8_dense_tflops)
-    if fp16 and gpu.fp16_acc16_dense_tflops:
-        geforce = gpu.name.startswith("RTX")
-        assert close(fp16 * (2 if geforce else 1), gpu.fp16_acc16_dense_tflops)
+    assert_ratios_between_dtypes(gpu)
 
 
 def test_figures_from_elsewhere() -> None:
@@ -118,43 +89,6 @@ def test_an_unknown_name_is_one_sentence_without_strange_neighbours(name: str) -
         assert nearest(name)[0].startswith("RTX 407")
     else:
         assert (caught.value.id, nearest(name)) == ("gpu.unknown_name", [])
-
-
-class FakeNvml:
-    """NVML as the binding shows it, with one card."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, name: str, gib: float, cores: int, used_gib: float = 2.0, capability: tuple[int, int] = (8, 9)):
-        self.name, self.total, self.cores, self.used = name, round(gib * GIB), cores, round(used_gib * GIB)
-        self.capability = capability
-        self.shut_down = False
-
-    def nvmlInit(self) -> None: ...
-    def nvmlShutdown(self) -> None:
-        self.shut_down = True
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 1
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetName(self, handle: int) -> str:
-        return self.name
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
-        return SimpleNamespace(total=self.total, used=self.used)
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:
-        return self.capability
-
-    def nvmlDeviceGetNumGpuCores(self, handle: int) -> int:
-        return self.cores
-
-    def nvmlSystemGetDriverVersion(self) -> bytes:
-        return b"575.64"
 
 
 def test_detection_tells_twins_apart_by_memory() -> None:

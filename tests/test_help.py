@@ -15,7 +15,7 @@ from foretrain.cli import app, help
 from foretrain.cli.commands import SUMMARIES
 from foretrain.cli.old_options import OLD
 from foretrain.comparison.sources.given import take_apart
-from tests.helpers import foretrain
+from tests.kit.command import foretrain
 
 ROOT: Any = typer.main.get_command(app)
 TEXTS = help.texts(ROOT)

@@ -21,8 +21,9 @@ from foretrain.training.device import place
 from foretrain.training.host_memory import give_back, keep_memory
 from foretrain.training.memory_limit import HostGuard
 from foretrain.training.store import RunDirectory
-from tests.helpers import foretrain, tiny, write_dataset
-from tests.test_train import train
+from tests.kit.command import foretrain
+from tests.kit.tiny import tiny, write_dataset
+from tests.kit.training import train
 
 HUGE = ("--batch_size=1000000", "--max_iters=10", "--warmup_iters=2")
 

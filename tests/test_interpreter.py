@@ -13,9 +13,9 @@ from foretrain.hardware.catalogue import find
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.replay import replay
 from foretrain.predict.trace.service import Request, TraceUnavailable, traces
-from tests.helpers import foretrain
+from tests.kit.command import foretrain
 
-START = service._start  # other tests start their workers in a quicker way (conftest.py)
+START = service.start_worker  # other tests start their workers in a quicker way (conftest.py)
 REQUEST = Request(
     RunConfig(n_layer=1, n_head=1, n_embd=32, block_size=32, vocab_size=64, batch_size=2, gradient_accumulation_steps=1),
     find("RTX 4070"), "float32", "nanogpt", compiled=False,
@@ -34,7 +34,7 @@ def environment(folder: Path, script: str) -> str:
 def test_another_environment_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here it is this Python behind another name, so the answer is the same; its packages are borrowed as one that
     lacks pydantic would borrow them."""
-    monkeypatch.setattr(service, "_start", START)
+    monkeypatch.setattr(service, "start_worker", START)
     log = tmp_path / "calls"
     path = environment(tmp_path / "env", f'echo "$@" >> {log}; exec {sys.executable} "$@"')
     mine = replay(traces([REQUEST])[0])

@@ -17,8 +17,8 @@ from foretrain.cli.commands import keep_going as supervisor
 from foretrain.cli.commands.keep_going import child_words, keep_going
 from foretrain.training import checkpoint
 from foretrain.training.store import RunDirectory
-from tests.helpers import TINY, tiny, write_dataset
-from tests.test_train import assert_same, final_tensors, train
+from tests.kit.tiny import TINY, tiny, write_dataset
+from tests.kit.training import assert_same, final_tensors, train
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any]], list[list
             steps[0] = step or steps[0]
             return code, bool(passed)
 
-        monkeypatch.setattr(supervisor, "_one", one)
-        monkeypatch.setattr(supervisor, "_standing", lambda config: ("out" if steps[0] else "", steps[0], 0))
-        monkeypatch.setattr(supervisor, "_last_step", lambda config: next(died_at))
+        monkeypatch.setattr(supervisor, "one_attempt", one)
+        monkeypatch.setattr(supervisor, "standing", lambda config: ("out" if steps[0] else "", steps[0], 0))
+        monkeypatch.setattr(supervisor, "step_reached", lambda config: next(died_at))
         monkeypatch.setattr(sys, "argv", ["foretrain", "train", "--keep-going"])
         return seen
 
@@ -92,7 +92,7 @@ def test_crashes_at_other_steps_each_time_are_given_more_tries(children: Any, mo
     waits: list[float] = []
     died_at = iter(range(50))
     children([(-9, "a"), *[(-9, None)] * 11, (0, "b")])
-    monkeypatch.setattr(supervisor, "_last_step", lambda config: next(died_at))
+    monkeypatch.setattr(supervisor, "step_reached", lambda config: next(died_at))
     with pytest.raises(UserError, match="12 times"):
         keep_going(tiny(), wait=waits.append)
     assert (len(waits), max(waits)) == (11, supervisor.LONGEST_WAIT_S)
@@ -101,23 +101,23 @@ def test_crashes_at_other_steps_each_time_are_given_more_tries(children: Any, mo
 def test_a_damaged_checkpoint_written_anew_is_a_new_one(own_directory: Path) -> None:
     config = tiny(max_iters=8)
     train(config)
-    before = supervisor._standing(tiny(max_iters=20))
+    before = supervisor.standing(tiny(max_iters=20))
     assert before[:2] == ("out", "step-0000000008")
     Path("out/checkpoints/step-0000000008").rename("old")
     Path("out/checkpoints/step-0000000008").mkdir()
-    assert supervisor._standing(tiny(max_iters=20)) != before
-    assert supervisor._last_step(tiny(max_iters=20)) >= 7
+    assert supervisor.standing(tiny(max_iters=20)) != before
+    assert supervisor.step_reached(tiny(max_iters=20)) >= 7
 
 
 def test_the_last_step_is_read_from_the_end_of_a_long_log(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tiny(max_iters=8))
     log = Path("out/metrics.jsonl")
     whole = log.read_bytes()
-    wanted = supervisor._last_step(tiny(max_iters=20))
+    wanted = supervisor.step_reached(tiny(max_iters=20))
     log.write_bytes(b"x" * 300_000 + b"\n" + whole + b'{"kind": "step", "st')  # cut by a crash
-    assert supervisor._last_step(tiny(max_iters=20)) == wanted == json.loads(whole.splitlines()[-1])["step"]
+    assert supervisor.step_reached(tiny(max_iters=20)) == wanted == json.loads(whole.splitlines()[-1])["step"]
     monkeypatch.setattr(supervisor, "LAST_LINES_BYTES", 20)
-    assert supervisor._last_step(tiny(max_iters=20)) == -1
+    assert supervisor.step_reached(tiny(max_iters=20)) == -1
 
 
 def test_a_stop_is_a_stop(children: Any) -> None:

@@ -1,14 +1,9 @@
 """The page in every language, in headless Chromium: the switch, the mirrored layout by geometry, keyboard, 320 pixels,
 axe. Skipped where there is no browser."""
 
-import contextlib
 import json
 import re
-import threading
-import time
 from collections.abc import Iterator
-from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -19,34 +14,15 @@ pytest.importorskip("playwright")
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from foretrain.base import languages
-from foretrain.web import child as web_child
-from foretrain.web import server
-from tests.browser_kit import browser, pytestmark, serious, settled
-from tests.language_kit import ARABIC, BRACKETS, child, pretending, unsaid
-from tests.test_languages import SAME
-from tests.test_page_browser import answered, opened
-from tests.test_page_security import write_run
+from tests.kit.browser import answered, browser, opened, pytestmark, serious, serving_here, settled
+from tests.kit.language import ARABIC, BRACKETS, SAME, unsaid
+from tests.kit.page import write_run
 
 __all__ = ["browser", "pytestmark"]  # a fixture and marks that hold here, too
 
 EVERY = [*languages.known(), BRACKETS, ARABIC]
 FROM_THE_RIGHT = [id for id in EVERY if languages.known().get(id) is None or languages.known()[id].direction == "rtl"]
 FROM_THE_RIGHT.remove(BRACKETS)
-
-
-@contextlib.contextmanager
-def serving_here(runs: Path) -> Iterator[str]:
-    """The link of a server in this process, which knows the languages of the tests, too, as the processes that it starts."""
-    with pretending(), mock.patch.object(web_child, "start", child):
-        made = server.prepare(0, [runs])
-        thread = threading.Thread(target=lambda: made.server.run(sockets=[made.listening]), daemon=True)
-        thread.start()
-        while not made.server.started:
-            assert thread.is_alive()
-            time.sleep(0.02)
-        yield made.link
-        made.server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture(scope="module")

@@ -45,13 +45,11 @@ from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
 from foretrain.reports.views import verify as verify_view
 from foretrain.verification import record as verification
-from foretrain.verification.cases import FILLING, ON_A_CARD
 from foretrain.web import answers, fields
-from tests.helpers import REPO, foretrain
-from tests.language_kit import ARABIC, BRACKETS, pretending, unsaid
-from tests.test_report import METRICS, record
+from tests.kit.command import REPO, foretrain
+from tests.kit.language import ARABIC, BRACKETS, ENGLISH, SAME, pretending, unsaid
+from tests.kit.reports import METRICS, record
 
-ENGLISH = languages.texts_of("en")
 HELPS = {f"knob.{knob.name}": knob.help for knob in OPTIONS.values()} | cli_help.texts(typer.main.get_command(app))
 WANTED = ENGLISH | HELPS
 OWN = [id for id in languages.known() if id != "en"]
@@ -81,7 +79,7 @@ def sample(spec: str, conversion: str) -> object:
         return (2**30, 2**31)
     if spec.endswith("_span"):
         return (2**30, 2**31, 2**32, "EUR") if spec == "money_span" else (2**30, 2**31, 2**32)
-    return 12.5 if spec in messages._FORMATS or re.search(r"[,f%]", spec) else "x" if conversion else 7
+    return 12.5 if spec in messages.FORMATS or re.search(r"[,f%]", spec) else "x" if conversion else 7
 
 
 @pytest.mark.parametrize("id", [*OWN, BRACKETS, ARABIC])
@@ -137,7 +135,7 @@ def test_no_text_is_missing_or_left_in_english(id: str) -> None:
     assert (found.missing, found.untranslated, found.unknown) == ((), (), ())
     assert found.texts == found.of
     used = {word for own in languages.texts_of(id).values() for word in languages.english_words(own, frozenset())}
-    kept = languages._file(id)["language.kept"]
+    kept = languages.file_of(id)["language.kept"]
     assert len(set(kept)) == len(kept)
     assert set(kept) <= used | {word.lower() for word in used}, "kept, and nowhere used"
 
@@ -344,17 +342,6 @@ def test_an_error_is_said_in_the_language_of_who_reads_it(pretence: None) -> Non
 
 
 # -- nothing is said but by id -------------------------------------------------------------------------------
-
-# What no language changes: names and values of knobs, cards, dtypes, units, sources, formulas, people's files.
-SAME = {
-    word for knob in OPTIONS.values() for word in re.findall(r"[A-Za-z]+", f"{knob.name} {knob.default} {knob.unit}")
-} | {word for id in ENGLISH if id.startswith("rule.") for word in id.split(".")[1].split("_")} | {
-    "bit", "GiB", "MiB", "KiB", "FLOP", "TFLOP", "GFLOP", "PFLOP", "kWh", "EUR", "RTX",
-    "min", "cuBLAS", "float", "bfloat", "preset", "Ampere", "Ada", "gpt", "docs", "step", "python", "stdlib", "test",
-    "memory", "default", "nanogpt", "modern", "baby", "log", "out", "foretrain", *re.findall(r"[A-Za-z]+", cpu_device().name),
-} | {  # the names of cases are typed: foretrain verify --only
-    word for case in (*ON_A_CARD, *FILLING) for word in re.findall(r"[A-Za-z]+", case.label)
-} | {"NVIDIA", "GeForce", "json", "case", "cases", *re.findall("[a-z]+", verification.CONTRIBUTED)}  # fmt: skip
 
 
 CASES, CARDS = REPO / "examples" / "real-cases", ("3060", "4070", "4090")

@@ -27,7 +27,8 @@ from foretrain.predict.estimate.simulated_run import CUDA_GRANULE
 from foretrain.predict.memory import StepMemory, components, estimated, predict, worst_verdict
 from foretrain.predict.timeline import Timeline
 from foretrain.training.meter import Meter, allocator_peak
-from tests.helpers import REPO, tiny
+from tests.kit.command import REPO
+from tests.kit.tiny import tiny
 
 GPU = find("RTX 4070")
 CPU = torch.device("cpu")
@@ -377,7 +378,7 @@ def test_what_a_kept_estimate_goes_by_is_all_that_it_depends_on(gpu: str, compil
     """Estimates are kept by a key; a knob that is not in it changes nothing."""
     base = RunConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=512, batch_size=2, optimizer="muon",
                      gradient_accumulation_steps=4, loss_chunk_size=32, activation_checkpointing=True)  # fmt: skip
-    asked = memory._Asked(base, cpu_device() if gpu == "cpu" else find(gpu), "bfloat16", "foretrain", compiled)
+    asked = memory.Asked(base, cpu_device() if gpu == "cpu" else find(gpu), "bfloat16", "foretrain", compiled)
     expected, unlike = memory.Ledger(asked).memory, set()
     for name, field in RunConfig.model_fields.items():
         value = getattr(base, name)
@@ -388,7 +389,7 @@ def test_what_a_kept_estimate_goes_by_is_all_that_it_depends_on(gpu: str, compil
         for other in others:
             config = base.model_copy(update={name: other})
             try:
-                question = memory._Asked(config, asked.gpu, "bfloat16", "foretrain", compiled)
+                question = memory.Asked(config, asked.gpu, "bfloat16", "foretrain", compiled)
                 if question == asked:
                     assert memory.Ledger(question).memory == expected, (name, other)
                 else:
@@ -402,10 +403,10 @@ def test_what_a_kept_estimate_goes_by_is_all_that_it_depends_on(gpu: str, compil
 def test_a_kept_estimate_of_another_card_is_not_taken(compiled: bool) -> None:
     """Cards of one generation differ in their caches and processors: which is asked first changes no answer."""
     base = RunConfig(n_layer=1, n_head=2, n_embd=64, block_size=256, vocab_size=512, batch_size=4, bias=True)
-    answers: dict[memory._Asked, memory.StepMemory] = {}
+    answers: dict[memory.Asked, memory.StepMemory] = {}
     for gpu in catalogue().values():
         if gpu.kind == "cuda":
-            asked = memory._Asked(base, gpu, "float16", "foretrain", compiled)
+            asked = memory.Asked(base, gpu, "float16", "foretrain", compiled)
             found = memory.Ledger(asked).memory
             assert answers.setdefault(asked, found) == found, gpu.name
 

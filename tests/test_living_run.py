@@ -26,9 +26,9 @@ from foretrain.training.microbatch import is_out_of_memory
 from foretrain.training.store import RunDirectory, newest_unfinished
 from foretrain.training.vitals import Vitals
 from tests.faults.harness import fork, wait
-from tests.helpers import REPO, TINY, tiny, write_dataset
-from tests.test_microbatch import fail_in_step
-from tests.test_train import assert_same, final_tensors, train
+from tests.kit.command import REPO
+from tests.kit.tiny import TINY, tiny, write_dataset
+from tests.kit.training import assert_same, fail_in_step, final_tensors, train
 
 LOST = torch.AcceleratorError("CUDA error: unspecified launch failure\nCompile with TORCH_USE_CUDA_DSA")
 
@@ -120,7 +120,7 @@ def test_out_of_memory_in_the_optimizer_goes_back_to_the_last_checkpoint(
         fail_in_step(patch, 7, 0, "optimizer")
         with pytest.raises(UserError, match="--resume auto"):
             train(config)
-    assert supervisor._worth_another(config, int(ExitCode.OUT_OF_MEMORY))
+    assert supervisor.worth_another(config, int(ExitCode.OUT_OF_MEMORY))
     record = train(config, resume=True)
     assert (record.status, record.config.batch_size, record.shrunk_from) == ("finished", 2, 4)
     assert_same(final_tensors(Path("resumed")), final_tensors(Path("out")))
@@ -133,7 +133,7 @@ def test_keep_going_begins_again_after_a_lost_card(own_directory: Path, monkeypa
             train(tiny())
     ends = iter([int(ExitCode.ENVIRONMENT), 0])
     waits: list[float] = []
-    monkeypatch.setattr(supervisor, "_one", lambda words: (next(ends), False))
+    monkeypatch.setattr(supervisor, "one_attempt", lambda words: (next(ends), False))
     monkeypatch.setattr(sys, "argv", ["foretrain", "train", "--keep-going"])
     assert supervisor.keep_going(tiny(), wait=waits.append) == 0
     assert waits == [2.0]

@@ -17,7 +17,7 @@ from foretrain.monitoring import record as watch_record
 from foretrain.monitoring.record import WatchRecord
 from foretrain.monitoring.training_log import TrainingLog, parse_log
 from foretrain.training.store import RunDirectory
-from tests.helpers import foretrain
+from tests.kit.command import foretrain
 
 # As karpathy/nanoGPT configurator.py prints them: the file as it is, then each option.
 CONFIG = """# train a miniature character-level shakespeare model

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.config.options import RunConfig
@@ -38,8 +37,10 @@ from foretrain.predict.speed.ops import OperationList, Way
 from foretrain.predict.speed.step_ops import step as step_operations
 from foretrain.predict.speed.time import bound_s, step_time
 from foretrain.predict.trace.service import Request, traces
-from tests.helpers import foretrain, tiny, write_dataset
-from tests.test_train import assert_same, final_tensors, train
+from tests.kit.command import foretrain
+from tests.kit.kernels import Kernels, random_batches
+from tests.kit.tiny import tiny, write_dataset
+from tests.kit.training import assert_same, final_tensors, train
 
 CPU = torch.device("cpu")
 SIDES = st.integers(1, 5).map(lambda n: 16 * n)
@@ -47,12 +48,6 @@ SIDES = st.integers(1, 5).map(lambda n: 16 * n)
 
 def state(dtype: torch.dtype = torch.bfloat16, **changes: object) -> TrainState:
     return build(tiny(**changes), CPU, dtype, compile=False)
-
-
-def batches(count: int = 2, rows: int = 4, block: int = 16) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(5)
-    ids = [torch.randint(0, 96, (rows, block + 1), generator=generator) for _ in range(count)]
-    return [(x[:, :-1].contiguous(), x[:, 1:].contiguous()) for x in ids]
 
 
 # -- the products ------------------------------------------------------------------------------------------
@@ -189,7 +184,7 @@ def test_a_model_learns_as_in_the_plain_dtype(mode: str, dtype: torch.dtype) -> 
     losses = {}
     for matmul in ("dtype", mode):
         run = state(dtype, matmul=matmul, **knobs)
-        losses[matmul] = [float(train_step(run, batches(), 1e-2).loss) for _ in range(20)]
+        losses[matmul] = [float(train_step(run, random_batches(), 1e-2).loss) for _ in range(20)]
     assert losses[mode][0] == pytest.approx(losses["dtype"][0], rel=1e-3)
     assert losses[mode][-1] < 0.6 * losses[mode][0]
     assert losses[mode][-1] == pytest.approx(losses["dtype"][-1], rel=0.15)
@@ -201,7 +196,7 @@ def test_compiled_is_as_eager(mode: str) -> None:
     found = []
     for compile in (False, True):
         run = build(tiny(matmul=mode, n_layer=1), CPU, torch.bfloat16, compile=compile)
-        found.append([float(train_step(run, batches(), 1e-3).loss) for _ in range(3)])
+        found.append([float(train_step(run, random_batches(), 1e-3).loss) for _ in range(3)])
     assert found[1] == pytest.approx(found[0], rel=2e-3)
 
 
@@ -224,7 +219,7 @@ def test_the_check_agrees_and_moves_nothing(mode: str, least: float) -> None:
     run = state(matmul=mode, dropout=0.1)
     weights = {name: p.clone() for name, p in run.model.named_parameters()}
     rng = torch.get_rng_state()
-    found = compare(run, batches(2, *rows_of_check(16)), "bfloat16")
+    found = compare(run, random_batches(2, *rows_of_check(16)), "bfloat16")
     assert found.holds
     assert found.cosine > least
     assert 0 < abs(found.loss - found.plain_loss) < 0.01
@@ -238,7 +233,7 @@ def test_the_check_agrees_and_moves_nothing(mode: str, least: float) -> None:
 def test_the_check_compares_with_a_real_gradient() -> None:
     """The cosine is that of autograd's own gradients, taken here another way."""
     run = state(torch.float32, matmul="int8")
-    batch = batches(1, 8)[0]
+    batch = random_batches(1, 8)[0]
     found = compare(run, [batch], "float32")
     sides = []
     for model in (run.model, build(tiny(), CPU, torch.float32, compile=False).model):
@@ -259,7 +254,7 @@ def test_a_mode_that_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
     run = state(matmul="int8")
     monkeypatch.setattr(low_precision, "quantise_rows", crude)
-    found = compare(run, batches(1, 8), "bfloat16")
+    found = compare(run, random_batches(1, 8), "bfloat16")
     assert not found.holds
     with pytest.raises(UserError) as caught:
         found.refuse()
@@ -272,12 +267,12 @@ def test_layers_without_a_gradient_do_not_spoil_the_check() -> None:
     run = state(matmul="int8")
     with torch.no_grad():
         run.model.get_parameter("transformer.h.1.mlp.c_proj.weight").zero_()  # nothing flows back to c_fc
-    found = compare(run, batches(1, 8), "bfloat16")
+    found = compare(run, random_batches(1, 8), "bfloat16")
     assert found.holds
     assert found.worst_cosine > 0.9
     with torch.no_grad():
         run.model.get_parameter("transformer.h.1.mlp.c_proj.weight").fill_(float("nan"))
-    broken = compare(run, batches(1, 8), "bfloat16")
+    broken = compare(run, random_batches(1, 8), "bfloat16")
     assert not broken.holds
     assert broken.values()["loss"] == "nan"
     with pytest.raises(UserError, match="loss is nan"):
@@ -357,26 +352,6 @@ def test_train_refuses_before_it_writes(tmp_path: Path) -> None:
 
 
 # -- predictions -------------------------------------------------------------------------------------------
-
-
-class Kernels(TorchDispatchMode):
-    """Bytes that the kernels of a real step read and write, views left out, and FLOPs of products."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.nbytes = self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        tensors = [t for t in args if isinstance(t, Tensor)]
-        outs = [t for t in (out if isinstance(out, tuple) else (out,)) if isinstance(t, Tensor)]
-        known = {t.untyped_storage().data_ptr() for t in tensors}
-        if not func._schema.is_mutable and all(t.untyped_storage().data_ptr() in known for t in outs):  # a view
-            return out
-        read = {t.data_ptr(): t for t in tensors}.values()
-        self.nbytes += sum(t.numel() * t.element_size() for t in (*read, *outs))
-        self.count += 1
-        return out
 
 
 @pytest.mark.parametrize("mode", ["fp8", "int8"])

@@ -4,32 +4,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from foretrain.config.options import RunConfig
 from foretrain.model.embedding import TokenEmbedding
 from foretrain.model.step import TrainState, build, evaluation_loss, train_step
 from foretrain.training import checkpoint
 from foretrain.training.checkpoint import Progress
-from tests.helpers import tiny
+from tests.kit.kernels import learnable_batches
+from tests.kit.tiny import tiny
 
 CPU = torch.device("cpu")
 
 
-def batches(config: RunConfig, step: int) -> list[tuple[Tensor, Tensor]]:
-    """Each token follows from the one before it, so that there is something to learn."""
-    generator = torch.Generator().manual_seed(step)
-    made = []
-    for _ in range(config.gradient_accumulation_steps):
-        first = torch.randint(config.vocab_size, (config.batch_size, 1), generator=generator)
-        rows = (first + 5 * torch.arange(config.block_size + 1)) % config.vocab_size
-        made.append((rows[:, :-1].contiguous(), rows[:, 1:].contiguous()))
-    return made
-
-
 def run(config: RunConfig, dtype: torch.dtype, steps: int) -> tuple[TrainState, list[float]]:
     state = build(config, CPU, dtype, compile=config.compile)
-    return state, [float(train_step(state, batches(config, step), 3e-3).loss) for step in range(steps)]
+    return state, [float(train_step(state, learnable_batches(config, step), 3e-3).loss) for step in range(steps)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -50,12 +39,12 @@ def test_gradients_of_micro_batches_are_summed_in_fp32() -> None:
     config = tiny(master_weights=True, gradient_accumulation_steps=8, grad_clip=1e-9)
     state = build(config, CPU, torch.bfloat16, compile=False)
     by_hand = [torch.zeros_like(p, dtype=torch.float32) for p in state.model.parameters()]
-    for batch in batches(config, 0):
+    for batch in learnable_batches(config, 0):
         low = torch.autograd.grad(state.call(*batch) / 8, list(state.model.parameters()))
         for total, part in zip(by_hand, low, strict=True):
             total += part.float()
     norm = torch.cat([total.flatten() for total in by_hand]).norm()
-    assert float(train_step(state, batches(config, 0), 0.0).grad_norm) == pytest.approx(float(norm), rel=2e-3)
+    assert float(train_step(state, learnable_batches(config, 0), 0.0).grad_norm) == pytest.approx(float(norm), rel=2e-3)
 
 
 def test_fp32_has_no_masters() -> None:
@@ -69,7 +58,7 @@ def test_an_overflow_in_float16_changes_nothing() -> None:
     before = [p.clone() for p in state.trained.parameters()]
     call = state.call
     state.call = lambda idx, targets: call(idx, targets) * float("inf")
-    train_step(state, batches(state.config, 1), 1e-2)
+    train_step(state, learnable_batches(state.config, 1), 1e-2)
     assert all(torch.equal(a, b) for a, b in zip(before, state.trained.parameters(), strict=True))
 
 
@@ -85,8 +74,8 @@ def test_a_checkpoint_keeps_the_masters_and_resumes_bit_for_bit(tmp_path: Path) 
     for each in (state, other):
         torch.manual_seed(7)
         losses += [
-            float(train_step(each, batches(config, 4), 1e-2).loss),
-            float(evaluation_loss(each, batches(config, 5)[0])),
+            float(train_step(each, learnable_batches(config, 4), 1e-2).loss),
+            float(evaluation_loss(each, learnable_batches(config, 5)[0])),
         ]
     assert losses[:2] == losses[2:]
 

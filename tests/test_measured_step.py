@@ -9,13 +9,13 @@ from foretrain.analysis.measured_step import measured
 from foretrain.base.messages import format_value
 from foretrain.training.store import RunDirectory
 from foretrain.web import runs as page
-from tests.helpers import foretrain
-from tests.test_compare import write_run
+from tests.kit.command import foretrain
+from tests.kit.runs import write_measured_run
 
 
 def resumed(path: Path) -> Path:
     """46 steps of 1.75 s, then 54 of 0.8 s; its own record knows the second part only, as the trainer writes it."""
-    write_run(path, steps=100)
+    write_measured_run(path, steps=100)
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         if line["kind"] == "step":
@@ -40,7 +40,7 @@ def answer(*words: str) -> dict:
 
 
 def test_every_command_gives_the_same_time_of_a_step(run: Path, tmp_path: Path) -> None:
-    write_run(tmp_path / "other", seed=2)
+    write_measured_run(tmp_path / "other", seed=2)
     directory = RunDirectory(run)
     found = measured(directory.read_lines("metrics"), (46,))
     assert found
@@ -62,7 +62,7 @@ def test_every_command_gives_the_same_time_of_a_step(run: Path, tmp_path: Path) 
 
 
 def test_a_speed_that_changed_at_a_resume_is_said(run: Path, tmp_path: Path) -> None:
-    write_run(tmp_path / "other", seed=2)
+    write_measured_run(tmp_path / "other", seed=2)
     out = tmp_path / "report.html"
     said = [
         foretrain("compare", str(run)).stdout, foretrain("explain", str(run)).stdout,
@@ -75,7 +75,7 @@ def test_a_speed_that_changed_at_a_resume_is_said(run: Path, tmp_path: Path) -> 
 
 
 def test_a_steady_run_that_was_resumed_says_nothing_of_it(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "steady", steps=100)
+    path = write_measured_run(tmp_path / "steady", steps=100)
     found = measured(RunDirectory(path).read_lines("metrics"), (46,))
     assert found
     assert found.note is None
@@ -83,7 +83,7 @@ def test_a_steady_run_that_was_resumed_says_nothing_of_it(tmp_path: Path) -> Non
 
 
 def test_a_run_without_steps_keeps_what_its_record_says(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "none")
+    path = write_measured_run(tmp_path / "none")
     (path / "metrics.jsonl").unlink()
     assert measured([], ()) is None
     assert answer("runs", str(tmp_path))["runs"][0]["step_s"] is None
@@ -92,7 +92,7 @@ def test_a_run_without_steps_keeps_what_its_record_says(tmp_path: Path) -> None:
 def test_only_a_run_with_a_checkpoint_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # the path of a temporary folder is long, and a table cuts what is beside it
     for name, status in (("a", "interrupted"), ("b", "killed"), ("c", "interrupted")):
-        path = write_run(tmp_path / name)
+        path = write_measured_run(tmp_path / name)
         record = json.loads((path / "run.json").read_text()) | {"status": status}
         (path / "run.json").write_text(json.dumps(record))
     (tmp_path / "c" / "checkpoints" / "step-0000000010").mkdir(parents=True)

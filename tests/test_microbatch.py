@@ -23,55 +23,10 @@ from foretrain.training.microbatch import attempt, is_out_of_memory
 from foretrain.training.resume_from import config_digest
 from foretrain.training.store import RunDirectory
 from foretrain.training.trainer import Trainer
-from tests.helpers import tiny, write_dataset
-from tests.test_train import assert_same, final_tensors, train
+from tests.kit.tiny import tiny, write_dataset
+from tests.kit.training import NO_MEMORY, assert_same, fail_in_step, final_tensors, train
 
 CPU = torch.device("cpu")
-NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.54 GiB.")
-
-
-class FailsOnce(torch.autograd.Function):
-    """The identity; its backward pass runs out of memory."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        raise NO_MEMORY
-
-
-def fail_in_step(monkeypatch: pytest.MonkeyPatch, step: int, micro: int, where: str) -> None:
-    """Let the first try of an optimizer step run out of memory in one of its micro-steps, or in the optimizer."""
-    original, tries = trainer.train_step, iter(range(10**6))
-
-    def failing(state: Any, batches: Any, rate: float) -> Any:
-        if next(tries) != step:
-            return original(state, batches, rate)
-        call, count = state.call, iter(range(10**6))
-
-        def model(idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            at = next(count)
-            if where == "forward" and at == micro:
-                call(idx[:1], targets[:1])  # draws from dropout's generator before it fails
-                raise NO_MEMORY
-            loss = call(idx, targets)
-            return FailsOnce.apply(loss) if where == "backward" and at == micro else loss
-
-        def no_memory(*_: object) -> None:
-            raise NO_MEMORY
-
-        state.call = model
-        hook = state.optimizer.register_step_pre_hook(no_memory) if where == "optimizer" else None
-        try:
-            return original(state, batches, rate)
-        finally:
-            state.call = call
-            if hook:
-                hook.remove()
-
-    monkeypatch.setattr(trainer, "train_step", failing)
 
 
 @pytest.mark.fault(

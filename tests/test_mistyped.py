@@ -11,7 +11,7 @@ import pytest
 from foretrain.base.errors import UserError
 from foretrain.cli import app
 from foretrain.training import store
-from tests.helpers import REPO, foretrain
+from tests.kit.command import REPO, foretrain
 
 PLAN = ("plan", "gpt2-124m", "--gpu", "4070")
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from foretrain.model.gpt2 import GPT
 from foretrain.model.optimizer import learning_rate, make_optimizer
 from foretrain.model.step import build, evaluation_loss, train_step
-from tests.helpers import tiny
+from tests.kit.nanogpt import reference_loss
+from tests.kit.tiny import tiny
 
 CPU = torch.device("cpu")
 
@@ -51,35 +52,6 @@ def nanogpt_initial_weights(c) -> dict[str, torch.Tensor]:
                 module.weight.normal_(0.0, 0.02 / math.sqrt(2 * c.n_layer))
     weights = {f"{name}.{kind}": value.detach() for name, m in modules for kind, value in m.named_parameters()}
     return weights
-
-
-def reference_loss(w: dict[str, torch.Tensor], c, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """GPT-2's forward pass in plain operations: no modules, no fused attention."""
-    B, T = idx.shape
-    x = w["transformer.wte.weight"][idx] + w["transformer.wpe.weight"][:T]
-    mask = torch.full((T, T), float("-inf")).triu(1)
-
-    def norm(name: str, x: torch.Tensor) -> torch.Tensor:
-        centred = x - x.mean(-1, keepdim=True)
-        scaled = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
-        return scaled * w[name + ".weight"] + w.get(name + ".bias", torch.zeros(()))
-
-    def linear(name: str, x: torch.Tensor) -> torch.Tensor:
-        return x @ w[name + ".weight"].T + w.get(name + ".bias", torch.zeros(()))
-
-    for i in range(c.n_layer):
-        h = f"transformer.h.{i}."
-        q, k, v = linear(h + "attn.c_attn", norm(h + "ln_1", x)).split(c.n_embd, 2)
-        q, k, v = (t.view(B, T, c.n_head, -1).transpose(1, 2) for t in (q, k, v))
-        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) + mask
-        y = (torch.softmax(scores, -1) @ v).transpose(1, 2).reshape(B, T, c.n_embd)
-        x = x + linear(h + "attn.c_proj", y)
-        m = linear(h + "mlp.c_fc", norm(h + "ln_2", x))
-        m = 0.5 * m * (1 + torch.erf(m / math.sqrt(2)))
-        x = x + linear(h + "mlp.c_proj", m)
-    logits = norm("transformer.ln_f", x) @ w["lm_head.weight"].T
-    log_probs = logits - logits.logsumexp(-1, keepdim=True)
-    return -log_probs.gather(-1, targets[..., None]).mean()
 
 
 def reference_adamw(w, grads, state, c, rate: float, t: int) -> None:

@@ -27,9 +27,9 @@ from foretrain.predict.plan import plan
 from foretrain.predict.speed.ops import flops
 from foretrain.predict.speed.step_ops import micro_batch
 from foretrain.predict.trace.forecast import traced
-from tests.helpers import tiny
-from tests.test_ops import counted, way
-from tests.test_train import assert_same, final_tensors, train
+from tests.kit.operations import counted, way
+from tests.kit.tiny import tiny
+from tests.kit.training import assert_same, final_tensors, train
 
 CPU = torch.device("cpu")
 MODERN = FAMILIES["modern"]

@@ -18,7 +18,7 @@ from foretrain.predict.speed.ops import Way, flops
 from foretrain.predict.speed.step_ops import optimizer
 from foretrain.training import checkpoint
 from foretrain.training.checkpoint import Progress
-from tests.helpers import tiny
+from tests.kit.tiny import tiny
 
 CPU = torch.device("cpu")
 SHAPES = [(32, 32), (64, 16), (16, 48), (32, 32), (64, 16)]

@@ -8,7 +8,7 @@ import pytest
 from foretrain.base.errors import ConfigError
 from foretrain.config.presets import GPT2_SHAPES, PRESET_ALIASES
 from foretrain.config.resolve import resolve
-from tests.helpers import foretrain
+from tests.kit.command import foretrain
 
 
 @pytest.mark.parametrize("name", GPT2_SHAPES)

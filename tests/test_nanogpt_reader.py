@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import zipfile
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -24,35 +23,8 @@ from foretrain.config.options import RunConfig
 from foretrain.config.weights_file import read_nanogpt
 from foretrain.model.gpt2 import GPT
 from foretrain.model.shape import ModelShape
-from foretrain.model.step import TrainState, build, train_step
-from tests.helpers import tiny
-
-SHAPE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size")
-
-
-def trained(steps: int = 2, **changes: object) -> TrainState:
-    state = build(tiny(**changes), torch.device("cpu"), torch.float32, compile=False)
-    idx = torch.arange(16).repeat(4, 1)
-    for _ in range(steps):
-        train_step(state, [(idx, idx), (idx, idx)], 1e-2)
-    return state
-
-
-def held_by_nanogpt(state: TrainState, prefix: str = "") -> dict[str, Any]:
-    """What nanoGPT's train.py saves, as it makes it."""
-    return {
-        "model": OrderedDict((prefix + name, value) for name, value in state.model.state_dict().items()),
-        "optimizer": state.optimizer.state_dict(),
-        "model_args": {key: getattr(state.config, key) for key in (*SHAPE_KEYS, "dropout")},
-        "iter_num": 2,
-        "best_val_loss": torch.tensor(3.25),
-        "config": {"out_dir": "out", "learning_rate": 6e-4, "compile": True, "wandb_log": False},
-    }
-
-
-def write_ckpt(path: Path, held: Any) -> Path:
-    torch.save(held, path)
-    return path
+from tests.kit.nanogpt import SHAPE_KEYS, held_by_nanogpt, trained_model, write_ckpt
+from tests.kit.tiny import tiny
 
 
 def problem_of(path: Path) -> str:
@@ -66,7 +38,7 @@ def problem_of(path: Path) -> str:
 @pytest.mark.parametrize("prefix", ["", "_orig_mod."])
 @pytest.mark.parametrize("bias", [True, False])
 def test_weights_and_moments_are_read_bit_for_bit(prefix: str, bias: bool, own_directory: Path) -> None:
-    state = trained(bias=bias)
+    state = trained_model(bias=bias)
     said = read_nanogpt(write_ckpt(Path("ckpt.pt"), held_by_nanogpt(state, prefix)), Path(), moments=True)
     assert said["shape"] == {key: getattr(state.config, key) for key in SHAPE_KEYS}
     assert (said["iter_num"], said["best_val_loss"], said["moments"]) == (2, 3.25, True)
@@ -82,7 +54,7 @@ def test_weights_and_moments_are_read_bit_for_bit(prefix: str, bias: bool, own_d
 
 def test_masks_other_dtypes_and_a_crop_are_read(own_directory: Path) -> None:
     """Versions before PyTorch 2 keep their causal masks; crop_block_size keeps the whole storage behind its rows."""
-    state = trained()
+    state = trained_model()
     held = held_by_nanogpt(state)
     for layer in range(2):
         held["model"][f"transformer.h.{layer}.attn.bias"] = torch.tril(torch.ones(1, 1, 16, 16))
@@ -123,11 +95,11 @@ def test_the_tables_are_those_of_the_module() -> None:
 
 
 def changed(**changes: Any) -> dict[str, Any]:
-    return {**held_by_nanogpt(trained(0)), **changes}
+    return {**held_by_nanogpt(trained_model(0)), **changes}
 
 
 def with_weight(name: str, tensor: Any) -> dict[str, Any]:
-    held = held_by_nanogpt(trained(0))
+    held = held_by_nanogpt(trained_model(0))
     return {**held, "model": {**held["model"], name: tensor}}
 
 
@@ -165,7 +137,7 @@ def test_what_nanogpt_does_not_write_is_one_sentence(kind: str, own_directory: P
 
 
 def test_an_lm_head_with_a_copy_of_the_embedding_is_tied(own_directory: Path) -> None:
-    held = held_by_nanogpt(trained(0))
+    held = held_by_nanogpt(trained_model(0))
     held["model"]["lm_head.weight"] = held["model"]["lm_head.weight"].clone()
     assert read_nanogpt(write_ckpt(Path("ckpt.pt"), held))["shape"]["vocab_size"] == 96
 
@@ -183,7 +155,7 @@ def test_an_lm_head_with_a_copy_of_the_embedding_is_tied(own_directory: Path) ->
     ],
 )
 def test_other_optimizers_are_refused_and_their_weights_are_not(change: Any, says: str, own_directory: Path) -> None:
-    held = held_by_nanogpt(trained())
+    held = held_by_nanogpt(trained_model())
     change(held["optimizer"])
     path = write_ckpt(Path("ckpt.pt"), held)
     with pytest.raises(Refused, match=says):
@@ -266,7 +238,7 @@ def test_zips_that_are_none_of_torchs(own_directory: Path) -> None:
 
 def test_shared_bytes_cannot_fill_the_disk(own_directory: Path) -> None:
     """One storage behind every tensor would be written out many times over."""
-    held = held_by_nanogpt(trained(0, n_layer=40))
+    held = held_by_nanogpt(trained_model(0, n_layer=40))
     one = torch.zeros(4 * 32 * 32)
     for name, tensor in held["model"].items():
         held["model"][name] = one[: tensor.numel()].view(tensor.shape)
@@ -298,6 +270,6 @@ def test_damage_anywhere_is_a_sentence_or_harmless(data: Any) -> None:
 def _whole(kept: list[bytes] = []) -> bytes:  # noqa: B006
     if not kept:
         file = io.BytesIO()
-        torch.save(held_by_nanogpt(trained()), file)
+        torch.save(held_by_nanogpt(trained_model()), file)
         kept.append(file.getvalue())
     return kept[0]

@@ -33,31 +33,23 @@ from foretrain.predict.plan import plan
 from foretrain.predict.trace import interpreter
 from foretrain.reports import palette
 from foretrain.web import advising, calls, child, connections, fields, guard, jobs, planner, routes, server
-from tests.data_helpers import shards
-from tests.helpers import REPO, foretrain
-from tests.language_kit import ARABIC, BRACKETS, pretending
-from tests.test_page_security import GOOD, ORIGIN, PORT, POSTED, TOKEN, write_run
-
-
-@pytest.fixture
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(advising, "WAIT_S", 600.0)  # a busy machine changes no answer
-    write_run(tmp_path / "runs" / "baby")
-    with TestClient(routes.create_app(PORT, TOKEN, [tmp_path / "runs"]), base_url=ORIGIN) as made:
-        yield made
-
-
-def post(client: TestClient, path: str, body: dict[str, Any], status: int = 200) -> dict[str, Any]:
-    answer = client.post(path, headers={**GOOD, **POSTED}, json=body)
-    assert answer.status_code == status, answer.text[:500]
-    return answer.json()
-
-
-def get(client: TestClient, path: str, status: int = 200) -> dict[str, Any]:
-    answer = client.get(path, headers=GOOD)
-    assert answer.status_code == status, answer.text[:500]
-    return answer.json()
+from tests.kit.command import REPO, foretrain
+from tests.kit.data import shards
+from tests.kit.language import ARABIC, BRACKETS, pretending
+from tests.kit.page import (  # noqa: F401
+    GOOD,
+    NANOGPT,
+    ORIGIN,
+    PORT,
+    POSTED,
+    TOKEN,
+    client,
+    free_port,
+    get,
+    post,
+    serving,
+    write_run,
+)
 
 
 def test_the_form_has_every_knob_that_has_an_effect() -> None:
@@ -196,18 +188,6 @@ def test_every_wrong_value_is_said_at_its_field(client: TestClient) -> None:
     assert "n_layer" in near["message"]
     for bad in ({"gpu": "RTX 9999"}, {"others": "2 chairs"}, {"others": "900GB"}, {"preset": "gpt9"}):
         assert post(client, "/api/plan", bad, 422)["problems"][0]["message"]
-
-
-NANOGPT = """import time
-out_dir = 'out-mine'
-n_layer = 6
-n_head = 6
-n_embd = 64 * 6
-block_size = 256 # context
-batch_size = 64
-dropout = 0.2
-learning_rate = 1e-3
-"""
 
 
 def test_a_pasted_config_is_parsed_and_never_run(client: TestClient, tmp_path: Path) -> None:
@@ -373,7 +353,7 @@ def test_texts_of_the_scripts_exist_and_none_is_missing() -> None:
         assert messages.has(id), id
     for id in ("status", "host", "token"):
         assert messages.has(f"refused.{id}") or id == "status"
-    for id in guard._STATUS:
+    for id in guard.STATUS:
         assert messages.has(f"refused.{id}"), id
 
 
@@ -395,29 +375,6 @@ def test_the_first_load_is_small(client: TestClient) -> None:
 def test_every_card_can_be_chosen(client: TestClient) -> None:
     listed = {device["id"] for device in get(client, "/api/start")["devices"]}
     assert listed >= {*catalogue(), "cpu"}
-
-
-@contextlib.contextmanager
-def serving(folder: Path, *words: str) -> Iterator[tuple[dict[str, Any], subprocess.Popen[str]]]:
-    """`foretrain serve` as a user starts it: (what it says, its process)."""
-    code = "from foretrain.cli import main; main()"
-    path = os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH", "")]))
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "serve", "--json", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        cwd=folder, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline()), process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=600)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_serve_listens_here_only_without_torch_and_ends_cleanly(tmp_path: Path) -> None:
@@ -448,7 +405,7 @@ def test_serve_listens_here_only_without_torch_and_ends_cleanly(tmp_path: Path) 
 
 
 def test_serve_says_what_is_wrong(tmp_path: Path) -> None:
-    from tests.helpers import foretrain
+    from tests.kit.command import foretrain
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -456,7 +413,7 @@ def test_serve_says_what_is_wrong(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         result = foretrain("serve", "--port", str(port), cwd=tmp_path)
         assert (result.returncode, str(port) in result.stderr) == (4, True)
-        with server._listen(port, or_any=True) as another:
+        with server.listen(port, or_any=True) as another:
             assert another.getsockname()[1] != port
     assert foretrain("serve", "--runs", "nowhere", cwd=tmp_path).returncode == 7
 

@@ -1,7 +1,6 @@
 """The page in headless Chromium: what people do with it, by mouse and by keyboard, wide and narrow, without an error
 on the console. Skipped where there is no browser."""
 
-import contextlib
 import json
 import re
 import tomllib
@@ -15,14 +14,13 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("playwright")
 
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 
 from foretrain.config.resolve import resolve
 from foretrain.reports.palette import LINES_LIGHT
 from foretrain.training.store import RunDirectory
-from tests.browser_kit import browser, pytestmark, serious, settled, tab
-from tests.test_page import NANOGPT, free_port, serving
-from tests.test_page_security import EVIL_NAME, write_run
+from tests.kit.browser import answered, browser, needs, opened, pytestmark, serious, settled, tab
+from tests.kit.page import EVIL_NAME, NANOGPT, free_port, serving, write_run
 
 __all__ = ["browser", "pytestmark"]  # a fixture and marks that hold here, too
 
@@ -39,34 +37,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
             yield said["url"], folder / "runs"
     finally:
         live.release()
-
-
-@contextlib.contextmanager
-def opened(browser: Browser, link: str, **options: Any) -> Iterator[Page]:
-    """A fresh tab at the link; fails on any console message or failed request but those that are looked for."""
-    page, wrong = tab(browser, **options), []
-    page.on("console", lambda message: wrong.append(message.text))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on(
-        "request",
-        lambda request: None if request.url.startswith(("http://127.0.0.1:", "blob:")) else wrong.append(request.url),
-    )
-    page.goto(link)
-    yield page
-    page.context.close()
-    # A wrong value is answered with 422, which Chromium tells on its console.
-    assert not [text for text in wrong if "status of 422" not in text]
-
-
-def answered(page: Page) -> None:
-    page.wait_for_selector(".results[aria-busy=false]")
-
-
-def needs(page: Page) -> float:
-    """What the first line says that foretrain's step needs, in GiB."""
-    text = page.locator(".strip-row").first.inner_text()
-    number, unit = re.search(r"([\d.]+) ([GM])iB of", text).groups()  # type: ignore[union-attr]
-    return float(number) / (1 if unit == "G" else 1024)
 
 
 def test_opens_with_an_answer_and_hides_the_token(browser: Browser, served: tuple[str, Path]) -> None:

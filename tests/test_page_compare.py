@@ -24,29 +24,7 @@ from foretrain.reports.document import Curves, Document, Figures, Paragraph, Tab
 from foretrain.reports.views import compare_report
 from foretrain.training.store import RunDirectory
 from foretrain.web import child, comparing, routes
-from tests.helpers import tiny
-from tests.test_page import get, post
-from tests.test_page_security import EVIL_NAME, GOOD, ORIGIN, PORT, POSTED, TOKEN, traversals, write_run
-
-
-def write_curve(path: Path, *, steps: int = 300, seed: int = 1, rate: float = 1e-3, **changes: Any) -> RunDirectory:
-    """A run with so many logged steps, an evaluation at every tenth; a higher rate learns quicker and steps slower."""
-    knobs = {"learning_rate": rate, "max_iters": steps, "lr_decay_iters": steps, **changes.pop("knobs", {})}
-    directory = write_run(path, config=tiny(**knobs), **{"steps_done": steps, "name": path.name, **changes})
-    (path / "metrics.jsonl").unlink()
-    scatter, elapsed_s, lines = random.Random(seed), 0.0, []
-    for step in range(steps):
-        loss = 2 + 2 / (1 + step * rate * 20)
-        if step % 10 == 0:
-            lines.append({"kind": "evaluation", "step": step, "train_loss": loss, "val_loss": loss + 0.1,
-                          "evaluation_s": 0.5, "best": True})  # fmt: skip
-        step_s = (0.1 + 5 * rate) * (1 + 0.01 * scatter.random())
-        elapsed_s += step_s
-        lines.append({"kind": "step", "step": step, "loss": loss + 0.05 * scatter.random(), "grad_norm": 1.0,
-                      "learning_rate": rate, "step_s": step_s, "tokens_per_s": 9000.0, "mfu": 0.3,
-                      "memory_bytes": 2**30, "elapsed_s": elapsed_s, "eta_s": 1.0})  # fmt: skip
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return directory
+from tests.kit.page import EVIL_NAME, GOOD, ORIGIN, PORT, POSTED, TOKEN, get, post, traversals, write_curve, write_run
 
 
 @pytest.fixture

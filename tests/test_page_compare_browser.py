@@ -16,14 +16,9 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from foretrain.base import languages
 from foretrain.web import routes
-from tests.browser_kit import browser, pytestmark, serious, settled
-from tests.language_kit import ARABIC, BRACKETS, unsaid
-from tests.test_language_browser import serving_here
-from tests.test_languages import SAME
-from tests.test_page_browser import opened
-from tests.test_page_compare import write_curve
-from tests.test_page_security import EVIL_NAME
-from tests.test_report_browser import blank_pictures
+from tests.kit.browser import blank_pictures, browser, opened, pytestmark, serious, serving_here, settled
+from tests.kit.language import ARABIC, BRACKETS, SAME, unsaid
+from tests.kit.page import EVIL_NAME, write_curve
 
 __all__ = ["browser", "pytestmark"]  # a fixture and marks that hold here, too
 EVERY = [*languages.known(), BRACKETS, ARABIC]

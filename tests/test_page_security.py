@@ -23,46 +23,13 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from foretrain.base.errors import UserError
-from foretrain.data.dataset import DatasetInfo
-from foretrain.hardware.catalogue import find
-from foretrain.predict.plan import plan
-from foretrain.training.store import RunDirectory, RunRecord
 from foretrain.web import calls, guard, planner, routes
 from foretrain.web.observe import ObservedRun, curve, lock_is_held, tail
-from tests.helpers import tiny
+from tests.kit.page import EVIL_NAME, GOOD, ORIGIN, PORT, POSTED, TOKEN, traversals, write_run
 
-PORT, TOKEN = 8765, "the-token"
-ORIGIN = f"http://127.0.0.1:{PORT}"
-GOOD = {"host": f"127.0.0.1:{PORT}", guard.TOKEN_HEADER: TOKEN}
-POSTED = {"origin": ORIGIN, "sec-fetch-site": "same-origin", "content-type": "application/json"}
 # The page's own files: they hold nothing of the user's, and must load before the page can send its token.
 OPEN = {"/", "/advice.js", "/api.js", "/chart.js", "/compare.js", "/draw.js", "/form.js", "/icon.svg", "/language.js", "/main.js",
         "/pictures.js", "/planner.js", "/runs.js", "/state.js", "/style.css", "/transport.js", "/ui.js"}  # fmt: skip
-EVIL_NAME = "<img src=x onerror=alert(1)>\x1b[31m"
-
-
-def write_run(path: Path, name: str = "baby", **changes: Any) -> RunDirectory:
-    """A finished run with an evaluation, two steps and an event."""
-    path.mkdir(parents=True)
-    directory, config, gpu = RunDirectory(path), tiny(), find("RTX 4070")
-    dataset = DatasetInfo(name="toy", path="data/toy", train_tokens=2000, val_tokens=500)
-    record = RunRecord(
-        id=path.name, name=name, status="finished", started_at="2026-01-01T00:00:00+00:00", config=config, gpu=gpu,
-        dtype="float32", compiled=False, dataset=dataset, n_params=1000, steps_done=12, step_s=0.5, val_loss=3.5,
-        first_val_loss=4.5, tokens_per_s=100.0, wall_s=9.0,
-    ).model_copy(update=changes)  # fmt: skip
-    directory.write_record(record)
-    (path / "plan.json").write_text(json.dumps(plan(config, gpu, name=name).to_json(schema="foretrain.plan/2")))
-    directory.append(
-        "metrics",
-        {"kind": "evaluation", "step": 0, "train_loss": 4.4, "val_loss": 4.5, "evaluation_s": 1.0, "best": True},
-    )
-    for step in (0, 10):
-        directory.append(
-            "metrics", {"kind": "step", "step": step, "loss": 4.0 - step / 10, "step_s": 0.5, "tokens_per_s": 9.0}
-        )
-    directory.event("saved", name=name)
-    return directory
 
 
 @pytest.fixture
@@ -192,19 +159,6 @@ def test_a_header_that_is_there_twice_is_none(client: TestClient) -> None:
     for double in ("host", "origin", guard.TOKEN_HEADER):
         headers = [*{**GOOD, **POSTED}.items(), (double, "evil.example")]
         assert client.post("/api/plan", headers=headers, content=b"{}").status_code in (401, 403, 421)
-
-
-def traversals() -> list[str]:
-    """Ways to write a path that leaves its folder, each in several encodings."""
-    targets = ("etc/passwd", "run.json", "windows/win.ini", "proc/self/environ", "runs/evil/run.json")
-    ups = ("../", "..\\", "%2e%2e/", "%2e%2e%2f", "..%2f", "..%5c", "%252e%252e%252f", "..%c0%af", "..%ef%bc%8f",
-           "....//", "..;/", ".%00./", "%2e%2e%5c")  # fmt: skip
-    found = [up * depth + target for target in targets for up in ups for depth in (1, 3, 8)]
-    found += ["/etc/passwd", "//etc/passwd", "C:\\windows\\win.ini", "\\\\host\\share", "file:///etc/passwd", "~",
-              "%00", "evil%00", "evil#", "evil%23", "evil?", "evil%3f", "%0d%0aset-cookie:a=b", "a" * 3000, ".", "..",
-              "%2e", "%2e%2e", "*", "evil", "evil/run.json", "0" * 16, "-1", "NaN", "constructor", "__proto__"]  # fmt: skip
-    assert len(found) > 200
-    return found
 
 
 async def answer_to(app: Starlette, target: str) -> tuple[int, str]:

@@ -16,7 +16,7 @@ from foretrain.model.shape import ModelShape
 from foretrain.predict.memory import predict
 from foretrain.predict.plan import Plan, n_evaluations, plan
 from foretrain.predict.speed.time import step_time
-from tests.helpers import REPO, foretrain
+from tests.kit.command import REPO, foretrain
 
 CASES = REPO / "examples" / "real-cases"
 GPU = find("RTX 4070")
@@ -166,7 +166,7 @@ def test_memory_limit_limits() -> None:
 
 
 def test_dataset_on_disk_gives_epochs_and_vocabulary() -> None:
-    from tests.helpers import write_dataset
+    from tests.kit.tiny import write_dataset
 
     path = write_dataset(Path("data/toy"), tokens=1000)
     (path / "meta.json").write_text(json.dumps({"dtype": "uint16", "vocab_size": 96, "tokenizer": "byte"}))

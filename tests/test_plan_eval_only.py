@@ -7,7 +7,7 @@ import pytest
 
 from foretrain.config.resolve import from_text
 from foretrain.web import calls
-from tests.helpers import foretrain
+from tests.kit.command import foretrain
 
 # karpathy/nanoGPT config/eval_gpt2.py
 EVAL_GPT2 = "batch_size = 8\neval_iters = 500\neval_only = True\nwandb_log = False\ninit_from = 'gpt2'\n"

@@ -28,8 +28,8 @@ from foretrain.data.prepare.sources import expand
 from foretrain.data.shards import dtype_for, histogram_bin, read_index
 from foretrain.data.tokenizer import BpeTokenizer, ByteTokenizer, JsonTokenizer, TiktokenTokenizer
 from foretrain.data.tokenizer_check import digest_of
-from tests import prepare_kit as kit
-from tests.helpers import foretrain
+from tests.kit import prepare as kit
+from tests.kit.command import foretrain
 
 ROWS = kit.texts(300)
 
@@ -516,8 +516,8 @@ def test_documents_between_markers(parts: list[str], buffer: int) -> None:
     """Against str.split, in reads of a few bytes; what is too long comes one byte longer than may be, and is told so."""
     text, cap = "".join(parts), 20
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(formats, "_BUFFER", buffer)
-        found = list(formats._by_marker(io.BytesIO(text.encode()), cap, 0, b"||"))
+        patch.setattr(formats, "BUFFER", buffer)
+        found = list(formats.by_marker(io.BytesIO(text.encode()), cap, 0, b"||"))
     wanted = [piece.encode() for piece in text.split("||")]
     if not wanted[-1].strip():
         wanted.pop()
@@ -530,10 +530,10 @@ def test_documents_between_markers(parts: list[str], buffer: int) -> None:
 @given(st.lists(st.sampled_from(["a", "bb ", "\n", "\n", " ", "c" * 30, "\r\n"]), max_size=30))
 def test_documents_between_blank_lines(parts: list[str]) -> None:
     text = "".join(parts)
-    found = [raw for raw, _ in formats._by_lines(io.BytesIO(text.encode()), 1000, 0, blank=True)]
+    found = [raw for raw, _ in formats.by_lines(io.BytesIO(text.encode()), 1000, 0, blank=True)]
     wanted = [piece for piece in re.split(r"(?m)^[^\S\n]*\n", text) if piece.strip()]
     assert [raw.decode().split() for raw in found] == [piece.split() for piece in wanted]
-    lines = [raw for raw, _ in formats._by_lines(io.BytesIO(text.encode()), 10, 0, blank=False)]
+    lines = [raw for raw, _ in formats.by_lines(io.BytesIO(text.encode()), 10, 0, blank=False)]
     assert [len(raw) > 10 for raw in lines] == [
         len(line.rstrip("\r\n")) > 10 for line in re.findall(r"[^\n]*\n|[^\n]+$", text)
     ]

@@ -17,9 +17,9 @@ from foretrain.data.prepare.formats import Format, OpenFile, Place, documents
 from foretrain.data.prepare.pool import Reader
 from foretrain.data.prepare.reader import Position
 from foretrain.data.prepare.sources import expand, not_utf8
-from tests import bad_files
-from tests import prepare_kit as kit
-from tests.helpers import foretrain
+from tests.kit import bad_files
+from tests.kit import prepare as kit
+from tests.kit.command import foretrain
 
 FORMAT = Format("text", "file", 16 * 2**20, False)
 

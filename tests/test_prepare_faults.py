@@ -17,8 +17,8 @@ import pytest
 
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.data.prepare import disk, engine, preparation
-from tests import prepare_kit as kit
-from tests.prepare_kit import Disk, Killed
+from tests.kit import prepare as kit
+from tests.kit.prepare import Disk, Killed
 
 ROWS = kit.texts(80) + kit.texts(20)  # the last are duplicates
 SETTINGS: dict[str, Any] = {"shard_tokens": 6_000, "dedup": True, "shuffle_buffer": 50}

@@ -9,7 +9,7 @@ import pytest
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.model.shape import ModelShape
-from tests.helpers import REPO
+from tests.kit.command import REPO
 
 DOCUMENT = json.loads((REPO / "benchmarks" / "published_logs.json").read_text("utf-8"))
 LOGS = DOCUMENT["logs"]

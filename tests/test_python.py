@@ -18,7 +18,8 @@ from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan as predict_plan
 from foretrain.training.notes import Note
-from tests.helpers import REPO, TINY, foretrain, write_dataset
+from tests.kit.command import REPO, foretrain
+from tests.kit.tiny import TINY, write_dataset
 
 
 def test_tab_completion_shows_the_public_names() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.accuracy import recordings, table
 from benchmarks.accuracy.recordings import BadRecording, Life
-from tests.test_snapshot import EVENTS
-from tests.test_snapshot import recorded as snapshot
+from tests.kit.snapshots import EVENTS
+from tests.kit.snapshots import recorded as snapshot
 
 PLAIN = [Life(512, 2), Life(1024, None), Life(2048, 4), Life(512, None)]
 

@@ -4,7 +4,6 @@ import io
 import json
 import math
 import re
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
@@ -17,43 +16,14 @@ from foretrain.base.errors import UserError
 from foretrain.base.messages import format_value, say
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
-from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.catalogue import find
-from foretrain.hardware.cpu import cpu_device
 from foretrain.predict.plan import plan
 from foretrain.reports import html, text
 from foretrain.reports.document import Document, Message, Paragraph, Section, Table, Verbatim, cell_text
 from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
 from foretrain.training.store import MeasuredMemory, MeasuredPhase, RunRecord
-
-HOSTILE = '</script><img src=x onerror=alert(1)> & "quotes" \x1b[31m {braces} ${dollar} $title'
-
-
-def record(**changes: object) -> RunRecord:
-    config = resolve(["baby"]).config
-    values = {
-        "id": "out-baby", "name": "baby", "status": "finished", "started_at": "2026-11-21T04:00:00+00:00",
-        "config": config, "gpu": cpu_device(), "dtype": "float32", "compiled": False, "n_params": 836_736,
-        "dataset": DatasetInfo(name="x", path="nowhere", train_tokens=10, val_tokens=10), "steps_done": 1200,
-        "first_val_loss": 5.3, "val_loss": 1.5, "step_s": 0.08, "tokens_per_s": 25_000.0, "mfu": 0.4, "wall_s": 99.0,
-        "evaluation_s": 0.5,
-        "memory": MeasuredMemory(
-            method="test", weights_bytes=3_346_944, optimizer_bytes=6_693_996, saved_bytes=71_615_492,
-            gradients_bytes=3_346_944,
-            phases=(MeasuredPhase(phase="steady_step", allocated_bytes=85_850_748, process_bytes=4 * 10**8),),
-        ),
-        **changes,
-    }  # fmt: skip
-    return RunRecord.model_validate(values)
-
-
-METRICS = [
-    {"kind": "evaluation", "step": 0, "train_loss": 5.31, "val_loss": 5.3, "evaluation_s": 0.5},
-    {"kind": "step", "step": 0, "loss": 5.3},
-    {"kind": "step", "step": 1, "loss": 4.9},
-    {"kind": "evaluation", "step": 2, "train_loss": 1.4, "val_loss": 1.5, "evaluation_s": 0.5},
-]
+from tests.kit.reports import HOSTILE, METRICS, Tags, record
 
 
 def report(sample: str = "def f():", **changes: object) -> str:
@@ -61,21 +31,6 @@ def report(sample: str = "def f():", **changes: object) -> str:
     forecast = plan(run.config, run.gpu)
     document = run_view.report_document(run, METRICS, forecast, check_forecast(forecast, run), sample, 3.1)
     return html.render(document)
-
-
-class Tags(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
-        if tag not in ("meta", "br", "img", "input"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
 
 
 def test_the_page_is_whole_self_contained_and_small() -> None:

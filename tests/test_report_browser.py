@@ -12,11 +12,10 @@ pytest.importorskip("playwright")
 
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser_kit import browser, pytestmark, tab, violations
-from tests.helpers import REPO
-from tests.helpers import foretrain as run_foretrain
-from tests.test_report import HOSTILE
-from tests.test_report_pictures import write_run
+from tests.kit.browser import blank_pictures, browser, pytestmark, tab, violations
+from tests.kit.command import REPO
+from tests.kit.command import foretrain as run_foretrain
+from tests.kit.reports import HOSTILE, write_long_run
 
 __all__ = ["browser", "pytestmark"]  # a fixture and marks that hold here, too
 KINDS = ("run", "plan", "log", "comparison")
@@ -27,7 +26,7 @@ CASES = REPO / "examples" / "real-cases"
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One report of each kind; the run has a hostile name, a card's figures and a stretch of heat."""
     folder = tmp_path_factory.mktemp("reports")
-    run = write_run(folder / "run", 900, HOSTILE)
+    run = write_long_run(folder / "run", 900, HOSTILE)
     b1 = f"{CASES}/b1.log+{CASES}/b1.py"
     words = {
         "run": [str(run)], "plan": [f"{CASES}/c.py", "--others", "1GB"], "log": [b1],
@@ -50,16 +49,6 @@ def opened(browser: Browser, path: Path, **options: Any) -> Iterator[Page]:
     yield page
     page.context.close()
     assert not wrong
-
-
-def blank_pictures(page: Page) -> list[str]:
-    """Ids of canvases on which hardly anything is drawn."""
-    return page.evaluate(
-        """() => [...document.querySelectorAll("canvas")].filter(canvas => {
-             const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-             let inked = 0; for (let i = 3; i < data.length; i += 4) inked += data[i] > 0;
-             return inked < 500; }).map(canvas => canvas.id)"""
-    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -104,7 +93,7 @@ def test_words_of_axes_stand_apart_and_ranges_on_their_axis(
     browser: Browser, tmp_path: Path, language: str, width: int
 ) -> None:
     """Of a plan for a processor, next to which cards are hundreds of times as fast, and of a short run's times."""
-    run = write_run(tmp_path / "run", 900, "short")
+    run = write_long_run(tmp_path / "run", 900, "short")
     for words in ([f"{CASES}/c.py", "--gpu", "cpu"], [str(run)]):
         out = tmp_path / "report.html"
         found = run_foretrain("report", *words, "--lang", language, "--out", str(out))

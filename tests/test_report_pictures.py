@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,10 @@ from foretrain.reports.views import curves as curves_view
 from foretrain.reports.views import memory as memory_view
 from foretrain.reports.views import outlook as outlook_view
 from foretrain.tuning.record import TuneTrial, Tuning
-from tests.helpers import REPO
-from tests.helpers import foretrain as run_foretrain
-from tests.language_kit import ARABIC, pretending
-from tests.test_report import HOSTILE, Tags
-
-CARD = "RTX 4070"
+from tests.kit.command import REPO
+from tests.kit.command import foretrain as run_foretrain
+from tests.kit.language import ARABIC, pretending
+from tests.kit.reports import CARD, HOSTILE, Tags, gpu_lines, write_long_run
 
 
 def made(*words: str, gpu: str = CARD, others: int = 0) -> Plan:
@@ -199,15 +196,6 @@ def test_an_axis_that_one_curve_lacks_is_none() -> None:
     assert timed.curves[1].axes["hours"] == pytest.approx((0, 0.05))
 
 
-def gpu_lines(count: int) -> Iterator[dict[str, Any]]:
-    for i in range(count):
-        hot = 300 <= i < 320 or i == 700
-        yield {
-            "elapsed_s": 1.0 + i, "tokens_per_s": 100.0, "mfu": 0.3, "power_w": 190.0, "temperature_c": 80 + hot,
-            "clock_ghz": 2.1 if hot else 2.7, "clock_reasons": ["thermal"] if hot else ["idle"], "memory_bytes": 2**30,
-        }  # fmt: skip
-
-
 def test_throttling_is_marked_where_it_was() -> None:
     found = vital_signs.of_lines([*gpu_lines(1000), {"elapsed_s": "x"}, {"power_w": float("nan")}], on_card=True)
     assert [s.name for s in found.signs] == list(vital_signs.SIGNS)
@@ -349,27 +337,8 @@ def test_bars_show_the_card_and_what_is_free_of_it() -> None:
     assert "12.00 GiB" in str([cell.text() for row in numbers.behind(bars).rows for cell in row if not isinstance(cell, str)])  # fmt: skip
 
 
-def write_run(folder: Path, steps: int, name: str = "long") -> Path:
-    """A run's records as a GPU run leaves them."""
-    from foretrain.training.store import RunDirectory
-    from tests.test_report import record
-
-    folder.mkdir()
-    RunDirectory(folder).write_record(record(name=name, gpu=find(CARD), dtype="bfloat16", steps_done=steps))
-    with (folder / "metrics.jsonl").open("w", encoding="utf-8") as file:
-        for step, vitals in enumerate(gpu_lines(steps)):
-            if step % 50 == 0:
-                line = {"kind": "evaluation", "step": step, "train_loss": 4.0, "val_loss": 4 + 1 / (step + 1),
-                        "evaluation_s": 0.5, "best": True}  # fmt: skip
-                file.write(json.dumps(line) + "\n")
-            line = {"kind": "step", "step": step, "loss": 3 + 100 / (step + 100) + step % 7 / 50, "grad_norm": 1.0,
-                    "learning_rate": 1e-3, "step_s": 0.9, "eta_s": 0.0, **vitals}  # fmt: skip
-            file.write(json.dumps(line) + "\n")
-    return folder
-
-
 def test_a_long_run_stays_small_and_keeps_its_throttling(tmp_path: Path) -> None:
-    page = html.render(making.run(write_run(tmp_path / "long", 6000)))
+    page = html.render(making.run(write_long_run(tmp_path / "long", 6000)))
     assert len(page.encode()) < 500_000
     pictures = data_of(page)["pictures"]
     assert sum(p["kind"] == "curves" for p in pictures) == 1 + len(vital_signs.SIGNS)
@@ -381,11 +350,11 @@ def test_a_long_run_stays_small_and_keeps_its_throttling(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_hundred_thousand_steps_are_under_half_a_megabyte(tmp_path: Path) -> None:
-    assert len(html.render(making.run(write_run(tmp_path / "long", 100_000))).encode()) < 500_000
+    assert len(html.render(making.run(write_long_run(tmp_path / "long", 100_000))).encode()) < 500_000
 
 
 def test_hostile_names_notes_and_samples_stay_text(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "evil", 60, HOSTILE)
+    run = write_long_run(tmp_path / "evil", 60, HOSTILE)
     (run / "sample.txt").write_text(HOSTILE * 3, "utf-8")
     page = html.render(making.run(run))
     tags = Tags()
@@ -422,13 +391,13 @@ def test_words_are_told_apart_from_knobs() -> None:
 
 @pytest.mark.parametrize("kind", ["plan", "log", "comparison", "run"])
 def test_every_kind_of_source(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.helpers import REPO
+    from tests.kit.command import REPO
 
     cases = REPO / "examples" / "real-cases"
     words = {
         "plan": ["baby", "--gpu", CARD, "--batch_size=4"], "log": [f"{cases}/b1.log+{cases}/b1.py", "--gpu", CARD],
         "comparison": [f"one={cases}/b1.log+{cases}/b1.py", f"two={cases}/b2.csv+{cases}/b2.py", "--gpu", CARD],
-        "run": [str(write_run(tmp_path / "run", 60))],
+        "run": [str(write_long_run(tmp_path / "run", 60))],
     }[kind]  # fmt: skip
     target = tmp_path / "out.html"
     found = run_foretrain("report", *words, "--out", str(target), "--json")

@@ -15,7 +15,7 @@ from foretrain.base import messages
 from foretrain.base.errors import EXIT_CODE_OF
 from foretrain.config.option import option
 from foretrain.config.options import OPTIONS, RunConfig
-from tests.helpers import REPO, foretrain
+from tests.kit.command import REPO, foretrain
 
 PACKAGE = REPO / "foretrain"
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if "vendor" not in p.parts)
@@ -229,6 +229,93 @@ def test_plan_and_help_never_import_torch_or_numpy() -> None:
     assert result.stdout.endswith("all looked at\n")
 
 
+# -- tests -----------------------------------------------------------------------------------------------------
+
+# Private names of the package that tests still use. This list only ever becomes shorter.
+PRIVATE_NAMES_IN_TESTS = {
+    "cuda_build/__main__.py: service._path",
+    "faults/inputs.py: foretrain.app.training_run._directory",
+    "faults/test_inputs.py: config_checks._RULES",
+    "kit/prepare.py: disk._write",
+    "test_abstract.py: step.EagerProgram._uneven",
+    "test_abstract.py: step._recorders",
+    "test_abstract.py: step._structures",
+    "test_advice_written.py: advice_view._saved",
+    "test_advise.py: advice_view._time",
+    "test_advise.py: advice_view._useless",
+    "test_attention.py: attention._forward_shapes",
+    "test_compare.py: cli._run",
+    "test_demo.py: demo._measure",
+    "test_exact.py: service._write",
+    "test_explain_run.py: run_explain_view._why",
+    "test_low_precision.py: low_precision._int8_product",
+    "test_low_precision.py: low_precision._int_mm",
+    "test_low_precision.py: low_precision._sums_in_fp32",
+    "test_prepare.py: cli._count",
+    "test_prepare.py: cli._share",
+    "test_prepare.py: cli._size",
+    "test_prepare_bad_files.py: foretrain.data.prepare.remote._FIRST_WAIT_S",
+    "test_prepare_bad_files.py: remote._ATTEMPTS",
+    "test_prepare_bad_files.py: vocabulary._find",
+    "test_rules.py: foretrain._HOMES",
+    "test_trace_any_code.py: guard._alive",
+    "test_tune.py: single_trial._result",
+    "test_uneven.py: outlook_view._frontier",
+    "test_verify.py: measure._prepare",
+    "test_watch.py: watching.Sampler._sample",
+}
+
+
+def test_tests_share_by_the_kit_and_call_public_names() -> None:
+    """What two test modules need is in tests/kit/; a private name pins how something is done, not what it does."""
+    found = set()
+    for path in sorted((REPO / "tests").rglob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        names = str(path.relative_to(REPO / "tests"))
+        modules = {name for node in ast.walk(tree) for name in _imported(node)}
+        assert_none(f"{names} imports {each}: move it to tests/kit/" for each in modules
+                    if re.match(r"tests\.(\w+\.)*test_", each))  # fmt: skip
+        found |= {f"{names}: {each}" for each in private_names(tree)}
+    assert_none(f"{each} is private: use a public name" for each in found - PRIVATE_NAMES_IN_TESTS)
+    assert_none(f"{each}: not used any more, delete its line" for each in PRIVATE_NAMES_IN_TESTS - found)
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+
+
+def private_names(tree: ast.AST) -> Iterable[str]:
+    """The private names of foretrain that a module imports, uses or replaces."""
+    ours = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("foretrain")
+        for alias in node.names
+    } | {"foretrain"}
+    private = re.compile(r"_[^_]\w*$")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("foretrain"):
+            yield from (alias.name for alias in node.names if private.match(alias.name))
+        elif isinstance(node, ast.Attribute) and private.match(node.attr):
+            if ast.unparse(node.value).split(".")[0] in ours:
+                yield ast.unparse(node)
+        elif isinstance(node, ast.Call) and node.args:
+            # monkeypatch.setattr(module, "_name", …), mock.patch("foretrain.module._name")
+            constants = [each.value for each in node.args[:2] if isinstance(each, ast.Constant)]
+            for text in constants:
+                if isinstance(text, str) and re.match(r"foretrain\..*\._[^_]\w*$", text):
+                    yield text
+                elif isinstance(text, str) and private.match(text) and ast.unparse(node.args[0]).split(".")[0] in ours:
+                    yield f"{ast.unparse(node.args[0])}.{text}"
+
+
+def test_private_names_are_found() -> None:
+    code = "from foretrain.base import a as b, _c\nb._d()\np.setattr(b, '_e', 1)\nmock.patch('foretrain.base.a._f')\nown._g\nb.__h__"
+    assert set(private_names(ast.parse(code))) == {"_c", "b._d", "b._e", "foretrain.base.a._f"}
+
+
 # -- texts -------------------------------------------------------------------------------------------------
 
 
@@ -263,7 +350,7 @@ def test_placeholders_use_known_formats() -> None:
         for _, name, spec, _ in string.Formatter().parse(template):
             if name is not None:
                 assert re.fullmatch(r"[A-Za-z_0-9]+", name), id
-                assert spec in messages._FORMATS or re.fullmatch(r"[,]?(\.\d+f)?|,|[a-z ]+\|[a-z ]+", spec or ""), (
+                assert spec in messages.FORMATS or re.fullmatch(r"[,]?(\.\d+f)?|,|[a-z ]+\|[a-z ]+", spec or ""), (
                     id,
                     spec,
                 )

@@ -17,9 +17,8 @@ from foretrain.training import checkpoint, files, saver
 from foretrain.training.checkpoint import Progress
 from foretrain.training.saver import Saver
 from foretrain.training.store import RunDirectory
-from tests.helpers import tiny
-from tests.test_checkpoint import same, tensors_of, trained
-from tests.test_train import assert_same, final_tensors, train
+from tests.kit.tiny import tiny
+from tests.kit.training import assert_same, final_tensors, same_state, tensors_of, train, trained
 
 FOLDER = Path("checkpoints")
 
@@ -70,7 +69,7 @@ def test_what_is_written_is_the_state_of_its_moment() -> None:
     loaded = checkpoint.load(FOLDER, other)
     assert loaded
     assert loaded.progress == Progress(step=2, elapsed_s=1.5)
-    assert same(before, tensors_of(other))
+    assert same_state(before, tensors_of(other))
 
 
 @pytest.mark.fault(

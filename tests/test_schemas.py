@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import REPO, foretrain, write_dataset
+from tests.kit.command import REPO, foretrain
+from tests.kit.tiny import write_dataset
 
 jsonschema = pytest.importorskip("jsonschema")
 sys.path.insert(0, str(REPO / "docs"))

@@ -12,7 +12,7 @@ from foretrain.config.presets import PRESETS
 from foretrain.config.resolve import resolve
 from foretrain.model.gpt2 import GPT
 from foretrain.model.shape import ModelShape
-from tests.helpers import tiny
+from tests.kit.tiny import tiny
 
 
 def nanogpt_count(c: RunConfig) -> int:

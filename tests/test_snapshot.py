@@ -16,28 +16,11 @@ from hypothesis import strategies as st
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.snapshot import read as snapshot
-from foretrain.predict.snapshot.read import Label, Writer, compare_with_recorded, export
+from foretrain.predict.snapshot.read import Writer, compare_with_recorded, export
+from tests.kit.snapshots import EVENTS, LABELS, MIB, SIDE, recorded
 
-MIB = 1 << 20
 EXPANDABLE = Settings(expandable_segments=True)
-LABELS = {
-    "w": Label("transformer.wte.weight", "weights", ("embedding",)),
-    "x": Label("h.0.mlp.c_fc", "activations"),
-}
-# Weights of 30 MiB, an activation of 50 that comes and goes, a small tensor, another activation in its place.
-EVENTS = [
-    ("alloc", "w", 30 * MIB - 100),
-    ("alloc", "x", 50 * MIB),
-    ("alloc", "step", 4),
-    ("free", "x", 0),
-    ("phase", "second", 0),
-    ("alloc", "x", 45 * MIB),
-]
 WAYS = [Settings(), EXPANDABLE, Settings.parse("max_split_size_mb:32,roundup_power2_divisions:4")]
-
-
-def recorded(events: list[tuple[str, Any, int]] = EVENTS, way: Settings | None = None) -> dict[str, Any]:
-    return export(events, LABELS, way)
 
 
 # -- reading -----------------------------------------------------------------------------------------------
@@ -271,13 +254,6 @@ def test_frees_without_their_completion_count_too() -> None:
     data = recorded()
     data["device_traces"][0] = [e for e in data["device_traces"][0] if e["action"] != "free_completed"]
     assert compare_with_recorded(snapshot.of_snapshot(data)).first_difference is None
-
-
-SIDE = [
-    ("alloc", "a", 30 * MIB), ("free", "a", 0), ("stream", 9, 0), ("alloc", "b", 20 * MIB), ("alloc", "small", 100),
-    ("record_stream", "b", 0), ("free", "b", 0), ("stream", 0, 0), ("alloc", "c", 25 * MIB), ("stream", 9, 0),
-    ("alloc", "d", 10 * MIB), ("record_stream", "d", 0), ("free", "d", 0),
-]  # fmt: skip
 
 
 def test_a_written_snapshot_says_on_which_stream_all_of_it_was() -> None:

@@ -15,7 +15,7 @@ from foretrain.predict.speed.ops import Operation, Way, flops
 from foretrain.predict.speed.rates import FLASH1, CatalogueRates
 from foretrain.predict.speed.step_ops import micro_batch, optimizer, optimizer_launches
 from foretrain.predict.speed.time import step_time
-from tests.helpers import REPO, foretrain
+from tests.kit.command import REPO, foretrain
 
 sys.path.insert(0, str(REPO / "benchmarks"))
 from time_against_logs import DOCUMENT, LOOKED_AT, case_of

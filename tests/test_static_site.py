@@ -28,12 +28,10 @@ from foretrain.config.presets import PRESETS
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import catalogue
 from foretrain.web import browser, calls, devices, fields, routes
-from tests.browser_kit import browser as chromium
-from tests.browser_kit import in_chromium
-from tests.helpers import REPO
-from tests.test_page import NANOGPT, free_port
-from tests.test_page_browser import answered, needs
-from tests.test_page_security import GOOD, ORIGIN, PORT, POSTED, TOKEN
+from tests.kit.browser import answered, in_chromium, needs
+from tests.kit.browser import browser as chromium
+from tests.kit.command import REPO
+from tests.kit.page import GOOD, NANOGPT, ORIGIN, PORT, POSTED, TOKEN, free_port
 
 SITE = REPO / "static_site"
 PAIRS = 220

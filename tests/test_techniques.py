@@ -3,45 +3,27 @@
 from itertools import combinations
 
 import pytest
-import torch
 
 from foretrain.config.checks import check
-from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
-from foretrain.model.step import build, train_step
 from foretrain.model.techniques import TECHNIQUES, Technique, combinable
-from foretrain.predict.memory import predict
-from foretrain.predict.trace import worker
-from foretrain.predict.trace.service import Request
-from tests.helpers import tiny
-from tests.test_master_weights import batches
+from tests.kit.techniques import (
+    GPU,
+    REFERENCE,
+    assert_it_works_with_every_other,
+    assert_losses_are_unchanged_where_it_says_so,
+    assert_the_ledger_knows_it,
+    assert_the_traced_peak_falls,
+    traced_peak,
+)
+from tests.kit.tiny import tiny
 
-CPU, GPU = torch.device("cpu"), find("RTX 4070")
 EAGER = [technique for technique in TECHNIQUES if not technique.needs_compile]
 COMPILED = [technique for technique in TECHNIQUES if technique.needs_compile]
-REFERENCE = RunConfig(
-    n_layer=3, n_head=4, n_embd=256, block_size=256, vocab_size=4096, batch_size=8, gradient_accumulation_steps=2
-)
 
 
 def by_id(technique: Technique) -> str:
     return technique.id
-
-
-def traced_peak(config: RunConfig, *, compiled: bool) -> int:
-    trace = worker.trace(Request(config, GPU, "bfloat16", "foretrain", compiled).job())
-    return max(peak for peak, _ in trace.peaks().values())
-
-
-def losses(config: RunConfig, dtype: torch.dtype = torch.float32, steps: int = 4) -> list[float]:
-    state = build(config, CPU, dtype, compile=False)
-    return [float(train_step(state, batches(config, step), 3e-3).loss) for step in range(steps)]
-
-
-@pytest.mark.parametrize("technique", EAGER, ids=by_id)
-def test_the_traced_peak_falls(technique: Technique) -> None:
-    base = REFERENCE.model_copy(update=technique.reference)
-    assert traced_peak(technique.applied(base), compiled=False) < 0.99 * traced_peak(base, compiled=False)
 
 
 @pytest.mark.slow
@@ -51,30 +33,27 @@ def test_the_traced_peak_falls_compiled(technique: Technique) -> None:
     assert traced_peak(technique.applied(base), compiled=True) < 0.99 * traced_peak(base, compiled=True)
 
 
+PAIRS = [pair for pair in combinations(EAGER, 2) if combinable(*pair)]
+
+
+@pytest.mark.parametrize("technique", EAGER, ids=by_id)
+def test_the_traced_peak_falls(technique: Technique) -> None:
+    assert_the_traced_peak_falls(technique)
+
+
 @pytest.mark.parametrize("technique", EAGER, ids=by_id)
 def test_losses_are_unchanged_where_it_says_so(technique: Technique) -> None:
-    plain, found = losses(tiny()), losses(technique.applied(tiny()))
-    if technique.exactness == "exact":
-        assert found == pytest.approx(plain, rel=1e-6)
-    elif technique.exactness == "rounding":
-        assert found == plain  # in fp32 there is nothing to round
-        half = losses(technique.applied(tiny()), torch.bfloat16)
-        assert half == pytest.approx(plain, rel=0.01)
-    else:
-        assert found[0] == plain[0]
-        assert found[1:] != plain[1:]
-
-
-PAIRS = [pair for pair in combinations(EAGER, 2) if combinable(*pair)]
+    assert_losses_are_unchanged_where_it_says_so(technique)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0].id}+{pair[1].id}")
 def test_it_works_with_every_other(pair: tuple[Technique, Technique]) -> None:
-    config = pair[1].applied(pair[0].applied(tiny()))
-    found = losses(config, steps=2)
-    exact = [technique for technique in pair if technique.exactness != "other optimizer"]
-    alone = losses(tiny() if len(exact) == 2 else next(t for t in pair if t not in exact).applied(tiny()), steps=2)
-    assert found == pytest.approx(alone, rel=1e-5)
+    assert_it_works_with_every_other(pair)
+
+
+@pytest.mark.parametrize("technique", EAGER, ids=by_id)
+def test_the_ledger_knows_it(technique: Technique) -> None:
+    assert_the_ledger_knows_it(technique)
 
 
 def test_what_cannot_go_together_is_refused_with_a_sentence() -> None:
@@ -87,14 +66,6 @@ def test_what_cannot_go_together_is_refused_with_a_sentence() -> None:
             assert config is not None, (a.id, b.id, problems)
         else:
             assert problems, (a.id, b.id)
-
-
-@pytest.mark.parametrize("technique", EAGER, ids=by_id)
-def test_the_ledger_knows_it(technique: Technique) -> None:
-    config = technique.applied(REFERENCE.model_copy(update=technique.reference))
-    ledger = predict(config, GPU, "bfloat16", "foretrain", compiled=False, available_bytes=None)
-    peak = max(phase.tensors_bytes for phase in ledger.phases if phase.phase != "resume")
-    assert peak == pytest.approx(traced_peak(config, compiled=False), rel=0.005)
 
 
 def test_compiled_ones_say_where_the_ledger_does_not_know_them() -> None:

@@ -24,8 +24,8 @@ from foretrain.reports.views import first as first_view
 from foretrain.reports.views import plan as plan_view
 from foretrain.training.store import MeasuredPhase
 from foretrain.web.answers import plan_json
-from tests.helpers import REPO, foretrain
-from tests.test_report import record
+from tests.kit.command import REPO, foretrain
+from tests.kit.reports import record
 
 CASE_C = str(REPO / "examples" / "real-cases" / "c.py")
 

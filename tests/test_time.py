@@ -1,7 +1,6 @@
 """Times from the catalogue: real cases, bounds, directions; and rates from measured kernels."""
 
 import io
-import math
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,9 @@ from foretrain.predict.speed.step_ops import step
 from foretrain.predict.speed.time import bound_s, busy_s, evaluation_time, step_time
 from foretrain.reports import text
 from foretrain.reports.views import plan as plan_view
-from tests.helpers import REPO, tiny
+from tests.kit.calibrations import made_up_calibration
+from tests.kit.command import REPO
+from tests.kit.tiny import tiny
 
 CASES = REPO / "examples" / "real-cases"
 RTX_4070 = find("RTX 4070")
@@ -114,27 +115,9 @@ def test_a_tiny_model_is_bound_by_launching() -> None:
 # -- measured rates ----------------------------------------------------------------------------------------
 
 
-def made_up(flop_per_s: float = 1e11, bytes_per_s: float = 1e10, steps: tuple[StepTime, ...] = ()) -> Calibration:
-    """A device that does everything at the same rates."""
-    kernels = []
-    for kind in ("matmul", "matmul_input", "matmul_weight"):
-        shapes = ((512, 384, 128), (2048, 1536, 384), (64, 64, 64))
-        kernels += [(kind, shape, 2 * math.prod(shape) / flop_per_s) for shape in shapes]
-    for kind, passes in (("attention", 1), ("attention_backward", 2.5)):
-        for b, h, t, d in ((4, 6, 256, 64), (2, 2, 64, 32)):
-            kernels.append((kind, (b, h, t, d), passes * 2 * b * h * t * t * d / flop_per_s))
-    for kind in ("add", "norm", "gelu"):
-        kernels += [(kind, (size,), size / bytes_per_s) for size in (10_000, 1_000_000, 100_000_000)]
-    times = tuple(KernelTime(kind=k, dtype="float32", shape=s, time_s=t) for k, s, t in kernels)
-    return Calibration(
-        device=nominal_cpu().name, driver="", torch_version=calibration.installed_torch(), threads=2,
-        date="2026-01-01T00:00:00+00:00", took_s=1.0, kernels=times, steps=steps, launch_s=1e-6,
-    )  # fmt: skip
-
-
 @given(st.integers(1, 10**9), st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 5000))
 def test_where_all_rates_are_equal_interpolation_changes_nothing(nbytes: int, m: int, n: int, k: int) -> None:
-    rates = MeasuredRates(made_up())
+    rates = MeasuredRates(made_up_calibration())
     product = Operation("head", "matmul", "forward", 1, (m, n, k), "float32", 2 * m * n * k, 0, 0)
     assert rates.time_s(product) == pytest.approx(2 * m * n * k / 1e11, rel=1e-6)
     moved = Operation("residual", "add", "forward", 1, (nbytes,), "float32", 0, nbytes, 0)
@@ -147,7 +130,7 @@ def test_a_whole_step_corrects_the_sum_of_kernels() -> None:
     """The reference step took a second; it is forecast to take a second, and twice the micro-batches about two."""
     knobs = {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 64, "gradient_accumulation_steps": 4}
     steps = (StepTime(options=knobs, dtype="float32", compiled=False, time_s=1.0),)
-    gpu = nominal_cpu().model_copy(update={"calibration": made_up(steps=steps)})
+    gpu = nominal_cpu().model_copy(update={"calibration": made_up_calibration(steps=steps)})
     config = RunConfig.model_validate(knobs)
     found = step_time(config, gpu, "float32", "foretrain", compiled=False)
     assert found
@@ -160,14 +143,14 @@ def test_a_whole_step_corrects_the_sum_of_kernels() -> None:
 
 
 def test_a_dtype_that_was_not_measured_falls_back_to_the_catalogue() -> None:
-    gpu = nominal_cpu().model_copy(update={"calibration": made_up()})
+    gpu = nominal_cpu().model_copy(update={"calibration": made_up_calibration()})
     assert isinstance(rates_of(gpu, "float32"), MeasuredRates)
     assert isinstance(rates_of(gpu, "bfloat16"), CatalogueRates)
     assert rates_of(Gpu(name="unknown"), "float32") is None
 
 
 def test_a_calibrated_plan_says_so_and_its_json_stays_small(tmp_path: Path) -> None:
-    gpu = nominal_cpu().model_copy(update={"calibration": made_up()})
+    gpu = nominal_cpu().model_copy(update={"calibration": made_up_calibration()})
     made = plan(tiny(compile=False), gpu)
     assert made.timing
     assert made.timing.source == "calibrated"
@@ -185,7 +168,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_calibration_is_kept_for_its_device_alone(own_folder: Path) -> None:
-    found = made_up()
+    found = made_up_calibration()
     path = save(found)
     assert load(found.device) == found
     assert load("another device") is None
@@ -195,13 +178,13 @@ def test_a_calibration_is_kept_for_its_device_alone(own_folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000])
 def test_a_damaged_calibration_is_none(own_folder: Path, damage: bytes) -> None:
-    found = made_up()
+    found = made_up_calibration()
     save(found).write_bytes(damage)
     assert load(found.device) is None
 
 
 def test_a_calibration_of_another_torch_is_none(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = made_up()
+    found = made_up_calibration()
     save(found)
     monkeypatch.setattr(calibration, "installed_torch", lambda: "1.0")
     assert load(found.device) is None
@@ -210,7 +193,7 @@ def test_a_calibration_of_another_torch_is_none(own_folder: Path, monkeypatch: p
 def test_a_folder_that_cannot_be_written_to(own_folder: Path) -> None:
     (own_folder / "calibrations").write_text("a file")
     with pytest.raises(OSError):
-        save(made_up())
+        save(made_up_calibration())
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -26,7 +26,7 @@ from foretrain.predict.trace.record import Trace, moment_id
 from foretrain.predict.trace.replay import replay, smallest_limit_bytes
 from foretrain.predict.trace.self_test import compare
 from foretrain.predict.trace.service import Request
-from tests.helpers import REPO
+from tests.kit.command import REPO
 
 GPU = find("RTX 4070")
 
@@ -276,10 +276,10 @@ def test_a_trace_that_degraded_in_silence_is_refused(fact: dict[str, object]) ->
     good = {"dtype": "float16", "scaler": True, "attention": ["flash"], "matmul_dtypes": {"float16": 9},
             "step": "foretrain", "eight_bits": []}  # fmt: skip
     trace.facts = dict(good)
-    worker._assert_not_degraded(trace, RunConfig(), GPU)
+    worker.assert_not_degraded(trace, RunConfig(), GPU)
     trace.facts = {**good, **fact}
     with pytest.raises(worker.TraceError):
-        worker._assert_not_degraded(trace, RunConfig(), GPU)
+        worker.assert_not_degraded(trace, RunConfig(), GPU)
 
 
 @pytest.mark.parametrize("gpu", ["RTX 4070", "T4", "A100 SXM4 40GB", "H200", "RTX 5090", "B200"])

@@ -18,7 +18,7 @@ from foretrain.predict.trace.card.guard import StandInError
 from foretrain.predict.trace.forked import ChildDied
 from foretrain.predict.trace.library import Tracing, trace
 from foretrain.predict.trace.tracer import Tracer
-from tests.helpers import REPO
+from tests.kit.command import REPO
 
 SIDE = 16384  # a square of it in fp32 is one GiB
 OUTSIDE = nn.Linear(8, 8)

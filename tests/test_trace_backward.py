@@ -112,7 +112,7 @@ def peaks(code: Callable[[], object]) -> tuple[int, int]:
         code()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
         code()
-    return max(peak for peak, _ in session.tracer.record.finish().peaks().values()), self_test._peaks(run)[1]
+    return max(peak for peak, _ in session.tracer.record.finish().peaks().values()), self_test.peaks_of(run)[1]
 
 
 def made_bytes(code: Callable[[], object]) -> tuple[int, int]:

@@ -106,7 +106,7 @@ def test_both_ends_are_what_a_run_really_allocates(way: Call, even: bool) -> Non
     assert [each for each in traced if each] == [each for each in real if each]
     assert sum(traced) == EACH * TOKENS
     peak = max(peak for peak, _ in session.tracer.record.finish().peaks().values())
-    assert peak == pytest.approx(self_test._peaks(run)[0] + given.nbytes, rel=0.02)
+    assert peak == pytest.approx(self_test.peaks_of(run)[0] + given.nbytes, rel=0.02)
     assert session.tracer.ranges == {SPLIT}
     assert session.tracer.values.notes() == []
 

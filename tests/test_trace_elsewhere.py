@@ -34,7 +34,7 @@ if __name__ == "__main__":
 """
 
 
-PROCESS = elsewhere._process
+PROCESS = elsewhere.process
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         elsewhere.work(job)
         os._exit(0)
 
-    monkeypatch.setattr(elsewhere, "_process", forked)
+    monkeypatch.setattr(elsewhere, "process", forked)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_script_its_function_and_a_modules_function_are_traced(script: Path) -
 
 
 def test_another_environment_traces_a_function_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elsewhere, "_process", PROCESS)
+    monkeypatch.setattr(elsewhere, "process", PROCESS)
     found = foretrain.trace(at_module_level, python=other_python(tmp_path))
     assert found.peak_allocated_bytes == 4 << 20
 

@@ -11,7 +11,7 @@ from foretrain.base.units import MIB
 from foretrain.predict.trace.kernels.convolutions import NOTE, workspace_bytes
 from foretrain.predict.trace.library import Traced, Tracing, trace
 from tests.cuda_build.convolutions import KEPT, over
-from tests.kernel_steps import FLEX, STEPS
+from tests.kit.kernel_steps import FLEX, STEPS
 
 MEASURED = json.loads((Path(__file__).parent / "data" / "kernel_steps.json").read_text())
 

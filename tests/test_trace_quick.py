@@ -13,7 +13,7 @@ from foretrain.hardware.catalogue import find
 from foretrain.predict.trace import session
 from foretrain.predict.trace.service import Request, traces
 from foretrain.predict.trace.tracer import Tracer
-from tests.helpers import REPO
+from tests.kit.command import REPO
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 64, "block_size": 32, "vocab_size": 520, "batch_size": 2,
         "gradient_accumulation_steps": 2}  # fmt: skip

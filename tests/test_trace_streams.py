@@ -11,7 +11,7 @@ from foretrain.predict.allocator.simulator import Allocator
 from foretrain.predict.trace.library import Tracing, trace
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.replay import replay
-from tests.stream_steps import STEPS
+from tests.kit.stream_steps import STEPS
 
 # As `python -m tests.cuda_build.streams --step NAME` prints them: peaks, and what the driver was asked for, in MiB.
 MEASURED = {

@@ -204,4 +204,4 @@ def test_truncated_normal_draws_take_what_they_really_take(std: float, a: float,
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
         code()
     traced = max(peak for peak, _ in session.tracer.record.finish().peaks().values())
-    assert traced == pytest.approx(self_test._peaks(run)[0], abs=64)  # and a scalar
+    assert traced == pytest.approx(self_test.peaks_of(run)[0], abs=64)  # and a scalar

@@ -14,45 +14,17 @@ import torch
 
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.config.on_resume import effect_of
-from foretrain.config.options import OPTIONS, RunConfig
+from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import from_values, resolve
 from foretrain.data.dataset import read_info
 from foretrain.model.step import train_step
 from foretrain.training import checkpoint, store, threads, trainer
 from foretrain.training.device import place
-from foretrain.training.store import RunDirectory, RunRecord
+from foretrain.training.store import RunDirectory
 from foretrain.training.trainer import Trainer
-from tests.helpers import TINY, foretrain, tiny, write_dataset
-
-
-def train(
-    config: RunConfig, *, resume: bool = False, listen: Any = lambda event: None, **more: Any
-) -> RunRecord:  # fmt: skip
-    info = read_info(write_dataset(Path("data/toy")) if not Path("data/toy").exists() else Path("data/toy"))
-    directory = store.newest_unfinished(config.out_dir, config.max_iters) if resume else store.create(config.out_dir)
-    assert directory
-    if resume:
-        directory.acquire()
-    try:
-        return Trainer(config, info, directory, place(config), listen, **more).run(resume=resume)
-    finally:
-        directory.release()
-
-
-def final_tensors(run: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    path, _ = checkpoint.newest_valid(run / "checkpoints")
-    assert path
-    names = ("model", "optimizer", "rng")
-    return {f"{n}/{k}": v for n in names for k, v in load_file(path / f"{n}.safetensors").items()}
-
-
-def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for key, value in a.items():
-        assert torch.equal(value, b[key]), key
-
+from tests.kit.command import foretrain
+from tests.kit.tiny import TINY, tiny, write_dataset
+from tests.kit.training import assert_same, final_tensors, stop_at_6, train
 
 # A child that trains and, at a given moment, is gone as if the power was cut: no handler runs.
 KILLED_CHILD = """
@@ -60,8 +32,8 @@ import os, signal, sys
 sys.path.insert(0, {repo!r})
 from pathlib import Path
 from foretrain.training import checkpoint, trainer
-from tests.helpers import tiny
-from tests.test_train import train
+from tests.kit.tiny import tiny
+from tests.kit.training import train
 moment, at = sys.argv[1], int(sys.argv[2])
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 if moment == "step":
@@ -106,7 +78,7 @@ MOMENTS = [("step", 6), ("evaluation", 7), ("save", 2)]  # by the hundred at any
 @pytest.mark.parametrize(("moment", "at"), MOMENTS)
 def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(moment: str, at: int, own_directory: Path) -> None:
     """Weights, both moments, step counts and the generator of dropout, after kill -9 and --resume."""
-    from tests.helpers import REPO
+    from tests.kit.command import REPO
 
     train(tiny(dropout=0.1, out_dir="whole"))
     command = [sys.executable, "-c", KILLED_CHILD.format(repo=str(REPO)), moment, str(at)]
@@ -336,11 +308,6 @@ def test_a_bug_shows_itself_and_the_record_says_failed(own_directory: Path, monk
     assert RunDirectory(Path("out")).read_record().reason == "ZeroDivisionError"
 
 
-def stop_at_6(event: Any) -> None:
-    if getattr(event, "kind", "") == "step" and event.step == 6:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
 def test_a_resume_that_makes_no_step_keeps_what_was_measured(own_directory: Path) -> None:
     """Stopped after the last step, before the last evaluation: the process that evaluates has no step to measure."""
 
@@ -460,7 +427,7 @@ def test_another_torch_is_told(own_directory: Path) -> None:
     train(tiny(max_iters=3, lr_decay_iters=12))
     path = Path("out/checkpoints/step-0000000003")
     state = json.loads((path / "state.json").read_text())
-    from tests.test_checkpoint import rewrite
+    from tests.kit.training import rewrite
 
     rewrite(path, "state.json", json.dumps({**state, "torch": "1.0"}).encode())
     notes: list[Any] = []

@@ -17,7 +17,7 @@ from foretrain.config.resolve import Trainer, resolve
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan
 from foretrain.reports.views import plan as plan_view
-from tests.helpers import REPO, foretrain
+from tests.kit.command import REPO, foretrain
 
 C = str(REPO / "examples" / "real-cases" / "c.py")  # nanoGPT's step does not fit beside 2.1 GB, foretrain's does
 CARD = ("--gpu", "4070", "--others", "2.1GB")

@@ -19,7 +19,7 @@ from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.monitoring import training_log
 from foretrain.monitoring.training_log import EVALUATED, SAVED, number, parse_log, read_log, read_stream
-from tests.helpers import REPO, foretrain
+from tests.kit.command import REPO, foretrain
 
 B1 = str(REPO / "examples" / "real-cases" / "b1.py")
 GPU = find("RTX 4070")

@@ -63,7 +63,8 @@ from foretrain.tuning.space import (
 )
 from foretrain.tuning.tuner import Limits, Outlook, Tuner
 from tests import machines
-from tests.helpers import TINY, foretrain, tiny
+from tests.kit.command import foretrain
+from tests.kit.tiny import TINY, tiny
 
 with pytest.MonkeyPatch.context() as patch:  # trials take made-up times: what is forecast of them is of one CPU too
     patch.setenv(machines.VARIABLE, str(machines.FILES[machines.USUAL]))
@@ -609,7 +610,7 @@ def test_room_is_made_by_ending_those_asked_longest_ago() -> None:
 @pytest.mark.slow
 def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom foretrain.tuning.pool import Pool\nfrom tests.helpers import tiny\n"
+        "import sys\nfrom foretrain.tuning.pool import Pool\nfrom tests.kit.tiny import tiny\n"
         "with Pool(None, None) as pool:\n"
         "    pool.burst(tiny(dtype='float32', attention='sdpa'), 0.05, 600, None)\n"
         "    print(next(iter(pool._children.values())).process.pid, pool.scratch, flush=True)\n"

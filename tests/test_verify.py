@@ -23,7 +23,7 @@ from foretrain.predict.trace import drive, service
 from foretrain.predict.trace.service import TraceUnavailable
 from foretrain.verification import cases, child, expected, measure, record, session
 from foretrain.verification.record import Case, Machine, Outcome, Predicted, Verification, Versions
-from tests.helpers import REPO, Terminal, foretrain
+from tests.kit.command import REPO, Terminal, foretrain
 
 sys.path.insert(0, str(REPO / "docs"))
 import contributed_tables
@@ -74,7 +74,7 @@ def test_each_case_is_expected_to_fit_in_what_is_free(card: str, free_gib: int) 
 def test_the_largest_micro_batch_is_the_largest() -> None:
     for free_gib in (6, 12, 24):
         for case in cases.cases_for(CARD, free_gib * GIB)[-3:]:
-            more = cases._with_batch(case, case.config.batch_size + 1)
+            more = cases.with_batch(case, case.config.batch_size + 1)
             assert cases.needed_bytes(more, CARD) > cases.ROOM * free_gib * GIB
     sizes = [cases.cases_for(CARD, g * GIB)[-1].config.batch_size for g in (8, 12, 24)]
     assert sizes == sorted({*sizes})
@@ -475,7 +475,7 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_runs(machinery: M
 def test_results_of_another_driver_are_set_aside(machinery: Machinery, monkeypatch: pytest.MonkeyPatch) -> None:
     foretrain("verify", "--out", "r.json", "--only", "Muon", "--quiet")
     before = Path("r.json").read_text("utf-8")
-    monkeypatch.setattr(session, "_own_version", lambda: "9.9")
+    monkeypatch.setattr(session, "own_version", lambda: "9.9")
     result = foretrain("verify", "--out", "r.json", "--only", "Muon")
     assert "r.before-1.json" in result.stderr
     assert Path("r.before-1.json").read_text("utf-8") == before

@@ -1,6 +1,5 @@
 """`foretrain watch`: the command is not changed, what it takes is measured, and what is left can be explained."""
 
-import contextlib
 import json
 import os
 import pty
@@ -11,7 +10,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,66 +25,14 @@ from foretrain.monitoring.record import WatchRecord
 from foretrain.monitoring.training_log import read_log
 from foretrain.monitoring.watch import watch
 from foretrain.training import store
-from tests.helpers import REPO, foretrain
-from tests.test_hardware import FakeNvml
+from tests.kit.command import REPO, foretrain, said
+from tests.kit.nvml import GIB, FakeNvml, Nvml
 
-GIB = 1 << 30
 LOG = """print("tokens per iteration will be: 8,192")
 for i in range(12):
     print(f"iter {i}: loss {4 - i / 50:.4f}, time {20.0 + i % 3:.2f}ms, mfu 12.90%")
 print("step 12: train loss 3.1000, val loss 3.2000")
 """
-
-
-class Nvml(FakeNvml):
-    """A card with a desktop on it and one process of ours; it gets hot, and from `breaks_at` on nothing answers."""
-
-    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
-
-    def __init__(self, breaks_at: int = 10**9, processes: bool = True) -> None:
-        super().__init__("NVIDIA GeForce RTX 4070", 12, 5888)
-        self.breaks_at, self.processes, self.looks, self.pid = breaks_at, processes, 0, 0
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
-        self.looks += 1
-        if self.looks > self.breaks_at:
-            raise self.NVMLError("GPU is lost")
-        return SimpleNamespace(total=12 * GIB, used=(2 if self.looks <= 2 else 6) * GIB)
-
-    def _alive(self) -> None:
-        if self.looks > self.breaks_at:
-            raise self.NVMLError("GPU is lost")
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
-        self._alive()
-        return SimpleNamespace(gpu=80, memory=40)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
-        self._alive()
-        if not self.processes:
-            raise self.NVMLError("Not Supported")
-        ours = [SimpleNamespace(pid=pid, usedGpuMemory=4 * GIB) for pid in [self.pid] if pid]
-        return [SimpleNamespace(pid=1, usedGpuMemory=2 * GIB), *ours]
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:
-        self._alive()
-        return 0x4 | 0x20
-
-    def nvmlDeviceGetClockInfo(self, handle: int, which: int) -> int:
-        self._alive()
-        return 2475
-
-    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
-        self._alive()
-        return 200_000
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
-        self._alive()
-        return 1_000_000 + 5_000 * self.looks
-
-    def nvmlDeviceGetTemperature(self, handle: int, which: int) -> int:
-        self._alive()
-        return 84
 
 
 def watched(code: str, nvml: Any = None, interval_s: float = 0.05) -> tuple[WatchRecord, Path]:
@@ -99,16 +45,6 @@ def watched(code: str, nvml: Any = None, interval_s: float = 0.05) -> tuple[Watc
     finally:
         os.close(sink)
         directory.release()
-
-
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What a command prints, run in this process."""
-    from foretrain.cli import app
-
-    capsys.readouterr()
-    with contextlib.suppress(SystemExit):
-        app(list(words))
-    return capsys.readouterr().out
 
 
 # -- the command is not changed ----------------------------------------------------------------------------
@@ -228,15 +164,15 @@ def test_without_a_card_the_processes_are_measured(monkeypatch: pytest.MonkeyPat
         "end = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
         "while not pathlib.Path('seen').exists(): time.sleep(0.01)\nchild.communicate(b'go')"
     )
-    sample = watching._Sampler._sample
+    sample = watching.Sampler._sample
 
-    def tell(self: watching._Sampler) -> None:
+    def tell(self: watching.Sampler) -> None:
         """The watched program goes on when it was seen, however busy the machine is."""
         sample(self)
         if (self.count >= 5 and self.processes >= 2 and self.rss_peak_bytes > 140 << 20) or self.count > 1000:
             Path("seen").touch()
 
-    monkeypatch.setattr(watching._Sampler, "_sample", tell)
+    monkeypatch.setattr(watching.Sampler, "_sample", tell)
     record, _ = watched(code)
     assert record.status == "finished"
     assert record.cards == ()

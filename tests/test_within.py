@@ -15,7 +15,8 @@ from foretrain.config.resolve import resolve, to_toml
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan
 from foretrain.predict.within import adjusted, amount_of, within
-from tests.helpers import REPO, foretrain, tiny
+from tests.kit.command import REPO, foretrain
+from tests.kit.tiny import tiny
 
 D = str(REPO / "examples" / "real-cases" / "d.py")
 

@@ -10,7 +10,7 @@ import typer
 from foretrain.cli import app
 from foretrain.cli.old_options import OLD
 from foretrain.config.options import OPTIONS
-from tests.helpers import REPO
+from tests.kit.command import REPO
 
 # Left: what a reader stopped at. Right: what stands there now.
 REPLACED = {

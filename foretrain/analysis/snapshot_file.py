@@ -79,7 +79,8 @@ def _limit(file_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_S, MOST_S))
 
 
-def _answer(path: str, name: str, device: int) -> dict[str, Any]:
+def answer_of(path: str, name: str, device: int) -> dict[str, Any]:
+    """What a snapshot's file shows, as JSON, or the problem with it."""
     try:
         data = read_bytes(Path(path), MAX_FILE_BYTES)
         return analyse(unpickled(data, name), name, None if device < 0 else device).to_json()
@@ -95,7 +96,7 @@ def main() -> None:
     """Answer with one JSON object on standard output; nothing where memory ran out."""
     path, name, device = sys.argv[1:4]
     _limit(Path(path).stat().st_size)
-    answer = json.dumps(_answer(path, name, int(device)))
+    answer = json.dumps(answer_of(path, name, int(device)))
     sys.stdout.write(answer)
 
 

@@ -58,7 +58,7 @@ class Coverage:
 
 
 @cache
-def _ids() -> tuple[str, ...]:
+def ids_of() -> tuple[str, ...]:
     """Of every language, English first."""
     names = (file.name for file in _FOLDER.iterdir() if file.name.endswith(".toml"))
     found = {id for name in names if _ID.fullmatch(id := name.removesuffix(".toml"))}
@@ -66,9 +66,9 @@ def _ids() -> tuple[str, ...]:
 
 
 @cache
-def _file(id: str) -> dict[str, Any]:
+def file_of(id: str) -> dict[str, Any]:
     """A language's file as {dotted id: text}, read when somebody speaks it. Raises KeyError where there is none."""
-    if id not in _ids():
+    if id not in ids_of():
         raise KeyError(id)
     return flat(tomllib.loads((_FOLDER / f"{id}.toml").read_text("utf-8")))
 
@@ -83,18 +83,18 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def texts_of(id: str) -> dict[str, str]:
     """The texts that a language itself has, without those about itself. Raises KeyError where it is not known."""
-    return {key: text for key, text in _file(id).items() if not key.startswith("language.")}
+    return {key: text for key, text in file_of(id).items() if not key.startswith("language.")}
 
 
 @cache
-def _language(id: str) -> Language:
+def table_of(id: str) -> Language:
     """A language by its id. Raises KeyError."""
-    return Language(id, _file(id).get("language.name", id), _file(id).get("language.direction", "ltr"))
+    return Language(id, file_of(id).get("language.name", id), file_of(id).get("language.direction", "ltr"))
 
 
 def known() -> dict[str, Language]:
     """Every language by id, English first."""
-    return {id: _language(id) for id in _ids()}
+    return {id: table_of(id) for id in ids_of()}
 
 
 @cache
@@ -109,20 +109,20 @@ _here: ContextVar[str | None] = ContextVar("language", default=None)
 
 def current() -> Language:
     """The language that is spoken here and now."""
-    return _language(_here.get() or _process)
+    return table_of(_here.get() or _process)
 
 
 def use(id: str) -> str:
     """Speak this language in the whole process from now on; returns what was spoken. Raises KeyError."""
     global _process  # one process has one source, in every thread of it
-    before, _process = _process, _language(id).id
+    before, _process = _process, table_of(id).id
     return before
 
 
 @contextmanager
 def speaking(id: str) -> Iterator[None]:
     """Speak this language within, in this thread or task only. Raises KeyError."""
-    token = _here.set(_language(id).id)
+    token = _here.set(table_of(id).id)
     try:
         yield
     finally:
@@ -132,7 +132,7 @@ def speaking(id: str) -> Iterator[None]:
 def matching(word: str) -> str | None:
     """The id of the language that a word such as 'ar', 'AR' or 'ar_EG.UTF-8' means; None where none is."""
     tag = re.split(r"[.@]", word.strip(), maxsplit=1)[0].replace("_", "-").lower()
-    while tag and tag not in _ids():
+    while tag and tag not in ids_of():
         tag = tag.rpartition("-")[0]
     return tag or None
 
@@ -157,12 +157,12 @@ def coverage(id: str, extra: frozenset[str] = frozenset()) -> Coverage:
     missing, unknown = sorted(wanted - own), sorted(own - wanted)
     untranslated = _untranslated(id, wanted)
     count = len(wanted & own) - len(untranslated)
-    return Coverage(_language(id), count, len(wanted), tuple(missing), tuple(unknown), untranslated)
+    return Coverage(table_of(id), count, len(wanted), tuple(missing), tuple(unknown), untranslated)
 
 
 def _untranslated(id: str, wanted: Collection[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """(id, English words) of the texts of a language that keeps some words only."""
-    kept = _file(id).get("language.kept")
+    kept = file_of(id).get("language.kept")
     if kept is None:
         return ()
     left = ((key, english_words(text, frozenset(kept))) for key, text in sorted(texts_of(id).items()) if key in wanted)

@@ -82,7 +82,7 @@ def _rough_money(amount: float) -> str:
     return _money(amount) if amount < units.CENT else units.format_rough(amount)
 
 
-_FORMATS = {
+FORMATS = {
     "bytes": units.format_bytes,
     "bytes_range": units.format_bytes_range,
     "duration": _duration,
@@ -116,8 +116,8 @@ def listed(words: Iterable[object]) -> str:
 
 def format_value(value: Any, spec: str) -> str:
     """A value in one of the formats above, else as Python formats it; a list is joined by commas."""
-    if spec in _FORMATS:
-        return bidi.isolated(_FORMATS[spec](value))
+    if spec in FORMATS:
+        return bidi.isolated(FORMATS[spec](value))
     if "|" in spec:  # the noun of a count: {count:step|steps}
         one, several = spec.split("|")
         return one if value == 1 else several

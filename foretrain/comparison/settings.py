@@ -18,7 +18,7 @@ from foretrain.predict.plan import choose_dtype
 
 Group = Literal["model", "data", "optimizer", "execution"]
 GROUPS: tuple[Group, ...] = ("model", "data", "optimizer", "execution")
-_GROUP_OF_OPTIONS: dict[str, Group] = {
+GROUP_OF_OPTIONS: dict[str, Group] = {
     "model": "model", "data": "data", "batch": "execution", "optimizer": "optimizer", "evaluation": "execution",
     "system": "execution",
 }  # fmt: skip
@@ -63,7 +63,7 @@ class Setting(Record):
 def is_compared(name: str) -> bool:
     """Whether this is an option that says something of the training: not where its files go, nor what a kWh costs."""
     option = OPTIONS.get(name)
-    return option is not None and option.compared and not option.inert and option.group in _GROUP_OF_OPTIONS
+    return option is not None and option.compared and not option.inert and option.group in GROUP_OF_OPTIONS
 
 
 def of_config(config: RunConfig, gpu: Gpu | None, step: StepName) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def between(subjects: Sequence[Subject]) -> tuple[Setting, ...]:
     found = []
     for name in names:
         values = tuple(side.get(name) for side in sides)
-        group, affects = _kind(name)
+        group, affects = kind_of(name)
         setting = Setting(name=name, group=group, values=values, affects=affects)
         if setting.differs or None in values:
             found.append(setting)
@@ -116,8 +116,9 @@ def _idle(settings: Mapping[str, Any]) -> Iterator[str]:
     yield from (name for name, option in OPTIONS.items() if option.idle_on(*here))
 
 
-def _kind(name: str) -> tuple[Group, tuple[Effect, ...]]:
-    return _OTHERS[name] if name in _OTHERS else (_GROUP_OF_OPTIONS[OPTIONS[name].group], OPTIONS[name].affects)
+def kind_of(name: str) -> tuple[Group, tuple[Effect, ...]]:
+    """The group that a setting stands in, and what it affects."""
+    return _OTHERS[name] if name in _OTHERS else (GROUP_OF_OPTIONS[OPTIONS[name].group], OPTIONS[name].affects)
 
 
 def _decisions(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from foretrain.data.shards import INDEX, SPLITS, read_index
 from foretrain.data.token_layout import Segment, read_layout
 
 SIZE_VARIABLE, DEFAULT_BYTES = "FORETRAIN_DATA_CACHE_SIZE", 100_000_000_000
-_PIECE_BYTES = 4 * 2**20
+PIECE_BYTES = 4 * 2**20
 _MAX_FILE_BYTES = 64 * 2**20  # of a tokenizer's
 _USED = ".used"
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface-hub", "az": "adlfs"}
@@ -113,14 +113,14 @@ def _download(address: str, part: Path, done: int, size: int, progress: Progress
     digest = hashlib.sha256()
     with _reaching(address), part.open("r+b" if done else "wb") as file:
         left = done
-        while left and (piece := file.read(min(left, _PIECE_BYTES))):
+        while left and (piece := file.read(min(left, PIECE_BYTES))):
             digest.update(piece)
             left -= len(piece)
-        system, path = _system(address)
+        system, path = file_system(address)
         with system.open(path, "rb") as source:
             source.seek(done)
             progress(done)
-            while done < size and (piece := source.read(min(_PIECE_BYTES, size - done))):
+            while done < size and (piece := source.read(min(PIECE_BYTES, size - done))):
                 file.write(piece)
                 digest.update(piece)
                 done += len(piece)
@@ -156,7 +156,7 @@ def _update(url: str, folder: Path) -> None:
 
 def _tokenizer_files(url: str, folder: Path) -> None:
     with _reaching(url):
-        system, path = _system(url)
+        system, path = file_system(url)
         for entry in system.ls(path, detail=True):
             name = str(entry["name"]).rstrip("/").rsplit("/", 1)[-1]
             plain = name != INDEX and not name.startswith(".") and not name.endswith((".bin", ".part"))
@@ -168,14 +168,15 @@ def _text(url: str, name: str) -> bytes | None:
     """A small file at an address; None where it is not there."""
     address = f"{url.rstrip('/')}/{name}"
     with _reaching(url):
-        system, path = _system(address)
+        system, path = file_system(address)
         try:
             return system.cat_file(path)
         except FileNotFoundError:
             return None
 
 
-def _system(address: str) -> tuple[Any, str]:
+def file_system(address: str) -> tuple[Any, str]:
+    """(file system of an address, path in it). Raises UserError without fsspec."""
     try:
         import fsspec.core
     except ImportError:

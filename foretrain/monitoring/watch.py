@@ -103,7 +103,7 @@ class _CardSums:
         )  # fmt: skip
 
 
-class _Sampler(threading.Thread):
+class Sampler(threading.Thread):
     """Looks at the cards and the processes each interval, from the command's start to its end."""
 
     def __init__(self, directory: RunDirectory, cards: Cards, interval_s: float) -> None:
@@ -239,7 +239,7 @@ def watch(
     """Run a command and measure it. `out` and `err` are the descriptors that its output goes on to; the caller holds
     the directory's lock. Raises UserError 'environment.cannot_start'; what was made is the caller's to remove then."""
     cards = Cards(nvml)
-    sampler = _Sampler(directory, cards, interval_s)
+    sampler = Sampler(directory, cards, interval_s)
     record = WatchRecord(
         id=directory.id, command=redacted(command), status="running", started_at=now(),
         interval_s=interval_s, config=config,
@@ -262,7 +262,7 @@ def watch(
     return record
 
 
-def _result(record: WatchRecord, ended: Ended, wall_s: float, sampler: _Sampler, output: _Output) -> WatchRecord:
+def _result(record: WatchRecord, ended: Ended, wall_s: float, sampler: Sampler, output: _Output) -> WatchRecord:
     steps, evaluations = output.reader.steps, output.reader.evaluations
     times = [t for t in steps.time_s if math.isfinite(t)]
     losses = [loss for loss in steps.loss[-1:] if math.isfinite(loss)]

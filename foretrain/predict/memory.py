@@ -170,7 +170,7 @@ class Ledger:
     `key`: everything that it depends on.
     """
 
-    def __init__(self, asked: "_Asked") -> None:
+    def __init__(self, asked: "Asked") -> None:
         config, gpu, step, compiled = asked.config, asked.gpu, asked.step, asked.compiled
         self.key = asked.key
         self._deaths: dict[int, str | None] = {}  # by limit
@@ -323,10 +323,10 @@ def predict(
 
 def estimated(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> Ledger:
     """The memory of a run on cards of this kind. The last ones are kept: advice and the page ask for them again."""
-    return _made(_Asked(config, gpu, dtype, step, compiled))
+    return _made(Asked(config, gpu, dtype, step, compiled))
 
 
-class _Asked:
+class Asked:
     """A question; those with one `key` have one answer. `saves`: a save on a CPU makes a copy of the state."""
 
     def __init__(self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool) -> None:
@@ -342,14 +342,14 @@ class _Asked:
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Asked) and self.key == other.key
+        return isinstance(other, Asked) and self.key == other.key
 
     def __hash__(self) -> int:
         return hash(self.key)
 
 
 @lru_cache(maxsize=MOST_KEPT)
-def _made(asked: _Asked) -> Ledger:
+def _made(asked: Asked) -> Ledger:
     return Ledger(asked)
 
 

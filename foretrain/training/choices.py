@@ -172,7 +172,7 @@ def slice_of(config: RunConfig) -> RunConfig:
     return c.model_copy(update=update)
 
 
-class _Candidate:
+class Candidate:
     """A throw-away model that trains in one way on tokens drawn at random."""
 
     def __init__(self, config: RunConfig, way: Way) -> None:
@@ -199,8 +199,8 @@ def measure(config: RunConfig, ways: list[Way]) -> Choice:
     sliced, started, threads = slice_of(config), time.perf_counter(), torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.set_num_threads(1)
-        running = [_Candidate(sliced, way) for way in ways]
-        done: list[_Candidate] = list(running)
+        running = [Candidate(sliced, way) for way in ways]
+        done: list[Candidate] = list(running)
         rounds = 0
         while rounds < 3 or time.perf_counter() - started < BUDGET_S:
             for candidate in running:
@@ -224,7 +224,7 @@ def measure(config: RunConfig, ways: list[Way]) -> Choice:
     )  # fmt: skip
 
 
-def _best(timed: list[_Candidate]) -> _Candidate:
+def _best(timed: list[Candidate]) -> Candidate:
     """The fastest; an earlier one where the gain is small, as it changes less."""
     best = timed[0]
     for candidate in timed[1:]:
@@ -233,7 +233,7 @@ def _best(timed: list[_Candidate]) -> _Candidate:
     return best
 
 
-def _fewer_threads(best: _Candidate, config: RunConfig) -> Way | None:
+def _fewer_threads(best: Candidate, config: RunConfig) -> Way | None:
     """The best way on fewer threads where that is faster: on real cores only, or on one for a small model."""
     now, best.clock = best.way.threads, time.perf_counter
     if config.cpu_threads or "OMP_NUM_THREADS" in os.environ:  # somebody decided

@@ -105,7 +105,7 @@ def _batch(case: Case) -> int:
     return case.config.batch_size
 
 
-def _with_batch(case: Case, size: int) -> Case:
+def with_batch(case: Case, size: int) -> Case:
     """With this micro-batch; an evaluation's own one shrinks with it."""
     options = {**case.options, "batch_size": size}
     if own := case.config.eval_batch_size:
@@ -121,7 +121,7 @@ def _room(gpu: Gpu, free_bytes: int | None) -> Callable[[Case], bool]:
 def _fitting(case: Case, gpu: Gpu, free_bytes: int | None) -> Case:
     fits = _room(gpu, free_bytes)
     while not fits(case) and _batch(case) > 1:
-        case = _with_batch(case, _batch(case) // 2)
+        case = with_batch(case, _batch(case) // 2)
     return case
 
 
@@ -131,9 +131,9 @@ def _filling(case: Case, gpu: Gpu, free_bytes: int | None) -> Case:
     low, high = 1, 2
     if free_bytes is None:
         return case
-    while high <= MOST_SEQUENCES and fits(_with_batch(case, high)):
+    while high <= MOST_SEQUENCES and fits(with_batch(case, high)):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(_with_batch(case, middle)) else (low, middle)
-    return _with_batch(case, low)
+        low, high = (middle, high) if fits(with_batch(case, middle)) else (low, middle)
+    return with_batch(case, low)

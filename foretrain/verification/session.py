@@ -71,7 +71,7 @@ def target(device: str) -> Target:
         raise UserError("environment.verify_torch", torch=installed_torch()) from None
     system = f"{platform.system()} {platform.machine()}"
     versions = Versions(
-        foretrain=_own_version(), code=code_digest()[:12],
+        foretrain=own_version(), code=code_digest()[:12],
         **{key: str(seen.get(key, "")) for key in ("python", "torch", "cuda", "triton")},
     )  # fmt: skip
     if device == "cpu":
@@ -92,7 +92,8 @@ def target(device: str) -> Target:
     return Target(_gpu(index, seen), device, machine, versions, index, seen["obstacle"], cards)
 
 
-def _own_version() -> str:
+def own_version() -> str:
+    """foretrain's version; `source` where it runs from a checkout that is not installed."""
     try:
         return metadata.version("foretrain")
     except metadata.PackageNotFoundError:  # run from a checkout that is not installed

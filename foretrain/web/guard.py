@@ -25,7 +25,7 @@ Pairs = Iterable[tuple[bytes, bytes]]
 TOKEN_HEADER = "x-foretrain-token"
 MAX_BODY_BYTES = 256 * 1024
 BODY_TIMEOUT_S = 10.0
-_STATUS = {
+STATUS = {
     "host": 421, "origin": 403, "site": 403, "token": 401, "method": 405, "too_large": 413, "too_slow": 408,
     "not_json": 415,
 }  # fmt: skip
@@ -181,5 +181,5 @@ async def _answer(id: str, send: Send) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(text)).encode())]
     if id in ("too_large", "too_slow"):
         headers.append((b"connection", b"close"))  # what is left of the body is not waited for
-    await send({"type": "http.response.start", "status": _STATUS[id], "headers": headers})
+    await send({"type": "http.response.start", "status": STATUS[id], "headers": headers})
     await send({"type": "http.response.body", "body": text})

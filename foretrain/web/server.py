@@ -49,7 +49,7 @@ class Served:
 
 def prepare(port: int | None, roots: list[Path], language: str | None = None) -> Served:
     """Listen on this port, or, where none was asked for, on the usual one or a free one. Raises UserError."""
-    listening = _listen(DEFAULT_PORT if port is None else port, or_any=port is None)
+    listening = listen(DEFAULT_PORT if port is None else port, or_any=port is None)
     found, token = listening.getsockname()[1], secrets.token_urlsafe(32)
     config = uvicorn.Config(
         create_app(found, token, roots, language), http=connections.protocol(token), ws="none", loop="asyncio",
@@ -60,7 +60,8 @@ def prepare(port: int | None, roots: list[Path], language: str | None = None) ->
     return Served(uvicorn.Server(config), listening, found, token)
 
 
-def _listen(port: int, *, or_any: bool) -> socket.socket:
+def listen(port: int, *, or_any: bool) -> socket.socket:
+    """A socket that listens on this port; with `or_any` on a free one where it is taken. Raises UserError."""
     # TCP by name, or asyncio leaves Nagle's algorithm on (base_events._set_nodelay), and each answer, sent as head and
     # body, waits 40 ms for the delayed acknowledgement of its head.
     candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -72,7 +73,7 @@ def _listen(port: int, *, or_any: bool) -> socket.socket:
     except OSError as error:
         candidate.close()
         if or_any:
-            return _listen(0, or_any=False)
+            return listen(0, or_any=False)
         reason = error.strerror or str(error)
         raise UserError("environment.cannot_listen", port=port, reason=reason) from None
     candidate.set_inheritable(False)

@@ -1,4 +1,4 @@
-"""Peaks and every allocation of the steps in tests/kernel_steps.py, in PyTorch's CUDA build.
+"""Peaks and every allocation of the steps in tests/kit/kernel_steps.py, in PyTorch's CUDA build.
 
     python -m tests.cuda_build.steps [NAME …] [--write]
 
@@ -33,7 +33,7 @@ def child(name: str) -> None:
     """Runs in the CUDA build."""
     import torch
 
-    from tests.kernel_steps import FLEX, STEPS
+    from tests.kit.kernel_steps import FLEX, STEPS
 
     torch.cuda.init()
     torch.cuda.memory._record_memory_history(context=None)
@@ -45,7 +45,7 @@ def child(name: str) -> None:
 
 
 def main() -> int:
-    from tests.kernel_steps import FLEX, STEPS
+    from tests.kit.kernel_steps import FLEX, STEPS
 
     names = [*STEPS, *FLEX]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -19,7 +19,7 @@ from foretrain.base.units import MIB
 from foretrain.predict.snapshot.read import SEGMENT_KINDS
 from tests.cuda_build.environment import CARD_MEMORY_MIB, PYTHON, on_the_card
 from tests.cuda_build.grid import REPO
-from tests.stream_programs import WAYS, Event, Program, differences, random_program, run, simulate
+from tests.kit.stream_programs import WAYS, Event, Program, differences, random_program, run, simulate
 
 KEPT = REPO / "tests" / "data" / "streams.json"
 
@@ -97,7 +97,7 @@ def measured_step(name: str) -> list[Any]:
     """Allocated and reserved peak of a step, and its segments in MiB. Runs in the CUDA build."""
     import torch
 
-    from tests.stream_steps import STEPS
+    from tests.kit.stream_steps import STEPS
 
     torch.cuda.init()
     torch.cuda.memory._record_memory_history(context=None)
@@ -131,7 +131,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--write", action="store_true", help=f"keep them in {KEPT.relative_to(REPO)}")
     parser.add_argument(
-        "--step", metavar="NAME", help="a step of tests/stream_steps.py, as tests/test_trace_streams.py has it"
+        "--step", metavar="NAME", help="a step of tests/kit/stream_steps.py, as tests/test_trace_streams.py has it"
     )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -17,8 +17,8 @@ from foretrain.data.prepare import state
 from foretrain.data.shards import PROGRESS, TokenizerInfo, read_index
 from foretrain.data.tokenizer import BpeTokenizer
 from foretrain.data.tokenizer_check import digest_of, tokenizer_of
-from tests.data_helpers import documents, shards, write_shards
 from tests.faults.harness import random_of, result_of
+from tests.kit.data import documents, shards, write_shards
 
 SETTINGS = "tokenizer_config.json"  # says again what the tokenizer knows: damage there may change nothing
 Check = Callable[[Path], Any]

@@ -29,7 +29,7 @@ from tests.faults.harness import (
     result_of,
     wait,
 )
-from tests.helpers import tiny, write_dataset
+from tests.kit.tiny import tiny, write_dataset
 
 MOST_KILLS = 6  # of one run; then it is let go on to its end
 Counts = dict[str, Any]
@@ -186,10 +186,10 @@ def bit_flips(count: int, seed: int) -> Counts:
 
 
 def not_finite(count: int, seed: int) -> Counts:
-    """A number that is none, at random steps, micro-steps and tensors: tests/test_nonfinite.py."""
+    """A number that is none, at random steps, micro-steps and tensors: tests/kit/poisoned.py."""
 
     def work() -> Counts:
-        from tests.test_nonfinite import stop_at_random
+        from tests.kit.poisoned import stop_at_random
 
         torch.set_num_threads(1)
         stop_at_random(count, seed)  # asserts what it must show for each
@@ -219,7 +219,7 @@ def out_of_memory(count: int, seed: int) -> Counts:
         return harness.run(out, Shared(), **{**base, **changes})
 
     def failing(where: str, step: int, micro: int) -> int:
-        from tests.test_microbatch import NO_MEMORY, fail_in_step
+        from tests.kit.training import NO_MEMORY, fail_in_step
 
         with pytest.MonkeyPatch.context() as patch:
             if where == "evaluation":

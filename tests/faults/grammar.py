@@ -12,7 +12,7 @@ from typing import NamedTuple
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.presets import PRESETS
 from foretrain.config.resolve import ALIASES, NANOCHAT, to_toml
-from tests.helpers import REPO
+from tests.kit.command import REPO
 
 VERBS = {
     "plan_json": 44, "plan": 12, "show": 16, "train": 9, "advise": 5, "compare": 6, "options": 8,

@@ -28,7 +28,7 @@ from foretrain.training.device import place
 from foretrain.training.signals import StopFlag
 from foretrain.training.store import RunDirectory
 from foretrain.training.trainer import Trainer
-from tests.helpers import tiny
+from tests.kit.tiny import tiny
 
 DATA = Path("data/toy")
 LISTENING, SAVING = 0, 1  # bytes that a fork shares with the server

@@ -19,7 +19,7 @@ from foretrain.base.errors import ExitCode, UserError
 from tests.faults import grammar, oracle
 from tests.faults.grammar import Case
 from tests.faults.limits import trials
-from tests.helpers import foretrain
+from tests.kit.command import foretrain
 
 REACHED = "reached-the-folder"  # what `train` is stopped with where it would make the run's folder
 DOCUMENTED = {int(code) for code in ExitCode} - {int(ExitCode.INTERNAL)}

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests import bad_files
 from tests.faults.hostile import CANARY
+from tests.kit import bad_files
 
 GPU = "--gpu=4070"
 NESTED = "[" * 200_000 + "]" * 200_000

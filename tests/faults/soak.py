@@ -25,7 +25,7 @@ from tests.faults import soak_faults
 from tests.faults.soak_count import counted
 from tests.faults.soak_watch import SAVE_EVERY, Watch
 from tests.faults.soak_whole import Whole
-from tests.helpers import REPO
+from tests.kit.command import REPO
 
 CONFIG = {
     "device": "cpu", "compile": "false", "cpu_threads": 1, "dtype": "float32", "attention": "sdpa", "n_layer": 2,

@@ -21,7 +21,7 @@ from foretrain.cli.commands import keep_going
 from foretrain.training import checkpoint, choices
 from foretrain.training.store import RunDirectory
 from tests.faults.harness import fork, outcome, random_of, wait
-from tests.helpers import TINY
+from tests.kit.tiny import TINY
 
 CONFIG = {
     **TINY, "n_layer": 1, "dropout": 0.1, "max_iters": 400, "lr_decay_iters": 400, "eval_interval": 40, "eval_iters": 1,

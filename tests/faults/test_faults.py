@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.faults.__main__ import TIERS
-from tests.helpers import REPO
+from tests.kit.command import REPO
 
 
 def test_a_few_of_each_fault(own_directory: Path) -> None:

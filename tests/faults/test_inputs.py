@@ -15,11 +15,11 @@ from foretrain.data.dataset import read_info
 from foretrain.data.shards import Source, sealed, unsealed
 from foretrain.data.tokenizer import BpeTokenizer
 from foretrain.data.tokenizer_check import digest_of, tokenizer_of
-from tests.data_helpers import documents, write_shards
 from tests.faults import grammar, hostile, hostile_configs, inputs, oracle, payloads
 from tests.faults.__main__ import TIERS, experiment
 from tests.faults.grammar import Case
-from tests.helpers import foretrain
+from tests.kit.command import foretrain
+from tests.kit.data import documents, write_shards
 
 UNREACHABLE = (
     "n_layer=0", "n_layer=-3", "n_layer=1.5", "n_head=7", "block_size=0", "batch_size=0", "eval_iters=0", "dropout=1.5",

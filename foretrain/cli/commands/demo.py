@@ -63,7 +63,7 @@ def demo_command(
     resolved = resolve(words)
     resolved, _ = prepare_data(resolved)
     chosen = _as_trained(resolved)
-    _calibrate_once(chosen, busy=Contention(usable_cores(), since=since).begin(), quiet=quiet)
+    calibrate_once(chosen, busy=Contention(usable_cores(), since=since).begin(), quiet=quiet)
     if not quiet:
         _show_plan(chosen)
         _heading("demo.train")
@@ -124,7 +124,7 @@ def _as_trained(resolved: ResolvedConfig) -> ResolvedConfig:
     return replace(resolved, config=chosen.config)
 
 
-def _calibrate_once(resolved: ResolvedConfig, *, busy: list[Any], quiet: bool) -> None:
+def calibrate_once(resolved: ResolvedConfig, *, busy: list[Any], quiet: bool) -> None:
     """Under a minute, the first time on a machine: the forecast then stands on its own speeds.
 
     A busy machine is not measured: its figures would be of the other programs too, and would be kept.

@@ -63,16 +63,16 @@ def keep_going(config: RunConfig, *, wait: Callable[[float], object] = time.slee
 
     Raises UserError 'environment.crashes' after too many crashes without a new checkpoint.
     """
-    before = _standing(config)
+    before = standing(config)
     crashes, alike, wait_s, last_step = 0, 0, FIRST_WAIT_S, -1
     while True:
-        now = _standing(config)
-        code, stopped = _one(child_words(sys.argv[1:], resume=now != before))
-        if code >= 0 and code != ExitCode.INTERNAL and (stopped or not _worth_another(config, code)):
+        now = standing(config)
+        code, stopped = one_attempt(child_words(sys.argv[1:], resume=now != before))
+        if code >= 0 and code != ExitCode.INTERNAL and (stopped or not worth_another(config, code)):
             return code
         if stopped:  # it was told to stop and died of it
             return int(ExitCode.INTERRUPTED)
-        new, died_at = _standing(config) != now, _last_step(config)
+        new, died_at = standing(config) != now, step_reached(config)
         crashes, wait_s = (1, FIRST_WAIT_S) if new else (crashes + 1, wait_s * 2)
         alike, last_step = (1 if new or died_at != last_step else alike + 1), died_at
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
@@ -83,7 +83,7 @@ def keep_going(config: RunConfig, *, wait: Callable[[float], object] = time.slee
         wait(again)
 
 
-def _worth_another(config: RunConfig, code: int) -> bool:
+def worth_another(config: RunConfig, code: int) -> bool:
     """Whether an ending with a sentence is one that a new process can go on from by itself."""
     if code not in (ExitCode.ENVIRONMENT, ExitCode.OUT_OF_MEMORY):
         return False
@@ -91,7 +91,7 @@ def _worth_another(config: RunConfig, code: int) -> bool:
     return found is not None and found.read_record().reason in store.BEGIN_AGAIN
 
 
-def _standing(config: RunConfig) -> tuple[str, str, int]:
+def standing(config: RunConfig) -> tuple[str, str, int]:
     """(the run that --resume auto means, its newest checkpoint, that folder's number), '' and 0 where there is none.
 
     A damaged checkpoint that was written anew has its old name and another number.
@@ -103,14 +103,14 @@ def _standing(config: RunConfig) -> tuple[str, str, int]:
     return found.id, newest.name if newest else "", newest.stat().st_ino if newest else 0
 
 
-def _last_step(config: RunConfig) -> int:
+def step_reached(config: RunConfig) -> int:
     """The last step that was logged; -1 where there is none. Not all lines are read: a run of weeks has many."""
     found = store.newest_unfinished(config.out_dir, config.max_iters)
     lines = found.read_lines("metrics", last_bytes=LAST_LINES_BYTES) if found else []
     return lines[-1]["step"] if lines else -1
 
 
-def _one(words: list[str]) -> tuple[int, bool]:
+def one_attempt(words: list[str]) -> tuple[int, bool]:
     """(the child's exit code, whether a signal was passed on to it)."""
     reader, writer = os.pipe()
     passed: list[int] = []

@@ -19,7 +19,7 @@ from foretrain.data.prepare.sources import SourceFile
 
 # A file that unpacks to this many times its size, and to more than this, is taken for a bomb: text packs 3 to 10 fold.
 BOMB_RATIO, BOMB_BYTES = 500, 256 * 2**20
-_BUFFER = 2**20
+BUFFER = 2**20
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class OpenFile:
     def stream(self) -> BinaryIO:
         """The unpacked bytes."""
         if not self.file.compression:
-            self._stream = io.BufferedReader(self.raw, _BUFFER)
+            self._stream = io.BufferedReader(self.raw, BUFFER)
             return self._stream
         if self.file.compression == "gzip":
             unpacked: Any = gzip.GzipFile(fileobj=io.BufferedReader(self.raw, 65536))
@@ -81,7 +81,7 @@ class OpenFile:
             pa = need_pyarrow()
             unpacked = pa.CompressedInputStream(pa.PythonFile(self.raw, mode="r"), "zstd")
         self.unpacked = _Unpacked(unpacked, self.file)
-        self._stream = io.BufferedReader(self.unpacked, _BUFFER)
+        self._stream = io.BufferedReader(self.unpacked, BUFFER)
         return self._stream
 
     def read_bytes(self) -> int:
@@ -229,24 +229,25 @@ def _pieces(stream: BinaryIO, file: SourceFile, format: Format, offset: int) -> 
             return
         raw = _read_all(stream, cap + 1)
         if len(raw) > cap and format.skip_bad:
-            while stream.read(_BUFFER):
+            while stream.read(BUFFER):
                 pass
         yield raw, offset + len(raw)
     elif format.split_documents in ("lines", "blank-lines"):
-        yield from _by_lines(stream, cap, offset, blank=format.split_documents == "blank-lines")
+        yield from by_lines(stream, cap, offset, blank=format.split_documents == "blank-lines")
     else:
-        yield from _by_marker(stream, cap, offset, format.split_documents.encode())
+        yield from by_marker(stream, cap, offset, format.split_documents.encode())
 
 
 def _read_all(stream: BinaryIO, most: int) -> bytes:
     """Up to `most` bytes; a file that is one document is not small at once."""
     made = bytearray()
-    while len(made) < most and (piece := stream.read(min(_BUFFER, most - len(made)))):
+    while len(made) < most and (piece := stream.read(min(BUFFER, most - len(made)))):
         made += piece
     return bytes(made)
 
 
-def _by_lines(stream: BinaryIO, cap: int, offset: int, *, blank: bool) -> Iterator[tuple[bytes, int]]:
+def by_lines(stream: BinaryIO, cap: int, offset: int, *, blank: bool) -> Iterator[tuple[bytes, int]]:
+    """Documents (cut behind the cap) and where each ends: one a line, or with `blank` those between empty lines."""
     held = bytearray()
     while line := stream.readline(cap + 1):
         offset += len(line)
@@ -264,9 +265,10 @@ def _by_lines(stream: BinaryIO, cap: int, offset: int, *, blank: bool) -> Iterat
         yield bytes(held), offset
 
 
-def _by_marker(stream: BinaryIO, cap: int, offset: int, marker: bytes) -> Iterator[tuple[bytes, int]]:
+def by_marker(stream: BinaryIO, cap: int, offset: int, marker: bytes) -> Iterator[tuple[bytes, int]]:
+    """Documents (cut behind the cap) and where each ends: those between markers."""
     held, searched, lost = bytearray(), 0, 0  # lost: bytes dropped from a document beyond the cap
-    while piece := stream.read(_BUFFER):
+    while piece := stream.read(BUFFER):
         held += piece
         while (at := held.find(marker, searched)) >= 0:
             offset += lost + at + len(marker)
@@ -274,7 +276,7 @@ def _by_marker(stream: BinaryIO, cap: int, offset: int, marker: bytes) -> Iterat
             del held[: at + len(marker)]
             searched = lost = 0
         searched = max(0, len(held) - len(marker) + 1)
-        if len(held) > 2 * cap + 2 * len(marker) + _BUFFER:
+        if len(held) > 2 * cap + 2 * len(marker) + BUFFER:
             drop = len(held) - (cap + 1) - len(marker)
             del held[cap + 1 : cap + 1 + drop]
             lost, searched = lost + drop, cap + 1
@@ -294,7 +296,7 @@ def _too_long(file: SourceFile, format: Format, unit: str, number: int) -> UserE
 
 def _lines_of_json(stream: BinaryIO, file: SourceFile, format: Format, start: Place) -> Iterator[Document]:
     # Escapes make text longer: \u00e9 is six bytes for two; other columns stand in the line as well.
-    cap = 4 * format.max_document_bytes + _BUFFER
+    cap = 4 * format.max_document_bytes + BUFFER
     records, offset = start.records, start.offset
     while line := stream.readline(cap + 1):
         offset += len(line)

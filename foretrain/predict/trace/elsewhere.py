@@ -142,7 +142,7 @@ def _sent(target: Target, card: Gpu, compile: bool, pads: bool) -> Traced:
             "target": vars(target), "gpu": card.model_dump(mode="json"), "compile": compile, "pads": pads,
             "paths": [*paths, *own], "out": str(out),
         }  # fmt: skip
-        ended = _process(job)
+        ended = process(job)
         try:
             answer = json.loads(out.read_text("utf-8"))
         except (OSError, ValueError):
@@ -153,7 +153,7 @@ def _sent(target: Target, card: Gpu, compile: bool, pads: bool) -> Traced:
     return replace(low, high=high[0]) if high else low
 
 
-def _process(job: dict[str, Any]) -> int:
+def process(job: dict[str, Any]) -> int:
     """Run the process that does a job; its exit code."""
     command, more = interpreter.now().worker("foretrain.predict.trace.elsewhere")
     environment = {**os.environ, **more, "CUDA_VISIBLE_DEVICES": "", "TORCH_WARM_POOL": "0"}

@@ -111,13 +111,13 @@ def largest(
             value = count * granule
             if value not in probes:
                 listen(f"{knob} = {value}")
-                probes[value] = _probe(_with(base, knob, value), step, value, settings, listen)
+                probes[value] = probe_of(_with(base, knob, value), step, value, settings, listen)
             return probes[value].fits
 
         def guess(count: int) -> bool:
             return worst_verdict(_with(base, knob, count * granule).memory_of(step)) == "fits"
 
-        return granule * _search(fits, max(1, _bisect(guess, 0, top + 1)), top)
+        return granule * highest_that_fits(fits, max(1, _bisect(guess, 0, top + 1)), top)
 
     granule, highest = RANGES[knob]
     best = search(granule, highest // granule) or (search(1, granule - 1) if granule > 1 else 0)
@@ -140,7 +140,8 @@ def _with(base: Plan, knob: str, value: int) -> Plan:
     return plan(_changed(base, knob, value), base.gpu, name=base.name, used_by_others_bytes=base.used_by_others_bytes)
 
 
-def _probe(changed: Plan, step: StepName, value: int, settings: Settings | None, listen: Listener) -> Probe:
+def probe_of(changed: Plan, step: StepName, value: int, settings: Settings | None, listen: Listener) -> Probe:
+    """What a traced plan answers for one value."""
     (found,) = answers_for(changed, [step], settings, listen)
     return Probe(
         value=value,
@@ -158,7 +159,7 @@ def _bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def _search(fits: Callable[[int], bool], guess: int, top: int) -> int:
+def highest_that_fits(fits: Callable[[int], bool], guess: int, top: int) -> int:
     """Gallop from the guess until the answer is between two numbers; 0 where not even 1 fits."""
     if fits(guess):
         low, stride = guess, max(1, guess // 8)

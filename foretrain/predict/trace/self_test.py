@@ -74,10 +74,10 @@ def real_peaks(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool) ->
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run,
     ):
         drive.RUNS[step](drive.Job(config, CPU, dtype, compiled, tracer, names))
-    return _peaks(run)
+    return peaks_of(run)
 
 
-def _peaks(run: profile) -> tuple[int, int]:
+def peaks_of(run: profile) -> tuple[int, int]:
     """(peak of all blocks, peak without what matrix kernels take for themselves and give back before they return)."""
     everything, tensors = sizes(run)
     return _highest(everything), _highest(tensors)

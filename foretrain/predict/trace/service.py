@@ -219,7 +219,7 @@ def _make(wanted: dict[str, Request], listen: Callable[[str], None]) -> dict[str
     with _deferred_signals() as received, tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
         outs, found = {key: Path(folder) / key for key in wanted}, dict[str, Trace]()
         started = time.monotonic()
-        host = _start([(request, outs[key]) for key, request in wanted.items()], Path(folder))
+        host = start_worker([(request, outs[key]) for key, request in wanted.items()], Path(folder))
         try:
             while len(found) < len(wanted) and not received:
                 ended = host.poll()
@@ -250,7 +250,7 @@ def write_jobs(jobs: Sequence[tuple[Request, Path]], folder: Path) -> Path:
     return told
 
 
-def _start(jobs: Sequence[tuple[Request, Path]], folder: Path) -> subprocess.Popen[bytes]:
+def start_worker(jobs: Sequence[tuple[Request, Path]], folder: Path) -> subprocess.Popen[bytes]:
     """The process that imports torch and forks a worker for each job."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TORCH_WARM_POOL": "0"}
     command, more = interpreter.now().worker()

@@ -73,11 +73,11 @@ def trace(job: dict[str, Any]) -> Trace:
         "eight_bits": [op for op in ("_scaled_mm", "_int_mm") if tracer.ops[op]], "sums_in_place": tracer.in_place_sums,
         **session.marks.facts(),
     }  # fmt: skip
-    _assert_not_degraded(record, config, gpu)
+    assert_not_degraded(record, config, gpu)
     return record
 
 
-def _assert_not_degraded(record: Trace, config: RunConfig, gpu: Gpu) -> None:
+def assert_not_degraded(record: Trace, config: RunConfig, gpu: Gpu) -> None:
     """What PyTorch does without a card it does in silence, so each trace proves that it did otherwise."""
     from foretrain.predict.trace.kernels.attention import cudnn_is_new_enough
 

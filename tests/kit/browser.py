@@ -3,13 +3,24 @@
 A test file imports what it needs by name, so that the fixture and the marks hold in it, too.
 """
 
+import contextlib
+import re
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from importlib import resources
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from playwright.sync_api import Browser, Page
+
+from foretrain.web import child as web_child
+from foretrain.web import server
+from tests.kit.language import child, pretending
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
@@ -68,3 +79,56 @@ def serious(page: Any) -> list[tuple[str, list[Any]]]:
         for v in violations(page)
         if v["impact"] in ("serious", "critical")
     ]
+
+
+@contextlib.contextmanager
+def opened(browser: Browser, link: str, **options: Any) -> Iterator[Page]:
+    """A fresh tab at the link; fails on any console message or failed request but those that are looked for."""
+    page, wrong = tab(browser, **options), []
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on(
+        "request",
+        lambda request: None if request.url.startswith(("http://127.0.0.1:", "blob:")) else wrong.append(request.url),
+    )
+    page.goto(link)
+    yield page
+    page.context.close()
+    # A wrong value is answered with 422, which Chromium tells on its console.
+    assert not [text for text in wrong if "status of 422" not in text]
+
+
+def answered(page: Page) -> None:
+    page.wait_for_selector(".results[aria-busy=false]")
+
+
+def needs(page: Page) -> float:
+    """What the first line says that foretrain's step needs, in GiB."""
+    text = page.locator(".strip-row").first.inner_text()
+    number, unit = re.search(r"([\d.]+) ([GM])iB of", text).groups()  # type: ignore[union-attr]
+    return float(number) / (1 if unit == "G" else 1024)
+
+
+@contextlib.contextmanager
+def serving_here(runs: Path) -> Iterator[str]:
+    """The link of a server in this process, which knows the languages of the tests, too, as the processes that it starts."""
+    with pretending(), mock.patch.object(web_child, "start", child):
+        made = server.prepare(0, [runs])
+        thread = threading.Thread(target=lambda: made.server.run(sockets=[made.listening]), daemon=True)
+        thread.start()
+        while not made.server.started:
+            assert thread.is_alive()
+            time.sleep(0.02)
+        yield made.link
+        made.server.should_exit = True
+        thread.join()
+
+
+def blank_pictures(page: Page) -> list[str]:
+    """Ids of canvases on which hardly anything is drawn."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll("canvas")].filter(canvas => {
+             const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+             let inked = 0; for (let i = 3; i < data.length; i += 4) inked += data[i] > 0;
+             return inked < 500; }).map(canvas => canvas.id)"""
+    )

@@ -8,7 +8,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from tests.helpers import REPO
+from tests.kit.command import REPO
 
 PAGES = [REPO / "README.md", REPO / "CONTRIBUTING.md", REPO / "CHANGELOG.md", *sorted((REPO / "docs").glob("*.md"))]
 _BLOCK = re.compile(

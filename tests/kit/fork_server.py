@@ -22,8 +22,8 @@ from typing import Any
 from foretrain.predict.trace import service
 from foretrain.predict.trace.service import Request
 
-REAL_START = service._start
-REPO = Path(__file__).parent.parent
+REAL_START = service.start_worker
+REPO = Path(__file__).parents[2]
 
 
 class Server:
@@ -36,7 +36,7 @@ class Server:
         """The process id of a worker with this job."""
         if self.process is None:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fork_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPO,
+                [sys.executable, "-m", "tests.kit.fork_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPO,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
             )  # fmt: skip
             atexit.register(self.end)
@@ -79,7 +79,7 @@ class Forked:
 
 
 def start(jobs: Sequence[tuple[Request, Path]], folder: Path) -> Any:
-    """In the place of service._start."""
+    """In the place of service.start_worker."""
     return Forked(SERVER.fork(service.write_jobs(jobs, folder), folder / "host"), folder / "host.status")
 
 
@@ -123,7 +123,7 @@ def read_line() -> bytes:
 
 
 def become_worker(what: dict[str, Any], out: Path, worker: Any) -> None:
-    """As service._start would have started it."""
+    """As service.start_worker would have started it."""
     code = 1
     try:
         log = os.open(out.with_suffix(".log"), os.O_WRONLY | os.O_CREAT)

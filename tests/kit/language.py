@@ -2,6 +2,7 @@
 Arabic letters, which runs from right to left."""
 
 import os
+import re
 import string
 import subprocess
 import sys
@@ -11,7 +12,10 @@ from unittest import mock
 
 from foretrain.base import languages
 from foretrain.config.options import OPTIONS
-from tests.helpers import REPO
+from foretrain.hardware.cpu import cpu_device
+from foretrain.verification import record as verification
+from foretrain.verification.cases import FILLING, ON_A_CARD
+from tests.kit.command import REPO
 
 BRACKETS, ARABIC = "ia", "dv"  # tags that browsers know, of languages that nobody has translated yet
 _LETTERS = str.maketrans(
@@ -54,11 +58,11 @@ def pretended() -> dict[str, dict[str, str]]:
 @contextmanager
 def pretending(**more: dict[str, str]) -> Iterator[None]:
     """The languages of this module, and `more` of them, are known within."""
-    files = {**{id: languages._file(id) for id in languages._ids()}, **pretended(), **more}
+    files = {**{id: languages.file_of(id) for id in languages.ids_of()}, **pretended(), **more}
     try:
         with (
-            mock.patch.object(languages, "_ids", return_value=tuple(files)),
-            mock.patch.object(languages, "_file", side_effect=files.__getitem__),
+            mock.patch.object(languages, "ids_of", return_value=tuple(files)),
+            mock.patch.object(languages, "file_of", side_effect=files.__getitem__),
         ):
             forget()
             yield
@@ -69,7 +73,7 @@ def pretending(**more: dict[str, str]) -> Iterator[None]:
 def child(module: str) -> subprocess.Popen[str]:
     """What `web.child.start` starts, knowing these languages, too: a patch of `_ids` ends with its process."""
     code = (
-        "import runpy, sys\nfrom tests.language_kit import pretending\n"
+        "import runpy, sys\nfrom tests.kit.language import pretending\n"
         "with pretending():\n    runpy.run_module(sys.argv[1], run_name='__main__')"
     )
     return subprocess.Popen(
@@ -80,7 +84,7 @@ def child(module: str) -> subprocess.Popen[str]:
 
 def forget() -> None:
     """What was kept of the files is read again."""
-    for kept in (languages._language, languages.texts):
+    for kept in (languages.table_of, languages.texts):
         kept.cache_clear()
 
 
@@ -92,3 +96,17 @@ def unsaid(text: str) -> str:
         if depth == 0:
             left.append(" " if sign == "⟧" else sign)
     return "".join(left)
+
+
+ENGLISH = languages.texts_of("en")
+
+# What no language changes: names and values of knobs, cards, dtypes, units, sources, formulas, people's files.
+SAME = {
+    word for knob in OPTIONS.values() for word in re.findall(r"[A-Za-z]+", f"{knob.name} {knob.default} {knob.unit}")
+} | {word for id in ENGLISH if id.startswith("rule.") for word in id.split(".")[1].split("_")} | {
+    "bit", "GiB", "MiB", "KiB", "FLOP", "TFLOP", "GFLOP", "PFLOP", "kWh", "EUR", "RTX",
+    "min", "cuBLAS", "float", "bfloat", "preset", "Ampere", "Ada", "gpt", "docs", "step", "python", "stdlib", "test",
+    "memory", "default", "nanogpt", "modern", "baby", "log", "out", "foretrain", *re.findall(r"[A-Za-z]+", cpu_device().name),
+} | {  # the names of cases are typed: foretrain verify --only
+    word for case in (*ON_A_CARD, *FILLING) for word in re.findall(r"[A-Za-z]+", case.label)
+} | {"NVIDIA", "GeForce", "json", "case", "cases", *re.findall("[a-z]+", verification.CONTRIBUTED)}  # fmt: skip

@@ -1,0 +1,1 @@
+"""What tests share. No test module imports another one."""

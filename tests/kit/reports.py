@@ -1,0 +1,87 @@
+"""Made-up records of runs, as reports read them."""
+
+import json
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from foretrain.config.resolve import resolve
+from foretrain.data.dataset import DatasetInfo
+from foretrain.hardware.catalogue import find
+from foretrain.hardware.cpu import cpu_device
+from foretrain.training.store import MeasuredMemory, MeasuredPhase, RunRecord
+
+HOSTILE = '</script><img src=x onerror=alert(1)> & "quotes" \x1b[31m {braces} ${dollar} $title'
+
+
+def record(**changes: object) -> RunRecord:
+    config = resolve(["baby"]).config
+    values = {
+        "id": "out-baby", "name": "baby", "status": "finished", "started_at": "2026-11-21T04:00:00+00:00",
+        "config": config, "gpu": cpu_device(), "dtype": "float32", "compiled": False, "n_params": 836_736,
+        "dataset": DatasetInfo(name="x", path="nowhere", train_tokens=10, val_tokens=10), "steps_done": 1200,
+        "first_val_loss": 5.3, "val_loss": 1.5, "step_s": 0.08, "tokens_per_s": 25_000.0, "mfu": 0.4, "wall_s": 99.0,
+        "evaluation_s": 0.5,
+        "memory": MeasuredMemory(
+            method="test", weights_bytes=3_346_944, optimizer_bytes=6_693_996, saved_bytes=71_615_492,
+            gradients_bytes=3_346_944,
+            phases=(MeasuredPhase(phase="steady_step", allocated_bytes=85_850_748, process_bytes=4 * 10**8),),
+        ),
+        **changes,
+    }  # fmt: skip
+    return RunRecord.model_validate(values)
+
+
+METRICS = [
+    {"kind": "evaluation", "step": 0, "train_loss": 5.31, "val_loss": 5.3, "evaluation_s": 0.5},
+    {"kind": "step", "step": 0, "loss": 5.3},
+    {"kind": "step", "step": 1, "loss": 4.9},
+    {"kind": "evaluation", "step": 2, "train_loss": 1.4, "val_loss": 1.5, "evaluation_s": 0.5},
+]
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        if tag not in ("meta", "br", "img", "input"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+CARD = "RTX 4070"
+
+
+def gpu_lines(count: int) -> Iterator[dict[str, Any]]:
+    for i in range(count):
+        hot = 300 <= i < 320 or i == 700
+        yield {
+            "elapsed_s": 1.0 + i, "tokens_per_s": 100.0, "mfu": 0.3, "power_w": 190.0, "temperature_c": 80 + hot,
+            "clock_ghz": 2.1 if hot else 2.7, "clock_reasons": ["thermal"] if hot else ["idle"], "memory_bytes": 2**30,
+        }  # fmt: skip
+
+
+def write_long_run(folder: Path, steps: int, name: str = "long") -> Path:
+    """A run's records as a GPU run leaves them."""
+    from foretrain.training.store import RunDirectory
+    from tests.kit.reports import record
+
+    folder.mkdir()
+    RunDirectory(folder).write_record(record(name=name, gpu=find(CARD), dtype="bfloat16", steps_done=steps))
+    with (folder / "metrics.jsonl").open("w", encoding="utf-8") as file:
+        for step, vitals in enumerate(gpu_lines(steps)):
+            if step % 50 == 0:
+                line = {"kind": "evaluation", "step": step, "train_loss": 4.0, "val_loss": 4 + 1 / (step + 1),
+                        "evaluation_s": 0.5, "best": True}  # fmt: skip
+                file.write(json.dumps(line) + "\n")
+            line = {"kind": "step", "step": step, "loss": 3 + 100 / (step + 100) + step % 7 / 50, "grad_norm": 1.0,
+                    "learning_rate": 1e-3, "step_s": 0.9, "eta_s": 0.0, **vitals}  # fmt: skip
+            file.write(json.dumps(line) + "\n")
+    return folder

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from foretrain.base.errors import UserError
+from foretrain.base.quantities import parse_limit
 from foretrain.base.units import parse_bytes
 from foretrain.config.families import FAMILIES
 from foretrain.config.resolve import resolve
@@ -16,6 +18,8 @@ from foretrain.model.shape import ModelShape
 from foretrain.predict.memory import predict
 from foretrain.predict.plan import Plan, n_evaluations, plan
 from foretrain.predict.speed.time import step_time
+from foretrain.predict.within import within
+from foretrain.reports.views import plan as plan_view
 from tests.kit.command import REPO, foretrain
 
 CASES = REPO / "examples" / "real-cases"
@@ -330,6 +334,10 @@ def test_what_is_not_known_of_a_family_is_said(monkeypatch: pytest.MonkeyPatch) 
     assert {"compiled_as_eager", "time_of_recipe_unknown"} <= {note.id for note in found.notes}
     assert found.timing is None
     assert found.nanogpt_timing is not None
+    assert "plan.no_time_of_recipe" in repr(plan_view.document(found))
+    with pytest.raises(UserError) as refused:
+        within(found, parse_limit("12h"))
+    assert refused.value.id == "usage.no_time_of_recipe"
     assert found.memory[0].phase("steady_step").allocated_bytes == eager.phase("steady_step").allocated_bytes
     uncompiled = plan(config.model_copy(update={"compile": False}), find("RTX 4070"))
     assert uncompiled.timing is not None

@@ -19,7 +19,7 @@ from foretrain.advice.rules import BY_ID, RULES
 from foretrain.advice.rules.base import Change, Goal, Rule, State
 from foretrain.base.errors import UserError
 from foretrain.predict.memory import StepName
-from foretrain.predict.plan import Plan
+from foretrain.predict.plan import Plan, no_time
 
 SHORT, LARGE_GAIN = 3, 0.1  # changes on a plan's screen, and how much of the run's time they have to save
 ENOUGH = 3  # exact single changes that fit: then no sets are searched
@@ -88,7 +88,7 @@ def search_of(plan: Plan, step: StepName, goal: Goal, rents: dict[str, float] | 
     if goal == "fit" and base.available_bytes is None:
         raise UserError("usage.advise_memory", gpu=plan.gpu.name)
     if goal != "fit" and base.timing is None:
-        raise UserError("usage.no_time", text=f"--goal {goal}", gpu=plan.gpu.name)
+        raise no_time(plan, f"--goal {goal}")
     if goal == "cost" and not base.money:
         raise UserError("usage.no_price", text="--goal cost")
     return Search(planner, base, goal, rents or {})

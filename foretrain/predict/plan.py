@@ -8,6 +8,7 @@ import json
 import math
 from typing import Any, Literal, Self
 
+from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
 from foretrain.base.units import format_bytes, format_duration
 from foretrain.config.families import family_of
@@ -149,8 +150,20 @@ class Plan(Record):
         """How long the run takes with this trainer; None where the card's speed is not known."""
         return self.timing if step == "foretrain" else self.nanogpt_timing
 
+    @property
+    def of_untimed_recipe(self) -> bool:
+        """Whether the time is not known because of the model's family; else, where it is not, because of the card."""
+        return any(note.id == "time_of_recipe_unknown" for note in self.notes)
+
     def verdict_of(self, step: StepName) -> Verdict | None:
         return worst_verdict(self.memory_of(step))
+
+
+def no_time(plan: Plan, text: str) -> UserError:
+    """The error of what was asked for by `text` and needs a time, where none is known."""
+    if plan.of_untimed_recipe:
+        return UserError("usage.no_time_of_recipe", text=text, recipe=plan.config.recipe)
+    return UserError("usage.no_time", text=text, gpu=plan.gpu.name)
 
 
 def choose_dtype(config: RunConfig, gpu: Gpu) -> tuple[Dtype, str]:

@@ -12,7 +12,7 @@ from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict.memory import StepName, Verdict
-from foretrain.predict.plan import Plan, Timing, whole_run
+from foretrain.predict.plan import Plan, Timing, no_time, whole_run
 
 MOST_STEPS = 10**10  # as many as the knob allows
 MOST_WARMUP = 1 / 20  # of a run
@@ -118,7 +118,7 @@ def within(plan: Plan, limit: Limit, step: StepName = "foretrain") -> Within:
     if config.eval_only:
         raise UserError("usage.eval_only", text=limit.as_option)
     if timing is None:
-        raise UserError("usage.no_time", text=limit.as_option, gpu=gpu.name)
+        raise no_time(plan, limit.as_option)
     check_currency(limit, config)
     expected, cautious, optimistic = (
         largest_steps(timing, config, gpu, dtype, limit, reading) for reading in ("expected", "high", "low")

@@ -29,6 +29,7 @@ class Family:
     parts: Mapping[str, tuple[str, str]] = {}
     # Sizes of its own that formulas have letters for: attributes of a config. H heads of D that are not C: see dims.py.
     letters: Mapping[str, str] = {}
+    legend = ""  # the id of a text that explains them
     positions = ""  # its matrix with a row for each position
     sets: Mapping[str, Any] = {}  # options unless the user writes them
     rates: Mapping[str, Any] = {}  # the same, with the optimizer that it sets alone

@@ -282,7 +282,9 @@ def _takes(plan: Plan, timing: Timing | None, steps: int | None = None) -> list[
     """Hours and money."""
     if timing is None:
         unknown = Row(Message("first.label.cost"), Message("first.cost_unknown"))
-        return [Row(Message("first.label.time"), Message("first.no_time", {"gpu": plan.gpu.name})), unknown]
+        id = "first.no_time_of_recipe" if plan.of_untimed_recipe else "first.no_time"
+        why = Message(id, {"gpu": plan.gpu.name, "recipe": plan.config.recipe})
+        return [Row(Message("first.label.time"), why), unknown]
     c, total = plan.config, timing.total_s
     values = {
         "total": (total.low_s, total.expected_s, total.high_s), "steps": steps or plan.work.steps,

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from foretrain.advice.record import Advices
+from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.memory import Component, PhaseMemory, StepMemory, StepName
@@ -224,7 +225,10 @@ def _bytes(plan: Plan) -> tuple[Block, ...]:
             "moment": Message(f"moment.{phase.moment}"),
         },
     )
-    return memory_bars(plan), Paragraph(where), Table(columns, tuple(rows), frozenset({1})), Paragraph(legend)
+    family = family_of(c)
+    own = {letter: getattr(c, name) for name, letter in family.letters.items()}
+    legends = [Paragraph(legend), *([Paragraph(Message(family.legend, own))] if own else [])]
+    return memory_bars(plan), Paragraph(where), Table(columns, tuple(rows), frozenset({1})), *legends
 
 
 def _work(plan: Plan) -> Table:
@@ -251,7 +255,8 @@ def _work(plan: Plan) -> Table:
 def _time(plan: Plan, now: datetime | None) -> tuple[Block, ...]:
     timing = plan.timing_of(plan.step)
     if timing is None:
-        return (Paragraph(Message("plan.no_time", {"gpu": plan.gpu.name})),)
+        id = "plan.no_time_of_recipe" if plan.of_untimed_recipe else "plan.no_time"
+        return (Paragraph(Message(id, {"gpu": plan.gpu.name, "recipe": plan.config.recipe})),)
     rows = _time_rows(plan, timing, now)
     other: StepName = "nanogpt" if plan.step == "foretrain" else "foretrain"
     beside = None if plan.config.eval_only else plan.timing_of(other)

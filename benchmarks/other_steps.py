@@ -1,8 +1,8 @@
 """Steps of other programs as operations, at the plan's rates: what `foretrain plan` has no option for.
 
 A case of published_logs.json names in `program` how its model and optimizer differ from nanoGPT's. Widths, products,
-attention and optimizer are exact; of kernels that only move bytes the passes over tensors are counted from the
-program's source, eager one by one and compiled as Inductor fuses them. No constant stands here for a speed.
+attention and optimizer are exact. Eager kernels are those that other_model.py runs; of compiled ones that only move
+bytes the passes over tensors are counted, as Inductor fuses them. No constant stands here for a speed.
 """
 
 from collections.abc import Iterator
@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.abstract import programs
 from foretrain.predict.software import Software
 from foretrain.predict.speed.compiled_ops import CompiledOps
-from foretrain.predict.speed.eager_ops import EagerOps
 from foretrain.predict.speed.ops import Kind, Operation, OperationList, Way
 from foretrain.predict.speed.rates import rates_of
+from foretrain.predict.speed.recorded_ops import recorded
 from foretrain.predict.speed.step_ops import FOREACH_BYTES
 from foretrain.predict.speed.time import PYTHON_S, busy_s
 
@@ -97,70 +98,6 @@ class _Blocks(OperationList):
             self.matmul("attention", "matmul", m, n, k, count)
 
 
-class OtherEager(_Blocks, EagerOps):
-    """Kernel by kernel."""
-
-    def __init__(self, way: Way, program: Program) -> None:
-        super().__init__(way)
-        self.program = program
-
-    def block_forward(self, count: int) -> None:
-        p, E, low = self.program, self.elements, self.way.low
-        inner = E // self.shape.n_embd * (p.d_ff or 4 * self.shape.n_embd)
-        self.norms(2 * count)
-        self.blocks_matmuls(backward=False, count=count)
-        if p.separate_qkv:
-            self.autocast("norm", E, 2 * count, down=True)  # autocast casts an input for each product
-        if p.rotary:  # halves, products with cosine and sine, sum, joined
-            self.traffic("rotary", "add", 2 * self.inner, 6 * low, 4 * low, count)
-        self.attend(count)
-        if p.gated:  # silu, and its product with the other half
-            self.traffic("silu", "gelu", inner, 3 * low, 2 * low, count)
-        else:
-            self.traffic("gelu", "gelu", inner, low, low, count)
-        self.drop(2 * count, low)
-        self.traffic("residual", "add", E, self.wide + low, self.wide, 2 * count)
-
-    def attend(self, count: int, *, backward: bool = False) -> None:
-        if self.program.written_attention:
-            self.attention_matmuls(count, backward=backward)
-            self.attention_passes(count, backward=backward)
-        else:
-            self.attention(count, backward=backward)
-
-    def forward(self) -> None:
-        self.embed()
-        self.autocast("weight copies", self.block_weights, self.shape.n_layer, down=True)
-        self.block_forward(self.shape.n_layer)
-        self.head_forward()
-        if self.program.logits_fp32:
-            self.traffic("loss", "cast", self.tokens * self.shape.vocab_size, 2 + 4, 4 + 4)
-
-    def block_backward(self, count: int) -> None:
-        p, E, low, wide = self.program, self.elements, self.way.low, self.wide
-        inner = E // self.shape.n_embd * (p.d_ff or 4 * self.shape.n_embd)
-        self.autocast("residual", E, 2 * count, down=True)
-        self.drop(2 * count, low)
-        self.blocks_matmuls(backward=True, count=count)
-        self.autocast("weight gradients", self.block_weights, count, down=False)
-        passes = 3 if p.gated else 1
-        self.traffic("gelu", "gelu_backward", inner, passes * 2 * low, passes * low, count)
-        if p.gated:  # two gradients of the block's input are added
-            self.traffic("silu", "add", E, 2 * low, low, count)
-        self.autocast("norm", E, 2 * count, down=False)
-        self.traffic("norm", "norm_backward", E, 3 * wide, wide, 2 * count)
-        self.traffic("residual", "add", E, 2 * wide, wide, 2 * count)
-        self.attend(count, backward=True)
-        if p.rotary:
-            self.traffic("rotary", "add", 2 * self.inner, 6 * low, 4 * low, count)
-        self.traffic("attention", "join", 3 * E, low, low, count)
-
-    def head_backward(self) -> None:
-        if self.program.logits_fp32:
-            self.traffic("loss", "cast", self.tokens * self.shape.vocab_size, 4 + 4, 4 + 2)
-        super().head_backward()
-
-
 class OtherCompiled(_Blocks, CompiledOps):
     """As Inductor fuses them: norms, activations and rotary positions take one kernel each way."""
 
@@ -177,7 +114,24 @@ class OtherCompiled(_Blocks, CompiledOps):
             low = self.way.low
             self.traffic("attention", "fused", self.scores, (1 + backward) * low, low, count)
         else:
-            OperationList.attention_passes(self, count, backward=backward)
+            self.attention_passes(count, backward=backward)
+
+    def attention_passes(self, count: int, *, backward: bool = False) -> None:
+        """nanoGPT's lines between the products, a kernel each: scale, mask, softmax (autocast: in fp32), dropout."""
+        low, S, casts = self.way.low, self.scores, self.way.casts
+        wide = 4 if casts else low
+        self.traffic("attention", "add", S, low, low, count)
+        self.traffic("attention", "add", S, low, low, count)
+        self.traffic("attention", "cast", S, low, wide, count if casts else 0)
+        self.traffic("attention", "softmax_backward" if backward else "softmax", S, (1 + backward) * wide, wide, count)
+        if self.way.config.dropout and self.way.train:
+            self.traffic("attention", "dropout", S, wide + backward, wide + (not backward), count)
+        self.traffic("attention", "cast", S, wide, low, count if casts else 0)
+
+    @property
+    def scores(self) -> int:
+        """Elements of all heads' T x T matrices."""
+        return self.batch * self.shape.n_head * self.block**2
 
     def traffic(self, name: str, kind: Kind, elements: int, read: float, written: float, count: int = 1) -> None:
         if name == "attention" and elements == self.scores:
@@ -226,6 +180,19 @@ def _optimizer(ops: _Blocks, program: Program) -> Iterator[Operation]:
     yield from ops.found
 
 
+def micro_batch(way: Way, program: Program) -> list[Operation]:
+    """Forward and backward pass of one micro-batch."""
+    if way.compiled:
+        ops = OtherCompiled(way, program)
+        ops.forward()
+        ops.backward()
+        return [op for op in ops.found if op.runs]
+    # torch 1.13 has no kernel for attention, so that it is written out.
+    own = replace(way, step="foretrain", torch=Software(1, 13) if program.written_attention else way.torch)
+    model = programs.load("other_model").OtherGPT
+    return recorded(own, lambda config: model(config, program))
+
+
 def expected_s(case: dict[str, Any], config: RunConfig, gpu: Gpu, way: Way) -> float:
     """Seconds of the step, as time.py adds operations up."""
     program = Program.of(case)
@@ -234,10 +201,8 @@ def expected_s(case: dict[str, Any], config: RunConfig, gpu: Gpu, way: Way) -> f
         way = replace(way, config=config, step="foretrain")
     rates = rates_of(gpu, way.dtype, "dtype", way.torch)
     assert rates
-    ops: OtherEager | OtherCompiled = (OtherCompiled if way.compiled else OtherEager)(way, program)
-    ops.forward()
-    ops.backward()
-    micro = [op for op in ops.found if op.runs]
+    ops = OtherCompiled(way, program)
+    micro = micro_batch(way, program)
     launching_s = sum(op.runs for op in micro) * rates.launch_s(compiled=way.compiled) + PYTHON_S
     n = config.gradient_accumulation_steps
     total = n * max(busy_s(micro, rates), launching_s)

@@ -32,13 +32,12 @@ from foretrain.model.low_precision import (
 from foretrain.model.precision_check import compare, rows_of_check
 from foretrain.model.step import TrainState, build, train_step
 from foretrain.predict.plan import plan
-from foretrain.predict.speed.low_precision_ops import Linear, backward, forward
-from foretrain.predict.speed.ops import OperationList, Way
+from foretrain.predict.speed.ops import Way
 from foretrain.predict.speed.step_ops import step as step_operations
 from foretrain.predict.speed.time import bound_s, step_time
 from foretrain.predict.trace.service import Request, traces
 from tests.kit.command import foretrain
-from tests.kit.kernels import Kernels, random_batches
+from tests.kit.kernels import random_batches
 from tests.kit.tiny import tiny, write_dataset
 from tests.kit.training import assert_same, final_tensors, train
 
@@ -352,26 +351,6 @@ def test_train_refuses_before_it_writes(tmp_path: Path) -> None:
 
 
 # -- predictions -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["fp8", "int8"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_bytes_are_those_of_a_real_eager_layer(mode: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(low_precision.cpu, "sums_are_exact", True)  # bytes are counted; not every processor sums right
-    way = Way(tiny(matmul=mode), dtype, "foretrain", compiled=False, train=True, cuda=True)
-    ops, layer = OperationList(way), Linear("fc", 192, 320, 512, 4, 1)
-    forward(ops, layer)
-    backward(ops, layer)
-    predicted = sum(op.nbytes for op in ops.found)
-    linear = torch.nn.Linear(320, 192, bias=False)
-    convert(torch.nn.Sequential(linear), mode)
-    torch_dtype = getattr(torch, dtype)
-    x, grad = torch.randn(512, 320, requires_grad=True), torch.randn(512, 192).to(torch_dtype)
-    with Kernels() as seen:
-        with torch.autocast("cpu", torch_dtype, enabled=dtype != "float32"):
-            y = linear(x)
-        y.backward(grad)
-    assert seen.nbytes == pytest.approx(predicted, rel=0.02)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

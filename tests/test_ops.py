@@ -1,15 +1,24 @@
-"""The list of operations against PyTorch's FlopCounterMode, and the bytes against closed forms."""
+"""The list of operations against PyTorch's own: FLOPs by FlopCounterMode, bytes kernel by kernel of a real step."""
+
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+from torch.utils.flop_counter import FlopCounterMode
 
 from foretrain.config.options import RunConfig
+from foretrain.model import low_precision
+from foretrain.model.nanogpt import NanoGPT
 from foretrain.model.shape import ModelShape
+from foretrain.model.step import build
 from foretrain.predict.speed.ops import Operation, Way, flops
 from foretrain.predict.speed.step_ops import accumulation, micro_batch, optimizer, step
-from tests.kit.operations import counted, way
+from tests.kit.operations import ATTENTION, counted, way
 from tests.kit.tiny import tiny
 
 
@@ -39,6 +48,97 @@ def test_flops_are_those_of_flop_counter_mode(
     # What is fused changes bytes, never FLOPs; Inductor also leaves out what recomputation does not need.
     if not checkpointed:
         assert flops(micro_batch(way(config, dtype, train=train, compiled=True))) == pytest.approx(measured, rel=1e-3)
+
+
+class Traffic(TorchDispatchMode):
+    """Bytes that the kernels of a real step read and write, each tensor once, and how many kernels there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {id(x): x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)}
+        outs = [x for x in tree_flatten(out)[0] if isinstance(x, Tensor)]
+        known = {x.untyped_storage().data_ptr() for x in given.values()}
+        views = not func._schema.is_mutable and all(x.untyped_storage().data_ptr() in known for x in outs)
+        name = func._schema.name.removeprefix("aten::")
+        if views or "empty" in name or (name == "copy_" and args[0].data_ptr() == args[1].data_ptr()):
+            return out
+        self.count += 1
+        self.nbytes += self.read(name, list(given.values()), outs) + self.size(*outs)
+        if name in ("scatter_add_", "index_add_"):  # which write a few rows
+            self.nbytes -= self.size(*outs)
+        return out
+
+    @staticmethod
+    def size(*tensors: Tensor) -> int:
+        return sum(x.numel() * x.element_size() for x in tensors)
+
+    def read(self, name: str, given: list[Tensor], outs: list[Tensor]) -> int:
+        """What is read of what a kernel is given: of a table some rows, of a result to overwrite nothing."""
+        if name.endswith("_like"):
+            return 0
+        if name == "embedding":
+            return self.size(*outs, given[1])
+        if name in ("gather", "nll_loss_forward"):
+            return self.size(given[1])
+        if name == "nll_loss_backward":
+            return self.size(given[2])
+        if name in ("copy_", "fill_", "zero_", "scatter_add_", "index_add_"):
+            return self.size(*given[1:])
+        if name == "mm" and len(given) == 3:  # out=
+            return self.size(*given[:2])
+        # The gradients of a norm's input and of its weight are two kernels, each of which reads the gradient.
+        return self.size(*given) + (self.size(given[0]) if name == "native_layer_norm_backward" else 0)
+
+
+def traffic(config: RunConfig, dtype: torch.dtype, *, train: bool) -> Traffic:
+    """Of one micro-batch of the real eager step."""
+    state = build(config, torch.device("cpu"), dtype, compile=False)
+    state.model.train(train)
+    idx = torch.zeros(config.batch_size, config.block_size, dtype=torch.int64)
+    found = Traffic()
+    with found, torch.set_grad_enabled(train):
+        with state.autocast():
+            loss = state.call(idx, idx)
+        if train:
+            loss.backward()
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"bias": True}, {"activation_checkpointing": True}, {"recompute_norm_gelu": True},
+        {"loss_chunk_size": 100}, {"master_weights": True}, {"matmul": "fp8"}, {"matmul": "int8", "bias": True},
+        {"recipe": "modern"}, {"recipe": "modern", "loss_chunk_size": 64, "activation_checkpointing": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_bytes_are_those_of_the_kernels_of_a_real_step(
+    options: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(low_precision.cpu, "sums_are_exact", True)  # not every processor sums right, none is asked to
+    config = tiny(n_layer=2, n_head=4, n_embd=128, block_size=64, batch_size=4, vocab_size=512, **options)
+    for train in (True, False):
+        real, ours = traffic(config, getattr(torch, dtype), train=train), micro_batch(way(config, dtype, train=train))
+        assert nbytes(ours) == pytest.approx(real.nbytes, rel=0.01 if config.recipe == "modern" else 0.001)
+        # The gradient of an embedding is a fill and a scatter, which PyTorch dispatches as one.
+        assert sum(op.runs for op in ours) == pytest.approx(real.count, rel=0.03, abs=4)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_flops_of_nanogpts_own_step_are_those_of_flop_counter_mode(dropout: float) -> None:
+    """With dropout a CPU writes attention out, whose backward pass is two products for each one, and not two and a half."""
+    config = tiny(dropout=dropout)
+    model, idx = NanoGPT(config), torch.zeros(config.batch_size, config.block_size, dtype=torch.int64)
+    with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
+        model(idx, idx)[1].backward()
+    found = micro_batch(Way(config, "float32", "nanogpt", False, True, cuda=False))
+    assert flops(found) == counter.get_total_flops()
 
 
 def test_flops_are_6n_and_12lct() -> None:

@@ -164,15 +164,12 @@ def test_geforce_ranges_are_at_most_a_quarter_wide_and_hold_nine_of_ten() -> Non
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_program_that_differs_in_nothing_is_nanogpts_step(compiled: bool) -> None:
     """FLOPs and bytes of benchmarks/other_steps.py, which plans what `plan` has no option for, against the plan's."""
-    from other_steps import OtherCompiled, OtherEager, Program
+    import other_steps
 
     own = way("2.13", compiled=compiled)
-    ops = (OtherCompiled if compiled else OtherEager)(own, Program())
-    ops.forward()
-    ops.backward()
-    plans = micro_batch(own)
-    assert flops(ops.found) == flops(plans)
-    nbytes, expected = (sum(op.runs * op.nbytes for op in found) for found in (ops.found, plans))
+    ops, plans = other_steps.micro_batch(own, other_steps.Program()), micro_batch(own)
+    assert flops(ops) == flops(plans)
+    nbytes, expected = (sum(op.runs * op.nbytes for op in found) for found in (ops, plans))
     assert nbytes == pytest.approx(expected, rel=0.001)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Grads, record, wants
 from foretrain.predict.abstract.dims import Dim
-from foretrain.predict.abstract.tensors import Tensor, allocate, bool_, float32, passing
+from foretrain.predict.abstract.tensors import Tensor, allocate, bool_, float32, make, passing, ran
 
 HERE = "activations.attention"
 
@@ -37,6 +37,12 @@ def _by_rows(like: Tensor, width: int) -> Tensor:
     return Tensor((B, H, T, width), (s[0], s[2], s[1], s[3]), out.dtype, out.storage)
 
 
+def _copied(x: Tensor, width: int) -> Tensor:
+    out = _by_rows(x, width)
+    ran("join", out, x)
+    return out
+
+
 def _padded(width: int) -> int:
     wide = -(-int(width) // 8) * 8
     return Dim(wide, 1, ("E",)) if wide != width else width
@@ -48,11 +54,13 @@ def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor
     width = _padded(D) if kind == "flash" else D
     inputs = [q, k, v]
     if width is not D:  # FlashAttention takes heads of a multiple of 8 only (pad_last_dim in attention.cpp)
-        inputs = [_by_rows(x, width) for x in inputs]
+        inputs = [_copied(x, width) for x in inputs]
     whole = _by_rows(q, width)
     lse = allocate((B, H, T), float32, HERE)
     if kind == "flash" and machine.cuda and not dropout:
         passing(1, "split")
+    machine.name = "attention"
+    ran("attention", (whole, lse), *inputs, shape=(B, H, T, D))
     out = whole if width is D else whole.viewed(q.shape, whole.strides)
     out = out.detach()
     if wants(q, k, v):
@@ -60,11 +68,12 @@ def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor
         def run(saved: list[Any], grad: Tensor) -> Grads:
             copies = []
             if width is not D:
-                grad = _by_rows(grad, width)
-                copies = [_by_rows(grad, width) for _ in range(2)] if int(H) > 1 else []
+                grad = _copied(grad, width)
+                copies = [_copied(grad, width) for _ in range(2)] if int(H) > 1 else []
             shape = [_by_rows(x, width) for x in saved[:3]]
             if kind in ("flash", "cudnn") and machine.cuda:
                 passing(1, "flash")
+            ran("attention_backward", shape, grad, *saved, shape=(B, H, T, D))
             copies.clear()
             return [x.viewed((*x.shape[:-1], D), x.strides) for x in shape]
 
@@ -79,35 +88,41 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     heads, scores = (B, H, T, D), (B, H, T, T)
     half, lays_out = low.itemsize == 2, int(B) > 1 and int(H) > 1
 
-    def made(shape: Sequence[int], dtype: m.DType = float32) -> Tensor:
-        return allocate(shape, dtype, _place())
+    def made(
+        kind: str, shape: Sequence[int], *inputs: Tensor, dtype: m.DType = float32, of: Sequence[int] = ()
+    ) -> Tensor:
+        return make(kind, shape, dtype, *inputs, component=_place(), of=of)
 
-    casts = [made(heads) for _ in range(3)] if half else []
-    factors = [made(heads)]  # q, scaled
-    names = [made((T, T))]  # the causal mask
-    factors.append(made(heads))  # k, scaled
+    machine.name = "attention"
+    casts = [made("cast", heads, x) for x in (q, k, v)] if half else []
+    factors = [made("add", heads, q)]  # q, scaled
+    names = [made("fill", (T, T))]  # the causal mask
+    factors.append(made("add", heads, k))  # k, scaled
     if lays_out:  # a product of batches copies factors whose batch and head cannot be seen as one dimension
         names.append(factors[0])
-        factors = [factors[1], made(heads), made(heads)]
-    products = made(scores)
+        factors = [factors[1], made("join", heads, factors[0]), made("join", heads, factors[1])]
+    products = made("matmul", scores, *factors[-2:], of=(B * H * T, T, D))
+    ran("add", products, products, names[0])
     if lays_out:
         del factors[0]
     if not learns:
         names += [] if lays_out else factors[:1]
         factors = []
     # Rows without a single finite score are looked for in a tensor of booleans (_safe_softmax).
-    rows = allocate(scores, bool_, "workspace")
-    weights = [made(scores)]
+    rows = make("add", scores, bool_, products, component="workspace")
+    weights = [made("softmax", scores, products)]
     del products, rows
     if learns and dropout:
-        weights += [made(scores), allocate(scores, bool_ if machine.cuda else float32, "activations.dropout")]
+        weights.append(made("dropout", scores, weights[0]))
+        weights.append(allocate(scores, bool_ if machine.cuda else float32, "activations.dropout"))
+    dropped = weights[min(1, len(weights) - 1)]
     if half:
-        names.append(made(scores, low))  # returned besides the output
-    value = made(heads) if lays_out else (casts.pop() if casts else v)
-    out = made(heads)
+        names.append(made("cast", scores, dropped, dtype=low))  # returned besides the output
+    value = made("join", heads, v) if lays_out else (casts.pop() if casts else v)
+    out = made("matmul", heads, dropped, value, of=(B * H * T, D, T))
     if half:
         names.append(out)
-        out = made(heads, low)
+        out = made("cast", heads, out, dtype=low)
     casts.clear()
     names.clear()
     if learns:
@@ -124,23 +139,26 @@ def _math_backward(low: m.DType, lays_out: bool, saved: list[Any], grads: list[T
     half, heads, scores = low.itemsize == 2, grad.shape, softmax.shape
     if half:
         grad = grad.cast(float32)
+    rows, T, D = heads[0] * heads[1] * heads[2], heads[2], heads[3]
     if lays_out:
-        grad = allocate(heads, float32)
-    dv, ds = allocate(heads, float32), allocate(scores, float32)
+        grad = make("join", heads, float32, grad)
+    dv = make("matmul_weight", heads, float32, dropped[0] if dropped else softmax, grad, of=(rows, D, T))
+    ds = make("matmul_input", scores, float32, grad, v, of=(rows, T, D))
     del grad, v
     if dropped:
         del dropped[0]
-        before, ds = ds, allocate(scores, float32)
+        before, ds = ds, make("dropout", scores, float32, ds, dropped[0])
         del before
         dropped.clear()
-    before, ds = ds, allocate(scores, float32)
+    before, ds = ds, make("softmax_backward", scores, float32, ds, softmax)
     if m.machine.cuda:  # the gradient times the output
         allocate(scores, float32, "workspace")
     del before, softmax
-    dq, dk = allocate(heads, float32), allocate(heads, float32)
+    dq = make("matmul_input", heads, float32, ds, k, of=(rows, D, T))
+    dk = make("matmul_input", heads, float32, ds, q, of=(rows, D, T))
     del ds, q, k
-    dk = allocate(heads, float32)  # scaled
-    dq = allocate(heads, float32)
+    dk = make("add", heads, float32, dk)  # scaled
+    dq = make("add", heads, float32, dq)
     return tuple(x.cast(low) for x in (dq, dk, dv)) if half else (dq, dk, dv)
 
 
@@ -157,6 +175,8 @@ def causal_attention(qkv: Tensor, H: int) -> Tensor:
     result = allocate((B, T, C), low, HERE)
     passing((1 if keeps else 2) * low.itemsize, group)
     out = allocate((B, T, C), low, HERE)
+    machine.name, shape = "attention", (B, H, T, C // H)
+    ran("attention_bmm", out, qkv, shape=shape)
     del result
     if wants(qkv):
 
@@ -164,6 +184,7 @@ def causal_attention(qkv: Tensor, H: int) -> Tensor:
             dy, total = allocate((B, T, C), low), allocate((B, T, width), low)
             passing((2 if keeps else 3) * low.itemsize, group)
             laid_out = allocate((B, T, width), low)
+            ran("attention_bmm_backward", laid_out, saved[0], grad, grad, shape=shape)  # and the result
             del dy, total
             return (laid_out,)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.passage import OUTSIDE
-from foretrain.predict.abstract.tensors import DType, Tensor, float32
+from foretrain.predict.abstract.tensors import DType, Tensor, float32, ran
 
 
 class Parameter(Tensor):
@@ -44,7 +44,7 @@ class Edge:
 class Node:
     """One step backward. `run(saved, *grads)` gives the gradients of `edges`."""
 
-    __slots__ = ("composite", "edges", "kind", "layer", "moment", "run", "saved", "seq", "slots")
+    __slots__ = ("composite", "edges", "kind", "layer", "moment", "name", "run", "saved", "seq", "slots")
 
     def __init__(self, run: Backward, inputs: Sequence[Tensor | None], saved: Sequence[Tensor | None]) -> None:
         machine = m.machine
@@ -52,7 +52,7 @@ class Node:
         self.edges = [edge_of(x) for x in inputs]
         self.saved: list[Any] | None = [pack(x) for x in saved]
         self.seq = machine.sequence = machine.sequence + 1
-        self.kind, self.layer = machine.kind, machine.t.layer
+        self.kind, self.name, self.layer = machine.kind, machine.name, machine.t.layer
         self.moment = machine.back or machine.t.moment.partition(".")[2]
         self.slots = 1
         self.composite = False  # it stands for several nodes, and lets go of what it has as they do
@@ -119,7 +119,7 @@ def backward(scalar: list[Tensor]) -> None:
     try:
         while waiting:
             _, node = heapq.heappop(waiting)
-            machine.kind = node.kind
+            machine.kind, machine.name = node.kind, node.name
             machine.t.layer, machine.t.moment = node.layer, f"backward.{node.moment}"
             grads = buffers.pop(node)
             outs = _outputs(node, grads)
@@ -201,6 +201,7 @@ def _summed(slots: list[Tensor | None], slot: int, new: Tensor) -> Tensor:
     slots[slot] = None
     # Known references to the storage: the tensor's own, and the argument of getrefcount; to the tensor: `old`, too.
     if old.storage is not None and sys.getrefcount(old.storage) == 2 and sys.getrefcount(old) == 2:
+        ran("add", old, old, new)
         return old
     return old.summed(new)
 
@@ -246,7 +247,7 @@ class Checkpoint:
         machine = m.machine
         again = _Again(self.count)
         self.remade = again.kept
-        before = machine.grad, machine.kind, machine.t.moment, machine.packing
+        before = machine.grad, machine.kind, machine.name, machine.t.moment, machine.packing
         machine.grad, machine.packing, machine.again = True, [again], True
         machine.kind, machine.t.moment = self.kind, self.moment
         args = [a.detach() if isinstance(a, Tensor) else a for a in self.args]
@@ -264,7 +265,7 @@ class Checkpoint:
         except _Enough:
             pass
         finally:
-            machine.grad, machine.kind, machine.t.moment, machine.packing = before
+            machine.grad, machine.kind, machine.name, machine.t.moment, machine.packing = before
             machine.again = False
 
 
@@ -334,6 +335,7 @@ class Function:
     def apply(cls, *args: Any) -> Any:
         ctx: Any = Context()
         inputs = [a for a in args if isinstance(a, Tensor)]
+        ctx.needs_input_grad = [isinstance(a, Tensor) and a.requires_grad for a in args]
         tracked = wants(*inputs)
         machine = m.machine
         before, machine.kind = machine.kind, KINDS.get(cls.__name__, machine.kind)

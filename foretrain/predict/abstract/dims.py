@@ -1,17 +1,19 @@
 """Sizes of dimensions that remember their letters, so that a tensor's bytes have a formula. No torch."""
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class Dim(int):
     """A whole number that is `coefficient` times a product of letters: Dim(3072, 4, ("C",)) is 4·C."""
 
-    coefficient: int
+    coefficient: int | float  # a half, of D
     letters: tuple[str, ...]
 
-    def __new__(cls, value: int, coefficient: int = 1, letters: tuple[str, ...] = ()) -> "Dim":
+    def __new__(cls, value: int, coefficient: int | float = 1, letters: tuple[str, ...] = ()) -> "Dim":
         made = super().__new__(cls, value)
-        made.coefficient, made.letters = coefficient, letters
+        made.coefficient = int(coefficient) if coefficient % 1 == 0 else coefficient
+        made.letters = letters
         return made
 
     def __mul__(self, other: int) -> int:
@@ -32,13 +34,16 @@ class Dim(int):
             return Dim(value, 1, ("G",))
         if not isinstance(other, Dim) and isinstance(other, int) and self.coefficient % other == 0:
             return Dim(value, self.coefficient // other, self.letters)
+        if self.letters == ("D",) and other == 2 and self % 2 == 0:  # rotary positions turn one half against the other
+            return Dim(value, self.coefficient / 2, self.letters)
         return value
 
 
-def factors(item_bytes: int, shape: Sequence[int], together: bool = True) -> tuple[int, ...] | tuple[int | str, ...]:
+def factors(item_bytes: int, shape: Sequence[int], together: bool = True) -> tuple[Any, ...]:
     """(coefficient, letters …) of a tensor's bytes: (8, "B", "T", "C"). All heads together are C, or A where
     each is padded to a width E; not `together` where a family's heads have other widths than C / H."""
-    coefficient, letters = item_bytes, []
+    coefficient: int | float = item_bytes
+    letters: list[str] = []
     for size in shape:
         if isinstance(size, Dim):
             coefficient *= size.coefficient
@@ -50,7 +55,7 @@ def factors(item_bytes: int, shape: Sequence[int], together: bool = True) -> tup
                     letters.append(letter)
         else:
             coefficient *= size
-    return (coefficient, *letters)
+    return (int(coefficient) if coefficient % 1 == 0 else coefficient, *letters)
 
 
 # Heads and a head's width -> the width of all; heads of keys and the size of their groups -> all heads.

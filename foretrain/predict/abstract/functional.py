@@ -1,22 +1,23 @@
 """What operations allocate, save and give backward. Each follows PyTorch's own kernels and derivatives.yaml."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.attention import attend
 from foretrain.predict.abstract.autograd import Grads, Parameter, record, wants
 from foretrain.predict.abstract.shapes import broadcast, joined, promoted, reduced, result_of
-from foretrain.predict.abstract.tensors import DType, Tensor, allocate, bool_, float32, int64, passing
-from foretrain.predict.abstract.views import identity
+from foretrain.predict.abstract.tensors import DType, Tensor, allocate, bool_, float32, int32, int64, make, passing, ran
+from foretrain.predict.abstract.views import identity, is_contiguous, transpose
 
 # -- one element at a time ---------------------------------------------------------------------------------
 
 
 def _result(x: Tensor, y: Any) -> Tensor:
     if not isinstance(y, Tensor):
-        return allocate(x.shape, x.dtype)
-    return allocate(*result_of(x, y))
+        return make("add", x.shape, x.dtype, x)
+    return make("add", *result_of(x, y), x, y)
 
 
 def add(x: Tensor, y: Any, *, alpha: float = 1) -> Tensor:
@@ -34,15 +35,15 @@ def mul(x: Tensor, y: Any) -> Tensor:
     out = _result(x, y)
     if not isinstance(y, Tensor):
         if wants(x):
-            record(out, _of_its_shape, (x,))
+            record(out, _elementwise, (x,))
     elif wants(x, y):
         record(out, _product_backward(x, y), (x, y), _factors(x, y))
     return out
 
 
-def _of_its_shape(saved: list[Any], grad: Tensor) -> Grads:
+def _elementwise(saved: list[Any], grad: Tensor, kind: str = "add") -> Grads:
     """A new gradient like the one that comes."""
-    return (allocate(grad.shape, grad.dtype),)
+    return (make(kind, grad.shape, grad.dtype, grad, *saved),)
 
 
 def _factors(x: Tensor, y: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -71,15 +72,36 @@ def div(x: Tensor, y: Any) -> Tensor:
 
 def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
     """x + a·b in one kernel."""
-    out = allocate(broadcast(x.shape, broadcast(a.shape, b.shape)), promoted(x.dtype, promoted(a.dtype, b.dtype)))
+    dtype = promoted(x.dtype, promoted(a.dtype, b.dtype))
+    out = make("add", broadcast(x.shape, broadcast(a.shape, b.shape)), dtype, x, a, b)
     if wants(x, a, b):
         product = _product_backward(a, b)
         record(out, lambda saved, grad: (grad, *product(saved, grad)), (x, a, b), _factors(a, b))
     return out
 
 
-def in_place(x: Tensor, *_: Any, **__: Any) -> Tensor:
+def in_place(x: Tensor, *others: Any, **_: Any) -> Tensor:
     """Changes values alone."""
+    ran("add", x, x, *(y for y in others if isinstance(y, Tensor)))
+    return x
+
+
+def copy_(x: Tensor, y: Tensor) -> Tensor:
+    """x with the values of y."""
+    if y is not x:
+        ran("cast", x, y)
+    return x
+
+
+def fill_(x: Tensor, *_: Any) -> Tensor:
+    """x with one value."""
+    ran("fill", x)
+    return x
+
+
+def scatter_(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """x with a source added to some of it."""
+    ran("scatter", (), index, source)
     return x
 
 
@@ -106,27 +128,29 @@ def to_float(x: Tensor) -> Tensor:
 
 def roll(x: Tensor, *_: Any) -> Tensor:
     """A copy with its elements moved."""
-    out = allocate(x.shape, x.dtype)
+    out = make("add", x.shape, x.dtype, x)
     if wants(x):
-        record(out, _of_its_shape, (x,))
+        record(out, _elementwise, (x,))
     return out
 
 
 def cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The parts one after the other, in a new tensor."""
     dim %= len(parts[0].shape)
-    out = allocate(joined(parts, dim), parts[0].dtype)
+    out = make("join", joined(parts, dim), parts[0].dtype, *parts)
     if wants(*parts):
         shapes = [part.shape for part in parts]
         record(out, lambda saved, grad: tuple(grad.viewed(s, grad.strides) for s in shapes), parts)
     return out
 
 
-def _unary(save: str) -> Callable[[Tensor], Tensor]:
+def _unary(save: str, kind: str, backward: str) -> Callable[[Tensor], Tensor]:
+    run = partial(_elementwise, kind=backward)
+
     def call(x: Tensor, **_: Any) -> Tensor:
-        out = allocate(x.shape, x.dtype)
+        out = make(kind, x.shape, x.dtype, x)
         if wants(x):
-            record(out, _of_its_shape, (x,), (x if save == "input" else out,))
+            record(out, run, (x,), (x if save == "input" else out,))
         return out
 
     return call
@@ -135,26 +159,32 @@ def _unary(save: str) -> Callable[[Tensor], Tensor]:
 def arange(*bounds: Any, dtype: DType = int64, **_: Any) -> Tensor:
     """Numbers in steps."""
     first, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
-    return allocate((end if not first and step == 1 else -(-(end - first) // step),), dtype)
+    return make("fill", (end // step if not first and end % step == 0 else -(-(end - first) // step),), dtype)
 
 
 def zeros(*shape: Any, dtype: DType = float32, **_: Any) -> Tensor:
     """Zeros."""
     whole = len(shape) == 1 and isinstance(shape[0], tuple | list)
-    return allocate(shape[0] if whole else shape, dtype)
+    return make("fill", shape[0] if whole else shape, dtype)
 
 
 def zeros_like(x: Tensor, *, dtype: DType | None = None, **_: Any) -> Tensor:
     """Zeros of the shape of x."""
-    return allocate(x.shape, dtype or x.dtype)
+    return make("fill", x.shape, dtype or x.dtype)
 
 
-gelu, silu, relu = _unary("input"), _unary("input"), _unary("result")
+def empty_like(x: Tensor) -> Tensor:
+    """Room for another x."""
+    return allocate(x.shape, x.dtype)
+
+
+gelu, silu = (_unary("input", "gelu", "gelu_backward") for _ in range(2))
+relu = _unary("result", "add", "add")
 
 
 def pointwise(x: Tensor, *_: Any, **__: Any) -> Tensor:
     """A function that is not differentiated here."""
-    return allocate(x.shape, x.dtype)
+    return make("add", x.shape, x.dtype, x)
 
 
 rsqrt = pointwise
@@ -162,13 +192,20 @@ rsqrt = pointwise
 
 def compared(x: Tensor, *_: Any) -> Tensor:
     """Booleans of the shape of x."""
-    return allocate(x.shape, bool_)
+    return make("add", x.shape, bool_, x)
 
 
 def along(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None = None, **_: Any) -> Tensor:
     """A sum, mean or maximum over dimensions."""
     kept = dtype or (int64 if x.dtype in (bool_, int64) else x.dtype)
-    return allocate(reduced(x, dim, keepdim), kept)
+    return make("add", reduced(x, dim, keepdim), kept, x)
+
+
+def aminmax(x: Tensor, dim: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest in one kernel."""
+    found = allocate(reduced(x, dim, keepdim), x.dtype), allocate(reduced(x, dim, keepdim), x.dtype)
+    ran("add", found, x)
+    return found
 
 
 def vector_norm(x: Tensor, *, dim: int, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
@@ -178,7 +215,7 @@ def vector_norm(x: Tensor, *, dim: int, keepdim: bool = False, dtype: DType | No
 
 def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """x or y."""
-    return allocate(x.shape, x.dtype)
+    return make("add", x.shape, x.dtype, condition, x, y)
 
 
 def mean(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None = None, **_: Any) -> Tensor:
@@ -186,7 +223,7 @@ def mean(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None 
     out = along(x, dim, keepdim, dtype)
     if wants(x):
         shape, own = x.shape, x.dtype
-        record(out, lambda saved, grad: (allocate(shape, own),), (x,))
+        record(out, lambda saved, grad: (make("add", shape, own, grad),), (x,))
     return out
 
 
@@ -217,28 +254,43 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     out = allocate((*x.shape[:-1], weight.shape[0]), x.dtype)
     m.machine.workspace()
     if wants(x, weight, bias):
-        shape = x.shape
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
-            weight = saved[1]
+            x, weight = saved
             if bias_shape is None:
-                dw = _turned_back(allocate(weight.shape, grad.dtype))
+                dw = _weight_gradient(grad, x, weight)
                 m.machine.workspace()
-                return (allocate(shape, grad.dtype) if for_x else None, dw, None)
-            dx = allocate(shape, grad.dtype) if for_x else None
+                return (_input_gradient(grad, x, weight) if for_x else None, dw, None)
+            dx = _input_gradient(grad, x, weight) if for_x else None
             m.machine.workspace()
-            dw = _turned_back(allocate(weight.shape, grad.dtype))
+            dw = _weight_gradient(grad, x, weight)
             _column_sum(bias_shape)
-            return (dx, dw, allocate(bias_shape, grad.dtype))
+            return (dx, dw, make("add", bias_shape, grad.dtype, grad))
 
         for_x, bias_shape = x.requires_grad, None if bias is None else bias.shape
         # The node of the weight's transposition comes before the matmul's, so its cast comes right after.
         record(out, run, (x, _turned(weight), bias), (x, weight))
+    # Where only what backward needs of it is recomputed, the matmul is not.
+    ran("matmul", out, x, weight, bias, shape=_product(out.shape, x.shape[-1]))
     return out
 
 
-def _turned_back(gradient: Tensor) -> Tensor:
-    """A weight's gradient is made for its transposition."""
+def _product(shape: Sequence[int], inner: int) -> tuple[int, int, int]:
+    """(m, n, k) of a matmul whose result has this shape."""
+    rows: int = 1
+    for size in shape[:-1]:
+        rows = size if rows == 1 else rows * size
+    return rows, shape[-1], inner
+
+
+def _input_gradient(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    return make("matmul_input", x.shape, grad.dtype, grad, weight, of=_product(x.shape, weight.shape[0]))
+
+
+def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """It is made for the weight's transposition."""
+    rows = _product(x.shape, 1)[0]
+    gradient = make("matmul_weight", weight.shape, grad.dtype, grad, x, of=(*weight.shape, rows))
     gradient.base = gradient.storage
     return gradient
 
@@ -257,19 +309,54 @@ def _column_sum(shape: tuple[int, ...]) -> None:
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """x·y over the last dimensions, where nobody differentiates it."""
+    """x·y over the last dimensions; differentiated for as many matrices in x as in y."""
     x, y = autocast(x), autocast(y)  # type: ignore[assignment]
-    out = allocate((*x.shape[:-1], y.shape[-1]), x.dtype)
+    out = _ran_mm(allocate((*x.shape[:-1], y.shape[-1]), x.dtype), x, y)
     m.machine.workspace()
-    assert not wants(x, y), "matmul is not differentiated here; use linear"
+    if wants(x, y):
+        assert len(x.shape) == len(y.shape)
+
+        def run(saved: list[Any], grad: Tensor) -> Grads:
+            x, y = saved
+            rows = _product(x.shape, 1)[0]
+            dx = make("matmul_input", x.shape, grad.dtype, grad, y, of=_product(x.shape, y.shape[-1]))
+            return dx, make("matmul_weight", y.shape, grad.dtype, x, grad, of=(rows, y.shape[-1], x.shape[-1]))
+
+        record(out, run, (x, y), (x, y))
     return out
 
 
-def mm(x: Tensor, y: Tensor, *, out: Tensor | None = None, out_dtype: DType | None = None) -> Tensor:
+def softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """Exponentials over their sum; autocast takes them in fp32."""
+    if m.machine.autocasting:
+        x = to(x, float32)
+    out = make("softmax", x.shape, x.dtype, x)
+    if wants(x):
+        record(out, partial(_elementwise, kind="softmax_backward"), (x,), (out,))
+    return out
+
+
+def int_mm(x: Tensor, y: Tensor) -> Tensor:
+    """x·y of integers of 8 bits, summed in 32."""
+    return mm(x, y, out_dtype=int32)
+
+
+def mm(x: Tensor, y: Tensor, *, out: Tensor | None = None, out_dtype: DType | None = None, **_: Any) -> Tensor:
     """x·y of two matrices, where nobody differentiates it."""
     made = out if out is not None else allocate((x.shape[0], y.shape[1]), out_dtype or x.dtype)
     m.machine.workspace()
-    return made
+    return _ran_mm(made, x, y)
+
+
+def _ran_mm(out: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Which of a linear layer's matmuls it is: a weight's gradient sums over tokens, an input's takes the weight as it
+    lies."""
+    kind = "matmul"
+    if len(y.shape) == 2:
+        tokens = not {"B", "T", "n"}.isdisjoint(getattr(x.shape[-1], "letters", ()))
+        kind = "matmul_weight" if tokens else "matmul_input" if m.machine.in_backward or is_contiguous(y) else kind
+    ran(kind, out, x, y, shape=_product(out.shape, x.shape[-1]))
+    return out
 
 
 # -- layers ------------------------------------------------------------------------------------------------
@@ -278,9 +365,16 @@ def mm(x: Tensor, y: Tensor, *, out: Tensor | None = None, out_dtype: DType | No
 def embedding(idx: Tensor, weight: Tensor) -> Tensor:
     """Rows of the weight; the gradient is one for all rows."""
     out = allocate((*idx.shape, weight.shape[1]), weight.dtype)
+    ran("gather", out, out, idx)
     if wants(weight):
         shape = weight.shape
-        record(out, lambda saved, grad: (allocate(shape, grad.dtype, "temporaries"),), (weight,), (idx,))
+
+        def run(saved: list[Any], grad: Tensor) -> Grads:
+            found = make("fill", shape, grad.dtype, component="temporaries")
+            ran("scatter", (), grad, *saved)
+            return (found,)
+
+        record(out, run, (weight,), (idx,))
     return out
 
 
@@ -293,12 +387,14 @@ def layer_norm(
     out = allocate(x.shape, x.dtype)
     rows = (*x.shape[:-1], 1)
     stats = [allocate(rows, float32) for _ in range(2)]
+    ran("norm", (out, *stats), x, weight, bias)
     if wants(x, weight, bias):
         affine = [p.shape for p in (weight, bias) if p is not None]
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
-            dx = allocate(grad.shape, grad.dtype)
-            return (dx, *(allocate(s, grad.dtype) for s in affine))
+            grads = [allocate(s, grad.dtype) for s in (grad.shape, *affine)]
+            ran("norm_backward", grads, grad, *saved, grad if affine else None)  # another sums the weight's gradient
+            return grads
 
         record(out, run, (x, *(p for p in (weight, bias) if p is not None)), (x, *stats))
     return out
@@ -308,11 +404,13 @@ def rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | N
     """One kernel on a card (aten _fused_rms_norm), with a number a row for backward."""
     out = allocate(x.shape, promoted(x.dtype, weight.dtype) if weight is not None else x.dtype)
     scale = allocate((*x.shape[:-1], 1), float32)
+    ran("norm", (out, scale), x, weight)
     if wants(x, weight):
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
-            dx = allocate(grad.shape, grad.dtype)
-            return (dx, allocate(weight.shape, grad.dtype)) if weight is not None else (dx,)
+            grads = [allocate(s.shape, grad.dtype) for s in (grad, weight) if s is not None]
+            ran("norm_backward", grads, grad, *saved, grad if weight is not None else None)
+            return grads
 
         record(out, run, (x, weight) if weight is not None else (x,), (x, scale))
     return out
@@ -324,8 +422,9 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
         return x
     out = allocate(x.shape, x.dtype)
     mask = allocate(x.shape, bool_ if m.machine.cuda else x.dtype, "activations.dropout")
+    ran("dropout", (out, mask), x)
     if wants(x):
-        record(out, _of_its_shape, (x,), (mask,))
+        record(out, partial(_elementwise, kind="dropout"), (x,), (mask,))
     return out
 
 
@@ -335,10 +434,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, **_: Any) -> Tensor:
     machine = m.machine
     if machine.autocasting and not machine.cuda:
         logits = to(logits, float32)
-    logs = allocate(logits.shape, logits.dtype)
+    logs = make("softmax", logits.shape, logits.dtype, logits)
     if wants(logits):
-        dtype = logits.dtype
-        record(logs, lambda saved, grad: (allocate(grad.shape, dtype),), (logits,), (logs,))
+        record(logs, partial(_elementwise, kind="softmax_backward"), (logits,), (logs,))
     if machine.autocasting:
         logs = to(logs, float32)
     return nll_loss(logs, targets)
@@ -347,9 +445,16 @@ def cross_entropy(logits: Tensor, targets: Tensor, **_: Any) -> Tensor:
 def nll_loss(logs: Tensor, targets: Tensor) -> Tensor:
     """The mean of what stands at the targets; its gradient is as large as the logarithms."""
     out, weight = allocate((), logs.dtype), allocate((), logs.dtype)
+    ran("gather", (out, weight), targets, targets)
     if wants(logs):
         shape, dtype = logs.shape, logs.dtype
-        record(out, lambda saved, grad: (allocate(shape, dtype),), (logs,), (logs, targets, weight))
+
+        def run(saved: list[Any], grad: Tensor) -> Grads:
+            found = make("fill", shape, dtype)
+            ran("scatter", (), saved[1])
+            return (found,)
+
+        record(out, run, (logs,), (logs, targets, weight))
     return out
 
 
@@ -357,6 +462,10 @@ def scaled_dot_product_attention(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: None = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """See attention.py."""
+    """See attention.py. Before torch 2.0 nanoGPT writes it out: scaled, masked, dropped."""
     q, k, v = autocast(q), autocast(k), autocast(v)  # type: ignore[assignment]
+    if m.machine.attention(wants(q, k, v)) == "written":
+        m.machine.name = "attention"
+        scores = mul(mul(matmul(q, transpose(k, -2, -1)), 1.0), 1.0)
+        return matmul(dropout(softmax(scores), dropout_p), v)
     return attend(q, k, v, dropout_p)

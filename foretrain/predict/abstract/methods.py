@@ -22,10 +22,11 @@ VIEWS = (
     "view", "reshape", "transpose", "split", "chunk", "t", "flatten", "unsqueeze", "squeeze", "contiguous", "clone",
     "expand",
 )  # fmt: skip
-SAME_SHAPE = ("clamp", "cos", "sin", "rsqrt", "log", "pow", "__rpow__")  # not differentiated here
+# Not differentiated here.
+SAME_SHAPE = ("clamp", "cos", "sin", "rsqrt", "log", "pow", "__rpow__", "reciprocal", "round")
 IN_PLACE = (
-    "square_", "mul_", "add_", "sub_", "rsqrt_", "exp_", "neg_", "scatter_add_", "copy_", "clamp_", "div_",
-    "index_add_", "zero_", "fill_", "__iadd__",
+    "square_", "mul_", "add_", "sub_", "rsqrt_", "exp_", "neg_", "clamp_", "div_",
+    "__iadd__",
 )  # fmt: skip
 METHODS: dict[str, Any] = {
     **{name: getattr(views, name) for name in VIEWS}, "__getitem__": views.getitem,
@@ -33,7 +34,8 @@ METHODS: dict[str, Any] = {
     "mul": F.mul, "__mul__": F.mul, "__rmul__": F.mul, "div": F.div, "__truediv__": F.div, "__neg__": F.neg,
     "to": F.to, "float": F.to_float, "type_as": lambda x, y: F.to(x, y.dtype), "roll": F.roll,
     "mean": F.mean, "sum": F.along, "amax": F.along, "__ne__": F.compared, "__eq__": F.compared,
-    "gather": lambda x, dim, index: m.allocate(index.shape, x.dtype), "__matmul__": F.matmul,
+    "gather": lambda x, dim, index: m.make("gather", index.shape, x.dtype, index), "__matmul__": F.matmul,
+    "scatter_add_": F.scatter_, "index_add_": F.scatter_, "copy_": F.copy_, "zero_": F.fill_, "fill_": F.fill_,
     **dict.fromkeys(SAME_SHAPE, F.pointwise), **dict.fromkeys(IN_PLACE, F.in_place),
     "size": lambda x, dim=None: x.shape if dim is None else x.shape[dim], "dim": lambda x: len(x.shape),
     "__len__": lambda x: int(x.shape[0]), "__hash__": object.__hash__,

@@ -12,6 +12,11 @@ from foretrain.predict.abstract.tensors import DType, Tensor, float32
 # Modules by the last word of their names, what they make, and the moment that they begin.
 _PARTS = [part for family in FAMILIES.values() for part in family.parts.items()]
 KINDS = {"chunked_loss": "head", **{name: kind for name, (kind, _) in _PARTS if kind}}
+# Names of operations where they are not the modules' own.
+OPERATIONS = {
+    "attn.c_attn": "attn", "attn.c_proj": "proj", "mlp.c_fc": "fc", "mlp.c_proj": "out", "attention.out": "proj",
+    "mlp.up": "fc", "mlp.down": "out", ".lm_head": "head", ".chunked_loss": "head",
+}  # fmt: skip
 MOMENTS = {name: moment for name, (_, moment) in _PARTS if moment}
 
 
@@ -29,6 +34,7 @@ class Module:
     _kind, _moment = "", ""  # of what it makes: the last word of an activation's component, the moment of the step
     _layer: int | None = None  # of a block: its number
     _head = False
+    _operation = ""  # the name of what it runs
 
     def __init__(self) -> None:
         self.__dict__["_parts"] = {}
@@ -44,9 +50,11 @@ class Module:
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         machine = m.machine
-        before = machine.kind, machine.back, machine.t.layer
+        before = machine.kind, machine.name, machine.back, machine.t.layer
         if self._kind:
             machine.kind = self._kind
+        if self._operation:
+            machine.name = self._operation
         if self._moment:
             machine.t.moment = f"{machine.thread}.{self._moment}"
             machine.back = "head" if self._head else ""
@@ -55,7 +63,7 @@ class Module:
         try:
             return self.forward(*args, **named)
         finally:
-            machine.kind, machine.back, machine.t.layer = before
+            machine.kind, machine.name, machine.back, machine.t.layer = before
 
     forward: Callable[..., Any]
 
@@ -64,9 +72,12 @@ class Module:
         self.__dict__[name] = value
 
     def modules(self) -> Iterator["Module"]:
-        yield self
-        for part in self._parts.values():
-            yield from part.modules()
+        return (module for _, module in self.named_modules())
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, "Module"]]:
+        yield prefix, self
+        for name, part in self._parts.items():
+            yield from part.named_modules(f"{prefix}.{name}".lstrip("."))
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """Each once, under its first name."""
@@ -100,6 +111,13 @@ def _name(module: Module, name: str) -> None:
     module.__dict__["_moment"] = MOMENTS.get(name, "attention" if name.isdigit() else "")
     module.__dict__["_head"] = name == "lm_head"
     module.__dict__["_layer"] = int(name) if name.isdigit() else None
+
+
+def name_operations(module: Module, path: str = "") -> None:
+    """Each module's by its name and its parent's."""
+    for name, part in module._parts.items():
+        part.__dict__["_operation"] = "residual" if name.isdigit() else OPERATIONS.get(f"{path}.{name}", name)
+        name_operations(part, name)
 
 
 class ModuleList(Module):

@@ -58,6 +58,7 @@ class Recorder:
         # (events before it, gradient, what it counted as until then) where a gradient becomes .grad
         self.taken: list[tuple[int, int, str]] = []
         self.split = 0  # the first event of the backward pass
+        self.kernels: list[Any] = []  # kernels.py
 
     def birth(
         self,
@@ -107,23 +108,29 @@ class Uneven(Exception):
     """Two layers of a kind differ; the pass has to be run with all of them."""
 
 
+def copies_of(groups: Sequence[int], run: Sequence[int]) -> list[range]:
+    """The layers that each of those that were run stands for."""
+    copies: list[range] = []
+    first = 0
+    for count, ran in zip(groups, run, strict=True):
+        if ran == count:
+            copies += [range(first + i, first + i + 1) for i in range(count)]
+        else:
+            assert ran == MOST
+            copies += [
+                range(first, first + 1), range(first + 1, first + count - 2),
+                range(first + count - 2, first + count - 1), range(first + count - 1, first + count),
+            ]  # fmt: skip
+        first += count
+    return copies
+
+
 class _Unroller:
     """`groups`: how many layers of each kind there are; `run`: how many of them were run."""
 
     def __init__(self, recorder: Recorder, groups: Sequence[int], run: Sequence[int]) -> None:
         self.r = recorder
-        self.copies: list[range] = []  # small layer -> layers that it stands for
-        first = 0
-        for count, ran in zip(groups, run, strict=True):
-            if ran == count:
-                self.copies += [range(first + i, first + i + 1) for i in range(count)]
-            else:
-                assert ran == MOST
-                self.copies += [
-                    range(first, first + 1), range(first + 1, first + count - 2),
-                    range(first + count - 2, first + count - 1), range(first + count - 1, first + count),
-                ]  # fmt: skip
-            first += count
+        self.copies = copies_of(groups, run)
         self.repeated = {i for i, copies in enumerate(self.copies) if len(copies) > 1}
         self.place: list[int] = []  # of each birth among those of its layer
         counts: Counter[int] = Counter()

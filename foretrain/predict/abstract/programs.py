@@ -76,13 +76,15 @@ class Loader:
             "linalg": SimpleNamespace(vector_norm=operations.vector_norm),
             "cuda": SimpleNamespace(get_device_capability=_capability),
             "compiler": SimpleNamespace(is_compiling=lambda: compiling),
-            "finfo": lambda dtype: SimpleNamespace(tiny=0.0),
+            "finfo": lambda dtype: SimpleNamespace(tiny=0.0, max=1.0),
             "is_grad_enabled": lambda: m.machine.grad,
             "is_autocast_enabled": lambda device="cuda": m.machine.autocasting,
             "get_autocast_dtype": lambda device: m.machine.low,
             "no_grad": lambda: _no_grad, "compile": lambda f, **_: f,
             **{name: getattr(operations, name) for name in OPERATIONS},
-            "ones": operations.zeros, "empty_like": operations.zeros_like,
+            "ones": operations.zeros, "empty_like": getattr(operations, "empty_like", operations.zeros_like),
+            **{name: getattr(m, name) for name in ("int8", "int32", "float8_e4m3fn", "float8_e5m2")},
+            "aminmax": eager.aminmax, "maximum": eager.add, "_scaled_mm": eager.mm, "_int_mm": eager.int_mm,
         })  # fmt: skip
         again = _namespace("torch.utils.checkpoint", {
             "checkpoint": lambda call, *args, **named: autograd.checkpoint(call, *args),

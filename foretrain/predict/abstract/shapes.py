@@ -6,7 +6,7 @@ from typing import Any
 from foretrain.predict.abstract.tensors import DType, Tensor
 from foretrain.predict.abstract.views import alike
 
-ORDER = {"bool": 0, "int64": 1, "float16": 2, "bfloat16": 2, "float32": 3, "float64": 4}
+ORDER = {"bool": 0, "int8": 1, "int32": 1, "int64": 1, "float16": 2, "bfloat16": 2, "float32": 3, "float64": 4}
 
 
 def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,19 +1,26 @@
 """Micro-batches of the real model's code, run on tensors without values. No torch."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from foretrain.config.families import family_of
 from foretrain.config.options import OPTIONS, RunConfig, named
+from foretrain.config.precision import EIGHT_BITS
+from foretrain.hardware.catalogue import MatmulMode
 from foretrain.predict.abstract import autograd, modules, programs
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.dims import Dim
-from foretrain.predict.abstract.passage import MOST, Recorder, Structure, Uneven, unroll
+from foretrain.predict.abstract.kernels import Launch, Launches, counted
+from foretrain.predict.abstract.passage import MOST, OUTSIDE, Recorder, Structure, Uneven, copies_of, unroll
 from foretrain.predict.timeline import Passage, Tensor, Timeline, Variant
 
 MOST_KEPT = 256
+Make = Callable[[Any], Any]  # a model of a config, from a file that programs.load gave
 _recorders: dict[Any, Recorder] = {}  # passes of the layers that are run, by all that decides them but sizes
 _structures: dict[Any, Structure] = {}  # passes of all layers
+_launches: dict[Any, Launches] = {}  # kernels of the layers that are run, by all that decides them but sizes
+_alike: dict[Any, Recorder] = {}  # a pass with these kernels
 SWITCHES = named(lambda option: option.group == "model" and option.type == "bool")
 LETTERS = {name: option.letter for name, option in OPTIONS.items() if option.letter}
 
@@ -46,8 +53,12 @@ class Result:
 class EagerProgram:
     """Writes the forward and backward passes of an eager micro-batch into a timeline."""
 
-    def __init__(self, timeline: Timeline, variant: Variant, config: RunConfig, low: m.DType | None) -> None:
+    def __init__(
+        self, timeline: Timeline, variant: Variant, config: RunConfig, low: m.DType | None,
+        matmul: MatmulMode = "dtype", make: Make | None = None,
+    ) -> None:  # fmt: skip
         self.t, self.v, self.config, self.low = timeline, variant, config, low
+        self.matmul, self.make = matmul if matmul in EIGHT_BITS else "dtype", make
         self.groups = (config.checkpointed, config.n_layer - config.checkpointed)
         self.run = tuple(min(MOST, count) for count in self.groups)
         self.model: Any = None
@@ -82,6 +93,21 @@ class EagerProgram:
         """Gradients end."""
         self.t.free(*self.gradients)
         self.gradients = []
+
+    def launches(self, saving: bool) -> list[tuple[Launch, int]]:
+        """The kernels of a pass, in letters, and how often each runs in all layers."""
+        key = self._kernels_of(saving), self.run
+        found = _launches.get(key)
+        if found is None:
+            recorder = _alike.get(key) or self._recorder(saving, self._shape_of(saving))
+            found = counted(recorder.kernels)
+            if recorder.any_size:
+                _remember(_launches, key, found)
+        copies = {OUTSIDE: 1, **{layer: len(each) for layer, each in enumerate(copies_of(self.groups, self.run))}}
+        if any(layers[i] != layers[i + 1] for layers in found.values() for i, n in copies.items() if n > 1):
+            self._uneven()
+            return self.launches(saving)
+        return [(launch, sum(times * copies[i] for i, times in layers.items())) for launch, layers in found.items()]
 
     # -- passages ------------------------------------------------------------------------------------------
 
@@ -122,19 +148,29 @@ class EagerProgram:
             first = self._recorded(saving)
             if first.any_size:
                 _remember(_recorders, (key, self.run), first)
+                _remember(_alike, (self._kernels_of(saving), self.run), first)
         return first.later() if self.gradients else first
 
     def _shape_of(self, saving: bool) -> Any:
         """All that decides a pass but sizes."""
+        zeros = (bool(self.t.symbols[x]) for x in ("kept", "flash", "split", "sums1", "sums2", "sums3", "sums4"))
+        return replace(self.v, checkpointed=0), *zeros, *self._besides(saving)
+
+    def _kernels_of(self, saving: bool) -> Any:
+        """All that decides a pass's kernels but sizes: fused ways of attention are one kernel, whatever they hold."""
+        kind = self._attention(saving)
+        kind = kind if kind in ("math", "written") else "fused"
+        v = replace(self.v, checkpointed=0, attention=kind, evaluation_attention=kind, pieces=False, auto_chunker=False)
+        return v, *self._besides(saving)
+
+    def _besides(self, saving: bool) -> Any:
         s, c = self.t.symbols, self.config
-        rows = s["B"] * s["T"]
-        chunks = divmod(rows, c.loss_chunk_size) if c.loss_chunk_size else ()
-        zeros = tuple(bool(s[letter]) for letter in ("kept", "flash", "split", "sums1", "sums2", "sums3", "sums4"))
+        chunks = divmod(s["B"] * s["T"], c.loss_chunk_size) if c.loss_chunk_size else ()
         ones = *(s[letter] == 1 for letter in "BTHDKG"), s["T"] == s["W"], s["D"] == s["E"], s["H"] * s["D"] == s["C"]
         switches = tuple(getattr(c, name) for name in SWITCHES)
         return (
-            saving, replace(self.v, checkpointed=0), self.low is None, c.recipe, c.attention, c.recompute_norm_gelu,
-            chunks, zeros, ones, switches,
+            saving, self.low is None, c.recipe, c.attention, c.recompute_norm_gelu, chunks, ones, switches,
+            self.matmul, self.make,
         )  # fmt: skip
 
     def _built(self) -> Any:
@@ -143,13 +179,20 @@ class EagerProgram:
             modules.WEIGHTS[0] = self.low if half and self.low is not None else m.float32
             casts = self.low if self.v.casts else None
             self.machine = m.Machine(cuda=self.v.cuda, low=casts, attention=self._attention)
-            name, kind = family_of(self.config).model
-            if self.v.keeps_logits:
-                name, kind = "foretrain.model.nanogpt", "NanoGPT"
-            made = getattr(programs.load(name), kind)
-            self.model = made(Lettered(self.config, self.run[0], sum(self.run)))
+            self.model = (self.make or self._of_recipe)(Lettered(self.config, self.run[0], sum(self.run)))
+            if self.matmul != "dtype":
+                low_precision = programs.load("foretrain.model.low_precision")
+                low_precision.cpu.sums_are_exact = True
+                low_precision.convert(self.model.layers(), self.matmul)
             self.parameters = list(self.model.parameters())
+            modules.name_operations(self.model)
         return self.model
+
+    def _of_recipe(self, config: Any) -> Any:
+        name, kind = family_of(self.config).model
+        if self.v.keeps_logits:
+            name, kind = "foretrain.model.nanogpt", "NanoGPT"
+        return getattr(programs.load(name), kind)(config)
 
     def _recorded(self, saving: bool) -> Recorder:
         model, machine, symbols = self._built(), self.machine, self.t.symbols

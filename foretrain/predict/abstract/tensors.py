@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from foretrain.predict.abstract.kernels import Kernel
 from foretrain.predict.abstract.passage import Recorder
 
 
@@ -21,6 +22,8 @@ class DType(NamedTuple):
 
 float32, float16, bfloat16 = DType("float32", 4), DType("float16", 2), DType("bfloat16", 2)
 float64, int64, bool_ = DType("float64", 8), DType("int64", 8), DType("bool", 1)
+float8_e4m3fn, float8_e5m2 = DType("float8_e4m3fn", 1), DType("float8_e5m2", 1)
+int32, int8 = DType("int32", 4), DType("int8", 1)
 
 
 class Machine:
@@ -40,7 +43,7 @@ class Machine:
         self.autocasting = False
         self.casts: dict[int, Tensor] = {}  # autocast's cache
         self.workspaces: dict[str, Storage] = {}  # cuBLAS's, by thread
-        self.kind = ""  # of the module that runs
+        self.kind = self.name = ""  # of the module that runs: what it makes, and what its operations are called
         self.back = ""  # the moment of the backward pass that nodes made now belong to, where it has another name
         self.sequence = 0
         self.again = False  # a checkpoint recomputes activations
@@ -61,7 +64,7 @@ class Machine:
 
     def tangent(self, root: "Tensor") -> "Tensor":
         """The gradient of the loss, with which a backward pass begins."""
-        return allocate(root.shape, root.dtype, "temporaries")
+        return make("fill", root.shape, root.dtype, component="temporaries")
 
     def accumulate(self, parameter: Any, gradient: Any) -> None:
         """AccumulateGrad: the first gradient becomes .grad. Later ones are added to it in place (passage.py, later)."""
@@ -141,19 +144,19 @@ class Tensor:
         self, shape: Sequence[int], dtype: DType, *others: "Tensor | None", component: str | None = None
     ) -> "Tensor":
         """A new tensor, computed from this one and others."""
-        return allocate(shape, dtype, component)
+        return make("join", shape, dtype, self, *others, component=component)
 
     def cast(self, dtype: DType, component: str | None = None) -> "Tensor":
         """A copy in another dtype, without autograd."""
-        return allocate(self.shape, dtype, component)
+        return make("cast", self.shape, dtype, self, component=component)
 
     def reduced(self, shape: tuple[int, ...]) -> "Tensor":
         """The sum over what was broadcast."""
-        return allocate(shape, self.dtype)
+        return make("add", shape, self.dtype, self)
 
     def summed(self, other: "Tensor") -> "Tensor":
         """The sum of two gradients."""
-        return allocate(self.shape, self.dtype)
+        return make("add", self.shape, self.dtype, self, other)
 
     def numel(self) -> int:
         return math.prod(self.shape)
@@ -178,6 +181,39 @@ def allocate(shape: Sequence[int], dtype: DType, component: str | None = None) -
         component = "batch" if dtype is int64 else machine.component(shape)
     serial = t.birth(component, dtype.itemsize, shape)
     return Tensor(shape, contiguous_strides(shape), dtype, Storage(t, serial))
+
+
+def ran(kind: str, out: Tensor | Sequence[Tensor], *inputs: Tensor | None, shape: Sequence[int] = ()) -> None:
+    """Note a kernel that reads the inputs and writes its results, each once."""
+    if machine is None or machine.traces:
+        return
+    outs = (out,) if isinstance(out, Tensor) else out
+    read = [x for x in inputs if x is not None]
+    machine.t.kernels.append(
+        Kernel(
+            machine.t.layer, machine.name, kind, "recompute" if machine.again else machine.thread,
+            (*read, *outs)[0].dtype.itemsize, tuple(shape), tuple([_moved(x) for x in read]),
+            tuple([_moved(x) for x in outs]),
+        )
+    )  # fmt: skip
+
+
+def _moved(x: Tensor) -> tuple[int, tuple[int, ...]]:
+    """Bytes of an element, and the shape; what is expanded is there once."""
+    shape = x.shape
+    if 0 in x.strides:
+        shape = tuple(size for size, stride in zip(shape, x.strides, strict=True) if stride)
+    return x.dtype.itemsize, shape
+
+
+def make(
+    kind: str, shape: Sequence[int], dtype: DType, *inputs: Tensor | None, component: str | None = None,
+    of: Sequence[int] = (),
+) -> Tensor:  # fmt: skip
+    """The result of a kernel; `of`: the sizes of a matmul."""
+    out = allocate(shape, dtype, component)
+    ran(kind, out, *inputs, shape=of)
+    return out
 
 
 def passing(coefficient: int, letter: str) -> None:

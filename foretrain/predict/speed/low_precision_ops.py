@@ -1,9 +1,8 @@
-"""What the linear layers of the blocks do with `matmul = fp8` or `int8` (model/low_precision.py): products and casts.
+"""What the blocks' linear layers do with `matmul = fp8` or `int8` in a compiled step: products and casts.
 
 A product reads one byte an element. Around it each tensor is read for its largest element, scaled and cast, and what
-backward multiplies is copied with the other side contiguous. Eager, every step of that is a kernel, in the dtype that
-aten gives it (tests/test_low_precision.py counts them in a real step); compiled, Inductor makes two passes of a
-tensor with one scale, and one of rows. Whether it fuses more on a card has not been measured.
+backward multiplies is copied with the other side contiguous: Inductor makes two passes of a tensor with one scale, and
+one of rows. Whether it fuses more on a card has not been measured.
 """
 
 from __future__ import annotations
@@ -39,23 +38,15 @@ def backward(ops: OperationList, layer: Linear) -> None:
     low, x, w, y = (
         ops.way.low, layer.rows * layer.narrow, layer.wide * layer.narrow, layer.rows * layer.wide,
     )  # fmt: skip
+    quantise(ops, layer, y, low)
+    moves(ops, layer, w, (1, 1))
+    product(ops, layer, "matmul_input", (layer.rows, layer.narrow, layer.wide), layer.width)
     if ops.way.matmul == "fp8":
-        quantise(ops, layer, y, low)
-        moves(ops, layer, w, (1, 1))
-        product(ops, layer, "matmul_input", (layer.rows, layer.narrow, layer.wide), layer.width)
         moves(ops, layer, y, (1, 1))
         moves(ops, layer, x, (1, 1))
         product(ops, layer, "matmul_weight", (layer.wide, layer.narrow, layer.rows), 4)
         return
-    if not ops.way.compiled:
-        moves(ops, layer, y, (low, 4))  # times the scales of the weight's rows
-    quantise(ops, layer, y, low if ops.way.compiled else 4)
-    moves(ops, layer, w, (1, 1))
-    product(ops, layer, "matmul_input", (layer.rows, layer.narrow, layer.wide), layer.width)
-    if ops.way.compiled:
-        moves(ops, layer, x, (1, low))
-    else:
-        moves(ops, layer, x, (1, 4), *([(4, low)] if ops.way.half else []))
+    moves(ops, layer, x, (1, low))
     ops.matmul(layer.name, "matmul_weight", layer.wide, layer.narrow, layer.rows, layer.count)
     if ops.way.half:
         moves(ops, layer, w, (low, 4))
@@ -68,14 +59,8 @@ def moves(ops: OperationList, layer: Linear, elements: int, *passes: tuple[float
 
 
 def quantise(ops: OperationList, layer: Linear, elements: int, width: int) -> None:
-    """Largest element, scaling, rounding (int8) and the cast. Scales of rows are fp32, and so is what they scale."""
-    rows = ops.way.matmul == "int8"
-    if ops.way.compiled:
-        moves(ops, layer, elements, *([(width, 1)] if rows else [(width, 0), (width, 1)]))
-    elif rows:
-        moves(ops, layer, elements, (width, 0), (width, 4), (4, 4), (4, 1))
-    else:
-        moves(ops, layer, elements, (width, 0), (width, width), (width, 1))
+    """Largest element, scaling, rounding (int8) and the cast."""
+    moves(ops, layer, elements, *([(width, 1)] if ops.way.matmul == "int8" else [(width, 0), (width, 1)]))
 
 
 def product(ops: OperationList, layer: Linear, kind: Kind, shape: tuple[int, int, int], out: int) -> None:
@@ -84,6 +69,4 @@ def product(ops: OperationList, layer: Linear, kind: Kind, shape: tuple[int, int
     int8 = ops.way.matmul == "int8"
     ops.eight_bit_matmul(layer.name, kind, shape, layer.count, 4 if int8 else out)
     if int8:
-        scales = 2 if kind == "matmul" else 1  # of rows and columns, or of rows
-        eager = [(4, 4)] * scales + ([(4, out)] if out != 4 else [])
-        moves(ops, layer, m * n, *([(4, out)] if ops.way.compiled else eager))
+        moves(ops, layer, m * n, (4, out))

@@ -11,7 +11,7 @@ read or written once per kernel; caches are the rates' business (rates.py). Lett
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from foretrain.config.options import RunConfig
 from foretrain.config.precision import EIGHT_BITS
@@ -71,6 +71,13 @@ class Way:
     def written_attention(self) -> bool:
         """Does the model write attention out, as nanoGPT does where torch has no kernel for it?"""
         return not self.torch.fused_attention
+
+    @property
+    def attention(self) -> Any:
+        """The kernel of eager attention; nanoGPT writes it out where torch has none, and a CPU where it drops."""
+        if self.written_attention:
+            return "written"
+        return "math" if not self.cuda and self.config.dropout and self.train else "flash"
 
     @property
     def batch(self) -> tuple[int, int]:
@@ -139,7 +146,7 @@ class Way:
 
 
 class OperationList:
-    """Collects operations; the passes are written by `eager_ops.py` and `compiled_ops.py`."""
+    """Collects operations; `compiled_ops.py` writes the passes of a compiled step."""
 
     def __init__(self, way: Way) -> None:
         self.way = way
@@ -202,34 +209,6 @@ class OperationList:
                 flops * 5 // 2 if backward else flops, read * tensor, written * tensor,
             )
         )  # fmt: skip
-
-    def attention_matmuls(self, count: int, *, backward: bool = False) -> None:
-        """Attention written out: the products of all heads, over the whole square, which autograd keeps."""
-        rows, T, D = self.batch * self.shape.n_head * self.block, self.block, self.shape.head_dim
-        if backward:
-            self.matmul("attention", "matmul_input", rows, T, D, count)  # gradient of the weights
-            self.matmul("attention", "matmul_weight", rows, D, T, count)  # of v
-            self.matmul("attention", "matmul_input", rows, D, T, 2 * count)  # of q and k
-        else:
-            self.matmul("attention", "matmul", rows, T, D, count)
-            self.matmul("attention", "matmul", rows, D, T, count)
-
-    def attention_passes(self, count: int, *, backward: bool = False) -> None:
-        """nanoGPT's lines between these, a kernel each: scale, mask, softmax (autocast: in fp32), dropout."""
-        low, S, casts = self.way.low, self.scores, self.way.casts
-        wide = 4 if casts else low
-        self.traffic("attention", "add", S, low, low, count)
-        self.traffic("attention", "add", S, low, low, count)
-        self.traffic("attention", "cast", S, low, wide, count if casts else 0)
-        self.traffic("attention", "softmax_backward" if backward else "softmax", S, (1 + backward) * wide, wide, count)
-        if self.way.config.dropout and self.way.train:
-            self.traffic("attention", "dropout", S, wide + backward, wide + (not backward), count)
-        self.traffic("attention", "cast", S, wide, low, count if casts else 0)
-
-    @property
-    def scores(self) -> int:
-        """Elements of all heads' T x T matrices."""
-        return self.batch * self.shape.n_head * self.block**2
 
     def blocks_matmuls(self, *, backward: bool, count: int) -> None:
         """The four linear layers of a block; forward again, the last one's output is needed by nobody but a mask."""

@@ -7,9 +7,9 @@ from foretrain.hardware.cpu import cpu_has_bf16
 from foretrain.model.adamw8bit_sizes import is_quantised, n_chunks
 from foretrain.model.shape import NS_STEPS, ModelShape, is_block_matrix
 from foretrain.predict.speed.compiled_ops import CompiledOps
-from foretrain.predict.speed.eager_ops import EagerOps
-from foretrain.predict.speed.modern_ops import ModernCompiledOps, ModernEagerOps
+from foretrain.predict.speed.modern_ops import ModernCompiledOps
 from foretrain.predict.speed.ops import Operation, OperationList, Way
+from foretrain.predict.speed.recorded_ops import recorded
 
 FUSED_LAUNCHES = 40
 # model/adamw8bit.py: bytes an element that its kernels read and write; tests/test_adamw8bit.py counts a real step's.
@@ -22,11 +22,9 @@ FOREACH_BYTES, FOREACH_LAUNCHES = (56.0, 36.0), 9
 
 def micro_batch(way: Way) -> list[Operation]:
     """Forward and, where the step trains, backward pass of one micro-batch."""
-    modern = way.config.recipe == "modern"
-    if way.compiled:
-        ops: CompiledOps | EagerOps = ModernCompiledOps(way) if modern else CompiledOps(way)
-    else:
-        ops = ModernEagerOps(way) if modern else EagerOps(way)
+    if not way.compiled:
+        return recorded(way)
+    ops = ModernCompiledOps(way) if way.config.recipe == "modern" else CompiledOps(way)
     ops.forward()
     if way.train:
         ops.backward()

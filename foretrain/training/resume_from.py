@@ -9,7 +9,7 @@ import torch
 from foretrain.base.errors import UserError
 from foretrain.config.microbatches import cut, sequences_of
 from foretrain.config.on_resume import EVALUATION, ROUNDING, SPLIT, decides
-from foretrain.config.options import RunConfig
+from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.data.dataset import DatasetInfo
 from foretrain.training.checkpoint import Loaded, Progress
 from foretrain.training.device import Placement
@@ -17,10 +17,17 @@ from foretrain.training.store import RunDirectory, RunRecord
 
 
 def config_digest(config: RunConfig) -> str:
-    """A hash of every knob that decides what is learned; how a step is cut into micro-batches does not."""
-    values = {key: value for key, value in config.model_dump().items() if decides(key)}
+    """A hash of every knob that decides what is learned; how a step is cut into micro-batches does not, and neither do
+    options of another recipe, so that a new recipe with options of its own leaves older runs as they were."""
+    values = {key: value for key, value in config.model_dump().items() if decides(key) and _of_recipe(key, config)}
     values["sequences"] = sequences_of(config)
     return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:16]
+
+
+def _of_recipe(key: str, config: RunConfig) -> bool:
+    """Whether the config's recipe reads this option."""
+    other, wanted = OPTIONS[key].needs or ("", None)
+    return other != "recipe" or config.recipe == wanted
 
 
 def keep_origin(config: RunConfig, record: RunRecord, directory: RunDirectory) -> RunConfig:

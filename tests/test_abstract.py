@@ -20,16 +20,23 @@ def drawn(draw: random.Random) -> tuple[RunConfig, str, str, str]:
     """(config, dtype, step, card) of a small random run."""
     while True:
         heads = draw.choice([1, 2, 3, 4])
-        modern = draw.random() < 0.4
+        recipe = draw.choice(["nanogpt", "nanogpt", "modern", "llama"])
+        modern = recipe != "nanogpt"
         values: dict[str, Any] = {
             "n_layer": draw.choice([1, 2, 5, 7]), "n_head": heads, "n_embd": heads * draw.choice([32, 50, 64, 80, 128]),
             "block_size": draw.choice([97, 128, 256]), "batch_size": draw.choice([1, 3, 8]), "compile": False,
             "gradient_accumulation_steps": draw.choice([1, 2, 4]), "vocab_size": draw.choice([128, 256, 1013, 5000]),
-            "recipe": "modern" if modern else "nanogpt", "activation_checkpointing": draw.random() < 0.3,
+            "recipe": recipe, "activation_checkpointing": draw.random() < 0.3,
             "dropout": 0.0 if modern else draw.choice([0.0, 0.1]), "bias": not modern and draw.random() < 0.3,
             "loss_chunk_size": draw.choice([0, 0, 64, 100]), "recompute_norm_gelu": not modern and draw.random() < 0.3,
             "eval_batch_size": draw.choice([1, 2, 3]), "eval_block_size": 64,
         }  # fmt: skip
+        if recipe == "llama":
+            values |= {
+                "n_kv_head": draw.choice([0, 1, heads]), "head_dim": draw.choice([0, 32, 40]),
+                "mlp_width": draw.choice([0, 192]), "qk_norm": draw.random() < 0.5,
+                "tied_embeddings": draw.random() < 0.5,
+            }  # fmt: skip
         dtype = draw.choice(["float32", "bfloat16", "float16"])
         if dtype != "float32" and draw.random() < 0.2:
             values["master_weights"] = True

@@ -370,9 +370,10 @@ def test_every_knob_is_obeyed_by_something() -> None:
     read = set(re.findall(r"\b(?:config|c|own|s)\.(\w+)", text))
     for knob in OPTIONS.values():
         if not knob.inert:
-            own = {"eval_batch_size": "eval_batch", "eval_block_size": "eval_block", "eval_sequences": "eval_rows"}.get(
-                knob.name, knob.name
-            )
+            own = {
+                "eval_batch_size": "eval_batch", "eval_block_size": "eval_block", "eval_sequences": "eval_rows",
+                "n_kv_head": "kv_heads", "head_dim": "head_width", "mlp_width": "mlp_inner",
+            }.get(knob.name, knob.name)  # fmt: skip
             derived = {"memory_limit": "memory_limit_bytes", "checkpointed_blocks": "checkpointed"}.get(knob.name, own)
             assert derived in read, knob.name
 

@@ -18,6 +18,11 @@ _INIT_FROM = (
     r"^(scratch|resume|gpt2(-medium|-large|-xl)?|[^\x00-\x1f\x7f]{0,500}[/\\][^\x00-\x1f\x7f]{0,500}"
     r"|[^\x00-\x1f\x7f]{1,500}\.(pt|pth|safetensors))$"
 )
+# What the options of the Llama family have in common.
+_OF_LLAMA: dict[str, Any] = {
+    "nanogpt": "cannot", "needs": ("recipe", "llama"), "affects": EVERYTHING, "on_resume": "refuses",
+    "reference": "other", "from_weights": True,
+}  # fmt: skip
 _ON_A_CARD = "it is the number of threads of a run on the CPU"
 
 
@@ -25,8 +30,9 @@ class RunConfig(Record):
     """What is trained, on what, how. All options; `OPTIONS` has what is known of each."""
 
     # fmt: off
-    recipe: Literal["nanogpt", "modern"] = option(
-        "nanogpt", "nanogpt: exactly its maths; modern: RoPE, QK-norm, ReLU², RMSNorm, Muon (docs/recipes.md)",
+    recipe: Literal["nanogpt", "modern", "llama"] = option(
+        "nanogpt", "nanogpt: exactly its maths; modern: RoPE, QK-norm, ReLU², RMSNorm, Muon; llama: Llama and Qwen3 "
+        "(docs/recipes.md)",
         group="model", affects=EVERYTHING, on_resume="refuses", nanogpt="cannot",
     )
     n_layer: int = option(
@@ -63,10 +69,36 @@ class RunConfig(Record):
         0.0, "dropout probability", group="model", least=0, below=1,
         affects=EVERYTHING, on_resume="refuses", reference="other", slider=(0, 0.5, "dimes"),
     )
+    n_kv_head: int = option(
+        0, "llama: heads of keys and values, each for a group of n_head / n_kv_head heads; 0: n_head",
+        group="model", least=0, most=1024, **_OF_LLAMA,
+    )
+    head_dim: int = option(
+        0, "llama: width of a head; 0: n_embd / n_head",
+        group="model", least=0, most=256, **_OF_LLAMA,
+    )
+    mlp_width: int = option(
+        0, "llama: width inside the MLP; 0: 8/3 of n_embd, rounded up to a multiple of 256",
+        group="model", least=0, most=524_288, **_OF_LLAMA,
+    )
+    rope_theta: float = option(
+        10_000.0, "llama: base of the rotary positions", group="model", above=0, most=1e9,
+        **(_OF_LLAMA | {"affects": LEARNING, "reference": "same"}),
+    )
+    norm_eps: float = option(
+        1e-5, "llama: what RMSNorm adds to the mean square", group="model", above=0, most=1,
+        **(_OF_LLAMA | {"affects": LEARNING, "reference": "same"}),
+    )
+    qk_norm: bool = option(
+        False, "llama: RMSNorm of queries and keys, as in Qwen3", group="model", **_OF_LLAMA,
+    )
+    tied_embeddings: bool = option(
+        False, "llama: the head is the token embedding", group="model", **_OF_LLAMA,
+    )
     init_from: str = option(
         "scratch",
         "scratch, resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or the path (with a slash) of nanoGPT's ckpt.pt, of "
-        "safetensors, of a folder with a GPT-2, or of a run",
+        "safetensors, of a folder with a GPT-2, Llama or Qwen3, or of a run",
         group="model", pattern=_INIT_FROM, affects=LEARNING, on_resume="free",
     )
     init_optimizer: bool = option(
@@ -365,6 +397,21 @@ class RunConfig(Record):
         affects=NOTHING, on_resume="free",
     )
     # fmt: on
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values in the Llama family."""
+        return self.n_kv_head or self.n_head
+
+    @property
+    def head_width(self) -> int:
+        """Width of a head in the Llama family."""
+        return self.head_dim or self.n_embd // self.n_head
+
+    @property
+    def mlp_inner(self) -> int:
+        """Width inside the MLP in the Llama family; Touvron et al.'s own rule where none is given."""
+        return self.mlp_width or -(-(8 * self.n_embd // 3) // 256) * 256
 
     @property
     def tokens_per_step(self) -> int:

@@ -50,4 +50,26 @@ DECLARED: tuple[Declared, ...] = (
         "single weights, sums for biases and small kernels have to be launched, a chunked loss makes its gradient in an "
         "evaluation too, and the last addition of a checkpointed block is not recomputed",
     ),
+    # recipe = llama: seven options and five presets more
+    Declared(
+        case="",
+        path=r"\.(n_kv_head|head_dim|mlp_width|rope_theta|norm_eps|qk_norm|tied_embeddings)$",
+        old=r"^\(nothing\)$",
+        reason="options of the recipe llama",
+    ),
+    Declared(
+        case="",
+        path=r"\.toml|stdout",
+        old=r"^\(nothing\)$",
+        new="^ *(n_kv_head|head_dim|mlp_width|rope_theta|norm_eps|qk_norm|tied_embeddings) ",
+        reason="options of the recipe llama",
+    ),
+    Declared(
+        case="serve start",
+        path=r"answer\.(fields|presets)",
+        reason="options and presets of the recipe llama come between",
+    ),
+    Declared(case="", path="", new="llama-124m, smollm2-135m", reason="presets of the recipe llama"),
+    Declared(case="languages", path=r"\.(texts|of)$", reason="texts of the recipe llama"),
+    Declared(case="python", path="stdout", new="n_kv_head|head_dim", reason="options of the recipe llama"),
 )

@@ -1,0 +1,174 @@
+"""`recipe = llama`: Llama, and Qwen3 with qk_norm. No torch.
+
+Names are those of Hugging Face's LlamaForCausalLM and Qwen3ForCausalLM, so weights go in and out as they are.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from foretrain.config.families.family import NO_BIAS, NO_DROPOUT, NOTHING_CHEAP, Family, Named, Shape
+from foretrain.config.nanogpt_checkpoint import Refused
+from foretrain.config.options import OPTIONS, RunConfig, named
+
+_SHAPING = named(lambda option: option.from_weights and option.name not in ("block_size", "bias"))
+
+
+class Llama(Family):
+    """RMSNorm, SwiGLU, rotary positions, fewer heads of keys and values; tied or not."""
+
+    name = "llama"
+    model = ("foretrain.model.llama", "Llama")
+    blocks = "model.layers"
+    tokens = ("model.embed_tokens.weight", "lm_head.weight")
+    parts: Mapping[str, tuple[str, str]] = {
+        "embed_tokens": ("residual", "embedding"),
+        "input_layernorm": ("norm", "attention"), "self_attn": ("attention", "attention"),
+        "q_proj": ("attention", ""), "k_proj": ("attention", ""), "v_proj": ("attention", ""),
+        "q_norm": ("norm", ""), "k_norm": ("norm", ""), "o_proj": ("residual", ""),
+        "post_attention_layernorm": ("norm", "mlp"), "mlp": ("mlp", "mlp"), "gate_proj": ("mlp", ""),
+        "up_proj": ("mlp", ""), "down_proj": ("residual", ""), "norm": ("norm", "loss"), "lm_head": ("", "loss"),
+    }  # fmt: skip
+    letters: Mapping[str, str] = {"kv_heads": "K", "head_width": "D", "mlp_inner": "F"}
+    legend = "plan.legend_llama"
+    sets: Mapping[str, Any] = {"dropout": 0.0, "bias": False}
+    rules = (
+        NOTHING_CHEAP,
+        NO_DROPOUT,
+        NO_BIAS,
+        (
+            ("n_embd", "n_head", "head_dim"),
+            lambda c: (c.head_dim or (c.n_embd // c.n_head if c.n_embd % c.n_head == 0 else 2)) % 2 == 1,
+            "llama_odd_heads",
+        ),
+        (("n_head", "n_kv_head"), lambda c: c.n_head % c.kv_heads != 0, "llama_groups"),
+    )
+    compiled_memory = False
+    hugging_face = ("llama", "qwen3")
+
+    def before(self, c: RunConfig) -> Named:
+        yield "model.embed_tokens.weight", (c.vocab_size, c.n_embd)
+
+    def block(self, c: RunConfig) -> Named:
+        C, F, D = c.n_embd, c.mlp_inner, c.head_width
+        queries, keys = c.n_head * D, c.kv_heads * D
+        yield "input_layernorm.weight", (C,)
+        yield "self_attn.q_proj.weight", (queries, C)
+        yield "self_attn.k_proj.weight", (keys, C)
+        yield "self_attn.v_proj.weight", (keys, C)
+        yield "self_attn.o_proj.weight", (C, queries)
+        if c.qk_norm:
+            yield "self_attn.q_norm.weight", (D,)
+            yield "self_attn.k_norm.weight", (D,)
+        yield "post_attention_layernorm.weight", (C,)
+        yield "mlp.gate_proj.weight", (F, C)
+        yield "mlp.up_proj.weight", (F, C)
+        yield "mlp.down_proj.weight", (C, F)
+
+    def after(self, c: RunConfig) -> Named:
+        yield "model.norm.weight", (c.n_embd,)
+        if not c.tied_embeddings:
+            yield "lm_head.weight", (c.vocab_size, c.n_embd)
+
+    def buffers(self, c: RunConfig) -> Iterator[Shape]:
+        """Cosines and sines of the rotary positions."""
+        yield from [(c.block_size, c.head_width)] * 2
+
+    def looked_up(self, c: RunConfig) -> int:
+        return 0 if c.tied_embeddings else c.vocab_size * c.n_embd
+
+    def head_dim(self, c: RunConfig) -> int:
+        return c.head_width
+
+    def n_kv_head(self, c: RunConfig) -> int:
+        return c.kv_heads
+
+    def is_timed(self, *, compiled: bool) -> bool:
+        return False
+
+    # -- weights of others ----------------------------------------------------------------------------------
+
+    def read_shape(self, shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> dict[str, Any]:
+        said = _own(config) if config.get("recipe") == self.name else _of_hugging_face(config)
+        said["qk_norm"] = "model.layers.0.self_attn.q_norm.weight" in shapes
+        said["n_layer"] = 1 + max(
+            int(found[1]) for name in shapes if (found := re.match(r"model\.layers\.(\d+)\.", name))
+        )
+        said["vocab_size"], said["n_embd"] = (*shapes.get("model.embed_tokens.weight", ()), 0, 0)[:2]
+        made = RunConfig.model_construct(**{"recipe": self.name, **said})
+        self._compare(made, shapes)
+        return said
+
+    def _compare(self, c: RunConfig, shapes: Mapping[str, Shape]) -> None:
+        """Raises Refused where the tensors are not those of this config."""
+        wanted = {**dict(self.before(c)), **dict(self.after(c))}
+        block = dict(self.block(c))
+        for i in range(c.n_layer):
+            wanted |= {f"{self.blocks}.{i}.{name}": shape for name, shape in block.items()}
+        for name in [*wanted, *shapes]:
+            if name not in shapes:
+                raise Refused(f"it lacks {name[:80]}")
+            if name not in wanted and not (name == "lm_head.weight" and c.tied_embeddings):
+                raise Refused(f"it has {name[:80]}, which this Llama has not")
+            if name in wanted and tuple(shapes[name]) != wanted[name]:
+                raise Refused(f"{name[:80]} is {_x(shapes[name])} instead of {_x(wanted[name])}")
+
+    def write_config(self, c: RunConfig, separator: int | None) -> dict[str, Any]:
+        kind = "Qwen3" if c.qk_norm else "Llama"
+        return {
+            "architectures": [f"{kind}ForCausalLM"], "model_type": kind.lower(),
+            "num_hidden_layers": c.n_layer, "num_attention_heads": c.n_head, "num_key_value_heads": c.kv_heads,
+            "hidden_size": c.n_embd, "head_dim": c.head_width, "intermediate_size": c.mlp_inner,
+            "max_position_embeddings": c.block_size, "vocab_size": c.vocab_size, "hidden_act": "silu",
+            "rms_norm_eps": c.norm_eps, "rope_theta": c.rope_theta, "rope_scaling": None, "attention_bias": False,
+            "mlp_bias": False, "attention_dropout": 0.0, "initializer_range": 0.02, "use_sliding_window": False,
+            "tie_word_embeddings": c.tied_embeddings, "use_cache": True, "dtype": "float32",
+            "bos_token_id": separator, "eos_token_id": separator, "pad_token_id": None,
+        }  # fmt: skip
+
+
+# Options by the words of Hugging Face's config.json, with what is meant where it does not say. (n_head says the same
+# as n_kv_head where that is left out.)
+_WORDS: dict[str, tuple[str, Any]] = {
+    "n_head": ("num_attention_heads", None), "n_kv_head": ("num_key_value_heads", 0), "head_dim": ("head_dim", 0),
+    "mlp_width": ("intermediate_size", None), "norm_eps": ("rms_norm_eps", 1e-6),
+    "tied_embeddings": ("tie_word_embeddings", False), "block_size": ("max_position_embeddings", None),
+}  # fmt: skip
+# What must be so for the maths to be this family's, with what is meant where it is not said.
+_SAME: dict[str, Any] = {
+    "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False,
+}  # fmt: skip
+
+
+def _own(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What our own config says, as it is in run.json and beside `foretrain export --to safetensors`."""
+    return {name: config[name] for name in (*_SHAPING, "block_size") if name in config}
+
+
+def _of_hugging_face(config: Mapping[str, Any]) -> dict[str, Any]:
+    if config.get("model_type") not in Llama.hugging_face:
+        raise Refused(f"its config.json says model_type = {str(config.get('model_type'))[:40]}, not llama or qwen3")
+    for key, value in _SAME.items():
+        if config.get(key, value) not in (value, None):
+            raise Refused(f"its config.json says {key} = {str(config[key])[:40]}; only {value} is supported")
+    rotary = config.get("rope_parameters") or {}
+    scaling = config.get("rope_scaling") or rotary
+    kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else scaling
+    if kind != "default":
+        raise Refused(f"its config.json scales rotary positions ({str(kind)[:20]}), which is not supported")
+    said = {name: config.get(word, usual) for name, (word, usual) in _WORDS.items()}
+    said["rope_theta"] = rotary.get("rope_theta", config.get("rope_theta", OPTIONS["rope_theta"].default))
+    for name, value in said.items():
+        whole = type(OPTIONS[name].default)
+        said[name] = value = (
+            OPTIONS[name].default if value is None and _WORDS.get(name, ("", 0))[1] is not None else value
+        )
+        if type(value) is not whole and not (whole is float and type(value) is int):
+            raise Refused(f"its config.json says {_WORDS.get(name, ('rope_theta', 0))[0]} = {str(value)[:40]}")
+        if (isinstance(value, int | float) and value < 0) or (name in ("n_head", "mlp_width") and not value):
+            raise Refused(f"its config.json says {_WORDS[name][0]} = {value}")
+    return said
+
+
+def _x(shape: Shape) -> str:
+    return " x ".join(map(str, shape)) or "a number"

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -21,12 +23,18 @@ from foretrain.model.generate import generate
 from foretrain.model.language_model import make_model
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import build
+from foretrain.predict.abstract import step
+from foretrain.predict.estimate.simulated_run import SimulatedRun
 from foretrain.predict.memory import StepMemory, predict
 from foretrain.predict.plan import plan
+from foretrain.predict.speed.ops import flops
+from foretrain.predict.speed.step_ops import micro_batch
 from foretrain.predict.trace.forecast import traced
+from foretrain.reports.views import plan as plan_view
 from foretrain.training import initial
 from foretrain.training.export import export
 from foretrain.training.resume_from import config_digest
+from tests.kit.operations import counted, way
 from tests.kit.tiny import TINY, tiny, write_dataset
 from tests.kit.training import assert_same, final_tensors, train
 
@@ -199,6 +207,42 @@ def test_formulas_have_the_familys_letters() -> None:
     wider = small(**QWEN3_WIDE)
     found = formulas(predict(wider, find("RTX 4070"), "bfloat16", "foretrain", compiled=False, available_bytes=None))
     assert "2·B·T·H·D" in found
+
+
+@settings(max_examples=10)
+@given(
+    kv_heads=st.sampled_from([1, 2, 4]), wide=st.booleans(), qk_norm=st.booleans(), tied=st.booleans(),
+    checkpointing=st.booleans(), half=st.booleans(), training=st.booleans(),
+)  # fmt: skip
+def test_operations_have_the_flops_of_flop_counter_mode(
+    kv_heads: int, wide: bool, qk_norm: bool, tied: bool, checkpointing: bool, half: bool, training: bool
+) -> None:
+    config = small(
+        n_kv_head=kv_heads, head_dim=32 if wide else 0, qk_norm=qk_norm, tied_embeddings=tied,
+        activation_checkpointing=checkpointing,
+    )  # fmt: skip
+    dtype = "bfloat16" if half else "float32"
+    measured = counted(config, getattr(torch, dtype), train=training)
+    assert flops(micro_batch(way(config, dtype, train=training))) == pytest.approx(measured, rel=1e-3)
+
+
+def test_its_kernels_do_not_hang_on_what_was_planned_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cards that copy heads of keys run other kernels than those that do not."""
+    config = small(**WIDE)
+    found = []
+    for card in ("Tesla T4", "RTX 4070"):
+        for kept in ("_recorders", "_structures", "_launches", "_alike"):
+            monkeypatch.setattr(step, kept, {})
+        SimulatedRun(config, find(card), "float16", "foretrain", False).peaks()
+        found.append(micro_batch(way(config, "float16", train=True)))
+    assert found[0] == found[1]
+
+
+def test_nanogpts_own_step_is_not_shown() -> None:
+    """It is of another model."""
+    found = plan(small(), find("RTX 4070"))
+    assert [memory.step for memory in found.memories] == ["foretrain"]
+    assert "step.nanogpt" not in repr(plan_view.document(found))
 
 
 def test_a_plan_says_what_it_does_not_know() -> None:

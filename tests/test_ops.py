@@ -115,6 +115,8 @@ def traffic(config: RunConfig, dtype: torch.dtype, *, train: bool) -> Traffic:
         {}, {"bias": True}, {"activation_checkpointing": True}, {"recompute_norm_gelu": True},
         {"loss_chunk_size": 100}, {"master_weights": True}, {"matmul": "fp8"}, {"matmul": "int8", "bias": True},
         {"recipe": "modern"}, {"recipe": "modern", "loss_chunk_size": 64, "activation_checkpointing": True},
+        {"recipe": "llama"}, {"recipe": "llama", "n_kv_head": 2, "qk_norm": True, "head_dim": 48, "tied_embeddings": True},
+        {"recipe": "llama", "n_kv_head": 1, "activation_checkpointing": True, "master_weights": True},
     ],
     ids=str,
 )  # fmt: skip
@@ -125,7 +127,7 @@ def test_bytes_are_those_of_the_kernels_of_a_real_step(
     config = tiny(n_layer=2, n_head=4, n_embd=128, block_size=64, batch_size=4, vocab_size=512, **options)
     for train in (True, False):
         real, ours = traffic(config, getattr(torch, dtype), train=train), micro_batch(way(config, dtype, train=train))
-        assert nbytes(ours) == pytest.approx(real.nbytes, rel=0.01 if config.recipe == "modern" else 0.001)
+        assert nbytes(ours) == pytest.approx(real.nbytes, rel=0.001 if config.recipe == "nanogpt" else 0.01)
         # The gradient of an embedding is a fill and a scatter, which PyTorch dispatches as one.
         assert sum(op.runs for op in ours) == pytest.approx(real.count, rel=0.03, abs=4)
 

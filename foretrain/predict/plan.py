@@ -132,8 +132,9 @@ class Plan(Record):
 
     @property
     def memories(self) -> tuple[StepMemory, ...]:
-        """Of both trainers, the one that is meant first."""
-        return tuple(sorted(self.memory, key=lambda memory: memory.step != self.step))
+        """Of both trainers, the one that is meant first; of one alone where the other has nothing to do with it."""
+        found = sorted(self.memory, key=lambda memory: memory.step != self.step)
+        return tuple(found if family_of(self.config).beside_nanogpt else found[:1])
 
     @property
     def verdict(self) -> Verdict | None:

@@ -172,7 +172,7 @@ def _memory(plan: Plan) -> dict[str, Any]:
         marks.append({"value": plan.available_bytes, "label": say("axis.limit"), "kind": "usable"})
     if plan.gpu.memory_bytes is not None and plan.gpu.memory_bytes != plan.available_bytes:
         marks.append({"value": plan.gpu.memory_bytes, "label": say("page.whole_memory"), "kind": "card"})
-    return {"steps": [_step(plan, memory) for memory in plan.memory], "marks": marks}
+    return {"steps": [_step(plan, memory) for memory in sorted(plan.memories, key=plan.memory.index)], "marks": marks}
 
 
 def _step(plan: Plan, memory: StepMemory) -> dict[str, Any]:

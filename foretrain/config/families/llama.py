@@ -43,6 +43,7 @@ class Llama(Family):
         ),
         (("n_head", "n_kv_head"), lambda c: c.n_head % c.kv_heads != 0, "llama_groups"),
     )
+    beside_nanogpt = False
     compiled_memory = False
     hugging_face = ("llama", "qwen3")
 
@@ -84,7 +85,7 @@ class Llama(Family):
         return c.kv_heads
 
     def is_timed(self, *, compiled: bool) -> bool:
-        return False
+        return not compiled
 
     # -- weights of others ----------------------------------------------------------------------------------
 

@@ -159,7 +159,8 @@ class EagerProgram:
     def _kernels_of(self, saving: bool) -> Any:
         """All that decides a pass's kernels but sizes: fused ways of attention are one kernel, whatever they hold."""
         kind = self._attention(saving)
-        kind = kind if kind in ("math", "written") else "fused"
+        if self.t.symbols["G"] == 1 and kind not in ("math", "written"):  # else a kernel may want copies of keys
+            kind = "fused"
         v = replace(self.v, checkpointed=0, attention=kind, evaluation_attention=kind, pieces=False, auto_chunker=False)
         return v, *self._besides(saving)
 

@@ -237,7 +237,7 @@ def _other_step(plan: Plan, asked: Asked) -> list[Paragraph]:
     step: StepName = "nanogpt" if plan.step == "foretrain" else "foretrain"
     verdict = plan.verdict_of(step)
     alike = verdict == plan.verdict_of(plan.step)
-    if verdict is None or (alike and (not asked.nanogpt_file or verdict == "does_not_fit")):
+    if verdict is None or len(plan.memories) == 1 or (alike and (not asked.nanogpt_file or verdict == "does_not_fit")):
         return []
     said = "needs" if verdict == plan.verdict_of(plan.step) == "fits" else verdict
     values = {"needed": plan.memory_of(step).needed_bytes}

@@ -188,7 +188,10 @@ def phase_parts(plan: Plan, memory: StepMemory, phase: PhaseMemory) -> tuple[tup
 
 def memory_bars(plan: Plan) -> StackedBars:
     """One bar for each way to run the step, at the phase that needs most, up to what it is expected to need."""
-    bars = tuple(Bar(Message(f"step.{each.step}"), phase_parts(plan, each, each.neediest)) for each in plan.memory)
+    bars = tuple(
+        Bar(Message(f"step.{each.step}"), phase_parts(plan, each, each.neediest))
+        for each in sorted(plan.memories, key=plan.memory.index)
+    )
     return StackedBars(Message("picture.memory"), bars, plan.available_bytes)
 
 

@@ -50,7 +50,7 @@ def _of_step(block: Block, step: StepName) -> bool:
 def memory_pictures(plan: Plan, first: StepName) -> tuple[Block, ...]:
     """A bar for each phase, of both ways to run the step, the one that is asked about first."""
     blocks: list[Block] = []
-    for memory in sorted(plan.memory, key=lambda memory: memory.step != first):
+    for memory in sorted(plan.memories, key=lambda memory: memory.step != first):
         mode = Message("mode.compiled" if memory.compiled else "mode.eager")
         head = Message("report.bars_of", {"step": Message(f"step.{memory.step}"), "mode": mode})
         bars = phase_bars(plan, memory)

@@ -2,12 +2,13 @@
 
 Two ways to write the step are predicted: nanoGPT's own (logits returned and kept) and foretrain's (only the loss),
 each eager or compiled. Against traces on fake CUDA tensors and against PyTorch's real CPU allocator the allocated
-peak is exact to about 0.1 % (eager) and 2 % (compiled); docs/memory.md has the tables.
+peak is exact to about 0.1 %; docs/memory.md has the tables.
 
 Reserved memory is this list of tensors, replayed through the allocator (`estimate/reserved.py`); so are the verdicts.
 
-Known limits: the CUDA context is a prior until it is measured on the card; see also the limits named in
-`estimate/inductor.py`. Eager runs come from the model's own code (`predict/abstract`).
+Known limits: the CUDA context is a prior until it is measured on the card. Both come from the model's own code, which
+runs on tensors without values (`predict/abstract`) or is traced into the graph that PyTorch compiles
+(`predict/compiled`); max-autotune, CUDA graphs, memory budgets and what padded matmuls keep are not modelled.
 """
 
 from functools import cached_property, lru_cache

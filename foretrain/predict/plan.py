@@ -305,8 +305,6 @@ def _notes(
     }
     if config.compile and any(unmodelled.values()):
         note("compile_not_modelled", settings=" and ".join(name for name, used in unmodelled.items() if used))
-    if config.compile and not family_of(config).compiled_memory:
-        note("compiled_as_eager", recipe=config.recipe)
     if not family_of(config).is_timed(compiled=config.compile):
         note("time_of_recipe_unknown", recipe=config.recipe)
     if config.max_iters % config.eval_interval == 0 and not config.eval_only:

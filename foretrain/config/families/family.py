@@ -35,7 +35,6 @@ class Family:
     rates: Mapping[str, Any] = {}  # the same, with the optimizer that it sets alone
     rules: tuple[Rule, ...] = ()
     beside_nanogpt = True  # whether plans show the step of nanoGPT's model of the same sizes, too
-    compiled_memory = True  # whether the memory of a compiled step is estimated
     # model_type of a config.json of Hugging Face's that is one of this family; none: it has no form there.
     hugging_face: tuple[str, ...] = ()
     transposed: tuple[str, ...] = ()  # ends of names of matrices that Hugging Face keeps in x out

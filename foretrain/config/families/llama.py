@@ -44,7 +44,6 @@ class Llama(Family):
         (("n_head", "n_kv_head"), lambda c: c.n_head % c.kv_heads != 0, "llama_groups"),
     )
     beside_nanogpt = False
-    compiled_memory = False
     hugging_face = ("llama", "qwen3")
 
     def before(self, c: RunConfig) -> Named:

@@ -43,7 +43,8 @@ def _copied(x: Tensor, width: int) -> Tensor:
     return out
 
 
-def _padded(width: int) -> int:
+def padded(width: int) -> int:
+    """The width of a head that FlashAttention takes: a multiple of 8."""
     wide = -(-int(width) // 8) * 8
     return Dim(wide, 1, ("E",)) if wide != width else width
 
@@ -51,7 +52,7 @@ def _padded(width: int) -> int:
 def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     machine = m.machine
     B, H, T, D = q.shape
-    width = _padded(D) if kind == "flash" else D
+    width = padded(D) if kind == "flash" else D
     inputs = [q, k, v]
     if width is not D:  # FlashAttention takes heads of a multiple of 8 only (pad_last_dim in attention.cpp)
         inputs = [_copied(x, width) for x in inputs]

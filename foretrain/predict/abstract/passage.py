@@ -59,6 +59,8 @@ class Recorder:
         self.taken: list[tuple[int, int, str]] = []
         self.split = 0  # the first event of the backward pass
         self.kernels: list[Any] = []  # kernels.py
+        self.timed: list[tuple[int, tuple[int, ...]]] = []  # kernels that are timed when they first run (compiled)
+        self.products: list[tuple[tuple[int, ...], int]] = []  # matmuls of a compiled graph: sizes, bytes an element
 
     def birth(
         self,
@@ -227,6 +229,8 @@ class Structure(NamedTuple):
     moments: list[str]
     split: int
     any_size: bool  # whether all sizes follow from letters
+    timed: list[tuple[int, tuple[int, ...]]]  # (event before it, births that are changed) of kernels that are timed
+    products: list[tuple[tuple[int, ...], int]]  # matmuls: (m, k, n, batch …), bytes an element
 
     def sized(self, timeline: Timeline) -> Passage:
         """The pass in a timeline's sizes."""
@@ -247,4 +251,6 @@ def unroll(recorder: Recorder, groups: Sequence[int], run: Sequence[int]) -> Str
         moments,
         sum(i < recorder.split for i in origin),
         recorder.any_size,
+        recorder.timed,
+        recorder.products,
     )

@@ -18,7 +18,6 @@ assert methods.METHODS  # model code calls them
 LAYERS = ("Module", "ModuleList", "ModuleDict", "Linear", "Embedding", "LayerNorm", "RMSNorm", "Dropout", "GELU")
 FUNCTIONS = (
     "linear", "embedding", "layer_norm", "rms_norm", "dropout", "cross_entropy", "gelu", "silu", "relu",
-    "scaled_dot_product_attention",
 )  # fmt: skip
 OPERATIONS = ("mul", "add", "addcmul", "cat", "mm", "rsqrt", "where", "arange", "zeros", "zeros_like")
 
@@ -61,12 +60,19 @@ def _no_grad(function: Any) -> Any:
 
 
 class Loader:
-    """Loads model files with `operations`, a module of functions, in the place of torch's."""
+    """Loads model files with `operations`, a module of functions, in the place of torch's.
 
-    def __init__(self, operations: ModuleType, attend: Any, *, compiling: bool) -> None:
+    `attention`: torch's scaled_dot_product_attention; `own_attention`: what stands for model/attention.py.
+    """
+
+    def __init__(
+        self, operations: ModuleType, *, attention: Any, own_attention: Any, checkpoint: Any, compiling: bool
+    ) -> None:
         init = ModuleType("torch.nn.init")
         init.__getattr__ = lambda name: lambda *_, **__: None  # weights have no values to draw
-        functional = _namespace("torch.nn.functional", {name: getattr(operations, name) for name in FUNCTIONS})
+        functional = _namespace("torch.nn.functional", {
+            **{name: getattr(operations, name) for name in FUNCTIONS}, "scaled_dot_product_attention": attention,
+        })  # fmt: skip
         parts = {name: getattr(modules, name) for name in LAYERS}
         nn = _namespace("torch.nn", {**parts, "Parameter": _parameter, "init": init, "functional": functional})
         self.torch = _namespace("torch", {
@@ -86,15 +92,13 @@ class Loader:
             **{name: getattr(m, name) for name in ("int8", "int32", "float8_e4m3fn", "float8_e5m2")},
             "aminmax": eager.aminmax, "maximum": eager.add, "_scaled_mm": eager.mm, "_int_mm": eager.int_mm,
         })  # fmt: skip
-        again = _namespace("torch.utils.checkpoint", {
-            "checkpoint": lambda call, *args, **named: autograd.checkpoint(call, *args),
-        })  # fmt: skip
+        again = _namespace("torch.utils.checkpoint", {"checkpoint": checkpoint})
         self.stands_for = {
             "torch": self.torch,
             "torch.nn": nn,
             "torch.nn.functional": functional,
             "torch.utils.checkpoint": again,
-            "foretrain.model.attention": _namespace("attention", {"causal_attention": attend}),
+            "foretrain.model.attention": _namespace("attention", {"causal_attention": own_attention}),
         }
         self.loaded: dict[str, ModuleType] = {}
 
@@ -132,5 +136,8 @@ def _needs_torch(name: str) -> bool:
     return any(used == "torch" or used.startswith("torch.") for used in _code_of(name).co_names)
 
 
-EAGER = Loader(eager, attention.causal_attention, compiling=False)
+EAGER = Loader(
+    eager, attention=eager.scaled_dot_product_attention, own_attention=attention.causal_attention,
+    checkpoint=autograd.checkpoint, compiling=False,
+)  # fmt: skip
 load = EAGER.load

@@ -114,14 +114,24 @@ class EagerProgram:
     def _passage(self, saving: bool) -> Passage:
         """The pass in the present sizes, without the workspaces that cuBLAS has from earlier passes."""
         s = self.t.symbols
-        key = saving, bool(self.gradients), s["B"], s["T"]
-        there = 2 if True in self.started else len(self.started)  # workspaces: the first is the forward pass's
+        key = self._workspaces(), saving, bool(self.gradients), s["B"], s["T"]
+        whole = self._whole(saving)
         self.started.add(saving)
-        if (there, *key) not in self.passages:
-            if key not in self.passages:
-                self.passages[key] = self._structure(saving).sized(self.t)
-            self.passages[there, *key] = self.passages[key].without("workspace", there)
-        return self.passages[there, *key]
+        if key not in self.passages:
+            self.passages[key] = whole.without("workspace", key[0])
+        return self.passages[key]
+
+    def _workspaces(self) -> int:
+        """How many there are: the first is the forward pass's."""
+        return 2 if True in self.started else len(self.started)
+
+    def _whole(self, saving: bool) -> Passage:
+        """The pass in the present sizes."""
+        s = self.t.symbols
+        key = saving, bool(self.gradients), s["B"], s["T"]
+        if key not in self.passages:
+            self.passages[key] = self._structure(saving).sized(self.t)
+        return self.passages[key]
 
     def _structure(self, saving: bool) -> Structure:
         """The pass of all layers, for any sizes."""

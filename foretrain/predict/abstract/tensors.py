@@ -136,8 +136,8 @@ class Tensor:
         """The same storage, without autograd."""
         return Tensor(self.shape, self.strides, self.dtype, self.storage)
 
-    def viewed(self, shape: Sequence[int], strides: Sequence[int]) -> "Tensor":
-        """The storage, seen in a shape with strides."""
+    def viewed(self, shape: Sequence[int], strides: Sequence[int], start: int = 0) -> "Tensor":
+        """The storage, seen in a shape with strides; `start` tells parts of it apart."""
         return Tensor(tuple(shape), tuple(strides), self.dtype, self.storage)
 
     def made(

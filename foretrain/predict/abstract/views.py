@@ -180,10 +180,10 @@ def split(x: Tensor, size: Any, dim: int = 0) -> tuple[Tensor, ...]:
     dim %= len(x.shape)
     sizes = list(size) if isinstance(size, list | tuple) else [size] * (int(x.shape[dim]) // int(size))
     outs = []
-    for each in sizes:
+    for i, each in enumerate(sizes):
         shape = list(x.shape)
         shape[dim] = each
-        outs.append(x.viewed(shape, x.strides))
+        outs.append(x.viewed(shape, x.strides, i))
     if wants(x):
         shape, dtype = x.shape, x.dtype
 

@@ -30,11 +30,16 @@ class Product(NamedTuple):
         return Product(m, n, k, batch), Product(k, m, n, batch)
 
 
+def is_unaligned(product: Product, width: int) -> bool:
+    """Whether a side is not a multiple of what the card's units take at once. `width`: bytes of an element."""
+    return any(side % ALIGNED[width] and side > 1 for side in product[:3])
+
+
 def time_padding(t: Timeline, products: Iterable[Product], width: int) -> None:
     """Write into a timeline what timing takes, once for each product with an unaligned side. `width`: bytes of an
     element."""
     for product in dict.fromkeys(products):
-        if any(side % ALIGNED[width] and side > 1 for side in product[:3]):
+        if is_unaligned(product, width):
             _time(t, product, width)
 
 

@@ -15,14 +15,13 @@ from foretrain.model import adamw8bit_sizes, attention_sizes
 from foretrain.model.shape import ModelShape, is_block_matrix
 from foretrain.predict.abstract.step import EagerProgram
 from foretrain.predict.abstract.tensors import bfloat16, float16
-from foretrain.predict.estimate.inductor import CompiledStep
+from foretrain.predict.compiled.step import CompiledProgram
 from foretrain.predict.estimate.kernel_buffers import (
     Processors,
     column_sum_bytes,
     flash_backward_bytes,
     flash_split_bytes,
 )
-from foretrain.predict.estimate.modern_compiled import ModernCompiledStep
 from foretrain.predict.estimate.sdpa import attention_kind
 from foretrain.predict.timeline import Peak, Tensor, Timeline, Variant
 
@@ -91,7 +90,6 @@ def weight_widths(config: RunConfig, half: bool, offloads: bool) -> tuple[int, .
     return (runs, 4) if (narrow or config.optimizer_offload) and not offloads else (runs,)
 
 
-STEPS: dict[str, type[CompiledStep]] = {"nanogpt": CompiledStep, "modern": ModernCompiledStep}
 LOWS = {"float16": float16, "bfloat16": bfloat16}
 
 
@@ -138,10 +136,8 @@ class SimulatedRun:
         )  # fmt: skip
         self.writes_scores = "math" in (variant.attention, variant.evaluation_attention)
         low = LOWS.get(dtype) if half else None
-        self.step: EagerProgram | CompiledStep = (
-            STEPS[config.recipe](self.t, variant, config.n_layer) if compiled and family_of(config).compiled_memory
-            else EagerProgram(self.t, variant, config, low)
-        )  # fmt: skip
+        program = CompiledProgram if compiled else EagerProgram
+        self.step: EagerProgram = program(self.t, variant, config, low)
         self.logits: Any = None
         self.batch: list[Tensor] = []
         self.saved_bytes = 0

@@ -23,7 +23,7 @@ def requests_for(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, c
 
 
 # Notes on what only a trace knows.
-REPLACED = ("vocab_unaligned", "matmul_in_ledger", "compiled_as_eager")
+REPLACED = ("vocab_unaligned", "matmul_in_ledger")
 
 
 def traced(plan: Plan, settings: Settings | None = None, listen: Listener = lambda text: None) -> Plan:

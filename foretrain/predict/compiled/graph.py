@@ -1,0 +1,214 @@
+"""The graph of a training step as AOTAutograd sees it: forward and backward pass, in small operations. No torch.
+
+A model's code runs on `Traced` tensors, which stand for a node of the graph. What is equal is one node, as after
+torch/_functorch/compile_utils.py, fx_graph_cse.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from foretrain.predict.abstract import tensors as m
+from foretrain.predict.abstract.autograd import Parameter
+from foretrain.predict.abstract.tensors import DType, Tensor, contiguous_strides
+
+# What a node is: given from outside, a gradient that comes in, one element at a time, a sum or the like, the same
+# memory seen otherwise, a place among several results, random numbers, or a kernel that is not written by Inductor.
+INPUT, TANGENT, POINTWISE, REDUCTION, VIEW, ITEM, RANDOM, EXTERN, GATHER = range(9)
+# torch/_functorch/partitioners.py, get_default_op_list: these are recomputed, and fused with each other.
+RECOMPUTABLE = frozenset({POINTWISE, REDUCTION, VIEW, ITEM})
+FUSIBLE = RECOMPUTABLE | {RANDOM}
+
+
+class Node:
+    """One operation. `shapes`: of its results, one unless it is given apart by ITEM nodes."""
+
+    __slots__ = (
+        "component", "dtype", "index", "inputs", "item", "kind", "layer", "moment", "must_save", "name",
+        "nbytes", "recompute",
+        "region",
+        "shape", "static", "users",
+    )  # fmt: skip
+
+    def __init__(self, name: str, kind: int, inputs: tuple["Node", ...], shape: tuple[int, ...], dtype: DType) -> None:
+        self.name, self.kind, self.inputs, self.shape, self.dtype = name, kind, inputs, shape, dtype
+        self.nbytes = dtype.itemsize * math.prod(map(int, shape))
+        self.users: list[Node] = []
+        self.index = 0
+        self.layer, self.moment, self.component = -1, "", ""
+        self.static = False  # of an input: it is there anyway
+        self.recompute = False  # it belongs to a checkpointed function
+        self.must_save = False  # and that one keeps it
+        self.region = 0  # which one
+        self.item = 0  # of ITEM nodes: which of the results
+
+    def __repr__(self) -> str:
+        return f"{self.name}{self.index}{list(self.shape)}"
+
+    @property
+    def base(self) -> "Node":
+        """The node whose memory this is a view of."""
+        node = self
+        while node.kind == VIEW:
+            node = node.inputs[0]
+        return node
+
+
+def compiler() -> "Compiler":
+    """The machine that runs."""
+    machine = m.machine
+    assert isinstance(machine, Compiler)
+    return machine
+
+
+class Graph:
+    """Nodes in the order in which they are traced."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self._known: dict[Any, Node] = {}
+        self.checkpoints = 0
+
+    def add(
+        self, name: str, kind: int, inputs: Sequence[Node], shape: Sequence[int], dtype: DType, *detail: Any
+    ) -> Node:
+        """The node of an operation; one that is there already if it is the same."""
+        machine = compiler()
+        key = (name, kind, tuple(map(id, inputs)), tuple(shape), dtype, detail)
+        if kind != RANDOM and key in self._known:
+            return self._known[key]
+        node = Node(name, kind, tuple(inputs), tuple(shape), dtype)
+        node.index = len(self.nodes)
+        node.layer, node.moment = machine.t.layer, machine.t.moment
+        node.component = machine.component(shape)
+        node.region = machine.checkpointing if machine.thread == "forward" else 0
+        node.recompute = node.region > 0
+        if machine.keeps_matmuls and name == "mm":
+            node.recompute, node.must_save = False, True
+        self.nodes.append(node)
+        self._known[key] = node
+        return node
+
+    def link(self) -> None:
+        """Let each node know who takes it."""
+        for node in self.nodes:
+            node.users = []
+        for node in self.nodes:
+            for each in dict.fromkeys(node.inputs):
+                each.users.append(node)
+
+
+class Traced(Tensor):
+    """A tensor that is a node's result."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Node, shape: Sequence[int], strides: Sequence[int] | None = None) -> None:
+        super().__init__(tuple(shape), tuple(strides or contiguous_strides(shape)), value.dtype, None)
+        self.value = value
+
+    @property
+    def component(self) -> str:
+        return self.value.component
+
+    def detach(self) -> "Traced":
+        """The same node, without autograd."""
+        return Traced(self.value, self.shape, self.strides)
+
+    def viewed(self, shape: Sequence[int], strides: Sequence[int], start: int = 0) -> "Traced":
+        """The same memory in another shape."""
+        detail = tuple(strides), start
+        return Traced(compiler().graph.add("view", VIEW, (self.value,), shape, self.dtype, *detail), shape, strides)
+
+    def made(
+        self, shape: Sequence[int], dtype: DType, *others: Tensor | None, component: str | None = None
+    ) -> "Traced":
+        """A new tensor, computed from this one and others, one element at a time."""
+        return emit("pointwise", POINTWISE, (self, *(o for o in others if o is not None)), shape, dtype)
+
+    def cast(self, dtype: DType, component: str | None = None) -> "Traced":
+        """A copy in another dtype."""
+        out = emit("convert", POINTWISE, (self,), self.shape, dtype)
+        if component and out.value.component != component:
+            out.value.component = component
+        return Traced(out.value, self.shape, self.strides)
+
+    def reduced(self, shape: tuple[int, ...]) -> "Traced":
+        """The sum over what was broadcast."""
+        return emit("sum", REDUCTION, (self,), shape, self.dtype)
+
+    def summed(self, other: Tensor) -> "Traced":
+        """The sum of two gradients."""
+        return emit("add", POINTWISE, (self, other), self.shape, self.dtype)
+
+
+def node_of(x: Tensor) -> Node:
+    """The node that a tensor is; a weight or a buffer becomes an input of the graph."""
+    return x.value if isinstance(x, Traced) else compiler().given(x)
+
+
+def emit(name: str, kind: int, inputs: Sequence[Tensor], shape: Sequence[int], dtype: DType, *detail: Any) -> Traced:
+    """The result of an operation on tensors."""
+    if m.machine is None:  # while a model is built
+        return m.allocate(shape, dtype)  # type: ignore[return-value]
+    node = compiler().graph.add(name, kind, [node_of(x) for x in inputs], shape, dtype, *detail)
+    return Traced(node, shape)
+
+
+def item(of: Node, number: int, shape: Sequence[int], dtype: DType, strides: Sequence[int] | None = None) -> Traced:
+    """One of several results."""
+    node = compiler().graph.add(f"item{number}", ITEM, (of,), shape, dtype)
+    node.item = number
+    return Traced(node, shape, strides)
+
+
+class Compiler(m.Machine):
+    """A machine that writes a graph."""
+
+    traces = True
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__(**named)
+        self.graph = Graph()
+        self.checkpointing, self.regions = 0, 0  # the number of the checkpointed function that runs, and the last one
+        self.keeps_matmuls = False
+        self._given: dict[int, Node] = {}
+        self.gradients: list[tuple[Parameter, Node]] = []
+
+    def region(self, call: Any, *args: Any, **named: Any) -> Any:
+        """call(*args), recomputed in the backward pass; with a policy of its own all but matmuls are."""
+        if not self.grad:
+            return call(*args)
+        before = self.checkpointing, self.keeps_matmuls
+        self.regions += 1
+        self.checkpointing, self.keeps_matmuls = self.regions, "context_fn" in named
+        try:
+            return call(*args)
+        finally:
+            self.checkpointing, self.keeps_matmuls = before
+
+    def given(self, x: Tensor) -> Node:
+        """The input that a weight or a buffer is."""
+        if id(x) not in self._given:
+            before, self.checkpointing = self.checkpointing, 0
+            node = self.graph.add("input", INPUT, (), x.shape, x.dtype, id(x))
+            self.checkpointing = before
+            node.static = True
+            self._given[id(x)] = node
+        return self._given[id(x)]
+
+    def input(self, shape: Sequence[int], dtype: DType, kind: int = INPUT) -> Traced:
+        """A tensor that comes from outside."""
+        node = self.graph.add("input", kind, (), shape, dtype, len(self.graph.nodes))
+        return Traced(node, shape)
+
+    def workspace(self) -> None:
+        """Written where kernels run (lives.py)."""
+
+    def accumulate(self, parameter: Parameter, gradient: Any) -> None:
+        """A gradient is an output of the backward graph."""
+        self.gradients.append((parameter, gradient.value))
+
+    def tangent(self, root: Tensor) -> Traced:
+        """The gradient of the loss."""
+        return self.input(root.shape, root.dtype, TANGENT)

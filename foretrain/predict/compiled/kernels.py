@@ -1,0 +1,280 @@
+"""The kernels of one half of a compiled step, and what is alive between them: Inductor's fusion, estimated. No torch.
+
+What is computed an element at a time is not kept but computed where it is read, unless a library's kernel reads it, the
+graph returns it, or too much would be read again (torch/_inductor/graph.py, run_node; config.realize_reads_threshold).
+What is kept is fused with what it is made from or shares its inputs with, where no library's kernel stands between
+(torch/_inductor/scheduler.py). A result takes the place of an input of its size that nobody reads after it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from foretrain.predict.compiled.graph import EXTERN, INPUT, ITEM, REDUCTION, TANGENT, VIEW, Node
+
+# Of a sum over so few columns Inductor tries several ways to run it (triton_heuristics.py, persistent_reduction: of one
+# over 256 and more, rounded up to a power of two, it takes the first).
+FEW_COLUMNS = 128
+READS_TWICE = 4  # what reads more and has several users is kept
+READS = 8  # what reads more is kept
+
+
+class Kernel:
+    """What runs at once. `writes`: what others read of it."""
+
+    __slots__ = ("extern", "first", "members", "own", "reads", "writes")
+
+    def __init__(self, members: list[Node], reads: set[Node], *, extern: bool) -> None:
+        self.members, self.reads, self.extern = members, reads, extern
+        self.own = set(members)
+        self.first = members[0]
+        self.writes: list[Node] = []
+
+    @property
+    def work(self) -> int:
+        """Elements that it goes over."""
+        return max(_elements(node) for node in self.members)
+
+    @property
+    def key(self) -> Any:
+        """Kernels with the same one are one kernel, which is timed once."""
+        own = tuple((node.name, node.dtype.name, node.shape) for node in self.members)
+        return own, tuple(sorted((int(node.dtype.itemsize), *map(int, node.shape)) for node in self.reads))
+
+    @property
+    def ways(self) -> int:
+        """In how many ways Inductor tries to run it (triton_heuristics.py, pointwise and persistent_reduction)."""
+        if self.first.name == "index_put":  # one kernel with the sum before it, if any
+            return 2 if int(self.first.shape[-1]) <= FEW_COLUMNS else 1
+        if self.extern:
+            return 1
+        sums = [node for node in self.members if node.kind == REDUCTION]
+        if not sums:
+            return 2
+        first = sums[0]
+        if _over_rows(first) or not first.inputs or len(first.inputs[0].shape) < 2:
+            return 1
+        return 2 if int(first.inputs[0].shape[-1]) <= FEW_COLUMNS else 1
+
+
+class Half:
+    """The forward or the backward graph: `nodes` in order, of which `given` are there, and `wanted` are returned."""
+
+    def __init__(
+        self, nodes: Sequence[Node], given: Iterable[Node], wanted: Sequence[Node], *, whole: bool = True
+    ) -> None:
+        self.whole = whole  # whether the loss and the embedding are in one graph
+        self.given = {node.base for node in given}
+        self.nodes = [node for node in nodes if node not in self.given and node.kind not in (INPUT, TANGENT)]
+        self.wanted = {node.base for node in wanted}
+        self._users()
+        self._realize()
+        self._group()
+        self.kernels = self._order()
+        self.bytes_at: list[int] = []  # what is alive at each, as Inductor estimates it (order.py)
+
+    def _users(self) -> None:
+        """Who takes what, with views left out."""
+        self.users: dict[Node, list[Node]] = defaultdict(list)
+        for node in self.nodes:
+            if node.kind == VIEW:
+                continue
+            for each in dict.fromkeys(each.base for each in node.inputs):
+                self.users[each].append(node)
+
+    def _is_extern(self, node: Node) -> bool:
+        return self._runs_alone(node) or (node.kind == ITEM and node.inputs[0].kind == EXTERN)
+
+    def _runs_alone(self, node: Node) -> bool:
+        """Whether a library's kernel makes it."""
+        return node.kind == EXTERN or node in self.products
+
+    def _adds_to(self, node: Node) -> Node | None:
+        """The matmul that a returned sum is one kernel with (torch/_inductor/fx_passes/post_grad.py, addmm)."""
+        if node.name != "add" or node not in self.wanted or not self.whole:
+            return None
+        return next((each for each in node.inputs if each.name == "mm" and len(self.users[each]) == 1), None)
+
+    def _realize(self) -> None:
+        """What is in memory, and what is read from memory for it."""
+        self.reads: dict[Node, frozenset[Node]] = {}
+        self.products: set[Node] = set()  # sums that are one kernel with a matmul
+        self.kept: dict[Node, None] = {}
+        for node in self.nodes:
+            if node.kind == VIEW:
+                continue
+            found: set[Node] = set()
+            for each in node.inputs:
+                before = each.base
+                if before in self.kept or before not in self.reads:
+                    found.add(before)
+                else:
+                    found |= self.reads[before]
+            self.reads[node] = frozenset(found)
+            users = self.users[node]
+            product = self._adds_to(node)
+            if product is not None:  # addmm
+                del self.kept[product]
+                self.reads[node] = frozenset(found - {product} | self.reads[product])
+                self.products.add(node)
+            if (
+                node.kind in (EXTERN, REDUCTION, ITEM) or node in self.wanted
+                or any(user.kind == EXTERN or self._adds_to(user) for user in users)
+                or (len(users) > 1 and len(found) > READS_TWICE) or len(found) > READS
+            ):  # fmt: skip
+                self.kept[node] = None
+
+    def _group(self) -> None:
+        """Kernels: what is fused, by how many kernels of libraries come before it."""
+        depth: dict[Node, int] = {}
+        leader: dict[Node, Node] = {}
+
+        def find(node: Node) -> Node:
+            while leader[node] is not node:
+                node = leader[node]
+            return node
+
+        shared: dict[tuple[int, int, Node], Node] = {}
+        for node in self.kept:
+            before = max((depth.get(each, 0) for each in self.reads[node]), default=0)
+            depth[node] = before + self._runs_alone(node)
+            leader[node] = node
+            if node.kind == ITEM:
+                leader[node] = find(node.inputs[0])
+                continue
+            if self._runs_alone(node):
+                continue
+            alone = _over_rows(node)
+            for each in self.reads[node]:
+                if each in leader and not self._is_extern(each) and depth[each] == before and not alone:
+                    leader[find(node)] = find(each)
+            if alone:
+                continue
+            work = _elements(node)
+            for each in self.reads[node]:
+                if _size(each) == work and work > 1:
+                    other = shared.setdefault((before, work, each), node)
+                    leader[find(node)] = find(other)
+        members: dict[Node, list[Node]] = defaultdict(list)
+        for node in self.kept:
+            members[find(node)].append(node)
+        self.groups = [self._kernel(each) for each in members.values()]
+        self._join_independent()
+        for group in self.groups:
+            group.writes = [
+                node for node in group.members
+                if not (node.kind == EXTERN and any(user.kind == ITEM for user in self.users[node]))
+                and (node in self.wanted or any(reader not in group.own for reader in self._readers(node)))
+            ]  # fmt: skip
+
+    def _kernel(self, members: list[Node]) -> Kernel:
+        members.sort(key=lambda node: node.index)
+        reads = set().union(*(self.reads[node] for node in members)) - set(members)
+        return Kernel(members, reads, extern=self._runs_alone(members[0]))
+
+    def _join_independent(self) -> None:
+        """Fuse kernels that read the same and do not wait for each other, as what is recomputed with its gradient."""
+        by_node = {node: i for i, group in enumerate(self.groups) for node in group.members}
+        readers: dict[Node, list[int]] = defaultdict(list)
+        for i, group in enumerate(self.groups):
+            if not group.extern and not _over_rows(group.first):
+                for node in group.reads:
+                    if _size(node) == group.work > 1:
+                        readers[node].append(i)
+        shared = [numbers for numbers in readers.values() if len(numbers) > 1]
+        if not shared:
+            return
+        waits = self._ancestors(by_node)
+        gone: set[int] = set()
+        for numbers in sorted(shared):
+            a, *others = (i for i in numbers if i not in gone)
+            for b in others:
+                if b in gone or waits[a] >> b & 1 or waits[b] >> a & 1 or self.groups[a].work != self.groups[b].work:
+                    continue
+                self.groups[a] = self._kernel(self.groups[a].members + self.groups[b].members)
+                gone.add(b)
+                both, joined = 1 << a | 1 << b, waits[a] | waits[b]
+                waits = [each | joined | both if each & both else each for each in waits]
+                waits[a] = waits[b] = joined
+        self.groups = [group for i, group in enumerate(self.groups) if i not in gone]
+
+    def _ancestors(self, by_node: dict[Node, int]) -> list[int]:
+        """For each group those that it waits for, one bit each."""
+        found: dict[int, int] = {}
+        for kernel in self._order():
+            number, mask = by_node[kernel.first], 0
+            for node in kernel.reads:
+                if node in by_node:
+                    mask |= found.get(by_node[node], 0) | 1 << by_node[node]
+            found[number] = mask
+        return [found[i] for i in range(len(self.groups))]
+
+    def replaces(self, node: Node, old: Node, kernel: Kernel) -> bool:
+        """Whether a result is written over something: of its size, and read for it and for what it is made from alone
+        (scheduler.py, decide_inplace_update). What was changed in place is not written over again."""
+        if node.name == "index_put":
+            return old.name == "full"
+        if kernel.extern or old.name == "index_put" or (old.nbytes, old.dtype) != (node.nbytes, node.dtype):
+            return False
+        if old not in self.reads[node]:
+            return False
+        before, open_ = {node}, [node]
+        while open_:
+            for each in self.reads[open_.pop()]:
+                if each in kernel.own and each not in before:
+                    before.add(each)
+                    open_.append(each)
+        return all(each in before for each in kernel.members if old in self.reads[each])
+
+    def _readers(self, node: Node) -> Iterable[Node]:
+        if not hasattr(self, "_read_by"):
+            self._read_by: dict[Node, list[Node]] = defaultdict(list)
+            for each in self.kept:
+                for read in self.reads[each]:
+                    self._read_by[read].append(each)
+        return self._read_by[node]
+
+    def _order(self) -> list[Kernel]:
+        """By where each begins, what it reads before it."""
+        position = {node: i for i, node in enumerate(self.nodes)}
+        by_node = {node: group for group in self.groups for node in group.members}
+        found: list[Kernel] = []
+        state: dict[int, int] = {}
+        for start in sorted(self.groups, key=lambda group: position[group.first]):
+            open_ = [start]
+            while open_:
+                group = open_[-1]
+                if state.get(id(group)) == 2:
+                    open_.pop()
+                    continue
+                state[id(group)] = 1
+                before = {id(by_node[read]): by_node[read] for read in group.reads if read in by_node}
+                missing = [each for key, each in before.items() if not state.get(key)]
+                if missing:
+                    open_ += sorted(missing, key=lambda each: -position[each.first])
+                    continue
+                state[id(group)] = 2
+                found.append(group)
+                open_.pop()
+        return found
+
+
+def _size(node: Node) -> int:
+    size = 1
+    for each in node.shape:
+        size *= int(each)
+    return size
+
+
+def _over_rows(node: Node) -> bool:
+    """Whether it sums over rows, as a bias's gradient does: in a kernel of its own."""
+    if node.kind != REDUCTION or not node.inputs:
+        return False
+    before = node.inputs[0].shape
+    return len(node.shape) > 0 and len(before) > 1 and int(node.shape[0]) != int(before[0])
+
+
+def _elements(node: Node) -> int:
+    if node.kind == REDUCTION and node.inputs:
+        return _size(node.inputs[0])
+    return _size(node)

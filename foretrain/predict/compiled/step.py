@@ -1,0 +1,208 @@
+"""The micro-batches of a compiled step: the model's code traced into a graph, cut in two, and run kernel by kernel."""
+
+import gc
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from foretrain.config.families import family_of
+from foretrain.predict.abstract import autograd, modules
+from foretrain.predict.abstract import tensors as m
+from foretrain.predict.abstract.dims import Dim
+from foretrain.predict.abstract.passage import OUTSIDE, Recorder
+from foretrain.predict.abstract.programs import Loader
+from foretrain.predict.abstract.step import EagerProgram, Lettered
+from foretrain.predict.compiled import attention, operations
+from foretrain.predict.compiled.graph import TANGENT, Compiler, Node, Traced, compiler
+from foretrain.predict.compiled.halves import Graphs, forward_only, joint
+from foretrain.predict.compiled.head import add_head, chunked, divided, divides
+from foretrain.predict.compiled.kernels import FEW_COLUMNS
+from foretrain.predict.compiled.lives import Lives
+from foretrain.predict.compiled.timing import Walk
+from foretrain.predict.estimate.padding import Product, is_unaligned, time_padding
+from foretrain.predict.timeline import Tensor
+
+MANY_ROWS = 4  # from which on what is kept is the same
+LOADER = Loader(
+    operations, attention=attention.scaled_dot_product_attention, own_attention=attention.causal_attention,
+    checkpoint=lambda *args, **named: compiler().region(*args, **named), compiling=True,
+)  # fmt: skip
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Garbage is not looked for while a graph grows, which would go over all of it again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+class First(NamedTuple):
+    """A micro-batch that runs for the first time, half done."""
+
+    walk: Walk
+    logits: Tensor | None
+
+
+class CompiledProgram(EagerProgram):
+    """Writes the forward and backward passes of a compiled micro-batch into a timeline."""
+
+    def _shape_of(self, saving: bool) -> Any:
+        """All that decides a pass but sizes. What is kept of the embeddings depends on how many rows there are, and on
+        nothing where these are many; the others scale alike."""
+        s, c = self.t.symbols, self.config
+        sizes = min(s["B"], MANY_ROWS), s["C"] <= FEW_COLUMNS, s["D"] <= FEW_COLUMNS, saving and divides(self.t, self.v)
+        return "compiled", super()._shape_of(saving), sizes, self.v.checkpointed > 0, c.n_layer == self.v.checkpointed
+
+    def _built(self) -> Any:
+        half = self.v.master and self.low is not None
+        modules.WEIGHTS[0] = self.low if half and self.low is not None else m.float32
+        if self.model is None:
+            self.run = self.groups
+            name, kind = family_of(self.config).model
+            if self.v.keeps_logits:
+                name, kind = "foretrain.model.nanogpt", "NanoGPT"
+            made = getattr(LOADER.load(name), kind)
+            self.model = made(Lettered(self.config, self.run[0], sum(self.run)))
+            self.parameters = list(self.model.parameters())
+            self.buffers = [
+                (module, name, x) for module in self.model.modules() for name, x in vars(module).items()
+                if type(x) is m.Tensor
+            ]  # fmt: skip
+        casts = self.low if self.v.casts else None
+        self.machine = Compiler(cuda=self.v.cuda, low=casts, attention=self._attention, functional=operations)
+        return self.model
+
+    def forward(self, saving: bool) -> Any:
+        """One micro-batch; the first time, kernels are timed where they can run in several ways."""
+        cache = self.t.size(1, "L2")
+        if saving in self.started or not cache.nbytes:
+            return super().forward(saving)
+        there, passage, structure = self._workspaces(), self._whole(saving), self._structure(saving)
+        self.started.add(saving)
+        products = [(self._product(sizes), width) for sizes, width in structure.products]
+        if any(is_unaligned(product, width) for product, width in products):
+            self.t.at("compile")
+            if not there and self.v.cuda:
+                self.t.alloc("workspace", self.t.size(1, "cuBLAS"))
+                there = 1
+            for product, width in dict.fromkeys(products):
+                time_padding(self.t, [product], width)
+        walk = Walk(self.t, passage, structure.timed, there)
+        walk.part(0)
+        logits = next((tensor for tensor in walk.alive.values() if tensor.component == "logits"), None)
+        return First(walk, logits if self.v.keeps_logits else None)
+
+    def _product(self, sizes: Sequence[int]) -> Product:
+        """A matmul in the present sizes."""
+        m, k, n, *batch = (
+            int(size.coefficient * math.prod(self.t.symbols[letter] for letter in size.letters))
+            if isinstance(size, Dim) else int(size)
+            for size in sizes
+        )  # fmt: skip
+        return Product(m, k, n, math.prod(batch))
+
+    def backward(self, result: Any) -> None:
+        if not isinstance(result, First):
+            super().backward(result)
+            return
+        result.walk.part(1)
+        self.gradients = [tensor for tensor in result.walk.alive.values() if tensor.component == "gradients"]
+
+    def _recorded(self, saving: bool) -> Recorder:
+        model, symbols = self._built(), self.t.symbols
+        machine: Any = self.machine
+        t = machine.t = Recorder(symbols)
+        machine.grad = saving
+        if model.training != saving:
+            model.train(saving)
+        shape = (Dim(symbols["B"], 1, ("B",)), Dim(symbols["T"], 1, ("T",)))
+        apart = self.v.chunked or (saving and divides(self.t, self.v))
+        with m.running(machine), _uncollected():
+            idx, targets = (machine.input(shape, m.int64) for _ in range(2))
+            for module, name, x in self.buffers:
+                module.__dict__[name] = operations.traced(x)
+            with machine.autocast():
+                found = model.head_input(idx) if apart else model(idx, targets)
+            logits, root = found if self.v.keeps_logits else (None, found)
+            outputs = [each.value for each in (root, logits) if each is not None]
+            if saving:
+                autograd.backward([root if logits is None else _with_tangent(machine, root, logits)])
+                graphs = joint(machine, outputs, whole=not self.v.pieces)
+            else:
+                graphs = forward_only(machine, outputs)
+        kept = None if logits is None else logits.value.base
+        lives = Lives(t, machine)
+        waiting = self._forward(lives, graphs, kept, apart=apart)
+        t.split = len(t.events)
+        if saving:
+            self._backward(lives, graphs, kept, waiting)
+        t.ended = True
+        return t
+
+    def _forward(self, lives: Lives, graphs: Graphs, logits: Node | None, *, apart: bool) -> list[int]:
+        """The forward graph, and the loss where it is apart from it. Returns what that one made for backward."""
+        t = lives.t
+        components = {node.base: node.base.component for node in (*graphs.saved, *graphs.outputs)}
+        if logits is not None:
+            components[logits] = "logits"
+        lives.half(graphs.forward, components, set(components), thread="forward")
+        t.layer = OUTSIDE
+        saved = {node.base for node in graphs.saved}
+        outputs = [node.base for node in graphs.outputs]
+        waiting: list[int] = []
+        if apart:
+            t.moment = "forward.loss"
+            losing = chunked if self.v.chunked else divided
+            waiting = losing(t, self.v, saving=graphs.backward is not None)
+            lives.free(*(node for node in outputs if node not in saved))
+        elif graphs.backward is None:
+            lives.free(*(node for node in outputs if node is not logits))
+        return waiting
+
+    def _backward(self, lives: Lives, graphs: Graphs, logits: Node | None, waiting: list[int]) -> None:
+        """The backward graph. All gradients are there when it ends; then they become .grad one by one."""
+        t = lives.t
+        t.moment = "backward.loss"
+        for tangent in graphs.tangents:
+            if waiting:
+                lives.alive[tangent] = waiting[0]
+            elif tangent.shape:  # of what is returned besides the loss: zeros, which the runtime makes
+                lives.birth(tangent, "logits")
+        gradients = list(dict.fromkeys(node.base for node in graphs.gradients))
+        half = self.v.wide == 2
+        components = dict.fromkeys(gradients, "temporaries" if half else "gradients")
+        held = {*gradients, *((logits,) if logits is not None else ())}
+        assert graphs.backward is not None
+        lives.half(graphs.backward, components, held, thread="backward")
+        t.layer = OUTSIDE
+        lives.free(*(node for node in list(lives.alive) if node not in held))
+        taken = [lives.alive[node] for node in gradients]
+        if waiting:
+            weight = self.model.lm_head.weight
+            tied = [node.base for parameter, node in lives.machine.gradients if parameter is weight]
+            tables = [lives.alive[node] for node in tied]
+            add_head(t, self.v, waiting[1], tables)
+            taken = [serial for serial in taken if serial not in tables]
+        for serial in taken:
+            t.take(_in_fp32(t, serial) if half else serial)
+
+
+def _with_tangent(machine: Compiler, root: Traced, logits: Traced) -> Traced:
+    """The loss with what is returned besides it, whose gradient comes from outside."""
+    both = Traced(root.value, root.shape)
+    tangent = machine.input(logits.shape, logits.dtype, TANGENT)
+    autograd.record(both, lambda saved, grad: (grad, tangent), (root, logits))
+    return both
+
+
+def _in_fp32(t: Recorder, half: int) -> int:
+    """A gradient that autograd casts (grad_dtype in model/master.py)."""
+    wide = t.birth("gradients", 4, t.births[half].shape, ours=False)
+    t.death(half)
+    return wide

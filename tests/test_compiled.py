@@ -1,0 +1,108 @@
+"""The compiled estimate: the graph that is traced, what is kept of it, in what order it runs."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+from torch._inductor.virtualized import V
+
+from foretrain.config.families import family_of
+from foretrain.config.options import RunConfig
+from foretrain.model.language_model import make_model
+from foretrain.predict.abstract import autograd
+from foretrain.predict.abstract import tensors as m
+from foretrain.predict.abstract.passage import Recorder
+from foretrain.predict.compiled import operations
+from foretrain.predict.compiled.graph import REDUCTION, Compiler, Graph
+from foretrain.predict.compiled.halves import joint
+from foretrain.predict.compiled.partition import Network
+from foretrain.predict.compiled.step import LOADER
+
+SIZES: dict[str, Any] = {"n_layer": 3, "n_head": 4, "n_embd": 64, "block_size": 32, "vocab_size": 96, "batch_size": 5}
+LEAST = 256  # elements of what is compared: not what a row or a weight has one of
+
+
+def kept_by_torch(config: RunConfig) -> Counter[tuple[str, int]]:
+    """(dtype, elements) of all that PyTorch's partitioner saves for backward, but for inputs and states of generators."""
+    found: list[Any] = []
+
+    def partition(graph: Any, inputs: Any, **named: Any) -> Any:
+        with V.set_fake_mode(inputs[0][0].fake_mode):
+            joint_graph_passes(graph)  # Inductor's own, which drop views of views
+        forward, backward = min_cut_rematerialization_partition(graph, inputs, **named)
+        output = next(node for node in forward.graph.nodes if node.op == "output")
+        found.extend(node for node in output.args[0][1:] if node.op != "placeholder")
+        return forward, backward
+
+    run = lambda graph, inputs: make_boxed_func(graph.forward)  # noqa: E731
+    backend = aot_autograd(
+        fw_compiler=run, bw_compiler=run, partition_fn=partition, decompositions=select_decomp_table()
+    )
+    torch._dynamo.reset()
+    model = torch.compile(make_model(config), backend=backend, dynamic=False)
+    idx = torch.zeros(config.batch_size, config.block_size, dtype=torch.int64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(idx, idx).backward()
+    return Counter(
+        (str(node.meta["val"].dtype).removeprefix("torch."), int(node.meta["val"].numel()))
+        for node in found
+        if isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].is_floating_point()
+        and node.meta["val"].numel() >= LEAST
+    )  # fmt: skip
+
+
+def kept_by_the_estimate(config: RunConfig) -> Counter[tuple[str, int]]:
+    """The same of the graph that the estimate traces."""
+    name, kind = family_of(config).model
+    model = getattr(LOADER.load(name), kind)(config)
+    machine = Compiler(cuda=False, low=m.bfloat16, attention=lambda learns: "flash", functional=operations)
+    machine.t = Recorder({"n": 0})
+    with m.running(machine):
+        idx, targets = (machine.input((config.batch_size, config.block_size), m.int64) for _ in range(2))
+        for module in model.modules():
+            for each, value in list(vars(module).items()):
+                if type(value) is m.Tensor:
+                    module.__dict__[each] = operations.traced(value)
+        with machine.autocast():
+            loss = model(idx, targets)
+        output = loss.value
+        autograd.backward([loss])
+    halves = joint(machine, [output], whole=True)
+    sizes = [(node.dtype.name, node.nbytes // node.dtype.itemsize) for node in halves.saved if node.inputs]
+    return Counter((dtype, count) for dtype, count in sizes if count >= LEAST)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"bias": True}, {"n_layer": 1}, {"recipe": "modern"}, {"batch_size": 1}, {"activation_checkpointing": True}],
+    ids=str,
+)
+def test_what_is_kept_is_what_pytorch_keeps(changes: dict[str, Any]) -> None:
+    config = RunConfig(**{**SIZES, "bias": False, "dropout": 0.0, **changes})
+    assert kept_by_the_estimate(config) == kept_by_torch(config)
+
+
+def test_a_cut_is_the_one_nearest_to_the_sink() -> None:
+    """Of two minimal cuts networkx.minimum_cut gives the one behind which least remains."""
+    network = Network(4)
+    for a, b, room in ((0, 1, 5), (1, 2, 5), (2, 3, 9)):
+        network.join(a, b, room)
+    assert network.behind_cut(0, 3) == {2, 3}
+
+
+def test_equal_operations_are_one_node() -> None:
+    machine = Compiler(cuda=True, low=None, attention=lambda learns: "flash", functional=operations)
+    machine.t = Recorder({})
+    with m.running(machine):
+        x = machine.input((4, 8), m.float32)
+        assert operations.mul(x, 2).value is operations.mul(x, 2).value  # type: ignore[attr-defined]
+        assert operations.mul(x, 2).value is not operations.mul(x, 3).value  # type: ignore[attr-defined]
+        total = operations.along(x, 0)
+    assert isinstance(machine.graph, Graph)
+    assert total.value.kind == REDUCTION  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 from typing import Literal
 
 from foretrain.base.errors import UserError
+from foretrain.base.garbage import collected_later
 from foretrain.base.records import Record
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig, named
@@ -178,7 +179,8 @@ class Ledger:
         self.compiled, self.cpu, self.context = compiled, gpu.kind == "cpu", Context.of(gpu)
         self.capped = config.memory_limit_bytes is not None
         run = SimulatedRun(config, gpu, asked.dtype, step, compiled)
-        self.peaks = run.peaks() | (resumed := resume(run)).peaks
+        with collected_later():
+            self.peaks = run.peaks() | (resumed := resume(run)).peaks
         self.events, self.settings = run.t.packed(), _settings_of(config)
         self._step: StepName = step
         self._resumed, self._n_params, self._saved_bytes = resumed, run.symbols["P"], run.saved_bytes

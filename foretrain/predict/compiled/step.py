@@ -1,9 +1,7 @@
 """The micro-batches of a compiled step: the model's code traced into a graph, cut in two, and run kernel by kernel."""
 
-import gc
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from foretrain.config.families import family_of
@@ -28,18 +26,6 @@ LOADER = Loader(
     operations, attention=attention.scaled_dot_product_attention, own_attention=attention.causal_attention,
     checkpoint=lambda *args, **named: compiler().region(*args, **named), compiling=True,
 )  # fmt: skip
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Garbage is not looked for while a graph grows, which would go over all of it again and again."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 class First(NamedTuple):
@@ -123,7 +109,7 @@ class CompiledProgram(EagerProgram):
             model.train(saving)
         shape = (Dim(symbols["B"], 1, ("B",)), Dim(symbols["T"], 1, ("T",)))
         apart = self.v.chunked or (saving and divides(self.t, self.v))
-        with m.running(machine), _uncollected():
+        with m.running(machine):
             idx, targets = (machine.input(shape, m.int64) for _ in range(2))
             for module, name, x in self.buffers:
                 module.__dict__[name] = operations.traced(x)

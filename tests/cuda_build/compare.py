@@ -36,7 +36,6 @@ def compared(case: Any, measured: dict[str, Any]) -> Row:
         return {**row, "error": measured["error"]}
     if measured["branches"]:
         return {**row, "error": f"not a real step: {measured['branches'][0]}", "branches": measured["branches"]}
-    ledger = estimated(RunConfig(**case.knobs), card(), case.dtype, case.step, compiled=case.compiled).memory
     found = [replay(trace).phases for trace in service.traces(requests(case))]
     real = {name: phase for name, phase in measured["phases"].items() if name in {p.phase for p in found[0]}}
     row["phases"] = {}
@@ -48,11 +47,19 @@ def compared(case: Any, measured: dict[str, Any]) -> Row:
         row[what] = {"predicted": predicted, "real": highest, "error": predicted / highest - 1}
         nearest = found[answers.index(predicted)]
         row["phases"][what] = {p.phase: getattr(p, what) / real[p.phase][what] - 1 for p in nearest if p.phase in real}
-    estimate = max(p.allocated_bytes for p in ledger.phases if p.phase in real)
-    row["estimate_allocated"] = {"predicted": estimate, "error": estimate / row["allocated_bytes"]["real"] - 1}
-    reserved = max(p.reserved_bytes or 0 for p in ledger.phases if p.phase in real)
-    row["estimate_reserved"] = {"predicted": reserved, "error": reserved / row["reserved_bytes"]["real"] - 1}
-    return row
+    return row | estimates(row)
+
+
+def estimates(row: Row) -> Row:
+    """What the estimate says of a measured case, over the phases that it ran."""
+    c = RunConfig(**row["knobs"])
+    memory = estimated(c, card(), row["dtype"], row["step"], compiled=row["compiled"]).memory
+    phases = [phase for phase in memory.phases if phase.phase in row["phases"]["allocated_bytes"]]
+    found = {}
+    for what in ("allocated", "reserved"):
+        highest = max(getattr(phase, f"{what}_bytes") or 0 for phase in phases)
+        found[f"estimate_{what}"] = {"predicted": highest, "error": highest / row[f"{what}_bytes"]["real"] - 1}
+    return found
 
 
 def quantile(values: Sequence[float], share: float) -> float:

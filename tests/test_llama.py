@@ -1,6 +1,7 @@
 """The Llama family: its maths against transformers', counts, forecasts, exact resume, and weights in and out."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +235,7 @@ def test_its_kernels_do_not_hang_on_what_was_planned_before(monkeypatch: pytest.
         for kept in ("_recorders", "_structures", "_launches", "_alike"):
             monkeypatch.setattr(step, kept, {})
         SimulatedRun(config, find(card), "float16", "foretrain", False).peaks()
-        found.append(micro_batch(way(config, "float16", train=True)))
+        found.append(micro_batch(replace(way(config, "float16", train=True), cuda=True)))
     assert found[0] == found[1]
 
 

@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from foretrain.advice.rules.base import State
+from foretrain.advice.rules.others import narrower
 from foretrain.base.errors import ConfigError
 from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
@@ -252,6 +254,12 @@ def test_a_plan_says_what_it_does_not_know() -> None:
     family = family_of(found.config)
     assert ("time_of_recipe_unknown" in ids) == (found.timing is None) == (not family.is_timed(compiled=True))
     assert found.work.flops == ModelShape.of(found.config).flops_per_token * found.work.tokens
+
+
+def test_advice_keeps_to_the_recipes_rules() -> None:
+    """Fewer heads are a number that the heads of keys divide."""
+    state = State(small(n_head=12, n_embd=768, n_kv_head=4), find("RTX 4070"), "foretrain", 0)
+    assert [change.knobs["n_head"] for change in narrower(state)] == [8, 4]
 
 
 # -- training ------------------------------------------------------------------------------------------------

@@ -17,11 +17,11 @@ from typing import Any
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit
 from foretrain.base.records import Record
-from foretrain.config.options import RunConfig
+from foretrain.config.options import RunConfig, named
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.model.shape import ModelShape
 from foretrain.predict.memory import StepName, estimated
-from foretrain.predict.plan import Plan, Timing, timing
+from foretrain.predict.plan import Plan, Timing, no_time, timing
 from foretrain.predict.scaling import BESIROGLU, FITS, MOST_EPOCHS, effective_tokens, good_tokens_per_step
 from foretrain.predict.within import Reading, adjusted, check_currency, largest_steps, with_steps
 
@@ -51,6 +51,10 @@ class Candidate(Record):
     loss_high: float
     needed_bytes: int
     timing: Timing
+
+
+# Sizes that follow from the shape again, which a recipe's own options would else hold at the base's.
+_FOLLOW = dict.fromkeys(named(lambda option: option.from_weights and option.least == 0 and option.type == "int"), 0)
 
 
 class Best(Record):
@@ -101,7 +105,7 @@ class _Search:
         c = self.base.config
         batch = min(batch, self.sequences)
         update: dict[str, Any] = {
-            **shape, "init_from": "scratch", "batch_size": batch, "activation_checkpointing": checkpointing,
+            **shape, **_FOLLOW, "init_from": "scratch", "batch_size": batch, "activation_checkpointing": checkpointing,
             "gradient_accumulation_steps": self.sequences // batch, "total_batch_size": 0, "auto_batch_size": False,
         }  # fmt: skip
         # An evaluation sees as many sequences as the user asked for; where nobody asked, as many as a step does.
@@ -113,7 +117,7 @@ class _Search:
     def timing(self, config: RunConfig) -> Timing:
         found = timing(config, self.gpu, self.dtype, self.step, config.compile)
         if found is None:
-            raise UserError("usage.no_time", text=self.limit.as_option, gpu=self.gpu.name)
+            raise no_time(self.base, self.limit.as_option)
         return found
 
     def steps(self, config: RunConfig, found: Timing, reading: Reading = "expected") -> int:

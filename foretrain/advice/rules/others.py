@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from foretrain.advice.rules.base import Change, Rule, State
+from foretrain.config.families import family_of
 from foretrain.config.microbatches import sequences_of
 from foretrain.config.presets import GPT2_SHAPES
 
@@ -70,7 +71,9 @@ def narrower(state: State) -> Sequence[Change]:
     if not free_to_reshape(state) or c.n_embd % c.n_head:
         return []
     width = c.n_embd // c.n_head
-    return [Change({"n_head": heads, "n_embd": heads * width}) for heads in range(c.n_head - 1, 0, -1)]
+    found = [{"n_head": heads, "n_embd": heads * width} for heads in range(c.n_head - 1, 0, -1)]
+    rules = family_of(c).rules
+    return [Change(knobs) for knobs in found if not any(fails(c.model_copy(update=knobs)) for _, fails, _ in rules)]
 
 
 def smaller_pretrained(state: State) -> Sequence[Change]:

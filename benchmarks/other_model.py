@@ -50,10 +50,11 @@ class Block(nn.Module):
 
 
 class OtherGPT(nn.Module):
-    """nanoGPT's model but for what `program` (other_steps.py) says."""
+    """nanoGPT's model but for what `program` (other_steps.py) says; `step`: nanoGPT's returns the logits, too."""
 
-    def __init__(self, config: Any, program: Any) -> None:
+    def __init__(self, config: Any, program: Any, step: str) -> None:
         super().__init__()
+        self.step = step
         c, self.program, self.checkpointed = config, program, config.checkpointed
         self.wte, self.wpe = nn.Embedding(c.vocab_size, c.n_embd), nn.Embedding(c.block_size, c.n_embd)
         self.drop = nn.Dropout(c.dropout)
@@ -63,7 +64,7 @@ class OtherGPT(nn.Module):
             self.wte.weight = self.lm_head.weight
         self.cos = self.sin = torch.zeros(c.block_size, (program.attention_width or c.n_embd) // c.n_head)
 
-    def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, idx: Tensor, targets: Tensor) -> Any:
         T = idx.shape[1]
         x = self.wte(idx) + self.wpe(torch.arange(T))
         x = self.drop(x)
@@ -76,4 +77,5 @@ class OtherGPT(nn.Module):
         shifted = logits.view(-1, logits.shape[-1])
         if self.program.logits_fp32:
             shifted = shifted.float().clone()
-        return F.cross_entropy(shifted, targets.view(-1), ignore_index=-1)
+        loss = F.cross_entropy(shifted, targets.view(-1), ignore_index=-1)
+        return (logits, loss) if self.step == "nanogpt" else loss

@@ -226,7 +226,9 @@ def test_operations_have_the_flops_of_flop_counter_mode(
     )  # fmt: skip
     dtype = "bfloat16" if half else "float32"
     measured = counted(config, getattr(torch, dtype), train=training)
-    assert flops(micro_batch(way(config, dtype, train=training))) == pytest.approx(measured, rel=1e-3)
+    for compiled in (False, True):
+        found = flops(micro_batch(way(config, dtype, train=training, compiled=compiled)))
+        assert found == pytest.approx(measured, rel=1e-3)
 
 
 def test_its_kernels_do_not_hang_on_what_was_planned_before(monkeypatch: pytest.MonkeyPatch) -> None:

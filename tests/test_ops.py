@@ -12,10 +12,13 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import FlopCounterMode
 
 from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import find
 from foretrain.model import low_precision
 from foretrain.model.nanogpt import NanoGPT
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import build
+from foretrain.predict.abstract import step as abstract_step
+from foretrain.predict.estimate.simulated_run import SimulatedRun
 from foretrain.predict.speed.ops import Operation, Way, flops
 from foretrain.predict.speed.step_ops import accumulation, micro_batch, optimizer, step
 from tests.kit.operations import ATTENTION, counted, way
@@ -179,3 +182,18 @@ def test_fusing_and_chunking_change_bytes_as_they_should() -> None:
     ours = Way(config, "bfloat16", "foretrain", True, True, cuda=True)
     logits = config.batch_size * config.block_size * config.vocab_size
     assert nbytes(micro_batch(nano)) - nbytes(micro_batch(ours)) == 2 * 2 * logits  # a zero tangent, written and read
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_operations_do_not_hang_on_what_was_estimated_before(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of a compiled step is traced as a graph, which has no kernels to list."""
+    config = tiny(n_layer=3)
+    found = []
+    for estimate in (None, True, False):
+        for kept in ("_recorders", "_structures", "_launches", "_alike"):
+            monkeypatch.setattr(abstract_step, kept, {})
+        if estimate is not None:
+            SimulatedRun(config, find("RTX 4070"), "bfloat16", "foretrain", estimate).peaks()
+        found.append(micro_batch(Way(config, "bfloat16", "foretrain", compiled, True, cuda=True)))
+    assert found[0]
+    assert found[0] == found[1] == found[2]

@@ -54,7 +54,6 @@ CYCLES = {
     ("foretrain.data.prepare.reader", "foretrain.data.prepare.sample"),
     ("foretrain.data.prepare.remote", "foretrain.data.prepare.sources"),
     ("foretrain.predict.allocator.expandable", "foretrain.predict.allocator.simulator"),
-    ("foretrain.predict.speed.low_precision_ops", "foretrain.predict.speed.ops"),
     ("foretrain.reports.views.advice", "foretrain.reports.views.plan"),
 }
 

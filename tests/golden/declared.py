@@ -43,12 +43,12 @@ DECLARED: tuple[Declared, ...] = (
     ),
     Declared(case="error: data", path="", old="--lang|languages|--help", reason="-h is shown, which was always taken"),
     Declared(
-        case=r"^(advise (calibrated|eager|small)|compare (plans|run|three)|error: plan gpt2|exact |python plan |report |serve )"
-        r"|^plan (baby|calibrated|does|drawn|small|stdin|two|with)",
+        case=r"^(advise|compare|error|exact|plan|python plan|report|serve)\b",
         path="",
         reason="the operations of an eager step are those that PyTorch runs, counted in a real step: casts of inputs and of "
         "single weights, sums for biases and small kernels have to be launched, a chunked loss makes its gradient in an "
-        "evaluation too, and the last addition of a checkpointed block is not recomputed",
+        "evaluation too, and the last addition of a checkpointed block is not recomputed; those of a compiled step are "
+        "fused from these, which is within 1 % of the lists before for nanoGPT's model in half precision, and has biases",
     ),
     # recipe = llama: seven options and five presets more
     Declared(

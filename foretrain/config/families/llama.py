@@ -83,9 +83,6 @@ class Llama(Family):
     def n_kv_head(self, c: RunConfig) -> int:
         return c.kv_heads
 
-    def is_timed(self, *, compiled: bool) -> bool:
-        return not compiled
-
     # -- weights of others ----------------------------------------------------------------------------------
 
     def read_shape(self, shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> dict[str, Any]:

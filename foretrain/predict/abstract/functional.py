@@ -86,6 +86,12 @@ def in_place(x: Tensor, *others: Any, **_: Any) -> Tensor:
     return x
 
 
+def accumulate_(x: Tensor, y: Tensor) -> Tensor:
+    """x with y added to it."""
+    ran("accumulate", x, x, y)
+    return x
+
+
 def copy_(x: Tensor, y: Tensor) -> Tensor:
     """x with the values of y."""
     if y is not x:
@@ -101,7 +107,7 @@ def fill_(x: Tensor, *_: Any) -> Tensor:
 
 def scatter_(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """x with a source added to some of it."""
-    ran("scatter", (), index, source)
+    ran("scatter", x.viewed((), ()), index, source)
     return x
 
 
@@ -204,7 +210,7 @@ def along(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None
 def aminmax(x: Tensor, dim: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """The smallest and the largest in one kernel."""
     found = allocate(reduced(x, dim, keepdim), x.dtype), allocate(reduced(x, dim, keepdim), x.dtype)
-    ran("add", found, x)
+    ran("range", found, x)
     return found
 
 
@@ -371,7 +377,8 @@ def embedding(idx: Tensor, weight: Tensor) -> Tensor:
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             found = make("fill", shape, grad.dtype, component="temporaries")
-            ran("scatter", (), grad, *saved)
+            place = found.viewed((), ())
+            ran("scatter", place, grad, *saved, place)
             return (found,)
 
         record(out, run, (weight,), (idx,))
@@ -432,6 +439,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, **_: Any) -> Tensor:
     """log_softmax and nll_loss. On CUDA log_softmax keeps the dtype of the logits and nll_loss takes an fp32 copy
     (aten LossNLL.cpp); on a CPU autocast casts the logits to fp32 first."""
     machine = m.machine
+    machine.name = "loss"
     if machine.autocasting and not machine.cuda:
         logits = to(logits, float32)
     logs = make("softmax", logits.shape, logits.dtype, logits)

@@ -20,6 +20,8 @@ class Kernel(NamedTuple):
     shape: tuple[int, ...]
     reads: tuple[tuple[int, tuple[int, ...]], ...]
     writes: tuple[tuple[int, tuple[int, ...]], ...]
+    read_ids: tuple[int, ...] = ()  # which tensors these are: the serial of a birth, else a negative number
+    write_ids: tuple[int, ...] = ()
 
     def in_letters(self) -> "Launch":
         """The same for any sizes."""
@@ -53,7 +55,7 @@ def counted(kernels: Iterable[Kernel]) -> Launches:
     for kernel in kernels:
         tensors = (*kernel.reads, *kernel.writes, (1, kernel.shape))
         # Equal sizes can have different letters.
-        key = kernel[1:], tuple([getattr(d, "letters", None) for _, shape in tensors for d in shape])
+        key = kernel[1:8], tuple([getattr(d, "letters", None) for _, shape in tensors for d in shape])
         layers = known.get(key)
         if layers is None:
             layers = known[key] = found.setdefault(kernel.in_letters(), Counter())

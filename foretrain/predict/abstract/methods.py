@@ -26,7 +26,6 @@ VIEWS = (
 SAME_SHAPE = ("clamp", "cos", "sin", "rsqrt", "log", "pow", "__rpow__", "reciprocal", "round")
 IN_PLACE = (
     "square_", "mul_", "add_", "sub_", "rsqrt_", "exp_", "neg_", "clamp_", "div_",
-    "__iadd__",
 )  # fmt: skip
 METHODS: dict[str, Any] = {
     **{name: getattr(views, name) for name in VIEWS}, "__getitem__": views.getitem,
@@ -35,7 +34,8 @@ METHODS: dict[str, Any] = {
     "to": F.to, "float": F.to_float, "type_as": lambda x, y: F.to(x, y.dtype), "roll": F.roll,
     "mean": F.mean, "sum": F.along, "amax": F.along, "__ne__": F.compared, "__eq__": F.compared,
     "gather": lambda x, dim, index: m.make("gather", index.shape, x.dtype, index), "__matmul__": F.matmul,
-    "scatter_add_": F.scatter_, "index_add_": F.scatter_, "copy_": F.copy_, "zero_": F.fill_, "fill_": F.fill_,
+    "__iadd__": F.accumulate_, "scatter_add_": F.scatter_, "index_add_": F.scatter_,
+    "copy_": F.copy_, "zero_": F.fill_, "fill_": F.fill_,
     **dict.fromkeys(SAME_SHAPE, F.pointwise), **dict.fromkeys(IN_PLACE, F.in_place),
     "size": lambda x, dim=None: x.shape if dim is None else x.shape[dim], "dim": lambda x: len(x.shape),
     "__len__": lambda x: int(x.shape[0]), "__hash__": object.__hash__,

@@ -1,6 +1,6 @@
 """Micro-batches of the real model's code, run on tensors without values. No torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +11,13 @@ from foretrain.hardware.catalogue import MatmulMode
 from foretrain.predict.abstract import autograd, modules, programs
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.dims import Dim
-from foretrain.predict.abstract.kernels import Launch, Launches, counted
+from foretrain.predict.abstract.kernels import Kernel, Launch, Launches, counted
 from foretrain.predict.abstract.passage import MOST, OUTSIDE, Recorder, Structure, Uneven, copies_of, unroll
 from foretrain.predict.timeline import Passage, Tensor, Timeline, Variant
 
 MOST_KEPT = 256
 Make = Callable[[Any], Any]  # a model of a config, from a file that programs.load gave
+Fuse = Callable[[Sequence[Kernel], set[int]], Sequence[Kernel]]  # kernels, and what is read after them
 _recorders: dict[Any, Recorder] = {}  # passes of the layers that are run, by all that decides them but sizes
 _structures: dict[Any, Structure] = {}  # passes of all layers
 _launches: dict[Any, Launches] = {}  # kernels of the layers that are run, by all that decides them but sizes
@@ -94,19 +95,21 @@ class EagerProgram:
         self.t.free(*self.gradients)
         self.gradients = []
 
-    def launches(self, saving: bool) -> list[tuple[Launch, int]]:
-        """The kernels of a pass, in letters, and how often each runs in all layers."""
-        key = self._kernels_of(saving), self.run
+    def launches(self, saving: bool, fuse: Fuse | None = None) -> list[tuple[Launch, int]]:
+        """The kernels of a pass, in letters, and how often each runs in all layers; `fuse`: as a compiler has them."""
+        alike = self._kernels_of(saving), self.run
+        key = *alike, fuse
         found = _launches.get(key)
         if found is None:
-            recorder = _alike.get(key) or self._recorder(saving, self._shape_of(saving))
-            found = counted(recorder.kernels)
+            recorder = _alike.get(alike) or self._recorder(saving, self._shape_of(saving))
+            kernels = fuse(recorder.kernels, {serial for _, serial, _ in recorder.taken}) if fuse else recorder.kernels
+            found = counted(kernels)
             if recorder.any_size:
                 _remember(_launches, key, found)
         copies = {OUTSIDE: 1, **{layer: len(each) for layer, each in enumerate(copies_of(self.groups, self.run))}}
         if any(layers[i] != layers[i + 1] for layers in found.values() for i, n in copies.items() if n > 1):
             self._uneven()
-            return self.launches(saving)
+            return self.launches(saving, fuse)
         return [(launch, sum(times * copies[i] for i, times in layers.items())) for launch, layers in found.items()]
 
     # -- passages ------------------------------------------------------------------------------------------
@@ -158,7 +161,8 @@ class EagerProgram:
             first = self._recorded(saving)
             if first.any_size:
                 _remember(_recorders, (key, self.run), first)
-                _remember(_alike, (self._kernels_of(saving), self.run), first)
+                if first.kernels:  # a compiled pass is traced as a graph, and has none
+                    _remember(_alike, (self._kernels_of(saving), self.run), first)
         return first.later() if self.gradients else first
 
     def _shape_of(self, saving: bool) -> Any:

@@ -193,9 +193,13 @@ def ran(kind: str, out: Tensor | Sequence[Tensor], *inputs: Tensor | None, shape
         Kernel(
             machine.t.layer, machine.name, kind, "recompute" if machine.again else machine.thread,
             (*read, *outs)[0].dtype.itemsize, tuple(shape), tuple([_moved(x) for x in read]),
-            tuple([_moved(x) for x in outs]),
+            tuple([_moved(x) for x in outs]), tuple([_which(x) for x in read]), tuple([_which(x) for x in outs]),
         )
     )  # fmt: skip
+
+
+def _which(x: Tensor) -> int:
+    return x.storage.serial if x.storage is not None else -id(x)
 
 
 def _moved(x: Tensor) -> tuple[int, tuple[int, ...]]:

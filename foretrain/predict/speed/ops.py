@@ -8,24 +8,21 @@ Bytes are those of the kernels that PyTorch runs (aten native kernels eager; Ind
 read or written once per kernel; caches are the rates' business (rates.py). Letters as in model/shape.py.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from foretrain.config.options import RunConfig
-from foretrain.config.precision import EIGHT_BITS
 from foretrain.hardware.catalogue import Dtype, MatmulMode
 from foretrain.model.shape import ModelShape
 from foretrain.predict.software import ASSUMED, Software
-from foretrain.predict.speed import low_precision_ops
 
 Kind = Literal[
     "matmul", "matmul_input", "matmul_weight",  # x·Wᵀ, and backward: dy·W and dyᵀ·x
     "attention", "attention_backward", "attention_bmm", "attention_bmm_backward",
     "norm", "norm_backward", "gelu", "gelu_backward",
     "softmax", "softmax_backward", "fill", "gather", "scatter",
-    "cast", "add", "join", "dropout", "accumulate", "fused", "adamw", "clip", "gradient_norm",
+    "cast", "add", "range", "join", "dropout", "accumulate", "fused", "adamw", "clip", "gradient_norm",
     "transfer", "host",  # between card and computer, and in the computer's memory
 ]  # fmt: skip
 Part = Literal["forward", "recompute", "backward", "accumulate", "optimizer"]
@@ -93,11 +90,6 @@ class Way:
         return self.own.matmul
 
     @property
-    def eight_bits(self) -> bool:
-        """Are the blocks' linear layers those of model/low_precision.py?"""
-        return self.matmul in EIGHT_BITS
-
-    @property
     def products_attention(self) -> bool:
         """Is attention done by batched products (model/attention.py)?"""
         c = self.own
@@ -118,120 +110,33 @@ class Way:
         return self.config if self.step == "foretrain" else self.config.as_nanogpt()
 
     @property
-    def casts(self) -> bool:
-        """Whether autocast makes half precision of fp32."""
-        return self.half and not self.own.master_weights
-
-    @property
     def wide(self) -> int:
         """Bytes of an element of the residual stream."""
         return 2 if self.half and self.own.master_weights else 4
 
-    @property
-    def checkpointed(self) -> int:
-        """Blocks whose forward pass runs again in the backward pass."""
-        return self.own.checkpointed if self.train else 0
-
-    @property
-    def cheap_blocks(self) -> int:
-        """Blocks of which norms and GELU run again."""
-        again = self.train and self.own.recompute_norm_gelu
-        return self.config.n_layer - self.checkpointed if again else 0
-
-    @property
-    def chunk(self) -> int:
-        """Tokens whose logits exist at one time."""
-        tokens = self.batch[0] * self.batch[1]
-        return min(self.own.loss_chunk_size or tokens, tokens)
-
 
 class OperationList:
-    """Collects operations; `compiled_ops.py` writes the passes of a compiled step."""
+    """Collects operations of what no model's code tells: sums of gradients, and the optimizer."""
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: Way, part: Part = "optimizer") -> None:
         self.way = way
         self.shape = ModelShape.of(way.config)
-        self.batch, self.block = way.batch
-        self.tokens = self.batch * self.block
-        self.elements = self.tokens * self.shape.n_embd
-        self.part: Part = "forward"
+        self.part: Part = part
         self.found: list[Operation] = []
 
-    def matmul(self, name: str, kind: Kind, m: int, n: int, k: int, count: int = 1) -> None:
-        """An m x k by k x n product in the step's dtype; a weight's gradient of half factors is cast by its caller."""
-        low = self.way.low
-        arithmetic: MatmulMode = "fp16_accumulation" if self.way.matmul == "fp16_accumulation" else "dtype"
+    def matmul(self, name: str, m: int, n: int, k: int, count: int, dtype: Dtype | None = None) -> None:
+        """`count` products of an m x k and a k x n matrix; the sum is read, too."""
+        dtype = dtype or self.way.dtype
+        low = 4 if dtype == "float32" else 2
+        read, written = low * (k * (m + n) + m * n), low * m * n
         self.found.append(
-            Operation(
-                name, kind, self.part, count, (m, n, k), self.way.dtype, 2 * m * n * k, low * k * (m + n), low * m * n,
-                arithmetic,
-            )
-        )  # fmt: skip
-
-    def eight_bit_matmul(self, name: str, kind: Kind, shape: tuple[int, int, int], count: int, out: int) -> None:
-        """A product of (m, n, k) with one byte an element of its factors and `out` of its result."""
-        m, n, k = shape
-        self.found.append(
-            Operation(
-                name, kind, self.part, count, shape, self.way.dtype, 2 * m * n * k, k * (m + n), out * m * n,
-                self.way.matmul,
-            )
+            Operation(name, "matmul", self.part, count, (m, n, k), dtype, 2 * m * n * k, read, written)
         )  # fmt: skip
 
     def traffic(self, name: str, kind: Kind, elements: int, read: float, written: float, count: int = 1) -> None:
         """A kernel that moves `read` and `written` bytes an element."""
-        self.found.append(
-            Operation(
-                name, kind, self.part, count, (elements,), self.way.dtype, 0, round(read * elements),
-                round(written * elements),
-            )
-        )  # fmt: skip
-
-    def linear(self, name: str, wide: int, narrow: int, rows: int, count: int) -> None:
-        self.matmul(name, "matmul", rows, wide, narrow, count)
-
-    def linear_backward(self, name: str, wide: int, narrow: int, rows: int, count: int) -> None:
-        self.matmul(name, "matmul_input", rows, narrow, wide, count)
-        self.matmul(name, "matmul_weight", wide, narrow, rows, count)
-
-    def attention(self, count: int, *, backward: bool = False) -> None:
-        """Flash attention reads q, k, v and writes its output; backward reads five tensors and writes three."""
-        C, T = self.shape.n_embd, self.block
-        flops, tensor = 4 * self.batch * T * T * C, self.way.low * self.elements
-        shape = (self.batch, self.shape.n_head, T, self.shape.head_dim)
-        kind: Kind = "attention_backward" if backward else "attention"
-        if self.way.products_attention:
-            kind = "attention_bmm_backward" if backward else "attention_bmm"
-        read, written = (5, 3) if backward else (3, 1)
-        self.found.append(
-            Operation(
-                "attention", kind, self.part, count, shape, self.way.dtype,
-                flops * 5 // 2 if backward else flops, read * tensor, written * tensor,
-            )
-        )  # fmt: skip
-
-    def blocks_matmuls(self, *, backward: bool, count: int) -> None:
-        """The four linear layers of a block; forward again, the last one's output is needed by nobody but a mask."""
-        C, add = self.shape.n_embd, self.linear_backward if backward else self.linear
-        first = [("qk", 2 * C, C), ("v", C, C)] if self.shape.modern else [("attn", 3 * C, C)]
-        layers = [*first, ("proj", C, C), ("fc", 4 * C, C), ("out", C, 4 * C)]
-        if self.part == "recompute" and not self.way.config.dropout:
-            layers.pop()
-        for name, wide, narrow in layers:
-            if self.way.eight_bits:
-                layer = low_precision_ops.Linear(
-                    name, wide, narrow, self.tokens, self.way.low if name in ("proj", "out") else self.way.wide, count
-                )
-                (low_precision_ops.backward if backward else low_precision_ops.forward)(self, layer)
-                continue
-            add(name, wide, narrow, self.tokens, count)
-
-    def chunks(self) -> Iterator[tuple[int, int]]:
-        """(rows, how many chunks of so many rows) of the head."""
-        whole, rest = divmod(self.tokens, self.way.chunk)
-        yield self.way.chunk, whole
-        if rest:
-            yield rest, 1
+        moved = round(read * elements), round(written * elements)
+        self.found.append(Operation(name, kind, self.part, count, (elements,), self.way.dtype, 0, *moved))
 
 
 def flops(operations: list[Operation], *, causal: bool = False) -> int:

@@ -40,9 +40,9 @@ BANDWIDTH_SHARE = {"Ampere": 0.86, "Ada": 0.91, "Blackwell": 0.87}
 LEAST_BANDWIDTH_SHARE = 0.84
 LAUNCH_S = 6e-6  # one eager kernel as Python and the driver launch it
 COMPILED_LAUNCH_S = 4e-6
-# The same with torch 2.0: languini-kitchen's nine steps with one row (three models, three cards) took 92 to 117 us for
+# The same with torch 2.0: languini-kitchen's nine steps with one row (three models, three cards) took 67 to 85 us for
 # each kernel of theirs, whatever the card.
-COMPILED_LAUNCH_2_0_S = 104e-6
+COMPILED_LAUNCH_2_0_S = 76e-6
 CPU_LAUNCH_S = 5e-6
 CPU_PRODUCT_SHARE = 0.55  # oneDNN and MKL on small matrices, against the nominal peak
 CPU_ATTENTION_SHARE = 0.28

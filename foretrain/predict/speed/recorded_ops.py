@@ -1,13 +1,16 @@
 """The operations of an eager micro-batch: the kernels that the model's own code runs (predict/abstract). No torch."""
 
 import math
+from collections.abc import Iterator
+from functools import cache, partial
 from typing import Any
 
 from foretrain.config.precision import EIGHT_BITS
 from foretrain.hardware.catalogue import MatmulMode
 from foretrain.model.shape import ModelShape
+from foretrain.predict.abstract.fusion import fused
 from foretrain.predict.abstract.kernels import Launch
-from foretrain.predict.abstract.step import EagerProgram, Make
+from foretrain.predict.abstract.step import EagerProgram, Fuse, Make
 from foretrain.predict.abstract.tensors import bfloat16
 from foretrain.predict.speed.ops import Operation, Way
 from foretrain.predict.timeline import Timeline, Variant
@@ -16,8 +19,9 @@ from foretrain.predict.timeline import Timeline, Variant
 NOTHING = dict.fromkeys(("kept", "flash", "split", "sums1", "sums2", "sums3", "sums4"), 0)
 
 
-def recorded(way: Way, make: Make | None = None) -> list[Operation]:
-    """Forward and, in training, backward pass of a micro-batch; `make`: of a model other than the recipe's."""
+def micro_batch(way: Way, make: Make | None = None, attention: str = "") -> list[Operation]:
+    """Forward and, in training, backward pass of a micro-batch; `make`, `attention`: where they are not the recipe's
+    and the device's."""
     own, (batch, block), shape = way.own, way.batch, ModelShape.of(way.config)
     padded = -(-shape.head_dim // 8) * 8
     symbols = {
@@ -26,14 +30,45 @@ def recorded(way: Way, make: Make | None = None) -> list[Operation]:
         "K": shape.n_kv_head, "G": shape.n_head // shape.n_kv_head,
         **{letter: getattr(own, name) for name, letter in shape.family.letters.items()}, **NOTHING,
     }  # fmt: skip
+    kind: Any = attention or way.attention
     variant = Variant(
         half=way.half, cuda=way.cuda, keeps_logits=way.step == "nanogpt", checkpointed=own.checkpointed,
         dropout=own.dropout > 0, bias=own.bias, chunked=own.loss_chunk_size > 0, master=own.master_weights,
-        cheap=own.recompute_norm_gelu, attention=way.attention, evaluation_attention=way.attention,
+        cheap=own.recompute_norm_gelu, attention=kind, evaluation_attention=kind,
     )  # fmt: skip
     sizes = _Sizes(symbols)
     program = EagerProgram(Timeline(symbols, 1), variant, own, bfloat16 if way.half else None, way.matmul, make)
-    return [_operation(launch, runs, way, sizes) for launch, runs in program.launches(way.train)]
+    fuse = _fuse(1 if way.torch.online_softmax else 2, way.torch.fuses_attention) if way.compiled else None
+    found = [_operation(launch, runs, way, sizes) for launch, runs in program.launches(way.train, fuse)]
+    return list(_compiled(found, way, shape.vocab_size)) if way.compiled else found
+
+
+@cache
+def _fuse(softmax_reads: int, attention: bool) -> Fuse:
+    return partial(fused, softmax_reads=softmax_reads, alone="" if attention else "attention")
+
+
+def _compiled(operations: list[Operation], way: Way, vocabulary: int) -> Iterator[Operation]:
+    """What Inductor does besides. It pads matmuls of the head whose sizes are not multiples of 8: the gradient of the
+    logits is copied, a weight's copy is small, a result is only sliced. nanoGPT's logits are returned, so their
+    gradient of zeros is written and read."""
+    for op in operations:
+        if not op.flops:
+            factor = way.torch.compiled_bytes if way.torch.fuses_attention or op.name != "attention" else 1.0
+            read, written = round(op.read_bytes * factor), round(op.written_bytes * factor)
+            if way.step == "nanogpt" and op.kind == "softmax_backward" and op.name == "loss":
+                logits = op.written_bytes
+                yield op._replace(kind="fill", read_bytes=0, written_bytes=round(logits * factor))
+                read += round(logits * factor)
+            yield op._replace(read_bytes=read, written_bytes=written)
+        elif op.name == "head" and way.torch.pads_matmuls and any(size % 8 for size in op.shape):
+            yield op._replace(shape=tuple(size + -size % 8 for size in op.shape))
+            if op.kind != "matmul":
+                logits = vocabulary * op.shape[2 if op.kind == "matmul_weight" else 0]
+                nbytes = way.low * logits
+                yield op._replace(kind="fused", shape=(logits,), flops=0, read_bytes=nbytes, written_bytes=nbytes)
+        else:
+            yield op
 
 
 class _Sizes(dict[tuple[Any, ...], int]):

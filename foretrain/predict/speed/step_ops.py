@@ -6,10 +6,8 @@ from foretrain.hardware.catalogue import Dtype
 from foretrain.hardware.cpu import cpu_has_bf16
 from foretrain.model.adamw8bit_sizes import is_quantised, n_chunks
 from foretrain.model.shape import NS_STEPS, ModelShape, is_block_matrix
-from foretrain.predict.speed.compiled_ops import CompiledOps
-from foretrain.predict.speed.modern_ops import ModernCompiledOps
 from foretrain.predict.speed.ops import Operation, OperationList, Way
-from foretrain.predict.speed.recorded_ops import recorded
+from foretrain.predict.speed.recorded_ops import micro_batch
 
 FUSED_LAUNCHES = 40
 # model/adamw8bit.py: bytes an element that its kernels read and write; tests/test_adamw8bit.py counts a real step's.
@@ -20,21 +18,9 @@ FP32_MOMENTS_BYTES = (48.0, 32.0)
 FOREACH_BYTES, FOREACH_LAUNCHES = (56.0, 36.0), 9
 
 
-def micro_batch(way: Way) -> list[Operation]:
-    """Forward and, where the step trains, backward pass of one micro-batch."""
-    if not way.compiled:
-        return recorded(way)
-    ops = ModernCompiledOps(way) if way.config.recipe == "modern" else CompiledOps(way)
-    ops.forward()
-    if way.train:
-        ops.backward()
-    return [op for op in ops.found if op.runs and (op.flops or op.nbytes)]
-
-
 def accumulation(way: Way) -> list[Operation]:
     """What a micro-batch after the first adds: each gradient is added to `.grad`, fp32."""
-    ops = OperationList(way)
-    ops.part = "accumulate"
+    ops = OperationList(way, "accumulate")
     for numel, count in _tensors(way):
         ops.traffic("gradients", "accumulate", numel, 8, 4, count)
     return ops.found
@@ -52,7 +38,6 @@ def _tensors(way: Way, *, matrices: bool = True) -> list[tuple[int, int]]:
 def optimizer(way: Way) -> list[Operation]:
     """Unscaling (fp16), clipping and AdamW. Fused, it reads weight, gradient and two moments and writes three."""
     ops = OperationList(way)
-    ops.part = "optimizer"
     muon = way.config.optimizer == "muon"
     for numel, count in _tensors(way):
         if way.dtype == "float16":
@@ -77,7 +62,6 @@ def _muon(way: Way) -> list[Operation]:
     """model/muon.py: momentum in fp32, and Newton-Schulz of a rows x columns matrix, rows <= columns, in half precision
     where the device has it: three products an iteration, 5·(4·rows²·columns + 2·rows³) FLOPs."""
     ops = OperationList(way)
-    ops.part = "optimizer"
     dtype: Dtype = "bfloat16" if cpu_has_bf16() else "float32"
     if way.cuda:
         dtype = way.dtype if way.half else "float16"  # as fast as bf16, and older cards have it too
@@ -91,12 +75,7 @@ def _muon(way: Way) -> list[Operation]:
         ops.traffic("matrices together", "add", numel, 4, 4, count)
         ops.traffic("matrices together", "add", numel, 4 + 2 * low, 2 * low, count)  # cast, length and division
         for m, n, k in ((rows, rows, columns), (rows, rows, rows), (rows, columns, rows)):
-            ops.found.append(
-                Operation(
-                    "newton-schulz", "matmul", ops.part, NS_STEPS * count, (m, n, k), dtype, 2 * m * n * k,
-                    low * (k * (m + n) + m * n), low * m * n,
-                )
-            )  # fmt: skip
+            ops.matmul("newton-schulz", m, n, k, NS_STEPS * count, dtype)
         ops.traffic("update", "add", numel, low + 8, 8, count)
     return ops.found
 

@@ -25,16 +25,16 @@ import torch
 from common import arguments, report
 from rich.console import Console
 
-from foretrain.cli.commands.tune import Job, prepare
+from foretrain.app.tuning_run import Job, prepare
 from foretrain.config.resolve import from_values
 from foretrain.hardware.cpu import cpu_device
 from foretrain.reports import text
 from foretrain.reports.views.tune import difference, document
 from foretrain.training.host_memory import keep_memory
-from foretrain.tuning.child import TimedStep
 from foretrain.tuning.race import estimate
 from foretrain.tuning.record import Tuning
 from foretrain.tuning.space import TUNABLE, Setting, levels_of
+from foretrain.tuning.timed_step import TimedStep
 
 # So few steps that `train` would not measure what the config leaves open: as given is float32 with PyTorch's attention.
 USUAL = {"device": "cpu", "vocab_size": 256, "dropout": 0.0, "max_iters": 10, "lr_decay_iters": 10, "warmup_iters": 1,

@@ -11,28 +11,31 @@ Names are loaded on first use, so that importing foretrain costs nothing. They a
 """
 
 import re
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-_HOMES = {
-    name: (module, attribute)
-    for module, attribute, name in re.findall(
-        r"^from (\S+) import (\w+) as (\w+)$", Path(__file__).with_suffix(".pyi").read_text("utf-8"), re.MULTILINE
-    )
-}
-__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+@cache
+def _homes() -> dict[str, tuple[str, str]]:
+    """{public name: (its module, its name there)}, read when the first one is asked for."""
+    listed = Path(__file__).with_suffix(".pyi").read_text("utf-8")
+    found = re.findall(r"^from (\S+) import (\w+) as (\w+)$", listed, re.MULTILINE)
+    return {name: (module, attribute) for module, attribute, name in found}
 
 
 def __dir__() -> list[str]:
     """What tab completion shows: the public names, before they are loaded, too."""
-    return __all__
+    return sorted(_homes())
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name == "__all__":
+        return __dir__()
+    if name.startswith("_") or name not in _homes():
         raise AttributeError(f"module 'foretrain' has no attribute {name!r}")
-    module, attribute = _HOMES[name]
+    module, attribute = _homes()[name]
     if name in ("Plan", "plan"):
         import_module("foretrain.reports.shown").register()
     return getattr(import_module(module), attribute)

@@ -143,7 +143,7 @@ def test_a_written_config_that_needs_more_than_itself_to_fit_ends_with_3() -> No
     from foretrain.advice.asked import Asked
     from foretrain.advice.candidates import settings
     from foretrain.advice.record import Advice
-    from foretrain.cli.commands import advise_write
+    from foretrain.cli.commands.advise import write_changed
 
     resolved, base = resolve([str(CASE_C)]), planned(str(CASE_C), others="9GB")
     found = advise(base, "nanogpt", "fit")
@@ -154,7 +154,7 @@ def test_a_written_config_that_needs_more_than_itself_to_fit_ends_with_3() -> No
     })  # fmt: skip
     found = found.model_copy(update={"advised": (advice,)})
     asked = Asked(command="advise", words=(str(CASE_C),), quiet=True)
-    problem = advise_write.write(resolved, base, found, 1, Path("new.py"), asked)
+    problem = write_changed(resolved, base, found, 1, Path("new.py"), asked)
     assert problem is not None
     assert problem.exit_code == 3
     assert "new.py was written, but" in str(problem)

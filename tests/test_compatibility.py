@@ -28,7 +28,7 @@ from foretrain.model.gpt2 import GPT
 from foretrain.model.optimizer import learning_rate
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import evaluation_loss
-from foretrain.training import checkpoint, initial
+from foretrain.training import checkpoint, starting
 from foretrain.training.export import export
 from foretrain.training.store import RunDirectory
 from tests.kit.command import foretrain
@@ -124,10 +124,10 @@ def test_positions_are_cropped_and_rows_are_added(own_directory: Path) -> None:
     record = train(resolved.config)
     assert record.steps_done == 3
     other = trained_model(0, block_size=8, vocab_size=100)
-    found = initial.find("./ckpt.pt")
+    found = starting.find("./ckpt.pt")
     assert found
     other.config = resolved.config
-    assert initial.put(found, other, Path()).step == 2
+    assert starting.put(found, other, Path()).step == 2
     own, theirs = dict(other.model.named_parameters()), dict(state.model.named_parameters())
     wpe, wte = "transformer.wpe.weight", "transformer.wte.weight"
     assert torch.equal(own[wpe], theirs[wpe][:8])
@@ -278,9 +278,9 @@ def started(init_from: str, **values: Any) -> tuple[Any, dict[str, torch.Tensor]
     from foretrain.model.step import build
 
     state = build(config, torch.device("cpu"), torch.float32, compile=False)
-    found = initial.find(init_from)
+    found = starting.find(init_from)
     assert found
-    initial.put(found, state, Path())
+    starting.put(found, state, Path())
     return config, {name: p.detach() for name, p in state.model.named_parameters()}
 
 
@@ -366,16 +366,16 @@ def test_published_weights_come_from_the_cache(own_directory: Path, monkeypatch:
     (snapshot / "config.json").write_text('{"n_head": 2, "model_type": "gpt2"}')
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(own_directory / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    found = initial.find("gpt2")
+    found = starting.find("gpt2")
     assert found
     assert (found.shape["n_embd"], found.activation) == (32, "gelu_new")
     with pytest.raises(UserError) as caught:
-        initial.find("gpt2-medium")
+        starting.find("gpt2-medium")
     assert (caught.value.id, caught.value.exit_code) == ("environment.no_weights", ExitCode.ENVIRONMENT)
     assert "./gpt2-medium" in str(caught.value)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match="huggingface_hub is not installed"):
-        str(initial.find("gpt2"))
+        str(starting.find("gpt2"))
 
 
 def test_published_shapes_may_be_cropped_and_padded() -> None:

@@ -19,11 +19,11 @@ from foretrain.reports import text
 from foretrain.reports.document import Document
 from foretrain.reports.views import run as run_view
 from foretrain.reports.views import run_explain as run_explain_view
-from foretrain.training import contention, threads, waiting
+from foretrain.training import contention, cpu_threads
 from foretrain.training.contention import Clock, Contention, cores_busy_s
+from foretrain.training.cpu_threads import Waiting, idle_teams
 from foretrain.training.pace import Pace
 from foretrain.training.store import MachineLoad, RunDirectory, crowded
-from foretrain.training.waiting import Waiting, idle_teams
 from tests.kit.tiny import tiny, write_dataset
 from tests.kit.training import assert_same, final_tensors, stop_at_6, train
 
@@ -147,8 +147,8 @@ def test_as_many_idle_threads_as_make_more_threads_than_cores() -> None:
 
 
 def test_idle_threads_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "can_sleep", lambda: True)
-    monkeypatch.setattr(waiting, "idle_teams", lambda threads, cores: 3)
+    monkeypatch.setattr(cpu_threads, "can_sleep", lambda: True)
+    monkeypatch.setattr(cpu_threads, "idle_teams", lambda threads, cores: 3)
 
     def idle() -> int:
         return sum(thread.name == "foretrain-idle" for thread in threading.enumerate())
@@ -266,7 +266,7 @@ def test_a_run_tells_of_other_programs_and_lets_its_threads_sleep(
     own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_dataset(Path("data/toy"))
-    monkeypatch.setattr(waiting, "can_sleep", lambda: True)
+    monkeypatch.setattr(cpu_threads, "can_sleep", lambda: True)
     torch.set_num_threads(2)
     record = train(tiny(), contention=busy_watch())
     events = [e["id"] for e in RunDirectory(Path("out")).read_lines("events")]
@@ -281,8 +281,8 @@ def test_giving_way_changes_neither_the_threads_nor_a_bit_of_the_weights(
     own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside others, stopped in its middle and resumed on a quiet machine: as the run that was never disturbed."""
-    monkeypatch.setattr(waiting, "can_sleep", lambda: True)
-    monkeypatch.setattr(threads, "usable_cores", lambda: 4)
+    monkeypatch.setattr(cpu_threads, "can_sleep", lambda: True)
+    monkeypatch.setattr(cpu_threads, "usable_cores", lambda: 4)
     torch.set_num_threads(2)
     train(tiny(n_embd=64, out_dir="alone"))  # so large that threads share the sums
     stopped = train(tiny(n_embd=64), contention=busy_watch(), listen=stop_at_6)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import typer
 
-from foretrain.cli.commands import calibrate, demo
+from foretrain.app.calibrate import calibrate
+from foretrain.cli.commands import demo
 from foretrain.config.resolve import resolve
-from foretrain.training.device import place
 from tests.kit.calibrations import hasty  # noqa: F401
 from tests.kit.command import REPO, foretrain
 
@@ -25,7 +25,7 @@ def uncalibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_demo_in_short(own_directory: Path, hasty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measure_here(dtypes: list[str], *, quiet: bool) -> None:
         """In this process, where `hasty` makes it short."""
-        calibrate.measure(place(resolve(["--device=cpu"]).config), quick=True, quiet=quiet, dtypes=dtypes)
+        calibrate("cpu", quick=True, dtypes=dtypes)
 
     monkeypatch.setattr(demo, "_measure", measure_here)
     result = foretrain("demo", "--steps", "40", timeout=400)

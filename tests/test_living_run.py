@@ -18,13 +18,11 @@ from foretrain.base.errors import ExitCode, UserError
 from foretrain.cli.commands import keep_going as supervisor
 from foretrain.cli.patient import Patient, patient_output
 from foretrain.data.dataset import read_info
-from foretrain.training import checkpoint, spikes, trainer
-from foretrain.training.clocks import Clocks
-from foretrain.training.compilation import not_compiled
+from foretrain.training import checkpoint, divergence, trainer
+from foretrain.training.attempts import is_out_of_memory, not_compiled
 from foretrain.training.endings import card_is_lost
-from foretrain.training.microbatch import is_out_of_memory
 from foretrain.training.store import RunDirectory, newest_unfinished
-from foretrain.training.vitals import Vitals
+from foretrain.training.vitals import Clocks, Vitals
 from tests.faults.harness import fork, wait
 from tests.kit.command import REPO
 from tests.kit.tiny import TINY, tiny, write_dataset
@@ -183,8 +181,7 @@ def test_after_a_failed_compiler_a_step_takes_the_memory_of_an_uncompiled_run(mo
 
     from foretrain.model.step import build, train_step
     from foretrain.predict.trace.self_test import traced_on_cpu
-    from foretrain.training.compilation import NotCompiled, go_eager
-    from foretrain.training.microbatch import attempt
+    from foretrain.training.attempts import NotCompiled, attempt, go_eager
 
     def no_compiler(*words: Any, **named: Any) -> Any:
         raise RuntimeError("no compiler")
@@ -502,11 +499,11 @@ def test_noise_and_slopes_are_no_leaps() -> None:
     chance, recent, most = random.Random(1), (), 0.0
     for step in range(3000):
         loss = 10 / (1 + step / 50) + 2 + chance.gauss(0, 0.05)
-        most = max(most, spikes.score(recent, loss) or 0.0)
-        recent = spikes.with_loss(recent, loss)
-    assert most < spikes.LEAST_SCORE
-    assert len(recent) == spikes.WINDOW
-    assert (spikes.score(recent, recent[-1] + 2) or 0) > 20
+        most = max(most, divergence.spike_score(recent, loss) or 0.0)
+        recent = divergence.with_loss(recent, loss)
+    assert most < divergence.LEAST_SCORE
+    assert len(recent) == divergence.WINDOW
+    assert (divergence.spike_score(recent, recent[-1] + 2) or 0) > 20
 
 
 # -- two at once -------------------------------------------------------------------------------------------

@@ -34,9 +34,9 @@ from foretrain.predict.speed.ops import flops
 from foretrain.predict.speed.step_ops import micro_batch
 from foretrain.predict.trace.forecast import traced
 from foretrain.reports.views import plan as plan_view
-from foretrain.training import initial
+from foretrain.training import starting
 from foretrain.training.export import export
-from foretrain.training.resume_from import config_digest
+from foretrain.training.starting import config_digest
 from tests.kit.operations import counted, way
 from tests.kit.tiny import TINY, tiny, write_dataset
 from tests.kit.training import assert_same, final_tensors, train
@@ -301,9 +301,9 @@ def loaded(init_from: str, **values: Any) -> tuple[Any, Any]:
     unsaid = {key: value for key, value in TINY.items() if key not in ("n_layer", "n_head", "n_embd", "vocab_size")}
     config = from_values({**unsaid, "init_from": init_from, **values}).config
     state = build(config, torch.device("cpu"), torch.float32, compile=False)
-    found = initial.find(init_from)
+    found = starting.find(init_from)
     assert found
-    initial.put(found, state, Path())
+    starting.put(found, state, Path())
     return config, state.model.eval()
 
 

@@ -300,7 +300,7 @@ def test_a_run_says_what_the_check_found_and_resumes_exactly(
     train(tiny(**{**knobs, "max_iters": 3}, out_dir="part"))
     train(tiny(**knobs, out_dir="part"), resume=True)
     assert_same(final_tensors(Path("whole")), final_tensors(Path("part")))
-    monkeypatch.setattr("foretrain.training.matmul_check.run", lambda *args: None)
+    monkeypatch.setattr("foretrain.model.precision_check.check_before", lambda *args: None)
     train(tiny(**knobs, out_dir="unchecked"))
     assert_same(final_tensors(Path("whole")), final_tensors(Path("unchecked")))
 

@@ -18,9 +18,9 @@ from foretrain.config.resolve import resolve
 from foretrain.data.dataset import read_info
 from foretrain.model.step import build, train_step
 from foretrain.training import memory_limit, store, trainer
+from foretrain.training.attempts import attempt, is_out_of_memory
 from foretrain.training.device import place
-from foretrain.training.microbatch import attempt, is_out_of_memory
-from foretrain.training.resume_from import config_digest
+from foretrain.training.starting import config_digest
 from foretrain.training.store import RunDirectory
 from foretrain.training.trainer import Trainer
 from tests.kit.tiny import tiny, write_dataset

@@ -21,7 +21,7 @@ from foretrain.comparison.sources import load
 from foretrain.comparison.sources.given import take_apart
 from foretrain.reports import charts
 from foretrain.reports.document import Curves, Document, Figures, Paragraph, Table, Verbatim, cell_text
-from foretrain.reports.views import compare_report
+from foretrain.reports.views import compare as compare_view
 from foretrain.training.store import RunDirectory
 from foretrain.web import child, comparing, routes
 from tests.kit.page import EVIL_NAME, GOOD, ORIGIN, PORT, POSTED, TOKEN, get, post, traversals, write_curve, write_run
@@ -56,7 +56,7 @@ def reported(*paths: Path) -> Document:
     subjects = [load(take_apart(str(path))) for path in paths]
     found = compare(subjects)
     facts = gather(subjects, found)
-    return compare_report.document(found, facts.losses, dict(facts.verdicts), facts.checks, facts.sources)
+    return compare_view.report(found, facts.losses, dict(facts.verdicts), facts.checks, facts.sources)
 
 
 def test_the_page_shows_what_the_report_of_the_comparison_says(client: TestClient, roots: Path) -> None:

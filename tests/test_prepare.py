@@ -22,7 +22,8 @@ from foretrain.data.prepare import engine, formats
 from foretrain.data.prepare.dedup import SeenHashes
 from foretrain.data.prepare.encode import KEEP_TRAIN, KEEP_VAL, encode_batch, encoder_of, pieces
 from foretrain.data.prepare.estimate import peak_bytes
-from foretrain.data.prepare.formats import Format, OpenFile, Place, documents
+from foretrain.data.prepare.formats import documents
+from foretrain.data.prepare.opened import Format, OpenFile, Place
 from foretrain.data.prepare.reader import Job, Position, serve
 from foretrain.data.prepare.sources import expand
 from foretrain.data.shards import dtype_for, histogram_bin, read_index

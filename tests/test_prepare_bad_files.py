@@ -13,7 +13,8 @@ import pytest
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.data.prepare import remote, vocabulary
 from foretrain.data.prepare.estimate import peak_bytes
-from foretrain.data.prepare.formats import Format, OpenFile, Place, documents
+from foretrain.data.prepare.formats import documents
+from foretrain.data.prepare.opened import Format, OpenFile, Place
 from foretrain.data.prepare.pool import Reader
 from foretrain.data.prepare.reader import Position
 from foretrain.data.prepare.sources import expand, not_utf8

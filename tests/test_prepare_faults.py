@@ -196,7 +196,7 @@ def test_stdin_again_must_be_the_same(inline: None, own_directory: Path, monkeyp
 
     def run(name: str, out: str, stop_at: int = 10_000) -> engine.Outcome:
         calls = iter(range(100_000))
-        monkeypatch.setattr("foretrain.data.prepare.formats.os.fdopen", lambda *_, **__: io.FileIO(name))
+        monkeypatch.setattr("foretrain.data.prepare.opened.os.fdopen", lambda *_, **__: io.FileIO(name))
         return engine.prepare(kit.options("-", out=out, dedup=True), lambda: "SIGINT" if next(calls) > stop_at else "")
 
     run("in", "reference")

@@ -18,6 +18,7 @@ from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan as predict_plan
 from foretrain.training.notes import Note
+from tests.kit.calibrations import hasty  # noqa: F401
 from tests.kit.command import REPO, foretrain
 from tests.kit.tiny import TINY, write_dataset
 
@@ -164,3 +165,55 @@ def test_the_shell_is_answered(line: str, offered: str) -> None:
         env={**os.environ, **asked}, capture_output=True, text=True, cwd=REPO,
     )  # fmt: skip
     assert offered in run.stdout.split("\n")
+
+
+def test_from_text_to_files_for_others() -> None:
+    """The commands prepare, train, sample and export as functions."""
+    Path("book.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200, "utf-8")
+    done = library.prepare("book.txt", "data/book", tokenizer="byte", workers=1)
+    assert done.index is not None
+    tokens = {split: found.tokens for split, found in done.index.splits.items()}
+    assert tokens["val"] == pytest.approx(0.1 * sum(tokens.values()), rel=0.05)  # one text is cut, a tenth of it
+    options = {**TINY, "vocab_size": 256, "dataset": "data/book", "max_iters": 5, "eval_interval": 5}
+    run = library.train(options, out_dir="out")
+    assert run.status == "finished"
+    made = library.sample("out", "the ", 20, seed=1)
+    assert isinstance(made, library.Sample)
+    assert made.text == library.sample("out", "the ", 20, seed=1).text
+    assert (made.checkpoint, made.skipped) == ("step-0000000005", ())
+    exported = library.export("out", "safetensors", "exported")
+    assert (exported.step, exported.files) == (5, tuple(sorted(path.name for path in Path("exported").iterdir())))
+
+
+def test_a_function_refuses_what_its_command_refuses() -> None:
+    with pytest.raises(library.UserError) as caught:
+        library.prepare("book.txt", "data/book", shards=3)
+    assert (caught.value.id, caught.value.values["value"]) == ("usage.bad_value", "shards")
+    with pytest.raises(library.UserError) as caught:
+        library.prepare("book.txt", "data/book", val_share=2)
+    assert (caught.value.id, caught.value.values["option"]) == ("usage.bad_value", "val_share")
+    with pytest.raises(library.UserError) as caught:
+        library.tune("baby", change=["n_layer"])
+    assert (caught.value.id, caught.value.values["option"]) == ("usage.tune_knobs", "change")
+    with pytest.raises(library.UserError) as caught:
+        library.sample("nowhere")
+    assert caught.value.id == "data.no_run"
+
+
+def test_a_calibration_is_kept_for_plans(hasty: Path) -> None:
+    heard: list[float] = []
+    found = library.calibrate("cpu", quick=True, listen=lambda what, share: heard.append(share))
+    assert heard == sorted(heard)
+    assert library.plan("baby", gpu="cpu").gpu.calibration == found
+
+
+def test_names_are_listed_when_somebody_asks() -> None:
+    """Importing foretrain read and parsed a file each time."""
+    code = (
+        "import pathlib\nread, real = [], pathlib.Path.read_text\n"
+        "pathlib.Path.read_text = lambda path, *how, **more: (read.append(path.suffix), real(path, *how, **more))[1]\n"
+        "import foretrain\nassert '.pyi' not in read\n"
+        "assert 'plan' in foretrain.__all__ and 'plan' in dir(foretrain) and not hasattr(foretrain, 'nothing')\n"
+        "from foretrain import *\nassert tune and sample and read.count('.pyi') == 1"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPO)

@@ -31,10 +31,11 @@ from foretrain.reports import charts, html, making, numbers
 from foretrain.reports.document import Document, Message, Paragraph, Ranks, Scatter, Section, StackedBars, Verbatim
 from foretrain.reports.html import script_json
 from foretrain.reports.views import agreement as agreement_view
-from foretrain.reports.views import compare_report, plan_report
+from foretrain.reports.views import compare as compare_view
 from foretrain.reports.views import curves as curves_view
 from foretrain.reports.views import memory as memory_view
 from foretrain.reports.views import outlook as outlook_view
+from foretrain.reports.views import plan_report
 from foretrain.tuning.record import TuneTrial, Tuning
 from tests.kit.command import REPO
 from tests.kit.command import foretrain as run_foretrain
@@ -320,7 +321,7 @@ def test_a_comparison_has_one_colour_for_each_run() -> None:
         subject(label=label, path=label, step_s=exact(seconds), memory=measured, settings={"batch_size": seconds})
         for label, seconds, measured in (("a", 36.0, memory(2)), ("b", 18.0, memory(3)))
     ]
-    document = compare_report.document(compare(runs), losses, {"a": "fits", "b": "does_not_fit"})
+    document = compare_view.report(compare(runs), losses, {"a": "fits", "b": "does_not_fit"})
     ranks = [charts.chart(b) for s in document.sections for b in s.blocks if isinstance(b, Ranks)]
     assert ranks
     assert all([row["colour"] for row in one["rows"]] == [0, 1] for one in ranks)

@@ -20,8 +20,9 @@ from tests.kit.command import REPO, foretrain
 PACKAGE = REPO / "foretrain"
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if "vendor" not in p.parts)
 
-# All limits on size. A file has one subject and a function one job; these only catch what has plainly outgrown that.
-MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_OPTIONS = 600, 60, 132
+# Limits on ideas, not on lines: a file has one subject, as long as it is, and a function one job.
+MAX_MODULES, MAX_IMPORTS = 25, 12  # of a package; of ours that one module imports
+MAX_FUNCTION_LINES, MAX_OPTIONS = 60, 132
 
 # The rooms from the lowest up, each with those above it in ARCHITECTURE.md's table that it may not import.
 ROOMS: dict[str, set[str]] = {
@@ -43,19 +44,38 @@ ROOMS: dict[str, set[str]] = {
     "web": {"tuning", "verification", "monitoring"},
     "cli": set(),
 }
-# A package of more modules than this holds more than one subject. Raised here, in the open, or not at all.
-MAX_MODULES = 25
-LARGER_PACKAGES = {"training": 32, "reports/views": 29, "cli/commands": 26}
+# Modules that bring more together. These numbers only ever become smaller.
+MORE_IMPORTS = {
+    "training/trainer.py": 29,
+    "reports/making.py": 26,
+    "cli/commands/advise.py": 23,
+    "app/training_run.py": 22,
+    "cli/commands/demo.py": 21,
+    "app/explain.py": 19,
+    "app/tuning_run.py": 18,
+    "cli/commands/plan.py": 18,
+    "predict/compiled/step.py": 18,
+    "cli/commands/plan_print.py": 17,
+    "reports/views/run_explain.py": 17,
+    "web/comparison.py": 17,
+    "comparison/sources/logs.py": 15,
+    "predict/plan.py": 15,
+    "training/starting.py": 15,
+    "app/log_report.py": 14,
+    "cli/commands/tune.py": 14,
+    "comparison/sources/predicted.py": 14,
+    "reports/views/first.py": 14,
+    "app/auto_batch.py": 13,
+    "app/exact.py": 13,
+    "data/prepare/preparation.py": 13,
+    "predict/estimate/simulated_run.py": 13,
+    "predict/trace/session.py": 13,
+    "training/nonfinite.py": 13,
+    "web/calls.py": 13,
+}
 
 # Modules that import one another. This list only ever becomes shorter: cure one, and delete its line.
-CYCLES = {
-    ("foretrain.advice.advisor", "foretrain.advice.quality"),
-    ("foretrain.data.prepare.formats", "foretrain.data.prepare.parquet"),
-    ("foretrain.data.prepare.reader", "foretrain.data.prepare.sample"),
-    ("foretrain.data.prepare.remote", "foretrain.data.prepare.sources"),
-    ("foretrain.predict.allocator.expandable", "foretrain.predict.allocator.simulator"),
-    ("foretrain.reports.views.advice", "foretrain.reports.views.plan"),
-}
+CYCLES: set[tuple[str, ...]] = set()
 
 
 @cache
@@ -121,16 +141,17 @@ def test_architecture_says_what_each_room_may_import() -> None:
 
 def test_packages_stay_small() -> None:
     modules = Counter(str(path.parent.relative_to(PACKAGE)) for path in FILES if path.name != "__init__.py")
-    assert_none(
-        f"{package} has {count} modules; at most {LARGER_PACKAGES.get(package, MAX_MODULES)}"
-        for package, count in modules.items()
-        if count > LARGER_PACKAGES.get(package, MAX_MODULES)
-    )
-    assert_none(
-        f"{package} has {modules[package]} modules now: lower its number in LARGER_PACKAGES"
-        for package, most in LARGER_PACKAGES.items()
-        if modules[package] < most
-    )
+    assert_none(f"{package} has {count} modules; at most {MAX_MODULES}" for package, count in modules.items()
+                if count > MAX_MODULES)  # fmt: skip
+
+
+def test_modules_bring_few_others_together() -> None:
+    counts = {name_of(path): len(imports_of(path) & MODULES - {module_of(path)}) for path in FILES}
+    found = {name: count for name, count in counts.items() if count > MAX_IMPORTS}
+    assert_none(f"{name} imports {count} of our modules; at most {MORE_IMPORTS.get(name, MAX_IMPORTS)}"
+                for name, count in found.items() if count > MORE_IMPORTS.get(name, MAX_IMPORTS))  # fmt: skip
+    assert_none(f"{name} imports {counts[name]} of our modules now: lower its number in MORE_IMPORTS, or delete it"
+                for name, most in MORE_IMPORTS.items() if counts.get(name, 0) < most)  # fmt: skip
 
 
 def test_no_new_cycles_of_imports() -> None:
@@ -163,19 +184,106 @@ def test_cycles_are_found_through_several_modules() -> None:
     assert cycles({"a": {"b"}, "b": {"c"}, "c": set()}) == set()
 
 
-def test_files_and_functions_stay_small() -> None:
-    breaches = []
-    for path, tree in trees().items():
-        if (lines := len(path.read_text("utf-8").splitlines())) > MAX_FILE_LINES:
-            breaches.append(f"{name_of(path)} has {lines} lines; at most {MAX_FILE_LINES}")
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or 0) - node.lineno + 1
-                if lines > MAX_FUNCTION_LINES:
-                    breaches.append(
-                        f"{name_of(path)}:{node.lineno} {node.name} has {lines} lines; at most {MAX_FUNCTION_LINES}"
-                    )
-    assert_none(breaches)
+def test_functions_stay_small() -> None:
+    assert_none(
+        f"{name_of(path)}:{node.lineno} {node.name} has {lines} lines; at most {MAX_FUNCTION_LINES}"
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
+    )
+
+
+# `# fmt: skip` on what is no table, by file. These numbers only ever become smaller.
+SKIPPED = {
+    "reports/charts.py": 5,
+    "app/plan.py": 3,
+    "reports/views/compare.py": 3,
+    "tuning/calibrated_kernels.py": 3,
+    "analysis/log_analysis.py": 2,
+    "app/compare.py": 2,
+    "app/exact.py": 2,
+    "app/explain.py": 2,
+    "cli/commands/languages.py": 2,
+    "comparison/repeats.py": 2,
+    "data/batches.py": 2,
+    "predict/compiled/kernels.py": 2,
+    "predict/compiled/order.py": 2,
+    "predict/compiled/step.py": 2,
+    "reports/views/plan.py": 2,
+    "reports/views/run_explain.py": 2,
+    "training/nonfinite.py": 2,
+    "advice/frontier.py": 1,
+    "advice/remedies.py": 1,
+    "analysis/forecast_check.py": 1,
+    "analysis/log_checks.py": 1,
+    "analysis/snapshot_analysis.py": 1,
+    "app/advise.py": 1,
+    "app/limits.py": 1,
+    "app/log_report.py": 1,
+    "app/train.py": 1,
+    "app/training_run.py": 1,
+    "cli/commands/advise.py": 1,
+    "cli/commands/data.py": 1,
+    "comparison/loss_axes.py": 1,
+    "comparison/questions.py": 1,
+    "comparison/settings.py": 1,
+    "comparison/sources/table_file.py": 1,
+    "data/dataset_look.py": 1,
+    "data/hf_tokenizer.py": 1,
+    "data/locate.py": 1,
+    "data/prepare/engine.py": 1,
+    "data/prepare/formats.py": 1,
+    "data/prepare/parquet.py": 1,
+    "hardware/devices.py": 1,
+    "monitoring/watch.py": 1,
+    "predict/abstract/autograd.py": 1,
+    "predict/abstract/functional.py": 1,
+    "predict/abstract/passage.py": 1,
+    "predict/abstract/step.py": 1,
+    "predict/abstract/tensors.py": 1,
+    "predict/compiled/attention.py": 1,
+    "predict/estimate/reserved.py": 1,
+    "predict/speed/ops.py": 1,
+    "predict/timeline.py": 1,
+    "predict/trace/card/standin.py": 1,
+    "predict/trace/kernels/attention.py": 1,
+    "reports/numbers.py": 1,
+    "reports/views/advice.py": 1,
+    "reports/views/explain.py": 1,
+    "reports/views/first.py": 1,
+    "reports/views/log_report.py": 1,
+    "reports/views/snapshot.py": 1,
+    "training/attempts.py": 1,
+    "training/contention.py": 1,
+    "training/export.py": 1,
+    "training/feed.py": 1,
+    "training/memory_limit.py": 1,
+    "training/saver.py": 1,
+    "training/vitals.py": 1,
+    "tuning/tuner.py": 1,
+    "web/advices.py": 1,
+}
+
+
+def test_only_tables_are_left_unformatted() -> None:
+    """A table is a collection, or a call with its values, such as the fields of a record."""
+    found = Counter({name_of(path): n for path, tree in trees().items() if (n := skipped_statements(path, tree))})
+    assert_none(f"{name}: `# fmt: skip` on what is no table, {count} times; at most {SKIPPED.get(name, 0)}"
+                for name, count in found.items() if count > SKIPPED.get(name, 0))  # fmt: skip
+    assert_none(f"{name}: {found[name]} now, lower its number in SKIPPED" for name, most in SKIPPED.items()
+                if found[name] < most)  # fmt: skip
+
+
+def skipped_statements(path: Path, tree: ast.Module) -> int:
+    tables = (ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Call)
+    ends = {
+        node.end_lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.Return | ast.Expr) and isinstance(node.value, tables)
+    }
+    lines = enumerate(path.read_text("utf-8").splitlines(), 1)
+    return sum("# fmt: skip" in line and number not in ends for number, line in lines)
 
 
 def test_public_things_have_docstrings() -> None:
@@ -256,7 +364,6 @@ PRIVATE_NAMES_IN_TESTS = {
     "test_prepare_bad_files.py: foretrain.data.prepare.remote._FIRST_WAIT_S",
     "test_prepare_bad_files.py: remote._ATTEMPTS",
     "test_prepare_bad_files.py: vocabulary._find",
-    "test_rules.py: foretrain._HOMES",
     "test_trace_any_code.py: guard._alive",
     "test_tune.py: single_trial._result",
     "test_uneven.py: outlook_view._frontier",
@@ -510,7 +617,8 @@ def test_config_defaults_are_within_their_own_limits() -> None:
 def test_exported_names_are_sorted_and_real() -> None:
     import foretrain
 
-    assert foretrain.__all__ == sorted(foretrain._HOMES)
+    listed = re.findall(r" as (\w+)$", (PACKAGE / "__init__.pyi").read_text("utf-8"), re.MULTILINE)
+    assert foretrain.__all__ == dir(foretrain) == sorted(listed)
     for name in foretrain.__all__:
         assert getattr(foretrain, name) is not None
 

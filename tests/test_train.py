@@ -18,7 +18,7 @@ from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import from_values, resolve
 from foretrain.data.dataset import read_info
 from foretrain.model.step import train_step
-from foretrain.training import checkpoint, store, threads, trainer
+from foretrain.training import checkpoint, cpu_threads, store, trainer
 from foretrain.training.device import place
 from foretrain.training.store import RunDirectory
 from foretrain.training.trainer import Trainer
@@ -386,7 +386,7 @@ def test_a_changed_knob_is_free_or_warns_or_refuses(key: str, value: Any, own_di
 )  # fmt: skip
 def test_a_resume_takes_as_many_threads_as_the_run_had(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums over another number of threads round differently: tensors of this size already."""
-    monkeypatch.setattr(threads, "usable_cores", lambda: 4)
+    monkeypatch.setattr(cpu_threads, "usable_cores", lambda: 4)
     torch.set_num_threads(2)
     train(tiny(dropout=0.1, n_embd=64, out_dir="whole"))
     train(tiny(dropout=0.1, n_embd=64), listen=stop_at_6)
@@ -401,7 +401,7 @@ def test_a_resume_takes_as_many_threads_as_the_run_had(own_directory: Path, monk
 def test_fewer_cores_on_resume_are_told(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(2)
     train(tiny(), listen=stop_at_6)
-    monkeypatch.setattr(threads, "usable_cores", lambda: 1)
+    monkeypatch.setattr(cpu_threads, "usable_cores", lambda: 1)
     notes: list[Any] = []
     assert train(tiny(), resume=True, listen=notes.append).threads == 1
     assert [n.values["changed"] for n in notes if getattr(n, "id", "") == "resumed_otherwise"] == [

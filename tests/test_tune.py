@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from foretrain.app.plan import with_dataset
 from foretrain.app.training_run import prepare_data
+from foretrain.app.tune import job_of as prepare
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_duration
-from foretrain.cli.commands.tune import prepare
 from foretrain.comparison.sources.predicted import with_vocabulary
 from foretrain.config.checks import check
 from foretrain.config.microbatches import sequences_of
@@ -40,7 +40,6 @@ from foretrain.tuning import answer as tune_answer
 from foretrain.tuning import cache as tune_memory
 from foretrain.tuning import trial as single_trial
 from foretrain.tuning import tuner as tuner_module
-from foretrain.tuning.child import TimedStep, rows_of
 from foretrain.tuning.model import Model
 from foretrain.tuning.pool import Burst, Death, Pool
 from foretrain.tuning.race import LOOKS, Race, estimate
@@ -61,6 +60,7 @@ from foretrain.tuning.space import (
     options,
     settings,
 )
+from foretrain.tuning.timed_step import TimedStep, rows_of
 from foretrain.tuning.tuner import Limits, Outlook, Tuner
 from tests import machines
 from tests.kit.command import foretrain

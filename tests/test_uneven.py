@@ -10,10 +10,10 @@ from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan
 from foretrain.predict.trace.largest import Largest, Probe
 from foretrain.reports.document import Paragraph
-from foretrain.reports.uneven import uneven
 from foretrain.reports.views import advice as advice_view
 from foretrain.reports.views import explain as explain_view
 from foretrain.reports.views import outlook as outlook_view
+from foretrain.reports.views.shared import uneven
 
 
 def said(blocks: object) -> list[str]:

@@ -9,15 +9,18 @@ fit with its margin, else speed.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from foretrain.advice import combine
 from foretrain.advice.candidates import WORTH, Candidate, Search
-from foretrain.advice.other_cards import other_cards
 from foretrain.advice.planner import Outcome, Planner
+from foretrain.advice.quality import lower_losses
 from foretrain.advice.record import Advices, Idle
 from foretrain.advice.rules import BY_ID, RULES
 from foretrain.advice.rules.base import Change, Goal, Rule, State
+from foretrain.advice.rules.memory import LEAST_FOR_TRITON
 from foretrain.base.errors import UserError
+from foretrain.hardware.catalogue import Gpu, catalogue
 from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan, no_time
 
@@ -55,9 +58,7 @@ def advise(
     wanted = goal or default_goal(plan, step)
     search = search_of(plan, step, wanted, rents)
     if wanted == "quality":
-        from foretrain.advice.quality import lower_losses
-
-        return lower_losses(plan, search, given=goal is not None)
+        return lower_losses(plan, search, lambda: advise(plan, step, "speed"), given=goal is not None)
     singles, idle = _singles(search, quick)
     found = [*singles, *_sets(search, singles, quick)]
     if not quick or not any(c.outcome.fits for c in found):
@@ -265,3 +266,38 @@ def _cards(search: Search, found: list[Candidate]) -> Iterator[Candidate]:
         if best is not None:
             members = tuple(rule for rule in BY_ID if rule in best[0])
             yield from other_cards(search, best[1].state, (*prefix, *members, "micro_batch"))
+
+
+def usable(gpu: Gpu, state: State) -> bool:
+    """Whether the card can run the config as it stands, memory aside."""
+    if gpu.kind != "cuda" or gpu.memory_bytes is None or gpu.name == state.gpu.name or gpu.is_laptop:
+        return False
+    if state.config.dtype == "bfloat16" and not gpu.supports_bf16:
+        return False
+    return gpu.capability >= LEAST_FOR_TRITON or not state.config.compile
+
+
+def other_cards(search: Search, state: State | None = None, rules: tuple[str, ...] = ()) -> list[Candidate]:
+    """One candidate, or two where rents are given; `state` and `rules`: with other changes before it."""
+    start = state or search.state
+    if start.gpu.kind != "cuda":
+        return []
+    found: list[Candidate] = []
+    for gpu in catalogue().values():
+        if not usable(gpu, start) or start.used_by_others_bytes > (gpu.memory_bytes or 0):
+            continue
+        config = start.config
+        if search.rents:
+            config = config.model_copy(update={"price_per_hour": search.rents.get(gpu.name, 0.0)})
+        outcome = search.planner.outcome(replace(start, gpu=gpu, config=config))
+        if outcome is not None and outcome.fits:
+            found.append(search.of((*rules, "another_card"), outcome))
+    if not found:
+        return []
+    rented = [c for c in found if c.state.gpu.name in search.rents and c.outcome.money is not None]
+    chosen = [min(rented, key=lambda c: c.outcome.money or 0.0)] if rented else []
+    if search.goal == "fit":
+        least = min(c.state.gpu.memory_bytes or 0 for c in found)
+        small = [c for c in found if c.state.gpu.memory_bytes == least]
+        chosen.append(min(small, key=lambda c: c.outcome.total_s or float("inf")))
+    return list({c.state.gpu.name: c for c in chosen}.values())

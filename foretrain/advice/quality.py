@@ -5,8 +5,8 @@ the step faster; and the shape of lowest estimated loss. The others have what wa
 """
 
 import math
+from collections.abc import Callable
 
-from foretrain.advice.advisor import advise
 from foretrain.advice.best import best
 from foretrain.advice.candidates import Candidate, Search, settings, with_settings
 from foretrain.advice.record import Advice, Advices, Estimate, Idle
@@ -24,8 +24,8 @@ LEAST_GAIN = 0.002  # nats: less than any law can tell apart
 ORDER = ("decay_to_end", "modern_recipe", "best_shape", "more_steps", "step_tokens")
 
 
-def lower_losses(plan: Plan, search: Search, *, given: bool) -> Advices:
-    """The advice for this goal; all of it fits by the plan."""
+def lower_losses(plan: Plan, search: Search, faster: Callable[[], Advices], *, given: bool) -> Advices:
+    """The advice for this goal; all of it fits by the plan. `faster`: the advice for speed."""
     found: list[Advice] = []
     useless: list[Idle] = []
     for id in ("decay_to_end", "modern_recipe", "step_tokens"):
@@ -38,10 +38,11 @@ def lower_losses(plan: Plan, search: Search, *, given: bool) -> Advices:
         else:
             useless.append(Idle(rule=id, reason="already_on" if not options else "not_here"))
     known = _loss(plan.config, plan.work.dataset_tokens) < math.log(plan.config.vocab_size)  # less than by guessing
-    for id, look in (("more_steps", _more_steps), ("best_shape", _best_shape)):
+    looks = {"more_steps": lambda: _more_steps(plan, search, faster()), "best_shape": lambda: _best_shape(plan, search)}
+    for id, look in looks.items():
         if not known:  # far outside of the runs that the law was fitted to
             useless.append(Idle(rule=id, reason="beyond_law"))
-        elif (advice := look(plan, search)) is not None:
+        elif (advice := look()) is not None:
             found.append(advice)
         else:
             useless.append(Idle(rule=id, reason="no_better"))
@@ -92,10 +93,9 @@ def _with(search: Search, plan: Plan, rules: tuple[str, ...], config: RunConfig,
     )  # fmt: skip
 
 
-def _more_steps(plan: Plan, search: Search) -> Advice | None:
+def _more_steps(plan: Plan, search: Search, advices: Advices) -> Advice | None:
     """The best advice for speed, and the steps that its time is good for."""
-    state = search.state
-    for faster in advise(plan, state.step, "speed").advised:
+    for faster in advices.advised:
         if faster.exactness not in ("exact", "rounding") or faster.gpu != plan.gpu.name:
             continue
         config = with_settings(plan.config, faster.settings)

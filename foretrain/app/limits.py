@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from foretrain.advice.best import best
 from foretrain.app.plan import make_plan
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit, currency_code, parse_count, parse_limit, parse_price
@@ -159,8 +160,6 @@ def answer(
     """What --within, --tokens or --best ask of a plan. `listen`: how many of how many models are looked at."""
     if not limits.best:
         return within(plan, limits.limit(), step)
-    from foretrain.advice.best import best  # which a plan does not wait for
-
     if plan.timing is not None and plan.timing.source.startswith("measured"):
         raise UserError("usage.best_speed")
     return best(plan, limits.limit(), step, limits.given, listen)

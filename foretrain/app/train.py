@@ -5,13 +5,12 @@ What has to be decided before torch is imported is decided here; the rest is in 
 
 import importlib.util
 import os
-from collections.abc import Callable
 from typing import Any
 
 from foretrain.app.plan import Config, resolved_of
 from foretrain.base.errors import UserError
 from foretrain.config.resolve import ResolvedConfig
-from foretrain.data.dataset import DatasetInfo
+from foretrain.data.remote import Bar, no_bar
 from foretrain.predict.allocator.settings import Settings, merged
 from foretrain.training.contention import Clock
 from foretrain.training.notes import Listener
@@ -41,9 +40,9 @@ def train(
 
 def train_resolved(
     resolved: ResolvedConfig, *, resume: bool = False, trial: bool = True, listen: Listener = lambda event: None,
-    fetch: Callable[[DatasetInfo], None] | None = None, ends_process: bool = False,
+    bar: Bar = no_bar, ends_process: bool = False,
 ) -> RunRecord:  # fmt: skip
-    """As `train`. `fetch`: shows the download of shards. `ends_process`: a late signal stops nothing else."""
+    """As `train`. `bar`: shows the download of shards. `ends_process`: a late signal stops nothing else."""
     need_torch()
     if (count := os.environ.get("WORLD_SIZE", "1")) not in ("", "0", "1"):
         raise UserError("environment.one_process", count=count[:20])
@@ -51,7 +50,7 @@ def train_resolved(
     since = Clock().read()  # what the machine does while torch is imported and the data is prepared
     from foretrain.app.training_run import Request, run
 
-    return run(Request(resolved, resume, trial, listen, fetch, ends_process, since))
+    return run(Request(resolved, resume, trial, listen, bar, ends_process, since))
 
 
 def need_torch() -> None:

@@ -1,7 +1,6 @@
 """A training run from its config to its record: placement, data, directory, choices, forecast beside it, trainer."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,19 +16,17 @@ from foretrain.data import dataset
 from foretrain.data.builtin import prepare_built_in
 from foretrain.data.dataset import DatasetInfo
 from foretrain.data.locate import locate, no_dataset
-from foretrain.data.remote import fetch_all
+from foretrain.data.remote import Bar, fetch, no_bar
 from foretrain.hardware.devices import Target
 from foretrain.model.shape import ModelShape
 from foretrain.predict.plan import SCHEMA, Plan
-from foretrain.training import choices, initial, store
+from foretrain.training import choices, starting, store
 from foretrain.training.contention import Contention, Reading
 from foretrain.training.device import Placement, environment, place
 from foretrain.training.host_memory import give_back, keep_memory
 from foretrain.training.notes import Listener, Note
 from foretrain.training.store import RunDirectory, RunRecord
 from foretrain.training.trainer import Trainer
-
-Fetch = Callable[[DatasetInfo], None]  # brings what is not here of a dataset
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Request:
     resume: bool
     trial: bool
     listen: Listener
-    fetch: Fetch | None
+    bar: Bar
     ends_process: bool
     since: Reading
 
@@ -57,7 +54,7 @@ def run(asked: Request) -> RunRecord:
     placement = place(resolved.config)
     if placement.device.type == "cpu":
         keep_memory()
-    resolved, info = prepare_data(resolved, asked.fetch)
+    resolved, info = prepare_data(resolved, asked.bar)
     if placement.device.type == "cpu" and not resolved.config.auto_batch_size:  # which looks by itself
         host_fit.check(resolved.config, placement.gpu, compiled=placement.compiled)
     directory, resuming = _directory(resolved, asked.resume, listen)
@@ -144,14 +141,14 @@ def _check_start(resolved: ResolvedConfig, resume: bool) -> None:
     """What a run starts from, looked for before its data: what is lacking is said at once. Raises UserError."""
     config = resolved.config
     if not resume:
-        initial.find(config.init_from)
+        starting.find(config.init_from)
     elif store.newest_unfinished(config.out_dir, _steps_wanted(config)) is None:
         left = store.base_path(config.out_dir) / "ckpt.pt"
         if left.is_file():  # nanoGPT's own init_from = 'resume' means this file
             raise UserError("usage.resume_nanogpt", path=str(left))
 
 
-def prepare_data(resolved: ResolvedConfig, fetch: Fetch | None = None) -> tuple[ResolvedConfig, DatasetInfo]:
+def prepare_data(resolved: ResolvedConfig, bar: Bar = no_bar) -> tuple[ResolvedConfig, DatasetInfo]:
     """The dataset of a config, made if it is the built-in one, checked against the model. Raises UserError."""
     config = resolved.config
     if config.dataset == dataset.BUILT_IN:
@@ -161,20 +158,12 @@ def prepare_data(resolved: ResolvedConfig, fetch: Fetch | None = None) -> tuple[
         if found is None:
             raise no_dataset(config.dataset)
         info = found
-        (fetch or _fetch)(info)
+        fetch(info, bar)
     if info.vocab_size and "vocab_size" not in resolved.sources:
         config = config.model_copy(update={"vocab_size": info.vocab_size})
         resolved = replace(resolved, config=config, sources={**resolved.sources, "vocab_size": info.path})
     dataset.check_usable(info, config.vocab_size, config.block_size, config.eval_block)
     return resolved, info
-
-
-def _fetch(info: DatasetInfo) -> None:
-    """What is not here of a dataset, or of the parts of a mixture, brought without a word."""
-    for part in info.parts:
-        _fetch(part.dataset)
-    if info.remote is not None:
-        fetch_all(info, lambda count: None)
 
 
 def _directory(resolved: ResolvedConfig, resume: bool, listen: Listener) -> tuple[RunDirectory, bool]:

@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
@@ -107,8 +108,6 @@ def keep(text: str, what: str) -> str | None:
 
 
 def _version() -> str:
-    from importlib import metadata
-
     try:
         return metadata.version("foretrain")
     except metadata.PackageNotFoundError:

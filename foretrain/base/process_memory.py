@@ -1,10 +1,9 @@
 """Memory and processor time of a process and of the tree below it, as the system counts them (psutil). No torch."""
 
 import sys
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
-
-import psutil
+from typing import Any, NamedTuple
 
 
 class TreeSample(NamedTuple):
@@ -15,11 +14,19 @@ class TreeSample(NamedTuple):
     rss_bytes: int
 
 
+@cache
+def system() -> Any:
+    """psutil, imported when the first figure is asked for: it takes 19 ms, and `--help` asks for none."""
+    import psutil
+
+    return psutil
+
+
 def resident_bytes(pid: int | None = None) -> int | None:
     """Resident memory of a living process, by default this one; None where it is gone or the system does not say."""
     try:
-        return psutil.Process(pid).memory_info().rss
-    except (psutil.Error, OSError):
+        return system().Process(pid).memory_info().rss
+    except (system().Error, OSError):
         return None
 
 
@@ -35,7 +42,7 @@ def peak_bytes(pid: int | str = "self") -> int | None:
     except OSError:
         pass
     if sys.platform == "win32":
-        return psutil.Process(None if pid == "self" else int(pid)).memory_info().peak_wset
+        return system().Process(None if pid == "self" else int(pid)).memory_info().peak_wset
     return None
 
 
@@ -46,16 +53,16 @@ def sample_tree(pid: int) -> TreeSample | None:
     """
     pids, cpu_s, rss_bytes = [], 0.0, 0
     try:
-        root = psutil.Process(pid)
+        root = system().Process(pid)
         processes = [root, *root.children(recursive=True)]
-    except (psutil.Error, OSError):
+    except (system().Error, OSError):
         return None
     for process in processes:
         try:
             with process.oneshot():
                 cpu_s += sum(process.cpu_times()[:4])  # user, system, children_user, children_system
                 rss_bytes += process.memory_info().rss
-        except (psutil.Error, OSError):  # it ended meanwhile
+        except (system().Error, OSError):  # it ended meanwhile
             continue
         pids.append(process.pid)
     return TreeSample(tuple(pids), cpu_s, rss_bytes) if pids else None

@@ -14,6 +14,8 @@ from rich.text import Text
 
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.messages import listed, printable, say
+from foretrain.config.options import OPTIONS
+from foretrain.config.presets import PRESET_ALIASES, PRESETS
 
 OUT = Console(highlight=False)
 ERR = Console(stderr=True, highlight=False)
@@ -58,9 +60,6 @@ def need_one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
 
 def _complete(incomplete: str) -> list[str]:
     """Shell completion: presets, files are the shell's own, and knobs after --."""
-    from foretrain.config.options import OPTIONS
-    from foretrain.config.presets import PRESET_ALIASES, PRESETS
-
     words = [f"--{name}=" for name in OPTIONS] if incomplete.startswith("-") else [*PRESETS, *PRESET_ALIASES]
     return [word for word in words if word.startswith(incomplete)]
 

@@ -1,4 +1,4 @@
-"""Shards of another place, brought before a run begins, with progress on stderr."""
+"""Progress of bytes that are brought from another place, on stderr."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,8 +7,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from foretrain.base.messages import printable
 from foretrain.cli.common import ERR
-from foretrain.data.dataset import DatasetInfo
-from foretrain.data.remote import fetch_all, missing_shards
 
 
 @contextmanager
@@ -31,15 +29,3 @@ class Bar:
     def __call__(self, count: int) -> None:
         if self._progress is not None and self._task is not None:
             self._progress.advance(self._task, count)  # type: ignore[arg-type]
-
-
-def fetch(info: DatasetInfo, *, quiet: bool) -> None:
-    """Bring what is not here of a dataset, or of the parts of a mixture. Raises UserError."""
-    for part in info.parts:
-        fetch(part.dataset, quiet=quiet)
-    if info.remote is None:
-        return
-
-    total = sum(segment.end for segment in missing_shards(info))
-    with bytes_bar(info.remote, total, quiet=quiet) as bar:
-        fetch_all(info, bar)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from foretrain.base.records import Note
+from foretrain.data.locate import locate
 
 if TYPE_CHECKING:
     from foretrain.config.options import RunConfig
@@ -60,7 +61,6 @@ def of_config(
     Raises UserError 'data.…' for a dataset that cannot be used.
     """
     from foretrain.data import dataset
-    from foretrain.data.locate import locate
 
     config = resolved.config
     if config.dataset == dataset.BUILT_IN:

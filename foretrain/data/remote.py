@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ _USED = ".used"
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface-hub", "az": "adlfs"}
 
 Progress = Callable[[int], None]
+Bar = Callable[[str, int], AbstractContextManager[Progress]]  # of an address and its bytes: shows those that came
 
 
 def folder_of(url: str) -> Path:
@@ -65,6 +67,20 @@ def read_remote(url: str) -> DatasetInfo:
     except OSError as error:
         raise UserError("environment.cannot_write", path=str(folder), reason=error.strerror or str(error)) from None
     return read_info(folder, remote=url)
+
+
+def no_bar(label: str, total: int) -> AbstractContextManager[Progress]:
+    """For those who show nothing."""
+    return contextlib.nullcontext(lambda count: None)
+
+
+def fetch(info: DatasetInfo, bar: Bar = no_bar) -> None:
+    """Bring what is not here of a dataset, or of the parts of a mixture. Raises UserError."""
+    for part in info.parts:
+        fetch(part.dataset, bar)
+    if info.remote is not None:
+        with bar(info.remote, sum(segment.end for segment in missing_shards(info))) as progress:
+            fetch_all(info, progress)
 
 
 def fetch_all(info: DatasetInfo, progress: Progress = lambda count: None) -> None:

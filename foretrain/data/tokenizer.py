@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from foretrain.base.errors import UserError
 from foretrain.base.safe_read import read_bytes, read_text
 from foretrain.base.units import MIB
+from foretrain.data.dataset import read_meta_pickle
 
 
 class Tokenizer(Protocol):
@@ -256,8 +257,6 @@ def load(folder: Path, name: str | None) -> Tokenizer | None:
     if name in TIKTOKEN_NAMES or (folder / TiktokenTokenizer.RULES).is_file():
         return TiktokenTokenizer.load(folder, str(name))
     if (folder / "meta.pkl").is_file():
-        from foretrain.data.dataset import read_meta_pickle
-
         characters = read_meta_pickle(folder / "meta.pkl").get("itos")
         if isinstance(characters, dict) and characters:
             return CharTokenizer({int(id): str(character) for id, character in characters.items()})

@@ -11,9 +11,10 @@ import platform
 import re
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from foretrain.base.cgroup import limits, memory_limit
+from foretrain.base.process_memory import system
 from foretrain.base.units import GIB
 from foretrain.hardware.calibration import load
 from foretrain.hardware.catalogue import Gpu
@@ -82,7 +83,7 @@ def total_memory_bytes() -> int:
     try:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
-        physical = _psutil_memory().total
+        physical = system().virtual_memory().total
     return min([physical, *(limit.max_bytes for limit in limits())])
 
 
@@ -131,12 +132,5 @@ def available_memory_bytes() -> int | None:
             return None
         free = int(kib) * 1024 if kib else None
     else:
-        free = _psutil_memory().available
+        free = system().virtual_memory().available
     return min((each for each in (free, limit.free_bytes if limit else None) if each is not None), default=None)
-
-
-def _psutil_memory() -> Any:
-    """The machine's memory where there is no /proc. Imported late: it takes 19 ms, and plans ask."""
-    import psutil
-
-    return psutil.virtual_memory()

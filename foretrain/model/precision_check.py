@@ -5,7 +5,7 @@ evaluation mode has no dropout. The gradients are those of the blocks' matrices,
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from foretrain.base.errors import UserError
 from foretrain.config.precision import MULTIPLE
-from foretrain.data.batches import Batch
+from foretrain.data.batches import Batch, TokenFile, evaluation_batches
+from foretrain.hardware.catalogue import Dtype
 from foretrain.model.language_model import LanguageModel
 from foretrain.model.low_precision import layers, plainly
 from foretrain.model.shape import is_block_matrix
@@ -120,3 +121,22 @@ def _products(a: Tensor, b: Tensor) -> tuple[float, float, float]:
     """a·b, a·a and b·b. In fp64: squares of small gradients leave fp32's range."""
     a, b = a.flatten().double(), b.flatten().double()
     return float(a @ b), float(a @ a), float(b @ b)
+
+
+def check_before(state: TrainState, tokens: TokenFile, dtype: Dtype, note: Callable[..., None]) -> None:
+    """Compare, and tell `note`. Moves nothing that training depends on.
+
+    Raises UserError 'diverged.matmul' when the mode is far off.
+    """
+    config = state.config
+    if state.unconverted:
+        note("matmul_left", mode=config.matmul, layers=list(state.unconverted))
+    rows, block = rows_of_check(config.block_size)
+    batches = evaluation_batches(
+        tokens, config.seed, "train", rows=rows * BATCHES, batch_size=rows, block=block, device=state.device
+    )
+    agreement = compare(state, batches, dtype)
+    note("matmul_check", **agreement.values())
+    agreement.refuse()
+    if state.device.type == "cuda":
+        torch.cuda.empty_cache()  # what the check took is not the check_before's

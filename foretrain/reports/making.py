@@ -27,13 +27,9 @@ from foretrain.monitoring import record as watch_record
 from foretrain.predict.plan import Plan
 from foretrain.reports import html
 from foretrain.reports.document import Document
-from foretrain.reports.views import (
-    compare_report,
-    plan_report,
-    snapshot,
-)
+from foretrain.reports.views import compare, plan_report, snapshot
 from foretrain.reports.views import log_report as log_view
-from foretrain.reports.views import run_report as run_view
+from foretrain.reports.views import run_explain as run_explain_view
 from foretrain.tuning.record import SCHEMA as TUNING_SCHEMA
 from foretrain.tuning.record import Tuning
 
@@ -132,7 +128,7 @@ def _no_config(asked: Asked, one: Given) -> None:
 
 def run(path: Path, sample: str | None = None) -> Document:
     """Of a run directory. Raises UserError."""
-    return run_view.document(run_report.gather(path, sample))
+    return run_explain_view.report(run_report.gather(path, sample))
 
 
 def _plan(asked: Asked, one: Given) -> Document:
@@ -185,7 +181,7 @@ def _comparison(asked: Asked) -> Document:
         option=asked.others_option,
     )  # fmt: skip
     found, facts = made.comparison, gather(made.subjects, made.comparison)
-    return compare_report.document(found, facts.losses, dict(facts.verdicts), facts.checks, facts.sources)
+    return compare.report(found, facts.losses, dict(facts.verdicts), facts.checks, facts.sources)
 
 
 def checked_target(path: Path) -> Path:

@@ -5,7 +5,9 @@ from typing import Any
 
 from foretrain.base.records import SHOWN
 from foretrain.predict.plan import Plan
+from foretrain.reports import text
 from foretrain.reports.document import Document
+from foretrain.reports.views import plan as plan_view
 
 WIDTH = 96
 _PRE = '<pre style="white-space:pre;overflow-x:auto;font-family:monospace">{code}</pre>'
@@ -17,16 +19,12 @@ def register() -> None:
 
 
 def _plan(plan: Any) -> Document:
-    from foretrain.reports.views import plan as plan_view
-
     return plan_view.document(plan)
 
 
 def _screen(document: Document, as_html: bool) -> str:
     """The document as a terminal shows it, as plain text or as one coloured HTML element."""
     from rich.console import Console
-
-    from foretrain.reports import text
 
     console = Console(
         file=io.StringIO(), width=WIDTH, record=True, highlight=False,

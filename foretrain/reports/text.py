@@ -29,6 +29,7 @@ from foretrain.reports.document import (
     NewPicture,
     Pairs,
     Paragraph,
+    Quantity,
     Row,
     Screen,
     StackedBars,
@@ -297,8 +298,6 @@ def _cells(bar: Bar, bytes_per_cell: float, mark: int | None, colours: bool) -> 
 
 
 def _pairs(pairs: Pairs) -> RichTable:
-    from foretrain.reports.document import Quantity
-
     rows = tuple(
         (label, Quantity(predicted, pairs.format), Quantity(measured, pairs.format))
         for label, predicted, measured in pairs.rows

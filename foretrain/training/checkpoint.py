@@ -32,7 +32,7 @@ class Progress(Record):
     """Where a run stands. `evaluated`: the evaluation of `step` is already in the metrics.
 
     `skipped`: steps of late that were passed over as not finite; `overflows`: float16's of late, one after the other.
-    `recent_losses`: of the last steps; `last_spike`: the step whose loss was told to leap (training/spikes.py).
+    `recent_losses`: of the last steps; `last_spike`: the step whose loss was told to leap (divergence.py).
     """
 
     step: int

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
-import psutil
-
+from foretrain.base.process_memory import system
 from foretrain.hardware.cpu import usable_cores
 from foretrain.training.store import MachineLoad, crowded
 
@@ -28,8 +27,8 @@ Told = tuple[str, dict[str, Any]]
 def cores_busy_s() -> float | None:
     """Seconds that the cores of this process's affinity have worked, for whomever; None where no one counts."""
     try:
-        cores = psutil.cpu_times(percpu=True)
-    except (psutil.Error, OSError):
+        cores = system().cpu_times(percpu=True)
+    except (system().Error, OSError):
         return None
     if hasattr(os, "sched_getaffinity") and len(own := os.sched_getaffinity(0)) < len(cores):
         cores = [core for number, core in enumerate(cores) if number in own]

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import platform
 import shutil
 from dataclasses import dataclass
 from typing import Any
@@ -99,8 +100,6 @@ def obstacle_to_compile(device: torch.device) -> str | None:
 
 def environment(placement: Placement) -> dict[str, str]:
     """What the run's figures depend on besides the config; no paths and no secrets."""
-    import platform
-
     import numpy
 
     found = {

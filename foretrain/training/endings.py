@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from foretrain.base.errors import UserError
-from foretrain.training.microbatch import is_out_of_memory
+from foretrain.training.attempts import is_out_of_memory
 
 CARD_FAILED = "environment.card_failed"
 # What CUDA and its libraries say when a context is lost, where the error's type does not tell.

@@ -29,7 +29,6 @@ from foretrain.model.shape import ModelShape
 from foretrain.training import checkpoint
 from foretrain.training.store import RunDirectory, RunRecord
 
-SCHEMA = "foretrain.export/1"
 Form = Literal["hf", "nanogpt", "safetensors"]
 _MOST_SUPPRESSED = 1000  # rows beyond the tokenizer that generation_config.json can name one by one
 

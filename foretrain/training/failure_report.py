@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from foretrain.base.records import Record
 from foretrain.data.batches import Batch
 from foretrain.model.step import TrainState
-from foretrain.training.microbatch import Generators, is_out_of_memory
+from foretrain.training.attempts import Generators, is_out_of_memory
 
 SCHEMA = "foretrain.nonfinite/1"
 

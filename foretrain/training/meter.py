@@ -13,6 +13,7 @@ from typing import Any
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself on stderr otherwise
 
 import torch
+from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 from foretrain.base.process_memory import peak_bytes, resident_bytes
@@ -32,8 +33,6 @@ def _reset_process_peak() -> bool:
 
 def allocator_peak(run: profile) -> int:
     """Highest sum of the CPU allocator's blocks that were made while the profiler ran, from its event tree."""
-    from torch._C._profiler import _EventType
-
     events: list[tuple[int, int]] = []
     stack = list(run.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
     while stack:

@@ -20,11 +20,11 @@ from foretrain.data.batches import TRAIN, Batch, starts
 from foretrain.data.dataset import DatasetInfo
 from foretrain.model.optimizer import learning_rate
 from foretrain.model.step import StepResult, TrainState
-from foretrain.training import checkpoint, spikes
+from foretrain.training import checkpoint, divergence
+from foretrain.training.attempts import Generators
 from foretrain.training.checkpoint import Progress
 from foretrain.training.failure_report import SCHEMA, FailureReport, first_not_finite
 from foretrain.training.files import replace_text
-from foretrain.training.microbatch import Generators
 from foretrain.training.store import RunDirectory
 
 MOST_SKIPS, SKIP_WINDOW = 10, 1000  # steps passed over, of the last so many
@@ -113,11 +113,11 @@ class Guard:
     def _counted(self, progress: Progress, step: int, loss: float) -> Progress:
         """With a loss more; one that leaps is told, once in a while."""
         recent, update = progress.recent_losses, {"overflows": 0}
-        leaps = loss > max(recent, default=loss) and spikes.score(recent, loss)
-        if leaps and leaps >= spikes.LEAST_SCORE and step - progress.last_spike >= spikes.FEWEST:
+        leaps = loss > max(recent, default=loss) and divergence.spike_score(recent, loss)
+        if leaps and leaps >= divergence.LEAST_SCORE and step - progress.last_spike >= divergence.FEWEST:
             self.note("loss_spike", step=step, loss=loss, usual=median(recent), score=leaps)
             update["last_spike"] = step
-        return progress.model_copy(update={**update, "recent_losses": spikes.with_loss(recent, loss)})
+        return progress.model_copy(update={**update, "recent_losses": divergence.with_loss(recent, loss)})
 
     def _saved(self) -> str:
         """What is safe, for the message."""

@@ -21,8 +21,8 @@ from foretrain.base.process_memory import resident_bytes
 from foretrain.hardware.cpu import available_memory_bytes
 from foretrain.model.step import TrainState
 from foretrain.training import checkpoint
+from foretrain.training.attempts import is_out_of_memory
 from foretrain.training.checkpoint import Progress
-from foretrain.training.microbatch import is_out_of_memory
 from foretrain.training.tensor_files import Snapshot, live, staged
 
 SPARE = 1.25  # of what a copy takes has to be there

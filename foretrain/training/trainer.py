@@ -17,30 +17,29 @@ from foretrain.config.options import RunConfig
 from foretrain.config.resolve import to_toml
 from foretrain.data.batches import Batch, TokenFile, evaluation_batches
 from foretrain.data.dataset import DatasetInfo
+from foretrain.model import precision_check
 from foretrain.model.low_precision import fp16_accumulation
 from foretrain.model.optimizer import learning_rate
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import StepResult, TrainState, build, evaluation_loss, train_step
-from foretrain.training import checkpoint, divergence, initial, matmul_check, resume_from, threads
+from foretrain.training import checkpoint, cpu_threads, divergence, starting
+from foretrain.training.attempts import Mean, NotCompiled, attempt, free_memory, go_eager, mean_loss, use_split
 from foretrain.training.checkpoint import Progress
-from foretrain.training.compilation import NotCompiled, go_eager
 from foretrain.training.contention import Contention, Told, Unwatched
+from foretrain.training.cpu_threads import Waiting
 from foretrain.training.device import TORCH_DTYPES, Placement
 from foretrain.training.endings import end_process, ending_of
-from foretrain.training.evaluate import Mean, mean_loss
 from foretrain.training.feed import Feed, token_files
 from foretrain.training.memory_limit import HostGuard, Watch, cap
 from foretrain.training.meter import Meter
-from foretrain.training.microbatch import attempt, free_memory, use_split
 from foretrain.training.nonfinite import Guard, Reading
 from foretrain.training.notes import Listener, Note
 from foretrain.training.pace import WARM_STEPS, Pace
-from foretrain.training.resume_from import config_digest
 from foretrain.training.saver import Saver
 from foretrain.training.signals import StopFlag
+from foretrain.training.starting import config_digest
 from foretrain.training.store import EvaluationMetrics, RunDirectory, RunRecord, StepMetrics, now
 from foretrain.training.vitals import Vitals
-from foretrain.training.waiting import Waiting
 
 
 class Trainer:
@@ -171,9 +170,9 @@ class Trainer:
             self._note("memory_capped", **cap(self.placement, self.config.memory_limit_bytes))
         before = self.directory.read_record() if resume else None
         if before:
-            self.config = resume_from.keep_origin(self.config, before, self.directory)
+            self.config = starting.keep_origin(self.config, before, self.directory)
         if self.placement.device.type == "cpu":
-            self.threads = threads.settle(self.config, before.threads if before else None)
+            self.threads = cpu_threads.set_threads(self.config, before.threads if before else None)
         dtype = TORCH_DTYPES[self.placement.dtype]
         self.state = build(self.config, self.placement.device, dtype, compile=self.placement.compiled)
         checkpoint.sweep(self.directory.checkpoints)
@@ -182,13 +181,13 @@ class Trainer:
         else:
             self._start()
         if self.config.matmul != "dtype":
-            matmul_check.run(self.state, self.train_tokens, self.placement.dtype, self._note)
+            precision_check.check_before(self.state, self.train_tokens, self.placement.dtype, self._note)
 
     def _start(self, sha256: str | None = None) -> None:
         """From the weights that init_from names, if any; `sha256`: what they were when the run began before."""
-        if (weights := initial.find(self.config.init_from)) is None:
+        if (weights := starting.find(self.config.init_from)) is None:
             return
-        start = initial.put(weights, self.state, self.directory.path)
+        start = starting.put(weights, self.state, self.directory.path)
         if sha256 not in (None, start.sha256):
             raise UserError("data.weights_changed", path=start.path)
         self.progress = self.progress.model_copy(update={"step": start.step})
@@ -202,9 +201,9 @@ class Trainer:
             digest, fingerprint = config_digest(previous.config), previous.dataset.fingerprint
             start = Progress(step=0, config_digest=digest, dataset_fingerprint=fingerprint)
             self._check_compatible(start)
-            self._start(initial.known_digest(self.directory.read_lines("events")))
+            self._start(starting.known_digest(self.directory.read_lines("events")))
         else:
-            for id, values in resume_from.differences(loaded, previous, self.config, self.placement, self.threads):
+            for id, values in starting.differences(loaded, previous, self.config, self.placement, self.threads):
                 self._note(id, **values)
             self.skipped_checkpoints = tuple(f"{name}: {problem}" for name, problem in loaded.skipped)
             self.progress = loaded.progress
@@ -223,7 +222,7 @@ class Trainer:
     def _resume_split(self, previous: RunRecord) -> None:
         """Go on with the micro-batch that memory had forced, unless another one is asked for; say what that means."""
         self.shrunk_from = previous.shrunk_from
-        config, id, values = resume_from.resumed_split(self.config, previous)
+        config, id, values = starting.resumed_split(self.config, previous)
         if id:
             self._use(config)
             self._note(id, **values)
@@ -234,7 +233,7 @@ class Trainer:
         use_split(self.state, config, compiled=self.placement.compiled)
 
     def _check_compatible(self, progress: Progress) -> None:
-        resume_from.check_compatible(progress, self.config, self.info, self.directory)
+        starting.check_compatible(progress, self.config, self.info, self.directory)
 
     def _loop(self) -> bool:
         """Steps until max_iters (true) or until a signal asked for a stop (false).
@@ -470,6 +469,6 @@ class Trainer:
             machine=self.contention.result(),
             memory=self.meter.result(self.state) if hasattr(self, "state") else self.meter.empty(),
         )  # fmt: skip
-        record = resume_from.with_former(record, self.former)
+        record = starting.with_former(record, self.former)
         self.directory.write_record(record)
         return record

@@ -23,9 +23,9 @@ from foretrain.hardware.calibration import Calibration, KernelTime, StepTime
 from foretrain.hardware.cpu import cpu_flags
 from foretrain.model.step import build, evaluation_loss, train_step
 from foretrain.training.contention import Contention
+from foretrain.training.cpu_threads import Waiting
 from foretrain.training.device import TORCH_DTYPES, Placement, obstacle_to_compile
 from foretrain.training.feed import Ahead
-from foretrain.training.waiting import Waiting
 from foretrain.tuning import calibrated_kernels as kernels
 
 Listen = Callable[[str, float], None]  # what is being measured, and the share that is done

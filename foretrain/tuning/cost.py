@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 
 from foretrain.config.options import RunConfig
-from foretrain.tuning.child import FEWEST_STEPS, WHOLE_S
 
+WHOLE_S = 1.0  # a step that takes longer is timed by some of its micro-batches
+FEWEST_STEPS = 2  # of a burst
 START_S, COMPILE_S = 5.0, 30.0  # what starting a child costs, until it was seen
 EXPLORE_S, RACE_S = 0.25, 0.4  # of one burst
 WARM_UP_STEPS = 2

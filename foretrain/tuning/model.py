@@ -8,6 +8,7 @@ the highest expected improvement (Jones, Schonlau and Welch 1998) for the time i
 """
 
 from collections.abc import Sequence
+from math import erf
 
 import numpy as np
 
@@ -100,6 +101,4 @@ def _coded(column: Sequence[object]) -> Array:
 
 def _normal(z: Array) -> Array:
     """The share of a normal distribution below z."""
-    from math import erf
-
     return np.asarray([0.5 * (1 + erf(x / 2**0.5)) for x in z])

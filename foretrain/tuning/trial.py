@@ -22,7 +22,6 @@ from foretrain.base.process_memory import resident_bytes
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 
-STEPS, MICRO_STEPS = 2, 2
 LOOK_EVERY_S = 0.05
 
 
@@ -90,46 +89,6 @@ def failure(printed: str, code: int) -> str:
     return say("trial.kept" if path else "trial.failed", last=last, code=code, path=path)
 
 
-def try_steps(config: RunConfig, cap_bytes: int | None) -> tuple[bool, int]:
-    """(it lived, its peak in bytes): the child's work."""
-    import torch
-
-    from foretrain.base.process_memory import peak_bytes
-    from foretrain.data.batches import Batch
-    from foretrain.model.step import build, evaluation_loss, train_step
-    from foretrain.training.device import TORCH_DTYPES, place
-    from foretrain.training.host_memory import keep_memory
-    from foretrain.training.memory_limit import cap
-    from foretrain.training.microbatch import is_out_of_memory
-
-    placement = place(config)
-    cuda = placement.device.type == "cuda"
-    if not cuda:
-        keep_memory()  # as the trainer does
-    count = min(MICRO_STEPS, config.gradient_accumulation_steps)
-    short = config.model_copy(update={"gradient_accumulation_steps": count})
-
-    def batch(rows: int, block: int) -> Batch:
-        ids = torch.randint(0, config.vocab_size, (rows, block + 1)).to(placement.device)
-        return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-
-    try:
-        if cuda and cap_bytes is not None:
-            cap(placement, cap_bytes)
-        state = build(short, placement.device, TORCH_DTYPES[placement.dtype], compile=placement.compiled)
-        evaluation = batch(config.eval_batch, config.eval_block)
-        float(evaluation_loss(state, evaluation))
-        for _ in range(STEPS):
-            train_step(state, [batch(config.batch_size, config.block_size) for _ in range(count)], 1e-6)
-        float(evaluation_loss(state, evaluation))
-        lived = True
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        lived = False
-    return lived, torch.cuda.max_memory_reserved(placement.device) if cuda else peak_bytes() or 0
-
-
 def main() -> None:
     """Read a job from stdin, write one line of JSON. Ends when stdin closes: then nobody waits any more."""
     job = json.loads(sys.stdin.readline())
@@ -139,6 +98,8 @@ def main() -> None:
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
+    from foretrain.tuning.timed_step import try_steps
+
     lived, peak = try_steps(RunConfig.model_validate(job["config"]), job["cap_bytes"])
     sys.stdout.write(json.dumps({"lived": lived, "peak_bytes": peak}) + "\n")
     sys.stdout.flush()

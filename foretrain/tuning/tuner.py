@@ -11,10 +11,11 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from foretrain.base.errors import UserError
-from foretrain.tuning.bench import Bench, Limits, Outlook
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.tuning.cost import EXPLORE_S, RACE_S, TRIALS, burst_s, first_trial, looking_around_s, start_s
 from foretrain.tuning.model import Model
 from foretrain.tuning.pool import Burst, Death
@@ -41,6 +42,44 @@ HALF_TOLERANCE = 1e-2
 
 
 Listen = Callable[[str, dict[str, Any]], None]
+
+
+class Bench(Protocol):
+    """What times a setting; tuning/pool.py's Pool, or a simulation."""
+
+    def burst(self, config: RunConfig, seconds: float, limit_s: float, expected_bytes: int | None) -> Burst | Death:
+        """Some steps of it."""
+        ...
+
+    def evaluate(self, config: RunConfig, limit_s: float, expected_bytes: int | None) -> int | Death:
+        """An evaluation beside its training state: the peak in bytes."""
+        ...
+
+    def holds(self, config: RunConfig) -> bool:
+        """Whether a burst of it costs no start."""
+        ...
+
+    def drop(self, config: RunConfig) -> None:
+        """It is not needed any more."""
+        ...
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Where the settings run, for their forecasts. `room_bytes`: what a process may take there."""
+
+    gpu: Gpu
+    dtype: Dtype
+    room_bytes: int | None
+    calibrated: bool
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long, and how many settings at most; None: a quarter of the space, 4 to 24."""
+
+    budget_s: float = 180.0
+    most_trials: int | None = None
 
 
 @dataclass

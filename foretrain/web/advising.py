@@ -12,7 +12,7 @@ import time
 
 from foretrain.base import languages
 from foretrain.base.errors import UserError
-from foretrain.web import answers, calls, child
+from foretrain.web import advices, answers, calls, child
 from foretrain.web.calls import Made
 
 WAIT_S = 2.0
@@ -61,8 +61,6 @@ class Adviser:
 
     def answer(self, body: bytes) -> Made:
         """Begin to answer a body; one that is no question is refused at once."""
-        from foretrain.web import advices
-
         return calls.answered(body, advices.AskedAdvice, lambda _: self._begun(body).state())
 
     def _begun(self, body: bytes) -> Advising:

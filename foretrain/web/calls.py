@@ -6,12 +6,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from foretrain.advice.cards import choose
 from foretrain.base.errors import UserError
 from foretrain.base.messages import printable
 from foretrain.base.records import Record
 from foretrain.config.presets import PRESETS
 from foretrain.config.resolve import from_text, to_toml
-from foretrain.web import answers, devices, planner
+from foretrain.reports.views import cards as cards_view
+from foretrain.web import advices, answers, devices, planner
 from foretrain.web.fields import fields
 from foretrain.web.language import spoken
 
@@ -59,16 +61,11 @@ def plan(asked: planner.Asked) -> Made:
 
 def advice(body: bytes | str) -> Made:
     """What to change in a form. What advises is loaded when somebody first asks."""
-    from foretrain.web import advices
-
     return answered(body, advices.AskedAdvice, lambda asked: (200, advices.answer(asked)))
 
 
 def cards(asked: planner.Asked) -> Made:
     """The same config on several devices. Raises UserError."""
-    from foretrain.advice.cards import choose
-    from foretrain.reports.views import cards as cards_view
-
     found = planner.resolved(asked)
     names = list(dict.fromkeys(asked.cards)) or [asked.gpu]
     plans = [planner.made(found, name, asked.others if name == asked.gpu else "") for name in names]

@@ -14,7 +14,7 @@ from pydantic import Field, StrictStr
 from foretrain.base import languages
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
-from foretrain.web import child
+from foretrain.web import child, comparison
 from foretrain.web.calls import Made
 from foretrain.web.observe import ObservedRun
 from foretrain.web.runs import Runs
@@ -44,8 +44,6 @@ class Comparer:
         found = self._known.all()
         chosen = [(id, found.get(id)) for id in asked.runs]
         if sum(_size(run) for _, run in chosen if run) <= LARGE_BYTES:
-            from foretrain.web import comparison
-
             return 200, comparison.made(chosen)
         self.stop()
         with self._turn:

@@ -19,7 +19,7 @@ from foretrain.reports.charts import chart
 from foretrain.reports.document import Block, Curves, Moments, Ranks, Scatter
 from foretrain.reports.numbers import behind
 from foretrain.reports.palette import LINES_DARK, LINES_LIGHT
-from foretrain.reports.views import compare_report
+from foretrain.reports.views import compare as compare_view
 from foretrain.training.store import RunRecord
 from foretrain.web.answers import SCHEMA, block_json, document_json
 from foretrain.web.observe import ObservedRun
@@ -46,7 +46,7 @@ def made(chosen: Sequence[tuple[str, ObservedRun | None]]) -> dict[str, Any]:
         return {**answer, "problem": printable(str(error))}
     except OSError as error:  # went away between two readings
         return {**answer, "problem": _unreadable(str(error.filename or ""), error)}
-    document = compare_report.document(found, facts.losses, dict(facts.verdicts), facts.checks, facts.sources)
+    document = compare_view.report(found, facts.losses, dict(facts.verdicts), facts.checks, facts.sources)
     command = shlex.join(["foretrain", "report", *(subject.path for subject in subjects)])
     return {**answer, "document": document_json(document, _block), "command": printable(command)}
 

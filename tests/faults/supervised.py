@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import foretrain.training.threads
+import foretrain.training.cpu_threads
 from foretrain.cli import main
 from foretrain.cli.commands import keep_going
 from foretrain.training import checkpoint, choices
@@ -78,7 +78,7 @@ def _as_here(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    foretrain.training.threads.usable_cores = choices.usable_cores = lambda: 4
+    foretrain.training.cpu_threads.usable_cores = choices.usable_cores = lambda: 4
     choices.SHORT_S, choices.BUDGET_S = 0.0, 0.0
     keep_going.FIRST_WAIT_S = 0.02
     keep_going.subprocess = SimpleNamespace(Popen=Forked)  # type: ignore[assignment]

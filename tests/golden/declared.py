@@ -37,8 +37,9 @@ DECLARED: tuple[Declared, ...] = (
     Declared(
         case="python names",
         path="",
-        old=r"^\(nothing\)$|^\['Comparison'",
-        reason="more of the commands are public functions: advise, explain, report, train; what compared a plan with its "
+        old=r"^\(nothing\)$|^\['(Advices|Comparison)'",
+        reason="more of the commands are public functions: advise, calibrate, explain, export, prepare, report, sample, train, "
+        "tune; what compared a plan with its "
         "run is check_forecast, and compare does what the command does",
     ),
     Declared(case="error: data", path="", old="--lang|languages|--help", reason="-h is shown, which was always taken"),

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,13 +12,14 @@ from rich.text import Text
 from foretrain.advice.asked import Asked
 from foretrain.advice.first_answer import first_answer
 from foretrain.app.plan import make_plan, targets
+from foretrain.app.sample import sample
 from foretrain.app.train import need_torch
 from foretrain.base.messages import printable, say
 from foretrain.base.units import format_duration
 from foretrain.cli.commands.runs import load
-from foretrain.cli.commands.sample import sample
+from foretrain.cli.commands.train import train
 from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, print_json
-from foretrain.config.resolve import ResolvedConfig, resolve
+from foretrain.config.resolve import ResolvedConfig
 from foretrain.data.statistics import unigram_entropy
 from foretrain.hardware.cpu import usable_cores
 from foretrain.reports import making, text
@@ -50,19 +50,13 @@ def demo_command(
     quiet: Quiet = False,
 ) -> None:
     """Run everything in about three minutes on two CPU cores: forecast, training, sample, comparison, report."""
-    from foretrain.app.training_run import prepare_data
-    from foretrain.cli.commands.train import train
-
     need_one_of("--resume", resume, ("auto", "no"))
     need_torch()
     started, since = time.monotonic(), Clock().read()
     quiet = quiet or as_json
-    interval = max(10, steps // 5)
-    words = ["baby", "--device=cpu", f"--max_iters={steps}", f"--lr_decay_iters={steps}", f"--out_dir={out}",
-             f"--eval_interval={interval}", f"--warmup_iters={min(50, steps // 4)}"]  # fmt: skip
-    resolved = resolve(words)
-    resolved, _ = prepare_data(resolved)
-    chosen = _as_trained(resolved)
+    from foretrain.app.demo import demo_config
+
+    resolved, chosen = demo_config(steps, out)
     calibrate_once(chosen, busy=Contention(usable_cores(), since=since).begin(), quiet=quiet)
     if not quiet:
         _show_plan(chosen)
@@ -71,7 +65,7 @@ def demo_command(
     run = _path_of(out, record.id)
     if record.status != "finished":
         raise typer.Exit(75)
-    written, *_ = sample(run, "def ", 300)
+    written = sample(run, "def ", 300).text
     replace_text(run / "sample.txt", printable("def " + written))
     _, comparison = load(run)
     report = making.write(making.run(run, printable("def " + written)), run / "report.html")
@@ -111,30 +105,14 @@ def _show_sample(written: str) -> None:
     OUT.print(Text(printable("def " + written)), soft_wrap=True)
 
 
-def _as_trained(resolved: ResolvedConfig) -> ResolvedConfig:
-    """The config with what `train` will choose on this machine: dtype, attention, threads."""
-    import torch
-
-    from foretrain.training import choices
-    from foretrain.training.device import place
-
-    threads = torch.get_num_threads()
-    chosen = choices.decide(resolved.config, place(resolved.config), set(resolved.sources))
-    torch.set_num_threads(threads)  # a calibration is of all of them
-    return replace(resolved, config=chosen.config)
-
-
 def calibrate_once(resolved: ResolvedConfig, *, busy: list[Any], quiet: bool) -> None:
     """Under a minute, the first time on a machine: the forecast then stands on its own speeds.
 
     A busy machine is not measured: its figures would be of the other programs too, and would be kept.
     """
-    from foretrain.training.device import place
+    from foretrain.app.demo import to_calibrate
 
-    placement = place(resolved.config)
-    dtypes = list(dict.fromkeys(["float32", placement.dtype]))  # as half of a half-precision step's kernels are fp32
-    known = placement.gpu.calibration
-    if known is not None and not known.disturbed and all(known.steps_of(dtype, compiled=False) for dtype in dtypes):
+    if not (dtypes := to_calibrate(resolved)):
         return
     if busy:
         if not quiet:

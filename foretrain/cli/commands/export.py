@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from rich.text import Text
 
-from foretrain.app.train import need_torch
+from foretrain.app.export import SCHEMA, export
 from foretrain.base.messages import printable, say
 from foretrain.cli.commands.sample import warn_of_skipped
 from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, noted, print_json
@@ -53,9 +53,6 @@ def export_command(
     """Export a trained model for Hugging Face or nanoGPT, or as safetensors."""
 
     need_one_of("--to", to, ("hf", "nanogpt", "safetensors"))
-    need_torch()
-    from foretrain.training.export import SCHEMA, export
-
     made = export(run, cast("Form", to), out, best=best, force=force)
     warn_of_skipped(made.checkpoint, list(made.skipped))
     if as_json:

@@ -5,12 +5,21 @@ from datetime import datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from foretrain.advice.advisor import short_list
 from foretrain.advice.asked import Asked
+from foretrain.advice.cards import choose
+from foretrain.advice.first_answer import first_answer
 from foretrain.base.errors import UserError
 from foretrain.base.messages import printable
 from foretrain.cli.common import OUT, print_json
 from foretrain.predict.plan import SCHEMA, Plan
+from foretrain.reports import text
 from foretrain.reports.document import Document, Message, Screen
+from foretrain.reports.views import best as best_view
+from foretrain.reports.views import cards as cards_view
+from foretrain.reports.views import first as first_view
+from foretrain.reports.views import limits as limits_view
+from foretrain.reports.views import plan as plan_view
 
 if TYPE_CHECKING:
     from foretrain.advice.best import Best
@@ -40,14 +49,10 @@ class Form:
 
 
 def _document(made: Document) -> None:
-    from foretrain.reports import text
-
     text.render(made, OUT)
 
 
 def _screen(made: Screen) -> None:
-    from foretrain.reports import text
-
     text.render_screen(made, OUT)
 
 
@@ -58,8 +63,6 @@ def _line(message: Message) -> None:
 def plans(found: list[Plan], form: Form) -> None:
     """One plan, or a table of cards with the best of them."""
     if form.oneline:
-        from foretrain.reports.views import first as first_view
-
         for plan in found:
             _line(first_view.line(plan, plan.step, version("foretrain")))
     elif len(found) == 1:
@@ -70,33 +73,21 @@ def plans(found: list[Plan], form: Form) -> None:
 
 def _one(plan: Plan, form: Form) -> None:
     if not (form.full or form.as_json):
-        from foretrain.advice.first_answer import first_answer
-        from foretrain.reports.views import first as first_view
-
         _screen(first_view.screen(plan, first_answer(plan, form.asked), form.asked))
         return
-    from foretrain.advice.advisor import short_list
-
     advice = short_list(plan, plan.step)
     if form.as_json:
         print_json({**plan.to_json(schema=SCHEMA), "advice": advice.model_dump(mode="json") if advice else None})
         return
-    from foretrain.reports.views import plan as plan_view
-
     _document(plan_view.document(plan, datetime.now(), advice))
 
 
 def _cards(found: list[Plan], form: Form) -> None:
-    from foretrain.advice.cards import choose
-
     choice = choose(found)
     if form.as_json:
         objects = [p.to_json(schema=SCHEMA) for p in found]
         print_json({"schema": PLANS_SCHEMA, "plans": objects, "best": choice.model_dump(mode="json")})
         return
-    from foretrain.reports.views import cards as cards_view
-    from foretrain.reports.views import first as first_view
-
     if form.full:
         _document(cards_view.document(found, choice))
     else:
@@ -108,9 +99,6 @@ def within(plan: Plan, found: "Within", form: Form) -> None:
     if form.as_json:
         print_json(found.to_json(schema=WITHIN_SCHEMA))
         return
-    from foretrain.reports.views import first as first_view
-    from foretrain.reports.views import limits as limits_view
-
     if form.full:
         _document(limits_view.within(plan, found))
     elif form.oneline:
@@ -124,9 +112,6 @@ def best(plan: Plan, found: "Best", form: Form) -> None:
     if form.as_json:
         print_json(found.to_json(schema=BEST_SCHEMA))
         return
-    from foretrain.reports.views import best as best_view
-    from foretrain.reports.views import first as first_view
-
     if form.full:
         _document(best_view.document(plan, found))
     elif form.oneline:

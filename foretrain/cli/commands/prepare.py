@@ -15,8 +15,8 @@ from foretrain.base.quantities import parse_count
 from foretrain.base.units import format_bytes, format_percent, parse_bytes
 from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json, print_notes, wrong_value
 from foretrain.data.prepare.sources import not_utf8
-from foretrain.hardware.cpu import usable_cores
 from foretrain.reports import text
+from foretrain.reports.views import data as data_view
 from foretrain.training.signals import StopFlag
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ zcat dump.jsonl.gz | foretrain prepare - --tokenizer byte --out data/dump
 
 Run the same command again to resume."""
 
-SCHEMA = "foretrain.prepare/1"
+SCHEMA, PLAN_SCHEMA = "foretrain.prepare/1", "foretrain.prepare-plan/1"
 _COUNTED = {
     "empty": "prepare.counted_empty", "bad": "prepare.counted_bad", "duplicates": "prepare.counted_duplicates",
     "replaced_utf8": "prepare.counted_replaced_utf8", "separator_bytes": "prepare.counted_separator_bytes",
@@ -111,7 +111,7 @@ def prepare_command(
 
 def _options(typed: dict[str, Any]) -> "PrepareOptions":
     """What was typed as a record. Raises UserError."""
-    from foretrain.data.prepare.options import PrepareOptions
+    from foretrain.app.prepare import options_of
 
     if typed["tokenizer"] is not None and typed["train_bpe"] is not None:
         raise UserError("usage.two_tokenizers")
@@ -126,40 +126,35 @@ def _options(typed: dict[str, Any]) -> "PrepareOptions":
     shard_tokens = _count("--shard-tokens", typed["shard_tokens"])
     _within("--shard-tokens", shard_tokens, LEAST_SHARD_TOKENS, 1 << 40)
     same = ("train_bpe", "shuffle_buffer", "seed", "dedup", "text_column", "split_documents", "skip_bad", "restart")
-    options = PrepareOptions(
-        sources=tuple(typed["sources"]), out=str(typed["out"]), tokenizer=typed["tokenizer"] or "gpt2",
+    return options_of(
+        typed["sources"], typed["out"], tokenizer=typed["tokenizer"] or "gpt2",
         max_tokens=None if typed["tokens"] is None else _count("--tokens", typed["tokens"]),
         max_document_bytes=_size("--max-document", typed["max_document"]),
-        shard_tokens=shard_tokens, workers=typed["workers"] or usable_cores(),
+        shard_tokens=shard_tokens, workers=typed["workers"], val_share=_share(typed["val"]) if typed["val"] else None,
         **{name: typed[name] for name in same},
     )  # fmt: skip
-    share = _share(typed["val"] or ("10%" if options.is_one_document else "0.5%"))
-    return options.model_copy(update={"val_share": share})
 
 
 def _plan(options: "PrepareOptions", out: Path, *, as_json: bool) -> None:
-    from foretrain.data.prepare import engine, estimate
+    from foretrain.app.prepare import preparation_plan
 
-    made = engine.plan(options)
+    made = preparation_plan(options)
     if as_json:
-        print_json(made.to_json(schema=estimate.SCHEMA, fits=made.fits))
+        print_json(made.to_json(schema=PLAN_SCHEMA, fits=made.fits))
     else:
-        from foretrain.reports.views import prepare as prepare_view
-
-        text.render(prepare_view.document(made, printable(str(out))), OUT)
+        text.render(data_view.preparation_document(made, printable(str(out))), OUT)
     if not made.fits:
         raise typer.Exit(int(ExitCode.DISK_FULL))
 
 
 def _prepare(options: "PrepareOptions", *, as_json: bool, quiet: bool) -> None:
-    from foretrain.data.prepare import engine
+    from foretrain.app.prepare import prepare_with
 
     print_notes(not_utf8(options.sources), quiet=quiet)
-
     line = _Line(quiet=quiet or as_json, most=options.max_tokens)
     with StopFlag() as flag:
         try:
-            done = engine.prepare(options, lambda: flag.signal_name, line)
+            done = prepare_with(options, lambda: flag.signal_name, line)
         finally:
             line.clear()
     if as_json:

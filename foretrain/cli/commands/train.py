@@ -14,7 +14,7 @@ from foretrain.base.messages import printable, say
 from foretrain.base.units import format_bytes, format_left, format_percent
 from foretrain.cli.commands import keep_going as supervisor
 from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, need_one_of, print_json, print_notes
-from foretrain.cli.fetching import fetch
+from foretrain.cli.fetching import bytes_bar
 from foretrain.cli.old_options import spellings
 from foretrain.cli.patient import patient_output
 from foretrain.config.resolve import ResolvedConfig, resolve
@@ -84,7 +84,7 @@ def train(resolved: ResolvedConfig, *, resume: bool = False, quiet: bool = False
     """Train a resolved config with a live line; returns the record. Raises UserError."""
     printer = Printer(quiet, resolved.config.max_iters)
     return train_resolved(
-        resolved, resume=resume, trial=trial, listen=printer, fetch=partial(fetch, quiet=quiet), ends_process=True
+        resolved, resume=resume, trial=trial, listen=printer, bar=partial(bytes_bar, quiet=quiet), ends_process=True
     )
 
 

@@ -16,12 +16,10 @@ from foretrain.data.prepare.disk import free_bytes
 from foretrain.data.prepare.encode import KEEP_TRAIN
 from foretrain.data.prepare.options import PrepareOptions
 from foretrain.data.prepare.pool import Reader, Workers
-from foretrain.data.prepare.reader import WINDOW_BYTES, Position
-from foretrain.data.prepare.sample import MOST_BYTES, FileSample
+from foretrain.data.prepare.reader import MOST_BYTES, WINDOW_BYTES, FileSample, Position
 from foretrain.data.prepare.sources import SourceList
 from foretrain.data.shards import ITEM_BYTES, dtype_for
 
-SCHEMA = "foretrain.prepare-plan/1"
 _SEEN_BYTES = 92  # most that the table of hashes takes for a document
 _UNKNOWN_PROCESS_BYTES = 150 * 2**20  # where the system does not say what a process holds
 

@@ -11,6 +11,7 @@ import signal
 import struct
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from foretrain.base.errors import UserError
@@ -114,7 +115,6 @@ def limit_memory(more_bytes: int) -> None:
     """This process may take `more_bytes` more address space than it has; then it gets a MemoryError."""
     try:
         import resource
-        from pathlib import Path
 
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         now = pages * os.sysconf("SC_PAGE_SIZE")

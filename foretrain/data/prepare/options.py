@@ -1,13 +1,15 @@
 """What `foretrain prepare` was asked for, as one record."""
 
 import hashlib
+import random
 from pathlib import Path
 
 from pydantic import Field
 
 from foretrain.base.records import Record
 from foretrain.data.prepare.reader import Job, Position
-from foretrain.data.prepare.sources import SourceList, kind_of
+from foretrain.data.prepare.source_file import kind_of
+from foretrain.data.prepare.sources import SourceList
 from foretrain.data.shards import DEFAULT_SHARD_TOKENS, Settings
 from foretrain.hardware.cpu import usable_cores
 
@@ -65,8 +67,6 @@ class PrepareOptions(Record):
 
     def job(self, sources: SourceList, position: Position, sample_bytes: int | None = None) -> Job:
         """What the reader is to do; files are shuffled too where documents are."""
-        import random
-
         files = list(sources.files)
         if self.shuffle_buffer:
             random.Random(f"{self.seed}/files").shuffle(files)

@@ -4,22 +4,18 @@ A row group is never read as a whole: 701 bytes can hold 100,000 times the same 
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foretrain.base.errors import UserError
-
-if TYPE_CHECKING:
-    from foretrain.data.prepare.formats import Document, Format, OpenFile
+from foretrain.data.prepare.opened import Document, Format, OpenFile, Place, check_ratio, clean, need_pyarrow, reason_of
 
 BATCH_ROWS = 64
 _BUFFER = 2**20
 _MOST_FOOTER = 64 * 2**20
 
 
-def open_parquet(opened: "OpenFile", column: str) -> tuple[Any, int]:
+def open_parquet(opened: OpenFile, column: str) -> tuple[Any, int]:
     """(pyarrow's ParquetFile, the column's place among the leaves) of a file that has `column` as text."""
-    from foretrain.data.prepare.formats import need_pyarrow
-
     pa = need_pyarrow()
     import pyarrow.parquet as pq
 
@@ -51,7 +47,7 @@ def open_parquet(opened: "OpenFile", column: str) -> tuple[Any, int]:
     return parquet, leaves.index(column)
 
 
-def _check_footer(opened: "OpenFile") -> None:
+def _check_footer(opened: OpenFile) -> None:
     """What pyarrow would word poorly, or take memory for: no Parquet at all, cut short, a footer that cannot be."""
     path, raw, size = opened.file.path, opened.raw, opened.file.size_bytes or 0
     raw.seek(0)
@@ -74,10 +70,8 @@ def _check_footer(opened: "OpenFile") -> None:
         raise UserError("data.source_corrupt", path=path, reason=f"its footer claims {footer:,} bytes")
 
 
-def rows(opened: "OpenFile", format: "Format", skip: int) -> Iterator["Document"]:
+def rows(opened: OpenFile, format: Format, skip: int) -> Iterator[Document]:
     """The documents after the first `skip` rows."""
-    from foretrain.data.prepare.formats import Document, Place, check_ratio
-
     file = opened.file
     parquet, _ = open_parquet(opened, format.text_column)
     row, total = 0, 0
@@ -102,9 +96,7 @@ def rows(opened: "OpenFile", format: "Format", skip: int) -> Iterator["Document"
             )
 
 
-def _document(raw: bytes | None, place: Any, format: "Format", file: Any, make: Any) -> "Document":
-    from foretrain.data.prepare.formats import clean
-
+def _document(raw: bytes | None, place: Any, format: Format, file: Any, make: Any) -> Document:
     if raw is not None and len(raw) > format.max_document_bytes:
         if not format.skip_bad:
             raise UserError(
@@ -117,7 +109,7 @@ def _document(raw: bytes | None, place: Any, format: "Format", file: Any, make: 
     return make(text, place, replaced)
 
 
-def _cells(parquet: Any, group: int, format: "Format", path: str) -> Iterator[bytes | None]:
+def _cells(parquet: Any, group: int, format: Format, path: str) -> Iterator[bytes | None]:
     """The cells of a row group as bytes. Where a batch does not fit into memory, its rows are tried one by one."""
     done = 0
     for batch_rows in (BATCH_ROWS, 1):
@@ -161,8 +153,6 @@ def _binary_of(kind: Any) -> Any:
 
 
 def _corrupt(path: str, error: BaseException) -> UserError:
-    from foretrain.data.prepare.formats import reason_of
-
     if isinstance(error, UserError):
         return error
     if isinstance(error, MemoryError) or "malloc of size" in str(error):

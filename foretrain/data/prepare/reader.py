@@ -3,6 +3,8 @@
 One process and one order, whatever the number of tokenising workers, so the shards do not depend on it. Windows
 make shuffling resumable without keeping text: window k is shuffled by (seed, k), and a position is the place where
 the window begins and how many of its documents are out.
+
+Before anything is prepared it takes a look: how much text the files hold, from a few of them.
 """
 
 import hashlib
@@ -16,14 +18,18 @@ import numpy as np
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
-from foretrain.data.prepare.formats import Format, OpenFile, Place, documents
+from foretrain.data.prepare.formats import documents
 from foretrain.data.prepare.ipc import error_frame, ignore_interrupts, limit_memory, send
-from foretrain.data.prepare.sources import SourceFile
+from foretrain.data.prepare.opened import Format, OpenFile, Place
+from foretrain.data.prepare.parquet import open_parquet
+from foretrain.data.prepare.source_file import SourceFile
 
 BATCH_BYTES, BATCH_DOCUMENTS = 2**20, 4096
 WINDOW_BYTES = 64 * 2**20
 MEMORY_BYTES = 768 * 2**20  # that parsing may take
 HASH_BYTES = 16
+MOST_FILES, MOST_REMOTE_FILES = 200, 4
+MOST_BYTES = 4 * 2**20  # of text, from all of them together
 
 
 class Position(Record):
@@ -158,6 +164,73 @@ def serve(job: Job, pipe: BinaryIO) -> None:
     send(pipe, {"type": "end"})
 
 
+class FileSample(Record):
+    """What was read of one file: `text_bytes` in `documents`; `file_text_bytes` and `read_bytes` are for all of it.
+
+    read_bytes: of the file itself, what has to be read (or fetched) for its text.
+    """
+
+    size_bytes: int
+    text_bytes: int
+    documents: int
+    whole_text_bytes: float
+    whole_documents: float
+    whole_read_bytes: float
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Places of up to `most` files, from the first to the last."""
+    return sorted({i * (count - 1) // max(1, min(most, count) - 1) for i in range(min(most, count))})
+
+
+def serve_sample(job: Job, pipe: BinaryIO) -> None:
+    """One frame with texts for each sampled file; its header is the FileSample."""
+    most = MOST_REMOTE_FILES if any(file.remote for file in job.files) else MOST_FILES
+    chosen = spread(len(job.files), most)
+    wanted = (job.sample_bytes or MOST_BYTES) // len(chosen)
+    for number in chosen:
+        file = job.files[number]
+        send(pipe, {"type": "file", "path": file.path})
+        opened = OpenFile(file)
+        texts: list[bytes] = []
+        size, place, complete = 0, Place(), True
+        for document in documents(opened, job.format, Place()):
+            place = document.place
+            if document.text is not None:
+                texts.append(document.text)
+                size += len(document.text)
+            if size >= wanted or len(texts) >= BATCH_DOCUMENTS:
+                complete = False
+                break
+        sample = _scaled(opened, job, size, len(texts), place, complete=complete)
+        send(
+            pipe, {"type": "sample", "count": len(texts), "sample": sample.to_json()},
+            np.array([len(text) for text in texts], "<u4").tobytes(), b"".join(texts),
+        )  # fmt: skip
+    send(pipe, {"type": "end"})
+
+
+def _scaled(opened: OpenFile, job: Job, size: int, count: int, place: Place, *, complete: bool) -> FileSample:
+    file, factor = opened.file, 1.0
+    file_size = file.size_bytes or 0
+    read: float = file_size
+    if file.kind == "parquet":
+        parquet, leaf = open_parquet(opened, job.text_column)
+        groups = [parquet.metadata.row_group(i) for i in range(parquet.metadata.num_row_groups)]
+        factor = parquet.metadata.num_rows / max(1, place.records)
+        read = sum(group.column(leaf).total_compressed_size for group in groups)
+    elif not complete:
+        part: float = place.offset
+        if opened.unpacked is not None:  # what was unpacked and not yet used counts for its share
+            part = opened.read_bytes() * place.offset / max(1, opened.unpacked.total)
+        factor = max(1.0, file_size / max(1, part))
+    opened.abandon()
+    return FileSample(
+        size_bytes=file_size, text_bytes=size, documents=count, whole_text_bytes=size * factor,
+        whole_documents=count * factor, whole_read_bytes=read,
+    )  # fmt: skip
+
+
 def main(job_file: str) -> None:
     """Read the job, limit this process's memory, and send frames on stdout."""
     ignore_interrupts()
@@ -174,8 +247,6 @@ def main(job_file: str) -> None:
             pass  # told where it is needed
         limit_memory(MEMORY_BYTES + (WINDOW_BYTES * 2 if job.shuffle_buffer else 0) + 4 * job.max_document_bytes)
         if job.sample_bytes is not None:
-            from foretrain.data.prepare.sample import serve_sample
-
             serve_sample(job, pipe)
         else:
             serve(job, pipe)

@@ -8,12 +8,10 @@ import io
 import os
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foretrain.base.errors import UserError
-
-if TYPE_CHECKING:
-    from foretrain.data.prepare.sources import SourceFile
+from foretrain.data.prepare.source_file import SourceFile, kind_of, others, suffix_of
 
 CHUNK_BYTES = 4 * 2**20
 _ATTEMPTS, _FIRST_WAIT_S = 6, 0.5
@@ -36,10 +34,8 @@ def parts_of(url: str) -> tuple[str, str | None, str]:
     return f"{words[1]}/{name}", revision.replace("%2F", "/") or None, "/".join(words[3:]).strip("/")
 
 
-def list_files(url: str, left_out: Counter[str]) -> "list[SourceFile]":
+def list_files(url: str, left_out: Counter[str]) -> list[SourceFile]:
     """The text files of a dataset, or of a folder, file or glob in it. Raises UserError 'data.source_remote'."""
-    from foretrain.data.prepare.sources import SourceFile, kind_of, others, suffix_of
-
     repo, revision, inside = parts_of(url)
     api = _hub().HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:

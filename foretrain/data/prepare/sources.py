@@ -7,36 +7,18 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import Literal
 
 from pydantic import Field
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.base.safe_read import head
+from foretrain.data.prepare.remote import list_files
+from foretrain.data.prepare.source_file import _COMPRESSIONS, Kind, SourceFile, kind_of, others, suffix_of
 from foretrain.data.shards import INDEX, PROGRESS
 
-Kind = Literal["text", "jsonl", "parquet", "stdin"]
-_KINDS: dict[str, Kind] = {
-    ".txt": "text", ".text": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet",
-}  # fmt: skip
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _PIECES, _PIECE_BYTES = 16, 4096
 _LOOKED_AT_BYTES = 1 << 16
-
-
-class SourceFile(Record):
-    """One file. `stamp` changes when it is written to: time of change here, object id at Hugging Face."""
-
-    path: str
-    kind: Kind
-    compression: str = ""
-    size_bytes: int | None = None
-    stamp: str = ""
-
-    @property
-    def remote(self) -> bool:
-        return self.path.startswith("hf://")
 
 
 class SourceList(Record):
@@ -58,19 +40,6 @@ class SourceList(Record):
         """A digest of the stamps of all files."""
         text = "\n".join(f"{file.path}\0{file.size_bytes}\0{file.stamp}" for file in self.files)
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-
-
-def kind_of(name: str) -> tuple[Kind, str] | None:
-    """(kind, compression) by a file's suffixes, None where they say nothing."""
-    suffixes = ["", "", *(suffix.lower() for suffix in PurePath(name).suffixes)]
-    compression = _COMPRESSIONS.get(suffixes[-1], "")
-    kind = _KINDS.get(suffixes[-2] if compression else suffixes[-1])
-    return None if kind is None or (compression and kind == "parquet") else (kind, compression)
-
-
-def suffix_of(name: str) -> str:
-    """For counting what is left out."""
-    return PurePath(name).suffix.lower() or "without a suffix"
 
 
 def expand(words: Sequence[str]) -> SourceList:
@@ -119,8 +88,6 @@ def _expand_one(word: str, left_out: Counter[str]) -> list[SourceFile]:
     if word == "-":
         return [SourceFile(path="-", kind="stdin")]
     if word.startswith("hf://"):
-        from foretrain.data.prepare.remote import list_files
-
         return list_files(word, left_out)
     path = Path(word)
     if path.is_dir():
@@ -136,13 +103,6 @@ def _expand_one(word: str, left_out: Counter[str]) -> list[SourceFile]:
     if not found:
         raise UserError("data.source_nothing", path=word, others=others(left_out))
     return found
-
-
-def others(left_out: dict[str, int]) -> str:
-    """' (it has 12 .py, 3 .csv)', or nothing."""
-    most = sorted(left_out.items(), key=lambda item: -item[1])[:4]
-    listed = ", ".join(f"{count} {suffix}" for suffix, count in most)
-    return f" (it has {listed})" if listed else ""
 
 
 def _walk(folder: Path, left_out: Counter[str]) -> list[SourceFile]:

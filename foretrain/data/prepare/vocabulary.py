@@ -155,8 +155,9 @@ def main(staging: str, size: str) -> None:
     ignore_interrupts()
     pipe = sys.stdout.buffer
     try:
-        from foretrain.data.prepare.formats import OpenFile, Place, documents
-        from foretrain.data.prepare.sample import spread
+        from foretrain.data.prepare.formats import documents
+        from foretrain.data.prepare.opened import OpenFile, Place
+        from foretrain.data.prepare.reader import spread
 
         job = Job.from_json((Path(staging) / "job.json").read_text("utf-8"))
         limit_memory(_TRAINING_BYTES)

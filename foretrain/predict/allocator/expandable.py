@@ -5,12 +5,10 @@ map_block, unmap_block, release_expandable_segment. Standard library only.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from foretrain.predict.allocator.blocks import Block, Pool
-
-if TYPE_CHECKING:
-    from foretrain.predict.allocator.simulator import Allocator
+from foretrain.predict.allocator.settings import Settings
 
 SMALL_PAGE_BYTES = 2 << 20  # kSmallBuffer; the large pool's pages are as large as a large segment
 # PyTorch takes 1 1/8 of the device's memory. The simulator knows no device, so its stretch is larger than any card;
@@ -18,10 +16,23 @@ SMALL_PAGE_BYTES = 2 << 20  # kSmallBuffer; the large pool's pages are as large 
 STRETCH_BYTES = 1 << 41
 
 
+class Maps(Protocol):
+    """The allocator (simulator.py) whose pages are mapped."""
+
+    settings: Settings
+    segments: list[tuple[str, int, int, int]]
+    reserved_bytes: int
+    num_device_free: int
+
+    def new_address(self, nbytes: int) -> int: ...
+    def reserve(self, nbytes: int) -> bool: ...
+    def merge(self, block: Block, other: Block | None) -> None: ...
+
+
 class ExpandableSegments:
     """Stretches of both pools, with their unmapped blocks in order of stream and address (BlockComparatorAddress)."""
 
-    def __init__(self, allocator: "Allocator") -> None:
+    def __init__(self, allocator: Maps) -> None:
         self.allocator = allocator
         self.bases: list[int] = []  # where stretches begin, in order
         self.unmapped: dict[bool, list[tuple[int, int]]] = {True: [], False: []}

@@ -4,8 +4,10 @@ Code goes to another process by name: a script, or a function of a script or of 
 JSON. That process runs this file, too (`work`), and there torch is imported.
 """
 
+import importlib
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -108,9 +110,6 @@ class Target:
 
     def run(self, on: "Tracing") -> None:
         """Here and now."""
-        import importlib
-        import runpy
-
         if self.file and not self.function:
             sys.argv = [self.file]
             try:

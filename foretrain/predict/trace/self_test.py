@@ -14,6 +14,7 @@ from typing import Any
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself on stderr otherwise
 
 import torch
+from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 from foretrain.config.options import RunConfig
@@ -85,8 +86,6 @@ def peaks_of(run: profile) -> tuple[int, int]:
 
 def sizes(run: profile) -> tuple[list[int], list[int]]:
     """(bytes of all that was allocated, and below 0 of what was freed, in order; the same without kernels' scratch)."""
-    from torch._C._profiler import _EventType
-
     events: list[tuple[int, int, int, Any]] = []  # time, signed size, address, the op that it happened in
     stack: list[tuple[Any, Any]] = [(n, None) for n in run.profiler.kineto_results.experimental_event_tree()]  # type: ignore[union-attr]
     while stack:

@@ -4,15 +4,13 @@ from typing import Any
 
 from foretrain.advice.candidates import to_set, with_settings
 from foretrain.advice.record import Advice, Advices, Effect, Idle
+from foretrain.advice.rules import BY_ID
 from foretrain.base.messages import has, listed
 from foretrain.base.units import rounds_to_zero
 from foretrain.config.options import RunConfig
 from foretrain.predict.plan import Plan
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
-from foretrain.reports.time_source import uncalibrated
-from foretrain.reports.uneven import uneven
-from foretrain.reports.views.assumed import assumed
-from foretrain.reports.views.plan import TONES
+from foretrain.reports.views.shared import TONES, assumed, uncalibrated, uneven
 
 EXACTNESS_ID = {"exact": "exact", "rounding": "rounding", "other optimizer": "optimizer", "other model": "model"}
 NOW = {
@@ -223,8 +221,6 @@ def one(plan: Plan, found: Advices, number: int) -> Document:
 
 
 def _rule(rule: str) -> Table:
-    from foretrain.advice.rules import BY_ID
-
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (Message(f"advice.{part}"), Message(f"rule.{rule}.{part}")) for part in ("what", "why", "costs")
     )

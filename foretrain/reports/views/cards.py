@@ -3,9 +3,8 @@
 from foretrain.advice.cards import Choice
 from foretrain.predict.plan import Plan, Timing
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
-from foretrain.reports.time_source import uncalibrated
-from foretrain.reports.views.assumed import assumed
 from foretrain.reports.views.plan import TONES
+from foretrain.reports.views.shared import assumed, uncalibrated
 
 
 def document(plans: list[Plan], choice: Choice) -> Document:

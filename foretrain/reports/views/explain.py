@@ -4,8 +4,7 @@ from foretrain.analysis.components import Explanation, Line, Sum, TensorGroup
 from foretrain.predict.plan import Plan
 from foretrain.predict.trace.largest import Largest
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
-from foretrain.reports.uneven import uneven
-from foretrain.reports.views.assumed import assumed
+from foretrain.reports.views.shared import assumed, uneven
 
 TENSOR_ROWS = 16
 BECAUSE = {

@@ -25,9 +25,9 @@ from foretrain.reports.document import (
     Table,
     cell_text,
 )
-from foretrain.reports.uneven import uneven
 from foretrain.reports.views.memory import moments_picture
 from foretrain.reports.views.plan import TONES
+from foretrain.reports.views.shared import uneven
 
 NAMED_SHARE = 0.04  # of the step's time: operations that are named in the picture
 

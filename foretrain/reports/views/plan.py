@@ -22,12 +22,10 @@ from foretrain.reports.document import (
     StackedBars,
     Table,
 )
-from foretrain.reports.time_source import uncalibrated
-from foretrain.reports.views import evaluation as evaluation_view
-from foretrain.reports.views.assumed import assumed
+from foretrain.reports.views.advice import section as advice_section
+from foretrain.reports.views.shared import TONES, assumed, uncalibrated
 
 LATEST_S = 3e9  # a run of more than a century has no date
-TONES = {"fits": "good", "tight": "warn", "does_not_fit": "bad", None: "plain"}
 # Components are shown in these groups, so that a bar has a handful of colours; order is from the bottom of a bar.
 GROUPS = {
     "weights": "weights", "gradients": "gradients", "optimizer": "optimizer", "checkpoint": "weights",
@@ -66,9 +64,7 @@ def document(plan: Plan, now: datetime | None = None, advice: Advices | None = N
         Section(Message("plan.memory"), _memory(plan)),
     ]
     if advice is not None:
-        from foretrain.reports.views.advice import section
-
-        sections.insert(1, section(plan, advice))
+        sections.insert(1, advice_section(plan, advice))
     sections.append(Section(Message("plan.bytes"), _bytes(plan)))
     sections.append(Section(Message("plan.work"), (_work(plan),)))
     sections.append(Section(Message("plan.time"), _time(plan, now)))
@@ -241,7 +237,7 @@ def _work(plan: Plan) -> Table:
         (Message("row.optimizer_groups"), Message("value.optimizer_groups", counts.model_dump())),
     ]
     if plan.config.eval_only:
-        return Table((), (rows[0], evaluation_view.work_row(plan)))
+        return Table((), (rows[0], evaluation_work_row(plan)))
     rows += [
         (Message("row.tokens_per_step"), Message("value.tokens_per_step", {
             "tokens": work.tokens_per_step, "batch_size": plan.config.batch_size,
@@ -281,7 +277,7 @@ def _duration(low: float, expected: float, high: float) -> Message:
 
 def _time_rows(plan: Plan, timing: Timing, now: datetime | None) -> list[tuple[Cell, ...]]:
     total = timing.total_s
-    rows = [evaluation_view.time_row(plan, timing)] if plan.config.eval_only else _step_rows(plan, timing)
+    rows = [evaluation_time_row(plan, timing)] if plan.config.eval_only else _step_rows(plan, timing)
     rows.append((Message("row.total_time"), _duration(total.low_s, total.expected_s, total.high_s)))
     if now is not None and total.high_s < LATEST_S:
         ends = {name: now + timedelta(seconds=getattr(total, f"{name}_s")) for name in ("low", "expected", "high")}
@@ -357,3 +353,22 @@ def mfu_message(timing: Timing, gpu: Gpu, dtype: str) -> Message:
     if timing.mfu is None or peak is None:
         return Message("value.mfu_unknown", values)
     return Message("value.mfu_cpu" if gpu.kind == "cpu" else "value.mfu", {**values, "peak": peak})
+
+
+def evaluation_work_row(plan: Plan) -> tuple[Cell, ...]:
+    """How many batches are evaluated, and of how many tokens."""
+    c = plan.config.as_nanogpt() if plan.step == "nanogpt" else plan.config
+    batches = plan.evaluation_batches
+    values = {
+        "batches": batches, "batch_size": c.eval_batch, "block_size": c.eval_block,
+        "tokens": 2 * c.eval_rows * c.eval_block,
+    }  # fmt: skip
+    return Message("row.evaluation"), Message("value.evaluation_work", values)
+
+
+def evaluation_time_row(plan: Plan, timing: Timing) -> tuple[Cell, ...]:
+    """Seconds of all batches, which the whole run has beside its compilation."""
+    took = timing.evaluation_s
+    assert took is not None
+    values = {"batches": plan.evaluation_batches, "low": took.low_s, "expected": took.expected_s, "high": took.high_s}
+    return Message("row.evaluation"), Message("value.evaluation_time", values)

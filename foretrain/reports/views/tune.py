@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from foretrain.base.messages import listed, say
 from foretrain.base.units import rounds_to_zero
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
-from foretrain.reports.uneven import uneven
+from foretrain.reports.views.shared import uneven
 from foretrain.tuning.cost import TRIALS, rounded_up
 from foretrain.tuning.race import NEAR
 from foretrain.tuning.record import ForecastError, TuneTrial, Tuning

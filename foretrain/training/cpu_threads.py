@@ -1,11 +1,13 @@
-"""How the threads that compute a run on a CPU wait for each other: spinning, or asleep.
+"""The threads that compute a run on a CPU: how many, and how they wait for each other, spinning or asleep.
+
+Sums over another number of threads round differently, so a resumed run takes as many as it had, whatever this process
+would take by itself (OMP_NUM_THREADS, the cores it may run on).
 
 Spinning is quickest while each thread has a core of its own. Where other programs use the cores, a thread that spins
 keeps the core that the thread it waits for needs: with two busy programs on two cores the demo's step of 35 ms took
 2.2 s, and 70 ms where its threads slept. GNU OpenMP, with which PyTorch's Linux wheels compute, spins for
 milliseconds, but hardly at all while it has more threads than there are cores (GOMP_SPINCOUNT in its manual). So a few
-threads that compute nothing let a run's threads sleep, and their end lets them spin again. How many compute, on which
-rounding depends, never changes.
+threads that compute nothing let a run's threads sleep, and their end lets them spin again.
 """
 
 import math
@@ -16,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from foretrain.config.options import RunConfig
 from foretrain.hardware.cpu import usable_cores
 
 DECIDED = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # where one of these is set, somebody chose
@@ -85,3 +88,14 @@ def _stay(ready: threading.Event, end: threading.Event) -> None:
     torch.zeros(ENOUGH).add_(1.0)
     ready.set()
     end.wait()
+
+
+def set_threads(config: RunConfig, before: int | None) -> int:
+    """The number of threads that PyTorch now computes with. `before`: the run's until it stopped; None: it is new.
+
+    The config's own number comes first. Where fewer cores are left than there were threads, as many as those: threads
+    that wait for a core hold up all others.
+    """
+    count = config.cpu_threads or (min(before, usable_cores()) if before else torch.get_num_threads())
+    torch.set_num_threads(count)
+    return count

@@ -1,13 +1,21 @@
-"""Out of memory without changed learning: an optimizer step is tried, and taken back where its micro-steps did not fit.
+"""Steps and evaluations, tried: what memory or the compiler refuses is taken back and done again another way.
 
-The rules. Up to the last backward pass nothing has been changed but gradients and the generator of dropout, so the step
-can be taken back and done again with a smaller micro-batch: the same rows in the same order, cut differently. From
+Out of memory. Up to the last backward pass nothing has been changed but gradients and the generator of dropout, so the
+step can be taken back and done again with a smaller micro-batch: the same rows in the same order, cut differently. From
 the optimizer on weights may have changed, so a failure there ends the run. What an exception holds (its frames, and
 with them every activation) has to be gone before memory is freed, so nothing is done inside an `except` block.
+
+Not compiled. Compilation comes with the first call of each size, and its backward half with the first backward pass, so
+it may fail in the middle of a step or of an evaluation: for want of memory while kernels are tried, of shared memory on
+the card (Triton's OutOfResources), of a compiler that works, of a place on the disk. The model then trains uncompiled:
+slower, and the same to rounding.
 """
 
+import contextlib
+import ctypes
 import gc
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +24,6 @@ import torch
 from foretrain.config.options import RunConfig
 from foretrain.data.batches import Batch
 from foretrain.model.step import StepResult, TrainState
-from foretrain.training.compilation import NotCompiled, not_compiled
 from foretrain.training.host_memory import give_back
 
 # What PyTorch, CUDA's libraries and the system say; torch.OutOfMemoryError is known by its type.
@@ -27,6 +34,7 @@ _MESSAGES = (
     "DefaultCPUAllocator: not enough memory", "MPS backend out of memory", "Triton Error [CUDA]: out of memory",
     "Cuda failure 'out of memory'", "Cuda failure 2 'out of memory'",  # as NCCL says it
 )  # fmt: skip
+_FROM = ("torch._dynamo.", "torch._inductor.", "triton.")  # where the classes of such errors are
 
 Failure = Literal["micro_step", "optimizer", "stopped"]
 
@@ -36,6 +44,28 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
+
+
+@dataclass(frozen=True)
+class NotCompiled:
+    """Why there are no compiled kernels."""
+
+    reason: str
+
+
+def not_compiled(error: BaseException) -> NotCompiled | None:
+    """The reason, where an exception is the compiler's or that of a kernel it made; else None."""
+    if not any(cls.__module__.startswith(_FROM) for cls in type(error).__mro__):
+        return None
+    inner = getattr(error, "inner_exception", None) or error
+    said = next((line.strip() for line in str(inner).splitlines() if line.strip()), "")
+    return NotCompiled(f"{type(inner).__name__}: {said}"[:200])
+
+
+MEASURED = 2  # batches that show the peak
+
+Failed = Literal["out of memory"] | NotCompiled
+Mean = float | None | Failed
 
 
 @dataclass(frozen=True)
@@ -126,3 +156,71 @@ def use_split(state: TrainState, config: RunConfig, *, compiled: bool) -> None:
     if compiled:  # each size is compiled for itself, and Dynamo keeps eight of them at most
         torch.compiler.reset()
         free_memory(state.device)
+
+
+def go_eager(state: TrainState) -> None:
+    """From here on a state runs uncompiled, and in the memory of a run that never was compiled."""
+    state.model.stay_eager()
+    state.call = state.model
+    remove_frame_hook()
+
+
+def remove_frame_hook() -> None:
+    """Take Dynamo's hook out of the interpreter, where a compiler that failed leaves it.
+
+    Dynamo counts who uses its hook, and an exception of the compiler passes by where it would count down again;
+    neither torch._dynamo.reset nor set_eval_frame(None) helps. With a hook (PEP 523) Python inlines no calls: a caller
+    keeps what it passes until the call returns, so that tensors which the callee deletes live on, and a step takes
+    more memory than planned. Nothing is compiled from here on, so nobody misses it.
+    """
+    with contextlib.suppress(AttributeError):  # another Python, without this interface
+        python = ctypes.pythonapi
+        python.PyInterpreterState_Get.restype = ctypes.c_void_p
+        change = python._PyInterpreterState_SetEvalFrameFunc
+        change.argtypes, change.restype = [ctypes.c_void_p, ctypes.c_void_p], None
+        change(python.PyInterpreterState_Get(), ctypes.cast(python._PyEval_EvalFrameDefault, ctypes.c_void_p))
+
+
+def mean_loss(
+    batches: Iterator[Batch],
+    loss_of: Callable[[Batch], torch.Tensor],
+    *,
+    batch_size: int,
+    measure: AbstractContextManager[None] | None,
+    stopping: Callable[[], bool],
+    failed: Callable[[BaseException, int], None] = lambda error, begun: None,
+) -> Mean:
+    """The mean loss in nats a token; None where a stop was asked for in between; why there is none.
+
+    `measure` is entered around the first two batches, which a stop does not interrupt. `failed` is as in `attempt`.
+    """
+    try:
+        return _mean(batches, loss_of, batch_size, measure, stopping)
+    except Exception as error:
+        if (reason := not_compiled(error)) is not None:
+            return reason
+        if not is_out_of_memory(error):
+            raise
+        failed(error, 0)
+    return "out of memory"
+
+
+def _mean(
+    batches: Iterator[Batch],
+    loss_of: Callable[[Batch], torch.Tensor],
+    batch_size: int,
+    measure: AbstractContextManager[None] | None,
+    stopping: Callable[[], bool],
+) -> float | None:
+    total: torch.Tensor | float = 0.0
+    weight = 0.0
+    with measure or nullcontext():
+        for _, batch in zip(range(MEASURED if measure else 0), batches, strict=False):
+            share = len(batch[0]) / batch_size
+            total, weight = total + loss_of(batch) * share, weight + share
+    for batch in batches:
+        if stopping():
+            return None
+        share = len(batch[0]) / batch_size
+        total, weight = total + loss_of(batch) * share, weight + share
+    return float(total) / weight

@@ -1,0 +1,34 @@
+"""What `foretrain demo` trains: a small GPT on the built-in corpus, as this machine trains it best."""
+
+from dataclasses import replace
+
+import torch
+
+from foretrain.app.training_run import prepare_data
+from foretrain.config.resolve import ResolvedConfig, resolve
+from foretrain.training import choices
+from foretrain.training.device import place
+
+
+def demo_config(steps: int, out: str) -> tuple[ResolvedConfig, ResolvedConfig]:
+    """(the config of a demo, the same with what `train` will choose here: dtype, attention, threads); the data is made.
+
+    Raises UserError.
+    """
+    words = ["baby", "--device=cpu", f"--max_iters={steps}", f"--lr_decay_iters={steps}", f"--out_dir={out}",
+             f"--eval_interval={max(10, steps // 5)}", f"--warmup_iters={min(50, steps // 4)}"]  # fmt: skip
+    resolved, _ = prepare_data(resolve(words))
+    threads = torch.get_num_threads()
+    chosen = choices.decide(resolved.config, place(resolved.config), set(resolved.sources))
+    torch.set_num_threads(threads)  # a calibration is of all of them
+    return resolved, replace(resolved, config=chosen.config)
+
+
+def to_calibrate(resolved: ResolvedConfig) -> list[str]:
+    """The dtypes to be measured before the forecast stands on this machine's own speeds; none where it does."""
+    placement = place(resolved.config)
+    dtypes = list(dict.fromkeys(["float32", placement.dtype]))  # as half of a half-precision step's kernels are fp32
+    known = placement.gpu.calibration
+    if known is None or known.disturbed or not all(known.steps_of(dtype, compiled=False) for dtype in dtypes):
+        return dtypes
+    return []

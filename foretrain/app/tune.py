@@ -1,0 +1,57 @@
+"""Measure which settings train fastest here. `foretrain.tune` for Python.
+
+What has to be decided before torch is imported is decided here; the rest is in app/tuning_run.py, which imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from foretrain.app.plan import Config, resolved_of
+from foretrain.app.train import need_torch, set_allocator
+from foretrain.base.errors import UserError
+from foretrain.config.resolve import ResolvedConfig
+from foretrain.tuning.record import Tuning
+from foretrain.tuning.space import TUNABLE
+
+if TYPE_CHECKING:
+    from foretrain.app.tuning_run import Job
+
+
+def tune(
+    config: Config = "baby",
+    *,
+    budget_s: float = 180.0,
+    trials: int | None = None,
+    change: Iterable[str] = (),
+    recall: bool = True,
+    listen: Callable[[str, dict[str, Any]], None] = lambda id, values: None,
+    **options: Any,
+) -> Tuning:
+    """The settings that were tried, and the fastest: `foretrain.tune("baby", budget_s=60).config`.
+
+    Tokens per step and what is learned stay. `config`, `options`: as in `plan`. `budget_s`: how long to search;
+    `trials`: settings at most, by default a quarter of them, 4 to 24. `change`: names of options that may change, such
+    as ["batch_size", "compile"]; by default all that keep the learning. `recall`: an answer of before will do.
+    `listen` hears each trial. Times in the record are in seconds, memory is in bytes.
+    Raises UserError: bad config 2, no torch or nothing that runs 4.
+    """
+    names = tuple(change)
+    check_tunable(names, "change")
+    return job_of(resolved_of(config, options), names).run(budget_s, trials, recall=recall, listen=listen)
+
+
+def job_of(resolved: ResolvedConfig, change: tuple[str, ...] = ()) -> Job:
+    """What is to be searched: what the config leaves open is decided as `train` would. Raises UserError."""
+    need_torch()
+    set_allocator(resolved.config.allocator_settings)
+    from foretrain.app.tuning_run import prepare
+
+    return prepare(resolved, change)
+
+
+def check_tunable(names: tuple[str, ...], option: str) -> None:
+    """Raise UserError for a name that is not of an option that can be tuned. `option`: where they were given."""
+    if unknown := [name for name in names if name not in TUNABLE]:
+        raise UserError("usage.tune_knobs", option=option, unknown=", ".join(unknown)[:80], known=list(TUNABLE))

@@ -1,0 +1,122 @@
+"""A search for the fastest setting, from its config to its record: what may be changed, the trials, the answer."""
+
+import datetime
+import os
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretrain.advice.micro_batch import choose
+from foretrain.app.plan import with_dataset
+from foretrain.base.installation import installed_torch
+from foretrain.config.options import RunConfig
+from foretrain.config.resolve import ResolvedConfig
+from foretrain.hardware.cpu import physical_cores
+from foretrain.hardware.devices import used_here_bytes
+from foretrain.predict.plan import available
+from foretrain.predict.speed.time import is_calibrated
+from foretrain.training import choices
+from foretrain.training.device import Placement, obstacle_to_compile, place
+from foretrain.training.host_memory import keep_memory
+from foretrain.tuning import answer as tune_answer
+from foretrain.tuning import cache as tune_memory
+from foretrain.tuning import space as tune_space
+from foretrain.tuning.cache import path_of, recall
+from foretrain.tuning.pool import Pool
+from foretrain.tuning.record import Tuning
+from foretrain.tuning.space import Machine, Setting, apply, default_knobs, options
+from foretrain.tuning.tuner import Limits, Listen, Outlook, Tuner
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be searched, and where. `base`: the config with everything decided that `train` would decide."""
+
+    name: str
+    base: RunConfig
+    choices: list[tuple[Any, ...]]
+    machine: Machine
+    placement: Placement
+    room_bytes: int | None
+
+    @property
+    def path(self) -> Path:
+        return path_of(self.base, self.choices, self.placement.gpu, version("foretrain"))
+
+    def settings(self) -> list[Setting]:
+        return list(tune_space.settings(self.base, self.choices))
+
+    @property
+    def cpu_clock(self) -> bool:
+        """Whether every setting runs on one thread, so that its CPU time can be counted instead of the wall's."""
+        own = self.base.cpu_threads or torch.get_num_threads()
+        return not self.machine.cuda and own == 1 and set(self.choices[-1]) <= {0, 1}
+
+    def recalled(self, budget_s: float, trials: int | None) -> Tuning | None:
+        """The answer of before, where it still holds."""
+
+        return recall(self.path, self.room_bytes, budget_s, trials or 0)
+
+    def run(self, budget_s: float, trials: int | None, *, recall: bool, listen: Listen) -> Tuning:
+        """The answer of before where it still holds and is wanted, else a search. Raises UserError."""
+        kept = self.recalled(budget_s, trials) if recall else None
+        return kept or self.search(budget_s, trials, listen)
+
+    def search(self, budget_s: float, trials: int | None, listen: Listen) -> Tuning:
+        """Measure; the answer is kept. Raises UserError where nothing runs."""
+        started, gpu, dtype = time.monotonic(), self.placement.gpu, self.placement.dtype
+        calibrated = is_calibrated(self.base, gpu, dtype, "foretrain")
+        outlook = Outlook(gpu, dtype, self.room_bytes, calibrated)
+        with Pool(self.room_bytes, self.room_bytes, cpu_clock=self.cpu_clock) as pool:
+            tuner = Tuner(self.settings(), outlook, pool, Limits(budget_s, trials), time.monotonic, listen)
+            tuner.run()
+        found = Tuning(
+            name=self.name, device=gpu.name, torch_version=installed_torch(), calibrated=calibrated,
+            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            tokens_per_step=self.base.tokens_per_step, given_options=self.settings()[0].named,
+            took_s=time.monotonic() - started, budget_s=budget_s, most_trials=tuner.most,
+            clock="cpu" if self.cpu_clock else "wall", cap_bytes=self.room_bytes, **tune_answer.answer(tuner),
+        )  # fmt: skip
+        configs = [apply(self.base, tuple(trial.options.values())) for trial in found.trials]
+        threads = 0 if self.machine.cuda else torch.get_num_threads()
+        found = found.model_copy(update={"fed": tune_memory.feed(found, configs, gpu, dtype, threads)})
+        tune_memory.keep(found, self.path)
+        return found
+
+
+def prepare(resolved: ResolvedConfig, knobs: tuple[str, ...] = ()) -> Job:
+    """Decide what the config leaves open as `train` would, and what may be changed. Raises UserError."""
+
+    asked = with_dataset(resolved)
+    placement, given = place(asked), frozenset(resolved.sources)
+    if placement.device.type == "cpu":
+        keep_memory()
+    room, _ = available(asked, placement.gpu, used_here_bytes(placement.gpu, placement.device.index or 0))
+    config = asked
+    if asked.auto_batch_size:
+        planned = asked.model_copy(update={"compile": placement.compiled})
+        made = choose(planned, placement.gpu, placement.dtype, room).config
+        config = made.model_copy(update={"compile": asked.compile})
+    chosen = choices.decide(config, placement, set(given))
+    base = chosen.config.model_copy(
+        update={
+            "dtype": chosen.placement.dtype, "compile": placement.compiled, "device": str(placement.device),
+            "auto_batch_size": False,
+        }
+    )  # fmt: skip
+    cuda = placement.device.type == "cuda"
+    machine = Machine(cuda, obstacle_to_compile(placement.device) is None, () if cuda else _threads(asked, base))
+    found = options(asked, base, given, knobs or default_knobs(asked, given, machine), machine)
+    return Job(resolved.name, base, found, machine, placement, room)
+
+
+def _threads(asked: RunConfig, base: RunConfig) -> tuple[int, ...]:
+    """Numbers worth trying besides the base's own, unless the environment decides: the cores, half of them, one."""
+    if "OMP_NUM_THREADS" in os.environ and not asked.cpu_threads:
+        return ()
+    own = base.cpu_threads or torch.get_num_threads()
+    return tuple(n for n in sorted({physical_cores(), max(1, physical_cores() // 2), 1}, reverse=True) if n != own)

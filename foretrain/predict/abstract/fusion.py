@@ -51,7 +51,9 @@ class _Fusion:
             if kernel.kind == "gather":  # it reads as much as it writes, of a table
                 ids = (-i - 1, *ids[1:])
             for t, size in zip((*ids, *kernel.write_ids), (*kernel.reads, *kernel.writes), strict=True):
-                self.size[t] = max(size, self.size.get(t, size), key=_nbytes)
+                known = self.size.get(t)
+                if known is None or (known != size and _nbytes(known) < _nbytes(size)):
+                    self.size[t] = size
             own = [(t, last.get(t, -1)) for t in ids]
             self.inputs.append(own)
             makers = [j for _, j in own if j >= 0 and not self.constant[j]]
@@ -140,7 +142,7 @@ class _Fusion:
 
 
 def _nbytes(tensor: tuple[int, tuple[int, ...]]) -> int:
-    return tensor[0] * math.prod(tensor[1])
+    return tensor[0] * math.prod(map(int, tensor[1]))
 
 
 def _root(parent: list[int], i: int) -> int:
@@ -159,4 +161,6 @@ def _sums_rows(kernel: Kernel) -> bool:
     if kernel.kind not in ("add", "range") or not kernel.reads or not kernel.writes:
         return False
     (_, given), (_, made) = kernel.reads[0], kernel.writes[0]
-    return math.prod(made) < math.prod(given) and tuple(made) == tuple(given[len(given) - len(made) :])
+    return (
+        len(made) <= len(given) and made == given[len(given) - len(made) :] and _nbytes((1, made)) < _nbytes((1, given))
+    )

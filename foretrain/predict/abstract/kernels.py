@@ -27,9 +27,13 @@ class Kernel(NamedTuple):
         """The same for any sizes."""
         shape = tuple(factors(1, (size,), False) for size in self.shape)
         if not shape:
-            shape = (factors(1, max((each for _, each in self.reads + self.writes), key=math.prod), False),)
+            shape = (factors(1, max((each for _, each in self.reads + self.writes), key=_elements), False),)
         reads, writes = (tuple(factors(*tensor, False) for tensor in tensors) for tensors in (self.reads, self.writes))
         return Launch(self.name, self.kind, self.part, self.item_bytes, shape, reads, writes)
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    return math.prod(map(int, shape))
 
 
 class Launch(NamedTuple):

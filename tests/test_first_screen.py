@@ -83,26 +83,26 @@ def screen(*words: str) -> str:
 
 def test_the_verdict_is_one_sentence() -> None:
     shown = screen(*SCREENS["fits"])
-    assert "Fits. Peak 6.03 GiB (5.81–6.76) of 10.14 GiB free, in the backward pass." in shown
+    assert "Fits. Peak 6.05 GiB (5.83–6.79) of 10.14 GiB free, in the backward pass." in shown
     assert "Other programs use 1.86 GiB." in shown
-    assert "52.0 h (39.0–65.0): 19,073 steps of 9.79 s" in shown
+    assert "51.7 h (38.8–64.7): 19,073 steps of 9.75 s" in shown
     assert "nanoGPT" not in shown  # whose step has the same verdict, and nobody asked
 
 
 def test_the_other_trainers_step_is_named_where_it_has_another_verdict() -> None:
     """A nanoGPT file is nanoGPT's; foretrain's step is said beside it, and the other way round."""
     theirs = screen(*SCREENS["a nanoGPT file"])
-    assert "Does not fit. Needs 10.80 GiB" in theirs
-    assert "With foretrain's own step it would fit and need 7.79 GiB." in theirs
+    assert "Does not fit. Needs 10.83 GiB" in theirs
+    assert "With foretrain's own step it would fit and need 7.82 GiB." in theirs
     ours = screen(*SCREENS["a nanoGPT file"], "--trainer", "foretrain")
-    assert "With nanoGPT's own train.py it would not fit: that needs 10.80 GiB." in ours
-    assert "With foretrain's own step it would need 6.28 GiB." in screen(*SCREENS["step time and rent"])
+    assert "With nanoGPT's own train.py it would not fit: that needs 10.83 GiB." in ours
+    assert "With foretrain's own step it would need 6.31 GiB." in screen(*SCREENS["step time and rent"])
     assert "python train.py" in screen(*SCREENS["step time and rent"])
     assert "own step" not in screen(CASE_C, "--gpu", "4070", "--used-by-others", "8GB")  # which does not fit either
 
 
 def test_the_chosen_batch_is_on_the_screen() -> None:
-    assert "batch 16 × 32 accumulation, the largest that fits (32 needs 17.55 GiB)" in screen(*SCREENS["auto"])
+    assert "batch 16 × 32 accumulation, the largest that fits (32 needs 17.66 GiB)" in screen(*SCREENS["auto"])
 
 
 def test_the_title_says_where_the_time_that_is_shown_comes_from() -> None:
@@ -148,10 +148,10 @@ def test_full_prints_everything_and_quiet_no_hints() -> None:
 @pytest.mark.parametrize(
     ("id", "said"),
     [
-        ("fits", "gpt2-124m on RTX 4070: 6.0 of 10 GiB, 52 h (39-65), 3.0 EUR (estimated by foretrain "),
+        ("fits", "gpt2-124m on RTX 4070: 6.1 of 10 GiB, 52 h (39-65), 3.0 EUR (estimated by foretrain "),
         ("does not fit", "gpt2-774m on RTX 4070: does not fit, needs 19 of 12 GiB (estimated by foretrain "),
-        ("within", "gpt2-124m on RTX 4070: 6.0 of 12 GiB, 4,399 steps, 12 h (9.0-15), 0.70 EUR (estimated by "),
-        ("eval_only", "gpt2-124m on RTX 4070: 1.8 of 12 GiB, 44 s (22-84), under 0.01 EUR (estimated by foretrain "),
+        ("within", "gpt2-124m on RTX 4070: 6.1 of 12 GiB, 4,418 steps, 12 h (9.0-15), 0.70 EUR (estimated by "),
+        ("eval_only", "gpt2-124m on RTX 4070: 1.8 of 12 GiB, 44 s (22-83), under 0.01 EUR (estimated by foretrain "),
         ("best", "20h on RTX 4070: 11 layers, 12 heads, width 768"),
     ],
 )  # fmt: skip

@@ -110,16 +110,16 @@ def test_what_cannot_be_planned_is_one_error() -> None:
 
 def test_a_plan_prints_as_a_screen_and_not_as_its_fields() -> None:
     made = library.plan("gpt2-124m", gpu="RTX 4070")
-    assert repr(made).startswith("<plan of gpt2-124m on RTX 4070: fits, 6.03 GiB of 12.00 GiB, ")
+    assert repr(made).startswith("<plan of gpt2-124m on RTX 4070: fits, 6.05 GiB of 12.00 GiB, ")
     lines = str(made).splitlines()
     assert len(lines) > 5
     assert max(map(len, lines)) <= 100
     assert not any(line != line.rstrip() for line in lines)
-    assert "6.03 GiB" in str(made)
+    assert "6.05 GiB" in str(made)
     html = made._repr_html_()
     assert html
     assert html.startswith("<pre")
-    assert "6.03 GiB" in html
+    assert "6.05 GiB" in html
 
 
 def test_hostile_names_stay_text_in_a_notebook() -> None:

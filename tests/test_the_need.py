@@ -112,7 +112,7 @@ def test_free_is_said_only_where_others_are_known() -> None:
 
 SUGGESTED = {
     "offload": (["gpt2-774m"], "RTX 4070", 0),
-    "expandable": (["gpt2-xl"], "RTX 5090", 0),
+    "tight": (["gpt2-xl"], "RTX 5090", 10**9),
     "micro-batch": (["gpt2-350m", "--batch_size=32"], "RTX 3060", 0),
     "checkpointing": (["gpt2-350m"], "RTX 4060", 0),
     "close other programs": (["gpt2-350m"], "RTX 4060 Laptop", 1 * GIB),
@@ -177,12 +177,12 @@ def test_a_change_of_time_is_in_words(slower: float, said: str) -> None:
 
 
 def test_a_tight_run_shows_its_uncut_need() -> None:
-    found = planned(["gpt2-xl"], "RTX 5090", 0)
+    found = planned(["gpt2-xl"], "RTX 5090", 10**9)
     assert found.verdict == "tight"
     low, expected, high = found.memory_of(found.step).neediest.needed_span
     assert high > expected > low
     assert expected > (found.available_bytes or 0)
-    shown = one_line(["gpt2-xl", "--gpu", "5090"])
+    shown = one_line(["gpt2-xl", "--gpu", "5090", "--used-by-others", "1GB"])
     assert f"with more memory it would use {format_value((low, expected, high), 'bytes_span')}" in shown
     assert re.search(r"32\.00 GiB .*32\.00–32\.00", shown) is None
 

@@ -100,7 +100,8 @@ class Lives:
                     continue
                 if old is not None:  # the same memory under another name
                     self.free(old)
-                self.birth(node, components.get(node, "temporaries"))
+                passing = "logits" if node.component == "logits" else "temporaries"
+                self.birth(node, components.get(node, passing))
                 if node is kernel.writes[-1]:
                     self._inside(kernel)
 

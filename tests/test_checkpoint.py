@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from foretrain.base import durable
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.model.step import build, train_step
-from foretrain.training import checkpoint, files
+from foretrain.training import checkpoint
 from foretrain.training.checkpoint import Progress
 from foretrain.training.tensor_files import pieces
 from tests.kit.command import REPO
@@ -123,9 +124,9 @@ def test_no_checkpoint_is_none() -> None:
 
 @pytest.fixture
 def watch() -> Iterator[Callable[..., None]]:
-    """files.watch, which is taken back after the test."""
-    yield files.watch
-    files.watch(None)
+    """durable.watch, which is taken back after the test."""
+    yield durable.watch
+    durable.watch(None)
 
 
 class Failing:

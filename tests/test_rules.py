@@ -65,7 +65,6 @@ MORE_IMPORTS = {
     "cli/commands/tune.py": 14,
     "comparison/sources/predicted.py": 14,
     "reports/views/first.py": 14,
-    "app/auto_batch.py": 13,
     "app/exact.py": 13,
     "data/prepare/preparation.py": 13,
     "predict/estimate/simulated_run.py": 13,
@@ -340,7 +339,6 @@ def test_plan_and_help_never_import_torch_or_numpy() -> None:
 
 # Private names of the package that tests still use. This list only ever becomes shorter.
 PRIVATE_NAMES_IN_TESTS = {
-    "cuda_build/__main__.py: service._path",
     "faults/inputs.py: foretrain.app.training_run._directory",
     "faults/test_inputs.py: config_checks._RULES",
     "kit/prepare.py: disk._write",

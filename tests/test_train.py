@@ -56,13 +56,13 @@ elif moment == "evaluation":
         return original(*args)
     trainer.evaluation_loss = evaluation
 elif moment == "save":
-    from foretrain.training import files
+    from foretrain.base import durable
     count = 0
     def watch(call, path, size):
         global count
         count += call == "open"
         if count == at: die()
-    files.watch(watch)
+    durable.watch(watch)
 train(tiny(dropout=0.1, out_dir="killed"), resume=Path("killed/run.json").exists())
 """
 

@@ -1,53 +1,36 @@
 """batch_size = auto for a run: the choice by the estimate, and a short trial of it, kept."""
 
-import contextlib
-import hashlib
-import json
 from dataclasses import replace
 from pathlib import Path
 
 from foretrain.advice.micro_batch import choose
+from foretrain.base.cache import Cache
 from foretrain.base.errors import UserError
-from foretrain.base.installation import cache_folder, installed_torch
-from foretrain.base.safe_read import read_text
+from foretrain.base.installation import installed_torch
 from foretrain.config.microbatches import cut, sequences_of, shrunk, split_of
 from foretrain.config.options import RunConfig, step_options
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware.devices import used_here_bytes
 from foretrain.predict.plan import available
 from foretrain.training.device import Placement
-from foretrain.training.files import replace_text
 from foretrain.training.notes import Listener, Note
 from foretrain.tuning import trial as trials
 from foretrain.tuning.trial import Trial
 
+KEPT = Cache("trials")
+
 
 def _kept_at(config: RunConfig, placement: Placement) -> Path:
     calibration = placement.gpu.calibration
-    key = [
-        step_options(config),
-        placement.gpu.name,
-        placement.dtype,
-        calibration.driver if calibration else "",
-        installed_torch(),
-    ]
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:20]
-    return cache_folder() / "trials" / f"{digest}.json"
+    driver = calibration.driver if calibration else ""
+    return KEPT.path([step_options(config), placement.gpu.name, placement.dtype, driver, installed_torch()])
 
 
 def _kept(path: Path, cap_bytes: int | None) -> Trial | None:
     """A trial of before that still says something: it lived, in what there is now."""
-    with contextlib.suppress(OSError, ValueError):
-        found = Trial.from_json(read_text(path))
-        if found.lived and (cap_bytes is None or found.peak_bytes <= cap_bytes):
-            return found
-    return None
-
-
-def _keep(path: Path, trial: Trial) -> None:
-    with contextlib.suppress(OSError):  # without it the next start tries again
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, trial.model_dump_json())
+    found = KEPT.record(path, Trial)
+    holds = found is not None and found.lived and (cap_bytes is None or found.peak_bytes <= cap_bytes)
+    return found if holds else None
 
 
 def chosen(resolved: ResolvedConfig, placement: Placement, *, trial: bool, listen: Listener) -> ResolvedConfig:
@@ -82,7 +65,7 @@ def tried(config: RunConfig, placement: Placement, cap_bytes: int | None, listen
             return config
         if found.lived:
             listen(Note("auto.lived", batch_size=size, peak=found.peak_bytes))
-            _keep(path, found)
+            KEPT.keep(path, found.model_dump_json())
             return config
         smaller = shrunk(size, sequences_of(config))
         if smaller is None:

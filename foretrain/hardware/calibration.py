@@ -4,18 +4,14 @@ A calibration belongs to a device, its driver and its torch version; `load` give
 calibrate` makes it (tuning/calibrate.py), predict/speed/rates.py reads it.
 """
 
-import contextlib
-import hashlib
 import json
-import tempfile
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from foretrain.base.installation import cache_folder, installed_torch
+from foretrain.base.cache import Cache
+from foretrain.base.installation import installed_torch
 from foretrain.base.records import Record
-from foretrain.base.safe_read import read_text
 
+KEPT = Cache("calibrations")
 SCHEMA = "foretrain.calibration/2"
 MOST_TUNED = 200
 OTHERS_DISTURB = 0.1  # of the processor
@@ -82,17 +78,13 @@ class Calibration(Record):
 
 def path_of(device: str, driver: str) -> Path:
     """Where the calibration of a device lies."""
-    key = hashlib.sha256(f"{device}\n{driver}\n{installed_torch()}".encode()).hexdigest()[:20]
-    return cache_folder() / "calibrations" / f"{key}.json"
+    return KEPT.path(f"{device}\n{driver}\n{installed_torch()}")
 
 
 def load(device: str, driver: str = "") -> Calibration | None:
     """The calibration of this device, driver and torch, if one was made; None for a damaged file, too."""
-    try:
-        found = Calibration.from_json(read_text(path_of(device, driver)))
-    except (OSError, ValidationError, ValueError, RecursionError):
-        return None
-    if (found.device, found.driver, found.torch_version) != (device, driver, installed_torch()):
+    found = KEPT.record(path_of(device, driver), Calibration)
+    if found is None or (found.device, found.driver, found.torch_version) != (device, driver, installed_torch()):
         return None
     return found.model_copy(update={"tuned": tuned_steps(device, driver)})
 
@@ -105,9 +97,9 @@ def tuned_path(device: str, driver: str) -> Path:
 def tuned_steps(device: str, driver: str = "") -> tuple[StepTime, ...]:
     """The steps that were timed on this device; none where the file is damaged."""
     try:
-        listed = json.loads(read_text(tuned_path(device, driver)))["steps"]
+        listed = KEPT.value(tuned_path(device, driver))["steps"]
         return tuple(StepTime.model_validate(step) for step in listed)
-    except (OSError, ValidationError, ValueError, RecursionError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return ()
 
 
@@ -118,24 +110,11 @@ def save_tuned(device: str, driver: str, steps: tuple[StepTime, ...]) -> None:
     }
     kept = list(new.values())[-MOST_TUNED:]
     text = json.dumps({"schema": SCHEMA, "steps": [step.to_json() for step in kept]}, indent=1)
-    _write(tuned_path(device, driver), text)
+    KEPT.write(tuned_path(device, driver), text)
 
 
 def save(found: Calibration) -> Path:
     """Kept under its name only when whole. Raises OSError."""
     path = path_of(found.device, found.driver)
-    _write(path, found.model_dump_json(indent=1, exclude={"tuned"}))
+    KEPT.write(path, found.model_dump_json(indent=1, exclude={"tuned"}))
     return path
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        try:
-            file.write(text)
-            file.close()
-            Path(file.name).replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                Path(file.name).unlink()
-            raise

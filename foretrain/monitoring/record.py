@@ -18,11 +18,12 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
+from foretrain.base.durable import replace_text
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.base.safe_read import read_text
 from foretrain.config.options import RunConfig
-from foretrain.training.store import RunDirectory, replace_text
+from foretrain.training.store import RunDirectory
 
 SCHEMA = "foretrain.watch/1"
 RECORD, LOG = "watch.json", "output.log"

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from foretrain.base import durable
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
 from foretrain.base.records import Record
 from foretrain.base.safe_read import read_text
 from foretrain.model.step import TrainState
-from foretrain.training import files
 from foretrain.training.tensor_files import Snapshot, live, pieces
 
 SCHEMA = "foretrain.checkpoint/1"
@@ -98,21 +98,21 @@ def commit(folder: Path, snapshot: Snapshot, progress: Progress) -> Path:
     staging, old = folder / f".staging-{final.name}", folder / f".old-{final.name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        files.remove_folder(staging)
-        files.make_folder(staging)
+        durable.remove_folder(staging)
+        durable.make_folder(staging)
         _write(staging, snapshot, progress)
         if final.exists():  # the same step again: the old one keeps another name until the new one has this one
-            files.remove_folder(old)
-            files.rename(final, old)
-        files.rename(staging, final)
-        files.sync_folder(folder)
-        files.remove_folder(old)
+            durable.remove_folder(old)
+            durable.rename(final, old)
+        durable.rename(staging, final)
+        durable.sync_folder(folder)
+        durable.remove_folder(old)
     except OSError as error:
         with contextlib.suppress(OSError):  # gives the old one its name back, where that was taken already
             sweep(folder)
         raise _disk_error(error, folder, snapshot.size_bytes) from None
     except UserError:
-        files.remove_folder(staging)
+        durable.remove_folder(staging)
         raise
     return final
 
@@ -137,19 +137,19 @@ def _write(staging: Path, snapshot: Snapshot, progress: Progress) -> None:
     contents["state.json"] = iter([json.dumps(document, indent=1).encode()])
     manifest = {}
     for name, content in sorted(contents.items()):
-        size, digest = files.write(staging / name, content)
+        size, digest = durable.write(staging / name, content)
         manifest[name] = {"size_bytes": size, "sha256": digest}
     text = json.dumps({"step": progress.step, "files": manifest}, indent=1)
-    files.write(staging / MANIFEST, [text.encode()])
-    files.sync_folder(staging)
+    durable.write(staging / MANIFEST, [text.encode()])
+    durable.sync_folder(staging)
 
 
 def _remove(path: Path) -> None:
     """Take the name away first, so that a half-removed checkpoint is never mistaken for one."""
     trash = path.with_name(f".trash-{path.name}")
-    files.remove_folder(trash)
-    files.rename(path, trash)
-    files.remove_folder(trash)
+    durable.remove_folder(trash)
+    durable.rename(path, trash)
+    durable.remove_folder(trash)
 
 
 def retain(folder: Path, keep: int, best_step: int | None, verified: Set[int] = frozenset()) -> set[int]:
@@ -174,12 +174,12 @@ def sweep(folder: Path) -> None:
     for old in folder.glob(".old-*"):
         final = folder / old.name.removeprefix(".old-")
         if final.exists():
-            files.remove_folder(old)
+            durable.remove_folder(old)
         else:
-            files.rename(old, final)
+            durable.rename(old, final)
     for pattern in (".staging-*", ".trash-*"):
         for path in folder.glob(pattern):
-            files.remove_folder(path)
+            durable.remove_folder(path)
 
 
 # -- loading -----------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def problem_of(path: Path) -> str | None:
                 return f"{name} is missing"
             if target.stat().st_size != entry["size_bytes"]:
                 return f"{name} has {target.stat().st_size} bytes instead of {entry['size_bytes']}"
-            if files.digest_of(target) != entry["sha256"]:
+            if durable.digest_of(target) != entry["sha256"]:
                 return f"{name} does not match its digest"
         if not {"model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json"} <= set(listed):
             return "its manifest is incomplete"

@@ -7,32 +7,29 @@ threads wait for each other where something else is running. A decision is kept 
 config, so that a resumed run goes on with it. Runs that are over before it pays measure nothing.
 """
 
-import hashlib
 import os
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
-from foretrain.base.installation import cache_folder, installed_torch
+from foretrain.base.cache import Cache
+from foretrain.base.installation import installed_torch
 from foretrain.base.records import Record
-from foretrain.base.safe_read import read_text
 from foretrain.config.options import RunConfig, named, step_options
 from foretrain.hardware.catalogue import Dtype
 from foretrain.hardware.cpu import physical_cores, usable_cores
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import TrainState, build, train_step
 from foretrain.training.device import TORCH_DTYPES, Placement
-from foretrain.training.files import replace_text
 from foretrain.training.store import RunRecord
 
 SHORT_S = 20.0  # a run of fewer seconds at the CPU's nominal peak is not measured for
 BUDGET_S = 2.0
 LEAST_GAIN = 0.05  # what is not faster by this share is not worth other kernels
 LAGS = 1.5  # a candidate that is slower by this factor is not timed again
+KEPT = Cache("choices")
 CHOSEN = named(lambda option: option.chosen_on_cpu)
 OPEN = ("auto", 0)  # leaves the choice to us, also where it is written down in the config
 SMALL_STEP_S = 0.005  # of a step that one thread may do as fast as several
@@ -89,12 +86,14 @@ def decide(config: RunConfig, placement: Placement, given: set[str]) -> Chosen:
     ways = candidates(config, given)
     if len(ways) == 1 or _is_short(config, placement):
         return _apply(_plain(config, placement), placement, ())
-    path = cache_folder() / "choices" / f"{_key(config, placement, ways)}.json"
-    choice = _load(path)
-    known = choice is not None
-    if choice is None:
+    # What is measured is a step of the slice, so its options name the measurement.
+    slice_options = step_options(slice_of(config))
+    path = KEPT.path(repr([placement.gpu.name, installed_torch(), usable_cores(), slice_options, ways]))
+    choice = KEPT.record(path, Choice)
+    known = choice is not None and bool(choice.ways)
+    if choice is None or not known:
         choice = measure(config, ways)
-        _keep(choice, path)
+        KEPT.keep(path, choice.model_dump_json(indent=1))
     best, first = choice.ways[0], next(way for way in choice.ways if _is_first(way, ways[0]))
     update = {
         "dtype": best.dtype, "attention": best.attention, "master_weights": best.master_weights,
@@ -246,30 +245,3 @@ def _fewer_threads(best: Candidate, config: RunConfig) -> Way | None:
         if threads == now or step_s < (1 - LEAST_GAIN) * found.step_s:
             found = best.way.model_copy(update={"threads": threads, "step_s": step_s})
     return found.model_copy(update={"step_s": best.best_s}) if found.threads != now else None
-
-
-# -- the cache ---------------------------------------------------------------------------------------------
-
-
-def _key(config: RunConfig, placement: Placement, ways: list[Way]) -> str:
-    # What is measured is a step of the slice, so its options name the measurement.
-    parts = [placement.gpu.name, installed_torch(), usable_cores(), step_options(slice_of(config)), ways]
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
-
-
-def _load(path: Path) -> Choice | None:
-    """A damaged file is as good as none."""
-    try:
-        found = Choice.from_json(read_text(path))
-    except (OSError, ValidationError, ValueError, RecursionError):
-        return None
-    return found if found.ways and found.torch_version == installed_torch() else None
-
-
-def _keep(choice: Choice, path: Path) -> None:
-    """A cache that cannot be written costs two seconds the next time."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, choice.model_dump_json(indent=1))
-    except OSError:
-        pass

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from foretrain.base.durable import replace_text
 from foretrain.base.errors import UserError
 from foretrain.base.messages import say
 from foretrain.config.options import RunConfig
@@ -24,7 +25,6 @@ from foretrain.training import checkpoint, divergence
 from foretrain.training.attempts import Generators
 from foretrain.training.checkpoint import Progress
 from foretrain.training.failure_report import SCHEMA, FailureReport, first_not_finite
-from foretrain.training.files import replace_text
 from foretrain.training.store import RunDirectory
 
 MOST_SKIPS, SKIP_WINDOW = 10, 1000  # steps passed over, of the last so many

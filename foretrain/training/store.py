@@ -16,6 +16,7 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
+from foretrain.base.durable import append_lines, replace_text
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.base.safe_read import read_bytes, read_text
@@ -23,7 +24,6 @@ from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.catalogue import Dtype, Gpu
-from foretrain.training.files import append_lines, replace_text
 
 SCHEMA = "foretrain.run/1"
 # Reasons of a record that a new process can go on from by itself: a lost card, and one that takes less memory.

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from foretrain.base.durable import CHUNK_BYTES
 from foretrain.base.errors import UserError
 from foretrain.model.step import TrainState
-from foretrain.training.files import CHUNK_BYTES
 
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",

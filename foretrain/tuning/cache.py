@@ -1,24 +1,20 @@
 """What `foretrain tune` keeps: its answer, for the next time it is asked the same, and the steps that it timed."""
 
-import hashlib
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from foretrain.base.installation import cache_folder, installed_torch
-from foretrain.base.safe_read import read_text
+from foretrain.base.cache import Cache
+from foretrain.base.installation import installed_torch
 from foretrain.config.options import RunConfig, step_options
 from foretrain.hardware.calibration import save_tuned
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.cpu import usable_cores
 from foretrain.predict.tuned_steps import step_of
-from foretrain.training.store import replace_text
 from foretrain.tuning.record import TuneTrial, Tuning
 from foretrain.tuning.space import TUNABLE, Level
 
+KEPT = Cache("tuned")
 SURE = 0.05  # a step time that may be wrong by more corrects nothing
 QUIET = 0.25  # share of the machine that other programs may use, for a step time to count
 SAME_ROOM = 1.1  # room that differs by less is the same where room decided
@@ -29,19 +25,14 @@ def path_of(base: RunConfig, choices: Sequence[Sequence[Level]], gpu: Gpu, versi
     driver = gpu.calibration.driver if gpu.calibration else ""
     space = [(knob, sorted(map(str, levels))) for knob, levels in zip(TUNABLE, choices, strict=True)]
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    key = [step_options(base), space, gpu.name, driver, usable_cores(), threads, installed_torch(), version]
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:20]
-    return cache_folder() / "tuned" / f"{digest}.json"
+    return KEPT.path([step_options(base), space, gpu.name, driver, usable_cores(), threads, installed_torch(), version])
 
 
 def recall(path: Path, room_bytes: int | None, budget_s: float, trials: int) -> Tuning | None:
     """An answer of before that still holds: it had as many trials and as much time, or needed no more, and there is as
     much memory. None for a damaged file, too."""
-    try:
-        found = Tuning.from_json(read_text(path))
-    except (OSError, ValidationError, ValueError, RecursionError):
-        return None
-    if found.most_trials < trials or (found.stop == "budget" and found.budget_s < budget_s):
+    found = KEPT.record(path, Tuning)
+    if found is None or found.most_trials < trials or (found.stop == "budget" and found.budget_s < budget_s):
         return None
     if room_bytes is not None and (found.best.peak_bytes or 0) > room_bytes:
         return None
@@ -54,11 +45,7 @@ def recall(path: Path, room_bytes: int | None, budget_s: float, trials: int) -> 
 def keep(found: Tuning, path: Path) -> None:
     """For the next time; an interrupted search is not an answer. Without it the next time measures again."""
     if found.stop != "interrupted":
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(path, found.model_dump_json(indent=1))
-        except OSError:
-            pass
+        KEPT.keep(path, found.model_dump_json(indent=1))
 
 
 def feed(found: Tuning, configs: Sequence[RunConfig], gpu: Gpu, dtype: str, threads: int) -> int:

@@ -9,13 +9,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from foretrain.base.durable import replace_text
 from foretrain.base.errors import UserError
 from foretrain.base.installation import installed_torch
 from foretrain.hardware.card import Cards
 from foretrain.hardware.catalogue import Gpu, detect
 from foretrain.hardware.cpu import available_memory_bytes, cpu_device
 from foretrain.predict.trace.service import code_digest
-from foretrain.training.files import replace_text
 from foretrain.verification import child, expected
 from foretrain.verification.cases import cases_for, is_ours
 from foretrain.verification.record import (

@@ -203,7 +203,7 @@ def rows(run: Run) -> list[compare.Row]:
             continue
         if case.name in run.untraced:
             found.append({**case._asdict(), "error": run.untraced[case.name]})
-        elif all(service._path(request.key()).exists() for request in compare.requests(case)):
+        elif all(service.TRACES.path(request.key()).exists() for request in compare.requests(case)):
             found.append(compare.compared(case, measured))
     return found
 

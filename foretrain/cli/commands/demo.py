@@ -14,6 +14,7 @@ from foretrain.advice.first_answer import first_answer
 from foretrain.app.plan import make_plan, targets
 from foretrain.app.sample import sample
 from foretrain.app.train import need_torch
+from foretrain.base.durable import replace_text
 from foretrain.base.messages import printable, say
 from foretrain.base.units import format_duration
 from foretrain.cli.commands.runs import load
@@ -26,7 +27,6 @@ from foretrain.reports import making, text
 from foretrain.reports.views import first as first_view
 from foretrain.reports.views import run as run_view
 from foretrain.training.contention import Clock, Contention
-from foretrain.training.files import replace_text
 from foretrain.training.store import SCHEMA, RunDirectory
 
 EPILOG = """Examples:

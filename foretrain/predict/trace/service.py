@@ -5,9 +5,7 @@ torch that would trace, and the code of the tracer and of the step. So a cached 
 """
 
 import contextlib
-import gzip
 import hashlib
-import io
 import json
 import os
 import signal
@@ -16,16 +14,14 @@ import sys
 import tempfile
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from foretrain.base.installation import cache_folder
+from foretrain.base.cache import Cache
 from foretrain.base.records import Record
-from foretrain.base.safe_read import read_bytes
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.config.precision import EIGHT_BITS
@@ -38,6 +34,9 @@ from foretrain.predict.trace.repeats import with_all_micro_batches
 # The oldest torch with the interfaces that card/guard.py and compiled.py build on. Newer ones are tried: each trace
 # proves itself, and one that cannot be made is said.
 OLDEST_TORCH = (2, 6)  # compiled: see predict/trace/compiled.py
+MOST_KEPT_BYTES = 64 * MIB
+TRACES = Cache("traces", compressed=True, most_bytes=MOST_KEPT_BYTES)
+ANSWERS = Cache("answers", compressed=True, most_bytes=MOST_KEPT_BYTES)
 Answer = TypeVar("Answer", bound=Record)
 # What of a card shapes a trace.
 SHAPING_FACTS = {"name", "compute_capability", "sm_count", "memory_gib", "l2_mib"}
@@ -129,7 +128,7 @@ def traces(requests: Sequence[Request], listen: Callable[[str], None] = lambda t
         if request.gpu.kind != "cuda":
             raise TraceUnavailable(f"traces are made for CUDA cards; {request.gpu.name} is none")
         key = request.key()
-        kept = _read(_path(key))
+        kept = _read(TRACES.path(key))
         if kept is not None:
             found[key] = kept
         else:
@@ -141,56 +140,22 @@ def traces(requests: Sequence[Request], listen: Callable[[str], None] = lambda t
     return [request.whole(found[request.key()]) for request in requests]
 
 
-_MOST_KEPT_BYTES = 64 * MIB
-
-
-def _path(key: str) -> Path:
-    return cache_folder() / "traces" / f"{key}.json.gz"
-
-
-def _kept(path: Path) -> Any:
-    """The JSON that is kept in a file; None where there is none or it is damaged."""
-    try:
-        with gzip.open(io.BytesIO(read_bytes(path, _MOST_KEPT_BYTES))) as file:
-            text = file.read(_MOST_KEPT_BYTES + 1)
-        return json.loads(text) if len(text) <= _MOST_KEPT_BYTES else None
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError):
-        return None
-
-
 def _read(path: Path) -> Trace | None:
     """A kept trace; None where there is none or it is damaged, which is then made anew."""
     try:
-        return Trace.from_json(_kept(path))
+        return Trace.from_json(TRACES.value(path))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return None
 
 
 def remembered(what: dict[str, Any], kind: type[Answer], make: Callable[[], Answer]) -> Answer:
     """The answer to a question, kept under the question and the code; made anew where it is not there or damaged."""
-    question = json.dumps({**what, "code": code_digest()}, sort_keys=True, default=str)
-    path = cache_folder() / "answers" / f"{hashlib.sha256(question.encode()).hexdigest()[:32]}.json.gz"
-    try:
-        return kind.model_validate(_kept(path))
-    except ValueError:  # pydantic's error is one
+    path = ANSWERS.path({**what, "code": code_digest()})
+    answer = ANSWERS.record(path, kind)
+    if answer is None:
         answer = make()
-        _write(path, answer.model_dump_json())
-        return answer
-
-
-def _write(path: Path, text: str) -> None:
-    """Kept under its name only when whole; a cache that cannot be written costs time, not the answer."""
-    staging = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            staging = Path(file.name)
-            file.write(gzip.compress(text.encode(), 3, mtime=0))
-        staging.replace(path)
-    except OSError:
-        if staging is not None:
-            with contextlib.suppress(OSError):
-                staging.unlink()
+        ANSWERS.keep(path, answer.model_dump_json())
+    return answer
 
 
 @contextlib.contextmanager
@@ -226,7 +191,7 @@ def _make(wanted: dict[str, Request], listen: Callable[[str], None]) -> dict[str
                 for key, out in outs.items():
                     code = _exit_code(out)
                     if key not in found and (code is not None or ended is not None):
-                        found[key] = _finish(ended or 0 if code is None else code, out, _path(key))
+                        found[key] = _finish(ended or 0 if code is None else code, out, TRACES.path(key))
                 listen(f"{len(found)}/{len(wanted)} · {time.monotonic() - started:.0f} s")
                 time.sleep(0.02)
         finally:
@@ -277,7 +242,7 @@ def _finish(code: int, out: Path, keep: Path) -> Trace:
         raise TraceUnavailable(f"the trace failed: {reason}") from None
     if "reason" in data:
         raise TraceUnavailable(f"the trace failed: {data['reason']}")
-    _write(keep, text)
+    TRACES.keep(keep, text)
     return Trace.from_json(data)
 
 

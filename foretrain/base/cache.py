@@ -1,0 +1,69 @@
+"""The cache: answers that took time, each in a file under the hash of all that decides it.
+
+A file that is damaged counts as none. One that cannot be written costs time the next time, not the answer.
+"""
+
+import contextlib
+import hashlib
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from foretrain.base.durable import replace
+from foretrain.base.installation import cache_folder
+from foretrain.base.records import Record
+from foretrain.base.safe_read import RECORD_BYTES, read_bytes
+
+Kept = TypeVar("Kept", bound=Record)
+_GZIP = 31  # zlib's window of 32 KiB within gzip's header and checksum
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Answers of one kind, in a folder of their own. `compressed`: by gzip. `most_bytes`: of one that is read."""
+
+    folder: str
+    compressed: bool = False
+    most_bytes: int = RECORD_BYTES
+
+    def path(self, question: object) -> Path:
+        """Where the answer lies: a text stands for itself, anything else is written as JSON."""
+        text = question if isinstance(question, str) else json.dumps(question, sort_keys=True, default=str)
+        key = hashlib.sha256(text.encode()).hexdigest()[:20]
+        return cache_folder() / self.folder / f"{key}.json{'.gz' if self.compressed else ''}"
+
+    def value(self, path: Path) -> Any:
+        """The JSON value of a file; None where there is none."""
+        try:
+            return json.loads(self._text(path))
+        except (OSError, zlib.error, ValueError, RecursionError):
+            return None
+
+    def record(self, path: Path, kind: type[Kept]) -> Kept | None:
+        """The record of a file; None where there is none."""
+        try:
+            return kind.from_json(self._text(path))
+        except (OSError, zlib.error, ValueError, RecursionError):
+            return None
+
+    def _text(self, path: Path) -> str:
+        data = read_bytes(path, self.most_bytes)
+        if self.compressed:
+            unpacked = zlib.decompressobj(_GZIP)
+            data = unpacked.decompress(data, self.most_bytes + 1)
+            if not unpacked.eof or len(data) > self.most_bytes:
+                raise ValueError("it is cut short or too long")
+        return data.decode("utf-8")
+
+    def write(self, path: Path, text: str) -> None:
+        """Keep a text under its name only when whole. Raises OSError."""
+        data = zlib.compress(text.encode(), 3, wbits=_GZIP) if self.compressed else text.encode()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace(path, data, sync=False)
+
+    def keep(self, path: Path, text: str) -> None:
+        """As `write`, where that is possible."""
+        with contextlib.suppress(OSError):
+            self.write(path, text)

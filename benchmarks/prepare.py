@@ -32,7 +32,8 @@ from typing import Any
 import common
 import numpy as np
 
-from foretrain.base.units import format_bytes, parse_bytes
+from foretrain.base.quantities import parse_bytes
+from foretrain.base.units import format_bytes
 
 WAYS = ("bare", "foretrain", "nanogpt", "build-nanogpt")
 SHARD_TOKENS = 100_000_000

@@ -41,8 +41,7 @@ from foretrain.analysis import snapshot_file
 from foretrain.analysis.log_analysis import analyse
 from foretrain.analysis.utilization import utilization
 from foretrain.app.explain import failures, ran_out_in
-from foretrain.base.quantities import parse_limit
-from foretrain.base.units import parse_bytes
+from foretrain.base.quantities import parse_bytes, parse_limit
 from foretrain.config.option import GROUPS
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import resolve

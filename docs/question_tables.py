@@ -4,7 +4,8 @@ from typing import Any
 
 from results import ROOT
 
-from foretrain.base.units import format_bytes, parse_bytes
+from foretrain.base.quantities import parse_bytes
+from foretrain.base.units import format_bytes
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.predict.memory import StepName

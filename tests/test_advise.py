@@ -17,7 +17,8 @@ from foretrain.advice.rules import BY_ID, ORDER, RULES
 from foretrain.advice.rules.base import EXACTNESS, Change, Rule, State
 from foretrain.base.errors import UserError
 from foretrain.base.messages import has
-from foretrain.base.units import GIB, MIB, parse_bytes
+from foretrain.base.quantities import parse_bytes
+from foretrain.base.units import GIB, MIB
 from foretrain.cli import main
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.precision import check_matmul

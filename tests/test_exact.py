@@ -98,11 +98,11 @@ def test_a_trace_whose_events_are_of_no_allocation_is_none() -> None:
 
 
 def test_a_full_disk_leaves_nothing_behind(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Path, target: Path) -> None:
+    def full(*paths: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
-    service._write(own_directory / "c" / "kept.gz", "text")
+    monkeypatch.setattr(os, "replace", full)
+    service.TRACES.keep(own_directory / "c" / "kept.gz", "text")
     assert list((own_directory / "c").iterdir()) == []
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from foretrain.base.errors import UserError
-from foretrain.base.quantities import parse_limit
-from foretrain.base.units import parse_bytes
+from foretrain.base.quantities import parse_bytes, parse_limit
 from foretrain.config.families import FAMILIES
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from foretrain.analysis.forecast_check import ForecastCheck, Row, check_forecast
-from foretrain.base import messages, units
+from foretrain.base import messages, quantities, units
 from foretrain.base.errors import UserError
 from foretrain.base.messages import format_value, say
 from foretrain.config.options import RunConfig
@@ -278,20 +278,20 @@ def test_both_ends_of_a_range_of_times_have_one_unit() -> None:
     ],
 )
 def test_parse_bytes(written: str, size: int) -> None:
-    assert units.parse_bytes(written) == size
+    assert quantities.parse_bytes(written) == size
 
 
 @given(st.text(max_size=15))
 def test_parse_bytes_takes_sizes_or_says_so(written: str) -> None:
     try:
-        assert 0 <= units.parse_bytes(written) <= 1e18
+        assert 0 <= quantities.parse_bytes(written) <= 1e18
     except ValueError as error:
         assert "size" in str(error)
 
 
 @given(st.floats(0, 1e17))
 def test_bytes_read_back_within_their_rounding(size: float) -> None:
-    assert units.parse_bytes(units.format_bytes(size).replace(",", "")) == pytest.approx(size, rel=0.06, abs=1)
+    assert quantities.parse_bytes(units.format_bytes(size).replace(",", "")) == pytest.approx(size, rel=0.06, abs=1)
 
 
 def test_default_config_has_no_changed_knobs() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from foretrain.analysis.log_analysis import analyse
 from foretrain.analysis.utilization import peak_at_clock, utilization
 from foretrain.base.errors import UserError
-from foretrain.base.units import parse_clock_ghz, parse_rate, parse_seconds
+from foretrain.base.quantities import parse_clock_ghz, parse_rate, parse_seconds
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.monitoring import training_log
@@ -341,7 +341,8 @@ def test_numbers_as_people_type_them() -> None:
         39e3,
         1e5,
     ]
-    assert [parse_seconds(t) for t in ("3.9", "3900ms", "3.9 s", "2min")] == pytest.approx([3.9, 3.9, 3.9, 120])
+    times = ("3.9", "3900ms", "3.9 s", "2min", "1m30s", ".5", "1,000us")
+    assert [parse_seconds(t) for t in times] == pytest.approx([3.9, 3.9, 3.9, 120, 90, 0.5, 1e-3])
     assert [parse_clock_ghz(t) for t in ("2.63GHz", "2630 MHz")] == pytest.approx([2.63, 2.63])
     for parse, text in ((parse_rate, "1,2M"), (parse_rate, ""), (parse_rate, "-3"), (parse_seconds, "nan"),
                         (parse_clock_ghz, "2630"), (parse_rate, "٣k")):  # fmt: skip

@@ -41,6 +41,7 @@ def test_durations_are_read_back(days: int, hours: int, minutes: int, seconds: i
         ("5 min", "time", 300, ""), ("3 day", "time", 259_200, ""), ("3kWh", "energy", 1.08e7, ""),
         ("500 Wh", "energy", 1.8e6, ""), ("2MWh", "energy", 7.2e9, ""), ("5EUR", "money", 5, "EUR"),
         ("5 eur", "money", 5, "EUR"), ("$5", "money", 5, "USD"), ("5€", "money", 5, "EUR"), ("GBP 7", "money", 7, "GBP"),
+        ("1,250.50 EUR", "money", 1250.5, "EUR"), ("1e2h", "time", 360_000, ""), ("1_000 kWh", "energy", 3.6e9, ""),
     ],
 )  # fmt: skip
 def test_a_limit_says_by_its_unit_what_it_is(text: str, kind: str, amount: float, currency: str) -> None:

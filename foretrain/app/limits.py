@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from foretrain.advice.best import best
 from foretrain.app.plan import make_plan
 from foretrain.base.errors import UserError
-from foretrain.base.quantities import Limit, currency_code, parse_count, parse_limit, parse_price
+from foretrain.base.quantities import Limit, currency_code, parse_count, parse_limit, parse_price, read
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.config.writer import check_writable
@@ -44,17 +44,13 @@ class Limits:
 
     def limit(self) -> Limit:
         if self.tokens is not None:
-            count = _read(parse_count, self.tokens, "--tokens", "usage.bad_count")
+            count = read(parse_count, self.tokens, _bad("usage.bad_count", "--tokens", self.tokens))
             return Limit(kind="tokens", amount=count, text=self.tokens)
-        return _read(parse_limit, self.within or "", "--within", "usage.bad_limit")
+        return read(parse_limit, self.within or "", _bad("usage.bad_limit", "--within", self.within or ""))
 
 
-def _read(parse: Callable[[str], T], text: str, option: str, id: str) -> T:
-    """What a parser makes of an option's text; its ValueError as a sentence."""
-    try:
-        return parse(text)
-    except ValueError:
-        raise UserError(id, option=option, value=text[:80]) from None
+def _bad(id: str, option: str, typed: str) -> UserError:
+    return UserError(id, option=option, value=typed[:80])
 
 
 def check_limits(limits: Limits, targets: int, traces: bool) -> None:
@@ -90,17 +86,15 @@ def priced(resolved: ResolvedConfig, limits: Limits) -> ResolvedConfig:
         update["co2_per_kwh"] = limits.co2
         sources["co2_per_kwh"] = f"--co2 {limits.co2:g}"
     if limits.data_tokens is not None:
-        update["dataset_tokens"] = _read(parse_count, limits.data_tokens, "--data-tokens", "usage.bad_count")
+        bad = _bad("usage.bad_count", "--data-tokens", limits.data_tokens)
+        update["dataset_tokens"] = read(parse_count, limits.data_tokens, bad)
         sources["dataset_tokens"] = f"--data-tokens {limits.data_tokens}"
     return replace(resolved, config=resolved.config.model_copy(update=update), sources=sources)
 
 
 def _price(text: str, typed: str, config: RunConfig) -> float:
     """The price in a text, which is all or a part of what was typed."""
-    try:
-        money = parse_price(text)
-    except ValueError:
-        raise UserError("usage.bad_price", option="--price", value=typed[:80]) from None
+    money = read(parse_price, text, _bad("usage.bad_price", "--price", typed))
     if money.currency and money.currency != currency_code(config.currency):
         raise UserError("usage.currency", text=f"--price {typed[:80]}", typed=money.currency, currency=config.currency)
     return money.amount

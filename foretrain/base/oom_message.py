@@ -9,8 +9,8 @@ are printed with two decimals, so they are as exact as that.
 import re
 
 from foretrain.base.records import Record
+from foretrain.base.units import BYTE_UNITS
 
-_UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _SIZE = r"(\d{1,20}(?:\.\d{1,6})?) ?(bytes|[KMGT]iB)"
 _SAYS = {
     "asked_bytes": rf"[Tt]ried to allocate {_SIZE}",
@@ -62,4 +62,4 @@ def _found(pattern: str, text: str) -> int | None:
 
 
 def _bytes(number: str, unit: str) -> int:
-    return round(float(number) * _UNITS[unit.lower()])
+    return round(float(number) * BYTE_UNITS[unit.lower()])

@@ -1,25 +1,31 @@
-"""What people type for limits and prices: durations, energy, money, counts. Text in, base units out.
+"""Quantities as people type them: sizes, durations, rates, energy, money, counts. Text in, base units out.
 
-Every parser raises ValueError for what it cannot read; the command line turns that into one sentence.
+A number is '1.5', '134,433', '1_000_000' or '1e9'. Every parser raises ValueError for what it cannot read; `read` makes
+that the sentence of an option.
 """
 
 import math
 import re
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeVar
 
+from foretrain.base.errors import UserError
 from foretrain.base.records import Record
+from foretrain.base.units import BYTE_UNITS, MIB
 
+T = TypeVar("T")
 LimitKind = Literal["time", "energy", "money", "tokens"]
 
-_NUMBER = r"[0-9][0-9_]*(?:\.[0-9]+)?"
+_NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
+_QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-z]*)\s*")
 _SECONDS = {
     "d": 86400, "day": 86400, "days": 86400, "h": 3600, "hour": 3600, "hours": 3600,
-    "m": 60, "min": 60, "mins": 60, "minutes": 60, "s": 1, "sec": 1, "seconds": 1,
+    "m": 60, "min": 60, "mins": 60, "minutes": 60, "s": 1, "sec": 1, "seconds": 1, "ms": 1e-3, "us": 1e-6,
 }  # fmt: skip
-_DURATION_PART = re.compile(rf"\s*({_NUMBER})\s*([a-z]+)", re.IGNORECASE)
 _JOULES = {"wh": 3600.0, "kwh": 3.6e6, "mwh": 3.6e9}
-_ENERGY = re.compile(rf"\s*({_NUMBER})\s*([kM]?Wh)\s*", re.IGNORECASE)
-_COUNT = re.compile(rf"\s*({_NUMBER}(?:e[0-9]{{1,2}})?)\s*([kMBT]?)\s*", re.IGNORECASE)
+_COUNTS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+_PER_S = re.compile(r"\s*(?:tok|tokens)?/s(?:ec)?\s*$", re.IGNORECASE)
+_PER_HOUR = re.compile(r"\s*/\s*(h|hr|hour)\s*$", re.IGNORECASE)
 _SYMBOLS = {"€": "EUR", "$": "USD", "£": "GBP"}
 _CURRENCY = r"[€$£]|[A-Za-z]{3}"
 _MONEY = re.compile(rf"\s*(?:({_CURRENCY})\s*({_NUMBER})|({_NUMBER})\s*({_CURRENCY})?)\s*")
@@ -49,14 +55,59 @@ class Money(Record):
     currency: str
 
 
+def read(parse: Callable[[str], T], text: str, error: UserError) -> T:
+    """What a parser makes of a text; where it can make nothing of it, the error is raised."""
+    try:
+        return parse(text)
+    except ValueError:
+        raise error from None
+
+
+def _number(text: str) -> float:
+    return float(text.replace("_", "").replace(",", ""))
+
+
+def _quantity(text: str, units: Mapping[str, float], what: str) -> float:
+    """A number with one of these units, in the base unit."""
+    match = _QUANTITY.fullmatch(text)
+    factor = units.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"{text!r} is not {what}")
+    return _number(match[1]) * factor
+
+
 def _bounded(value: float, most: float, text: str) -> float:
     if not math.isfinite(value) or not 0 < value <= most:
         raise ValueError(f"{text!r} is not above zero, or more than can be meant")
     return value
 
 
-def _number(text: str) -> float:
-    return float(text.replace("_", ""))
+def parse_bytes(text: str) -> int:
+    """Bytes of '2.1GB', '10 GiB', '786MiB' or a plain number of bytes from a MiB on."""
+    size = _quantity(text, BYTE_UNITS, "a size such as 10GiB, 2.1GB or 786MiB")
+    if not text.strip()[-1].isalpha() and 0 < size < MIB:  # 2 was meant as gigabytes by somebody, not as two bytes
+        raise ValueError(f"{text!r} is not a size such as 10GiB: it has no unit")
+    if not size <= 1e18:
+        raise ValueError(f"{text!r} is not a possible size")
+    return round(size)
+
+
+def parse_rate(text: str) -> float:
+    """Tokens per second of '134k', '1.2M', '134,433' or '39000 tok/s'."""
+    return _quantity(_PER_S.sub("", text), {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}, "a rate such as 134k")
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds of '3.9', '3900ms', '2min' or another duration."""
+    try:
+        return _quantity(text, {"": 1}, "a time such as 3.9s")
+    except ValueError:
+        return parse_duration(text)
+
+
+def parse_clock_ghz(text: str) -> float:
+    """GHz of '2.63GHz' or '2630 MHz'; a number without a unit is none."""
+    return _quantity(text, {"ghz": 1, "mhz": 1e-3}, "a clock such as 2.63GHz")
 
 
 def currency_code(text: str) -> str:
@@ -65,33 +116,26 @@ def currency_code(text: str) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of '12h', '90m', '30min', '1d12h', '1.5 h'; each unit once, the largest first."""
+    """Seconds of '12h', '90m', '30min', '1d12h', '1.5 h', '500ms'; each unit once, the largest first."""
     total, position, last = 0.0, 0, math.inf
     while position < len(text.rstrip()):
-        match = _DURATION_PART.match(text, position)
-        seconds = _SECONDS.get(match.group(2).lower()) if match else None
+        match = _QUANTITY.match(text, position)
+        seconds = _SECONDS.get(match[2].lower()) if match else None
         if match is None or seconds is None or seconds >= last:
             raise ValueError(f"{text!r} is not a duration such as 12h, 90m or 1d12h")
-        total += _number(match.group(1)) * seconds
+        total += _number(match[1]) * seconds
         position, last = match.end(), seconds
     return _bounded(total, MOST_S, text)
 
 
 def parse_energy(text: str) -> float:
     """Joules of '3kWh' or '500 Wh'."""
-    match = _ENERGY.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} is not an energy such as 3kWh")
-    return _bounded(_number(match.group(1)) * _JOULES[match.group(2).lower()], MOST_J, text)
+    return _bounded(_quantity(text, _JOULES, "an energy such as 3kWh"), MOST_J, text)
 
 
 def parse_count(text: str) -> int:
     """A whole number of '10B', '3.68 B', '500M', '1e9' or '1_000_000'; B is 1e9, T is 1e12."""
-    match = _COUNT.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} is not a count such as 10B, 500M or 1e9")
-    factor = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}[match.group(2).lower()]
-    return max(1, round(_bounded(_number(match.group(1)) * factor, MOST_TOKENS, text)))
+    return max(1, round(_bounded(_quantity(text, _COUNTS, "a count such as 10B, 500M or 1e9"), MOST_TOKENS, text)))
 
 
 def parse_money(text: str) -> Money:
@@ -105,7 +149,8 @@ def parse_money(text: str) -> Money:
 
 def parse_limit(text: str) -> Limit:
     """A limit of time ('12h'), energy ('3kWh') or money ('5EUR'); its unit says which."""
-    if _ENERGY.fullmatch(text):
+    quantity = _QUANTITY.fullmatch(text)
+    if quantity and quantity[2].lower() in _JOULES:
         return Limit(kind="energy", amount=parse_energy(text), text=text)
     money = _MONEY.fullmatch(text)
     # Of three letters, 'min' and 'day' are time and not a currency.
@@ -118,5 +163,5 @@ def parse_limit(text: str) -> Limit:
 
 def parse_price(text: str) -> Money:
     """What an hour costs: '0.35/h', '0.35', '$0.35/h', '0.35 EUR/h'."""
-    price = parse_money(re.sub(r"\s*/\s*(h|hr|hour)\s*$", "", text, flags=re.IGNORECASE))
+    price = parse_money(_PER_HOUR.sub("", text))
     return Money(amount=_bounded(price.amount, 1e6, text), currency=price.currency)

@@ -1,66 +1,18 @@
-"""Units: the one place where numbers become text and text becomes numbers.
+"""Units: the one place where numbers become text; base/quantities.py is where text becomes numbers.
 
 Records hold base units (bytes, seconds, joules, FLOPs). GiB is 2^30 and is used for memory; GB is 1e9 and is
 used for bandwidth, disk and what people type. FLOP is a count, FLOP/s a rate.
 """
 
 import math
-import re
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
-_BYTE_UNITS = {
-    "": 1, "b": 1,
+BYTE_UNITS = {
+    "": 1, "b": 1, "bytes": 1,
     "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
     "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB,
 }  # fmt: skip
-_BYTES = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes of '2.1GB', '10 GiB', '786MiB' or a plain number of bytes from a MiB on.
-
-    Raises ValueError when the text is not a size.
-    """
-    match = _BYTES.fullmatch(text)
-    factor = _BYTE_UNITS.get(match.group(2).lower()) if match else None
-    if match is None or factor is None:
-        raise ValueError(f"{text!r} is not a size such as 10GiB, 2.1GB or 786MiB")
-    size = float(match.group(1).replace("_", "")) * factor
-    if not match.group(2) and 0 < size < MIB:  # 2 was meant as gigabytes by somebody, not as two bytes
-        raise ValueError(f"{text!r} is not a size such as 10GiB: it has no unit")
-    if not math.isfinite(size) or size > 1e18:
-        raise ValueError(f"{text!r} is not a possible size")
-    return round(size)
-
-
-_NUMBER = r"(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)(?P<exponent>e[+-]?\d{1,3})?"
-_RATE = re.compile(rf"{_NUMBER}\s*(?P<unit>[kmg]?)\s*(?:(?:tok|tokens)?/s(?:ec)?)?", re.IGNORECASE | re.ASCII)
-_SECONDS = re.compile(rf"{_NUMBER}\s*(?P<unit>s|ms|us|min)?", re.IGNORECASE | re.ASCII)
-_CLOCK = re.compile(rf"{_NUMBER}\s*(?P<unit>[mg])hz", re.IGNORECASE | re.ASCII)
-
-
-def _parsed(pattern: re.Pattern[str], text: str, factors: dict[str, float], what: str) -> float:
-    match = pattern.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is not {what}")
-    value = float(match["number"].replace(",", "") + (match["exponent"] or ""))
-    return value * factors[(match["unit"] or "").lower()]
-
-
-def parse_rate(text: str) -> float:
-    """Tokens per second of '134k', '1.2M', '134,433' or '39000 tok/s'. Raises ValueError for anything else."""
-    return _parsed(_RATE, text, {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}, "a rate such as 134k")
-
-
-def parse_seconds(text: str) -> float:
-    """Seconds of '3.9', '3900ms' or '2min'. Raises ValueError for anything else."""
-    return _parsed(_SECONDS, text, {"": 1, "s": 1, "ms": 1e-3, "us": 1e-6, "min": 60}, "a time such as 3.9s")
-
-
-def parse_clock_ghz(text: str) -> float:
-    """GHz of '2.63GHz' or '2630 MHz'. Raises ValueError for anything else, a number without a unit included."""
-    return _parsed(_CLOCK, text, {"g": 1, "m": 1e-3}, "a clock such as 2.63GHz")
 
 
 def format_bytes(size: float) -> str:
@@ -79,7 +31,7 @@ def format_bytes_range(sizes: tuple[float, float]) -> str:
     low, high = sizes
     number, unit = format_bytes(high).split()
     digits = len(number.partition(".")[2])
-    factor = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB, "B": 1}[unit]
+    factor = BYTE_UNITS[unit.lower()]
     return f"{low / factor:,.{digits}f} – {number} {unit}"
 
 
@@ -91,7 +43,7 @@ def format_bytes_span(sizes: Span) -> str:
     low, expected, high = sizes
     number, unit = format_bytes(expected).split()
     digits = len(number.partition(".")[2])
-    factor = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB, "B": 1}[unit]
+    factor = BYTE_UNITS[unit.lower()]
     ends = [f"{size / factor:,.{digits}f}" for size in (low, high)]
     return f"{number} {unit} ({ends[0]}–{ends[1]})" if ends[0] != ends[1] else f"{number} {unit}"
 

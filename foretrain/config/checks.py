@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from foretrain.base.errors import UserError
 from foretrain.base.messages import knob_help, listed, say
-from foretrain.base.units import parse_bytes
+from foretrain.base.quantities import parse_bytes
 from foretrain.config.families import FAMILIES
 from foretrain.config.families.family import Rule
 from foretrain.config.option import Option

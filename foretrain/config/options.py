@@ -9,8 +9,8 @@ differ on purpose: `device` and `dtype` are "auto", as nanoGPT decides both by a
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
+from foretrain.base.quantities import parse_bytes
 from foretrain.base.records import Record
-from foretrain.base.units import parse_bytes
 from foretrain.config.option import COST, EVERYTHING, LEARNING, NOTHING, Option, Tuned, option
 
 _A_PATH = r"^[^\x00-\x1f\x7f]{1,1000}$"  # not empty, and nothing that could command a terminal

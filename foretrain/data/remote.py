@@ -19,7 +19,7 @@ from filelock import FileLock
 from foretrain.base.errors import UserError
 from foretrain.base.installation import cache_folder
 from foretrain.base.messages import printable
-from foretrain.base.units import parse_bytes
+from foretrain.base.quantities import parse_bytes, read
 from foretrain.data.dataset import DatasetInfo, read_info
 from foretrain.data.shards import INDEX, SPLITS, read_index
 from foretrain.data.token_layout import Segment, read_layout
@@ -43,10 +43,8 @@ def folder_of(url: str) -> Path:
 def limit_bytes() -> int:
     """The most that the cache may hold. Raises UserError for a size that is none."""
     text = os.environ.get(SIZE_VARIABLE, "")
-    try:
-        return parse_bytes(text) if text else DEFAULT_BYTES
-    except ValueError:
-        raise UserError("usage.cache_size", variable=SIZE_VARIABLE, value=text[:40]) from None
+    wrong = UserError("usage.cache_size", variable=SIZE_VARIABLE, value=text[:40])
+    return read(parse_bytes, text, wrong) if text else DEFAULT_BYTES
 
 
 def read_remote(url: str) -> DatasetInfo:

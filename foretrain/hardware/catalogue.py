@@ -17,9 +17,10 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from foretrain.base.errors import UserError
+from foretrain.base.quantities import parse_bytes, read
 from foretrain.base.records import Record
 from foretrain.base.safe_read import parse_toml, read_text
-from foretrain.base.units import GIB, MIB, parse_bytes
+from foretrain.base.units import GIB, MIB
 from foretrain.hardware.calibration import Calibration, load
 
 USUAL_L2_MIB = 32
@@ -264,10 +265,7 @@ def _generation(name: str) -> str:
 
 def stated_bytes(text: str, option: str) -> int:
     """A size that somebody typed for an option, such as 2GB. Raises UserError 'gpu.bad_memory'."""
-    try:
-        return parse_bytes(text)
-    except ValueError:
-        raise UserError("gpu.bad_memory", option=option, value=text) from None
+    return read(parse_bytes, text, UserError("gpu.bad_memory", option=option, value=text))
 
 
 def block_to_add(name: str, memory_gib: float | None = None, sm_count: int | None = None) -> str:

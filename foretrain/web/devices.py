@@ -7,7 +7,7 @@ from typing import Any
 
 from foretrain.app.plan import target_of
 from foretrain.base.errors import UserError
-from foretrain.base.units import parse_bytes
+from foretrain.base.quantities import parse_bytes, read
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import DetectedGpu, catalogue, detect
 from foretrain.hardware.cpu import cpu_device
@@ -55,11 +55,5 @@ def target(name: str, others: str, config: RunConfig) -> Target:
     """
     if NO_MACHINE and name in (HERE, CPU):
         raise UserError("page.no_machine")
-    return target_of(name, _size(others) if others.strip() else None, config, _card)
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError:
-        raise UserError("page.bad_others", value=text[:40]) from None
+    bad = UserError("page.bad_others", value=others[:40])
+    return target_of(name, read(parse_bytes, others, bad) if others.strip() else None, config, _card)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.messages import printable, say
-from foretrain.base.quantities import parse_count
+from foretrain.base.quantities import parse_count, read
 from foretrain.cli.common import ERR, OUT, Json, Quiet, need_one_of, noted, print_json
 from foretrain.data.checksums import segments_of, verify
 from foretrain.data.dataset_look import document_at, documents_of, separator_of, summarize
@@ -249,7 +249,4 @@ def _weight(text: str) -> tuple[str, float]:
 
 
 def _count(text: str) -> int:
-    try:
-        return parse_count(text)
-    except ValueError:
-        raise UserError("usage.bad_count", option="--tokens", value=text[:40]) from None
+    return read(parse_count, text, UserError("usage.bad_count", option="--tokens", value=text[:40]))

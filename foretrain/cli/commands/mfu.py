@@ -8,7 +8,7 @@ import typer
 from foretrain.analysis.utilization import SCHEMA, utilization
 from foretrain.app.plan import targets, with_dataset
 from foretrain.base.errors import UserError
-from foretrain.base.units import parse_clock_ghz, parse_rate, parse_seconds
+from foretrain.base.quantities import parse_clock_ghz, parse_rate, parse_seconds, read
 from foretrain.cli.commands import plan_options as o
 from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Words, print_json, print_notes
 from foretrain.config.resolve import resolve
@@ -75,10 +75,8 @@ def mfu_command(
 
 def _value(parse: Callable[[str], float], option: str, text: str, limits: tuple[float, float], error: str) -> float:
     """The number that was typed. Raises UserError for what is none, or cannot be."""
-    try:
-        value = parse(text)
-    except (ValueError, OverflowError):
-        value = float("nan")
+    wrong = UserError(error, option=option, value=text[:40])
+    value = read(parse, text, wrong)
     if not limits[0] <= value <= limits[1]:
-        raise UserError(error, option=option, value=text[:40])
+        raise wrong
     return value

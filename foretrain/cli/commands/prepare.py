@@ -11,8 +11,8 @@ from rich.text import Text
 
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.messages import printable, say
-from foretrain.base.quantities import parse_count
-from foretrain.base.units import format_bytes, format_percent, parse_bytes
+from foretrain.base.quantities import parse_bytes, parse_count, read
+from foretrain.base.units import format_bytes, format_percent
 from foretrain.cli.common import ERR, OUT, Json, Quiet, noted, print_json, print_notes, wrong_value
 from foretrain.data.prepare.sources import not_utf8
 from foretrain.reports import text
@@ -244,17 +244,11 @@ class _Line:
 
 
 def _count(option: str, text: str) -> int:
-    try:
-        return parse_count(text)
-    except ValueError:
-        raise wrong_value(option, text, "count") from None
+    return read(parse_count, text, wrong_value(option, text, "count"))
 
 
 def _size(option: str, text: str) -> int:
-    try:
-        size = parse_bytes(text)
-    except ValueError:
-        raise wrong_value(option, text, "size") from None
+    size = read(parse_bytes, text, wrong_value(option, text, "size"))
     _within(option, size, 1, 256 * 2**20)
     return size
 

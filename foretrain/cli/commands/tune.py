@@ -14,7 +14,7 @@ from foretrain.app.train import need_torch
 from foretrain.app.tune import check_tunable, job_of
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.messages import printable, say
-from foretrain.base.quantities import parse_duration
+from foretrain.base.quantities import parse_duration, read
 from foretrain.base.units import format_bytes
 from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, print_json, print_notes
 from foretrain.cli.old_options import spellings, typed
@@ -86,12 +86,10 @@ def tune_command(
 
 
 def _budget_s(text: str) -> float:
-    try:
-        seconds = parse_duration(text)
-    except ValueError:
-        raise UserError("usage.tune_budget", text=text[:40]) from None
+    wrong = UserError("usage.tune_budget", text=text[:40])
+    seconds = read(parse_duration, text, wrong)
     if seconds < LEAST_BUDGET_S:
-        raise UserError("usage.tune_budget", text=text[:40])
+        raise wrong
     return seconds
 
 

@@ -214,12 +214,11 @@ def test_bombs_take_neither_memory_nor_time(kind: str, own_directory: Path) -> N
 
 
 def test_the_child_has_a_cap_from_the_files_size(own_directory: Path) -> None:
-    folder = str(Path(nanogpt_reader.__file__).parent)
     code = (
-        f"import resource, sys; sys.path.insert(0, {folder!r}); import nanogpt_checkpoint as r; r.limit_memory(1 << 20)\n"
+        "import resource; from foretrain.config import nanogpt_checkpoint as r; r.limit_memory(1 << 20)\n"
         "print(resource.getrlimit(resource.RLIMIT_AS)[0])\ntry: bytearray(400 << 20)\nexcept MemoryError: print('capped')"
     )
-    ended = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.split() == [str((256 + 32) << 20), "capped"]
 
 

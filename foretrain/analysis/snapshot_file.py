@@ -7,13 +7,13 @@ for any amount of memory; the cap follows from the file's size.
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from foretrain.analysis.snapshot_analysis import SnapshotAnalysis, analyse
+from foretrain.base import apart
 from foretrain.base.errors import UserError
 from foretrain.base.safe_read import head, open_stream, read_bytes
 from foretrain.base.units import GIB, MIB
@@ -44,14 +44,9 @@ def read(path: Path, device: int | None = None) -> SnapshotAnalysis:
         raise UserError("data.snapshot", problem=f"{path}: cannot be read ({error.strerror})") from None
     if size > MAX_FILE_BYTES:
         raise UserError("data.snapshot_large", path=str(path), size=size, limit=MAX_FILE_BYTES)
-    command = [sys.executable, "-P", "-m", "foretrain.analysis.snapshot_file", str(path), path.name]
-    command.append(str(-1 if device is None else device))
-    root = str(Path(__file__).parents[2])  # -P keeps the working directory out; this very package is what it shall find
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+    words = (str(path), path.name, str(-1 if device is None else device))
     try:
-        ended = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=MOST_S, check=False, env=environment
-        )
+        ended = apart.finished("foretrain.analysis.snapshot_file", *words, most_s=MOST_S)
     except subprocess.TimeoutExpired:
         raise UserError("data.snapshot", problem=f"{path}: reading it did not end within {MOST_S} s") from None
     if ended.returncode < 0 or b"MemoryError" in ended.stderr:
@@ -66,17 +61,6 @@ def read(path: Path, device: int | None = None) -> SnapshotAnalysis:
 
 def _cap_bytes(file_bytes: int) -> int:
     return min(MOST_BYTES, BASE_BYTES + BYTES_PER_BYTE * file_bytes)
-
-
-def _limit(file_bytes: int) -> None:
-    """Memory and processor time of this process. Windows has no such limits."""
-    try:
-        import resource
-    except ImportError:
-        return
-    most = _cap_bytes(file_bytes)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CPU, (MOST_S, MOST_S))
 
 
 def answer_of(path: str, name: str, device: int) -> dict[str, Any]:
@@ -95,7 +79,7 @@ def answer_of(path: str, name: str, device: int) -> dict[str, Any]:
 def main() -> None:
     """Answer with one JSON object on standard output; nothing where memory ran out."""
     path, name, device = sys.argv[1:4]
-    _limit(Path(path).stat().st_size)
+    apart.limit(memory_bytes=_cap_bytes(Path(path).stat().st_size), processor_s=MOST_S)
     answer = json.dumps(answer_of(path, name, int(device)))
     sys.stdout.write(answer)
 

@@ -1,23 +1,21 @@
-"""Reads nanoGPT's `ckpt.pt` as data, in a process of its own with a memory cap. Standard library only, no torch.
+"""Reads nanoGPT's `ckpt.pt` as data, in a process of its own with a memory cap. No torch.
 
-    python -I nanogpt_checkpoint.py CKPT            what the file holds, as one JSON object on standard output
-    python -I nanogpt_checkpoint.py CKPT FOLDER     the same, and the tensors as safetensors in FOLDER
+    python -P -m foretrain.config.nanogpt_checkpoint CKPT            what the file holds, as one JSON object
+    python -P -m foretrain.config.nanogpt_checkpoint CKPT FOLDER     the same, and the tensors as safetensors in FOLDER
 
 A ckpt.pt is a zip: a pickle that describes the tensors, and each tensor's bytes as a member of its own. The pickle
-is read by an unpickler that knows dictionaries, lists, numbers, texts and tensors and refuses every other name, so
-nothing in it is run; the bytes are copied without being interpreted. A pickle can still ask for any amount of memory
-and a zip for any amount of disk: limits that follow from the file's size stop both.
+is read as plain data and tensors, and every other name is refused, so nothing in it is run; the bytes are copied
+without being interpreted. A pickle can still ask for any amount of memory and a zip for any amount of disk: limits
+that follow from the file's size stop both.
 
 The file (karpathy/nanoGPT train.py): model, optimizer, model_args, iter_num, best_val_loss, config.
 """
 
 import errno
 import gc
-import io
 import json
 import math
 import os
-import pickle
 import re
 import struct
 import sys
@@ -25,6 +23,8 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
+
+from foretrain.base import apart, plain_pickle
 
 MAX_PICKLE_BYTES = 16 * 2**20  # GPT-2 XL with its optimizer has 0.4 MB
 _CHUNK_BYTES = 1 << 20
@@ -141,25 +141,21 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Tens
     return Tensor(storage, offset, tuple(shape))
 
 
-class _Reader(pickle.Unpickler):
-    """Plain data and tensors; every other name in the stream is refused."""
+def _storage(pid: Any) -> Storage:
+    """What torch.save's persistent ids stand for."""
+    if not (isinstance(pid, tuple) and len(pid) == 5 and pid[0] == "storage" and isinstance(pid[1], Kind)):
+        raise Refused("a tensor in it has no storage")
+    _, kind, key, _, count = pid
+    if not (isinstance(key, str) and re.fullmatch(r"\d{1,9}", key)) or type(count) is not int or count < 0:
+        raise Refused("a storage in it is described in an unknown way")
+    return Storage(kind, key, count)
 
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return _tensor
-        if module == "torch" and name in KINDS:
-            return KINDS[name]
-        raise Refused(f"it asks for {module[:60]}.{name[:60]}, which is neither a tensor nor a number, text or table")
 
-    def persistent_load(self, pid: Any) -> Storage:
-        if not (isinstance(pid, tuple) and len(pid) == 5 and pid[0] == "storage" and isinstance(pid[1], Kind)):
-            raise Refused("a tensor in it has no storage")
-        _, kind, key, _, count = pid
-        if not (isinstance(key, str) and re.fullmatch(r"\d{1,9}", key)) or type(count) is not int or count < 0:
-            raise Refused("a storage in it is described in an unknown way")
-        return Storage(kind, key, count)
+_NAMES = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    **{("torch", name): kind for name, kind in KINDS.items()},
+}
 
 
 # -- the file ------------------------------------------------------------------------------------------------
@@ -189,7 +185,9 @@ class Checkpoint:
 
     def _unpickled(self) -> dict[Any, Any]:
         try:
-            held = _Reader(io.BytesIO(self._member("data.pkl", MAX_PICKLE_BYTES))).load()
+            held = plain_pickle.loads(self._member("data.pkl", MAX_PICKLE_BYTES), _NAMES, _storage)
+        except plain_pickle.Asks as error:
+            raise Refused(f"it asks for {error}, which is neither a tensor nor a number, text or table") from None
         except (Refused, MemoryError):
             raise
         except Exception as error:  # a hostile stream can raise nearly anything
@@ -351,13 +349,8 @@ def convert(held: Checkpoint, folder: str, *, moments: bool) -> None:
 
 def limit_memory(file_bytes: int) -> None:
     """Address space for Python itself and for the objects of a pickle as large as this file's can be."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limits; the process of its own is left
-        return
-    most = 256 * 2**20 + 32 * min(file_bytes, MAX_PICKLE_BYTES)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * file_bytes + MAX_PICKLE_BYTES, 2 * file_bytes + MAX_PICKLE_BYTES))
+    pickle_bytes = min(file_bytes, MAX_PICKLE_BYTES)
+    apart.limit(memory_bytes=256 * 2**20 + 32 * pickle_bytes, file_bytes=2 * file_bytes + MAX_PICKLE_BYTES)
 
 
 def main(path: str, folder: str = "", moments: str = "") -> dict[str, Any]:

@@ -7,14 +7,13 @@ our own names (`foretrain export --to safetensors`), or a run or checkpoint of f
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
+from foretrain.base import apart
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.base.safe_read import read_text
-from foretrain.config import nanogpt_checkpoint as nanogpt_reader
 from foretrain.config.families import FAMILIES
 from foretrain.config.nanogpt_checkpoint import Refused, shape_of
 from foretrain.config.presets import GPT2_SHAPES
@@ -73,11 +72,10 @@ def _need_file(path: Path) -> None:
 
 def read_nanogpt(path: Path, folder: Path | None = None, *, moments: bool = False) -> dict[str, Any]:
     """What nanogpt_checkpoint.py says of a ckpt.pt; with `folder` its tensors are written there. Raises Refused."""
-    command = [sys.executable, "-I", nanogpt_reader.__file__, str(path)]
-    command += [str(folder), "moments" if moments else ""] if folder else []
+    words = [str(folder), "moments" if moments else ""] if folder else []
     most_s = 60 + path.stat().st_size / 10e6
     try:
-        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=most_s, check=False)
+        ended = apart.finished("foretrain.config.nanogpt_checkpoint", str(path), *words, most_s=most_s)
         answer = json.loads(ended.stdout)
     except subprocess.TimeoutExpired:
         raise Refused(f"reading it did not end within {most_s:.0f} s") from None

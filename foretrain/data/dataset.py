@@ -5,13 +5,11 @@ fingerprint. foretrain's own index states all of it; beside nanoGPT's files `met
 """
 
 import hashlib
-import io
 import json
-import pickle
-import pickletools
 from pathlib import Path
 from typing import Any
 
+from foretrain.base import plain_pickle
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.base.safe_read import JSON_BYTES, read_bytes, read_text
@@ -164,23 +162,12 @@ def read_meta(path: Path) -> dict[str, Any]:
     return read_meta_pickle(pickled) if pickled.is_file() else {}
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Dictionaries, lists, numbers and text only: every class or function in the stream is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-
-
 def read_meta_pickle(path: Path) -> dict[str, Any]:
     """nanoGPT's meta.pkl as plain data. Raises UserError when it holds anything that would have to be run."""
     try:
-        data = read_bytes(path, _MAX_PICKLE_BYTES)
-        # A memo index of a few bytes makes the unpickler reserve gigabytes.
-        if any("PUT" in op.name and isinstance(arg, int) and arg > 1 << 20 for op, arg, _ in pickletools.genops(data)):
-            raise UserError("data.bad_meta", path=str(path), reason="it is no pickle that Python writes")
-        meta = _PlainUnpickler(io.BytesIO(data)).load()
-    except UserError:
-        raise
+        meta = plain_pickle.loads(read_bytes(path, _MAX_PICKLE_BYTES))
+    except plain_pickle.Asks as error:
+        raise UserError("data.bad_meta", path=str(path), reason=f"it asks for {error}") from None
     except OSError as error:
         raise UserError("data.bad_meta", path=str(path), reason=error.strerror or str(error)) from None
     except Exception as error:  # a hostile stream can raise nearly anything

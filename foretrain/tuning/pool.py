@@ -14,12 +14,12 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from foretrain.base import apart
 from foretrain.base.process_memory import resident_bytes
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
@@ -55,9 +55,9 @@ class _Child:
     def __init__(self, config: RunConfig, job: dict[str, Any], scratch: str) -> None:
         self.config, self.peak_bytes = config, 0
         self.errors = tempfile.TemporaryFile("w+", dir=scratch)  # noqa: SIM115 - closed in `end`
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "foretrain.tuning.child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self.errors, start_new_session=True, env={**os.environ, "TMPDIR": scratch},
+        self.process = apart.start(
+            "foretrain.tuning.child", env={**os.environ, "TMPDIR": scratch},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
         )  # fmt: skip
         self._unread = b""
         self.tell(job)
@@ -100,12 +100,9 @@ class _Child:
 
     def end(self) -> None:
         """Kill it with all that it started, and wait until it is gone."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self.errors):
-            with contextlib.suppress(OSError):
-                stream.close()  # type: ignore[union-attr]
+        apart.end(self.process)
+        with contextlib.suppress(OSError):
+            self.errors.close()
 
 
 class Pool:

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 
-from foretrain.base import bugs
+from foretrain.base import apart, bugs
 from foretrain.base.messages import printable, say
 from foretrain.base.process_memory import resident_bytes
 from foretrain.base.records import Record
@@ -39,11 +39,10 @@ class Trial(Record):
 
 def run_trial(config: RunConfig, cap_bytes: int | None) -> Trial:
     """Try a config's sizes. `cap_bytes`: what the process may take. Ends the child when interrupted."""
-    command = [sys.executable, "-m", "foretrain.tuning.trial"]
     job = json.dumps({"config": config.model_dump(mode="json"), "cap_bytes": cap_bytes}) + "\n"
     beyond = peak = 0
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err, text=True)
+        child = apart.start("foretrain.tuning.trial", stdin=subprocess.PIPE, stdout=out, stderr=err, text=True)
         try:
             assert child.stdin is not None
             with contextlib.suppress(BrokenPipeError):
@@ -56,10 +55,7 @@ def run_trial(config: RunConfig, cap_bytes: int | None) -> Trial:
                     break
                 time.sleep(LOOK_EVERY_S)
         finally:
-            child.kill()
-            child.wait()
-            with contextlib.suppress(OSError):
-                child.stdin.close()  # type: ignore[union-attr]
+            apart.end(child)
         out.seek(0)
         err.seek(0)
         return _result(config, child.returncode, beyond, peak, out.read(), err.read())

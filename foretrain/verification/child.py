@@ -3,14 +3,12 @@
 import contextlib
 import json
 import os
-import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import foretrain
+from foretrain.base import apart
 
 # A run has the allocator as PyTorch brings it; these change what is measured, and a trace does not know them.
 _NOT_PASSED_ON = (
@@ -36,10 +34,10 @@ def ask(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="foretrain-verify-") as folder:
         out = Path(folder) / "answer.json"
         with (Path(folder) / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "foretrain.verification.measure"], stdin=subprocess.PIPE, stdout=log, stderr=log,
-                env=_environment(), cwd=folder, start_new_session=True,
-            )  # fmt: skip
+            kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
+            process = apart.start(
+                "foretrain.verification.measure", env=kept, cwd=folder, stdin=subprocess.PIPE, stdout=log, stderr=log
+            )
         assert process.stdin is not None
         try:
             with contextlib.suppress(OSError):  # it has ended; `wait` says so
@@ -50,28 +48,9 @@ def ask(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
             except subprocess.TimeoutExpired:
                 raise Timeout from None
         finally:
-            _end(process)
+            apart.end(process)
         try:
             found = json.loads(out.read_text("utf-8"))
         except (OSError, ValueError):
             raise Ended(code) from None
         return found
-
-
-def _environment() -> dict[str, str]:
-    source = str(Path(foretrain.__file__).parent.parent)
-    kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
-    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [source, kept.get("PYTHONPATH", "")]))}
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill it with all that it started, compilers for one."""
-    if hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.wait()
-    if process.stdin is not None:
-        with contextlib.suppress(OSError):
-            process.stdin.close()

@@ -2,13 +2,13 @@
 
 import contextlib
 import json
-import os
 import secrets
 import signal
 import subprocess
 import threading
 from typing import Any
 
+from foretrain.base import apart
 from foretrain.base.errors import UserError
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.plan import Plan
@@ -57,20 +57,12 @@ class Job:
         if self.state != "working":
             return
         self.state = "stopped"
-        self._signal(signal.SIGTERM)
+        apart.send(self._process, signal.SIGTERM)
         try:
             self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
-            self._signal(getattr(signal, "SIGKILL", signal.SIGTERM))
+            apart.send(self._process, apart.KILL)
             self._process.wait()
-
-    def _signal(self, number: int) -> None:
-        """To the whole group, so that no worker stays behind."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if hasattr(os, "killpg"):
-                os.killpg(self._process.pid, number)
-            else:
-                self._process.terminate()
 
 
 class Jobs:

@@ -10,7 +10,6 @@ from typing import Any
 
 from foretrain.base.errors import ExitCode
 from foretrain.base.process_memory import resident_bytes
-from foretrain.config import nanogpt_checkpoint as nanogpt_reader
 from tests.faults import hostile, inputs
 from tests.faults.hostile import CANARY, SECRET, Hostile
 from tests.faults.limits import count_of, trials
@@ -70,7 +69,7 @@ class Guard:
 def _own(event: str, words: tuple[Any, ...]) -> bool:
     """What foretrain does by itself: its isolated reader of checkpoints, its cache, a look at the C library."""
     if event == "subprocess.Popen":
-        return list(words[1])[:3] == [sys.executable, "-I", nanogpt_reader.__file__]
+        return list(words[1])[:4] == [sys.executable, "-P", "-m", "foretrain.config.nanogpt_checkpoint"]
     path = str(words[0])
     return path in ("None", "/dev/null") or path.startswith(os.environ["FORETRAIN_CACHE"])
 

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from foretrain.base import apart
 from foretrain.base.errors import UserError
 
 try:
@@ -114,12 +115,8 @@ def error_frame(error: UserError) -> dict[str, Any]:
 def limit_memory(more_bytes: int) -> None:
     """This process may take `more_bytes` more address space than it has; then it gets a MemoryError."""
     try:
-        import resource
-
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         now = pages * os.sysconf("SC_PAGE_SIZE")
-    except (ImportError, OSError, ValueError):
+    except (OSError, ValueError):
         return  # not Linux: the caps on cells, lines and ratios still hold
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = now + more_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    apart.limit(memory_bytes=now + more_bytes)

@@ -7,8 +7,6 @@ it can run. write.py writes the same format. Standard library only.
 """
 
 import contextlib
-import io
-import pickle
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +14,7 @@ from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from foretrain.base.pickle_memo import check_memo
+from foretrain.base import plain_pickle
 from foretrain.predict.allocator.blocks import Block
 from foretrain.predict.allocator.replay import Event
 from foretrain.predict.allocator.replay import replay as replay_events
@@ -134,16 +132,6 @@ class Comparison:
 # -- reading -----------------------------------------------------------------------------------------------
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Dicts, lists, tuples, texts and numbers need no class; whatever asks for one is refused."""
-
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        raise ValueError(f"it wants to load {module_name}.{global_name}, which no memory snapshot needs")
-
-    def persistent_load(self, pid: Any, /) -> Any:
-        raise ValueError("it wants to load something from outside, which no memory snapshot needs")
-
-
 def read(path: Path, device: int = 0) -> Recording:
     """The recording of one device. Raises ValueError with a sentence for what is no snapshot, OSError as open()."""
     return loads(path.read_bytes(), str(path), device)
@@ -157,8 +145,9 @@ def loads(data: bytes, name: str = "snapshot", device: int = 0) -> Recording:
 def unpickled(data: bytes, name: str) -> Any:
     """The plain values of a pickle, whatever they are; nothing in it can run. Raises ValueError with a sentence."""
     try:
-        check_memo(data)
-        return _PlainUnpickler(io.BytesIO(data)).load()
+        return plain_pickle.loads(data)
+    except plain_pickle.Asks as error:
+        raise ValueError(f"{name}: it wants to load {error}, which no memory snapshot needs") from None
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     except Exception as error:  # a damaged pickle can end in almost any of them

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from foretrain.base import apart
 from foretrain.base.errors import UserError
 from foretrain.base.installation import installed_torch
 
@@ -42,12 +43,10 @@ class Interpreter(NamedTuple):
 
     def worker(self, module: str = "foretrain.predict.trace.worker") -> tuple[list[str], dict[str, str]]:
         """The command that starts a module of ours, and the variables that it needs beside the usual ones."""
-        source = str(Path(__file__).parents[3])
         if self.path == sys.executable:
-            paths = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
-            return [self.path, "-m", module], {"PYTHONPATH": paths}
+            return [self.path, "-m", module], {"PYTHONPATH": apart.search_path()}
         borrowed = [path for path in sys.path if path.endswith("-packages")] if self.borrows else []
-        told = {"PYTHONPATH": source, "FORETRAIN_BORROWED": os.pathsep.join(borrowed)}
+        told = {"PYTHONPATH": apart.SOURCE, "FORETRAIN_BORROWED": os.pathsep.join(borrowed)}
         return [self.path, "-c", START, module], told
 
 

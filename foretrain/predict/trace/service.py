@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from foretrain.base import apart
 from foretrain.base.cache import Cache
 from foretrain.base.records import Record
 from foretrain.base.units import MIB
@@ -195,7 +196,7 @@ def _make(wanted: dict[str, Request], listen: Callable[[str], None]) -> dict[str
                 listen(f"{len(found)}/{len(wanted)} · {time.monotonic() - started:.0f} s")
                 time.sleep(0.02)
         finally:
-            _stop(host)
+            apart.end(host)  # its workers are in its group
     return found
 
 
@@ -224,13 +225,6 @@ def start_worker(jobs: Sequence[tuple[Request, Path]], folder: Path) -> subproce
             command, stdin=stdin, stdout=log, stderr=log, env={**environment, **more}, cwd=folder,
             start_new_session=True,
         )  # fmt: skip
-
-
-def _stop(host: subprocess.Popen[bytes]) -> None:
-    """End the process with its workers, which are in its group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(host.pid, signal.SIGKILL)
-    host.wait()
 
 
 def _finish(code: int, out: Path, keep: Path) -> Trace:

@@ -1,0 +1,73 @@
+"""Python in a process of its own: modules of this very foretrain, ended with all that they started."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+try:
+    import resource
+except ImportError:  # Windows has no such limits
+    resource = None
+
+SOURCE = str(Path(__file__).parents[2])
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+
+
+def search_path() -> str:
+    """PYTHONPATH for a process that shall find this foretrain."""
+    return os.pathsep.join(filter(None, (SOURCE, os.environ.get("PYTHONPATH"))))
+
+
+def _command(module: str, words: tuple[str, ...]) -> list[str]:
+    return [sys.executable, "-P", "-m", module, *words]  # -P keeps the working directory out of what is imported
+
+
+def start(module: str, *words: str, env: dict[str, str] | None = None, **streams: Any) -> subprocess.Popen[Any]:
+    """A module that runs in a process group of its own. `env`: its variables, this process's where not given."""
+    own = {**(os.environ if env is None else env), "PYTHONPATH": search_path()}
+    return subprocess.Popen(_command(module, words), env=own, start_new_session=True, **streams)
+
+
+def finished(module: str, *words: str, most_s: float) -> subprocess.CompletedProcess[bytes]:
+    """What a module prints, which reads a file of others'. Raises subprocess.TimeoutExpired."""
+    env = {**os.environ, "PYTHONPATH": search_path()}
+    return subprocess.run(
+        _command(module, words), stdin=subprocess.DEVNULL, capture_output=True, timeout=most_s, check=False, env=env
+    )
+
+
+def send(process: subprocess.Popen[Any], number: int) -> None:
+    """A signal to a process and all that it started; where there are no groups, the process is ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, number)
+        else:
+            process.terminate()
+
+
+def end(process: subprocess.Popen[Any]) -> int:
+    """Kill a process with all that it started, compilers for one, and wait until it is gone; its exit code."""
+    send(process, KILL)
+    code = process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+    return code
+
+
+def limit(*, memory_bytes: int | None = None, file_bytes: int | None = None, processor_s: int | None = None) -> None:
+    """From now on this process may take so much address space and time, and write files so large."""
+    if resource is None:
+        return
+    for kind, most in (
+        (resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_FSIZE, file_bytes), (resource.RLIMIT_CPU, processor_s),
+    ):  # fmt: skip
+        if most is not None:
+            _, hard = resource.getrlimit(kind)
+            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(kind, (most, most))

@@ -64,10 +64,9 @@ def limit(*, memory_bytes: int | None = None, file_bytes: int | None = None, pro
     """From now on this process may take so much address space and time, and write files so large."""
     if resource is None:
         return
-    for kind, most in (
-        (resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_FSIZE, file_bytes), (resource.RLIMIT_CPU, processor_s),
-    ):  # fmt: skip
-        if most is not None:
+    most = {resource.RLIMIT_AS: memory_bytes, resource.RLIMIT_FSIZE: file_bytes, resource.RLIMIT_CPU: processor_s}
+    for kind, value in most.items():
+        if value is not None:
             _, hard = resource.getrlimit(kind)
-            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.setrlimit(kind, (most, most))
+            least = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (least, least))

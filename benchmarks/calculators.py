@@ -32,6 +32,7 @@ from foretrain.base.units import GIB
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
 from foretrain.predict.memory import predict
+from foretrain.predict.spec import StepSpec
 
 HERE = Path(__file__).parent
 CONSTRAINTS = HERE.parent / "constraints.txt"
@@ -162,7 +163,7 @@ def ask(calculator: Calculator, folder: Path) -> dict[str, Any]:
 def ledger() -> dict[str, Any]:
     """foretrain's own figure for the same step."""
     memory = predict(
-        RunConfig(batch_size=12), find("RTX 4090"), "float16", "nanogpt", compiled=False, available_bytes=None
+        StepSpec.of(RunConfig(batch_size=12), find("RTX 4090"), "nanogpt", dtype="float16", compiled=False)
     )
     worst = memory.worst
     parts = {component.id: component.size_bytes for component in worst.components}

@@ -17,6 +17,7 @@ from common import arguments, report
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace.service import Request, traces
 
 FORETRAIN = "from foretrain.cli import main; main()"
@@ -48,7 +49,9 @@ def main() -> None:
         os.environ["FORETRAIN_CACHE"] = cache
         memory = {}
         for mode in ("eager", "compiled"):
-            request = Request(RunConfig(), find("RTX 4070"), "bfloat16", "nanogpt", mode == "compiled")
+            request = Request(
+                StepSpec.of(RunConfig(), find("RTX 4070"), "nanogpt", dtype="bfloat16", compiled=mode == "compiled")
+            )
             memory[mode] = traces([request])[0].facts["peak_rss_bytes"]
     data = {"what": (__doc__ or "").splitlines()[0], "rows": rows, "worker_peak_rss_bytes": memory}
     report(options.out, "plan --exact (both steps)", ["plan", "cold s", "cached s"], table, data)

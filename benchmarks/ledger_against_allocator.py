@@ -17,6 +17,7 @@ from foretrain.config.resolve import from_values
 from foretrain.hardware.cpu import cpu_device
 from foretrain.model.step import build, evaluation_loss, train_step
 from foretrain.predict.memory import predict
+from foretrain.predict.spec import StepSpec
 from foretrain.training.meter import Meter, allocator_peak
 
 PHASES = ("evaluate_first", "first_step", "steady_step", "evaluate_steady")
@@ -76,7 +77,7 @@ def main() -> None:
     for name, values in CONFIGS:
         config = from_values({"device": "cpu", "compile": False, **values}).config
         dtype = "bfloat16" if config.dtype == "bfloat16" else "float32"
-        memory = predict(config, cpu_device(), dtype, "foretrain", compiled=config.compile, available_bytes=None)
+        memory = predict(StepSpec.of(config, cpu_device(), dtype=dtype))
         measured = measure(config, getattr(torch, dtype))
         errors = {p: memory.phase(p).allocated_bytes / measured[p] - 1 for p in PHASES}
         peak = max(measured.values())

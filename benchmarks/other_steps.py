@@ -78,7 +78,7 @@ def micro_batch(way: Way, program: Program) -> list[Operation]:
     """Forward and backward pass of one micro-batch."""
     model = programs.load("other_model").OtherGPT
     attention = "written" if program.written_attention else ""
-    return recorded_ops.micro_batch(way, lambda config: model(config, program, way.step), attention)
+    return recorded_ops.micro_batch(way, lambda config: model(config, program, way.spec.step), attention)
 
 
 def expected_s(case: dict[str, Any], config: RunConfig, gpu: Gpu, way: Way) -> float:
@@ -86,8 +86,8 @@ def expected_s(case: dict[str, Any], config: RunConfig, gpu: Gpu, way: Way) -> f
     program = Program.of(case)
     if program.half_weights:
         config = config.model_copy(update={"master_weights": True})
-        way = replace(way, config=config, step="foretrain")
-    rates = rates_of(gpu, way.dtype, "dtype", way.torch)
+        way = replace(way, spec=replace(way.spec, config=config, step="foretrain"))
+    rates = rates_of(gpu, way.spec.dtype, "dtype", way.torch)
     assert rates
     micro = micro_batch(way, program)
     launching_s = sum(op.runs for op in micro) * rates.launch_s(compiled=way.compiled) + PYTHON_S

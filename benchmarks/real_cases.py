@@ -18,6 +18,7 @@ from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.predict.memory import CONTEXT_EXPECTED_BYTES, CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES, predict
 from foretrain.predict.plan import plan
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace.forecast import requests_for, traced
 from foretrain.predict.trace.replay import replay
 from foretrain.predict.trace.service import traces
@@ -32,7 +33,7 @@ def case_a() -> dict[str, Any]:
     forecast = traced(plan(config, GPU))
     found = forecast.memory_of("nanogpt")
     reserved = max(p.reserved_bytes or 0 for p in found.phases)
-    eager = predict(config, GPU, forecast.dtype, "nanogpt", compiled=False, available_bytes=None).worst
+    eager = predict(StepSpec.of(config, GPU, "nanogpt", dtype=forecast.dtype, compiled=False)).worst
     return {
         "case": "A", "allocated_bytes": found.worst.allocated_bytes, "reserved_bytes": reserved,
         "process_bytes": [reserved + c for c in (CONTEXT_LOW_BYTES, CONTEXT_EXPECTED_BYTES, CONTEXT_HIGH_BYTES)],
@@ -47,7 +48,7 @@ def case_c(compiled: bool, others: int) -> dict[str, Any]:
     base = plan(config, GPU, used_by_others_bytes=others)
     answer = traced(base).exact_of("nanogpt")
     assert answer is not None
-    trace = traces(requests_for(config, GPU, base.dtype, "nanogpt", compiled=compiled))[0]
+    trace = traces(requests_for(StepSpec.of(config, GPU, "nanogpt", dtype=base.dtype, compiled=compiled)))[0]
     deaths = []
     for context in (CONTEXT_LOW_BYTES, CONTEXT_EXPECTED_BYTES, CONTEXT_HIGH_BYTES):
         limit = (base.available_bytes or 0) - context

@@ -22,6 +22,7 @@ from foretrain.base.errors import UserError
 from foretrain.config.resolve import from_values
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import plan
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import service
 from foretrain.predict.trace.forecast import requests_for
 from foretrain.predict.trace.replay import replay, smallest_limit_bytes
@@ -57,7 +58,9 @@ def compared(knobs: dict[str, Any], card: str) -> Iterator[dict[str, Any]]:
     config = from_values(knobs).config
     made = plan(config, find(card))
     for memory in made.memory:
-        traces = service.traces(requests_for(config, made.gpu, made.dtype, memory.step, compiled=made.compiled))
+        traces = service.traces(
+            requests_for(StepSpec.of(config, made.gpu, memory.step, dtype=made.dtype, compiled=made.compiled))
+        )
         for trace in traces[:1]:
             run = replay(trace)
             told = max(phase.reserved_bytes or 0 for phase in memory.phases if phase.phase != "resume")

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foretrain.predict.spec import StepSpec
+
 sys.path.insert(0, str(Path(__file__).parent))
 from common import arguments, report
 
@@ -53,7 +55,7 @@ def traced(config: RunConfig, step: StepName, *, compiled: bool) -> Memory:
 
 
 def seconds(config: RunConfig, dtype: Dtype, step: StepName, *, compiled: bool) -> float:
-    found = step_time(config, GPU, dtype, step, compiled=compiled)
+    found = step_time(StepSpec.of(config, GPU, step, dtype=dtype, compiled=compiled))
     assert found
     return found.expected_s
 

@@ -16,6 +16,7 @@ from common import arguments, report
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.time import step_time
 from foretrain.training.device import place
 from foretrain.training.host_memory import keep_memory
@@ -55,7 +56,7 @@ def main() -> None:
     configs = [RunConfig(**{"gradient_accumulation_steps": 1, **knobs}, dropout=0.0) for _, knobs, _, _ in cases]
     forecasts = []
     for config, (_, _, dtype, compiled) in zip(configs, cases, strict=True):
-        forecasts.append(step_time(config, gpu, dtype, "foretrain", compiled=compiled))
+        forecasts.append(step_time(StepSpec.of(config, gpu, dtype=dtype, compiled=compiled)))
     samples: list[list[float]] = [[] for _ in cases]
     for _ in range(ROUNDS):
         for i, (config, (name, _, dtype, compiled)) in enumerate(zip(configs, cases, strict=True)):

@@ -21,6 +21,7 @@ from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import Gpu, catalogue, find
 from foretrain.model.shape import ModelShape
 from foretrain.predict.software import ASSUMED, parse
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Way
 from foretrain.predict.speed.time import Range, range_of, step_time
 
@@ -65,10 +66,12 @@ def predicted(log: Case, config: RunConfig, gpu: Gpu) -> Range:
     torch = parse(log["torch"]) or ASSUMED
     if not log["program"]:
         at = config.model_copy(update={"torch_version": str(torch)})
-        found = step_time(at, gpu, log["dtype"], "nanogpt", compiled=log["compiled"])
+        found = step_time(StepSpec.of(at, gpu, "nanogpt", dtype=log["dtype"], compiled=log["compiled"]))
         assert found
         return found
-    way = Way(config, log["dtype"], "nanogpt", log["compiled"], True, True, torch)
+    way = Way(
+        StepSpec.of(config, find("RTX 4070"), "nanogpt", dtype=log["dtype"], compiled=log["compiled"]), True, torch
+    )
     return range_of(other_steps.expected_s(log, config, gpu, way), gpu, as_nanogpt=log["kind"] != "other")
 
 

@@ -6,7 +6,8 @@ from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
 from foretrain.model.shape import ModelShape
 from foretrain.predict.memory import predict
-from foretrain.predict.plan import choose_dtype, plan, timing
+from foretrain.predict.plan import plan, timing
+from foretrain.predict.spec import StepSpec
 
 MODELS = {
     "124M": {},
@@ -40,7 +41,7 @@ def _step_s(knobs: dict[str, int], card: str, mode: str, dtype: str) -> float | 
     if mode == "fp8" and gpu.capability < (8, 9):
         return None
     config = RunConfig.model_validate(values)
-    made = timing(config, gpu, choose_dtype(config, gpu)[0], "foretrain", config.compile)
+    made = timing(StepSpec.of(config, gpu))
     return made.step_s.expected_s if made else None
 
 
@@ -68,7 +69,7 @@ def moments() -> str:
         rows, times = [], []
         for optimizer in ("adamw", "adamw8bit"):
             config = RunConfig.model_validate({**knobs, "optimizer": optimizer})
-            memory = predict(config, gpu, "bfloat16", "foretrain", compiled=True, available_bytes=None)
+            memory = predict(StepSpec.of(config, gpu, dtype="bfloat16", compiled=True))
             size = next(row.size_bytes for row in memory.phase("evaluate_steady").components if row.id == "optimizer")
             rows.append(f"{size / 2**20:,.0f} MiB")
             timing = plan(config, gpu).timing

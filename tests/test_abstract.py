@@ -14,6 +14,7 @@ from foretrain.hardware.cpu import cpu_device
 from foretrain.predict.abstract import passage, step
 from foretrain.predict.abstract.dims import Dim, factors
 from foretrain.predict.estimate.simulated_run import SimulatedRun
+from foretrain.predict.spec import StepSpec
 
 
 def drawn(draw: random.Random) -> tuple[RunConfig, str, str, str]:
@@ -47,7 +48,9 @@ def drawn(draw: random.Random) -> tuple[RunConfig, str, str, str]:
 
 
 def events_of(config: RunConfig, dtype: str, how: str, card: str) -> tuple[Any, ...]:
-    run = SimulatedRun(config, cpu_device() if card == "cpu" else find(card), dtype, how, False)  # type: ignore[arg-type]
+    run = SimulatedRun(
+        StepSpec.of(config, cpu_device() if card == "cpu" else find(card), how, dtype=dtype, compiled=False)
+    )  # type: ignore[arg-type]
     peaks = {phase: (peak.nbytes, peak.moment) for phase, peak in run.peaks().items()}
     return run.t.events, run.t.sizes, peaks, run.saved_bytes
 

@@ -18,6 +18,7 @@ from foretrain.model.shape import ModelShape
 from foretrain.model.step import build, train_step
 from foretrain.predict.memory import predict
 from foretrain.predict.plan import plan, save_time
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Way
 from foretrain.predict.speed.step_ops import EIGHT_BIT_LAUNCHES, optimizer, optimizer_launches
 from foretrain.training import checkpoint
@@ -178,13 +179,13 @@ def test_the_ledger_counts_the_moments() -> None:
     plain = config.model_copy(update={"optimizer": "adamw"})
     sizes = {}
     for name, c in (("low", config), ("plain", plain)):
-        made = predict(c, gpu, "bfloat16", "foretrain", compiled=True, available_bytes=None)
+        made = predict(StepSpec.of(c, gpu, dtype="bfloat16", compiled=True))
         rows = {row.id: row.size_bytes for row in made.phase("evaluate_steady").components}
         sizes[name] = rows["optimizer"]
     P = ModelShape.of(config).n_params
     assert sizes["low"] == pytest.approx(P * (2 + 8 / 256), rel=1e-3)
     assert sizes["plain"] == pytest.approx(8 * P, rel=1e-3)
-    nano = [predict(c, gpu, "bfloat16", "nanogpt", compiled=True, available_bytes=None) for c in (config, plain)]
+    nano = [predict(StepSpec.of(c, gpu, "nanogpt", dtype="bfloat16", compiled=True)) for c in (config, plain)]
     assert nano[0] == nano[1]
     low, full = save_time(config), save_time(plain)
     assert low.expected_s / full.expected_s == pytest.approx(6.03 / 12, rel=0.01)
@@ -202,7 +203,7 @@ def test_bytes_launches_and_temporaries_are_those_of_a_real_step() -> None:
     with Kernels() as seen:
         low.step()
     config = RunConfig(n_layer=1, n_head=1, n_embd=64, vocab_size=numel // 64, optimizer="adamw8bit")
-    way = Way(config, "bfloat16", "foretrain", compiled=False, train=True, cuda=True)
+    way = Way(StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=False), True)
     update = next(op for op in optimizer(way) if op.kind == "adamw" and op.shape == (numel,))
     assert seen.nbytes == pytest.approx(update.nbytes, rel=0.05)
     assert seen.count == pytest.approx(2 * EIGHT_BIT_LAUNCHES, abs=4)

@@ -29,6 +29,7 @@ from foretrain.model.techniques import TECHNIQUES
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.memory import worst_verdict
 from foretrain.predict.plan import Plan, plan
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import service, worker
 from foretrain.predict.trace.service import Request
 from foretrain.reports.document import Paragraph
@@ -152,7 +153,7 @@ REFERENCE = State(SMALL, GPU, "foretrain", 0)
 
 def traced_peak(state: State) -> int:
     config = state.config
-    request = Request(config, state.gpu, state.dtype, state.step, config.compile)
+    request = Request(StepSpec.of(config, state.gpu, state.step, dtype=state.dtype, compiled=config.compile))
     return max(peak for peak, _ in worker.trace(request.job()).peaks().values())
 
 

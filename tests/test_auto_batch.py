@@ -19,6 +19,7 @@ from foretrain.config.resolve import resolve, to_toml
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cpu import nominal_cpu
 from foretrain.predict.memory import predict, worst_verdict
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.time import step_time
 from foretrain.training.device import place
 from foretrain.training.store import RunDirectory
@@ -110,7 +111,7 @@ def test_the_largest_that_fits_a_card(layers: int, batch: int, acc: int, room_gi
 
     def fits(size: int) -> bool:
         made = cut(config, size)
-        memory = predict(made, gpu, "bfloat16", "foretrain", compiled=compile, available_bytes=room)
+        memory = predict(StepSpec.of(made, gpu, dtype="bfloat16", compiled=compile), room)
         return worst_verdict(memory) == "fits"
 
     assert (choice.config.tokens_per_step, choice.config.eval_rows) == (config.tokens_per_step, config.eval_rows)
@@ -133,7 +134,7 @@ def test_a_laptop_does_not_take_all_sequences_at_once() -> None:
     assert choice.config.batch_size < 480
 
     def step_s(size: int) -> float:
-        found = step_time(cut(config, size), cpu, "float32", "foretrain", compiled=False)
+        found = step_time(StepSpec.of(cut(config, size), cpu, dtype="float32", compiled=False))
         assert found
         return found.expected_s
 

@@ -7,6 +7,7 @@ import torch
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import worker
 from foretrain.predict.trace.autotuning import Autotuning, Ways, ways
 from foretrain.predict.trace.card.torch_cuda import Card, Memory
@@ -39,7 +40,7 @@ ON_THE_CUDA_BUILD = {
 @pytest.mark.parametrize("case", ON_THE_CUDA_BUILD)
 def test_a_compiled_run_takes_what_it_took_on_the_cuda_build(case: str) -> None:
     knobs, dtype, measured = ON_THE_CUDA_BUILD[case]
-    request = Request(RunConfig.model_validate(knobs), find("RTX 4070"), dtype, "foretrain", True, False)  # type: ignore[arg-type]
+    request = Request(StepSpec.of(RunConfig.model_validate(knobs), find("RTX 4070"), dtype=dtype, compiled=True), False)  # type: ignore[arg-type]
     found = {p.phase: (p.allocated_bytes, p.reserved_bytes) for p in replay(worker.trace(request.job())).phases}
     assert {phase: found[phase] for phase in measured} == measured
 

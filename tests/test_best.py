@@ -15,6 +15,7 @@ from foretrain.hardware.catalogue import find
 from foretrain.model.shape import ModelShape
 from foretrain.predict import scaling as s
 from foretrain.predict.plan import Plan, plan, timing
+from foretrain.predict.spec import StepSpec
 from tests.kit.command import foretrain
 
 CHINCHILLA_FLOPS = 5.76e23  # Hoffmann et al. 2022, section 4: Gopher's budget
@@ -136,7 +137,7 @@ def test_nothing_in_the_grid_beats_it() -> None:
             config = winner.config.model_copy(update={**shape, **rest, "eval_iters": max(1, winner.config.eval_iters)})
             if 16 * ModelShape.of(config).n_params > 12 * 2**30:
                 continue
-            took = timing(config, base.gpu, base.dtype, "foretrain", config.compile)
+            took = timing(StepSpec.of(config, base.gpu, dtype=base.dtype))
             assert took
             steps = 3600 / took.step_s.expected_s
             loss = s.BESIROGLU.loss(ModelShape.of(config).n_params, steps * config.tokens_per_step)

@@ -15,6 +15,7 @@ from foretrain.config.options import RunConfig
 from foretrain.hardware import sensors
 from foretrain.hardware.calibration import StepTime, path_of
 from foretrain.hardware.cpu import cpu_device
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Way
 from foretrain.predict.speed.step_ops import step
 from foretrain.predict.speed.time import step_time
@@ -52,7 +53,7 @@ def test_every_kind_of_operation_is_measured(hasty: Path) -> None:
     found = module.calibrate(place(RunConfig(device="cpu", compile=False)), ["float32", "bfloat16"], [False], ignore)
     measured = {(k.kind, k.dtype) for k in found.kernels}
     for dtype in ("float32", "bfloat16"):
-        for op in step(Way(tiny(dropout=0.1), dtype, "foretrain", False, True, cuda=False)):  # type: ignore[arg-type]
+        for op in step(Way(StepSpec.of(tiny(dropout=0.1), cpu_device(), dtype=dtype, compiled=False), True)):  # type: ignore[arg-type]
             assert (op.kind, dtype) in measured or (op.kind, "float32") in measured, op.kind
     assert all(k.time_s > 0 and math.prod(k.shape) > 0 for k in found.kernels)
     assert found.context_bytes is None
@@ -130,7 +131,7 @@ def test_a_step_is_corrected_by_one_that_is_carried_out_alike(hasty: Path) -> No
         found = kernels_only.model_copy(update={"steps": tuple(steps)})
         gpu = cpu_device().model_copy(update={"calibration": found})
         config = RunConfig.model_validate({**own, "device": "cpu", "dtype": "bfloat16", **options})
-        time = step_time(config, gpu, "bfloat16", "foretrain", compiled=False)
+        time = step_time(StepSpec.of(config, gpu, dtype="bfloat16", compiled=False))
         assert time is not None
         return time.expected_s
 

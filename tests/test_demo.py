@@ -12,6 +12,7 @@ import typer
 from foretrain.app.calibrate import calibrate
 from foretrain.cli.commands import demo
 from foretrain.config.resolve import resolve
+from foretrain.predict.spec import StepSpec
 from tests.kit.calibrations import hasty  # noqa: F401
 from tests.kit.command import REPO, foretrain
 
@@ -124,7 +125,9 @@ def test_gpu_comparison_of_a_card_that_is_the_simulator(own_directory: Path) -> 
 
     knobs = {"n_layer": 1, "n_head": 2, "n_embd": 64, "block_size": 64, "vocab_size": 512, "batch_size": 4}
     gpu = find("RTX 4070")
-    (trace,) = traces([Request(RunConfig.model_validate(knobs), gpu, "float16", "nanogpt", False)])
+    (trace,) = traces(
+        [Request(StepSpec.of(RunConfig.model_validate(knobs), gpu, "nanogpt", dtype="float16", compiled=False))]
+    )
     run = replay(trace)
     sizes = [trace.allocations[e].nbytes if e >= 0 else -trace.allocations[~e].nbytes for e in trace.events]
     phases = {

@@ -29,6 +29,7 @@ from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.memory import CONTEXT_EXPECTED_BYTES, LATER_KERNELS_BYTES, predict, worst_verdict
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.snapshot import read as snapshot
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.forecast import traced
 from foretrain.predict.trace.largest import RANGES, Probe, highest_that_fits, largest
@@ -55,7 +56,7 @@ def small_plan(**changes: object) -> Plan:
 
 
 def request(**changes: object) -> Request:
-    return Request(RunConfig.model_validate({**SMALL, **changes}), GPU, "float16", "foretrain", False)
+    return Request(StepSpec.of(RunConfig.model_validate({**SMALL, **changes}), GPU, dtype="float16", compiled=False))
 
 
 # -- traces on request -------------------------------------------------------------------------------------
@@ -132,8 +133,13 @@ def test_what_does_not_shape_memory_shares_a_trace() -> None:
     assert request(gradient_accumulation_steps=3).key() == request(gradient_accumulation_steps=40).key()
     for changed in ({"batch_size": 5}, {"dropout": 0.1}, {"grad_clip": 0.0}, {"eval_batch_size": 9}):
         assert request(**changed).key() != key
-    assert Request(request().config, find("RTX 3060 12GB"), "float16", "foretrain", False).key() != key
-    nanos = [Request(request(**c).config, GPU, "float16", "nanogpt", False).key() for c in ({}, {"eval_batch_size": 9})]
+    assert (
+        Request(StepSpec.of(request().spec.config, find("RTX 3060 12GB"), dtype="float16", compiled=False)).key() != key
+    )
+    nanos = [
+        Request(StepSpec.of(request(**c).spec.config, GPU, "nanogpt", dtype="float16", compiled=False)).key()
+        for c in ({}, {"eval_batch_size": 9})
+    ]
     assert nanos[0] == nanos[1]  # nanoGPT has no evaluation sizes of its own
 
 
@@ -300,7 +306,7 @@ def test_numbers_of_the_formulas_are_the_bytes() -> None:
 
 def test_explanation_of_a_traced_plan() -> None:
     found = traced(small_plan())
-    (trace,) = traces([Request(found.config, found.gpu, found.dtype, "nanogpt", False)])
+    (trace,) = traces([Request(StepSpec.of(found.config, found.gpu, "nanogpt", dtype=found.dtype, compiled=False))])
     answer = explain(found, "nanogpt", trace)
     assert sum(group.size_bytes for group in answer.tensors) <= answer.phase.allocated_bytes
     assert any(group.where == "transformer.h.*.mlp.c_fc.weight" and group.count == 2 for group in answer.tensors)
@@ -349,7 +355,7 @@ def test_only_a_reading_of_the_process_excludes_the_other_mode() -> None:
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_no_name_of_a_tensor_is_broken(width: int) -> None:
     found = traced(small_plan())
-    (trace,) = traces([Request(found.config, found.gpu, found.dtype, "nanogpt", False)])
+    (trace,) = traces([Request(StepSpec.of(found.config, found.gpu, "nanogpt", dtype=found.dtype, compiled=False))])
     console = Console(width=width, file=io.StringIO())
     text.render(explain_view.document(found, explain(found, "nanogpt", trace)), console)
     assert "transformer.h.*.mlp.c_fc.weight" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -601,9 +607,7 @@ def test_a_measured_context_replaces_the_published_range() -> None:
     known = gpu.model_copy(
         update={"calibration": made_up_calibration().model_copy(update={"context_bytes": 250 * MIB})}
     )
-    plain, measured = (
-        predict(config, card, "float16", "foretrain", compiled=False, available_bytes=None) for card in (gpu, known)
-    )
+    plain, measured = (predict(StepSpec.of(config, card, dtype="float16", compiled=False)) for card in (gpu, known))
     assert plain.context.source == "published"
     assert measured.context.source == "calibrated"
     assert measured.worst.needed_low_bytes - plain.worst.needed_low_bytes == (250 - 133) * MIB

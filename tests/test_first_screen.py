@@ -17,6 +17,7 @@ from foretrain.base.units import GIB, format_rough
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import Plan, plan
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.bottleneck import bottleneck
 from foretrain.predict.trace.record import Allocation
 from foretrain.predict.trace.roles import role_of
@@ -191,7 +192,7 @@ def made(*words: str, gpu: str = "RTX 4070") -> Plan:
 
 def test_what_limits_follows_the_operations() -> None:
     def limit(found: Plan) -> str:
-        slow = bottleneck(found.config, found.gpu, found.dtype, "foretrain", compiled=found.compiled)
+        slow = bottleneck(StepSpec.of(found.config, found.gpu, dtype=found.dtype, compiled=found.compiled))
         assert slow is not None
         assert 0 < slow.share <= 1
         return slow.limit

@@ -10,6 +10,7 @@ from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import Gpu, catalogue, detect, find, match, nearest
 from foretrain.hardware.cpu import cpu_device
 from foretrain.predict.plan import plan
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.time import step_time
 from foretrain.reports import html
 from foretrain.reports.views import plan as plan_view
@@ -117,7 +118,7 @@ def test_laptop_range_reaches_down_to_the_version_with_the_least_power() -> None
     config = resolve(["gpt2-124m"]).config
     laptop = find("RTX 4060 Laptop")
     alike = laptop.model_copy(update={"lowest_boost_clock_ghz": None, "lowest_board_power_w": None})
-    wide, narrow = (step_time(config, gpu, "bfloat16", "foretrain", compiled=True) for gpu in (laptop, alike))
+    wide, narrow = (step_time(StepSpec.of(config, gpu, dtype="bfloat16", compiled=True)) for gpu in (laptop, alike))
     assert wide
     assert narrow
     assert wide.expected_s == narrow.expected_s

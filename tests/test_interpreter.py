@@ -10,16 +10,14 @@ from foretrain.base.errors import UserError
 from foretrain.base.installation import installed_torch
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.replay import replay
 from foretrain.predict.trace.service import Request, TraceUnavailable, traces
 from tests.kit.command import foretrain
 
 START = service.start_worker  # other tests start their workers in a quicker way (conftest.py)
-REQUEST = Request(
-    RunConfig(n_layer=1, n_head=1, n_embd=32, block_size=32, vocab_size=64, batch_size=2, gradient_accumulation_steps=1),
-    find("RTX 4070"), "float32", "nanogpt", compiled=False,
-)  # fmt: skip
+REQUEST = Request(StepSpec.of(RunConfig(n_layer=1, n_head=1, n_embd=32, block_size=32, vocab_size=64, batch_size=2, gradient_accumulation_steps=1), find("RTX 4070"), "nanogpt", dtype="float32", compiled=False))  # fmt: skip
 
 
 def environment(folder: Path, script: str) -> str:

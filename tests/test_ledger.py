@@ -28,6 +28,7 @@ from foretrain.predict import memory
 from foretrain.predict.estimate.padding import Product, time_padding
 from foretrain.predict.estimate.simulated_run import CUDA_GRANULE
 from foretrain.predict.memory import StepMemory, components, estimated, predict, worst_verdict
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.timeline import Timeline
 from foretrain.training.meter import Meter, allocator_peak
 from tests.kit.command import REPO
@@ -39,7 +40,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def ledger(config: RunConfig, *, dtype: str = "float16", step: str = "foretrain", compiled: bool = False) -> StepMemory:
-    return predict(config, GPU, dtype, step, compiled=compiled, available_bytes=None)  # type: ignore[arg-type]
+    return predict(StepSpec.of(config, GPU, step, dtype=dtype, compiled=compiled))  # type: ignore[arg-type]
 
 
 def measured_on_cpu(config: RunConfig, dtype: str) -> dict[str, int]:
@@ -84,7 +85,7 @@ KERNEL_SCRATCH_BYTES = {"float32": 64 * 1024, "bfloat16": 192 * 1024}
 
 
 def check_against_the_real_allocator(config: RunConfig, dtype: str, tolerance: float) -> None:
-    predicted = predict(config, cpu_device(), dtype, "foretrain", compiled=False, available_bytes=None)  # type: ignore[arg-type]
+    predicted = predict(StepSpec.of(config, cpu_device(), dtype=dtype, compiled=False))  # type: ignore[arg-type]
     measured = measured_on_cpu(config, dtype)
     for phase in ("evaluate_first", "first_step", "steady_step", "evaluate_steady"):
         expected = pytest.approx(measured[phase], rel=tolerance, abs=KERNEL_SCRATCH_BYTES[dtype])
@@ -338,7 +339,7 @@ def test_components_add_up_and_nothing_is_left_alive(
     from foretrain.predict.estimate.simulated_run import SimulatedRun
 
     gpu = cpu_device() if cpu else GPU
-    run = SimulatedRun(config, gpu, dtype, step, compiled)  # type: ignore[arg-type]
+    run = SimulatedRun(StepSpec.of(config, gpu, step, dtype=dtype, compiled=compiled))  # type: ignore[arg-type]
     for peak in run.peaks().values():
         rows = components(peak, ModelShape.of(config).n_params)
         assert sum(row.size_bytes for row in rows) == peak.nbytes
@@ -390,13 +391,13 @@ def test_verdicts() -> None:
     steady = ledger(config, step="nanogpt", compiled=True).worst
 
     def verdict(available: int) -> str | None:
-        memory = predict(config, GPU, "float16", "nanogpt", compiled=True, available_bytes=available)
+        memory = predict(StepSpec.of(config, GPU, "nanogpt", dtype="float16", compiled=True), available)
         return worst_verdict(memory)
 
     assert verdict(steady.allocated_bytes) == "does_not_fit"
     assert verdict(steady.needed_low_bytes) == "tight"
     assert verdict(steady.needed_expected_bytes + 300 * MIB) == "fits"
-    memory = predict(config, GPU, "float16", "nanogpt", compiled=True, available_bytes=None)
+    memory = predict(StepSpec.of(config, GPU, "nanogpt", dtype="float16", compiled=True))
     assert worst_verdict(memory) is None
 
 
@@ -423,7 +424,9 @@ def test_what_a_kept_estimate_goes_by_is_all_that_it_depends_on(gpu: str, compil
     """Estimates are kept by a key; a knob that is not in it changes nothing."""
     base = RunConfig(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=512, batch_size=2, optimizer="muon",
                      gradient_accumulation_steps=4, loss_chunk_size=32, activation_checkpointing=True)  # fmt: skip
-    asked = memory.Asked(base, cpu_device() if gpu == "cpu" else find(gpu), "bfloat16", "foretrain", compiled)
+    asked = memory.Asked(
+        StepSpec.of(base, cpu_device() if gpu == "cpu" else find(gpu), dtype="bfloat16", compiled=compiled)
+    )
     expected, unlike = memory.Ledger(asked).memory, set()
     for name, field in RunConfig.model_fields.items():
         value = getattr(base, name)
@@ -434,7 +437,7 @@ def test_what_a_kept_estimate_goes_by_is_all_that_it_depends_on(gpu: str, compil
         for other in others:
             config = base.model_copy(update={name: other})
             try:
-                question = memory.Asked(config, asked.gpu, "bfloat16", "foretrain", compiled)
+                question = memory.Asked(StepSpec.of(config, asked.spec.gpu, dtype="bfloat16", compiled=compiled))
                 if question == asked:
                     assert memory.Ledger(question).memory == expected, (name, other)
                 else:
@@ -451,7 +454,7 @@ def test_a_kept_estimate_of_another_card_is_not_taken(compiled: bool) -> None:
     answers: dict[memory.Asked, memory.StepMemory] = {}
     for gpu in catalogue().values():
         if gpu.kind == "cuda":
-            asked = memory.Asked(base, gpu, "float16", "foretrain", compiled)
+            asked = memory.Asked(StepSpec.of(base, gpu, dtype="float16", compiled=compiled))
             found = memory.Ledger(asked).memory
             assert answers.setdefault(asked, found) == found, gpu.name
 
@@ -463,7 +466,7 @@ def test_a_search_asks_whether_it_fits_and_hears_what_the_verdict_says() -> None
     answers = set()
     for more in others:
         config = resolve([*words, *more]).config
-        ledger = estimated(config, find("RTX 4070"), "float32", "foretrain", compiled=False)
+        ledger = estimated(StepSpec.of(config, find("RTX 4070"), dtype="float32", compiled=False))
         for share in (0.7, 0.9, 0.97, 1.0, 1.03, 1.1, 1.5):
             room = int(ledger.memory.needed_bytes * share)
             fits = ledger.fits(room, 12 << 30)
@@ -475,7 +478,7 @@ def test_a_search_asks_whether_it_fits_and_hears_what_the_verdict_says() -> None
 def test_a_run_that_only_evaluates_dies_in_its_evaluation() -> None:
     """Under a limit where training would die first in a larger one: that it never comes to it changes nothing."""
     config = resolve(["--n_layer=6", "--batch_size=16", "--compile=false", "--eval_only=true"]).config
-    ledger = estimated(config, find("RTX 4070"), "bfloat16", "nanogpt", compiled=False)
+    ledger = estimated(StepSpec.of(config, find("RTX 4070"), "nanogpt", dtype="bfloat16", compiled=False))
     (phase,) = ledger.memory.phases
     assert phase.phase == "evaluate_first"
     assert phase.reserved_bytes

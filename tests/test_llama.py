@@ -1,7 +1,6 @@
 """The Llama family: its maths against transformers', counts, forecasts, exact resume, and weights in and out."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,8 @@ from foretrain.predict.abstract import step
 from foretrain.predict.estimate.simulated_run import SimulatedRun
 from foretrain.predict.memory import StepMemory, predict
 from foretrain.predict.plan import plan
-from foretrain.predict.speed.ops import flops
+from foretrain.predict.spec import StepSpec
+from foretrain.predict.speed.ops import Way, flops
 from foretrain.predict.speed.step_ops import micro_batch
 from foretrain.predict.trace.forecast import traced
 from foretrain.reports.views import plan as plan_view
@@ -201,14 +201,12 @@ def formulas(memory: StepMemory) -> str:
 
 
 def test_formulas_have_the_familys_letters() -> None:
-    found = formulas(
-        predict(small(**WIDE), find("RTX 4070"), "bfloat16", "foretrain", compiled=False, available_bytes=None)
-    )
+    found = formulas(predict(StepSpec.of(small(**WIDE), find("RTX 4070"), dtype="bfloat16", compiled=False)))
     assert "2·B·T·F" in found
     assert "2·B·T·K·D" in found
     assert "2·B·T·C" in found  # all heads of queries are as wide as the model
     wider = small(**QWEN3_WIDE)
-    found = formulas(predict(wider, find("RTX 4070"), "bfloat16", "foretrain", compiled=False, available_bytes=None))
+    found = formulas(predict(StepSpec.of(wider, find("RTX 4070"), dtype="bfloat16", compiled=False)))
     assert "2·B·T·H·D" in found
 
 
@@ -238,8 +236,8 @@ def test_its_kernels_do_not_hang_on_what_was_planned_before(monkeypatch: pytest.
     for card in ("Tesla T4", "RTX 4070"):
         for kept in ("_recorders", "_structures", "_launches", "_alike"):
             monkeypatch.setattr(step, kept, {})
-        SimulatedRun(config, find(card), "float16", "foretrain", False).peaks()
-        found.append(micro_batch(replace(way(config, "float16", train=True), cuda=True)))
+        SimulatedRun(StepSpec.of(config, find(card), dtype="float16", compiled=False)).peaks()
+        found.append(micro_batch(Way(StepSpec.of(config, find("RTX 4070"), dtype="float16", compiled=False))))
     assert found[0] == found[1]
 
 

@@ -32,6 +32,7 @@ from foretrain.model.low_precision import (
 from foretrain.model.precision_check import compare, rows_of_check
 from foretrain.model.step import TrainState, build, train_step
 from foretrain.predict.plan import plan
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Way
 from foretrain.predict.speed.step_ops import step as step_operations
 from foretrain.predict.speed.time import bound_s, step_time
@@ -358,13 +359,14 @@ def test_train_refuses_before_it_writes(tmp_path: Path) -> None:
 def test_flops_stay_and_the_bound_is_that_of_the_faster_products(mode: Any, compiled: bool) -> None:
     gpu = find("RTX 4090")
     plain, low = (
-        Way(RunConfig(matmul=matmul), "float16", "foretrain", compiled, True, True) for matmul in ("dtype", mode)
+        Way(StepSpec.of(RunConfig(matmul=matmul), gpu, dtype="float16", compiled=compiled))
+        for matmul in ("dtype", mode)
     )
     assert sum(op.runs * op.flops for op in step_operations(plain)) == sum(
         op.runs * op.flops for op in step_operations(low)
     )
-    assert bound_s(low, gpu) < bound_s(plain, gpu)
-    nano = Way(RunConfig(matmul=mode), "float16", "nanogpt", compiled, True, True)
+    assert bound_s(low) < bound_s(plain)
+    nano = Way(StepSpec.of(RunConfig(matmul=mode), gpu, "nanogpt", dtype="float16", compiled=compiled))
     assert all(op.arithmetic == "dtype" for op in step_operations(nano))
 
 
@@ -373,10 +375,7 @@ def test_wide_models_gain_from_8_bits_and_narrow_ones_do_not() -> None:
 
     def gain(mode: Any, width: int, card: str) -> float:
         times = [
-            step_time(
-                RunConfig(n_embd=width, n_head=width // 64, matmul=matmul, batch_size=16), find(card), "bfloat16", "foretrain",
-                compiled=True,
-            )
+            step_time(StepSpec.of(RunConfig(n_embd=width, n_head=width // 64, matmul=matmul, batch_size=16), find(card), dtype="bfloat16", compiled=True))
             for matmul in ("dtype", mode)
         ]  # fmt: skip
         assert times[0]
@@ -407,7 +406,7 @@ def test_a_trace_sees_that_less_waits_for_backward(
 ) -> None:
     monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path))
     made = plan(RunConfig.model_validate({**SMALL, "compile": compile, "matmul": mode}), find("RTX 4070"))
-    (found,) = traces([Request(made.config, made.gpu, made.dtype, "foretrain", compile)])
+    (found,) = traces([Request(StepSpec.of(made.config, made.gpu, dtype=made.dtype, compiled=compile))])
     tensors, _ = found.peaks()["steady_step"]  # without what the allocator's blocks are too large by
     ledger = made.memory_of("foretrain").phase("steady_step").allocated_bytes  # counts plain products, and says so
     assert "matmul_in_ledger" in {note.id for note in made.notes}

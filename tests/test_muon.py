@@ -8,12 +8,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from foretrain.config.options import RunConfig
+from foretrain.hardware.cpu import cpu_device
 from foretrain.model import muon
 from foretrain.model.gpt2 import GPT
 from foretrain.model.muon import NS_COEFFICIENTS, MuonAdamW, newton_schulz, update_scale
 from foretrain.model.optimizer import make_optimizer
 from foretrain.model.shape import NS_STEPS, ModelShape
 from foretrain.model.step import build, train_step
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Way, flops
 from foretrain.predict.speed.step_ops import optimizer
 from foretrain.training import checkpoint
@@ -169,7 +171,7 @@ def test_flops_of_the_step_are_those_of_flop_counter_mode(recipe: str) -> None:
         parameter.grad = torch.ones_like(parameter)
     with FlopCounterMode(display=False) as counter:
         state.optimizer.step()
-    way = Way(config, "float32", "foretrain", False, True, cuda=False)
+    way = Way(StepSpec.of(config, cpu_device(), dtype="float32", compiled=False), True)
     assert flops(optimizer(way)) == counter.get_total_flops() > 0
     moved = [op for op in optimizer(way) if op.kind == "adamw"]
     shape = ModelShape.of(config)

@@ -13,12 +13,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
+from foretrain.hardware.cpu import cpu_device
 from foretrain.model import low_precision
 from foretrain.model.nanogpt import NanoGPT
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import build
 from foretrain.predict.abstract import step as abstract_step
 from foretrain.predict.estimate.simulated_run import SimulatedRun
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Operation, Way, flops
 from foretrain.predict.speed.step_ops import accumulation, micro_batch, optimizer, step
 from tests.kit.operations import ATTENTION, counted, way
@@ -142,7 +144,7 @@ def test_flops_of_nanogpts_own_step_are_those_of_flop_counter_mode(dropout: floa
     model, idx = NanoGPT(config), torch.zeros(config.batch_size, config.block_size, dtype=torch.int64)
     with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
         model(idx, idx)[1].backward()
-    found = micro_batch(Way(config, "float32", "nanogpt", False, True, cuda=False))
+    found = micro_batch(Way(StepSpec.of(config, cpu_device(), "nanogpt", dtype="float32", compiled=False), True))
     assert flops(found) == counter.get_total_flops()
 
 
@@ -178,8 +180,8 @@ def test_fusing_and_chunking_change_bytes_as_they_should() -> None:
     assert compiled < 0.7 * eager
     chunked = config.model_copy(update={"loss_chunk_size": 512})
     assert flops(micro_batch(way(chunked))) == flops(micro_batch(way(config)))
-    nano = Way(config, "bfloat16", "nanogpt", True, True, cuda=True)
-    ours = Way(config, "bfloat16", "foretrain", True, True, cuda=True)
+    nano = Way(StepSpec.of(config, find("RTX 4070"), "nanogpt", dtype="bfloat16", compiled=True), True)
+    ours = Way(StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=True), True)
     logits = config.batch_size * config.block_size * config.vocab_size
     assert nbytes(micro_batch(nano)) - nbytes(micro_batch(ours)) == 2 * 2 * logits  # a zero tangent, written and read
 
@@ -193,7 +195,7 @@ def test_operations_do_not_hang_on_what_was_estimated_before(compiled: bool, mon
         for kept in ("_recorders", "_structures", "_launches", "_alike"):
             monkeypatch.setattr(abstract_step, kept, {})
         if estimate is not None:
-            SimulatedRun(config, find("RTX 4070"), "bfloat16", "foretrain", estimate).peaks()
-        found.append(micro_batch(Way(config, "bfloat16", "foretrain", compiled, True, cuda=True)))
+            SimulatedRun(StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=estimate)).peaks()
+        found.append(micro_batch(Way(StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=compiled), True)))
     assert found[0]
     assert found[0] == found[1] == found[2]

@@ -15,6 +15,7 @@ from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.model.shape import ModelShape
 from foretrain.predict.plan import Plan, n_evaluations, plan
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.time import step_time
 from foretrain.predict.within import within
 from foretrain.reports.views import plan as plan_view
@@ -104,7 +105,9 @@ def test_published_runs_are_in_the_stated_range() -> None:
     for log in logs:
         if log["kind"] == "nanogpt" and not log["doubtful"]:
             config = resolve([f"--{key}={value}" for key, value in log["config"].items()]).config
-            predicted = step_time(config, find(log["gpu"]), log["dtype"], "nanogpt", compiled=log["compiled"])
+            predicted = step_time(
+                StepSpec.of(config, find(log["gpu"]), "nanogpt", dtype=log["dtype"], compiled=log["compiled"])
+            )
             assert predicted
             inside.append(predicted.low_s <= config.tokens_per_step / log["tokens_per_s"] <= predicted.high_s)
     assert sum(inside) >= 0.8 * len(inside)
@@ -115,7 +118,7 @@ def test_time_is_monotonic() -> None:
 
     def seconds(gpu: str, **changes: object) -> float:
         config = base.model_copy(update=changes)
-        found = step_time(config, find(gpu), "bfloat16", "foretrain", compiled=bool(changes.get("compile", True)))
+        found = step_time(StepSpec.of(config, find(gpu), dtype="bfloat16", compiled=bool(changes.get("compile", True))))
         assert found
         return found.expected_s
 

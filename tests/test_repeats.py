@@ -5,6 +5,7 @@ import pytest
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import drive, worker
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.repeats import with_all_micro_batches
@@ -16,7 +17,7 @@ CARD = find("RTX 4070")
 
 def traced(config: RunConfig, dtype: str, step: str) -> tuple[Request, Trace]:
     """As the service makes it: with three micro-batches at most."""
-    request = Request(config, CARD, dtype, step, compiled=False)  # type: ignore[arg-type]
+    request = Request(StepSpec.of(config, CARD, step, dtype=dtype, compiled=False))  # type: ignore[arg-type]
     return request, worker.trace(request.job())
 
 

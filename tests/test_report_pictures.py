@@ -25,6 +25,7 @@ from foretrain.comparison.subject import Curve, Memory, Subject, exact
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import Plan, plan
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.roofline import roofline
 from foretrain.predict.step_moments import step_moments
 from foretrain.reports import charts, html, making, numbers
@@ -56,7 +57,7 @@ def made(*words: str, gpu: str = CARD, others: int = 0) -> Plan:
 )
 def test_the_highest_moment_of_a_step_is_the_ledgers_peak(step: Any, words: tuple[str, ...]) -> None:
     p = made("gpt2-124m", *words)
-    found = step_moments(p.config, p.gpu, p.dtype, step, compiled=p.compiled)
+    found = step_moments(StepSpec.of(p.config, p.gpu, step, dtype=p.dtype, compiled=p.compiled))
     steady = p.memory_of(step).phase("steady_step")
     assert found.peak.total_bytes == steady.tensors_bytes
     tensors = {c.id: c.size_bytes for c in steady.components if c.id != "rounding"}  # that is the allocator's
@@ -69,7 +70,7 @@ def test_the_highest_moment_of_a_step_is_the_ledgers_peak(step: Any, words: tupl
 
 def test_the_roofline_has_the_flops_of_the_step_and_stands_where_the_card_says() -> None:
     p = made("gpt2-124m", "--gradient_accumulation_steps=4")
-    found = roofline(p.config, p.gpu, p.dtype, "foretrain", compiled=True)
+    found = roofline(StepSpec.of(p.config, p.gpu, dtype=p.dtype, compiled=True))
     assert found is not None
     shape = p.config
     layers = 12 * shape.n_layer * shape.n_embd**2 + shape.vocab_size * shape.n_embd

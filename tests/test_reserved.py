@@ -20,6 +20,7 @@ from foretrain.predict.estimate.reserved import LargePool, fails_in, held, reser
 from foretrain.predict.estimate.simulated_run import SimulatedRun
 from foretrain.predict.memory import worst_verdict
 from foretrain.predict.plan import plan
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.timeline import Timeline
 from foretrain.web import calls
 
@@ -42,7 +43,7 @@ def test_large_pool_is_the_simulators(plan: list[tuple[bool, int, int]]) -> None
 
 
 def events_of(config: RunConfig, step: str) -> SimulatedRun:
-    run = SimulatedRun(config, find("RTX 4070"), "bfloat16", step, config.compile)  # type: ignore[arg-type]
+    run = SimulatedRun(StepSpec.of(config, find("RTX 4070"), step, dtype="bfloat16"))  # type: ignore[arg-type]
     run.peaks()
     return run
 

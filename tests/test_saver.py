@@ -14,6 +14,7 @@ from foretrain.base import durable
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.base.messages import say
 from foretrain.model.step import build, train_step
+from foretrain.predict.spec import StepSpec
 from foretrain.training import checkpoint, saver
 from foretrain.training.checkpoint import Progress
 from foretrain.training.saver import Saver
@@ -305,9 +306,7 @@ def test_a_copy_that_the_plan_knows_of() -> None:
         long, short = config.model_copy(update={"max_iters": 99}), config.model_copy(update={"max_iters": 1})
 
         def steady(c: Any, room: int | None) -> tuple[int, int, int]:
-            phase = predict(c, cpu_device(), "float32", "foretrain", compiled=False, available_bytes=room).phase(
-                "steady_step"
-            )
+            phase = predict(StepSpec.of(c, cpu_device(), dtype="float32", compiled=False), room).phase("steady_step")
             return phase.needed_low_bytes, phase.needed_expected_bytes, phase.needed_high_bytes
 
         low, expected, high = (a - b for a, b in zip(steady(long, None), steady(short, None), strict=True))

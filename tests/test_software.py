@@ -11,6 +11,7 @@ from foretrain.hardware.catalogue import find
 from foretrain.model.shape import ModelShape
 from foretrain.predict import software
 from foretrain.predict.software import ASSUMED, Software, parse
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Operation, Way, flops
 from foretrain.predict.speed.rates import FLASH1, CatalogueRates
 from foretrain.predict.speed.step_ops import micro_batch, optimizer, optimizer_launches
@@ -27,7 +28,7 @@ A100, V100 = find("A100 SXM4 80GB"), find("V100 SXM2 32GB")
 def way(torch: str, *, config: RunConfig = GPT2, dtype: Any = "bfloat16", compiled: bool = True) -> Way:
     found = parse(torch)
     assert found
-    return Way(config, dtype, "nanogpt", compiled, True, True, found)
+    return Way(StepSpec.of(config, find("RTX 4070"), "nanogpt", dtype=dtype, compiled=compiled), True, found)
 
 
 def attention(operations: list[Operation]) -> list[Operation]:
@@ -109,7 +110,10 @@ def test_an_odd_vocabulary_is_padded_by_compiled_steps_from_torch_2_1_on() -> No
 def test_before_torch_2_nanogpt_runs_uncompiled() -> None:
     """torch.compile came with 2.0; both answers are of the same eager step."""
     config = GPT2.model_copy(update={"torch_version": "1.13"})
-    times = [step_time(config, A100, "bfloat16", "nanogpt", compiled=compiled) for compiled in (False, True)]
+    times = [
+        step_time(StepSpec.of(config, A100, "nanogpt", dtype="bfloat16", compiled=compiled))
+        for compiled in (False, True)
+    ]
     assert times[0] == times[1]
 
 
@@ -133,7 +137,7 @@ def test_half_of_the_cache_is_found_again() -> None:
 
 def seconds(torch: str, **changes: Any) -> float:
     config = GPT2.model_copy(update={"torch_version": torch, **changes})
-    found = step_time(config, A100, "bfloat16", "nanogpt", compiled=True)
+    found = step_time(StepSpec.of(config, A100, "nanogpt", dtype="bfloat16", compiled=True))
     assert found
     return found.expected_s
 

@@ -18,6 +18,7 @@ from foretrain.base.units import GIB, MIB, format_bytes
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import Plan
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.roofline import roofline
 from foretrain.reports.document import Paragraph
 from foretrain.reports.views import first as first_view
@@ -199,7 +200,7 @@ def test_an_mfu_above_the_share_of_matmuls_is_of_the_rated_peak() -> None:
     assert found.timing is not None
     assert found.timing.mfu is not None
     assert found.timing.mfu > slow.share
-    roof = roofline(found.config, found.gpu, found.dtype, "foretrain", compiled=True)
+    roof = roofline(StepSpec.of(found.config, found.gpu, dtype=found.dtype, compiled=True))
     assert roof is not None
     matmuls = [p for p in roof.points if p.flops_per_byte >= roof.ridge_flops_per_byte]
     reached = max(p.flop_per_s for p in matmuls) / roof.peak_flop_per_s

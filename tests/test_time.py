@@ -17,6 +17,7 @@ from foretrain.hardware.calibration import Calibration, KernelTime, StepTime, lo
 from foretrain.hardware.catalogue import Gpu, catalogue, find
 from foretrain.hardware.cpu import nominal_cpu
 from foretrain.predict.plan import plan, timing
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Operation, Way
 from foretrain.predict.speed.rates import CatalogueRates, MeasuredRates, rates_of
 from foretrain.predict.speed.step_ops import step
@@ -75,18 +76,18 @@ def test_no_card_is_faster_than_its_peak(name: str, compiled: bool) -> None:
     gpu = find(name)
     dtype = "bfloat16" if gpu.supports_bf16 else "float16"
     for config in (RunConfig(), RunConfig(n_layer=2, n_embd=4096, n_head=32, batch_size=4)):
-        found = step_time(config, gpu, dtype, "foretrain", compiled=compiled)
+        found = step_time(StepSpec.of(config, gpu, dtype=dtype, compiled=compiled))
         if found is None:
             continue
-        way = Way(config, dtype, "foretrain", compiled, True, cuda=True)
-        assert found.low_s >= bound_s(way, gpu)
+        way = Way(StepSpec.of(config, gpu, dtype=dtype, compiled=compiled))
+        assert found.low_s >= bound_s(way)
         assert found.low_s <= found.expected_s <= found.high_s
 
 
 def seconds(**knobs: object) -> float:
     compiled = bool(knobs.pop("compile", True))
     config = RunConfig.model_validate({"n_layer": 6, "n_embd": 384, "n_head": 6, "block_size": 512, **knobs})
-    found = step_time(config, RTX_4070, "bfloat16", "foretrain", compiled=compiled)
+    found = step_time(StepSpec.of(config, RTX_4070, dtype="bfloat16", compiled=compiled))
     assert found
     return found.expected_s
 
@@ -106,9 +107,12 @@ def test_a_tiny_model_is_bound_by_launching() -> None:
     """Python launches some 6 us a kernel; a model of 4 x 128 on a fast card waits for it."""
     config = RunConfig(n_layer=4, n_head=4, n_embd=128, block_size=64, vocab_size=65, gradient_accumulation_steps=1)
     gpu = find("H100 SXM5 80GB")
-    found = step_time(config, gpu, "bfloat16", "foretrain", compiled=False)
+    found = step_time(StepSpec.of(config, gpu, dtype="bfloat16", compiled=False))
     assert found
-    busy = busy_s(step(Way(config, "bfloat16", "foretrain", False, True, cuda=True)), CatalogueRates(gpu))
+    busy = busy_s(
+        step(Way(StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=False), True)),
+        CatalogueRates(gpu),
+    )
     assert found.expected_s > 3 * busy
 
 
@@ -132,11 +136,17 @@ def test_a_whole_step_corrects_the_sum_of_kernels() -> None:
     steps = (StepTime(options=knobs, dtype="float32", compiled=False, time_s=1.0),)
     gpu = nominal_cpu().model_copy(update={"calibration": made_up_calibration(steps=steps)})
     config = RunConfig.model_validate(knobs)
-    found = step_time(config, gpu, "float32", "foretrain", compiled=False)
+    found = step_time(StepSpec.of(config, gpu, dtype="float32", compiled=False))
     assert found
     assert found.expected_s == pytest.approx(1.0)
     twice = step_time(
-        config.model_copy(update={"gradient_accumulation_steps": 8}), gpu, "float32", "foretrain", compiled=False
+        StepSpec.of(
+            config.model_copy(update={"gradient_accumulation_steps": 8}),
+            gpu,
+            "foretrain",
+            dtype="float32",
+            compiled=False,
+        )
     )
     assert twice
     assert twice.expected_s == pytest.approx(2.0, rel=0.05)
@@ -202,7 +212,7 @@ def test_every_card_has_a_time_in_every_dtype_that_it_has(optimizer: str) -> Non
     config = tiny(optimizer=optimizer)
     for gpu in catalogue().values():
         for dtype in ("float32", "float16", "bfloat16"):
-            found = step_time(config, gpu, dtype, "foretrain", compiled=False)  # type: ignore[arg-type]
+            found = step_time(StepSpec.of(config, gpu, dtype=dtype, compiled=False))  # type: ignore[arg-type]
             assert (found is None) == (gpu.peak_flop_per_s(dtype) is None or gpu.bandwidth_bytes_per_s is None)  # type: ignore[arg-type]
 
 
@@ -223,8 +233,8 @@ def _calibrated(**changes: Any) -> Gpu:
     gpu = Gpu(name="cpu", kind="cpu", fp32_tflops=1.0, source="test", calibration=bare)
     steps = []
     for config, factor, forward in ((SMALL_STEP, 3.0, 5.0), (LARGE_STEP, 1.0, 1.5)):
-        summed = step_time(config, gpu, "float32", "foretrain", compiled=False)
-        evaluation = evaluation_time(config, gpu, "float32", "foretrain", compiled=False)
+        summed = step_time(StepSpec.of(config, gpu, dtype="float32", compiled=False))
+        evaluation = evaluation_time(StepSpec.of(config, gpu, dtype="float32", compiled=False))
         assert summed is not None
         assert evaluation is not None
         batches = 2 * config.eval_rows / config.eval_batch
@@ -242,7 +252,7 @@ LARGE_STEP = RunConfig(n_layer=6, n_head=8, n_embd=512, block_size=512, vocab_si
 
 def _over_kernels(config: RunConfig, time_of: Any) -> float:
     own, bare = _calibrated(), _calibrated(steps=())
-    found = [time_of(config, gpu, "float32", "foretrain", compiled=False).expected_s for gpu in (own, bare)]
+    found = [time_of(StepSpec.of(config, gpu, dtype="float32", compiled=False)).expected_s for gpu in (own, bare)]
     return found[0] / found[1]
 
 
@@ -263,7 +273,7 @@ def test_evaluations_are_corrected_by_forward_passes() -> None:
 
 def test_ranges_are_as_wide_as_the_calibration_wavered() -> None:
     def width(**changes: Any) -> float:
-        found = step_time(SMALL_STEP, _calibrated(**changes), "float32", "foretrain", compiled=False)
+        found = step_time(StepSpec.of(SMALL_STEP, _calibrated(**changes), dtype="float32", compiled=False))
         assert found is not None
         return found.high_s / found.low_s
 
@@ -274,7 +284,10 @@ def test_ranges_are_as_wide_as_the_calibration_wavered() -> None:
 
 
 def test_a_calibrated_run_counts_its_start() -> None:
-    totals = [timing(SMALL_STEP, _calibrated(start_s=start_s), "float32", "foretrain", False) for start_s in (0.0, 7.0)]
+    totals = [
+        timing(StepSpec.of(SMALL_STEP, _calibrated(start_s=start_s), dtype="float32", compiled=False))
+        for start_s in (0.0, 7.0)
+    ]
     assert totals[0] is not None
     assert totals[1] is not None
     assert totals[1].total_s.expected_s - totals[0].total_s.expected_s == pytest.approx(7.0)

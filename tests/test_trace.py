@@ -16,6 +16,7 @@ from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
 from foretrain.predict.estimate.sdpa import attention_kind
 from foretrain.predict.memory import CONTEXT_HIGH_BYTES, StepMemory, predict
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import drive, worker
 from foretrain.predict.trace.card.guard import StandInError
 from foretrain.predict.trace.card.torch_cuda import Card
@@ -40,11 +41,11 @@ def traced(
     pads: bool = False,
     gpu: str = "RTX 4070",
 ) -> Trace:
-    return worker.trace(Request(config, find(gpu), dtype, step, compiled, pads).job())  # type: ignore[arg-type]
+    return worker.trace(Request(StepSpec.of(config, find(gpu), step, dtype=dtype, compiled=compiled), pads).job())  # type: ignore[arg-type]
 
 
 def ledger(config: RunConfig, dtype: str, step: str, *, compiled: bool = False) -> StepMemory:
-    return predict(config, GPU, dtype, step, compiled=compiled, available_bytes=None)  # type: ignore[arg-type]
+    return predict(StepSpec.of(config, GPU, step, dtype=dtype, compiled=compiled))  # type: ignore[arg-type]
 
 
 # -- the truth on a CPU ------------------------------------------------------------------------------------
@@ -314,7 +315,7 @@ def test_the_ledger_knows_the_path_of_attention(
                            batch_size=batch, dropout=dropout, gradient_accumulation_steps=2)  # fmt: skip
         found = traced(config, dtype, step, gpu=gpu)
         assert found.facts["attention"] == kinds
-        expected = predict(config, find(gpu), dtype, step, compiled=False, available_bytes=None)  # type: ignore[arg-type]
+        expected = predict(StepSpec.of(config, find(gpu), step, dtype=dtype, compiled=False))  # type: ignore[arg-type]
         for phase, (peak, _) in found.peaks().items():
             if phase not in ("build", "save"):
                 assert expected.phase(phase).tensors_bytes == pytest.approx(peak, rel=0.001), (phase, heads, batch)

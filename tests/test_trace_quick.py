@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import session
 from foretrain.predict.trace.service import Request, traces
 from foretrain.predict.trace.tracer import Tracer
@@ -45,7 +46,11 @@ for job in json.load(sys.stdin):
 def same_without_haste(compiled: bool) -> None:
     """The workers' traces (forked, without garbage collection, with quick.py), and plain ones without all that."""
     asked = [
-        Request(RunConfig.model_validate({**TINY, **knobs}), find("RTX 4070"), dtype, step, compiled)  # type: ignore[arg-type]
+        Request(
+            StepSpec.of(
+                RunConfig.model_validate({**TINY, **knobs}), find("RTX 4070"), step, dtype=dtype, compiled=compiled
+            )
+        )  # type: ignore[arg-type]
         for knobs, dtype, step in WAYS.values()
     ]
     quick = traces(asked)

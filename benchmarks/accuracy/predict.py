@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import checkouts, table
+from foretrain.predict.spec import StepSpec
 
 
 def traced(case: table.Case, folders: list[Path]) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def planned(case: table.Case) -> dict[str, Any]:
         settings["torch_version"] = torch
     config = resolve([f"--{name}={value}" for name, value in settings.items()]).config
     gpu = find(case.gpu)
-    time = step_time(config, gpu, dtype, trainer, compiled=compiled)
+    time = step_time(StepSpec.of(config, gpu, trainer, dtype=dtype, compiled=compiled))
     said: dict[str, Any] = {"tokens": config.tokens_per_step}
     if time is not None:
         said["step"] = {"low": time.low_s, "expected": time.expected_s, "high": time.high_s}
@@ -103,7 +104,7 @@ def planned(case: table.Case) -> dict[str, Any]:
             "high": config.tokens_per_step / time.low_s,
         }
     if any(figure.kind == "out of memory" for figure in case.figures):
-        memory = predict(config, gpu, dtype, trainer, compiled=compiled, available_bytes=None)
+        memory = predict(StepSpec.of(config, gpu, trainer, dtype=dtype, compiled=compiled))
         said["allocated"] = memory.worst.allocated_bytes
         for figure in case.figures:
             if figure.kind == "out of memory":

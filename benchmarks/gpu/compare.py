@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from foretrain.predict.spec import StepSpec
+
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from common import report
@@ -50,8 +52,10 @@ def differences(trace: Trace, history: dict[str, Any]) -> list[dict[str, Any]]:
 def compare(row: dict[str, Any], gpu: Any) -> dict[str, Any]:
     """One case: errors by phase, the worst of them, and the verdicts."""
     config = RunConfig(**row["knobs"])
-    ledger = predict(config, gpu, row["dtype"], row["step"], compiled=row["compiled"], available_bytes=None)
-    traces = service.traces(requests_for(config, gpu, row["dtype"], row["step"], compiled=row["compiled"]))
+    ledger = predict(StepSpec.of(config, gpu, row["step"], dtype=row["dtype"], compiled=row["compiled"]))
+    traces = service.traces(
+        requests_for(StepSpec.of(config, gpu, row["step"], dtype=row["dtype"], compiled=row["compiled"]))
+    )
     found = exact(traces, ledger, available_bytes=None)
     measured = row["memory"]
     phases = {p.phase: p for p in found.memory.phases if p.phase in measured["phases"]}

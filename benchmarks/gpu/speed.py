@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from foretrain.predict.spec import StepSpec
+
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -64,11 +66,10 @@ def joules(device: torch.device) -> float | None:
 
 def forecast(case: Case, gpu: Any) -> dict[str, Any]:
     """Step time, energy of a step, and what the first step takes longer."""
-    config = RunConfig(**case.knobs)
-    found = step_time(config, gpu, case.dtype, "foretrain", compiled=case.compiled)  # type: ignore[arg-type]
-    evaluation = evaluation_time(config, gpu, case.dtype, "foretrain", compiled=case.compiled)  # type: ignore[arg-type]
+    spec = StepSpec.of(RunConfig(**case.knobs), gpu, dtype=case.dtype, compiled=case.compiled)  # type: ignore[arg-type]
+    found, evaluation = step_time(spec), evaluation_time(spec)
     assert found
-    run = whole_run(config, gpu, case.dtype, "estimated", found, evaluation, compile_time(case.compiled))  # type: ignore[arg-type]
+    run = whole_run(spec, "estimated", found, evaluation, compile_time(case.compiled))
     watts = power(gpu, run.mfu)
     return {**found.model_dump(), "step_j": watts.expected_w * found.expected_s if watts else None, "mfu": run.mfu}
 

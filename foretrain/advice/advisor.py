@@ -21,8 +21,8 @@ from foretrain.advice.rules.base import Change, Goal, Rule, State
 from foretrain.advice.rules.memory import LEAST_FOR_TRITON
 from foretrain.base.errors import UserError
 from foretrain.hardware.catalogue import Gpu, catalogue
-from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan, no_time
+from foretrain.predict.spec import StepName
 
 SHORT, LARGE_GAIN = 3, 0.1  # changes on a plan's screen, and how much of the run's time they have to save
 ENOUGH = 3  # exact single changes that fit: then no sets are searched

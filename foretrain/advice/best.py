@@ -18,11 +18,12 @@ from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig, named
-from foretrain.hardware.catalogue import Dtype, Gpu
+from foretrain.hardware.catalogue import Gpu
 from foretrain.model.shape import ModelShape
-from foretrain.predict.memory import StepName, estimated
+from foretrain.predict.memory import estimated
 from foretrain.predict.plan import Plan, Timing, no_time, timing
 from foretrain.predict.scaling import BESIROGLU, FITS, MOST_EPOCHS, effective_tokens, good_tokens_per_step
+from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.within import Reading, adjusted, check_currency, largest_steps, with_steps
 
 HEAD_DIM = 64
@@ -88,7 +89,6 @@ class _Search:
         self.base, self.limit, self.given = base, limit, given
         self.step: StepName = step
         self.gpu: Gpu = base.gpu
-        self.dtype: Dtype = base.dtype
         self.data = base.work.dataset_tokens
         self.fitted: dict[bool, int] = {}  # micro-batches that fitted the last shape, by checkpointing
         self.sequences = 8  # of one optimizer step; a first guess, by which the real one is found
@@ -114,15 +114,19 @@ class _Search:
             update["eval_iters"] = max(1, asked // batch)
         return c.model_copy(update=update)
 
+    def spec(self, config: RunConfig) -> StepSpec:
+        """The step of another config on the same card."""
+        return StepSpec.of(config, self.gpu, self.step, dtype=self.base.dtype)
+
     def timing(self, config: RunConfig) -> Timing:
-        found = timing(config, self.gpu, self.dtype, self.step, config.compile)
+        found = timing(self.spec(config))
         if found is None:
             raise no_time(self.base, self.limit.as_option)
         return found
 
     def steps(self, config: RunConfig, found: Timing, reading: Reading = "expected") -> int:
         """As many as fit in the limit, and as the data are good for."""
-        steps = largest_steps(found, config, self.gpu, self.dtype, self.limit, reading)
+        steps = largest_steps(found, self.spec(config), self.limit, reading)
         return min(steps, max(1, MOST_EPOCHS * self.data // config.tokens_per_step)) if self.data else steps
 
     def loss(self, config: RunConfig, steps: int) -> float:
@@ -130,7 +134,7 @@ class _Search:
 
     def needed_bytes(self, config: RunConfig) -> int | None:
         """What the worst phase is expected to need, or None where one does not fit safely."""
-        ledger = estimated(config, self.gpu, self.dtype, self.step, compiled=config.compile)
+        ledger = estimated(self.spec(config))
         fits = ledger.fits(self.base.available_bytes, self.gpu.memory_bytes)
         return ledger.memory.needed_bytes if fits else None
 
@@ -171,7 +175,7 @@ class _Search:
             steps_cautious=self.steps(config, found, "high"),
             tokens_worth=round(effective_tokens(tokens, self.data)), epochs=tokens / self.data if self.data else None,
             loss_high=max(losses), needed_bytes=needed,
-            timing=with_steps(found, config, self.gpu, self.dtype, steps),
+            timing=with_steps(found, self.spec(config), steps),
         )  # fmt: skip
 
 

@@ -6,10 +6,10 @@ says.
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
-from foretrain.config.precision import check_matmul
 from foretrain.hardware.catalogue import Gpu, catalogue
-from foretrain.predict.memory import StepName, Verdict, predict, worst_verdict
-from foretrain.predict.plan import Plan, available, choose_dtype, timing
+from foretrain.predict.memory import Verdict, predict, worst_verdict
+from foretrain.predict.plan import Plan, available, timing
+from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.speed.time import Range
 
 # Those that people ask about; a picture of all of them would be none.
@@ -53,20 +53,19 @@ def _option(plan: Plan, gpu: Gpu, step: StepName) -> CardOption | None:
     if plan.gpu.kind == "cpu" and not own:  # what a CPU ran in fp32, a card would run in what suits it
         config = config.model_copy(update={"dtype": "auto", "device": "cuda", "attention": "sdpa"})
     try:
-        dtype, _ = choose_dtype(config, gpu)
-        check_matmul(config, gpu, dtype)
+        spec = StepSpec.checked(config, gpu, step)
     except UserError:
         return None
-    took = timing(config, gpu, dtype, step, config.compile)
+    took = timing(spec)
     if took is None or gpu.memory_bytes is None:
         return None
     others = (
         plan.used_by_others_bytes if own or plan.gpu.kind == "cuda" else 0
     )  # what fills a computer's memory is on no card
     room, _ = available(config, gpu, others)
-    memory = predict(config, gpu, dtype, step, compiled=config.compile, available_bytes=room)
+    memory = predict(spec, room)
     return CardOption(
-        name=gpu.name, own=own, usual=gpu.name in USUAL, memory_bytes=gpu.memory_bytes, dtype=dtype,
+        name=gpu.name, own=own, usual=gpu.name in USUAL, memory_bytes=gpu.memory_bytes, dtype=spec.dtype,
         needed_bytes=memory.needed_bytes, verdict=worst_verdict(memory),
         total_s=took.total_s, energy_j=took.energy_expected_j, cost=took.cost_expected,
     )  # fmt: skip

@@ -16,8 +16,9 @@ from foretrain.advice.rules.base import State
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
-from foretrain.predict.memory import StepMemory, StepName
+from foretrain.predict.memory import StepMemory
 from foretrain.predict.plan import Plan, Timing
+from foretrain.predict.spec import StepName
 from foretrain.predict.speed.bottleneck import Bottleneck, bottleneck
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class FirstAnswer(Record):
 
 def first_answer(plan: Plan, asked: Asked) -> FirstAnswer:
     """What to say of one plan."""
-    slow = bottleneck(plan.config, plan.gpu, plan.dtype, plan.step, compiled=plan.compiled)
+    slow = bottleneck(plan.spec())
     found = short_list(plan, plan.step)
     best = found.advised[0] if found else None
     if plan.verdict in (None, "fits"):

@@ -9,8 +9,9 @@ from typing import Literal
 from foretrain.base.records import Record
 from foretrain.config.microbatches import cut, divisors, sequences_of
 from foretrain.config.options import RunConfig
-from foretrain.predict.memory import StepName, Verdict, predict, worst_verdict
-from foretrain.predict.plan import Plan, choose_dtype
+from foretrain.predict.memory import Verdict, predict, worst_verdict
+from foretrain.predict.plan import Plan
+from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.speed.time import step_time
 from foretrain.tuning.record import Tuning
 
@@ -99,12 +100,11 @@ def _batches(config: RunConfig) -> list[int]:
 
 
 def _point(plan: Plan, step: StepName, way: Way, config: RunConfig, given: RunConfig) -> FrontierPoint | None:
-    dtype, _ = choose_dtype(config, plan.gpu)
-    time_s = step_time(config, plan.gpu, dtype, step, compiled=config.compile)
+    spec = StepSpec.of(config, plan.gpu, step)
+    time_s = step_time(spec)
     if time_s is None:
         return None
-    room = plan.available_bytes
-    memory = predict(config, plan.gpu, dtype, step, compiled=config.compile, available_bytes=room)
+    memory = predict(spec, plan.available_bytes)
     return FrontierPoint(
         way=way, batch_size=config.batch_size, setting="", tokens_per_s=config.tokens_per_step / time_s.expected_s,
         needed_bytes=memory.needed_bytes, verdict=worst_verdict(memory),

@@ -15,6 +15,7 @@ from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.hardware.cpu import available_memory_bytes, total_memory_bytes
 from foretrain.predict.memory import MARGIN_BYTES, predict
+from foretrain.predict.spec import StepSpec
 
 
 def check(
@@ -44,7 +45,7 @@ def check(
 
 def _needs(config: RunConfig, gpu: Gpu, dtype: Dtype, compiled: bool) -> tuple[int, int]:
     """(low, expected) of what the run needs."""
-    memory = predict(config, gpu, dtype, "foretrain", compiled=compiled, available_bytes=None)
+    memory = predict(StepSpec.of(config, gpu, dtype=dtype, compiled=compiled))
     return max(phase.needed_low_bytes for phase in memory.phases), memory.needed_bytes
 
 

@@ -12,8 +12,9 @@ from foretrain.base.records import Record
 from foretrain.config.microbatches import cut, divisors, sequences_of
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
-from foretrain.predict.memory import StepName, Verdict, predict, worst_verdict
+from foretrain.predict.memory import Verdict, predict, worst_verdict
 from foretrain.predict.plan import Note
+from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.speed.time import step_time
 
 NEAR = 1.03  # a step that is so much longer is as good
@@ -63,8 +64,7 @@ def choose(
         )  # fmt: skip
 
     def need(batch: int) -> tuple[int, Verdict | None]:
-        made = cut(config, batch)
-        memory = predict(made, gpu, dtype, step, compiled=made.compile, available_bytes=available_bytes)
+        memory = predict(StepSpec.of(cut(config, batch), gpu, step, dtype=dtype), available_bytes)
         return memory.needed_bytes, worst_verdict(memory)
 
     if available_bytes is None:
@@ -87,7 +87,7 @@ def _quick(config: RunConfig, gpu: Gpu, dtype: Dtype, batches: list[int]) -> int
     """The smallest of these whose step is nearly as quick as the quickest; None where speeds are not known."""
     times = {}
     for batch in batches:
-        found = step_time(cut(config, batch), gpu, dtype, "foretrain", compiled=config.compile)
+        found = step_time(StepSpec.of(cut(config, batch), gpu, dtype=dtype))
         if found is None:
             return None
         times[batch] = found.expected_s

@@ -10,9 +10,9 @@ from functools import cached_property
 from foretrain.advice.rules.base import Change, State
 from foretrain.base.errors import UserError
 from foretrain.config.checks import check
-from foretrain.config.precision import check_matmul
 from foretrain.predict.memory import Ledger, StepMemory, Verdict, estimated, worst_verdict
 from foretrain.predict.plan import Timing, available, timing
+from foretrain.predict.spec import StepSpec
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,7 @@ class Outcome:
 
     @cached_property
     def timing(self) -> Timing | None:
-        s = self.state
-        return timing(s.config, s.gpu, s.dtype, s.step, s.config.compile)
+        return timing(self.state.spec)
 
     @property
     def step_s(self) -> float | None:
@@ -87,11 +86,11 @@ class Planner:
         if check(config.model_dump(), {})[0] is None:
             return None
         try:
-            check_matmul(config, state.gpu, state.dtype)
+            spec = StepSpec.checked(config, state.gpu, state.step)
         except UserError:
             return None
         room, _ = available(config, state.gpu, state.used_by_others_bytes)
-        ledger = estimated(config, state.gpu, state.dtype, state.step, compiled=config.compile)
+        ledger = estimated(spec)
         self._asked.add(ledger.key)
         return Outcome(state, ledger, room)
 

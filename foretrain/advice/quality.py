@@ -103,7 +103,7 @@ def _more_steps(plan: Plan, search: Search, advices: Advices) -> Advice | None:
         outcome = search.planner.outcome(then)
         if outcome is None or outcome.timing is None:
             continue
-        steps = largest_steps(outcome.timing, config, plan.gpu, then.dtype, _budget(search))
+        steps = largest_steps(outcome.timing, then.spec, _budget(search))
         if steps <= config.max_iters:
             continue
         return _with(search, plan, (*faster.rules, "more_steps"), adjusted(config, steps)[0], then)

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from foretrain.advice.rules.base import Exactness, Goal
 from foretrain.base.records import Record
-from foretrain.predict.memory import StepName, Verdict
+from foretrain.predict.memory import Verdict
+from foretrain.predict.spec import StepName
 
 
 class Setting(Record):

@@ -8,8 +8,8 @@ from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.memory import StepName
 from foretrain.predict.plan import plan
+from foretrain.predict.spec import StepName
 
 FREES_NOTHING = {"free_others", "another_card"}  # of the run's own memory
 

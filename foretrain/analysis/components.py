@@ -3,6 +3,7 @@
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 from typing import Literal
 
 from foretrain.base.records import Note, Record
@@ -13,10 +14,10 @@ from foretrain.predict.estimate.simulated_run import symbols_of
 from foretrain.predict.memory import (
     Context,
     PhaseMemory,
-    StepName,
     predict,
 )
 from foretrain.predict.plan import Plan
+from foretrain.predict.spec import StepName
 from foretrain.predict.trace.memory import component_id
 from foretrain.predict.trace.record import Allocation, Trace
 from foretrain.predict.trace.replay import replay
@@ -106,7 +107,7 @@ def explain(
     memory = plan.memory_of(step)
     phase = memory.neediest
     lines, conclusion = reconcile(plan, phase, observed_bytes, process_bytes)
-    other = predict(plan.config, plan.gpu, plan.dtype, step, compiled=not plan.compiled, available_bytes=None)
+    other = predict(replace(plan.spec(step), compiled=not plan.compiled))
     return Explanation(
         step=step, compiled=memory.compiled, source=memory.source, phase=phase, sums=sums(plan, phase),
         tensors=tensors(trace, phase.phase, plan.config.n_embd, settings) if trace is not None else (), lines=lines,
@@ -127,7 +128,7 @@ def _sizes(plan: Plan, phase: PhaseMemory) -> tuple[int, int]:
 
 def sums(plan: Plan, phase: PhaseMemory) -> tuple[Sum, ...]:
     """Each component with its formula and the formula with numbers."""
-    symbols = symbols_of(plan.config, plan.gpu, *_sizes(plan, phase))
+    symbols = symbols_of(plan.spec(), *_sizes(plan, phase))
     found = []
     for component in phase.components:
         formula = gathered(component.formula)

@@ -11,7 +11,7 @@ from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
 from foretrain.model.shape import ModelShape
-from foretrain.predict.plan import choose_dtype
+from foretrain.predict.spec import choose_dtype
 
 SCHEMA = "foretrain.mfu/1"
 CLOCK_HEADROOM = 1.1  # a cool card clocks above the boost clock that its peak is stated for

@@ -9,9 +9,9 @@ from foretrain.analysis.components import Explanation, explain
 from foretrain.base.errors import UserError
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.allocator.settings import Settings, of_run
-from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan
 from foretrain.predict.snapshot.read import Writer
+from foretrain.predict.spec import StepName
 from foretrain.predict.step_moments import StepMoments, traced_moments
 from foretrain.predict.trace import largest as search
 from foretrain.predict.trace import service
@@ -43,7 +43,7 @@ def trace_of(plan: Plan, step: StepName, listen: Listen, alloc_conf: str = "") -
     """The trace behind a plan's answer (the one with more reserved, of two); None where it was estimated."""
     if plan.exact_of(step) is None:
         return None
-    found = service.traces(requests_for(plan.config, plan.gpu, plan.dtype, step, compiled=plan.compiled), listen)
+    found = service.traces(requests_for(plan.spec(step)), listen)
     settings = settings_of(plan, alloc_conf)
     return max(found, key=lambda trace: replay(trace, settings).peak_reserved_bytes)
 

@@ -14,8 +14,8 @@ from foretrain.config.resolve import ResolvedConfig
 from foretrain.config.writer import check_writable
 from foretrain.hardware.catalogue import Gpu, find
 from foretrain.hardware.devices import Target
-from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan
+from foretrain.predict.spec import StepName
 from foretrain.predict.within import Within, within
 
 if TYPE_CHECKING:

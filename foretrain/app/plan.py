@@ -19,8 +19,9 @@ from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, DetectedGpu, G
 from foretrain.hardware.devices import Target
 from foretrain.model.shape import ModelShape
 from foretrain.predict.data_notes import data_notes
-from foretrain.predict.plan import Plan, available, choose_dtype
+from foretrain.predict.plan import Plan, available
 from foretrain.predict.plan import plan as predict_plan
+from foretrain.predict.spec import choose_dtype
 
 # How a config can be given: a name or path, words of the command line, options by name, or made already.
 Config = str | Path | list[str] | tuple[str, ...] | Mapping[str, Any] | RunConfig | ResolvedConfig

@@ -28,7 +28,7 @@ from foretrain.tuning import space as tune_space
 from foretrain.tuning.cache import path_of, recall
 from foretrain.tuning.pool import Pool
 from foretrain.tuning.record import Tuning
-from foretrain.tuning.space import Machine, Setting, apply, default_knobs, options
+from foretrain.tuning.space import Machine, Setting, apply, default_knobs, options, spec_of
 from foretrain.tuning.tuner import Limits, Listen, Outlook, Tuner
 
 
@@ -69,7 +69,7 @@ class Job:
     def search(self, budget_s: float, trials: int | None, listen: Listen) -> Tuning:
         """Measure; the answer is kept. Raises UserError where nothing runs."""
         started, gpu, dtype = time.monotonic(), self.placement.gpu, self.placement.dtype
-        calibrated = is_calibrated(self.base, gpu, dtype, "foretrain")
+        calibrated = is_calibrated(spec_of(self.base, gpu, dtype))
         outlook = Outlook(gpu, dtype, self.room_bytes, calibrated)
         with Pool(self.room_bytes, self.room_bytes, cpu_clock=self.cpu_clock) as pool:
             tuner = Tuner(self.settings(), outlook, pool, Limits(budget_s, trials), time.monotonic, listen)

@@ -14,10 +14,10 @@ from foretrain.comparison.settings import Effect, Setting
 from foretrain.comparison.subject import Subject
 from foretrain.config.checks import check
 from foretrain.config.options import RunConfig
-from foretrain.config.precision import check_matmul
 from foretrain.hardware.catalogue import Gpu, find
 from foretrain.predict.memory import Verdict, predict, worst_verdict
-from foretrain.predict.plan import available, choose_dtype, timing
+from foretrain.predict.plan import available, timing
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.time import step_time
 
 SHORT_STEPS = 200  # at which benchmarks/compare_power.py finds 3 %
@@ -104,22 +104,20 @@ def _checked(base: Subject, config: RunConfig, knobs: dict[str, Any]) -> RunConf
 
 
 def _priced(base: Subject, changed: RunConfig, gpu: Gpu, steps: int, common: dict[str, Any]) -> Ablation:
-    dtype, _ = choose_dtype(changed, gpu)
-    check_matmul(changed, gpu, dtype)
+    spec = StepSpec.checked(changed, gpu, base.step)
     rent = {} if base.rent_per_hour is None else {"price_per_hour": base.rent_per_hour}
-    run = changed.model_copy(update={"max_iters": steps, **rent})
+    run = spec.but(max_iters=steps, **rent)
     factor = _measured_factor(base)
-    own = run.as_nanogpt() if base.step == "nanogpt" else run
-    predicted = step_time(own, gpu, dtype, base.step, compiled=run.compile)
+    predicted = step_time(run)
     logged_s = predicted.expected_s * factor if predicted and factor else None
-    timed = timing(run, gpu, dtype, base.step, run.compile, logged_s)
+    timed = timing(run, logged_s)
     room, _ = available(changed, gpu, base.used_by_others_bytes)
-    memory = predict(changed, gpu, dtype, base.step, compiled=changed.compile, available_bytes=room)
+    memory = predict(spec, room)
     money = timed.money() if timed else None
     return Ablation(
         **common, steps=steps, time_s=timed.total_s.expected_s if timed else None,
         energy_j=timed.energy_expected_j if timed else None, cost=money[1] if money else None,
-        currency=run.currency, verdict=worst_verdict(memory), scaled=factor is not None,
+        currency=changed.currency, verdict=worst_verdict(memory), scaled=factor is not None,
     )  # fmt: skip
 
 
@@ -127,7 +125,5 @@ def _measured_factor(base: Subject) -> float | None:
     """What the base measured over what is predicted of it."""
     if not base.measured or base.step_s is None or base.config is None or base.gpu is None:
         return None
-    config = base.config.as_nanogpt() if base.step == "nanogpt" else base.config
-    dtype, _ = choose_dtype(config, base.gpu)
-    predicted = step_time(config, base.gpu, dtype, base.step, compiled=config.compile)
+    predicted = step_time(StepSpec.of(base.config, base.gpu, base.step))
     return base.step_s.expected_s / predicted.expected_s if predicted else None

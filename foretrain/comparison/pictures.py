@@ -10,7 +10,8 @@ from foretrain.comparison.compare import Comparison
 from foretrain.comparison.loss_axes import EnergyMeter, LossCurves, loss_curves, meter_of
 from foretrain.comparison.subject import Subject
 from foretrain.predict.memory import Verdict, predict, worst_verdict
-from foretrain.predict.plan import available, choose_dtype
+from foretrain.predict.plan import available
+from foretrain.predict.spec import StepSpec
 from foretrain.training.store import RunDirectory
 
 
@@ -71,7 +72,4 @@ def _verdict(subject: Subject) -> Verdict | None:
     if config is None or gpu is None:
         return None
     room, _ = available(config, gpu, subject.used_by_others_bytes)
-    dtype, _ = choose_dtype(config, gpu)
-    return worst_verdict(
-        predict(config, gpu, dtype, subject.step, compiled=config.compile, available_bytes=room)
-    )  # fmt: skip
+    return worst_verdict(predict(StepSpec.of(config, gpu, subject.step), room))

@@ -13,8 +13,7 @@ from foretrain.config.option import COST, EVERYTHING, LEARNING, Effect
 from foretrain.config.options import OPTIONS, RunConfig, unread
 from foretrain.data.dataset import BUILT_IN
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.memory import StepName
-from foretrain.predict.plan import choose_dtype
+from foretrain.predict.spec import StepName, choose_dtype
 
 Group = Literal["model", "data", "optimizer", "execution"]
 GROUPS: tuple[Group, ...] = ("model", "data", "optimizer", "execution")

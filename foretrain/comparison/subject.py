@@ -12,8 +12,8 @@ from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.energy import JOULES_PER_KWH, power
-from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Note
+from foretrain.predict.spec import StepName
 from foretrain.predict.speed.time import Range
 
 Kind = Literal["run", "plan", "config", "log", "table"]

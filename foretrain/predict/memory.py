@@ -19,10 +19,11 @@ from foretrain.base.garbage import collected_later
 from foretrain.base.records import Record
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig, named
-from foretrain.hardware.catalogue import Dtype, Gpu
+from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.allocator.settings import Settings, of_run
 from foretrain.predict.estimate.reserved import Held, fails_in, held
-from foretrain.predict.estimate.simulated_run import SimulatedRun, StepName, resume, staged_bytes
+from foretrain.predict.estimate.simulated_run import SimulatedRun, resume, staged_bytes
+from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.timeline import Kind, Peak
 
 Verdict = Literal["fits", "tight", "does_not_fit"]
@@ -173,29 +174,31 @@ class Ledger:
     """
 
     def __init__(self, asked: "Asked") -> None:
-        config, gpu, step, compiled = asked.config, asked.gpu, asked.step, asked.compiled
-        self.key = asked.key
+        spec = asked.spec
+        self.key, self.spec = asked.key, spec
         self._deaths: dict[int, str | None] = {}  # by limit
-        self.compiled, self.cpu, self.context = compiled, gpu.kind == "cpu", Context.of(gpu)
-        self.capped = config.memory_limit_bytes is not None
-        run = SimulatedRun(config, gpu, asked.dtype, step, compiled)
+        self.context, self.capped = Context.of(spec.gpu), spec.config.memory_limit_bytes is not None
+        run = SimulatedRun(spec)
         with collected_later():
             self.peaks = run.peaks() | (resumed := resume(run)).peaks
-        self.events, self.settings = run.t.packed(), _settings_of(config)
-        self._step: StepName = step
+        self.events, self.settings = run.t.packed(), _settings_of(spec.config)
         self._resumed, self._n_params, self._saved_bytes = resumed, run.symbols["P"], run.saved_bytes
-        self.roughly = ROUGHLY if compiled and run.writes_scores else (1.0, 1.0, 1.0)
+        self.roughly = ROUGHLY if spec.compiled and run.writes_scores else (1.0, 1.0, 1.0)
         self.staged_bytes = staged_bytes(run) if asked.saves else 0
-        self._names = [name for name in PHASES if not (config.eval_only and name != "evaluate_first")]
+        self._names = [name for name in PHASES if not (spec.config.eval_only and name != "evaluate_first")]
 
     @cached_property
     def memory(self) -> StepMemory:
         """Without verdicts. What the allocator holds is replayed when it is first asked for."""
-        events = () if self.cpu else (self.events, self._resumed)
+        events = () if not self.spec.cuda else (self.events, self._resumed)
         blocks = {name: most for part in events for name, most in held(part, self.settings).items()}
         phases = tuple(self._phase(name, blocks.get(name), self._n_params) for name in self._names)
         return StepMemory(
-            step=self._step, compiled=self.compiled, phases=phases, saved_bytes=self._saved_bytes, context=self.context
+            step=self.spec.step,
+            compiled=self.spec.compiled,
+            phases=phases,
+            saved_bytes=self._saved_bytes,
+            context=self.context,
         )
 
     def fits(self, available_bytes: int | None, card_bytes: int | None = None) -> bool:
@@ -203,7 +206,7 @@ class Ledger:
 
         Where the tensors alone are too large, nothing is replayed.
         """
-        if self.cpu or available_bytes is None:
+        if not self.spec.cuda or available_bytes is None:
             return worst_verdict(self.judged(available_bytes, card_bytes)) in ("fits", None)
         limits = self._limits(available_bytes, card_bytes)
         if max(self.peaks[name].nbytes for name in self._names) > min(limits):
@@ -213,7 +216,7 @@ class Ledger:
     def _limits(self, available_bytes: int, card_bytes: int | None) -> tuple[int, int]:
         """(leniently, strictly): what the allocator may take, with the smallest and with the expected context."""
         low, expected, _ = self.roughly
-        leniently = round((available_bytes - self.context.low_bytes) / (low * RESERVED[self.compiled][0]))
+        leniently = round((available_bytes - self.context.low_bytes) / (low * RESERVED[self.spec.compiled][0]))
         strictly = round((available_bytes - self.context.expected_bytes - MARGIN_BYTES) / expected)
         # The trainer's own cap, which memory_limit is, takes the place of the setting.
         cap = None if self.capped or card_bytes is None else self.settings.cap_bytes(card_bytes)
@@ -226,7 +229,7 @@ class Ledger:
             allocated, reserved = max(peak.nbytes, held.allocated_bytes), held.reserved_bytes
             if rest := allocated - peak.nbytes:
                 rows = (*rows, Component(id="rounding", size_bytes=rest, formula=""))
-        low, expected, high = _needed(allocated, reserved, self.context, self.roughly, compiled=self.compiled)
+        low, expected, high = _needed(allocated, reserved, self.context, self.roughly, compiled=self.spec.compiled)
         return PhaseMemory(
             phase=name, moment=peak.moment, allocated_bytes=allocated, needed_low_bytes=low,
             needed_expected_bytes=expected, needed_high_bytes=high, components=rows, reserved_bytes=reserved,
@@ -238,10 +241,10 @@ class Ledger:
         `card_bytes`: the whole card's memory, of which per_process_memory_fraction is one.
         """
         phases = self.memory.phases
-        if self.cpu:
+        if not self.spec.cuda:
             phases = tuple(self._with_copy(phase, available_bytes) for phase in phases)
         if available_bytes is not None:
-            on_cpu = [_on_cpu(phase, available_bytes) for phase in phases] if self.cpu else None
+            on_cpu = [_on_cpu(phase, available_bytes) for phase in phases] if not self.spec.cuda else None
             verdicts = on_cpu or self._on_card(available_bytes, card_bytes)
             pairs = zip(phases, verdicts, strict=True)
             phases = tuple(phase.model_copy(update={"verdict": verdict}) for phase, verdict in pairs)
@@ -317,31 +320,28 @@ def _on_cpu(phase: PhaseMemory, available_bytes: int) -> Verdict:
     return "fits" if phase.needed_expected_bytes + MARGIN_BYTES <= available_bytes else "tight"
 
 
-def predict(
-    config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool, available_bytes: int | None
-) -> StepMemory:
-    """The ledger of a run on a device. `available_bytes`: what the process may take there, context included."""
-    return estimated(config, gpu, dtype, step, compiled=compiled).judged(available_bytes, gpu.memory_bytes)
+def predict(spec: StepSpec, available_bytes: int | None = None) -> StepMemory:
+    """The ledger of a run of this step. `available_bytes`: what the process may take there, context included."""
+    return estimated(spec).judged(available_bytes, spec.gpu.memory_bytes)
 
 
-def estimated(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> Ledger:
+def estimated(spec: StepSpec) -> Ledger:
     """The memory of a run on cards of this kind. The last ones are kept: advice and the page ask for them again."""
-    return _made(Asked(config, gpu, dtype, step, compiled))
+    return _made(Asked(spec))
 
 
 class Asked:
     """A question; those with one `key` have one answer. `saves`: a save on a CPU makes a copy of the state."""
 
-    def __init__(self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool) -> None:
-        self.config, self.gpu, self.compiled = config, gpu, compiled
-        self.dtype: Dtype = dtype
-        self.step: StepName = step
-        self.saves = gpu.kind == "cpu" and step == "foretrain" and config.max_iters > config.eval_interval
-        c = config if step == "foretrain" else config.as_nanogpt()
+    def __init__(self, spec: StepSpec) -> None:
+        self.spec = spec
+        c, gpu = spec.config, spec.gpu
+        self.saves = not spec.cuda and spec.step == "foretrain" and c.max_iters > c.eval_interval
         self.key = (
             *(getattr(c, knob) for knob in SHAPING_KNOBS), c.eval_batch, c.eval_block, c.allocator_settings,
-            min(3, c.gradient_accumulation_steps), c.memory_limit_bytes is not None, self.saves, compiled, step, dtype,
-            gpu.kind, gpu.capability, gpu.cache_bytes if compiled else gpu.sm_count, Context.of(gpu),
+            min(3, c.gradient_accumulation_steps), c.memory_limit_bytes is not None, self.saves, spec.compiled,
+            spec.step, spec.dtype, gpu.kind, gpu.capability, gpu.cache_bytes if spec.compiled else gpu.sm_count,
+            Context.of(gpu),
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:

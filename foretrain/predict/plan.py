@@ -14,7 +14,7 @@ from foretrain.base.units import format_bytes, format_duration
 from foretrain.config.families import family_of
 from foretrain.config.inactive import idle
 from foretrain.config.options import RunConfig
-from foretrain.config.precision import EIGHT_BITS, check_matmul
+from foretrain.config.precision import EIGHT_BITS
 from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
 from foretrain.model.adamw8bit_sizes import moments_bytes
 from foretrain.model.shape import ModelShape
@@ -22,11 +22,11 @@ from foretrain.predict import software
 from foretrain.predict.energy import Spending, spending
 from foretrain.predict.memory import (
     StepMemory,
-    StepName,
     Verdict,
     predict,
     worst_verdict,
 )
+from foretrain.predict.spec import STEP_NAMES, StepName, StepSpec, choose_dtype
 from foretrain.predict.speed.time import Range, compile_time, evaluation_time, is_calibrated, step_time
 from foretrain.predict.trace.memory import Exact
 
@@ -147,6 +147,10 @@ class Plan(Record):
         c = self.config
         return 2 * (c.eval_iters if self.step == "nanogpt" else math.ceil(c.eval_rows / c.eval_batch))
 
+    def spec(self, step: StepName | None = None) -> StepSpec:
+        """The step that was planned; by default the one that is meant."""
+        return StepSpec.of(self.config, self.gpu, step or self.step, dtype=self.dtype, compiled=self.compiled)
+
     def timing_of(self, step: StepName) -> Timing | None:
         """How long the run takes with this trainer; None where the card's speed is not known."""
         return self.timing if step == "foretrain" else self.nanogpt_timing
@@ -165,15 +169,6 @@ def no_time(plan: Plan, text: str) -> UserError:
     if plan.of_untimed_recipe:
         return UserError("usage.no_time_of_recipe", text=text, recipe=plan.config.recipe)
     return UserError("usage.no_time", text=text, gpu=plan.gpu.name)
-
-
-def choose_dtype(config: RunConfig, gpu: Gpu) -> tuple[Dtype, str]:
-    """The dtype of the matrix products, and the id of the reason."""
-    if config.dtype != "auto":
-        return config.dtype, "config"
-    if gpu.kind == "cpu":
-        return "float32", "cpu"
-    return ("bfloat16", "has_bf16") if gpu.supports_bf16 else ("float16", "no_bf16")
 
 
 def _counts(shape: ModelShape) -> ModelCounts:
@@ -223,34 +218,24 @@ def save_time(config: RunConfig) -> Range:
     return Range(low_s=low, expected_s=expected, high_s=high)
 
 
-def timing(
-    config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool, logged_step_s: float | None = None
-) -> Timing | None:
-    """How long a config takes on a device; None where the catalogue lacks the device's rates."""
-    if step == "nanogpt":
-        config = config.as_nanogpt()
-    step_s = step_time(config, gpu, dtype, step, compiled=compiled)
+def timing(spec: StepSpec, logged_step_s: float | None = None) -> Timing | None:
+    """How long a run of this step takes; None where the catalogue lacks the device's rates."""
+    step_s = step_time(spec)
     if logged_step_s is not None:
         step_s = Range(low_s=logged_step_s, expected_s=logged_step_s, high_s=logged_step_s)
     if step_s is None:
         return None
-    evaluation = evaluation_time(config, gpu, dtype, step, compiled=compiled)
-    source: TimingSource = "calibrated" if is_calibrated(config, gpu, dtype, step) else "estimated"
+    source: TimingSource = "calibrated" if is_calibrated(spec) else "estimated"
     if logged_step_s is not None:
         source = "measured (log)"
-    return whole_run(config, gpu, dtype, source, step_s, evaluation, compile_time(compiled))
+    return whole_run(spec, source, step_s, evaluation_time(spec), compile_time(spec.compiled))
 
 
 def whole_run(
-    config: RunConfig,
-    gpu: Gpu,
-    dtype: Dtype,
-    source: TimingSource,
-    step_s: Range,
-    evaluation_s: Range | None,
-    compile_s: Range,
+    spec: StepSpec, source: TimingSource, step_s: Range, evaluation_s: Range | None, compile_s: Range
 ) -> Timing:
     """The timing of all of a run, from the times of its parts: steps, compilation, evaluations, checkpoints."""
+    config, gpu = spec.config, spec.gpu
     steps, evaluations = (0 if config.eval_only else config.max_iters), n_evaluations(config)
     saves = save_time(config)
     total = step_s.scaled(steps).plus(compile_s).plus(saves.scaled(evaluations - 1))
@@ -260,9 +245,9 @@ def whole_run(
         total = total.plus(Range(low_s=0.0, expected_s=start_s, high_s=START_HIGH * start_s))
     tokens_per_s = config.tokens_per_step / step_s.expected_s
     flop_per_s = tokens_per_s * ModelShape.of(config).flops_per_token
-    peak = gpu.peak_flop_per_s(dtype)
+    peak = gpu.peak_flop_per_s(spec.dtype)
     mfu = flop_per_s / peak if peak else None
-    torch = str(software.of(config.torch_version)) if gpu.kind != "cpu" and source == "estimated" else ""
+    torch = str(software.of(config.torch_version)) if spec.cuda and source == "estimated" else ""
     return Timing(
         source=source, step_s=step_s, evaluation_s=evaluation_s, n_evaluations=evaluations, save_s=saves,
         compile_s=compile_s, total_s=total, tokens_per_s=tokens_per_s, flop_per_s=flop_per_s, mfu=mfu,
@@ -342,23 +327,19 @@ def plan(
     """
     shape = ModelShape.of(config)
     dtype, reason = choose_dtype(config, gpu)
-    check_matmul(config, gpu, dtype)
-    compiled = config.compile
     available_bytes, limited_by = available(config, gpu, used_by_others_bytes)
     dataset_tokens = config.dataset_tokens or dataset_tokens
     if config.dataset_tokens:
         dataset_source = "config"
     work = _work(config, shape, dataset_tokens, dataset_source)
-    steps: tuple[StepName, StepName] = ("foretrain", "nanogpt")
-    ours, nanos = (
-        predict(config, gpu, dtype, step, compiled=compiled, available_bytes=available_bytes) for step in steps
-    )
-    timings = [timing(config, gpu, dtype, step, compiled, logged_step_s) for step in steps]
+    specs = [StepSpec.checked(config, gpu, step) for step in STEP_NAMES]
+    ours, nanos = (predict(spec, available_bytes) for spec in specs)
+    timings = [timing(spec, logged_step_s) for spec in specs]
     notes = _notes(config, gpu, dtype, used_by_others_bytes, dataset_tokens)
     if logged_step_s is not None and timings[0] is not None and (timings[0].mfu or 0) > 1:
         notes.append(Note(id="mfu_beyond_peak", values={"mfu": timings[0].mfu, "gpu": gpu.name}))
     return Plan(
-        name=name, config=config, gpu=gpu, dtype=dtype, dtype_reason=reason, compiled=compiled,
+        name=name, config=config, gpu=gpu, dtype=dtype, dtype_reason=reason, compiled=config.compile,
         counts=_counts(shape), work=work, available_bytes=available_bytes, available_reason=limited_by,
         used_by_others_bytes=used_by_others_bytes, memory=(ours, nanos), timing=timings[0], nanogpt_timing=timings[1],
         notes=tuple(notes),

@@ -8,10 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from foretrain.base.downsample import extremes
 from foretrain.base.records import Record
-from foretrain.config.options import RunConfig
-from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict.estimate.simulated_run import SimulatedRun
-from foretrain.predict.memory import StepName
+from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.timeline import Passage, Size, Tensor, Timeline
 from foretrain.predict.trace.memory import component_id
 from foretrain.predict.trace.record import Trace, moment_id
@@ -111,15 +109,17 @@ class _Recorder(Timeline):
             self.seen.append((self.moment, {key: size for key, size in self.sums.items() if size}))
 
 
-def step_moments(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> StepMoments:
+def step_moments(spec: StepSpec) -> StepMoments:
     """By the ledger, in milliseconds."""
-    run = SimulatedRun(config, gpu, dtype, step, compiled, make=_Recorder)
+    run = SimulatedRun(spec, make=_Recorder)
     assert isinstance(run.t, _Recorder)
     run.micro_steps, run.steady_steps = MICRO_BATCHES, 1
     run.peaks()
     seen = run.t.seen
-    shown = min(MICRO_BATCHES, config.gradient_accumulation_steps)
-    return StepMoments(step=step, source="estimated", events=len(seen), micro_batches=shown, moments=_thinned(seen))
+    shown = min(MICRO_BATCHES, spec.config.gradient_accumulation_steps)
+    return StepMoments(
+        step=spec.step, source="estimated", events=len(seen), micro_batches=shown, moments=_thinned(seen)
+    )
 
 
 def traced_moments(trace: Trace, step: StepName, micro_batches: int) -> StepMoments:

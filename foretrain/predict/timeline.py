@@ -11,37 +11,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from foretrain.predict.estimate.sdpa import AttentionKind
-
-
-@dataclass(frozen=True)
-class Variant:
-    """What differs between the ways a step is written and run."""
-
-    half: bool  # float16 or bfloat16 in matrix products
-    cuda: bool
-    keeps_logits: bool  # nanoGPT returns the logits and keeps the Python name until the next forward pass
-    checkpointed: int  # blocks, from the first on
-    dropout: bool
-    bias: bool
-    chunked: bool = False  # the head and its loss, a chunk of tokens at a time
-    master: bool = False  # the weights and the residual stream are half precision too, without autocast
-    auto_chunker: bool = False  # Inductor divides the loss where the logits are large
-    pieces: bool = False  # the loss is a graph of its own where Inductor compiles, as each block is
-    cheap: bool = False  # the inputs of linear layers are made again, from a norm's or the GELU's
-    attention: AttentionKind = "flash"
-    evaluation_attention: AttentionKind = "flash"  # without dropout it can be another kernel
-
-    @property
-    def casts(self) -> bool:
-        """Whether autocast makes half precision of fp32."""
-        return self.half and not self.master
-
-    @property
-    def wide(self) -> int:
-        """Bytes of an element of the residual stream, which norms read and write."""
-        return 2 if self.half and self.master else 4
-
 
 class Size(NamedTuple):
     """Bytes of one tensor with the formula that they follow from, such as '8·B·T·C'."""

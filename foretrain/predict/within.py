@@ -10,9 +10,9 @@ from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit, currency_code
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
-from foretrain.hardware.catalogue import Dtype, Gpu
-from foretrain.predict.memory import StepName, Verdict
+from foretrain.predict.memory import Verdict
 from foretrain.predict.plan import Plan, Timing, no_time, whole_run
+from foretrain.predict.spec import StepName, StepSpec
 
 MOST_STEPS = 10**10  # as many as the knob allows
 MOST_WARMUP = 1 / 20  # of a run
@@ -40,11 +40,10 @@ class Within(Record):
     verdict: Verdict | None
 
 
-def with_steps(timing: Timing, config: RunConfig, gpu: Gpu, dtype: Dtype, steps: int) -> Timing:
+def with_steps(timing: Timing, spec: StepSpec, steps: int) -> Timing:
     """The timing of the same run with another number of steps: what `plan` says of that config."""
-    changed = config.model_copy(update={"max_iters": steps})
     t = timing
-    return whole_run(changed, gpu, dtype, t.source, t.step_s, t.evaluation_s, t.compile_s)
+    return whole_run(spec.but(max_iters=steps), t.source, t.step_s, t.evaluation_s, t.compile_s)
 
 
 def amount_of(timing: Timing, limit: Limit, reading: Reading) -> float:
@@ -63,15 +62,13 @@ def amount_of(timing: Timing, limit: Limit, reading: Reading) -> float:
     return money[place]
 
 
-def largest_steps(
-    timing: Timing, config: RunConfig, gpu: Gpu, dtype: Dtype, limit: Limit, reading: Reading = "expected"
-) -> int:
+def largest_steps(timing: Timing, spec: StepSpec, limit: Limit, reading: Reading = "expected") -> int:
     """The largest max_iters that stays within the limit; 0 where not even one step does."""
     if limit.kind == "tokens":
-        return min(MOST_STEPS, int(limit.amount) // config.tokens_per_step)
+        return min(MOST_STEPS, int(limit.amount) // spec.config.tokens_per_step)
 
     def fits(steps: int) -> bool:
-        return amount_of(with_steps(timing, config, gpu, dtype, steps), limit, reading) <= limit.amount
+        return amount_of(with_steps(timing, spec, steps), limit, reading) <= limit.amount
 
     if not fits(1):
         return 0
@@ -113,7 +110,7 @@ def check_currency(limit: Limit, config: RunConfig) -> None:
 
 def within(plan: Plan, limit: Limit, step: StepName = "foretrain") -> Within:
     """The steps of a plan's config that fit in a limit. Raises UserError 'check.within_…' where not one does."""
-    config, gpu, dtype = plan.config, plan.gpu, plan.dtype
+    config, spec = plan.config, plan.spec(step)
     timing = plan.timing_of(step)
     if config.eval_only:
         raise UserError("usage.eval_only", text=limit.as_option)
@@ -121,10 +118,10 @@ def within(plan: Plan, limit: Limit, step: StepName = "foretrain") -> Within:
         raise no_time(plan, limit.as_option)
     check_currency(limit, config)
     expected, cautious, optimistic = (
-        largest_steps(timing, config, gpu, dtype, limit, reading) for reading in ("expected", "high", "low")
+        largest_steps(timing, spec, limit, reading) for reading in ("expected", "high", "low")
     )
     if not expected:
-        raise _too_small(with_steps(timing, config, gpu, dtype, 1), config, limit)
+        raise _too_small(with_steps(timing, spec, 1), config, limit)
     if expected >= MOST_STEPS:
         raise UserError("usage.limit_too_large", text=limit.as_option, most=MOST_STEPS)
     fitting, changed = adjusted(config, expected)
@@ -132,7 +129,7 @@ def within(plan: Plan, limit: Limit, step: StepName = "foretrain") -> Within:
     return Within(
         limit=limit, step=step, steps=expected, steps_cautious=cautious, steps_optimistic=min(optimistic, MOST_STEPS),
         tokens=tokens, epochs=tokens / plan.work.dataset_tokens if plan.work.dataset_tokens else None,
-        timing=with_steps(timing, config, gpu, dtype, expected), asked_max_iters=config.max_iters, config=fitting,
+        timing=with_steps(timing, spec, expected), asked_max_iters=config.max_iters, config=fitting,
         changed=changed, verdict=plan.verdict_of(step),
     )  # fmt: skip
 

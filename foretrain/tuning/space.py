@@ -16,6 +16,7 @@ from foretrain.config.microbatches import cut, divisors, sequences_of
 from foretrain.config.options import RunConfig, named
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict.memory import StepMemory, predict, worst_verdict
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.time import step_time
 from foretrain.predict.tuned_steps import tuned_like
 
@@ -157,14 +158,18 @@ def dtype_of(config: RunConfig, fallback: Dtype) -> Dtype:
     return fallback if config.dtype == "auto" else config.dtype
 
 
+def spec_of(config: RunConfig, gpu: Gpu, fallback: Dtype) -> StepSpec:
+    """The step of a decided config."""
+    return StepSpec.of(config, gpu, dtype=dtype_of(config, fallback))
+
+
 def forecast_s(config: RunConfig, gpu: Gpu, dtype: Dtype) -> float | None:
     """Seconds of a step by predict/speed/time.py, which knows a CPU with all its threads only."""
-    found = step_time(config, gpu, dtype_of(config, dtype), "foretrain", compiled=config.compile)
+    found = step_time(spec_of(config, gpu, dtype))
     if found is None:
         return None
     share = 1.0
-    dtype = dtype_of(config, dtype)
-    known = gpu.calibration and tuned_like(gpu.calibration, config, dtype, compiled=config.compile)
+    known = gpu.calibration and tuned_like(gpu.calibration, config, dtype_of(config, dtype), compiled=config.compile)
     if gpu.kind == "cpu" and config.cpu_threads and gpu.sm_count and not known:
         share = max(1.0, gpu.sm_count / config.cpu_threads) ** FEWER_THREADS
     return found.expected_s * share
@@ -172,9 +177,7 @@ def forecast_s(config: RunConfig, gpu: Gpu, dtype: Dtype) -> float | None:
 
 def forecast_memory(config: RunConfig, gpu: Gpu, dtype: Dtype, room_bytes: int | None) -> StepMemory:
     """The ledger of a setting."""
-    return predict(
-        config, gpu, dtype_of(config, dtype), "foretrain", compiled=config.compile, available_bytes=room_bytes
-    )
+    return predict(spec_of(config, gpu, dtype), room_bytes)
 
 
 def fitting(found: Sequence[Setting], gpu: Gpu, dtype: Dtype, room_bytes: int | None) -> list[Setting]:

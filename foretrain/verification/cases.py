@@ -94,7 +94,7 @@ def is_ours(case: Case, gpu: Gpu) -> bool:
 
 def needed_bytes(case: Case, gpu: Gpu) -> int:
     """What the estimate says that a case's process needs on a device."""
-    return estimated(case.config, gpu, case.dtype, case.step, compiled=case.compiled).memory.needed_bytes
+    return estimated(case.spec(gpu)).memory.needed_bytes
 
 
 def _in_a_dtype_of(gpu: Gpu, case: Case) -> Case:

@@ -19,7 +19,7 @@ def requests(case: Case, gpu: Gpu) -> list[Request]:
     """The traces that predict a case; none of a CPU."""
     if gpu.kind != "cuda":
         return []
-    return requests_for(case.config, gpu, case.dtype, case.step, compiled=case.compiled)
+    return requests_for(case.spec(gpu))
 
 
 def trace_all(cases: Sequence[Case], gpu: Gpu, listen: Callable[[str], None]) -> None:
@@ -30,8 +30,8 @@ def trace_all(cases: Sequence[Case], gpu: Gpu, listen: Callable[[str], None]) ->
 
 def predict(case: Case, gpu: Gpu) -> tuple[Predicted, Peaks]:
     """(figures, peaks by phase): traced where a trace can be made, else estimated."""
-    config = case.config
-    ledger = estimated(config, gpu, case.dtype, case.step, compiled=case.compiled).memory
+    spec = case.spec(gpu)
+    ledger = estimated(spec).memory
     peaks, source = _traced(case, gpu), "traced"
     if peaks is None:
         peaks, source = _estimated(ledger), "estimated"
@@ -39,8 +39,8 @@ def predict(case: Case, gpu: Gpu) -> tuple[Predicted, Peaks]:
     reserved = max((size for _, size in peaks.values() if size is not None), default=None)
     context = ledger.context
     need, low, high = _process(ledger, context, reserved if cuda else None)
-    found = timing(config, gpu, case.dtype, case.step, case.compiled)
-    step = None if found is None or config.eval_only else found.step_s
+    found = timing(spec)
+    step = None if found is None or spec.config.eval_only else found.step_s
     return Predicted(
         source=source,
         allocated_bytes=max(size for size, _ in peaks.values()) if cuda else None,

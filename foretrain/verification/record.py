@@ -16,8 +16,8 @@ from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.base.safe_read import read_text
 from foretrain.config.options import RunConfig
-from foretrain.hardware.catalogue import Dtype
-from foretrain.predict.memory import StepName
+from foretrain.hardware.catalogue import Dtype, Gpu
+from foretrain.predict.spec import StepName, StepSpec
 
 SCHEMA = "foretrain.verify/1"
 CONTRIBUTED = "benchmarks/contributed"  # where the project keeps the files of all
@@ -55,6 +55,10 @@ class Case(Record):
     def config(self) -> RunConfig:
         """Raises ConfigError or ValidationError for options that there are not."""
         return RunConfig.model_validate(self.options)
+
+    def spec(self, gpu: Gpu) -> StepSpec:
+        """The step on a device. Raises as `config`."""
+        return StepSpec.of(self.config, gpu, self.step, dtype=self.dtype, compiled=self.compiled)
 
 
 class Phase(Record):

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from foretrain.advice.rules.base import Goal
 from foretrain.app.advise import advices
-from foretrain.predict.memory import StepName
+from foretrain.predict.spec import StepName
 from foretrain.reports.views import advice as advice_view
 from foretrain.web import planner
 from foretrain.web.answers import SCHEMA, document_json

@@ -8,6 +8,7 @@ from typing import Any
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu, match
 from foretrain.predict.memory import estimated
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import service
 from foretrain.predict.trace.forecast import requests_for
 from foretrain.predict.trace.replay import replay
@@ -26,7 +27,7 @@ def card() -> Gpu:
 def requests(case: Any) -> list[Request]:
     """The traces that predict a case; two where only a real card decides how a product is padded."""
     config = RunConfig(**case.knobs)
-    return requests_for(config, card(), case.dtype, case.step, compiled=case.compiled)
+    return requests_for(StepSpec.of(config, card(), case.step, dtype=case.dtype, compiled=case.compiled))
 
 
 def compared(case: Any, measured: dict[str, Any]) -> Row:
@@ -53,7 +54,7 @@ def compared(case: Any, measured: dict[str, Any]) -> Row:
 def estimates(row: Row) -> Row:
     """What the estimate says of a measured case, over the phases that it ran."""
     c = RunConfig(**row["knobs"])
-    memory = estimated(c, card(), row["dtype"], row["step"], compiled=row["compiled"]).memory
+    memory = estimated(StepSpec.of(c, card(), row["step"], dtype=row["dtype"], compiled=row["compiled"])).memory
     phases = [phase for phase in memory.phases if phase.phase in row["phases"]["allocated_bytes"]]
     found = {}
     for what in ("allocated", "reserved"):

@@ -22,6 +22,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from foretrain.predict.spec import StepSpec
+
 MIB = 2**20
 SEED, FURTHEST = 181, 0.03
 COMPILED_EVERY = 10  # one pair in so many is of a compiled run
@@ -51,7 +53,9 @@ def decide(case: Any, share: float, side: int) -> dict[str, Any]:
     edge = smallest_limit_bytes(trace)
     steps = max(1, round(share * edge / (2 * MIB)))
     limit = edge + side * 2 * MIB * steps - (side < 0) * MIB  # the edge is known to a MiB
-    ledger = estimated(RunConfig(**case.knobs), compare.card(), case.dtype, case.step, compiled=case.compiled)
+    ledger = estimated(
+        StepSpec.of(RunConfig(**case.knobs), compare.card(), case.step, dtype=case.dtype, compiled=case.compiled)
+    )
     return {
         "case": case.name, "compiled": case.compiled, "edge_bytes": edge, "limit_bytes": limit,
         "from_edge": limit / edge - 1, "traced": replay(trace, limit_bytes=limit).survives,

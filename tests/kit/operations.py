@@ -4,7 +4,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from foretrain.config.options import RunConfig
+from foretrain.hardware.cpu import cpu_device
 from foretrain.model.step import build
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Way
 
 aten = torch.ops.aten
@@ -42,4 +44,4 @@ def counted(config: RunConfig, dtype: torch.dtype, *, train: bool) -> int:
 
 
 def way(config: RunConfig, dtype: str = "float32", *, train: bool = True, compiled: bool = False) -> Way:
-    return Way(config, dtype, "foretrain", compiled, train, cuda=False)  # type: ignore[arg-type]
+    return Way(StepSpec.of(config, cpu_device(), dtype=dtype, compiled=compiled), train)  # type: ignore[arg-type]

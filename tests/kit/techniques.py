@@ -8,6 +8,7 @@ from foretrain.hardware.catalogue import find
 from foretrain.model.step import build, train_step
 from foretrain.model.techniques import Technique
 from foretrain.predict.memory import predict
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import worker
 from foretrain.predict.trace.service import Request
 from tests.kit.kernels import learnable_batches
@@ -21,7 +22,7 @@ REFERENCE = RunConfig(
 
 
 def traced_peak(config: RunConfig, *, compiled: bool) -> int:
-    trace = worker.trace(Request(config, GPU, "bfloat16", "foretrain", compiled).job())
+    trace = worker.trace(Request(StepSpec.of(config, GPU, dtype="bfloat16", compiled=compiled)).job())
     return max(peak for peak, _ in trace.peaks().values())
 
 
@@ -58,6 +59,6 @@ def assert_it_works_with_every_other(pair: tuple[Technique, Technique]) -> None:
 
 def assert_the_ledger_knows_it(technique: Technique) -> None:
     config = technique.applied(REFERENCE.model_copy(update=technique.reference))
-    ledger = predict(config, GPU, "bfloat16", "foretrain", compiled=False, available_bytes=None)
+    ledger = predict(StepSpec.of(config, GPU, dtype="bfloat16", compiled=False))
     peak = max(phase.tensors_bytes for phase in ledger.phases if phase.phase != "resume")
     assert peak == pytest.approx(traced_peak(config, compiled=False), rel=0.005)

@@ -6,13 +6,13 @@ planner (advice/planner.py) says what each would take. Its texts are in the loca
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.model import techniques
-from foretrain.predict.memory import StepName
-from foretrain.predict.plan import choose_dtype
+from foretrain.predict.spec import StepName, StepSpec, choose_dtype
 
 # exact: the same maths, other order of sums at most; rounding: the same in expectation (other half-precision rounding,
 # other random draws); other optimizer: other updates; other model: another model or context is trained.
@@ -34,19 +34,25 @@ class State:
     def __hash__(self) -> int:  # a calibrated card holds tables, which have no hash
         return hash((self.config, self.gpu.name, self.step, self.used_by_others_bytes))
 
+    @cached_property
+    def spec(self) -> StepSpec:
+        """The step that is planned."""
+        return StepSpec.of(self.config, self.gpu, self.step)
+
     @property
     def dtype(self) -> Dtype:
+        """What the config and the card lead to."""
         return choose_dtype(self.config, self.gpu)[0]
 
     @property
     def half(self) -> bool:
-        """Whether matrix products are in half precision. nanoGPT's context is null on a CPU."""
-        return self.dtype != "float32" and not (self.step == "nanogpt" and self.gpu.kind == "cpu")
+        """Whether matrix products are in half precision."""
+        return self.spec.half
 
     @property
     def effective(self) -> RunConfig:
-        """The config as its step reads it: nanoGPT has none of foretrain's own ways."""
-        return self.config.as_nanogpt() if self.step == "nanogpt" else self.config
+        """The config as its step reads it."""
+        return self.spec.config
 
 
 @dataclass(frozen=True)

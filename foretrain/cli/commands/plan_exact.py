@@ -15,8 +15,8 @@ from foretrain.cli.common import ERR, OUT, need_one_of, print_error, print_json,
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.predict.allocator.settings import driver_backend
-from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan
+from foretrain.predict.spec import StepName
 from foretrain.reports import text
 from foretrain.reports.views import explain as explain_view
 

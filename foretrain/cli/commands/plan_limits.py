@@ -15,8 +15,8 @@ from foretrain.cli.commands.plan_print import Form
 from foretrain.cli.common import ERR
 from foretrain.config import writer as config_writer
 from foretrain.config.options import RunConfig
-from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan
+from foretrain.predict.spec import StepName
 from foretrain.predict.within import Within
 
 

@@ -7,14 +7,14 @@ from foretrain.comparison import settings
 from foretrain.comparison.sources.given import Given
 from foretrain.comparison.subject import Memory, Subject
 from foretrain.config.options import RunConfig
-from foretrain.config.precision import check_matmul
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.data import dataset
 from foretrain.data.config_data import of_config
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import checked
-from foretrain.predict.memory import StepName, predict
-from foretrain.predict.plan import available, choose_dtype
+from foretrain.predict.memory import predict
+from foretrain.predict.plan import available
+from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.speed.time import is_calibrated, step_time
 
 
@@ -58,16 +58,13 @@ def with_forecast(subject: Subject, config: RunConfig, gpu: Gpu | None, step: St
     )  # fmt: skip
     if gpu is None:
         return subject
-    dtype, _ = choose_dtype(config, gpu)
-    check_matmul(config, gpu, dtype)
-    own = config.as_nanogpt() if step == "nanogpt" else config
+    spec = StepSpec.checked(config, gpu, step)
     if subject.step_s is not None and subject.step_source is not None:
         subject = subject.with_speed(subject.step_s, subject.step_source)
     else:
-        step_s = step_time(own, gpu, dtype, step, compiled=config.compile)
+        step_s = step_time(spec)
         if step_s is not None:
-            calibrated = is_calibrated(own, gpu, dtype, step)
-            subject = subject.with_speed(step_s, "calibrated" if calibrated else "estimated")
+            subject = subject.with_speed(step_s, "calibrated" if is_calibrated(spec) else "estimated")
     if subject.memory is None:
         subject = replace(subject, memory=needed(config, gpu, step, subject.used_by_others_bytes))
     return subject
@@ -77,7 +74,6 @@ def needed(config: RunConfig, gpu: Gpu, step: StepName, used_by_others_bytes: in
     """What the whole run needs. Raises UserError where others are said to hold more than the card has."""
     checked(gpu, used_by_others_bytes)
     room, _ = available(config, gpu, used_by_others_bytes)
-    dtype, _ = choose_dtype(config, gpu)
-    memory = predict(config, gpu, dtype, step, compiled=config.compile, available_bytes=room)
+    memory = predict(StepSpec.of(config, gpu, step), room)
     low, expected, high = memory.neediest.needed_span
     return Memory(low_bytes=low, expected_bytes=expected, high_bytes=high, source="estimated", what="needed")

@@ -13,7 +13,8 @@ from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.dims import Dim
 from foretrain.predict.abstract.kernels import Kernel, Launch, Launches, counted
 from foretrain.predict.abstract.passage import MOST, OUTSIDE, Recorder, Structure, Uneven, copies_of, unroll
-from foretrain.predict.timeline import Passage, Tensor, Timeline, Variant
+from foretrain.predict.spec import Variant
+from foretrain.predict.timeline import Passage, Tensor, Timeline
 
 MOST_KEPT = 256
 Make = Callable[[Any], Any]  # a model of a config, from a file that programs.load gave

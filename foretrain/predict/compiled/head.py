@@ -10,7 +10,8 @@ a chunk's logits is then one fused kernel without copies. Inductor makes eight c
 from collections.abc import Sequence
 
 from foretrain.predict.abstract.passage import Recorder
-from foretrain.predict.timeline import Timeline, Variant
+from foretrain.predict.spec import Variant
+from foretrain.predict.timeline import Timeline
 
 LEAST_LOGITS_BYTES, LEAST_RATIO = 1 << 20, 2  # of logits to what they are made from; model/step.py sets the ratio
 CHUNKS = 8

@@ -5,12 +5,11 @@ It writes the life of every tensor into a timeline: three optimizer steps of at 
 it writes fewer.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 from foretrain.base.units import MIB
 from foretrain.config.families import family_of
-from foretrain.config.options import RunConfig
-from foretrain.hardware.catalogue import Dtype, Gpu
+from foretrain.hardware.catalogue import Gpu
 from foretrain.model import adamw8bit_sizes, attention_sizes
 from foretrain.model.shape import ModelShape, is_block_matrix
 from foretrain.predict.abstract.step import EagerProgram
@@ -22,10 +21,9 @@ from foretrain.predict.estimate.kernel_buffers import (
     flash_backward_bytes,
     flash_split_bytes,
 )
-from foretrain.predict.estimate.sdpa import attention_kind
-from foretrain.predict.timeline import Peak, Tensor, Timeline, Variant
+from foretrain.predict.spec import StepSpec, letters_of
+from foretrain.predict.timeline import Peak, Tensor, Timeline
 
-StepName = Literal["foretrain", "nanogpt"]
 CUDA_GRANULE = 512  # c10/core/AllocatorConfig.h, kMinBlockSize
 SAVED_COMPONENTS = ("activations", "logits", "weight_copies", "batch")
 # A chunked loss makes them in its forward pass; no hook for saved tensors sees them.
@@ -42,9 +40,8 @@ def cublas_workspace_bytes(gpu: Gpu) -> int:
     return 32 * MIB if gpu.capability[0] >= 9 else 4096 * 1024 * 2 + 16 * 1024 * 8
 
 
-def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str, int]:
-    """The letters of the formulas; E is a head's width padded to a multiple of 8, A that of all heads; K heads of keys
-    and values are read by G heads of queries each.
+def symbols_of(spec: StepSpec, batch: int, block: int) -> dict[str, int]:
+    """The letters of the formulas: those of `letters_of`, and what kernels take on this device.
 
     kept: scores of model/attention.py that wait for backward; group, halfgroup: those of a group of heads, by width. m:
     tokens in one of Inductor's chunks of the loss. moments: those in 8 bits (model/adamw8bit_sizes.py); chunk: what is
@@ -52,20 +49,16 @@ def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str,
     iterations take. L2: the cache. flash, split: inside flash attention, backward and forward; sums1 to sums4: inside
     the sum that is the gradient of a bias of so many C.
     """
-    shape = ModelShape.of(config)
+    gpu, shape = spec.gpu, ModelShape.of(spec.config)
+    letters = letters_of(spec.config, batch, block)
     flash = gpu.capability >= (8, 0)
-    heads, padded = batch * shape.n_head, -(-shape.head_dim // 8) * 8
+    heads = batch * shape.n_head
     in_flash = flash_backward_bytes(batch, shape.n_head, block, shape.head_dim)
     if shape.n_kv_head != shape.n_head:  # gradients of keys and values for each head of queries, which are then summed
-        in_flash += [2 * heads * block * padded] * 2
+        in_flash += [2 * heads * block * letters["E"]] * 2
     processors = Processors.of(gpu.capability, gpu.sm_count or 1)
     return {
-        "B": batch, "T": block, "C": shape.n_embd, "H": shape.n_head, "L": shape.n_layer, "V": shape.vocab_size,
-        "W": shape.block_size, "P": shape.n_params, "n": min(config.loss_chunk_size, batch * block),
-        "m": -(-(batch * block) // 8),
-        "A": shape.n_head * padded, "D": shape.head_dim, "E": padded,
-        "K": shape.n_kv_head, "G": shape.n_head // shape.n_kv_head,
-        **{letter: getattr(config, name) for name, letter in shape.family.letters.items()},
+        **letters, "m": -(-(batch * block) // 8),
         "cuBLAS": cublas_workspace_bytes(gpu) if gpu.kind == "cuda" else 0,
         "L2": gpu.cache_bytes if gpu.kind == "cuda" else 0,
         "flash": sum(in_flash) if flash else 0,
@@ -80,14 +73,14 @@ def symbols_of(config: RunConfig, gpu: Gpu, batch: int, block: int) -> dict[str,
     }  # fmt: skip
 
 
-def weight_widths(config: RunConfig, half: bool, offloads: bool) -> tuple[int, ...]:
+def weight_widths(spec: StepSpec) -> tuple[int, ...]:
     """Bytes of a parameter in each copy of the model on the device: what runs, and the fp32 twin that is updated.
 
     The twin is there for masters in fp32 or for an optimizer on the host, which on a CPU is this device, too.
     """
-    narrow = config.master_weights and half
+    narrow = spec.config.master_weights and spec.half
     runs = 2 if narrow else 4
-    return (runs, 4) if (narrow or config.optimizer_offload) and not offloads else (runs,)
+    return (runs, 4) if (narrow or spec.config.optimizer_offload) and not spec.offloads else (runs,)
 
 
 LOWS = {"float16": float16, "bfloat16": bfloat16}
@@ -100,43 +93,26 @@ def moment_sizes(optimizer: str) -> tuple[tuple[int, str], ...]:
 
 
 class SimulatedRun:
-    """One run of a config on a device. `t` is its timeline once `peaks` was asked for."""
+    """One run of a step. `t` is its timeline once `peaks` was asked for."""
 
-    def __init__(
-        self, config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool, make: type[Timeline] = Timeline
-    ) -> None:
-        self.keeps = step == "nanogpt"
-        self.config = config = config.as_nanogpt() if self.keeps else config
-        self.symbols = symbols_of(config, gpu, config.batch_size, config.block_size)
-        shape = ModelShape.of(config)
+    def __init__(self, spec: StepSpec, make: type[Timeline] = Timeline) -> None:
+        self.spec, self.config = spec, spec.config
+        config = spec.config
+        self.symbols = symbols_of(spec, config.batch_size, config.block_size)
+        self.eval_symbols = symbols_of(spec, config.eval_batch, config.eval_block)
         muon = config.optimizer == "muon"
         self.numels, self.in_muon, self.beside_muon = [], [], []  # elements of each parameter
-        for p in shape.parameters():
+        for p in ModelShape.of(config).parameters():
             self.numels.append(p.numel)
             (self.in_muon if muon and is_block_matrix(p.name, p.shape) else self.beside_muon).append(p.numel)
         # Each of AdamW's parameters has a tensor of its own that counts steps; in 8 bits these are on the host.
         self.n_counts = 0 if config.optimizer == "adamw8bit" else len(self.beside_muon)
-        self.eval_symbols = symbols_of(config, gpu, config.eval_batch, config.eval_block)
-        cuda = gpu.kind != "cpu"
-        self.t = make(dict(self.symbols), granule_of(gpu))
-        self.offloads = config.optimizer_offload and cuda  # what is offloaded stays in the memory of a CPU
-        self.micro_steps, self.steady_steps = (3, 2) if cuda else (2, 1)  # as predict/trace/drive.py has them
-        # nanoGPT's context is null on a CPU, whatever --dtype says (train.py).
-        half = dtype != "float32" and not (self.keeps and not cuda)
-        self.half = half
-        width = shape.head_dim
-        self.products = config.attention == "bmm" and config.recipe == "nanogpt" and not self.keeps
-        variant = Variant(
-            half=half, cuda=cuda, keeps_logits=self.keeps, checkpointed=config.checkpointed,
-            dropout=config.dropout > 0, bias=config.bias, chunked=config.loss_chunk_size > 0,
-            attention=attention_kind(gpu, dtype, width, config.dropout, self.products),
-            evaluation_attention=attention_kind(gpu, dtype, width, 0.0, self.products, learns=False),
-            master=config.master_weights, cheap=config.recompute_norm_gelu, pieces=config.compile_blocks,
-            auto_chunker=config.auto_chunker,
-        )  # fmt: skip
+        self.t = make(dict(self.symbols), granule_of(spec.gpu))
+        self.micro_steps, self.steady_steps = (3, 2) if spec.cuda else (2, 1)  # as predict/trace/drive.py has them
+        variant = spec.variant
         self.writes_scores = "math" in (variant.attention, variant.evaluation_attention)
-        low = LOWS.get(dtype) if half else None
-        program = CompiledProgram if compiled else EagerProgram
+        low = LOWS.get(spec.dtype)
+        program = CompiledProgram if spec.compiled else EagerProgram
         self.step: EagerProgram = program(self.t, variant, config, low)
         self.logits: Any = None
         self.batch: list[Tensor] = []
@@ -171,13 +147,13 @@ class SimulatedRun:
             before = self.t.now()
             self._micro_batch()
         self.t.at("optimizer")
-        if not self.offloads:
+        if not self.spec.offloads:
             self.optimize(first=phase == "first_step")
         self.step.zero_grad()
 
     def _micro_batch(self) -> None:
         step: Any = self.step
-        fresh = [] if self.keeps else self.new_batch()
+        fresh = [] if self.spec.keeps_logits else self.new_batch()
         graph: Any = step.forward(True)
         self.saved_bytes = sum(
             kind.size.nbytes * kind.count
@@ -185,8 +161,8 @@ class SimulatedRun:
             if kind.component.startswith(SAVED_COMPONENTS) and kind.component != EARLY_GRADIENTS
         )
         self.t.free(self.logits)
-        self.logits = graph.logits if self.keeps else None
-        following = self.new_batch() if self.keeps else []  # nanoGPT fetches the next batch before backward
+        self.logits = graph.logits if self.spec.keeps_logits else None
+        following = self.new_batch() if self.spec.keeps_logits else []  # nanoGPT fetches the next batch before backward
         step.backward(graph)
         self.t.free(*self.batch, *fresh)
         self.batch = following
@@ -225,11 +201,11 @@ class SimulatedRun:
     def peaks(self) -> dict[str, Peak]:
         self.t.at("build")
         self.t.phase("build")
-        for width in weight_widths(self.config, self.half, self.offloads):
+        for width in weight_widths(self.spec):
             self.t.alloc_all("weights", self.t.size(width, "P"), [width * numel for numel in self.numels])
         for _ in family_of(self.config).buffers(self.config):  # cosines and sines of the rotary positions
             self.t.alloc("buffers", self.t.size(4, "W", "D"))
-        if self.keeps:
+        if self.spec.keeps_logits:
             self.batch = self.new_batch()
         self.evaluate("evaluate_first")
         self.train("first_step")
@@ -255,11 +231,11 @@ def resume(run: SimulatedRun) -> Timeline:
     t = Timeline(run.symbols, run.t.granule)
     t.phase("resume")
     t.at("resume")
-    for width in weight_widths(run.config, run.half, run.offloads):
+    for width in weight_widths(run.spec):
         t.alloc_all("weights", t.size(width, "P"), [width * numel for numel in run.numels])
-    if not run.offloads:
+    if not run.spec.offloads:
         for width, symbol in moment_sizes(run.config.optimizer):
             t.alloc_all("optimizer", t.size(width, symbol), run.moments_of(symbol))
-    if run.keeps:
+    if run.spec.keeps_logits:
         t.alloc_all("checkpoint", t.size(4, "P"), [4 * numel for numel in run.numels])
     return t

@@ -9,13 +9,13 @@ read or written once per kernel; caches are the rates' business (rates.py). Lett
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, MatmulMode
 from foretrain.model.shape import ModelShape
 from foretrain.predict.software import ASSUMED, Software
+from foretrain.predict.spec import StepSpec
 
 Kind = Literal[
     "matmul", "matmul_input", "matmul_weight",  # x·Wᵀ, and backward: dy·W and dyᵀ·x
@@ -54,65 +54,49 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True)
 class Way:
-    """How a micro-batch is run: whose step, on what, in which mode."""
+    """How a micro-batch of a step is run: in training or evaluation, with which torch."""
 
-    config: RunConfig
-    dtype: Dtype
-    step: Literal["foretrain", "nanogpt"]
-    compiled: bool
-    train: bool
-    cuda: bool
+    spec: StepSpec
+    train: bool = True
     torch: Software = ASSUMED
 
     @property
-    def written_attention(self) -> bool:
-        """Does the model write attention out, as nanoGPT does where torch has no kernel for it?"""
-        return not self.torch.fused_attention
+    def config(self) -> RunConfig:
+        """The config that the step runs."""
+        return self.spec.config
+
+    @property
+    def compiled(self) -> bool:
+        """Whether it is compiled, with a torch that can."""
+        return self.spec.compiled and self.torch.compiles
 
     @property
     def attention(self) -> Any:
         """The kernel of eager attention; nanoGPT writes it out where torch has none, and a CPU where it drops."""
-        if self.written_attention:
+        if not self.torch.fused_attention:
             return "written"
-        return "math" if not self.cuda and self.config.dropout and self.train else "flash"
+        return "math" if not self.spec.cuda and self.config.dropout and self.train else "flash"
 
     @property
     def batch(self) -> tuple[int, int]:
-        """(sequences, context) of a micro-batch; nanoGPT has no evaluation sizes of its own."""
+        """(sequences, context) of a micro-batch."""
         c = self.config
-        if self.train or self.step == "nanogpt":
-            return c.batch_size, c.block_size
-        return c.eval_batch, c.eval_block
-
-    @property
-    def matmul(self) -> MatmulMode:
-        """The arithmetic of products; nanoGPT has no such knob."""
-        return self.own.matmul
+        return (c.batch_size, c.block_size) if self.train else (c.eval_batch, c.eval_block)
 
     @property
     def products_attention(self) -> bool:
         """Is attention done by batched products (model/attention.py)?"""
-        c = self.own
-        return not self.cuda and c.attention == "bmm" and c.recipe == "nanogpt" and not (self.train and c.dropout)
-
-    @property
-    def half(self) -> bool:
-        return self.dtype != "float32"
+        return not self.spec.cuda and self.spec.bmm_attention and not (self.train and self.config.dropout)
 
     @property
     def low(self) -> int:
         """Bytes of an element in a matrix product."""
-        return 2 if self.half else 4
-
-    @cached_property
-    def own(self) -> RunConfig:
-        """The config as this step has it: nanoGPT has none of foretrain's own ways."""
-        return self.config if self.step == "foretrain" else self.config.as_nanogpt()
+        return 2 if self.spec.half else 4
 
     @property
     def wide(self) -> int:
         """Bytes of an element of the residual stream."""
-        return 2 if self.half and self.own.master_weights else 4
+        return self.spec.variant.wide
 
 
 class OperationList:
@@ -126,7 +110,7 @@ class OperationList:
 
     def matmul(self, name: str, m: int, n: int, k: int, count: int, dtype: Dtype | None = None) -> None:
         """`count` products of an m x k and a k x n matrix; the sum is read, too."""
-        dtype = dtype or self.way.dtype
+        dtype = dtype or self.way.spec.dtype
         low = 4 if dtype == "float32" else 2
         read, written = low * (k * (m + n) + m * n), low * m * n
         self.found.append(
@@ -136,7 +120,7 @@ class OperationList:
     def traffic(self, name: str, kind: Kind, elements: int, read: float, written: float, count: int = 1) -> None:
         """A kernel that moves `read` and `written` bytes an element."""
         moved = round(read * elements), round(written * elements)
-        self.found.append(Operation(name, kind, self.part, count, (elements,), self.way.dtype, 0, *moved))
+        self.found.append(Operation(name, kind, self.part, count, (elements,), self.way.spec.dtype, 0, *moved))
 
 
 def flops(operations: list[Operation], *, causal: bool = False) -> int:

@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 from foretrain.config.precision import EIGHT_BITS
 from foretrain.hardware.catalogue import MatmulMode
-from foretrain.model.shape import ModelShape
 from foretrain.predict.abstract.fusion import fused
 from foretrain.predict.abstract.kernels import Launch
 from foretrain.predict.abstract.step import EagerProgram, Fuse, Make
 from foretrain.predict.abstract.tensors import bfloat16
+from foretrain.predict.spec import letters_of
 from foretrain.predict.speed.ops import Operation, Way
-from foretrain.predict.timeline import Timeline, Variant
+from foretrain.predict.timeline import Timeline
 
 # What kernels take for themselves is memory, and no bytes that they move.
 NOTHING = dict.fromkeys(("kept", "flash", "split", "sums1", "sums2", "sums3", "sums4"), 0)
@@ -22,25 +23,16 @@ NOTHING = dict.fromkeys(("kept", "flash", "split", "sums1", "sums2", "sums3", "s
 def micro_batch(way: Way, make: Make | None = None, attention: str = "") -> list[Operation]:
     """Forward and, in training, backward pass of a micro-batch; `make`, `attention`: where they are not the recipe's
     and the device's."""
-    own, (batch, block), shape = way.own, way.batch, ModelShape.of(way.config)
-    padded = -(-shape.head_dim // 8) * 8
-    symbols = {
-        "B": batch, "T": block, "C": shape.n_embd, "H": shape.n_head, "V": shape.vocab_size, "W": shape.block_size,
-        "D": shape.head_dim, "E": padded, "A": shape.n_head * padded, "n": min(own.loss_chunk_size, batch * block),
-        "K": shape.n_kv_head, "G": shape.n_head // shape.n_kv_head,
-        **{letter: getattr(own, name) for name, letter in shape.family.letters.items()}, **NOTHING,
-    }  # fmt: skip
+    config = way.config
+    symbols = letters_of(config, *way.batch) | NOTHING
     kind: Any = attention or way.attention
-    variant = Variant(
-        half=way.half, cuda=way.cuda, keeps_logits=way.step == "nanogpt", checkpointed=own.checkpointed,
-        dropout=own.dropout > 0, bias=own.bias, chunked=own.loss_chunk_size > 0, master=own.master_weights,
-        cheap=own.recompute_norm_gelu, attention=kind, evaluation_attention=kind,
-    )  # fmt: skip
+    variant = replace(way.spec.variant, attention=kind, evaluation_attention=kind, pieces=False, auto_chunker=False)
     sizes = _Sizes(symbols)
-    program = EagerProgram(Timeline(symbols, 1), variant, own, bfloat16 if way.half else None, way.matmul, make)
+    low = bfloat16 if way.spec.half else None
+    program = EagerProgram(Timeline(symbols, 1), variant, config, low, way.spec.matmul, make)
     fuse = _fuse(1 if way.torch.online_softmax else 2, way.torch.fuses_attention) if way.compiled else None
     found = [_operation(launch, runs, way, sizes) for launch, runs in program.launches(way.train, fuse)]
-    return list(_compiled(found, way, shape.vocab_size)) if way.compiled else found
+    return list(_compiled(found, way, config.vocab_size)) if way.compiled else found
 
 
 @cache
@@ -56,7 +48,7 @@ def _compiled(operations: list[Operation], way: Way, vocabulary: int) -> Iterato
         if not op.flops:
             factor = way.torch.compiled_bytes if way.torch.fuses_attention or op.name != "attention" else 1.0
             read, written = round(op.read_bytes * factor), round(op.written_bytes * factor)
-            if way.step == "nanogpt" and op.kind == "softmax_backward" and op.name == "loss":
+            if way.spec.step == "nanogpt" and op.kind == "softmax_backward" and op.name == "loss":
                 logits = op.written_bytes
                 yield op._replace(kind="fill", read_bytes=0, written_bytes=round(logits * factor))
                 read += round(logits * factor)
@@ -87,11 +79,11 @@ def _operation(launch: Launch, runs: int, way: Way, sizes: _Sizes) -> Operation:
     product = sizes.__getitem__
     shape = tuple(map(product, launch.shape))
     arithmetic: MatmulMode = "dtype"
-    if len(shape) == 3 and (way.matmul not in EIGHT_BITS or launch.item_bytes == 1):
-        arithmetic = way.matmul
+    if len(shape) == 3 and (way.spec.matmul not in EIGHT_BITS or launch.item_bytes == 1):
+        arithmetic = way.spec.matmul
     read, written = (sum(map(product, tensors)) for tensors in (launch.reads, launch.writes))
     return Operation(
-        launch.name, launch.kind, launch.part, runs, shape, way.dtype, _flops(launch.kind, shape), read, written,
+        launch.name, launch.kind, launch.part, runs, shape, way.spec.dtype, _flops(launch.kind, shape), read, written,
         arithmetic,
     )  # fmt: skip
 

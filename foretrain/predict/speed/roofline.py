@@ -9,9 +9,7 @@ under a roof; their share of the time is said beside it.
 from collections.abc import Iterable
 
 from foretrain.base.records import Record
-from foretrain.config.options import RunConfig
-from foretrain.hardware.catalogue import Dtype, Gpu
-from foretrain.predict.memory import StepName
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Operation
 from foretrain.predict.speed.rates import MeasuredRates, Rates
 from foretrain.predict.speed.step_ops import step as step_operations
@@ -51,11 +49,11 @@ class Roofline(Record):
         return self.peak_flop_per_s / self.bandwidth_bytes_per_s
 
 
-def roofline(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> Roofline | None:
+def roofline(spec: StepSpec) -> Roofline | None:
     """The step's operations under the roof; None where the card's peak or bandwidth is not known."""
-    way = way_of(config, gpu, dtype, step, compiled, True)
-    rates, bandwidth = known_rates(way, gpu), gpu.bandwidth_bytes_per_s
-    peak = gpu.matmul_peak_flop_per_s(way.matmul, dtype) or gpu.peak_flop_per_s(dtype)
+    way, gpu = way_of(spec), spec.gpu
+    rates, bandwidth = known_rates(way), gpu.bandwidth_bytes_per_s
+    peak = gpu.matmul_peak_flop_per_s(spec.matmul, spec.dtype) or gpu.peak_flop_per_s(spec.dtype)
     if rates is None or not peak or not bandwidth:
         return None
     return _under(step_operations(way), rates, peak, bandwidth)

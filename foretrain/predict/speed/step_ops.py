@@ -40,9 +40,9 @@ def optimizer(way: Way) -> list[Operation]:
     ops = OperationList(way)
     muon = way.config.optimizer == "muon"
     for numel, count in _tensors(way):
-        if way.dtype == "float16":
+        if way.spec.dtype == "float16":
             ops.traffic("unscale", "clip", numel, 4, 4, count)
-        off = way.own.optimizer_offload
+        off = way.config.optimizer_offload
         if off:
             ops.traffic("offload", "transfer", numel, 4, way.wide, count)  # gradients there, weights back
         ops.traffic("norm of gradients", "host" if off else "gradient_norm", numel, 4, 0, count)
@@ -51,10 +51,10 @@ def optimizer(way: Way) -> list[Operation]:
             ops.traffic("weights", "host" if off else "cast", numel, 4, 2, count)
     for numel, count in _tensors(way, matrices=not muon):
         read, written = (16.0, 12.0) if way.torch.fused_adamw else FOREACH_BYTES
-        if way.own.optimizer == "adamw8bit":
+        if way.config.optimizer == "adamw8bit":
             read, written = EIGHT_BIT_BYTES if is_quantised(numel) else FP32_MOMENTS_BYTES
-        kind = "host" if way.own.optimizer_offload else "adamw"
-        ops.traffic("adamw8bit" if way.own.optimizer == "adamw8bit" else "adamw", kind, numel, read, written, count)
+        kind = "host" if way.config.optimizer_offload else "adamw"
+        ops.traffic("adamw8bit" if way.config.optimizer == "adamw8bit" else "adamw", kind, numel, read, written, count)
     return ops.found + (_muon(way) if muon else [])
 
 
@@ -63,8 +63,8 @@ def _muon(way: Way) -> list[Operation]:
     where the device has it: three products an iteration, 5·(4·rows²·columns + 2·rows³) FLOPs."""
     ops = OperationList(way)
     dtype: Dtype = "bfloat16" if cpu_has_bf16() else "float32"
-    if way.cuda:
-        dtype = way.dtype if way.half else "float16"  # as fast as bf16, and older cards have it too
+    if way.spec.cuda:
+        dtype = way.spec.dtype if way.spec.half else "float16"  # as fast as bf16, and older cards have it too
     low = 4 if dtype == "float32" else 2
     for shape, count in ModelShape.of(way.config).block_matrices.items():
         rows, columns = sorted(shape)
@@ -82,9 +82,9 @@ def _muon(way: Way) -> list[Operation]:
 
 def optimizer_launches(way: Way) -> int:
     """Kernels of the optimizer step. Foreach and fused ones take many tensors at once; 8-bit AdamW goes by chunks."""
-    if way.cuda and not way.torch.fused_adamw:  # torch 1.13 goes from tensor to tensor
+    if way.spec.cuda and not way.torch.fused_adamw:  # torch 1.13 goes from tensor to tensor
         return FUSED_LAUNCHES + FOREACH_LAUNCHES * sum(count for _, count in _tensors(way))
-    if way.step != "foretrain" or way.config.optimizer != "adamw8bit":
+    if way.config.optimizer != "adamw8bit":
         return FUSED_LAUNCHES
     chunks = sum(count * n_chunks(numel) for numel, count in _tensors(way))
     return FUSED_LAUNCHES + EIGHT_BIT_LAUNCHES * chunks

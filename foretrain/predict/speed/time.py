@@ -13,9 +13,9 @@ from foretrain.base.records import Record
 from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
 from foretrain.hardware.calibration import Calibration, StepTime
-from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
+from foretrain.hardware.catalogue import Gpu, MatmulMode
 from foretrain.predict import software
-from foretrain.predict.memory import StepName
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Operation, Way, flops
 from foretrain.predict.speed.rates import MeasuredRates, Rates, rates_of
 from foretrain.predict.speed.step_ops import FUSED_LAUNCHES, accumulation, micro_batch, optimizer, optimizer_launches
@@ -62,14 +62,16 @@ def _micro_batch_s(way: Way, rates: Rates) -> float:
     operations = micro_batch(way)
     work_s = busy_s(operations, rates)
     launching_s = sum(op.runs for op in operations) * rates.launch_s(compiled=way.compiled)
-    return max(work_s, launching_s + PYTHON_S) if way.cuda else work_s + launching_s + PYTHON_S
+    return max(work_s, launching_s + PYTHON_S) if way.spec.cuda else work_s + launching_s + PYTHON_S
 
 
 def _step_s(way: Way, rates: Rates) -> float:
     n = way.config.gradient_accumulation_steps
     sums_s = busy_s(accumulation(way), rates) * (n - 1)
     launching_s = optimizer_launches(way) * rates.launch_s(compiled=False)
-    if way.cuda and optimizer_launches(way) > FUSED_LAUNCHES:  # many small kernels: the longer of running and launching
+    if (
+        way.spec.cuda and optimizer_launches(way) > FUSED_LAUNCHES
+    ):  # many small kernels: the longer of running and launching
         optimizer_s = max(busy_s(optimizer(way), rates), launching_s)
     else:
         optimizer_s = busy_s(optimizer(way), rates) + launching_s
@@ -86,7 +88,7 @@ def range_of(expected_s: float, gpu: Gpu, *, as_nanogpt: bool = True) -> Range:
     return Range(low_s=expected_s * low, expected_s=expected_s, high_s=expected_s * high / gpu.slowest_share)
 
 
-def _range(expected_s: float, gpu: Gpu, rates: Rates, way: Way) -> Range:
+def _range(expected_s: float, rates: Rates, way: Way) -> Range:
     if isinstance(rates, MeasuredRates):
         # What wavered or drifted when it was measured will again, as a virtual machine's speed does.
         unsteady = 1 + min(1.0, max(rates.calibration.unsteadiness, rates.calibration.drift))
@@ -94,17 +96,17 @@ def _range(expected_s: float, gpu: Gpu, rates: Rates, way: Way) -> Range:
         if rates.calibration.disturbed:
             low, high = min(low, DISTURBED_LOW), max(high, DISTURBED_HIGH)
         return Range(low_s=expected_s * low, expected_s=expected_s, high_s=expected_s * high)
-    return range_of(expected_s, gpu, as_nanogpt=_as_nanogpt(way))
+    return range_of(expected_s, way.spec.gpu, as_nanogpt=_as_nanogpt(way))
 
 
 def _as_nanogpt(way: Way) -> bool:
     """A step of which published runs tell: nanoGPT's model and optimizer on the card alone, in the dtype's matmuls."""
-    own = way.own
-    usual = own.recipe == "nanogpt" and own.optimizer == "adamw" and not own.optimizer_offload
-    return usual and way.matmul == "dtype" and way.half
+    c = way.config
+    usual = c.recipe == "nanogpt" and c.optimizer == "adamw" and not c.optimizer_offload
+    return usual and way.spec.matmul == "dtype" and way.spec.half
 
 
-def bound_s(way: Way, gpu: Gpu) -> float:
+def bound_s(way: Way) -> float:
     """No step is faster: its FLOPs, the causal half of attention, at the dense peaks of their arithmetic.
 
     0 where one of these is unknown.
@@ -112,13 +114,13 @@ def bound_s(way: Way, gpu: Gpu) -> float:
     modes: dict[MatmulMode, list[Operation]] = {}
     for op in step_operations(way):
         modes.setdefault(op.arithmetic, []).append(op)
-    peaks = {mode: gpu.matmul_peak_flop_per_s(mode, way.dtype) for mode in modes}
+    peaks = {mode: way.spec.gpu.matmul_peak_flop_per_s(mode, way.spec.dtype) for mode in modes}
     if None in peaks.values():
         return 0.0
     return sum(flops(operations, causal=True) / (peaks[mode] or math.inf) for mode, operations in modes.items())
 
 
-def _correction(way: Way, gpu: Gpu, rates: Rates) -> float:
+def _correction(way: Way, rates: Rates) -> float:
     """What a whole step took on this device over the sum of its kernels: caches, and what the kernels' list leaves out.
 
     The reference is a step like this one that `foretrain tune` timed here, else the calibration's own steps of the same
@@ -128,7 +130,7 @@ def _correction(way: Way, gpu: Gpu, rates: Rates) -> float:
     """
     if not isinstance(rates, MeasuredRates):
         return 1.0
-    tuned = tuned_like(rates.calibration, way.config, way.dtype, compiled=way.compiled)
+    tuned = tuned_like(rates.calibration, way.config, way.spec.dtype, compiled=way.compiled)
     references = [tuned] if tuned else _references(way, rates.calibration)
     points = sorted(_point(reference, way, rates) for reference in references)
     if not points:
@@ -146,8 +148,8 @@ def _references(way: Way, calibration: Calibration) -> list[StepTime]:
     it was measured, else the plain one."""
     found: dict[str, StepTime] = {}
     plain = {"attention": "auto", "master_weights": False}
-    own = {"attention": "bmm" if way.products_attention else "auto", "master_weights": way.own.master_weights}
-    for step in calibration.steps_of(way.dtype, compiled=way.compiled):
+    own = {"attention": "bmm" if way.products_attention else "auto", "master_weights": way.config.master_weights}
+    for step in calibration.steps_of(way.spec.dtype, compiled=way.compiled):
         size = str(sorted((name, value) for name, value in step.options.items() if name not in plain))
         its = {name: step.options.get(name, usual) for name, usual in plain.items()}
         if its == own or (its == plain and size not in found):
@@ -158,55 +160,55 @@ def _references(way: Way, calibration: Calibration) -> list[StepTime]:
 def _point(reference: StepTime, way: Way, rates: Rates) -> tuple[float, float]:
     """(the sum of a reference step's kernels in seconds, by how much it is corrected)."""
     config = RunConfig.model_validate(reference.options)
-    step = Way(config, way.dtype, "foretrain", way.compiled, True, way.cuda)
+    step = Way(StepSpec.of(config, way.spec.gpu, dtype=way.spec.dtype, compiled=way.compiled))
     summed_s = _step_s(step, rates)
     if not way.train and reference.forward_s is not None:
         return summed_s, reference.forward_s / _micro_batch_s(replace(step, train=False), rates)
     return summed_s, reference.time_s / summed_s
 
 
-def way_of(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, compiled: bool, train: bool) -> Way:
-    """How this step runs there, with the torch that the plan is for."""
-    if step == "nanogpt":
-        config = config.as_nanogpt()
-    cuda = gpu.kind != "cpu"
-    torch = software.of(config.torch_version) if cuda else software.ASSUMED
-    return Way(config, dtype, step, compiled and torch.compiles, train, cuda, torch)
+def way_of(spec: StepSpec, *, train: bool = True) -> Way:
+    """How this step runs, with the torch that the plan is for."""
+    return Way(spec, train, software.of(spec.config.torch_version) if spec.cuda else software.ASSUMED)
 
 
-def known_rates(way: Way, gpu: Gpu) -> Rates | None:
+def known_rates(way: Way) -> Rates | None:
     """How fast the device carries out this step's operations; None where one of both is not known."""
     known = family_of(way.config).is_timed(compiled=way.compiled)
-    return rates_of(gpu, way.dtype, way.matmul, way.torch) if known else None
+    return _rates_of(way) if known else None
 
 
-def is_calibrated(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName) -> bool:
+def _rates_of(way: Way) -> Rates | None:
+    return rates_of(way.spec.gpu, way.spec.dtype, way.spec.matmul, way.torch)
+
+
+def is_calibrated(spec: StepSpec) -> bool:
     """Are times of this step on this device measured ones?"""
-    return isinstance(rates_of(gpu, dtype, way_of(config, gpu, dtype, step, False, True).matmul), MeasuredRates)
+    return isinstance(_rates_of(way_of(spec)), MeasuredRates)
 
 
-def step_time(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> Range | None:
+def step_time(spec: StepSpec) -> Range | None:
     """Seconds of one steady optimizer step, all micro-batches; None where nothing is known of the device's speed."""
-    way = way_of(config, gpu, dtype, step, compiled, True)
-    rates = known_rates(way, gpu)
+    way = way_of(spec)
+    rates = known_rates(way)
     if rates is None:
         return None
-    found = _range(_step_s(way, rates) * _correction(way, gpu, rates), gpu, rates, way)
-    if gpu.kind == "cpu":  # its peak is a guess at the clock
+    found = _range(_step_s(way, rates) * _correction(way, rates), rates, way)
+    if not spec.cuda:  # its peak is a guess at the clock
         return found
-    least_s = bound_s(way, gpu)
+    least_s = bound_s(way)
     return Range(low_s=max(found.low_s, least_s), expected_s=max(found.expected_s, least_s), high_s=found.high_s)
 
 
-def evaluation_time(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> Range | None:
+def evaluation_time(spec: StepSpec) -> Range | None:
     """Seconds of one evaluation: the same sequences of each of two splits, whatever they are cut into."""
-    way = way_of(config, gpu, dtype, step, compiled, False)
-    rates = known_rates(way, gpu)
+    way, config = way_of(spec, train=False), spec.config
+    rates = known_rates(way)
     if rates is None:
         return None
-    batches = config.eval_iters if step == "nanogpt" else config.eval_rows / config.eval_batch
-    expected_s = 2 * batches * _micro_batch_s(way, rates) * _correction(way, gpu, rates)
-    return _range(expected_s, gpu, rates, way)
+    batches = config.eval_iters if spec.keeps_logits else config.eval_rows / config.eval_batch
+    expected_s = 2 * batches * _micro_batch_s(way, rates) * _correction(way, rates)
+    return _range(expected_s, rates, way)
 
 
 def compile_time(compiled: bool) -> Range:

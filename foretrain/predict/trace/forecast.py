@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 
-from foretrain.config.options import RunConfig
-from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.predict import software
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Note, Plan
+from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.memory import Exact, exact
 from foretrain.predict.trace.record import Trace
@@ -16,10 +14,10 @@ from foretrain.predict.trace.service import Request, TraceUnavailable
 Listener = Callable[[str], None]
 
 
-def requests_for(config: RunConfig, gpu: Gpu, dtype: Dtype, step: StepName, *, compiled: bool) -> list[Request]:
+def requests_for(spec: StepSpec) -> list[Request]:
     """One trace, or two where pad_mm's choice for an unaligned vocabulary can only be measured on the card."""
-    unaligned = compiled and config.vocab_size % 8 != 0 and dtype != "float32"
-    return [Request(config, gpu, dtype, step, compiled, pads) for pads in ((False, True) if unaligned else (False,))]
+    unaligned = spec.compiled and spec.config.vocab_size % 8 != 0 and spec.half
+    return [Request(spec, pads) for pads in ((False, True) if unaligned else (False,))]
 
 
 # Notes on what only a trace knows.
@@ -61,9 +59,7 @@ def answers_for(
 
     Raises TraceUnavailable.
     """
-    wanted: dict[StepName, list[Request]] = {
-        step: requests_for(plan.config, plan.gpu, plan.dtype, step, compiled=plan.compiled) for step in steps
-    }
+    wanted: dict[StepName, list[Request]] = {step: requests_for(plan.spec(step)) for step in steps}
     made: dict[StepName, list[Trace]] = {}
 
     def make(step: StepName) -> Exact:

@@ -10,8 +10,9 @@ from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.memory import StepName, Verdict, predict, worst_verdict
+from foretrain.predict.memory import Verdict, predict, worst_verdict
 from foretrain.predict.plan import Plan, plan
+from foretrain.predict.spec import StepName
 from foretrain.predict.trace.forecast import Listener, answers_for
 
 # Granule and highest value of each option: contexts go in steps of 64, as attention's tiles do, and only below 64 in
@@ -58,10 +59,8 @@ def estimated(base: Plan, knob: str, step: StepName) -> Largest:
 
     def fits(value: int) -> bool:
         if value not in probes:
-            config = _changed(base, knob, value)
-            memory = predict(
-                config, base.gpu, base.dtype, step, compiled=base.compiled, available_bytes=available_bytes
-            )  # fmt: skip
+            changed = base.model_copy(update={"config": _changed(base, knob, value)})
+            memory = predict(changed.spec(step), available_bytes)
             probes[value] = Probe(
                 value=value, verdict=worst_verdict(memory), needed_expected_bytes=memory.needed_bytes
             )  # fmt: skip

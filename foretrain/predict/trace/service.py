@@ -26,8 +26,8 @@ from foretrain.base.records import Record
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.config.precision import EIGHT_BITS
-from foretrain.hardware.catalogue import Dtype, Gpu
-from foretrain.predict.memory import SHAPING_KNOBS, StepName
+from foretrain.predict.memory import SHAPING_KNOBS
+from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import interpreter
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.repeats import with_all_micro_batches
@@ -53,16 +53,12 @@ class TraceUnavailable(RuntimeError):
 class Request:
     """What to trace. `pads`: what to take pad_mm's measurement on the card to have said (compiled only)."""
 
-    config: RunConfig
-    gpu: Gpu
-    dtype: Dtype
-    step: StepName
-    compiled: bool
+    spec: StepSpec
     pads: bool = False
 
     def normal_config(self) -> RunConfig:
         """The config with everything at its default that does not change a trace, so that more of them are shared."""
-        c = self.config if self.step == "foretrain" else self.config.as_nanogpt()
+        c = self.spec.config
         values = {knob: getattr(c, knob) for knob in SHAPING_KNOBS}
         if c.matmul not in EIGHT_BITS:  # sums in fp16 take no other memory
             values["matmul"] = "dtype"
@@ -77,15 +73,16 @@ class Request:
 
     def job(self) -> dict[str, Any]:
         """As the worker reads it."""
-        gpu = self.gpu.model_dump(mode="json", include=SHAPING_FACTS)
+        spec = self.spec
+        gpu = spec.gpu.model_dump(mode="json", include=SHAPING_FACTS)
         return {
-            "config": self.normal_config().model_dump(mode="json"), "gpu": gpu, "dtype": self.dtype,
-            "step": self.step, "compiled": self.compiled, "pads": self.pads,
+            "config": self.normal_config().model_dump(mode="json"), "gpu": gpu, "dtype": spec.dtype,
+            "step": spec.step, "compiled": spec.compiled, "pads": self.pads,
         }  # fmt: skip
 
     def whole(self, trace: Trace) -> Trace:
         """Its trace with the micro-batches that were left out."""
-        return with_all_micro_batches(trace, MICRO_BATCHES, self.config.gradient_accumulation_steps)
+        return with_all_micro_batches(trace, MICRO_BATCHES, self.spec.config.gradient_accumulation_steps)
 
     def key(self) -> str:
         """The hash that the trace is kept under."""
@@ -126,8 +123,9 @@ def traces(requests: Sequence[Request], listen: Callable[[str], None] = lambda t
     found: dict[str, Trace] = {}
     wanted: dict[str, Request] = {}
     for request in requests:
-        if request.gpu.kind != "cuda":
-            raise TraceUnavailable(f"traces are made for CUDA cards; {request.gpu.name} is none")
+        card = request.spec.gpu
+        if card.kind != "cuda":
+            raise TraceUnavailable(f"traces are made for CUDA cards; {card.name} is none")
         key = request.key()
         kept = _read(TRACES.path(key))
         if kept is not None:

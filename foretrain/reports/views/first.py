@@ -13,8 +13,9 @@ from foretrain.advice.first_answer import Changed, FirstAnswer
 from foretrain.advice.record import Advice
 from foretrain.base.messages import has, listed
 from foretrain.base.units import rounds_to_zero
-from foretrain.predict.memory import PhaseMemory, StepName, Verdict
+from foretrain.predict.memory import PhaseMemory, Verdict
 from foretrain.predict.plan import Plan, Timing
+from foretrain.predict.spec import StepName
 from foretrain.predict.within import Within
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
 from foretrain.reports.views.advice import short

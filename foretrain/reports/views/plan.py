@@ -7,8 +7,9 @@ from foretrain.advice.record import Advices
 from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.memory import Component, PhaseMemory, StepMemory, StepName
+from foretrain.predict.memory import Component, PhaseMemory, StepMemory
 from foretrain.predict.plan import Plan, Timing
+from foretrain.predict.spec import StepName
 from foretrain.predict.trace.memory import Exact
 from foretrain.reports.document import (
     Bar,

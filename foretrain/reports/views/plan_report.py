@@ -6,8 +6,8 @@ from foretrain.advice.outlook import Outlook
 from foretrain.advice.record import Advices
 from foretrain.base.messages import format_value
 from foretrain.base.units import Span
-from foretrain.predict.memory import StepName
 from foretrain.predict.plan import Plan, Timing
+from foretrain.predict.spec import StepName
 from foretrain.predict.speed.time import Range
 from foretrain.reports.document import Block, Cell, Document, Figure, Figures, Message, Paragraph, Quantity, Section
 from foretrain.reports.views import outlook as outlook_view

@@ -1,0 +1,159 @@
+"""What is predicted: one way to run a config's training step on a device. No torch.
+
+`StepSpec` is the question that memory, time, energy and traces answer. Whoever asks makes it once, with `StepSpec.of`.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from foretrain.config.options import RunConfig
+from foretrain.config.precision import check_matmul
+from foretrain.hardware.catalogue import Dtype, Gpu, MatmulMode
+from foretrain.model.shape import ModelShape
+from foretrain.predict.estimate.sdpa import AttentionKind, attention_kind
+
+StepName = Literal["foretrain", "nanogpt"]
+STEP_NAMES: tuple[StepName, StepName] = ("foretrain", "nanogpt")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What differs between the ways a step is written and run."""
+
+    half: bool  # float16 or bfloat16 in matrix products
+    cuda: bool
+    keeps_logits: bool  # nanoGPT returns the logits and keeps the Python name until the next forward pass
+    checkpointed: int  # blocks, from the first on
+    dropout: bool
+    bias: bool
+    chunked: bool = False  # the head and its loss, a chunk of tokens at a time
+    master: bool = False  # the weights and the residual stream are half precision too, without autocast
+    auto_chunker: bool = False  # Inductor divides the loss where the logits are large
+    pieces: bool = False  # the loss is a graph of its own where Inductor compiles, as each block is
+    cheap: bool = False  # the inputs of linear layers are made again, from a norm's or the GELU's
+    attention: AttentionKind = "flash"
+    evaluation_attention: AttentionKind = "flash"  # without dropout it can be another kernel
+
+    @property
+    def casts(self) -> bool:
+        """Whether autocast makes half precision of fp32."""
+        return self.half and not self.master
+
+    @property
+    def wide(self) -> int:
+        """Bytes of an element of the residual stream, which norms read and write."""
+        return 2 if self.half and self.master else 4
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """One way to run a step: whose step, of which config, on what, in which dtype, compiled or not.
+
+    `config` is the one that this step runs: nanoGPT's has none of foretrain's own ways. `of` makes it so.
+    """
+
+    config: RunConfig
+    gpu: Gpu
+    dtype: Dtype  # of matrix products
+    step: StepName
+    compiled: bool
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        gpu: Gpu,
+        step: StepName = "foretrain",
+        *,
+        dtype: Dtype | None = None,
+        compiled: bool | None = None,
+    ) -> "StepSpec":
+        """The step of a config. Without `dtype` the one that the config and the device lead to; without `compiled` what
+        the config says."""
+        dtype = dtype or choose_dtype(config, gpu)[0]
+        compiled = config.compile if compiled is None else compiled
+        if step == "nanogpt":
+            config = config.as_nanogpt()
+            if gpu.kind == "cpu":  # its context is null there, whatever --dtype says (train.py)
+                dtype = "float32"
+        return cls(config, gpu, dtype, step, compiled)
+
+    @classmethod
+    def checked(cls, config: RunConfig, gpu: Gpu, step: StepName = "foretrain") -> "StepSpec":
+        """As `of`. Raises UserError where the device cannot do what `matmul` asks for."""
+        check_matmul(config, gpu, choose_dtype(config, gpu)[0])
+        return cls.of(config, gpu, step)
+
+    def but(self, **options: Any) -> "StepSpec":
+        """The same with other values of the config's options."""
+        return replace(self, config=self.config.model_copy(update=options))
+
+    @property
+    def cuda(self) -> bool:
+        """Whether it runs on a card; Apple's are taken for one."""
+        return self.gpu.kind != "cpu"
+
+    @property
+    def half(self) -> bool:
+        """Whether matrix products are in half precision."""
+        return self.dtype != "float32"
+
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether the step returns its logits, as nanoGPT's does."""
+        return self.step == "nanogpt"
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the optimizer is on the host; what is offloaded stays in the memory of a CPU."""
+        return self.config.optimizer_offload and self.cuda
+
+    @property
+    def bmm_attention(self) -> bool:
+        """Whether the config asks for attention by batched matmuls."""
+        return self.config.attention == "bmm" and self.config.recipe == "nanogpt"
+
+    @property
+    def matmul(self) -> MatmulMode:
+        """The arithmetic of matrix products."""
+        return self.config.matmul
+
+    @cached_property
+    def variant(self) -> Variant:
+        """What the model's code and its compiler are asked to do."""
+        c, width = self.config, ModelShape.of(self.config).head_dim
+        learning = attention_kind(self.gpu, self.dtype, width, c.dropout, self.bmm_attention)
+        evaluating = attention_kind(self.gpu, self.dtype, width, 0.0, self.bmm_attention, learns=False)
+        return Variant(
+            half=self.half, cuda=self.cuda, keeps_logits=self.keeps_logits, checkpointed=c.checkpointed,
+            dropout=c.dropout > 0, bias=c.bias, chunked=c.loss_chunk_size > 0, master=c.master_weights,
+            cheap=c.recompute_norm_gelu, pieces=c.compile_blocks, auto_chunker=c.auto_chunker, attention=learning,
+            evaluation_attention=evaluating,
+        )  # fmt: skip
+
+
+def choose_dtype(config: RunConfig, gpu: Gpu) -> tuple[Dtype, str]:
+    """The dtype of the matrix products, and the id of the reason."""
+    if config.dtype != "auto":
+        return config.dtype, "config"
+    if gpu.kind == "cpu":
+        return "float32", "cpu"
+    return ("bfloat16", "has_bf16") if gpu.supports_bf16 else ("float16", "no_bf16")
+
+
+def letters_of(config: RunConfig, batch: int, block: int) -> dict[str, int]:
+    """The letters of the formulas that are sizes of the model and of its micro-batch.
+
+    E is a head's width padded to a multiple of 8, A that of all heads; K heads of keys and values are read by G heads
+    of queries each. A family may add letters of its own.
+    """
+    shape = ModelShape.of(config)
+    padded = -(-shape.head_dim // 8) * 8
+    return {
+        "B": batch, "T": block, "C": shape.n_embd, "H": shape.n_head, "L": shape.n_layer, "V": shape.vocab_size,
+        "W": shape.block_size, "P": shape.n_params, "n": min(config.loss_chunk_size, batch * block),
+        "A": shape.n_head * padded, "D": shape.head_dim, "E": padded,
+        "K": shape.n_kv_head, "G": shape.n_head // shape.n_kv_head,
+        **{letter: getattr(config, name) for name, letter in shape.family.letters.items()},
+    }  # fmt: skip

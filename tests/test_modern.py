@@ -18,8 +18,8 @@ from foretrain.hardware.catalogue import find
 from foretrain.model import layers, modern
 from foretrain.model.generate import generate
 from foretrain.model.language_model import make_model
-from foretrain.model.layers import norm
-from foretrain.model.modern import ModernGPT, squared_relu
+from foretrain.model.layers import norm, squared_relu
+from foretrain.model.modern import ModernGPT
 from foretrain.model.optimizer import learning_rate
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import build, evaluation_loss, train_step

@@ -29,34 +29,12 @@ from torch import Tensor, nn
 from foretrain.config.options import RunConfig
 from foretrain.model.embedding import TokenEmbedding
 from foretrain.model.language_model import LanguageModel
-from foretrain.model.layers import norm, rotary_tables, rotate
+from foretrain.model.layers import norm, rotary_tables, rotate, squared_relu
 
 ROPE_BASE = 10_000.0
 EMBEDDING_STD = 0.02
 # Queries and keys of length sqrt(D) have products of at most D; 1/sqrt(D) of that is too little for a sharp softmax.
 QK_SCALE = 1.5
-
-
-class _SquaredRelu(torch.autograd.Function):
-    """max(0, x)² (So et al. 2021, arXiv:2109.08668). Backward needs the result alone: its root is max(0, x)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = F.relu(x).square_()
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        # y / sqrt(y): a CPU takes fifteen times as long for the square root of 0 as for another one
-        return y.clamp(min=torch.finfo(y.dtype).tiny).rsqrt_().mul_(y).mul_(grads[0]).mul_(2)
-
-
-def squared_relu(x: Tensor) -> Tensor:
-    """max(0, x)², x of any shape."""
-    y: Tensor = _SquaredRelu.apply(x)
-    return y
 
 
 class Attention(nn.Module):

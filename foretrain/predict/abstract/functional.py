@@ -185,7 +185,7 @@ def empty_like(x: Tensor) -> Tensor:
 
 
 gelu, silu = (_unary("input", "gelu", "gelu_backward") for _ in range(2))
-relu = _unary("result", "add", "add")
+relu, tanh = (_unary("result", "add", "add") for _ in range(2))
 
 
 def pointwise(x: Tensor, *_: Any, **__: Any) -> Tensor:

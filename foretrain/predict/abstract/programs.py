@@ -19,7 +19,7 @@ LAYERS = ("Module", "ModuleList", "ModuleDict", "Linear", "Embedding", "LayerNor
 FUNCTIONS = (
     "linear", "embedding", "layer_norm", "rms_norm", "dropout", "cross_entropy", "gelu", "silu", "relu",
 )  # fmt: skip
-OPERATIONS = ("mul", "add", "addcmul", "cat", "mm", "rsqrt", "where", "arange", "zeros", "zeros_like")
+OPERATIONS = ("mul", "add", "addcmul", "cat", "mm", "rsqrt", "where", "arange", "zeros", "zeros_like", "tanh")
 
 
 class Unknown:

@@ -191,6 +191,21 @@ def relu(x: Tensor, **_: Any) -> Tensor:
     return out
 
 
+def tanh(x: Tensor) -> Tensor:
+    """tanh(x); its slope is computed in fp32 from the result."""
+    s, f = x.shape, float32
+    out = point("tanh", s, x.dtype, x)
+    if wants(x):
+
+        def run(saved: list[Any], grad: Tensor) -> Grads:
+            wide = convert(saved[0], f)
+            slope = point("sub", s, f, 1, point("mul", s, f, wide, wide))
+            return (convert(point("mul", s, f, convert(grad, f), slope), grad.dtype),)
+
+        record(out, run, (x,), (out,))
+    return out
+
+
 def rsqrt(x: Tensor, *_: Any) -> Tensor:
     """1 / √x."""
     return point("rsqrt", x.shape, x.dtype, x)

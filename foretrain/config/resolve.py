@@ -26,8 +26,7 @@ Trainer = Literal["foretrain", "nanogpt"]
 STDIN = "stdin"
 INERT = set(named(lambda option: option.inert))
 ALIASES = {alias: name for name, option in OPTIONS.items() for alias in option.aliases}
-# nanochat's dials describe another architecture (untied head, value embeddings, rotary positions): its plan would
-# be wrong here, so they are explained instead of mapped.
+# nanochat's dials describe what several versions of its model make of them: they are explained instead of mapped.
 NANOCHAT = {
     "depth", "aspect_ratio", "head_dim", "max_seq_len", "device_batch_size", "target_param_data_ratio",
     "window_pattern",

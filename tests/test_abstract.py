@@ -21,7 +21,7 @@ def drawn(draw: random.Random) -> tuple[RunConfig, str, str, str]:
     """(config, dtype, step, card) of a small random run."""
     while True:
         heads = draw.choice([1, 2, 3, 4])
-        recipe = draw.choice(["nanogpt", "nanogpt", "modern", "llama"])
+        recipe = draw.choice(["nanogpt", "nanogpt", "modern", "llama", "nanochat"])
         modern = recipe != "nanogpt"
         values: dict[str, Any] = {
             "n_layer": draw.choice([1, 2, 5, 7]), "n_head": heads, "n_embd": heads * draw.choice([32, 50, 64, 80, 128]),
@@ -29,7 +29,7 @@ def drawn(draw: random.Random) -> tuple[RunConfig, str, str, str]:
             "gradient_accumulation_steps": draw.choice([1, 2, 4]), "vocab_size": draw.choice([128, 256, 1013, 5000]),
             "recipe": recipe, "activation_checkpointing": draw.random() < 0.3,
             "dropout": 0.0 if modern else draw.choice([0.0, 0.1]), "bias": not modern and draw.random() < 0.3,
-            "loss_chunk_size": draw.choice([0, 0, 64, 100]), "recompute_norm_gelu": not modern and draw.random() < 0.3,
+            "loss_chunk_size": draw.choice([0, 0, 64, 100]) if recipe != "nanochat" else 0, "recompute_norm_gelu": not modern and draw.random() < 0.3,
             "eval_batch_size": draw.choice([1, 2, 3]), "eval_block_size": 64,
         }  # fmt: skip
         if recipe == "llama":

@@ -138,6 +138,16 @@ def test_llama_equals_the_real_allocator(case: str, dtype: str) -> None:
     check_against_the_real_allocator(config, dtype, 0.001 if dtype == "float32" else 0.01)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nanochat_equals_the_real_allocator(checkpointing: bool, dtype: str) -> None:
+    config = tiny(
+        recipe="nanochat", n_head=4, n_embd=128, block_size=64, vocab_size=5000, n_layer=3,
+        activation_checkpointing=checkpointing,
+    )  # fmt: skip
+    check_against_the_real_allocator(config, dtype, 0.001 if dtype == "float32" else 0.01)
+
+
 def test_offload_with_half_precision_weights_equals_it_on_a_cpu() -> None:
     config = tiny(n_embd=128, block_size=64, optimizer_offload=True, master_weights=True)
     check_against_the_real_allocator(config, "bfloat16", 0.005)

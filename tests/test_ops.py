@@ -120,7 +120,7 @@ def traffic(config: RunConfig, dtype: torch.dtype, *, train: bool) -> Traffic:
         {}, {"bias": True}, {"activation_checkpointing": True}, {"recompute_norm_gelu": True},
         {"loss_chunk_size": 100}, {"master_weights": True}, {"matmul": "fp8"}, {"matmul": "int8", "bias": True},
         {"recipe": "modern"}, {"recipe": "modern", "loss_chunk_size": 64, "activation_checkpointing": True},
-        {"recipe": "llama"}, {"recipe": "llama", "n_kv_head": 2, "qk_norm": True, "head_dim": 48, "tied_embeddings": True},
+        {"recipe": "nanochat"}, {"recipe": "llama"}, {"recipe": "llama", "n_kv_head": 2, "qk_norm": True, "head_dim": 48, "tied_embeddings": True},
         {"recipe": "llama", "n_kv_head": 1, "activation_checkpointing": True, "master_weights": True},
     ],
     ids=str,

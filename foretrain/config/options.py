@@ -30,9 +30,9 @@ class RunConfig(Record):
     """What is trained, on what, how. All options; `OPTIONS` has what is known of each."""
 
     # fmt: off
-    recipe: Literal["nanogpt", "modern", "llama"] = option(
-        "nanogpt", "nanogpt: exactly its maths; modern: RoPE, QK-norm, ReLU², RMSNorm, Muon; llama: Llama and Qwen3 "
-        "(docs/recipes.md)",
+    recipe: Literal["nanogpt", "modern", "llama", "nanochat"] = option(
+        "nanogpt", "nanogpt: exactly its maths; modern: RoPE, QK-norm, ReLU², RMSNorm, Muon; llama: Llama and Qwen3; "
+        "nanochat: its maths (docs/recipes.md)",
         group="model", affects=EVERYTHING, on_resume="refuses", nanogpt="cannot",
     )
     n_layer: int = option(
@@ -98,7 +98,7 @@ class RunConfig(Record):
     init_from: str = option(
         "scratch",
         "scratch, resume, gpt2, gpt2-medium, gpt2-large, gpt2-xl, or the path (with a slash) of nanoGPT's ckpt.pt, of "
-        "safetensors, of a folder with a GPT-2, Llama or Qwen3, or of a run",
+        "safetensors, of a folder with a GPT-2, Llama, Qwen3 or nanochat, or of a run",
         group="model", pattern=_INIT_FROM, affects=LEARNING, on_resume="free",
     )
     init_optimizer: bool = option(

@@ -43,6 +43,10 @@ PRESETS: dict[str, dict[str, Any]] = {
                      "rope_theta": 5e5, "tied_embeddings": True, "vocab_size": 128_256, "block_size": 2048,
                      "batch_size": 1, "gradient_accumulation_steps": 256, "learning_rate": 3e-4, "min_lr": 3e-5,
                      **_HALF_MILLION},
+    # nanochat's d20: 64 columns of width a layer, heads of 128; its own step of 524,288 tokens, 20 tokens a parameter.
+    "nanochat-d20": {"recipe": "nanochat", "n_layer": 20, "n_head": 10, "n_embd": 1280, "vocab_size": 65_536,
+                     "block_size": 2048, "batch_size": 4, "gradient_accumulation_steps": 64, "max_iters": 21_400,
+                     "lr_decay_iters": 21_400},
     "shakespeare-char": {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 64,
                          "gradient_accumulation_steps": 1, "dropout": 0.2, "vocab_size": 65,
                          "dataset": "shakespeare_char", "learning_rate": 1e-3, "min_lr": 1e-4, "beta2": 0.99,

@@ -72,5 +72,12 @@ DECLARED: tuple[Declared, ...] = (
     ),
     Declared(case="", path="", new="llama-124m, smollm2-135m", reason="presets of the recipe llama"),
     Declared(case="languages", path=r"\.(texts|of)$", reason="texts of the recipe llama"),
+    Declared(
+        case="",
+        path="",
+        new="llama, nanochat|nanochat-d20|Qwen3 or nanochat|nanochat: its maths",
+        reason="recipe = nanochat",
+    ),
+    Declared(case="", path="", new="with recipe = nanochat", reason="an option of nanochat's is told of its recipe"),
     Declared(case="python", path="stdout", new="n_kv_head|head_dim", reason="options of the recipe llama"),
 )

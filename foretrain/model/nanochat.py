@@ -1,0 +1,137 @@
+"""nanochat's model: RMSNorm without weights, rotary positions, normed queries and keys, squared ReLU, capped logits.
+
+The names of parameters and the maths are those of Hugging Face's NanoChatForCausalLM, so weights go in and out as they
+are (karpathy/nanochat, nanochat/gpt.py).
+
+    x = norm(embedding(idx))                            the residual stream, in the dtype of the weights
+    each block: h = norm(x)                             `low`, the dtype that autocast gives to matmuls
+                q, k = norm(rotate(h·Wqᵀ)), norm(rotate(h·Wkᵀ)), v = h·Wvᵀ
+                x = x + attention(q, k, v)·Woᵀ
+                x = x + max(0, norm(x)·W1ᵀ)²·W2ᵀ
+    logits = 15·tanh(norm(x)·Wheadᵀ / 15)               `low`
+
+Shapes: B micro-batch, T context, C width, H heads, D = C / H, V vocabulary.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foretrain.config.families.nanochat import ROPE_BASE, SOFTCAP
+from foretrain.config.options import RunConfig
+from foretrain.model.embedding import TokenEmbedding
+from foretrain.model.language_model import LanguageModel
+from foretrain.model.layers import norm, rotary_tables, rotate, squared_relu
+
+EMBEDDING_STD = 0.02
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotary positions and normed queries and keys."""
+
+    def __init__(self, n_embd: int, n_head: int) -> None:
+        super().__init__()
+        self.n_head = n_head
+        self.q_proj = nn.Linear(n_embd, n_embd, bias=False)
+        self.k_proj = nn.Linear(n_embd, n_embd, bias=False)
+        self.v_proj = nn.Linear(n_embd, n_embd, bias=False)
+        self.o_proj = nn.Linear(n_embd, n_embd, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        B, T, C = x.shape
+        heads = (B, T, self.n_head, C // self.n_head)
+        q = rotate(self.q_proj(x).view(heads), cos, sin)
+        k = rotate(self.k_proj(x).view(heads), cos, sin)
+        q, k = norm(q, q.dtype).transpose(1, 2), norm(k, k.dtype).transpose(1, 2)
+        v = self.v_proj(x).view(heads).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(y.transpose(1, 2).reshape(B, T, C))
+
+
+class MLP(nn.Module):
+    """Two linear layers with a squared ReLU between them, four times as wide inside."""
+
+    def __init__(self, n_embd: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(n_embd, 4 * n_embd, bias=False)
+        self.fc2 = nn.Linear(4 * n_embd, n_embd, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(squared_relu(self.fc1(x)))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, n_embd: int, n_head: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(n_embd, n_head)
+        self.mlp = MLP(n_embd)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The dtype of `cos` is that of matmuls."""
+        x = x + self.self_attn(norm(x, cos.dtype), cos, sin)
+        return x + self.mlp(norm(x, cos.dtype))
+
+
+class Head(nn.Linear):
+    """Logits between -15 and 15: 15·tanh(x·Wᵀ / 15)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(super().forward(x) / SOFTCAP) * SOFTCAP
+
+
+class NanoChat(LanguageModel):
+    """The model. What adds to the residual stream starts at zero, and so does the head: the first loss is ln V."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.model = nn.ModuleDict({
+            "embed_tokens": TokenEmbedding(c.vocab_size, c.n_embd),
+            "layers": nn.ModuleList([Block(c.n_embd, c.n_head) for _ in range(c.n_layer)]),
+        })  # fmt: skip
+        self.lm_head = Head(c.n_embd, c.vocab_size, bias=False)
+        cos, sin = rotary_tables(c.block_size, c.n_embd // c.n_head, ROPE_BASE)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", -sin, persistent=False)  # nanochat turns the other way than Llama
+        self.apply(_init)
+        nn.init.zeros_(self.lm_head.weight)
+
+    def layers(self) -> nn.ModuleList:
+        blocks: Any = self.model["layers"]
+        return blocks
+
+    def hidden(self, idx: Tensor) -> Tensor:
+        """The normed last hidden states, B x T x C, of token ids idx, B x T; in autocast's dtype where that is on."""
+        T, device = idx.shape[1], idx.device.type
+        assert self.block_size >= T, f"context of {T} tokens, the model has {self.block_size} positions"
+        parts: Any = self.model
+        x = parts["embed_tokens"](idx)
+        low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        tables: Any = self.cos, self.sin
+        cos, sin = (table[:T].to(low) for table in tables)
+        x = norm(x, x.dtype)
+        for i in range(len(self.layers())):
+            x = self.block(i, x, cos, sin)
+        return norm(x, low)
+
+
+def _init(module: nn.Module) -> None:
+    """Normal with variance 1 / inputs for what reads the residual stream, zero for what writes to it.
+
+    nanochat draws embeddings with standard deviation 1 and gives them 50 times the head's learning rate. The norm after
+    them takes their scale away, so 0.02 and the head's rate learn the same.
+    """
+    if isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=EMBEDDING_STD)
+    elif isinstance(module, Attention):
+        for layer in (module.q_proj, module.k_proj, module.v_proj):
+            nn.init.normal_(layer.weight, std=1 / math.sqrt(layer.in_features))
+        nn.init.zeros_(module.o_proj.weight)
+    elif isinstance(module, MLP):
+        nn.init.normal_(module.fc1.weight, std=1 / math.sqrt(module.fc1.in_features))
+        nn.init.zeros_(module.fc2.weight)

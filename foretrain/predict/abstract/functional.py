@@ -263,17 +263,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             x, weight = saved
-            if bias_shape is None:
+            if not biased:
                 dw = _weight_gradient(grad, x, weight)
                 m.machine.workspace()
                 return (_input_gradient(grad, x, weight) if for_x else None, dw, None)
             dx = _input_gradient(grad, x, weight) if for_x else None
             m.machine.workspace()
             dw = _weight_gradient(grad, x, weight)
-            _column_sum(bias_shape)
-            return (dx, dw, make("add", bias_shape, grad.dtype, grad))
+            return (dx, dw, grad)  # the engine sums it, when nothing holds x any more
 
-        for_x, bias_shape = x.requires_grad, None if bias is None else bias.shape
+        for_x, biased = x.requires_grad, bias is not None
         # The node of the weight's transposition comes before the matmul's, so its cast comes right after.
         record(out, run, (x, _turned(weight), bias), (x, weight))
     # Where only what backward needs of it is recomputed, the matmul is not.
@@ -306,12 +305,6 @@ def _turned(weight: Tensor) -> Tensor:
     if wants(weight):
         record(out, identity, (weight,))
     return out
-
-
-def _column_sum(shape: tuple[int, ...]) -> None:
-    """Partial sums of a bias's gradient."""
-    if m.machine.cuda:
-        passing(1, f"sums{getattr(shape[0], 'coefficient', 0)}")
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:

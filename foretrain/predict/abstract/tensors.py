@@ -151,8 +151,12 @@ class Tensor:
         return make("cast", self.shape, dtype, self, component=component)
 
     def reduced(self, shape: tuple[int, ...]) -> "Tensor":
-        """The sum over what was broadcast."""
-        return make("add", shape, self.dtype, self)
+        """The sum over what was broadcast; over all rows, it is made of partial sums."""
+        out = make("add", shape, self.dtype, self)
+        letters = getattr(shape[0], "letters", ()) if len(shape) == 1 else ()
+        if machine.cuda and letters == ("C",):
+            passing(1, f"sums{getattr(shape[0], 'coefficient', 0)}")
+        return out
 
     def summed(self, other: "Tensor") -> "Tensor":
         """The sum of two gradients."""

@@ -80,8 +80,8 @@ class Block(nn.Module):
 class Head(nn.Linear):
     """Logits between -15 and 15: 15·tanh(x·Wᵀ / 15)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(super().forward(x) / SOFTCAP) * SOFTCAP
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.tanh(super().forward(input) / SOFTCAP) * SOFTCAP
 
 
 class NanoChat(LanguageModel):

@@ -122,10 +122,11 @@ def _of_hugging_face(config: Mapping[str, Any]) -> dict[str, Any]:
     """Heads and context. Raises Refused where its maths is not this family's."""
     if config.get("model_type") not in NanoChat.hugging_face:
         raise Refused(f"its config.json says model_type = {str(config.get('model_type'))[:40]}, not nanochat")
-    said = {"n_head": config.get("num_attention_heads"), "block_size": config.get("max_position_embeddings")}
-    for word, value in zip(("num_attention_heads", "max_position_embeddings"), said.values(), strict=True):
-        if type(value) is not int or value < 1:
-            raise Refused(f"its config.json says {word} = {str(value)[:40]}")
+    said: dict[str, Any] = {}
+    for name, word in (("n_head", "num_attention_heads"), ("block_size", "max_position_embeddings")):
+        said[name] = config.get(word)
+        if type(said[name]) is not int or said[name] < 1:
+            raise Refused(f"its config.json says {word} = {str(said[name])[:40]}")
     rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rotary, dict) or rotary.get("rope_type", rotary.get("type", "default")) != "default":
         raise Refused("its config.json scales rotary positions, which is not supported")

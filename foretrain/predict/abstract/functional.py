@@ -8,7 +8,7 @@ from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.attention import attend
 from foretrain.predict.abstract.autograd import Grads, Parameter, record, wants
 from foretrain.predict.abstract.shapes import broadcast, joined, promoted, reduced, result_of
-from foretrain.predict.abstract.tensors import DType, Tensor, allocate, bool_, float32, int32, int64, make, passing, ran
+from foretrain.predict.abstract.tensors import DType, Tensor, allocate, bool_, float32, int32, int64, make, ran
 from foretrain.predict.abstract.views import identity, is_contiguous, transpose
 
 # -- one element at a time ---------------------------------------------------------------------------------

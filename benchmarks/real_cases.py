@@ -16,11 +16,11 @@ from common import arguments, report
 from foretrain.base.units import MIB
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
+from foretrain.predict.allocator.replay import replay
 from foretrain.predict.memory import CONTEXT_EXPECTED_BYTES, CONTEXT_HIGH_BYTES, CONTEXT_LOW_BYTES, predict
 from foretrain.predict.plan import plan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace.forecast import requests_for, traced
-from foretrain.predict.trace.replay import replay
 from foretrain.predict.trace.service import traces
 
 LOGGED_BYTES, DESKTOP_BYTES = 4464 * MIB, 2_100_000_000

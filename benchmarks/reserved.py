@@ -21,11 +21,11 @@ from common import RESULTS, report
 from foretrain.base.errors import UserError
 from foretrain.config.resolve import from_values
 from foretrain.hardware.catalogue import find
+from foretrain.predict.allocator.replay import replay, smallest_limit_bytes
 from foretrain.predict.plan import plan
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import service
 from foretrain.predict.trace.forecast import requests_for
-from foretrain.predict.trace.replay import replay, smallest_limit_bytes
 
 CARDS = ["RTX 4070", "RTX 4090", "RTX 3060 12GB", "Tesla T4", "H100 SXM"]
 

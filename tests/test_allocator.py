@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrain.predict.allocator.blocks import Block
-from foretrain.predict.allocator.replay import Event, Replay, replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.allocator.simulator import Allocator, OutOfMemory
+from tests.kit.lifetimes import Event, Played, played, replayed
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 EXPANDABLE = Settings(expandable_segments=True)
@@ -414,37 +414,27 @@ def test_replay_has_phases_a_curve_and_the_peaks_of_the_whole() -> None:
         Event("phase", "evaluation"),
         Event("free", "g"),
     ]
-    result = replay(events, curve=True)
-    assert [tuple(phase) for phase in result.phases] == [
+    found = played(events)
+    result = found.replay
+    assert [(each.phase, each.allocated_bytes, each.reserved_bytes) for each in result.phases] == [
         ("", 4 * MIB, 20 * MIB),
         ("forward", 34 * MIB, 50 * MIB),
         ("backward", 34 * MIB, 50 * MIB),
+        ("nothing happens", 6 * MIB, 20 * MIB),
         ("evaluation", 6 * MIB, 20 * MIB),
     ]
-    assert [n // MIB for n in result.allocated_bytes] == [4, 4, 34, 34, 4, 6, 6, 6, 6, 6, 4]
-    assert [n // MIB for n in result.reserved_bytes] == [20, 20, 50, 50, 50, 50, 50, 50, 20, 20, 20]
+    assert [each.position for each in result.phases] == [0, 1, 1, 3, 3]
+    assert [n // MIB for n in found.allocated_bytes] == [4, 34, 4, 6, 6, 4]
+    assert [n // MIB for n in found.reserved_bytes] == [20, 50, 50, 50, 20, 20]
     assert (result.stats["allocated_bytes.all.peak"], result.stats["reserved_bytes.all.peak"]) == (34 * MIB, 50 * MIB)
-    assert result.out_of_memory is None
+    assert result.survives
 
 
 def test_replay_ends_where_the_limit_is() -> None:
-    result = replay([("alloc", 1, 30 * MIB), ("alloc", 2, 30 * MIB), ("free", 1, 0)], limit_bytes=40 * MIB)
-    assert result.ended_at == 1
-    assert result.out_of_memory is not None
-    assert result.out_of_memory.allocated_bytes == 30 * MIB
-
-
-@pytest.mark.parametrize(
-    ("events", "message"),
-    [
-        ([("free", 7, 0)], "event 0 frees 7"),
-        ([("alloc", 7, 1), ("alloc", 7, 1)], "event 1 allocates 7"),
-        ([("grow", 7, 1)], "unknown kind 'grow'"),
-    ],
-)
-def test_events_without_sense_are_errors(events: list[tuple[str, int, int]], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replay(events)
+    result = replayed([("alloc", 1, 30 * MIB), ("alloc", 2, 30 * MIB), ("free", 1, 0)], limit_bytes=40 * MIB)
+    assert result.death is not None
+    assert (result.death.position, result.death.phase) == (1, "")
+    assert (result.death.requested_bytes, result.death.allocated_bytes) == (30 * MIB, 30 * MIB)
 
 
 # -- what holds for any program ----------------------------------------------------------------------------
@@ -505,8 +495,9 @@ def check(allocator: Allocator) -> None:
     assert sum(signs[kind] * nbytes for kind, _, nbytes, _ in allocator.segments) == allocator.reserved_bytes
 
 
-def facts(result: Replay) -> tuple[object, ...]:
-    return result.stats, result.allocated_bytes, result.reserved_bytes, result.allocator.segments, result.ended_at
+def facts(found: Played) -> tuple[object, ...]:
+    result = found.replay
+    return result.stats, found.allocated_bytes, found.reserved_bytes, result.allocator.segments, result.death
 
 
 @settings(deadline=None)
@@ -533,7 +524,7 @@ def test_blocks_cover_segments_and_the_sums_are_right(
 @settings(deadline=None)
 @given(programs, ways)
 def test_freeing_everything_leaves_each_segment_one_free_block(program: list[int], way: Settings) -> None:
-    result = replay(events_of(program), way)
+    result = replayed(events_of(program), way)
     allocator = result.allocator
     for block in list(allocator.active.values()):
         allocator.free(block)
@@ -549,18 +540,18 @@ def test_freeing_everything_leaves_each_segment_one_free_block(program: list[int
 def test_a_replay_is_the_same_each_time(program: list[int], way: Settings, limit_mib: int | None) -> None:
     limit_bytes = None if limit_mib is None else limit_mib * MIB
     events = events_of(program)
-    assert facts(replay(events, way, limit_bytes, curve=True)) == facts(replay(events, way, limit_bytes, curve=True))
+    assert facts(played(events, way, limit_bytes)) == facts(played(events, way, limit_bytes))
 
 
 @settings(deadline=None)
 @given(programs, ways, st.integers(0, 100 * MIB))
 def test_a_limit_that_is_never_reached_changes_nothing(program: list[int], way: Settings, spare_bytes: int) -> None:
     events = events_of(program)
-    free = replay(events, way, curve=True)
-    limit_bytes = free.stats["reserved_bytes.all.peak"] + spare_bytes
-    assert facts(replay(events, way, limit_bytes, physical=True, curve=True)) == facts(free)
+    free = played(events, way)
+    limit_bytes = free.replay.stats["reserved_bytes.all.peak"] + spare_bytes
+    assert facts(played(events, way, limit_bytes, physical=True)) == facts(free)
     if not way.expandable_segments:  # a cap is asked in segments where pages would be mapped, so it may bite earlier
-        assert facts(replay(events, way, limit_bytes, curve=True)) == facts(free)
+        assert facts(played(events, way, limit_bytes)) == facts(free)
 
 
 @settings(deadline=None)
@@ -568,7 +559,7 @@ def test_a_limit_that_is_never_reached_changes_nothing(program: list[int], way: 
 def test_phases_cut_the_peak_and_lose_nothing(program: list[int], way: Settings) -> None:
     events = events_of(program)
     cut = [step for i, event in enumerate(events) for step in ((("phase", f"p{i % 3}", 0), event))]
-    whole, result = replay(events, way), replay(cut, way)
+    whole, result = replayed(events, way), replayed(cut, way)
     assert result.stats == whole.stats
-    assert max((p.peak_allocated_bytes for p in result.phases), default=0) == whole.stats["allocated_bytes.all.peak"]
-    assert max((p.peak_reserved_bytes for p in result.phases), default=0) == whole.stats["reserved_bytes.all.peak"]
+    assert max((p.allocated_bytes for p in result.phases), default=0) == whole.stats["allocated_bytes.all.peak"]
+    assert max((p.reserved_bytes for p in result.phases), default=0) == whole.stats["reserved_bytes.all.peak"]

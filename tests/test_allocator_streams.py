@@ -13,9 +13,9 @@ import pytest
 
 from foretrain.base.units import MIB
 from foretrain.predict.allocator.blocks import Block
-from foretrain.predict.allocator.replay import Event, replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.allocator.simulator import Allocator, OutOfMemory
+from tests.kit.lifetimes import Event, replayed
 from tests.kit.stream_programs import WAYS, Program, differences, simulate
 
 KEPT = Path(__file__).parent / "data" / "streams.json"
@@ -163,17 +163,8 @@ def test_events_name_their_stream() -> None:
         Event("stream", 0),
         Event("alloc", "c", 30 * MIB),
     ]
-    result = replay(events)
+    result = replayed(events)
     assert result.stats["reserved_bytes.all.current"] == result.stats["allocated_bytes.all.current"] == 60 * MIB
-
-
-@pytest.mark.parametrize(
-    ("event", "message"),
-    [(("stream", "side", 0), "event 0 names the stream 'side'"), (("record_stream", 7, 1), "event 0 records a stream")],
-)
-def test_events_of_streams_without_sense_are_errors(event: tuple[str, Any, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replay([event])
 
 
 def test_a_refused_request_leaves_the_other_streams_blocks() -> None:

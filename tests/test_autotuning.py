@@ -7,11 +7,11 @@ import torch
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
+from foretrain.predict.allocator.replay import replay
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import worker
 from foretrain.predict.trace.autotuning import Autotuning, Ways, ways
 from foretrain.predict.trace.card.torch_cuda import Card, Memory
-from foretrain.predict.trace.replay import replay
 from foretrain.predict.trace.service import Request
 from foretrain.predict.trace.tracer import Tracer
 

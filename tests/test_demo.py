@@ -120,7 +120,7 @@ def test_gpu_comparison_of_a_card_that_is_the_simulator(own_directory: Path) -> 
     """A made-up measurement, written from a trace's own replay: every error must be 0, and a lost allocation shown."""
     from foretrain.config.options import RunConfig
     from foretrain.hardware.catalogue import find
-    from foretrain.predict.trace.replay import replay
+    from foretrain.predict.allocator.replay import replay
     from foretrain.predict.trace.service import Request, traces
 
     knobs = {"n_layer": 1, "n_head": 2, "n_embd": 64, "block_size": 64, "vocab_size": 512, "batch_size": 4}

@@ -16,9 +16,9 @@ from foretrain.analysis import snapshot_analysis, snapshot_file
 from foretrain.analysis.snapshot_analysis import SnapshotAnalysis, analyse
 from foretrain.analysis.stack_frames import place_of
 from foretrain.base.errors import UserError
-from foretrain.predict.allocator.replay import replay
-from foretrain.predict.snapshot.read import Label, export
+from foretrain.predict.snapshot.write import Label
 from tests.kit.command import said
+from tests.kit.lifetimes import export, replayed
 from tests.kit.snapshots import SIDE, recorded
 
 MIB = 1 << 20
@@ -189,7 +189,7 @@ def test_the_peak_is_that_of_a_plain_replay(data: st.DataObject) -> None:
             events.append(("alloc", i, data.draw(st.integers(1, 30 * MIB))))
             alive.append(i)
     labels = {i: Label(f"t{i}", "activations") for i in range(40)}
-    plain = replay(events, curve=True)
+    plain = replayed(events)
     found = analyse(export(events, labels), "s")
     assert found.peak is not None
     assert found.peak_reserved_bytes == plain.stats["reserved_bytes.all.peak"]

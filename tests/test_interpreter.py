@@ -10,9 +10,9 @@ from foretrain.base.errors import UserError
 from foretrain.base.installation import installed_torch
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
+from foretrain.predict.allocator.replay import replay
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import interpreter, service
-from foretrain.predict.trace.replay import replay
 from foretrain.predict.trace.service import Request, TraceUnavailable, traces
 from tests.kit.command import foretrain
 

@@ -5,11 +5,11 @@ import pytest
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
+from foretrain.predict.allocator.replay import replay
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import drive, worker
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.repeats import with_all_micro_batches
-from foretrain.predict.trace.replay import replay
 from foretrain.predict.trace.service import Request
 
 CARD = find("RTX 4070")

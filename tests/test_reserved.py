@@ -1,4 +1,4 @@
-"""The ledger's reserved memory: its short replay against the whole simulator, and against traces of the real step."""
+"""The estimate's reserved memory: its lifetimes, replayed."""
 
 import json
 from typing import Any
@@ -10,13 +10,10 @@ from hypothesis import strategies as st
 
 from foretrain.advice.planner import Planner
 from foretrain.advice.rules.base import State
-from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.allocator.simulator import Allocator
-from foretrain.predict.estimate.reserved import LargePool, fails_in, held, reserved_bytes
 from foretrain.predict.estimate.simulated_run import SimulatedRun
 from foretrain.predict.memory import worst_verdict
 from foretrain.predict.plan import plan
@@ -24,47 +21,11 @@ from foretrain.predict.spec import StepSpec
 from foretrain.predict.timeline import Timeline
 from foretrain.web import calls
 
-SIZES = st.integers(2049, 2**21).map(lambda n: 512 * n)  # just over 1 MiB to 1 GiB
-
-
-@given(st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 10**6)), max_size=120))
-def test_large_pool_is_the_simulators(plan: list[tuple[bool, int, int]]) -> None:
-    pool, whole = LargePool(), Allocator()
-    blocks: dict[int, object] = {}
-    for i, (births, nbytes, pick) in enumerate(plan):
-        if births or not blocks:
-            pool.malloc(i, nbytes)
-            blocks[i] = whole.malloc(nbytes)
-        else:
-            id = sorted(blocks)[pick % len(blocks)]
-            pool.free(id)
-            whole.free(blocks.pop(id))  # type: ignore[arg-type]
-        assert (pool.reserved_bytes, pool.allocated_bytes) == (whole.reserved_bytes, whole.allocated_bytes)
-
 
 def events_of(config: RunConfig, step: str) -> SimulatedRun:
     run = SimulatedRun(StepSpec.of(config, find("RTX 4070"), step, dtype="bfloat16"))  # type: ignore[arg-type]
     run.peaks()
     return run
-
-
-def test_small_requests_make_little_difference() -> None:
-    """With every request replayed by the whole simulator, small ones too."""
-    for compiled in (False, True):
-        t = events_of(RunConfig(batch_size=4, compile=compiled, bias=True), "nanogpt").t
-        events: list[tuple[str, object, int]] = []
-        marks = dict(t.marks)
-        for position, event in enumerate(t.events):
-            if position in marks:
-                events.append(("phase", marks[position], 0))
-            events.append(("alloc", event, t.sizes[event]) if event >= 0 else ("free", ~event, 0))
-        whole = {peak.name: peak for peak in replay(events).phases}
-        short = held(t)
-        assert set(whole) == set(short)
-        for phase, peak in whole.items():
-            reserved, allocated = peak.peak_reserved_bytes, peak.peak_allocated_bytes
-            assert abs(short[phase].reserved_bytes - reserved) <= 0.005 * reserved + 4 * MIB, phase
-            assert short[phase].allocated_bytes == allocated, phase
 
 
 def test_every_tensor_dies_once_and_sums_are_the_peaks() -> None:
@@ -122,17 +83,16 @@ def test_expandable_segments_live_from_less() -> None:
     run = events_of(RunConfig(batch_size=16, compile=False, dropout=0.0), "nanogpt")
     tensors = max(peak.nbytes for peak in run.t.peaks.values())
     joined = Settings(expandable_segments=True)
-    assert fails_in(run.t, Settings(), round(1.12 * tensors)) is not None
-    assert fails_in(run.t, joined, round(1.03 * tensors)) is None
-    assert fails_in(run.t, joined, round(0.98 * tensors)) is not None
-    assert fails_in(run.t, Settings(), max(reserved_bytes(run.t).values()) + 8 * MIB) is None
+    assert not replay(run.t, None, round(1.12 * tensors), physical=True).survives
+    assert replay(run.t, joined, round(1.03 * tensors), physical=True).survives
+    assert not replay(run.t, joined, round(0.98 * tensors), physical=True).survives
+    assert replay(run.t, None, replay(run.t).peak_reserved_bytes, physical=True).survives
 
 
-def test_settings_of_their_own_take_the_whole_simulator() -> None:
+def test_settings_of_their_own_are_replayed() -> None:
     t = events_of(RunConfig(batch_size=2, n_layer=3), "foretrain").t
-    assert reserved_bytes(t, Settings()) == reserved_bytes(t)
-    rounded = reserved_bytes(t, Settings.parse("roundup_power2_divisions:2"))
-    assert max(rounded.values()) > max(reserved_bytes(t).values())
+    rounded = replay(t, Settings.parse("roundup_power2_divisions:2"))
+    assert rounded.peak_reserved_bytes > replay(t).peak_reserved_bytes
 
 
 def test_a_fraction_of_the_card_caps_the_run() -> None:

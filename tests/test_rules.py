@@ -243,7 +243,6 @@ SKIPPED = {
     "predict/abstract/step.py": 1,
     "predict/abstract/tensors.py": 1,
     "predict/compiled/attention.py": 1,
-    "predict/estimate/reserved.py": 1,
     "predict/speed/ops.py": 1,
     "predict/timeline.py": 1,
     "predict/trace/card/standin.py": 1,

@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrain.predict.allocator.replay import replay
+from foretrain.predict.allocator.lifetimes import Lifetimes
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.snapshot import read as snapshot
-from foretrain.predict.snapshot.read import Writer, compare_with_recorded, export
+from foretrain.predict.snapshot.read import compare_with_recorded
+from foretrain.predict.snapshot.write import Label, snapshot_of, write
+from tests.kit.lifetimes import export, replayed
 from tests.kit.snapshots import EVENTS, LABELS, MIB, SIDE, recorded
 
 EXPANDABLE = Settings(expandable_segments=True)
@@ -159,7 +161,7 @@ def test_an_odd_setting_does_not_hide_the_others() -> None:
 def test_a_snapshot_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match="directory"):
-        Writer([], lambda id: []).write(tmp_path / "folder")
+        write({}, tmp_path / "folder")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
@@ -193,7 +195,7 @@ def test_a_whole_recording_agrees(way: Settings) -> None:
     assert (found.first_difference, found.complete) == (None, True)
     assert found.same == len(found.recorded) == len(found.simulated) > 0
     assert found.simulated_peak_reserved_bytes == found.recorded_peak_reserved_bytes
-    assert found.simulated_peak_allocated_bytes == replay(EVENTS, way).stats["allocated_bytes.all.peak"]
+    assert found.simulated_peak_allocated_bytes == replayed(EVENTS, way).stats["allocated_bytes.all.peak"]
 
 
 def test_the_first_difference_is_found() -> None:
@@ -353,7 +355,7 @@ def test_names_and_categories_reach_the_history_and_the_segments() -> None:
 
 def test_an_empty_program_is_a_snapshot_too() -> None:
     assert export([], {})["device_traces"] == [[]]
-    assert Writer([], lambda id: ["never"]).data()["segments"] == []
+    assert snapshot_of(Lifetimes(), lambda id: Label("never"))["segments"] == []
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -380,7 +382,6 @@ def test_pytorch_opens_a_history_that_ends_in_out_of_memory() -> None:
 
 def test_a_trace_is_written_to_a_file_as_a_whole(tmp_path: Path) -> None:
     from foretrain.predict.trace.record import Recorder
-    from foretrain.predict.trace.replay import replay as replay_trace
 
     recorder = Recorder()
     first = recorder.alloc(30 * MIB, "empty", "wte", (30, MIB), "int8")
@@ -389,9 +390,8 @@ def test_a_trace_is_written_to_a_file_as_a_whole(tmp_path: Path) -> None:
     recorder.alloc(0, "empty", "h.0", (0,), "int8")
     recorder.free(second)
     trace = recorder.finish()
-    writer = Writer(trace.events, lambda id: [f"tensor {id}", trace.allocations[id].op], lambda id: "activations")
-    replay_trace(trace, Settings(), watch=writer.watch)
-    writer.write(tmp_path / "trace.pickle")
+    label = lambda id: Label(f"tensor {id}", "activations", (trace.allocations[id].op,))  # noqa: E731
+    write(snapshot_of(trace, label), tmp_path / "trace.pickle")
     assert [path.name for path in tmp_path.iterdir()] == ["trace.pickle"]
     recording = snapshot.read(tmp_path / "trace.pickle")
     assert [entry.action for entry in recording.entries] == [

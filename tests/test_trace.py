@@ -14,6 +14,7 @@ from torch._inductor.async_compile import AsyncCompile
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
+from foretrain.predict.allocator.replay import replay, smallest_limit_bytes
 from foretrain.predict.estimate.sdpa import attention_kind
 from foretrain.predict.memory import CONTEXT_HIGH_BYTES, StepMemory, predict
 from foretrain.predict.spec import StepSpec
@@ -24,7 +25,6 @@ from foretrain.predict.trace.kernels import attention
 from foretrain.predict.trace.library import trace as trace_code
 from foretrain.predict.trace.memory import component_id
 from foretrain.predict.trace.record import Trace, moment_id
-from foretrain.predict.trace.replay import replay, smallest_limit_bytes
 from foretrain.predict.trace.self_test import compare
 from foretrain.predict.trace.service import Request
 from tests.kit.command import REPO

@@ -52,7 +52,7 @@ def without_places(said: dict[str, Any], folders: list[Path]) -> dict[str, Any]:
 
 def by_phase(record: Any) -> dict[str, int]:
     """Of a trace: peaks of each phase as requested and as allocated, what is allocated where it begins, and the peaks of all."""
-    from foretrain.predict.trace.replay import replay
+    from foretrain.predict.allocator.replay import replay
 
     sizes = [allocation.nbytes for allocation in record.allocations]
     requested: dict[str, int] = {}

@@ -8,6 +8,7 @@ from typing import Literal
 
 from foretrain.base.records import Note, Record
 from foretrain.base.units import MIB
+from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.allocator.simulator import Allocator, Block
 from foretrain.predict.estimate.simulated_run import symbols_of
@@ -20,7 +21,6 @@ from foretrain.predict.plan import Plan
 from foretrain.predict.spec import StepName
 from foretrain.predict.trace.memory import component_id
 from foretrain.predict.trace.record import Allocation, Trace
-from foretrain.predict.trace.replay import replay
 from foretrain.predict.trace.roles import role_of
 
 TIMELINE_POINTS = 400

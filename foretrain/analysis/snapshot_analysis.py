@@ -13,10 +13,9 @@ from pydantic import Field
 
 from foretrain.analysis.stack_frames import KINDS, Place, place_of
 from foretrain.base.records import Record
-from foretrain.predict.allocator.replay import Event
-from foretrain.predict.allocator.replay import replay as replay_events
+from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.snapshot.read import Recording, events_of, of_snapshot
+from foretrain.predict.snapshot.read import Recording, of_snapshot, requests_of
 
 SCHEMA = "foretrain.snapshot/1"
 GROUPS, SEGMENTS, FAILURES = 24, 8, 8
@@ -291,11 +290,10 @@ def _fits_expandable(recording: Recording, failure: tuple[int, int, int], asked:
     if recording.settings.expandable_segments or position > MAX_REPLAYED:
         return None
     until = Recording(recording.entries[:position], recording.settings, frozenset(), reserved)
-    found = events_of(until, follow_releases=False)
+    found = requests_of(until, follow_releases=False, more_bytes=asked)
     if found.unknown_frees or until.reserved_before_bytes:
         return None
-    events = [*found.events, Event("alloc", "asked", asked)]
-    return replay_events(events, Settings(expandable_segments=True), reserved + free).out_of_memory is None
+    return replay(found.lifetimes, Settings(expandable_segments=True), reserved + free).survives
 
 
 # -- together ----------------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ from pathlib import Path
 from foretrain.analysis.components import Explanation, explain
 from foretrain.base.errors import UserError
 from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.settings import Settings, of_run
 from foretrain.predict.plan import Plan
-from foretrain.predict.snapshot.read import Writer
+from foretrain.predict.snapshot.write import Label, snapshot_of, write
 from foretrain.predict.spec import StepName
 from foretrain.predict.step_moments import StepMoments, traced_moments
 from foretrain.predict.trace import largest as search
@@ -18,7 +19,6 @@ from foretrain.predict.trace import service
 from foretrain.predict.trace.forecast import requests_for, traced
 from foretrain.predict.trace.largest import Largest
 from foretrain.predict.trace.record import Trace
-from foretrain.predict.trace.replay import replay
 
 Listen = Callable[[str], None]  # hears how far the traces are
 
@@ -96,16 +96,15 @@ def write_snapshot(plan: Plan, step: StepName, path: Path, listen: Listen, alloc
         reason = next((note.values["reason"] for note in plan.notes if note.id == "trace_unavailable"), "")
         raise UserError("environment.no_trace", reason=reason)
 
-    def describe(id: int) -> list[str]:
+    def label(id: int) -> Label:
         a = trace.allocations[id]
         shape = "×".join(str(side) for side in a.shape)
         what = f"{a.name or a.op} {shape} {a.dtype}"
-        return [what, a.category, a.module or a.op, trace.phase_at(a.born)]
+        return Label(what, frames=(a.category, a.module or a.op, trace.phase_at(a.born)))
 
-    writer = Writer(trace.events, describe)
+    snapshot = snapshot_of(trace, label, settings_of(plan, alloc_conf))
     try:
-        replay(trace, settings_of(plan, alloc_conf), watch=writer.watch)
-        writer.write(path.resolve())  # what a link points to, not the link
+        write(snapshot, path.resolve())  # what a link points to, not the link
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise UserError("disk.full_output") from None

@@ -20,8 +20,8 @@ from foretrain.base.records import Record
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig, named
 from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.allocator.replay import PhasePeak, replay
 from foretrain.predict.allocator.settings import Settings, of_run
-from foretrain.predict.estimate.reserved import Held, fails_in, held
 from foretrain.predict.estimate.simulated_run import SimulatedRun, resume, staged_bytes
 from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.timeline import Kind, Peak
@@ -191,7 +191,7 @@ class Ledger:
     def memory(self) -> StepMemory:
         """Without verdicts. What the allocator holds is replayed when it is first asked for."""
         events = () if not self.spec.cuda else (self.events, self._resumed)
-        blocks = {name: most for part in events for name, most in held(part, self.settings).items()}
+        blocks = {peak.phase: peak for part in events for peak in replay(part, self.settings).phases}
         phases = tuple(self._phase(name, blocks.get(name), self._n_params) for name in self._names)
         return StepMemory(
             step=self.spec.step,
@@ -222,7 +222,7 @@ class Ledger:
         cap = None if self.capped or card_bytes is None else self.settings.cap_bytes(card_bytes)
         return (leniently, strictly) if cap is None else (min(leniently, cap), min(strictly, cap))
 
-    def _phase(self, name: str, held: Held | None, n_params: int) -> PhaseMemory:
+    def _phase(self, name: str, held: PhasePeak | None, n_params: int) -> PhaseMemory:
         peak = self.peaks[name]
         rows, allocated, reserved = components(peak, n_params), peak.nbytes, None
         if held is not None:
@@ -286,8 +286,10 @@ class Ledger:
         if all((phase.reserved_bytes or 0) <= limit_bytes for phase in phases):
             return None
         too_much = next((phase.phase for phase in phases if phase.tensors_bytes > limit_bytes), None)
-        failing = too_much or fails_in(self.events, self.settings, limit_bytes)
-        return failing if failing in self._names else None  # eval_only never comes to training
+        if too_much is None:
+            death = replay(self.events, self.settings, limit_bytes, physical=True).death
+            too_much = death.phase if death else None
+        return too_much if too_much in self._names else None  # eval_only never comes to training
 
 
 def _settings_of(config: RunConfig) -> Settings:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+from foretrain.predict.allocator.lifetimes import Lifetimes, Mark
+
 
 class Size(NamedTuple):
     """Bytes of one tensor with the formula that they follow from, such as '8·B·T·C'."""
@@ -52,22 +54,6 @@ class Peak(NamedTuple):
     nbytes: int
     moment: str
     alive: dict[Kind, int]
-
-
-class Events:
-    """Births and deaths in order: a serial number for a birth, its complement (~) for a death.
-
-    `marks`: the (position, phase) from which on it is another phase; `sizes`: bytes by serial number.
-    """
-
-    def __init__(self, events: Sequence[int], sizes: Sequence[int], marks: Sequence[tuple[int, str]]) -> None:
-        self.events, self.sizes, self.marks = events, sizes, marks
-
-    def spans(self) -> Iterator[tuple[str, int, int]]:
-        """(phase, position of its first event, position after its last) in order; a phase may come again."""
-        ends = [position for position, _ in self.marks[1:]] + [len(self.events)]
-        for (start, phase), end in zip(self.marks, ends, strict=True):
-            yield phase, start, end
 
 
 @dataclass
@@ -139,12 +125,12 @@ def _balance(events: Sequence[int], kinds: Sequence[tuple[str, Size]]) -> dict[t
     return {kind: count for kind, count in counts.items() if count}
 
 
-class Timeline(Events):
+class Timeline(Lifetimes):
     """Running total of live tensors. `granule`: sizes round up to it (512 in PyTorch's CUDA allocator, else 1)."""
 
     events: list[int]
     sizes: list[int]
-    marks: list[tuple[int, str]]
+    phases: list[Mark]
 
     def __init__(self, symbols: dict[str, int], granule: int) -> None:
         super().__init__([], [], [])
@@ -181,13 +167,13 @@ class Timeline(Events):
         """Start a phase; its peak counts from what is alive now. A phase may be entered again."""
         self._settle()
         self._phase = name
-        self.marks.append((len(self.events), name))
+        self.phases.append(Mark(len(self.events), name))
         self._top_bytes = self._peaks[name].nbytes if name in self._peaks else -1
         self._note()
 
-    def packed(self) -> Events:
-        """The events without what counts them: they take a tenth of the memory, and are kept."""
-        return Events(array("i", self.events), self.sizes, self.marks)
+    def packed(self) -> Lifetimes:
+        """The lifetimes without what counts them: they take a tenth of the memory, and are kept."""
+        return Lifetimes(array("i", self.events), self.sizes, self.phases)
 
     @property
     def peaks(self) -> dict[str, Peak]:

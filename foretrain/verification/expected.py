@@ -4,11 +4,11 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.allocator.replay import replay
 from foretrain.predict.memory import Context, StepMemory, estimated
 from foretrain.predict.plan import timing
 from foretrain.predict.trace import service
 from foretrain.predict.trace.forecast import requests_for
-from foretrain.predict.trace.replay import replay
 from foretrain.predict.trace.service import Request, TraceUnavailable
 from foretrain.verification.record import Case, Predicted
 

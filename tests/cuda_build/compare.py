@@ -7,11 +7,11 @@ from typing import Any
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu, match
+from foretrain.predict.allocator.replay import replay
 from foretrain.predict.memory import estimated
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import service
 from foretrain.predict.trace.forecast import requests_for
-from foretrain.predict.trace.replay import replay
 from foretrain.predict.trace.service import Request
 
 ALLOCATED_LIMIT = 0.001  # beyond these a case is listed

@@ -44,9 +44,9 @@ def drawn() -> Iterator[tuple[Any, float, int]]:
 def decide(case: Any, share: float, side: int) -> dict[str, Any]:
     """The edge of a case as its trace has it, the limit, and what trace and estimate say of that limit."""
     from foretrain.config.options import RunConfig
+    from foretrain.predict.allocator.replay import replay, smallest_limit_bytes
     from foretrain.predict.memory import estimated
     from foretrain.predict.trace import service
-    from foretrain.predict.trace.replay import replay, smallest_limit_bytes
     from tests.cuda_build import compare
 
     trace = service.traces(compare.requests(case))[0]  # of two, the one without padding: that card never pads

@@ -3,7 +3,8 @@
 from typing import Any
 
 from foretrain.predict.allocator.settings import Settings
-from foretrain.predict.snapshot.read import Label, export
+from foretrain.predict.snapshot.write import Label
+from tests.kit.lifetimes import export
 
 MIB = 1 << 20
 

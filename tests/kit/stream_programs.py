@@ -13,7 +13,7 @@ from foretrain.predict.allocator.blocks import Block
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.allocator.simulator import Allocator, OutOfMemory
 
-Event = tuple[str, int, int]  # as foretrain.predict.allocator.replay.Event, with numbers as ids
+Event = tuple[str, int, int]  # as tests.kit.lifetimes.Event, with numbers as ids
 
 
 @dataclass

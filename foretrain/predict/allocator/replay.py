@@ -1,145 +1,185 @@
-"""A list of events through the allocator: its statistics, phase by phase, and the memory after each event.
+"""Lifetimes through the allocator: what is allocated and reserved in each phase, and where a limit is hit. No torch."""
 
-Events are plain tuples of three, as Event names them: a trace has tens of thousands of them.
-Standard library only.
-"""
-
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from foretrain.base.records import Record
+from foretrain.base.units import MIB
 from foretrain.predict.allocator.blocks import Block
+from foretrain.predict.allocator.lifetimes import Lifetimes
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.allocator.simulator import Allocator, OutOfMemory
 
 Watcher = Callable[[int, Allocator, Block | None], None]
+BUILD = "build"  # the phase that a trace begins with
 
 
-class Event(NamedTuple):
-    """("alloc", id, bytes), ("free", id, 0), ("phase", its name, 0) or ("empty_cache", None, 0).
+class PhasePeak(Record):
+    """The most that is allocated and reserved in a phase, in bytes; what was there at its beginning counts.
 
-    ("stream", a number, 0): what follows is allocated on that stream; at first it is the default stream, 0.
-    ("record_stream", id, stream): that stream uses it, too, as Tensor.record_stream says.
-
-    An id may come again after it was freed. A phase lasts to the next one and may come again.
+    `position` is the event at which allocated is highest; -1 is before all events.
     """
 
-    kind: str
-    id: Hashable = None
-    nbytes: int = 0
+    phase: str
+    allocated_bytes: int
+    reserved_bytes: int
+    position: int
 
 
-class PhasePeak(NamedTuple):
-    """The most that was allocated and reserved in a phase, in bytes; what was there at its beginning counts."""
+class Death(Record):
+    """The allocation that could not be served under a limit: when, for what, and what was there. Bytes."""
 
-    name: str
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
+    phase: str
+    moment: str
+    op: str
+    module: str
+    position: int
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    limit_bytes: int
 
 
 @dataclass(frozen=True)
 class Replay:
-    """How a replay went.
+    """How a replay went. `phases` are in the order in which they first came; `death` where a limit was hit."""
 
-    `stats` are those of torch.cuda.memory_stats over all events. `phases` are in the order in which they first came;
-    events before the first one are of the phase "". `allocated_bytes` and `reserved_bytes` have an entry for each event
-    if a curve was asked for. `out_of_memory` is what ended the replay, at event `ended_at`.
-    """
-
-    stats: dict[str, int]
     phases: tuple[PhasePeak, ...]
-    allocated_bytes: list[int]
-    reserved_bytes: list[int]
-    out_of_memory: OutOfMemory | None
-    ended_at: int | None
-    allocator: Allocator
+    allocator: Allocator  # as it stands at the end, with the peaks of the whole
+    death: Death | None = None
+    out_of_memory: OutOfMemory | None = None
+
+    @property
+    def survives(self) -> bool:
+        """Whether all requests were served."""
+        return self.death is None
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """As torch.cuda.max_memory_allocated counts, over all phases."""
+        return max((peak.allocated_bytes for peak in self.phases), default=0)
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """As torch.cuda.max_memory_reserved counts, over all phases."""
+        return max((peak.reserved_bytes for peak in self.phases), default=0)
+
+    @property
+    def num_alloc_retries(self) -> int:
+        """As in torch.cuda.memory_stats."""
+        return self.allocator.num_alloc_retries
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Those of torch.cuda.memory_stats over all events."""
+        return self.allocator.memory_stats()
 
 
-class _Peaks:
-    """The allocator's peaks, cut at the phases."""
+class Player:
+    """An allocator and the blocks that lifetimes have in it now, by id; `play` carries out one event."""
 
-    def __init__(self, allocator: Allocator) -> None:
-        self.allocator = allocator
-        self.phase, self.started_at = "", 0
-        self.phases: dict[str, tuple[int, int]] = {}
-        self.whole = (0, 0, 0)
+    def __init__(self, lifetimes: Lifetimes, allocator: Allocator | None = None) -> None:
+        self.lifetimes, self.allocator = lifetimes, allocator or Allocator()
+        self.blocks: dict[int, Block | None] = {}
 
-    def begin(self, phase: str, position: int) -> None:
-        """The phase before ends here; one without events leaves no trace."""
-        a = self.allocator
-        now = (a.peak_allocated_bytes, a.peak_reserved_bytes, a.peak_requested_bytes)
-        self.whole = (max(self.whole[0], now[0]), max(self.whole[1], now[1]), max(self.whole[2], now[2]))
-        if position > self.started_at:
-            before = self.phases.get(self.phase, (0, 0))
-            self.phases[self.phase] = (max(before[0], now[0]), max(before[1], now[1]))
-        a.reset_peak()
-        self.phase, self.started_at = phase, position + 1
-
-    def finish(self, position: int) -> tuple[PhasePeak, ...]:
-        """Close the last phase and give the allocator its peaks of the whole back."""
-        self.begin("", position)
-        a = self.allocator
-        a.peak_allocated_bytes, a.peak_reserved_bytes, a.peak_requested_bytes = self.whole
-        return tuple(PhasePeak(name, *peaks) for name, peaks in self.phases.items())
+    def play(self, event: int) -> Block | None:
+        """The block that is born or dies. Raises OutOfMemory under a limit."""
+        found, allocator = self.lifetimes, self.allocator
+        if event >= 0:
+            stream = found.streams.get(event, 0) if found.streams else 0
+            block = self.blocks[event] = allocator.malloc(found.sizes[event], stream)
+            return block
+        block = self.blocks.pop(~event)
+        if found.used_on:
+            for stream in found.used_on.get(~event, ()):
+                allocator.record_stream(block, stream)
+        allocator.free(block)
+        return block
 
 
 def replay(
-    events: Iterable[tuple[str, Hashable, int]],
+    lifetimes: Lifetimes,
     settings: Settings | None = None,
     limit_bytes: int | None = None,
     *,
     physical: bool = False,
-    curve: bool = False,
+    cap_bytes: int | None = None,
     watch: Watcher | None = None,
 ) -> Replay:
-    """Run events (see Event) up to their end, or to the first request that the limit forbids.
+    """Run lifetimes through the allocator, up to their end or to the first allocation that a limit forbids.
 
-    `limit_bytes` and `physical` are those of Allocator. `watch` is called after each event with its position, the
-    allocator, and the block that was allocated or freed. Raises ValueError for an event that makes no sense: an unknown
-    kind, an id that is allocated twice or freed without being allocated.
+    The limits are those of Allocator. `watch` is called with a position, the allocator, and the block that was born or
+    died: after each event, and before one with no block where the cache is emptied.
     """
-    allocator = Allocator(settings, limit_bytes, physical=physical)
-    peaks = _Peaks(allocator)
-    alive: dict[Hashable, Block | None] = {}
-    allocated_curve: list[int] = []
-    reserved_curve: list[int] = []
-    out_of_memory, position, stream = None, -1, 0
-    for position, (kind, id, nbytes) in enumerate(events):
-        block = None
-        if kind == "alloc":
-            if id in alive:
-                raise ValueError(f"event {position} allocates {id!r}, which is alive")
-            try:
-                block = alive[id] = allocator.malloc(nbytes, stream)
-            except OutOfMemory as error:
-                out_of_memory = error
-                break
-        elif kind == "free":
-            if id not in alive:
-                raise ValueError(f"event {position} frees {id!r}, which is not alive")
-            block = alive.pop(id)
-            allocator.free(block)
-        elif kind == "stream":
-            if not isinstance(id, int):
-                raise ValueError(f"event {position} names the stream {id!r}, which is not a number")
-            stream = id
-        elif kind == "record_stream":
-            if id not in alive:
-                raise ValueError(f"event {position} records a stream for {id!r}, which is not alive")
-            allocator.record_stream(alive[id], nbytes)
-        elif kind == "phase":
-            peaks.begin(str(id), position)
-        elif kind == "empty_cache":
-            allocator.empty_cache()
-        else:
-            raise ValueError(f"event {position} is of the unknown kind {kind!r}")
+    player = Player(lifetimes, Allocator(settings, limit_bytes, physical=physical, cap_bytes=cap_bytes))
+    allocator, events, emptied, play = player.allocator, lifetimes.events, set(lifetimes.emptied), player.play
+    peaks: dict[str, PhasePeak] = {}
+    whole = (0, 0, 0)
+    death = error = None
+
+    def empty(position: int) -> None:
+        emptied.remove(position)
+        allocator.empty_cache()
         if watch is not None:
-            watch(position, allocator, block)
-        if curve:
-            allocated_curve.append(allocator.allocated_bytes)
-            reserved_curve.append(allocator.reserved_bytes)
-    phases = peaks.finish(position + 1)
-    return Replay(
-        stats=allocator.memory_stats(), phases=phases, allocated_bytes=allocated_curve, reserved_bytes=reserved_curve,
-        out_of_memory=out_of_memory, ended_at=None if out_of_memory is None else position, allocator=allocator,
+            watch(position, allocator, None)
+
+    for phase, start, end in lifetimes.spans():
+        if start in emptied:
+            empty(start)
+        allocator.reset_peak()
+        highest, highest_at = allocator.allocated_bytes, start - 1
+        for position in range(start, end):
+            if position in emptied:
+                empty(position)
+            try:
+                block = play(events[position])
+            except OutOfMemory as refused:
+                error, death = refused, _death(lifetimes, position, refused)
+                break
+            if allocator.allocated_bytes > highest:
+                highest, highest_at = allocator.allocated_bytes, position
+            if watch is not None:
+                watch(position, allocator, block)
+        a = allocator
+        now = a.peak_allocated_bytes, a.peak_reserved_bytes, a.peak_requested_bytes
+        whole = tuple(map(max, whole, now))
+        if end or phase not in ("", BUILD):  # where the code names its first phase at once there is none before
+            peaks[phase] = _higher(peaks.get(phase), phase, highest, highest_at, allocator.peak_reserved_bytes)
+        if death is not None:
+            break
+    if len(events) in emptied and death is None:
+        empty(len(events))
+    allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.peak_requested_bytes = whole
+    return Replay(tuple(peaks.values()), allocator, death, error)
+
+
+def _higher(before: PhasePeak | None, phase: str, allocated: int, position: int, reserved: int) -> PhasePeak:
+    """A phase's peak, of which an earlier part may have been higher."""
+    if before is not None:
+        reserved = max(reserved, before.reserved_bytes)
+        if before.allocated_bytes >= allocated:
+            allocated, position = before.allocated_bytes, before.position
+    return PhasePeak(phase=phase, allocated_bytes=allocated, reserved_bytes=reserved, position=position)
+
+
+def _death(lifetimes: Lifetimes, position: int, error: OutOfMemory) -> Death:
+    return Death(
+        phase=lifetimes.phase_at(position), **lifetimes.label(position)._asdict(), position=position,
+        requested_bytes=error.requested_bytes, allocated_bytes=error.allocated_bytes,
+        reserved_bytes=error.reserved_bytes, limit_bytes=error.limit_bytes,
     )  # fmt: skip
+
+
+def smallest_limit_bytes(lifetimes: Lifetimes, settings: Settings | None = None, *, physical: bool = False) -> int:
+    """The least memory under which all requests are served, to a MiB: between allocated peak and reserved peak."""
+    free = replay(lifetimes, settings)
+    low, high = max(free.peak_allocated_bytes // 2, 0), -(-free.peak_reserved_bytes // MIB) * MIB
+    while high - low > MIB:
+        middle = (low + high) // 2 // MIB * MIB
+        if middle in (low, high):
+            break
+        if replay(lifetimes, settings, middle, physical=physical).survives:
+            high = middle
+        else:
+            low = middle
+    return high

@@ -16,16 +16,10 @@ from typing import Any, NamedTuple
 
 from foretrain.base import plain_pickle
 from foretrain.predict.allocator.blocks import Block
-from foretrain.predict.allocator.replay import Event
-from foretrain.predict.allocator.replay import replay as replay_events
+from foretrain.predict.allocator.lifetimes import Lifetimes
+from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.settings import UNLIMITED, Settings
 from foretrain.predict.allocator.simulator import Allocator
-from foretrain.predict.snapshot.write import Label, Writer, export
-
-__all__ = [
-    "Comparison", "Entry", "EventList", "Label", "Recording", "SegmentEvent", "Writer", "compare_with_recorded",
-    "events_of", "export", "loads", "of_snapshot", "read", "unpickled",
-]  # fmt: skip
 
 # Actions of the history that take memory from the driver or give it back -> their kind in Allocator.segments.
 SEGMENT_KINDS = {"segment_alloc": "alloc", "segment_free": "free", "segment_map": "map", "segment_unmap": "unmap"}
@@ -93,14 +87,14 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class EventList:
-    """A recording as events for allocator_replay, and what of it could not become one.
+class Requests:
+    """What a recording asks of the allocator, and what of it could not be told.
 
     `unknown_frees`: of allocations made before the recording began (or pushed out of its ring buffer);
     `unknown_live`: blocks in use at the end that the history does not explain.
     """
 
-    events: list[Event]
+    lifetimes: Lifetimes
     positions: list[int]  # for each event its index in the history
     unknown_frees: int
     unknown_live: int
@@ -225,43 +219,46 @@ def _settings(values: Mapping[str, Any], name: str) -> Settings:
 # -- comparing ---------------------------------------------------------------------------------------------
 
 
-def events_of(recording: Recording, *, follow_releases: bool) -> EventList:
-    """A recording as events. A block counts as free when PyTorch could use it again (free_completed), which is after
-    all streams have done with it.
+def requests_of(recording: Recording, *, follow_releases: bool, more_bytes: int = 0) -> Requests:
+    """What a recording asks of the allocator. A block counts as free when PyTorch could use it again (free_completed),
+    which is after all streams have done with it.
 
     `follow_releases`: where the history shows memory going back to the driver, empty the simulator's cache too. What
-    made PyTorch do so (torch.cuda.empty_cache, a full card) is not in a history.
+    made PyTorch do so (torch.cuda.empty_cache, a full card) is not in a history. `more_bytes`: a last request.
     """
     completed = any(entry.action == "free_completed" for entry in recording.entries)
     free_actions = ("free", "free_completed" if completed else "free_requested")
-    events: list[Event] = []
+    events: list[int] = []
+    sizes: list[int] = []
     positions: list[int] = []
-    alive: dict[int, int] = {}  # address -> where in the history it was allocated
-    unknown_frees = stream = 0
+    emptied: list[int] = []
+    streams: dict[int, int] = {}
+    alive: dict[int, int] = {}  # address -> id
+    unknown_frees = 0
     releasing = False
-
-    def add(event: Event) -> None:
-        events.append(event)
-        positions.append(position)
-
     for position, entry in enumerate(recording.entries):
         if entry.action == "alloc":
-            alive[entry.address] = position
-            if entry.stream != stream:
-                stream = entry.stream
-                add(Event("stream", stream))
-            add(Event("alloc", position, entry.nbytes))
+            id = alive[entry.address] = len(sizes)
+            sizes.append(entry.nbytes)
+            streams[id] = entry.stream
+            events.append(id)
+            positions.append(position)
         elif entry.action in free_actions:
             born = alive.pop(entry.address, None)
             unknown_frees += born is None
             if born is not None:
-                add(Event("free", born))
+                events.append(~born)
+                positions.append(position)
         release = entry.action in ("segment_free", "segment_unmap")
         if release and follow_releases and not releasing:
-            add(Event("empty_cache"))
+            emptied.append(len(events))
         releasing = release
+    if more_bytes:
+        streams[len(sizes)] = streams.get(len(sizes) - 1, 0)
+        events.append(len(sizes))
+        sizes.append(more_bytes)
     unknown_live = len(recording.live_at_end - alive.keys())
-    return EventList(events, positions, unknown_frees, unknown_live)
+    return Requests(Lifetimes(events, sizes, streams=streams, emptied=emptied), positions, unknown_frees, unknown_live)
 
 
 def compare_with_recorded(recording: Recording, limit_bytes: int | None = None, *, physical: bool = True) -> Comparison:
@@ -271,7 +268,7 @@ def compare_with_recorded(recording: Recording, limit_bytes: int | None = None, 
     Without a limit the simulator gives memory back where the recording did; with one (as in Allocator, here by default
     the memory that the driver has) it decides that by itself.
     """
-    found = events_of(recording, follow_releases=limit_bytes is None)
+    found = requests_of(recording, follow_releases=limit_bytes is None)
     allocator, simulated, ended_at = _replay(found, recording.settings, limit_bytes, physical)
     recorded = recording.segments
     pairs = list(zip(recorded, simulated, strict=False))
@@ -294,7 +291,7 @@ def compare_with_recorded(recording: Recording, limit_bytes: int | None = None, 
 
 
 def _replay(
-    found: EventList, settings: Settings, limit_bytes: int | None, physical: bool
+    found: Requests, settings: Settings, limit_bytes: int | None, physical: bool
 ) -> tuple[Allocator, list[SegmentEvent], int | None]:
     """(allocator at the end, what it took and gave, index in the history where memory ran out)."""
     seen: list[SegmentEvent] = []
@@ -303,9 +300,9 @@ def _replay(
         new = allocator.segments[len(seen) :]
         seen.extend(SegmentEvent(kind, nbytes, index, stream) for kind, _, nbytes, stream in new)
 
-    result = replay_events(found.events, settings, limit_bytes, physical=physical, watch=watch)
+    result = replay(found.lifetimes, settings, limit_bytes, physical=physical, watch=watch)
     ended_at = None
-    if result.ended_at is not None:
-        watch(result.ended_at, result.allocator, None)
-        ended_at = found.positions[result.ended_at]
+    if result.death is not None:
+        watch(result.death.position, result.allocator, None)
+        ended_at = found.positions[result.death.position]
     return result.allocator, seen, ended_at

@@ -7,11 +7,12 @@ _memory_viz.py's _profile_to_snapshot. Standard library only.
 
 import os
 import pickle
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from foretrain.predict.allocator.blocks import Block
+from foretrain.predict.allocator.lifetimes import Lifetimes
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.allocator.simulator import Allocator, OutOfMemory
@@ -118,22 +119,20 @@ class History:
         return "active_allocated" if block.ptr in self._alive else "active_pending_free"
 
 
-def export(
-    events: Iterable[tuple[str, Hashable, int]],
-    labels: Mapping[Hashable, Label],
+def snapshot_of(
+    lifetimes: Lifetimes,
+    label: Callable[[int], Label],
     settings: Settings | None = None,
     limit_bytes: int | None = None,
     *,
     physical: bool = False,
 ) -> dict[str, Any]:
-    """Events (see allocator_replay.Event) as a snapshot; the other arguments are those of `replay`.
+    """Lifetimes as a snapshot; the other arguments are those of `replay`.
 
-    `labels` says what an event's id is; an id without a label goes by itself. An exhausted limit ends the history with
-    an oom. Raises ValueError as `replay`.
+    `label` says what memory_viz shows of a storage, by its id. A limit that is hit ends the history with an oom.
     """
-    listed = list(events)
     history: History | None = None
-    addresses: dict[Hashable, int] = {}
+    addresses: dict[int, int] = {}
 
     def watch(position: int, allocator: Allocator, block: Block | None) -> None:
         nonlocal history
@@ -141,14 +140,14 @@ def export(
         history.driver()
         if block is None:
             return
-        kind, id, _ = listed[position]
-        if kind == "alloc":
-            addresses[id] = block.ptr
-            history.born(block, labels.get(id) or Label(str(id)))
+        event = lifetimes.events[position]
+        if event >= 0:
+            addresses[event] = block.ptr
+            history.born(block, label(event))
         else:
-            history.died(addresses.pop(id), block)
+            history.died(addresses.pop(~event), block)
 
-    result = replay(listed, settings, limit_bytes, physical=physical, watch=watch)
+    result = replay(lifetimes, settings, limit_bytes, physical=physical, watch=watch)
     history = history or History(result.allocator)
     history.driver()
     if result.out_of_memory is not None:
@@ -156,48 +155,13 @@ def export(
     return history.data()
 
 
-class Writer:
-    """Builds a snapshot while exact.replay.replay runs a trace: give it `watch`, then `write` the file.
-
-    `events` are the trace's, `id` for a birth and `~id` for a death. `describe` gives an id the lines that memory_viz
-    shows, the tensor's name first; `categorise` by what it is coloured.
-    """
-
-    def __init__(
-        self,
-        events: Sequence[int],
-        describe: Callable[[int], Sequence[str]],
-        categorise: Callable[[int], str] = lambda id: UNKNOWN_CATEGORY,
-    ) -> None:
-        self.events, self.describe, self.categorise = events, describe, categorise
-        self.history: History | None = None
-        self._addresses: dict[int, int] = {}
-
-    def watch(self, position: int, allocator: Allocator, block: Block | None) -> None:
-        """After each event."""
-        self.history = self.history or History(allocator)
-        self.history.driver()
-        if block is None:
-            return
-        event = self.events[position]
-        if event >= 0:
-            name, *frames = self.describe(event)
-            self._addresses[event] = block.ptr
-            self.history.born(block, Label(name, self.categorise(event), tuple(frames)))
-        else:
-            self.history.died(self._addresses.pop(~event), block)
-
-    def data(self) -> dict[str, Any]:
-        """The snapshot so far."""
-        return (self.history or History(Allocator())).data()
-
-    def write(self, path: Path) -> None:
-        """As a pickle, under its name only when whole; nothing else is left behind. Raises OSError."""
-        staging = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            with staging.open("xb") as file:
-                file.write(pickle.dumps(self.data()))
-            staging.replace(path)
-        except OSError:
-            staging.unlink(missing_ok=True)
-            raise
+def write(snapshot: dict[str, Any], path: Path) -> None:
+    """As a pickle, under its name only when whole; nothing else is left behind. Raises OSError."""
+    staging = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with staging.open("xb") as file:
+            file.write(pickle.dumps(snapshot))
+        staging.replace(path)
+    except OSError:
+        staging.unlink(missing_ok=True)
+        raise

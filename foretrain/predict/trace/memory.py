@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from foretrain.base.records import Record
 from foretrain.predict.abstract.modules import KINDS
+from foretrain.predict.allocator.replay import Death, Replay, replay, smallest_limit_bytes
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.estimate.simulated_run import EARLY_GRADIENTS
 from foretrain.predict.memory import (
@@ -23,7 +24,6 @@ from foretrain.predict.memory import (
     Verdict,
 )
 from foretrain.predict.trace.record import Allocation, Trace, moment_id
-from foretrain.predict.trace.replay import Death, Replay, replay, smallest_limit_bytes
 
 
 class Exact(Record):

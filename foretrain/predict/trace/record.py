@@ -1,26 +1,13 @@
-"""The record of a trace: events in program order, and what each allocation is. No torch.
-
-An event is a number: `id >= 0` is the birth of allocation `id`, `~id` (negative) its death. Phases and moments are
-marks at positions of that list. So a trace of forty thousand events is one small list that replays fast.
-"""
+"""The record of a trace: lifetimes (predict/allocator/lifetimes.py), and what each allocation is. No torch."""
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from foretrain.predict.allocator.blocks import Block
-from foretrain.predict.allocator.simulator import Allocator
+from foretrain.predict.allocator.lifetimes import Label, Lifetimes, Mark, name_at
+from foretrain.predict.allocator.replay import BUILD
 
 SCHEMA = "foretrain.trace/1"
-
-
-class Mark(NamedTuple):
-    """From this position of the events on, this is the phase (or the moment of the step)."""
-
-    position: int
-    name: str
 
 
 class Allocation(NamedTuple):
@@ -57,37 +44,49 @@ class Head(NamedTuple):
     other_widths: frozenset[int] = frozenset()
 
 
-@dataclass
-class Trace:
-    """A finished trace. `facts` are what was asserted in it: torch version, attention kernels, dtypes, scaler."""
+class Trace(Lifetimes):
+    """A finished trace: lifetimes, what each storage is, and the moments of the step.
 
-    events: list[int]
-    allocations: list[Allocation]
-    phases: list[Mark]
-    moments: list[Mark]
-    facts: dict[str, Any] = field(default_factory=dict)
+    `facts` are what was asserted in it: torch version, attention kernels, dtypes, scaler.
+    """
 
-    def phase_at(self, position: int) -> str:
-        """The phase that an event belongs to."""
-        return _at(self.phases, position)
+    def __init__(
+        self,
+        events: list[int],
+        allocations: list[Allocation],
+        phases: list[Mark],
+        moments: list[Mark],
+        facts: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            events,
+            [a.nbytes for a in allocations],
+            phases,
+            {a.id: a.stream for a in allocations if a.stream},
+            {a.id: a.used_on for a in allocations if a.used_on},
+        )
+        self.allocations, self.moments = allocations, moments
+        self.facts: dict[str, Any] = facts or {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trace) and self.to_json() == other.to_json()
+
+    def label(self, position: int) -> Label:
+        """The moment, the op and the module of an allocation."""
+        allocation = self.allocations[self.events[position]]
+        return Label(moment_id(self, position), allocation.op, allocation.module)
 
     def moment_at(self, position: int) -> str:
         """forward, backward or optimizer at an event."""
-        return _at(self.moments, position)
+        return name_at(self.moments, position)
 
     def alive_at(self, position: int) -> list[Allocation]:
         """What is allocated right after an event."""
         return [a for a in self.allocations if a.born <= position and (a.died is None or a.died > position)]
 
-    def spans(self) -> Iterator[tuple[str, int, int]]:
-        """(phase, first position, position after its last) in order; a phase may come again."""
-        ends = [mark.position for mark in self.phases[1:]] + [len(self.events)]
-        for mark, end in zip(self.phases, ends, strict=True):
-            yield mark.name, mark.position, end
-
     def peaks(self) -> dict[str, tuple[int, int]]:
         """phase -> (highest sum of tensor bytes, position where it is reached). Requested bytes, not rounded."""
-        sizes = [a.nbytes for a in self.allocations]
+        sizes = self.sizes
         running, current = [], 0
         for event in self.events:
             current += sizes[event] if event >= 0 else -sizes[~event]
@@ -136,11 +135,6 @@ class Trace:
         )
 
 
-def _at(marks: Sequence[Mark], position: int) -> str:
-    index = bisect_right(marks, position, key=lambda mark: mark.position) - 1
-    return marks[index].name if index >= 0 else ""
-
-
 def moment_id(trace: Trace, position: int) -> str:
     """The moment of an event in the ledger's words: backward.loss, forward.mlp, optimizer…"""
     moment = trace.moment_at(position)
@@ -163,22 +157,22 @@ def moment_id(trace: Trace, position: int) -> str:
     return f"{moment}.blocks"
 
 
-@dataclass
-class Recorder:
+class Recorder(Lifetimes):
     """Collects a trace while it runs; `finish` gives the record."""
 
-    events: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    labels: list[tuple[str, str, tuple[int, ...], str]] = field(default_factory=list)  # op, module, shape, dtype
-    tags: dict[int, tuple[str, str]] = field(default_factory=dict)
-    names: dict[int, str] = field(default_factory=dict)
-    phases: list[Mark] = field(default_factory=lambda: [Mark(0, "build")])
-    moments: list[Mark] = field(default_factory=lambda: [Mark(0, "forward")])
-    deaths: dict[int, int] = field(default_factory=dict)
-    births: list[int] = field(default_factory=list)
-    stream_now: Callable[[], int] = lambda: 0  # the stream that allocations are made on
-    streams: dict[int, int] = field(default_factory=dict)  # id -> stream, where it is not the default one
-    used_on: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    events: list[int]
+    sizes: list[int]
+    phases: list[Mark]
+
+    def __init__(self) -> None:
+        super().__init__([], [], [Mark(0, BUILD)])
+        self.labels: list[tuple[str, str, tuple[int, ...], str]] = []  # op, module, shape, dtype
+        self.tags: dict[int, tuple[str, str]] = {}
+        self.names: dict[int, str] = {}
+        self.moments = [Mark(0, "forward")]
+        self.deaths: dict[int, int] = {}
+        self.births: list[int] = []
+        self.stream_now: Callable[[], int] = lambda: 0  # the stream that allocations are made on
 
     def alloc(self, nbytes: int, op: str, module: str, shape: tuple[int, ...], dtype: str) -> int:
         """A storage of so many bytes is born; its id."""
@@ -202,17 +196,6 @@ class Recorder:
         before = self.used_on.get(id, ())
         if stream != self.streams.get(id, 0) and stream not in before:
             self.used_on[id] = (*before, stream)
-
-    def replay(self, event: int, allocator: Allocator, blocks: dict[int, Block | None]) -> Block | None:
-        """The block of one event, which happens in an allocator; `blocks` are those in use by id."""
-        if event >= 0:
-            block = blocks[event] = allocator.malloc(self.sizes[event], self.streams.get(event, 0))
-            return block
-        block = blocks.pop(~event)
-        for stream in self.used_on.get(~event, ()):
-            allocator.record_stream(block, stream)
-        allocator.free(block)
-        return block
 
     def phase(self, name: str) -> None:
         """A phase begins here."""
@@ -243,7 +226,7 @@ class Recorder:
         """
         self._order_deaths()
         head = logits or Head()
-        trace = Trace(self.events, [], self.phases, self.moments)
+        allocations = []
         for id, (op, module, shape, dtype) in enumerate(self.labels):
             category, name = self.tags.get(id, ("", ""))
             born, died = self.births[id], self.deaths.get(id)
@@ -252,9 +235,9 @@ class Recorder:
                 self.streams.get(id, 0), self.used_on.get(id, ()),
             )  # fmt: skip
             if not category:
-                a = a._replace(category=_category(a, head, weight_shapes, trace.moment_at(born) == "forward"))
-            trace.allocations.append(a)
-        return trace
+                a = a._replace(category=_category(a, head, weight_shapes, name_at(self.moments, born) == "forward"))
+            allocations.append(a)
+        return Trace(self.events, allocations, self.phases, self.moments)
 
     def _order_deaths(self) -> None:
         """Put what dies between two other events in the order of its birth.

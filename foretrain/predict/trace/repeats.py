@@ -8,10 +8,9 @@ allocator stands as it stood after an earlier one, and as it will stand after al
 from bisect import bisect_left
 from typing import NamedTuple
 
-from foretrain.predict.allocator.blocks import Block
-from foretrain.predict.allocator.simulator import Allocator
-from foretrain.predict.trace import replay
-from foretrain.predict.trace.record import Allocation, Mark, Trace
+from foretrain.predict.allocator.lifetimes import Lifetimes, Mark
+from foretrain.predict.allocator.replay import Player
+from foretrain.predict.trace.record import Allocation, Trace
 
 STEPS = ("first_step", "steady_step")
 
@@ -54,10 +53,11 @@ class _Writer:
         self.trace, self.times = trace, times
         self.repeated_at = {span.end: span for span in spans}
         self.events: list[int] = []
+        self.sizes: list[int] = []
         self.kept: list[Allocation] = []  # of the new events, with positions to be set
         self.now: dict[int, int] = {}  # an allocation's number in the trace -> its present number
-        self.allocator = Allocator()
-        self.blocks: dict[int, Block | None] = {}
+        self.made = Lifetimes(self.events, self.sizes)
+        self.player = Player(self.made)
 
     def write(self) -> Trace:
         trace = self.trace
@@ -78,14 +78,15 @@ class _Writer:
     def _write(self, event: int) -> None:
         if event >= 0:
             number = len(self.kept)
-            self.kept.append(self.trace.allocations[event])
+            allocation = self.trace.allocations[event]
+            self.kept.append(allocation)
             self.now[event] = number
-            self.blocks[number] = replay.born(self.allocator, self.trace.allocations[event])
+            self.sizes.append(allocation.nbytes)
+            self.made.streams[number], self.made.used_on[number] = allocation.stream, allocation.used_on
             self.events.append(number)
         else:
-            number = self.now[~event]
-            self.allocator.free(self.blocks.pop(number))
-            self.events.append(~number)
+            self.events.append(~self.now[~event])
+        self.player.play(self.events[-1])
 
     def _repeat(self, span: _Span) -> list[Mark]:
         """Writes a micro-batch again and again; returns the marks of its moments."""
@@ -114,8 +115,9 @@ class _Writer:
 
     def _layout(self, left: list[int]) -> tuple[object, ...]:
         """All that decides where the next request goes: free blocks, and where those lie that it will free."""
-        held = tuple(block.ptr if (block := self.blocks[self.now[id]]) else 0 for id in left)
-        return (held, tuple(self.allocator.small.order), tuple(self.allocator.large.order))
+        held = tuple(block.ptr if (block := self.player.blocks[self.now[id]]) else 0 for id in left)
+        allocator = self.player.allocator
+        return (held, tuple(allocator.small.order), tuple(allocator.large.order))
 
     def _allocations(self) -> list[Allocation]:
         born = {event: position for position, event in enumerate(self.events) if event >= 0}

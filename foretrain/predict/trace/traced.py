@@ -5,11 +5,11 @@ from typing import Any
 
 from foretrain.base.units import format_bytes
 from foretrain.hardware.catalogue import Gpu, find
+from foretrain.predict.allocator.replay import Replay, smallest_limit_bytes
+from foretrain.predict.allocator.replay import replay as replayed
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.trace import versions
 from foretrain.predict.trace.record import Trace
-from foretrain.predict.trace.replay import Replay, smallest_limit_bytes
-from foretrain.predict.trace.replay import replay as replayed
 
 
 class StandInError(RuntimeError):

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretrain.predict.allocator.blocks import Block
-from foretrain.predict.allocator.simulator import Allocator
+from foretrain.predict.allocator.replay import Player
 from foretrain.predict.snapshot.write import UNKNOWN_CATEGORY, History, Label
 from foretrain.predict.trace.record import Recorder
 
@@ -27,16 +26,16 @@ class Recorded:
 
     def snapshot(self, record: Recorder | None) -> dict[str, Any]:
         """As torch.cuda.memory._snapshot() gives it: segments as they are, and the history that was asked for."""
-        history = History(Allocator())
-        alive: dict[int, Block | None] = {}
+        player = Player(record or Recorder())
+        history = History(player.allocator)
         start = end = 0
         for position, event in enumerate(record.events if record is not None else ()):
             if position == self.start:
                 start = len(history.entries)
             assert record is not None
-            dying = alive.get(~event)
+            dying = player.blocks.get(~event)
             address = dying.ptr if dying is not None else 0
-            block = record.replay(event, history.allocator, alive)
+            block = player.play(event)
             history.driver()
             if block is not None and event >= 0:
                 history.born(block, _label(record, event))

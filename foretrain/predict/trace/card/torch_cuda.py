@@ -24,7 +24,7 @@ from torch import Tensor
 
 from foretrain.base.units import MIB
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.allocator.blocks import Block
+from foretrain.predict.allocator.replay import Player
 from foretrain.predict.allocator.simulator import Allocator
 from foretrain.predict.estimate.kernel_buffers import Processors
 from foretrain.predict.trace.card.history import Recorded
@@ -75,22 +75,23 @@ class Memory:
 
     card: Card
     record: Recorder | None = None
-    allocator: Allocator = field(default_factory=Allocator)
     recorded: Recorded = field(default_factory=Recorded)
     streams: Streams = field(default_factory=Streams)
     fraction: float = 1.0
     # Called when the program resets its peaks: what comes then is a phase of its own.
     at_reset: Callable[[], None] = lambda: None
-    _blocks: dict[int, Block | None] = field(default_factory=dict)
+    _player: Player | None = None
     _position: int = 0
 
     def now(self) -> Allocator:
         """The allocator after the last event."""
-        if self.record is not None:
-            for event in self.record.events[self._position :]:
-                self.record.replay(event, self.allocator, self._blocks)
-            self._position = len(self.record.events)
-        return self.allocator
+        record = self.record or Recorder()
+        if self._player is None or self._player.lifetimes is not record:
+            self._player, self._position = Player(record), 0
+        for event in record.events[self._position :]:
+            self._player.play(event)
+        self._position = len(record.events)
+        return self._player.allocator
 
     def stats(self, device: object = None) -> Counter[str]:
         """torch.cuda.memory_stats; what the simulator does not count is 0."""

@@ -4,7 +4,7 @@ Two ways to write the step are predicted: nanoGPT's own (logits returned and kep
 each eager or compiled. Against traces on fake CUDA tensors and against PyTorch's real CPU allocator the allocated
 peak is exact to about 0.1 %; docs/memory.md has the tables.
 
-Reserved memory is this list of tensors, replayed through the allocator (`estimate/reserved.py`); so are the verdicts.
+Reserved memory is this list of tensors, replayed through the allocator (`allocator/replay.py`); so are the verdicts.
 
 Known limits: the CUDA context is a prior until it is measured on the card. Both come from the model's own code, which
 runs on tensors without values (`predict/abstract`) or is traced into the graph that PyTorch compiles

@@ -59,6 +59,8 @@ SERVER = Server()
 class Forked:
     """What `service` asks of a subprocess.Popen."""
 
+    stdin = stdout = stderr = None
+
     def __init__(self, pid: int, status: Path) -> None:
         self.pid, self.status, self.returncode = pid, status, None
 

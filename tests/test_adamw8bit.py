@@ -16,11 +16,12 @@ from foretrain.model.adamw8bit import AdamW8bit, Tables, dynamic_tree, narrow_, 
 from foretrain.model.adamw8bit_sizes import BLOCK, CHUNK, LEAST, TEMPORARY_BYTES, moments_bytes, n_blocks
 from foretrain.model.shape import ModelShape
 from foretrain.model.step import build, train_step
+from foretrain.model.techniques.adamw8bit import LAUNCHES
 from foretrain.predict.memory import predict
 from foretrain.predict.plan import plan, save_time
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.speed.ops import Way
-from foretrain.predict.speed.step_ops import EIGHT_BIT_LAUNCHES, optimizer, optimizer_launches
+from foretrain.predict.speed.step_ops import optimizer, optimizer_launches
 from foretrain.training import checkpoint
 from foretrain.training.checkpoint import Progress
 from foretrain.training.meter import allocator_peak
@@ -206,7 +207,7 @@ def test_bytes_launches_and_temporaries_are_those_of_a_real_step() -> None:
     way = Way(StepSpec.of(config, find("RTX 4070"), dtype="bfloat16", compiled=False), True)
     update = next(op for op in optimizer(way) if op.kind == "adamw" and op.shape == (numel,))
     assert seen.nbytes == pytest.approx(update.nbytes, rel=0.05)
-    assert seen.count == pytest.approx(2 * EIGHT_BIT_LAUNCHES, abs=4)
+    assert seen.count == pytest.approx(2 * LAUNCHES, abs=4)
     assert optimizer_launches(way) == 40 + 36 * (2 + len(list(ModelShape.of(config).parameters())) - 1)
 
 

@@ -1,4 +1,4 @@
-"""docs/extend.md is followed, as it stands there: a card, an option, a technique and a language are added."""
+"""docs/extend.md is followed, as it stands there: a card, an option, a technique, a family, a layer, a log format, a language."""
 
 import json
 import os
@@ -9,13 +9,13 @@ import sys
 import textwrap
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from foretrain.base.messages import texts
 from foretrain.hardware.catalogue import Gpu, catalogue
-from foretrain.model.techniques import TECHNIQUES, Technique, combinable
-from tests.kit import cards, techniques
+from tests.kit import cards
 from tests.kit.command import REPO
 
 PAGE = (REPO / "docs" / "extend.md").read_text("utf-8")
@@ -94,11 +94,8 @@ print(json.dumps({
 
 def test_adding_an_option(package: Path) -> None:
     """One place is touched, and every part of foretrain knows the option."""
-    block = textwrap.indent(recipe("option"), "    ")
-    file = package / "foretrain" / "config" / "options.py"
-    text = file.read_text("utf-8")
-    assert "z_loss" not in text, "it is no new one any more"
-    file.write_text(text.replace("    optimizer_offload: bool", f"{block}    optimizer_offload: bool"), "utf-8")
+    block = recipe("option")
+    add_option(package, block)
     (package / "examples").mkdir()
     (package / "examples" / "nanogpt.py").write_text("n_layer = 2\n", "utf-8")
     found = json.loads(python(package, "-c", ASKED_OF_A_NEW_OPTION, str(REPO / "docs")))
@@ -118,23 +115,184 @@ def test_adding_an_option(package: Path) -> None:
     assert (setting["values"], setting["affects"]) == ([0.25, 0.0], ["speed", "learning"])
 
 
-def written_technique() -> Technique:
-    return eval(recipe("technique"), {"Technique": Technique})  # the page's own text
+def add_option(package: Path, block: str) -> None:
+    file = package / "foretrain" / "config" / "options.py"
+    block, text = textwrap.indent(block, "    "), file.read_text("utf-8")
+    assert block.split(":")[0] not in text, "it is no new one any more"
+    file.write_text(text.replace("    optimizer_offload: bool", f"{block}    optimizer_offload: bool"), "utf-8")
 
 
-@pytest.mark.slow
-def test_adding_a_technique_traced() -> None:
-    techniques.assert_the_traced_peak_falls(written_technique())
-    techniques.assert_the_ledger_knows_it(written_technique())
+def asked(package: Path, *words: str, code: int = 0) -> dict[str, Any]:
+    """What a command answers with --json."""
+    environment = {**os.environ, "PYTHONPATH": str(package)}
+    command = [sys.executable, "-m", "foretrain", *words, "--json"]
+    done = subprocess.run(command, cwd=package, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
 
 
-def test_adding_a_technique() -> None:
-    technique = written_technique()
-    assert technique.id not in {known.id for known in TECHNIQUES}
-    techniques.assert_losses_are_unchanged_where_it_says_so(technique)
-    other = next(known for known in TECHNIQUES if known.id == "chunked_loss")
-    assert combinable(technique, other)
-    techniques.assert_it_works_with_every_other((technique, other))
+def peak_of(plan: dict[str, Any]) -> int:
+    (memory,) = (each for each in plan["memory"] if each["step"] == "foretrain")
+    return max(phase["tensors_bytes"] for phase in memory["phases"])
+
+
+def add_technique(package: Path, text: str) -> None:
+    add_option(package, recipe("technique option"))
+    (package / "foretrain" / "model" / "techniques" / "recompute_mlp.py").write_text(text, "utf-8")
+
+
+# Run with the changed package: the kit's checks of every technique, and a training run.
+CHECKS_OF_A_TECHNIQUE = """
+import sys
+sys.path.append(sys.argv[1])
+from foretrain.model.techniques import TECHNIQUES, combinable
+from tests.kit import techniques
+from tests.kit.tiny import tiny
+from tests.kit.training import train
+
+new = next(each for each in TECHNIQUES if each.id == "recompute_mlp")
+chunks = next(each for each in TECHNIQUES if each.id == "chunked_loss")
+assert combinable(new, chunks)
+assert [each.id for each in TECHNIQUES if not combinable(each, new)] == [
+    "recompute_norm_gelu", "activation_checkpointing", "checkpointed_blocks", "recompute_mlp"
+]
+techniques.assert_the_traced_peak_falls(new)
+techniques.assert_the_ledger_knows_it(new)
+techniques.assert_losses_are_unchanged_where_it_says_so(new)
+techniques.assert_it_works_with_every_other((new, chunks))
+record = train(tiny(recompute_mlp=True))
+assert (record.status, record.config.recompute_mlp) == ("finished", True), record
+"""
+
+
+def test_adding_a_technique(package: Path) -> None:
+    """An option and one file: help, plans, conflicts, advice, the trace and the trainer know it."""
+    add_technique(package, recipe("technique"))
+    words = ("plan", "gpt2-124m", "--gpu", "4070", "--batch_size=8")
+    assert re.search(r"recompute_mlp +true +--recompute_mlp", python(
+        package, "-m", "foretrain", *words, "--recompute_mlp=true", "--show-config"
+    ))  # fmt: skip
+    for compile in ("true", "false"):
+        plain = asked(package, *words, f"--compile={compile}")
+        less = asked(package, *words, f"--compile={compile}", "--recompute_mlp=true")
+        assert peak_of(less) < 0.9 * peak_of(plain)
+        assert less["timing"]["step_s"]["expected_s"] > plain["timing"]["step_s"]["expected_s"]
+    refused = asked(package, *words, "--recompute_mlp=true", "--activation_checkpointing=true", code=2)
+    assert "recompute_mlp = True and activation_checkpointing = True exclude each other" in json.dumps(refused)
+    advised = python(package, "-m", "foretrain", "advise", *words[1:], "--goal", "fit", "--full")
+    assert "recompute_mlp" in advised
+    python(package, "-c", CHECKS_OF_A_TECHNIQUE, str(REPO))
+
+
+def test_a_technique_without_its_hook_is_found(package: Path) -> None:
+    """What the test above asserts of a plan is not so by itself."""
+    without = recipe("technique").replace("if config.recompute_mlp:", "if False:")
+    assert without != recipe("technique")
+    add_technique(package, without)
+    words = ("plan", "gpt2-124m", "--gpu", "4070", "--batch_size=8", "--compile=false")
+    assert peak_of(asked(package, *words)) == peak_of(asked(package, *words, "--recompute_mlp=true"))
+
+
+def add_family(package: Path, layer: str) -> None:
+    model, config = package / "foretrain" / "model", package / "foretrain" / "config"
+    (model / "geglu.py").write_text(layer, "utf-8")
+    (model / "parallel.py").write_text(recipe("family model"), "utf-8")
+    (config / "families" / "parallel.py").write_text(recipe("family"), "utf-8")
+    table, options = config / "families" / "__init__.py", config / "options.py"
+    text, found = re.subn(r"\bin \(NanoGPT\(\), ", "in (NanoGPT(), Parallel(), ", table.read_text("utf-8"))
+    assert found == 1
+    line = "from foretrain.config.families.nanogpt import NanoGPT\n"
+    table.write_text(text.replace(line, f"{line}from foretrain.config.families.parallel import Parallel\n"), "utf-8")
+    text, found = re.subn(
+        r'recipe: Literal\["nanogpt", ', 'recipe: Literal["nanogpt", "parallel", ', options.read_text("utf-8")
+    )
+    assert found == 1
+    options.write_text(text, "utf-8")
+
+
+# The same model written in one piece, with the weights of ours; the estimate against the trace; a run that is resumed.
+CHECKS_OF_A_FAMILY = """
+import sys
+sys.path.append(sys.argv[1])
+import torch
+import torch.nn.functional as F
+from foretrain.model.language_model import make_model
+from foretrain.model.shape import ModelShape
+from foretrain.model.techniques import TECHNIQUES
+from tests.kit import techniques
+from tests.kit.tiny import tiny
+from tests.kit.training import train
+
+config = tiny(recipe="parallel")
+model = make_model(config)
+shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+assert shapes == {p.name: p.shape for p in ModelShape.of(config).parameters()}
+
+w = {name: p.detach() for name, p in model.named_parameters()}
+idx = torch.arange(64).view(4, 16) % 96
+x = w["tokens.weight"][idx] + w["positions.weight"]
+C, D = config.n_embd, config.n_embd // config.n_head
+for i in range(config.n_layer):
+    own = {name.split(".", 2)[2]: p for name, p in w.items() if name.startswith(f"blocks.{i}.")}
+    y = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt() * own["norm.weight"]
+    q, k, v = ((y @ own["attn.c_attn.weight"].T).view(4, 16, 3, config.n_head, D).permute(2, 0, 3, 1, 4))
+    scores = (q @ k.mT / D**0.5).masked_fill(torch.ones(16, 16).triu(1).bool(), -torch.inf).softmax(-1)
+    mixed = (scores @ v).transpose(1, 2).reshape(4, 16, C) @ own["attn.c_proj.weight"].T
+    gate, up = y @ own["mlp.gate.weight"].T, y @ own["mlp.up.weight"].T
+    x = x + mixed + (0.5 * gate * (1 + torch.erf(gate / 2**0.5)) * up) @ own["mlp.down.weight"].T
+x = F.layer_norm(x, (C,), w["last_norm.weight"])
+torch.testing.assert_close(model.hidden(idx).detach(), x, atol=1e-5, rtol=1e-5)
+
+techniques.REFERENCE = techniques.REFERENCE.model_copy(update={"recipe": "parallel"})
+for technique in TECHNIQUES:
+    if technique.id in ("chunked_loss", "activation_checkpointing"):
+        techniques.assert_the_ledger_knows_it(technique)
+assert train(config).status == "finished"
+"""
+
+
+def test_adding_a_family_and_a_layer(package: Path) -> None:
+    """A model of new parts plans, compiled and not, is traced and trains, by its own code."""
+    add_family(package, recipe("layer"))
+    for compile in ("true", "false"):
+        words = ("plan", "gpt2-124m", "--recipe=parallel", "--gpu", "4070", f"--compile={compile}")
+        plan = asked(package, *words)
+        assert plan["config"]["recipe"] == "parallel"
+        assert plan["timing"]["step_s"]["expected_s"] > 0
+        assert peak_of(plan) > 12 * (12 * 16 * 768**2 + 2 * 50304 * 768)  # weights and both moments, at least
+    refused = asked(package, *words, "--recompute_norm_gelu=true", code=2)
+    assert "recipe_recomputes" in json.dumps(refused)
+    python(package, "-c", CHECKS_OF_A_FAMILY, str(REPO))
+
+
+def test_a_wrong_layer_is_found(package: Path) -> None:
+    """The check of the family compares with maths that is not its own."""
+    wrong = recipe("layer").replace("F.gelu(", "F.relu(")
+    assert wrong != recipe("layer")
+    add_family(package, wrong)
+    with pytest.raises(AssertionError, match="not close"):
+        python(package, "-c", CHECKS_OF_A_FAMILY, str(REPO))
+
+
+# What lightning-ai/litgpt litgpt/pretrain.py prints.
+LITGPT = (
+    "Epoch 1 | iter {} step {} | loss train: {:.3f}, val: n/a | iter time: {:.2f} ms (step) remaining time: 0:01:02"
+)
+
+
+def test_adding_a_log_format(package: Path) -> None:
+    """One entry, and a log that nothing could read before is explained."""
+    lines = [LITGPT.format(step, step, 10 - step / 10, 120 + step % 3) for step in range(1, 41)]
+    (package / "run.log").write_text("\n".join(lines), "utf-8")
+    asked(package, "explain", "run.log", code=7)
+    file = package / "foretrain" / "monitoring" / "log_formats.py"
+    text, entry = file.read_text("utf-8"), textwrap.indent(recipe("log format"), "    ")
+    file.write_text(text.replace("_FORMATS = (\n", f"_FORMATS = (\n{entry}"), "utf-8")
+    found = asked(package, "explain", "run.log")["log"]
+    assert (found["format"], found["steps"], found["last_step"]) == ("litgpt", 40, 40)
+    assert found["steady_s"] == pytest.approx(0.121, abs=1e-3)
+    assert (found["losses"]["first_loss"], found["losses"]["last_loss"]) == (9.9, 6.0)
+    assert "LitGPT" in python(package, "-m", "foretrain", "explain", "run.log")
 
 
 def test_adding_a_language(package: Path) -> None:

@@ -26,13 +26,6 @@ from foretrain.predict.spec import StepName
 
 SHORT, LARGE_GAIN = 3, 0.1  # changes on a plan's screen, and how much of the run's time they have to save
 ENOUGH = 3  # exact single changes that fit: then no sets are searched
-USUAL = {"checkpointing": -1, "free_others": -1, "expandable_segments": -1}  # which option shows what a rule can do
-# What plan's short list looks at.
-QUICK = {
-    "foretrain_step", "free_others", "micro_batch", "eval_batch", "chunked_loss", "expandable_segments",
-    "recompute_norm_gelu", "checkpointing", "optimizer_offload", "compile", "half_precision", "right_half",
-    "larger_micro_batch", "unneeded", "pretrained",
-}  # fmt: skip
 
 
 def default_goal(plan: Plan, step: StepName) -> Goal:
@@ -190,11 +183,11 @@ def _nothing(search: Search, candidate: Candidate) -> Idle:
 
 def _looks_at(search: Search, rule: Rule, quick: bool) -> bool:
     """Whether a rule can serve the goal."""
-    if quick and rule.id not in QUICK:
+    if quick and not rule.quick:
         return False
     if search.goal == "fit" or search.must_fit:
         return rule.kind in ("memory", "both", "model", "folklore")
-    return rule.kind in ("speed", "both", "folklore") or (not quick and rule.id == "chunked_loss")
+    return rule.kind in ("speed", "both", "folklore") or (not quick and rule.lets_grow)
 
 
 def _singles(search: Search, quick: bool) -> tuple[list[Candidate], list[Idle]]:
@@ -230,8 +223,7 @@ def _pick(search: Search, rule: Rule, start: State, options: Sequence[Change]) -
     if there is None or (search.must_fit and not there.fits):
         best = search.planner.mildest(start, options)
         return best[1] if best else None
-    change = combine.pick(rule.id, start) or options[0] if rule.id == "chunked_loss" else options[USUAL.get(rule.id, 0)]
-    return search.planner.outcome(change.applied(start))
+    return search.planner.outcome(options[rule.usual(options)].applied(start))
 
 
 # -- several -------------------------------------------------------------------------------------------------------
@@ -247,7 +239,7 @@ def _sets(search: Search, singles: list[Candidate], quick: bool) -> Iterator[Can
         kinds = ("speed", "both", "memory")
         gaining = [c.rules[-1] for c in singles if len(c.rules) == 1 and BY_ID[c.rules[-1]].kind in kinds]
         gaining = [rule for rule in gaining if BY_ID[rule].exactness in ("exact", "rounding")]
-        savers = [] if quick else ["chunked_loss", "master_weights"]
+        savers = [] if quick else [rule.id for rule in RULES if rule.lets_grow]
         yield from combine.faster(search, [*dict.fromkeys([*gaining, *savers])])
 
 

@@ -12,30 +12,23 @@ from collections.abc import Iterator, Sequence
 
 from foretrain.advice.candidates import Candidate, Search
 from foretrain.advice.planner import Outcome
-from foretrain.advice.rules import BY_ID
-from foretrain.advice.rules.base import Change, State
+from foretrain.advice.rules import BY_ID, RULES
+from foretrain.advice.rules.base import EXACTNESS, Change, State
 
 # Dearest first: the order in which members are left out.
-EXACT = ("optimizer_offload", "checkpointing", "free_others", "recompute_norm_gelu", "chunked_loss")
-ROUNDING = ("master_weights", "half_precision", "compile")
-OPTIMIZER = ("muon", "adamw8bit")
-TIERS = (EXACT, EXACT + ROUNDING, ("optimizer_offload", *OPTIMIZER, *EXACT[1:], *ROUNDING))
-# The first keeps the second out of a strongest set: all of a block takes less than its norms, 8 bits less than 32.
-EXCLUDES = {"checkpointing": ("recompute_norm_gelu",), "adamw8bit": ("muon",)}
-# What can need more memory than it saves.
-DOUBTFUL = ("compile", "chunked_loss", "master_weights", "half_precision", "recompute_norm_gelu", "muon")
-LAST_RESORT = "optimizer_offload"
-CHUNK = 1024
+_MEMBERS = sorted((rule for rule in RULES if rule.dear), key=lambda rule: -rule.dear)
+EXACT, _, _ = TIERS = tuple(
+    tuple(rule.id for rule in _MEMBERS if EXACTNESS.index(rule.exactness) <= most) for most in range(3)
+)
+DOUBTFUL = [rule.id for rule in sorted(_MEMBERS, key=lambda rule: rule.doubtful) if rule.doubtful]
+LAST_RESORT = EXACT[0]
 KEPT = 4
 
 
 def pick(rule: str, state: State) -> Change | None:
     """The change of a rule as a member of a set: the usual chunk, all blocks, nothing beside the run."""
     options = BY_ID[rule].options(state)
-    if rule == "chunked_loss":
-        options = [o for o in options if o.knobs["loss_chunk_size"] <= CHUNK] or list(options)
-        return options[0] if options else None
-    return options[-1] if options else None
+    return options[BY_ID[rule].usual(options)] if options else None
 
 
 def starts(search: Search) -> Iterator[tuple[tuple[str, ...], State]]:
@@ -83,14 +76,14 @@ def strongest(search: Search, start: State, tier: tuple[str, ...]) -> tuple[tupl
     """The set of a tier that needs least at the smallest micro-batch: all of it, then each doubtful member left out or
     changed for its opposite, as long as that needs less."""
     usable = tuple(rule for rule in tier if allowed(rule, start) and pick(rule, start))
-    members = tuple(rule for rule in usable if not any(rule in EXCLUDES.get(other, ()) for other in usable))
+    members = tuple(rule for rule in usable if not any(rule in BY_ID[other].instead_of for other in usable))
     best = _least(search, start, members)
     improved = True
     while improved and not (best is not None and best[1].fits):
         improved = False
         for rule in (rule for rule in DOUBTFUL if rule in usable):
             held = best[0] if best else members
-            opposite = tuple(other for other in usable if rule in EXCLUDES.get(other, ()))
+            opposite = tuple(other for other in usable if rule in BY_ID[other].instead_of)
             if rule in held:
                 tried = tuple(member for member in held if member != rule)
             else:
@@ -128,9 +121,10 @@ def reduced(search: Search, prefix: tuple[str, ...], start: State, members: tupl
     keep(members)
     for rule in members:
         without = tuple(member for member in members if member != rule)
-        if rule == "checkpointing" and keep((*without, "recompute_norm_gelu")):
-            members = (*without, "recompute_norm_gelu")
-            without = tuple(member for member in members if member != "recompute_norm_gelu")
+        for weaker in BY_ID[rule].instead_of if BY_ID[rule].exactness == "exact" else ():
+            if keep((*without, weaker)):
+                members = (*without, weaker)
+                without = tuple(member for member in members if member != weaker)
         if keep(without):
             members = without
     return found

@@ -10,7 +10,7 @@ from foretrain.analysis.utilization import Utilization, utilization
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.monitoring.training_log import EVALUATED, Format, TrainingLog
+from foretrain.monitoring.training_log import EVALUATED, TrainingLog
 from foretrain.predict.energy import Spending, spending
 from foretrain.predict.plan import plan
 from foretrain.predict.speed.time import Range
@@ -50,7 +50,7 @@ class LogAnalysis(Record):
     """
 
     name: str
-    format: Format
+    format: str
     first_step: int
     last_step: int
     steps: int
@@ -86,7 +86,7 @@ def analyse(
     """What the log says; with a config also MFU, the checks, the forecast; with a card also shares of its peak."""
     steps = log.steps
     interval = log_interval(log)
-    own = config if log.format != "nanochat" else None  # nanochat's model is none that a config here describes
+    own = config if log.program.has_config else None
     pace = steady(log, own)
     slower = disturbances(log, pace, own, interval)
     tokens, source = tokens_of_step(log, own)
@@ -148,7 +148,7 @@ def _losses(log: TrainingLog) -> Losses:
     return Losses(
         first_loss=finite[0] if finite else None, last_loss=finite[-1] if finite else None,
         last_val_loss=values[-1][0] if values else None, best_val_loss=best[0], best_val_step=best[1],
-        evaluations=len(log.evaluations), val_unit="bits a byte" if log.format == "nanochat" else "nats a token",
+        evaluations=len(log.evaluations), val_unit=log.program.val_unit,
     )  # fmt: skip
 
 
@@ -160,8 +160,7 @@ def _remaining(
     total = log.header.total_steps or (config.max_iters if config else None)
     if total is None:
         return None
-    # nanoGPT runs step max_iters as well, llm.c counts from one; the others end one below their number of steps.
-    last = total if log.format in ("nanogpt", "llm.c") else total - 1
+    last = total if log.program.counts_to_total else total - 1
     left = max(0, last - log.last_step)
     each = next((d.each_s for d in slower if d.kind.startswith("evaluation")), 0.0)
     interval = _evaluation_interval(log, config)

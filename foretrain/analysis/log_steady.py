@@ -94,7 +94,7 @@ def log_of(numbers: Sequence[int], times_s: Sequence[float], starts: list[int]) 
 def _evaluates(log: TrainingLog, config: RunConfig | None, i: int) -> int:
     """What happened within the step. Where a log has lost its evaluation lines, the config says when they were."""
     happened = log.steps.happened[i]
-    if config is not None and log.format == "nanogpt" and log.steps.number[i] % config.eval_interval == 0:
+    if config is not None and log.program.times_evaluation and log.steps.number[i] % config.eval_interval == 0:
         return happened or (0 if log.evaluations else EVALUATED)
     return happened
 

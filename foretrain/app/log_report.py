@@ -38,11 +38,11 @@ def gather(path: Path, explained: ExplainedLog) -> LogFacts:
     lines = _card_lines(watched, samples)
     losses = None
     if log is not None:
-        subject = of_log(Given(path=str(path)), log, config if log.format != "nanochat" else None, gpu)
+        subject = of_log(Given(path=str(path)), log, config if log.program.has_config else None, gpu)
         losses = loss_curves([subject], [meter_of(lines)])
         lines += _step_lines(subject.train.seconds_s, subject.train.steps, log, found, config, gpu)
         lines.sort(key=lambda line: line.get("elapsed_s") or 0.0)
-    own = config if log is None or log.format != "nanochat" else None
+    own = config if log is None or log.program.has_config else None
     made = plan(own, gpu, name=found.name if found else path.name) if own and gpu else None
     on_card = bool(watched and watched.cards) or (gpu is not None and gpu.kind == "cuda")
     return LogFacts(
@@ -66,7 +66,7 @@ def _step_lines(
         return []
     at_s, lines, tokens = dict(zip(steps, seconds_s, strict=True)), [], found.tokens_per_step
     share = None
-    if config is not None and gpu is not None and log.format != "nanochat":
+    if config is not None and gpu is not None and log.program.has_config:
         share = utilization(config, gpu, found.steady_s, tokens_per_step=tokens).mfu
     for number, time_s in zip(log.steps.number, log.steps.time_s, strict=True):
         if time_s > 0 and number in at_s:  # NaN fails this too

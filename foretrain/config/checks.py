@@ -4,6 +4,7 @@ import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,7 +13,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.messages import knob_help, listed, say
 from foretrain.base.quantities import parse_bytes
 from foretrain.config.families import FAMILIES
-from foretrain.config.families.family import Rule
+from foretrain.config.families.family import EXCLUDED, Rule
 from foretrain.config.option import Option
 from foretrain.config.options import OPTIONS, RunConfig
 from foretrain.config.presets import GPT2_SHAPES
@@ -100,7 +101,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-# Rules over several knobs, whatever the family of the model: that has its own (config/families).
+# Rules over several knobs that are neither a technique's (model/techniques) nor a family's (config/families).
 _RULES: tuple[Rule, ...] = (
     (("n_embd", "n_head"), lambda c: c.n_embd % c.n_head != 0, "heads_do_not_divide"),
     (  # nanoGPT's schedule divides by their difference, at that step
@@ -114,31 +115,17 @@ _RULES: tuple[Rule, ...] = (
         "init_optimizer_without",
     ),
     (("eval_block_size", "block_size"), lambda c: c.eval_block > c.block_size, "eval_block_beyond"),
-    (
-        ("checkpointed_blocks", "activation_checkpointing"),
-        lambda c: c.checkpointed_blocks > 0 and not c.activation_checkpointing,
-        "blocks_without_checkpointing",
-    ),
-    (
-        ("activation_checkpointing", "checkpointed_blocks", "recompute_norm_gelu", "n_layer"),
-        lambda c: c.recompute_norm_gelu and c.checkpointed == c.n_layer,
-        "recomputed_twice",
-    ),
-    (
-        ("activation_memory_budget", "compile"),
-        lambda c: c.activation_memory_budget < 1 and not c.compile,
-        "budget_without_compile",
-    ),
-    (("auto_chunker", "compile"), lambda c: c.auto_chunker and not c.compile, "auto_chunker_without_compile"),
     (("compile_mode", "compile"), lambda c: c.compile_mode != "default" and not c.compile, "mode_without_compile"),
     (("compile_blocks", "compile"), lambda c: c.compile_blocks and not c.compile, "blocks_without_compile"),
-    (("auto_chunker", "loss_chunk_size"), lambda c: c.auto_chunker and c.loss_chunk_size > 0, "two_chunkers"),
-    (
-        ("auto_chunker", "master_weights"),
-        lambda c: c.auto_chunker and c.master_weights,
-        "auto_chunker_with_masters",
-    ),
 )
+
+
+def rules_for(config: RunConfig) -> tuple[Rule, ...]:
+    """Rules over several knobs: those of every config, of all techniques, and of the config's family.
+
+    Techniques are in a room that this one may not import. It names their package, as a family names its model.
+    """
+    return (*_RULES, *import_module("foretrain.model.techniques").RULES, *FAMILIES[config.recipe].rules)
 
 
 # Schedules that are seldom meant, and that nanoGPT runs all the same: notes.
@@ -164,10 +151,12 @@ def odd_schedule(config: RunConfig, sources: dict[str, str]) -> list[UserError]:
 def _rule_problems(values: dict[str, Any], bad: set[str], source_of: Callable[[str], str]) -> list[UserError]:
     config = RunConfig.model_validate({k: v for k, v in values.items() if k not in bad})
     problems = []
-    for keys, fails, id in (*_RULES, *FAMILIES[config.recipe].rules):
+    for keys, fails, id in rules_for(config):
         if bad.isdisjoint(keys) and fails(config):
             given = {key: getattr(config, key) for key in keys}
             sources = "; ".join(f"{key}: {source_of(key)}" for key in keys if key != "decay_lr")
+            if id == EXCLUDED:
+                given = {"settings": " and ".join(f"{key} = {value}" for key, value in given.items())}
             problems.append(UserError(f"config.{id}", **given, source=sources))
     if "memory_limit" not in bad and config.memory_limit:
         try:

@@ -7,6 +7,7 @@ Shapes: B micro-batch, T context, C width, H heads, V vocabulary.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 
 from foretrain.config.options import RunConfig
 from foretrain.model.attention import causal_attention
-from foretrain.model.checkpointing import remake_input
 from foretrain.model.embedding import TokenEmbedding
 from foretrain.model.language_model import LanguageModel
 
@@ -69,30 +69,22 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). `cheap`: recompute norms and GELU in the backward pass."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). `instead`: what a technique has run in its place in training."""
 
-    def __init__(self, config: RunConfig, *, cheap: bool) -> None:
+    def __init__(self, config: RunConfig) -> None:
         super().__init__()
         c = config
         self.ln_1 = nn.LayerNorm(c.n_embd, bias=c.bias)
         self.attn = Attention(c.n_embd, c.n_head, c.bias, c.dropout, products=c.attention == "bmm")
         self.ln_2 = nn.LayerNorm(c.n_embd, bias=c.bias)
         self.mlp = MLP(c.n_embd, c.bias, c.dropout)
-        self.cheap = cheap
+        self.instead: Callable[[Block, Tensor], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.cheap and self.training:
-            return self._forward_cheaply(x)
+        if self.instead is not None and self.training:
+            return self.instead(self, x)
         x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
-
-    def _forward_cheaply(self, x: Tensor) -> Tensor:
-        """The same, keeping neither the norms' outputs nor the GELU's: each product's input is made again from its
-        own."""
-        attn, mlp = self.attn, self.mlp
-        x = x + attn.mix(remake_input(lambda x: attn.c_attn(self.ln_1(x)), x))
-        wide = remake_input(lambda x: mlp.c_fc(self.ln_2(x)), x)
-        return x + mlp.dropout(remake_input(mlp.out, wide))
 
 
 class GPT(LanguageModel):
@@ -106,9 +98,7 @@ class GPT(LanguageModel):
                 "wte": TokenEmbedding(c.vocab_size, c.n_embd),
                 "wpe": nn.Embedding(c.block_size, c.n_embd),
                 "drop": nn.Dropout(c.dropout),
-                "h": nn.ModuleList(
-                    [Block(c, cheap=c.recompute_norm_gelu and i >= c.checkpointed) for i in range(c.n_layer)]
-                ),
+                "h": nn.ModuleList([Block(c) for _ in range(c.n_layer)]),
                 "ln_f": nn.LayerNorm(c.n_embd, bias=c.bias),
             }
         )

@@ -4,28 +4,33 @@ Shapes: B micro-batch, T context, C width, V vocabulary.
 """
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
-from foretrain.model.loss import ChunkedLoss
+from foretrain.model import techniques
 
 
 class LanguageModel(nn.Module):
-    """The loss of hidden states, whole or in chunks; logits to sample from. A family adds its layers."""
+    """The loss of hidden states, whole or in chunks; logits to sample from. A family adds its layers.
+
+    `around`: what calls a block in training, by the block's number; `chunked_loss`: in the place of the whole one.
+    Techniques set them (model/techniques/).
+    """
 
     lm_head: nn.Linear
+    chunked_loss: Any
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
         self.block_size = config.block_size
-        self.checkpointed_blocks = config.checkpointed
-        self.chunked_loss = ChunkedLoss(config.loss_chunk_size) if config.loss_chunk_size else None
+        self.around: dict[int, Callable[..., Tensor]] = {}
+        self.chunked_loss = None
 
     def layers(self) -> nn.ModuleList:
         """The transformer blocks."""
@@ -36,9 +41,9 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def block(self, i: int, x: Tensor, *others: Tensor) -> Tensor:
-        """x, and what every block takes besides, through block i: checkpointed if it is among the first that are."""
-        if self.training and i < self.checkpointed_blocks:
-            return checkpoint(self.layers()[i], x, *others, use_reentrant=False)
+        """x, and what every block takes besides, through block i."""
+        if self.training and i in self.around:
+            return self.around[i](self.layers()[i], x, *others)
         return self.layers()[i](x, *others)
 
     def head_input(self, idx: Tensor) -> Tensor:
@@ -91,7 +96,8 @@ class LanguageModel(nn.Module):
 
 
 def make_model(config: RunConfig) -> LanguageModel:
-    """The model of the config's family, with weights drawn from the global generator."""
+    """The model of the config's family as its techniques change it, with weights drawn from the global generator."""
     module, name = family_of(config).model
     model: LanguageModel = getattr(importlib.import_module(module), name)(config)
+    techniques.change(model, config)
     return model

@@ -17,6 +17,7 @@ from foretrain.model.language_model import LanguageModel, make_model
 from foretrain.model.low_precision import convert
 from foretrain.model.master import Masters
 from foretrain.model.optimizer import make_optimizer
+from foretrain.model.techniques import TECHNIQUES
 from foretrain.model.update import update
 
 if TYPE_CHECKING:
@@ -100,12 +101,8 @@ def _compiled(model: LanguageModel, config: RunConfig) -> Callable[[Tensor, Tens
     Each size is compiled for itself: after an evaluation at another one, training would else get slower kernels of a
     symbolic size.
     """
-    import torch._functorch.config as functorch_config
-    import torch._inductor.config as inductor_config
-
-    functorch_config.activation_memory_budget = config.activation_memory_budget
-    inductor_config.auto_chunker.enable = config.auto_chunker
-    inductor_config.auto_chunker.amplify_ratio_threshold = 2  # of logits to hidden states and weight; 8 spares few runs
+    for technique in TECHNIQUES:
+        technique.tell_compiler(config)
     options: dict[str, Any] = {"dynamic": False}
     if config.compile_mode != "default":
         options["mode"] = config.compile_mode

@@ -1,9 +1,4 @@
-"""`read_log`: what a training log of nanoGPT, nanochat, build-nanogpt or llm.c says, line by line and in little memory.
-
-The lines are those that the programs print: karpathy/nanoGPT train.py and model.py, karpathy/nanochat
-scripts/base_train.py, karpathy/build-nanogpt train_gpt2.py, karpathy/llm.c train_gpt2.cu, .c and .py. They are found
-anywhere in a line, so that time stamps, ranks, colours and progress bars around them do no harm.
-"""
+"""`read_log`: what a training log says, line by line and in little memory; of which programs, says log_formats.py."""
 
 import errno
 import io
@@ -13,7 +8,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 from pydantic import Field
 
@@ -22,50 +17,20 @@ from foretrain.base.records import Record
 from foretrain.base.safe_read import open_stream
 from foretrain.base.units import format_bytes
 from foretrain.config.nanogpt_file import parse_expression
+from foretrain.monitoring.log_formats import FORMATS, INT, NUMBER, LogFormat, pattern
 
-Format = Literal["nanogpt", "nanochat", "build-nanogpt", "llm.c"]
 EVALUATED, SAVED = 1, 2  # what happened inside the time of a step; nanoGPT alone times it with the step
 MAX_STEPS = 2_000_000  # steps that are weighed; later ones are counted only, so that memory stays bounded
 _MAX_LINE = 4096  # a longer line is read in pieces
 _MOST_OF_A_LINE = 2**18  # characters; what a still longer one goes on with is passed over
 MAX_CHARS, MAX_LINE_CHARS = 2**33, 2**29  # of a whole log, of one line: a pipe may have no end
 
-# A number as programs print it; commas are grouping or, where the locale was another, the decimal point.
-_N = r"[-+]?(?:nan|inf|\d(?:[\d.,]{0,30}\d)?(?:e[-+]?\d{1,3})?)"
-_INT = r"\d{1,12}"
-
-
-def _pattern(*parts: str) -> re.Pattern[str]:
-    """The parts one after the other, in any case; digits are 0 to 9 alone."""
-    return re.compile("".join(parts), re.IGNORECASE | re.ASCII)
-
-
-_STEP_LINES: dict[Format, re.Pattern[str]] = {
-    "nanogpt": _pattern(
-        rf"(?<![a-z])iter\s+(?P<step>{_INT}):\s*loss\s+(?P<loss>{_N}),\s*time\s*(?P<ms>{_N})\s*ms",
-        rf"(?:,\s*mfu\s+(?P<mfu>{_N})\s*%)?",
-    ),
-    "nanochat": _pattern(
-        rf"(?<![a-z])step\s+(?P<step>{_INT})/(?P<of>{_INT})\s+\({_N}%\)\s*\|\s*loss:\s*(?P<loss>{_N})\s*\|",
-        rf".{{0,200}}?\bdt:\s*(?P<ms>{_N})\s*ms",
-        rf"(?:\s*\|\s*tok/sec:\s*(?P<rate>{_N}))?(?:\s*\|\s*(?:bf16_)?mfu:\s*(?P<mfu>{_N}))?",
-    ),
-    "build-nanogpt": _pattern(
-        rf"(?<![a-z])step\s+(?P<step>{_INT})\s*[|,]\s*loss:?\s*(?P<loss>{_N})\s*[|,]",
-        rf".{{0,200}}?\bdt:\s*(?P<ms>{_N})\s*ms(?:\s*[|,]\s*tok/sec:\s*(?P<rate>{_N}))?",
-    ),
-    "llm.c": _pattern(
-        rf"(?<![a-z])step\s+(?P<step>{_INT})(?:/(?P<of>{_INT}))?\s*[|:]\s*(?:train )?loss\s+(?P<loss>{_N})",
-        rf"[^,]{{0,200}}?(?P<ms>{_N})\s*ms(?:\s*\|\s*(?P<mfu>{_N})%\s*(?:\w+\s+)?MFU)?",
-        rf"(?:[\s|,]+(?P<rate>{_N})\s*tok/s)?",
-    ),
-}
-_EVALUATION = _pattern(
-    rf"(?:(?<![a-z])step\s+(?P<step>{_INT})(?::\s*train loss\s+{_N},|\s*\|)\s*)?",
-    rf"\bval(?:idation)?\s+(?:loss:?|bpb:)\s*(?P<val>{_N})",
+_EVALUATION = pattern(
+    rf"(?:(?<![a-z])step\s+(?P<step>{INT})(?::\s*train loss\s+{NUMBER},|\s*\|)\s*)?",
+    rf"\bval(?:idation)?\s+(?:loss:?|bpb:)\s*(?P<val>{NUMBER})",
 )
-_SAVING = _pattern(r"\bsaving checkpoint to\b")
-_RANK = _pattern(r"^\s*\[(?:rank|default)?(\d{1,5})\]")  # what torchrun and its --tee put before a line
+_SAVING = pattern(r"\bsaving checkpoint to\b")
+_RANK = pattern(r"^\s*\[(?:rank|default)?(\d{1,5})\]")  # what torchrun and its --tee put before a line
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # What nanoGPT's configurator.py prints: a config file as it is, and each option of the command line.
 _CONFIG_FILE = re.compile(r"\bOverriding config with .{1,300}:\s*$")
@@ -76,15 +41,15 @@ _MOST_SETTINGS = 500
 # What a log says of its run before the first step. Each pattern has one group for each field.
 _TENSORS = r"parameter tensors:\s*(\d{1,9}),\s*with\s*([\d,]{1,20}) parameters"
 _HEADERS: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
-    (("tokens_per_step",), _pattern(rf"tokens per iteration will be:\s*({_N})")),
-    (("tokens_per_step",), _pattern(rf"\btotal (?:desired )?batch size:?\s*(?:\|\s*)?({_N})")),
-    (("n_params_millions",), _pattern(rf"number of parameters:\s*({_N})\s*M\b")),
-    (("n_params",), _pattern(r"\bnum_parameters\s*\|\s*(\d{1,15})")),
-    (("decayed_tensors", "decayed_params"), _pattern("num decayed ", _TENSORS)),
-    (("undecayed_tensors", "undecayed_params"), _pattern("num non-decayed ", _TENSORS)),
-    (("vocab_size",), _pattern(r"(?:found vocab_size = |defaulting to vocab_size of GPT-2 to )(\d{1,9})")),
-    (("gpu_name", "peak_flop_per_s"), _pattern(rf"\bGPU:\s*([^|]{{1,60}}?)\s*\|\s*Peak FLOPS \(BF16\):\s*({_N})")),
-    (("gpu_name",), _pattern(r"\|\s*device\s*\|\s*([^|]{1,60}?)\s*\|")),
+    (("tokens_per_step",), pattern(rf"tokens per iteration will be:\s*({NUMBER})")),
+    (("tokens_per_step",), pattern(rf"\btotal (?:desired )?batch size:?\s*(?:\|\s*)?({NUMBER})")),
+    (("n_params_millions",), pattern(rf"number of parameters:\s*({NUMBER})\s*M\b")),
+    (("n_params",), pattern(r"\bnum_parameters\s*\|\s*(\d{1,15})")),
+    (("decayed_tensors", "decayed_params"), pattern("num decayed ", _TENSORS)),
+    (("undecayed_tensors", "undecayed_params"), pattern("num non-decayed ", _TENSORS)),
+    (("vocab_size",), pattern(r"(?:found vocab_size = |defaulting to vocab_size of GPT-2 to )(\d{1,9})")),
+    (("gpu_name", "peak_flop_per_s"), pattern(rf"\bGPU:\s*([^|]{{1,60}}?)\s*\|\s*Peak FLOPS \(BF16\):\s*({NUMBER})")),
+    (("gpu_name",), pattern(r"\|\s*device\s*\|\s*([^|]{1,60}?)\s*\|")),
 )
 
 
@@ -140,7 +105,7 @@ class Steps:
 class TrainingLog:
     """A log that was read. `bad_times`: steps whose time cannot be; `uncounted`: steps beyond MAX_STEPS."""
 
-    format: Format
+    format: str
     header: LogHeader
     steps: Steps
     evaluations: tuple[Evaluation, ...]
@@ -149,6 +114,11 @@ class TrainingLog:
     repeated: int = 0
     uncounted: int = 0
     earlier_runs: int = 0
+
+    @property
+    def program(self) -> LogFormat:
+        """What is known of the program that printed it."""
+        return FORMATS[self.format]
 
 
 def number(text: str, *, grouped_thousands: bool = True) -> float:
@@ -179,7 +149,7 @@ class Reader:
     """Takes lines, one after the other; `steps` and `evaluations` are what was found so far."""
 
     def __init__(self) -> None:
-        self.format: Format | None = None
+        self.format: str | None = None
         self.header: dict[str, object] = {}
         self.settings: dict[str, bool | int | float | str] = {}
         self.in_config_file = False
@@ -212,8 +182,8 @@ class Reader:
     def _step_matches(self, line: str) -> Iterator[re.Match[str]]:
         if "ms" not in line:
             return
-        for format in (self.format,) if self.format else _STEP_LINES:
-            for match in _STEP_LINES[format].finditer(line):
+        for format in (self.format,) if self.format else FORMATS:
+            for match in FORMATS[format].step_line.finditer(line):
                 self.format = format
                 yield match
             if self.format == format:
@@ -229,7 +199,8 @@ class Reader:
         self.restarted, self.last_step = False, step
         if groups.get("of"):
             self.header["total_steps"] = int(groups["of"])
-        happened = self.happened.get(step, 0) | self.happened.get(None, 0) if self.format == "nanogpt" else 0
+        inside = self.format is not None and FORMATS[self.format].times_evaluation
+        happened = self.happened.get(step, 0) | self.happened.get(None, 0) if inside else 0
         self.happened.clear()
         if len(steps) >= MAX_STEPS:
             self.uncounted += 1
@@ -261,8 +232,8 @@ class Reader:
         if _SAVING.search(line):
             last = next(reversed(self.happened), None)  # nanoGPT saves right after it evaluated
             self.happened[last] = self.happened.get(last, 0) | SAVED
-        for names, pattern in _HEADERS:
-            match = pattern.search(line)
+        for names, header in _HEADERS:
+            match = header.search(line)
             if match:
                 self._headers(dict(zip(names, match.groups(), strict=True)))
         self._setting(line.rstrip())

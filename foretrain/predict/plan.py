@@ -16,8 +16,8 @@ from foretrain.config.inactive import idle
 from foretrain.config.options import RunConfig
 from foretrain.config.precision import EIGHT_BITS
 from foretrain.hardware.catalogue import NANOGPT_PEAK_FLOP_PER_S, Dtype, Gpu
-from foretrain.model.adamw8bit_sizes import moments_bytes
 from foretrain.model.shape import ModelShape
+from foretrain.model.techniques import TECHNIQUES, optimizer_of
 from foretrain.predict import software
 from foretrain.predict.energy import Spending, spending
 from foretrain.predict.memory import (
@@ -208,11 +208,9 @@ def n_evaluations(config: RunConfig) -> int:
 
 
 def save_time(config: RunConfig) -> Range:
-    """Seconds of one checkpoint: weights in fp32 and both moments, in fp32 or 8 bits."""
+    """Seconds of one checkpoint: weights in fp32 and the optimizer's moments."""
     shape = ModelShape.of(config)
-    size = 12 * shape.n_params
-    if config.optimizer == "adamw8bit":
-        size = 4 * shape.n_params + moments_bytes(shape.numels)
+    size = 4 * shape.n_params + optimizer_of(config).moments_bytes(shape.numels)
     rates = (SAVE_BYTES_PER_S_HIGH, SAVE_BYTES_PER_S, SAVE_BYTES_PER_S_LOW)
     low, expected, high = (size / rate for rate in rates)
     return Range(low_s=low, expected_s=expected, high_s=high)
@@ -282,14 +280,11 @@ def _notes(
         note("decay_beyond_end", lr_decay_iters=config.lr_decay_iters, max_iters=config.max_iters)
     if config.vocab_size % 8 and config.compile:
         note("vocab_unaligned", vocab_size=config.vocab_size)
-    unmodelled = {
-        f"compile_mode = {config.compile_mode}": config.compile_mode != "default",
-        "compile_blocks": config.compile_blocks,
-        f"activation_memory_budget = {config.activation_memory_budget}": config.activation_memory_budget < 1,
-        "auto_chunker": config.auto_chunker and config.recipe == "modern",
-    }
-    if config.compile and any(unmodelled.values()):
-        note("compile_not_modelled", settings=" and ".join(name for name, used in unmodelled.items() if used))
+    unmodelled = [f"compile_mode = {config.compile_mode}"] if config.compile_mode != "default" else []
+    unmodelled += ["compile_blocks"] if config.compile_blocks else []
+    unmodelled += [said for technique in TECHNIQUES if (said := technique.not_estimated(config))]
+    if config.compile and unmodelled:
+        note("compile_not_modelled", settings=" and ".join(unmodelled))
     if not family_of(config).is_timed(compiled=config.compile):
         note("time_of_recipe_unknown", recipe=config.recipe)
     if config.max_iters % config.eval_interval == 0 and not config.eval_only:

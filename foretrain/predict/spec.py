@@ -31,7 +31,6 @@ class Variant:
     master: bool = False  # the weights and the residual stream are half precision too, without autocast
     auto_chunker: bool = False  # Inductor divides the loss where the logits are large
     pieces: bool = False  # the loss is a graph of its own where Inductor compiles, as each block is
-    cheap: bool = False  # the inputs of linear layers are made again, from a norm's or the GELU's
     attention: AttentionKind = "flash"
     evaluation_attention: AttentionKind = "flash"  # without dropout it can be another kernel
 
@@ -128,8 +127,7 @@ class StepSpec:
         return Variant(
             half=self.half, cuda=self.cuda, keeps_logits=self.keeps_logits, checkpointed=c.checkpointed,
             dropout=c.dropout > 0, bias=c.bias, chunked=c.loss_chunk_size > 0, master=c.master_weights,
-            cheap=c.recompute_norm_gelu, pieces=c.compile_blocks, auto_chunker=c.auto_chunker, attention=learning,
-            evaluation_attention=evaluating,
+            pieces=c.compile_blocks, auto_chunker=c.auto_chunker, attention=learning, evaluation_attention=evaluating,
         )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
-from foretrain.model import techniques
+from foretrain.model.techniques.technique import Technique
 from foretrain.predict.spec import StepName, StepSpec, choose_dtype
 
 # exact: the same maths, other order of sums at most; rounding: the same in expectation (other half-precision rounding,
@@ -85,6 +85,7 @@ class Rule:
     `redraws`: dropout's masks come out otherwise, so that with dropout it is the same in expectation only.
     `ours`: only foretrain's step can do it. `toll`: what it costs beside time, as a share of time.
     `traced`: neither the ledger nor the catalogue knows its effect; a trace does.
+    `usual`: which option shows what it can do. The others are as in model/techniques/technique.py.
     """
 
     id: str
@@ -98,15 +99,33 @@ class Rule:
     ours: bool = False
     traced: bool = False
     toll: float = 0.0
+    usual: Callable[[Sequence[Change]], int] = lambda found: 0
+    dear: int = 0
+    doubtful: int = 0
+    instead_of: tuple[str, ...] = ()
+    quick: bool = False
+    lets_grow: bool = False
+    place: int = 0
+    saves: str = ""
+    costs: str = ""
 
     def exactness_on(self, state: State) -> Exactness:
         """What the learning makes of it in this run."""
         return "rounding" if self.exactness == "exact" and self.redraws and state.config.dropout else self.exactness
 
 
-def technique(id: str) -> techniques.Technique:
-    """The record of model/techniques.py behind a rule."""
-    return next(t for t in techniques.TECHNIQUES if t.id == id)
+def rule_of(technique: Technique, covers: tuple[str, ...]) -> Rule:
+    """The rule that a technique is; `covers`: the techniques that follow it."""
+    t = technique
+    return Rule(
+        t.rule or t.id, t.kind, t.exactness, t.source,
+        lambda state: [Change(dict(knobs)) for knobs in t.changes(state.effective, state.gpu, state.half)],
+        lambda state: t.idle(state.effective, state.gpu, state.half),
+        covers, ours=True, traced=t.needs_compile,
+        usual=lambda found: t.usual([change.knobs for change in found]),
+        saves=t.saves, costs=t.costs,
+        dear=t.dear, doubtful=t.doubtful, instead_of=t.instead_of, quick=t.quick, lets_grow=t.lets_grow, place=t.place,
+    )  # fmt: skip
 
 
 def loosest(found: Sequence[Exactness]) -> Exactness:

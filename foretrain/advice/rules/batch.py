@@ -75,19 +75,22 @@ def eval_batch_idle(state: State) -> str:
 
 RULES = (
     Rule(
-        "foretrain_step", "both", "exact", "docs/memory.md", foretrain_step, redraws=True,
+        "foretrain_step", "both", "exact", "docs/memory.md", foretrain_step, redraws=True, quick=True,
     ),
-    Rule("free_others", "memory", "exact", "nvidia-smi; docs/memory.md", free_others),
+    Rule(
+        "free_others", "memory", "exact", "nvidia-smi; docs/memory.md", free_others, usual=lambda found: -1, dear=60,
+        quick=True,
+    ),
     Rule(
         "micro_batch", "memory", "exact", "docs/budget.md; karpathy/nanoGPT train.py, gradient accumulation",
-        micro_batch, micro_batch_idle, redraws=True,
+        micro_batch, micro_batch_idle, redraws=True, quick=True,
     ),
     Rule(
         "eval_batch", "memory", "exact", "docs/budget.md; karpathy/nanochat#237", eval_batch, eval_batch_idle,
-        ours=True,
+        ours=True, quick=True,
     ),
 )  # fmt: skip
 LARGER = Rule(
     "larger_micro_batch", "speed", "exact", "docs/time.md: fewer launches and fewer sums of gradients",
-    larger_micro_batch, redraws=True,
+    larger_micro_batch, redraws=True, quick=True,
 )  # fmt: skip

@@ -6,28 +6,28 @@ from typing import Any
 from foretrain.advice.rules.base import Change, Rule, State
 from foretrain.config.families import family_of
 from foretrain.config.microbatches import sequences_of
+from foretrain.config.options import RunConfig
 from foretrain.config.presets import GPT2_SHAPES
+from foretrain.model.techniques import TECHNIQUES
 
 ALIGNED = 64
 
 
 def unneeded(state: State) -> Sequence[Change]:
     """Each technique that costs time switched off, and all of them."""
-    c, found = state.effective, []
-    if c.checkpointed:
-        found.append({"activation_checkpointing": False, "checkpointed_blocks": 0})
-        found += [{"checkpointed_blocks": k} for k in sorted({c.checkpointed // 4, c.checkpointed // 2}) if k]
-    if c.recompute_norm_gelu:
-        found.append({"recompute_norm_gelu": False})
-    if c.optimizer_offload:
-        found.append({"optimizer_offload": False})
-    if c.loss_chunk_size:
-        found += [{"loss_chunk_size": n} for n in (0, 4 * c.loss_chunk_size)]
-    if len(found) > 1:
-        off: dict[str, Any] = {"recompute_norm_gelu": False, "optimizer_offload": False}
-        off |= {"activation_checkpointing": False, "checkpointed_blocks": 0, "loss_chunk_size": 0}
-        found.append({knob: value for knob, value in off.items() if getattr(c, knob) != value})
-    return [Change(knobs) for knobs in found]
+    c = state.effective
+    undone = [found for technique in TECHNIQUES if (found := technique.undone(c))]
+    every = [knobs for found in undone for knobs in found]
+    if len(every) > 1:
+        off = {knob: value for found in undone for knob, value in found[0].items()}
+        every.append({knob: value for knob, value in off.items() if getattr(c, knob) != value})
+    return [Change(dict(knobs)) for knobs in every]
+
+
+def layers(c: RunConfig, n_layer: int) -> dict[str, Any]:
+    """A depth, with what techniques have to do with it."""
+    follow = (technique.with_layers(c, n_layer) for technique in TECHNIQUES)
+    return {"n_layer": n_layer} | {knob: value for knobs in follow for knob, value in knobs.items()}
 
 
 def free_to_reshape(state: State) -> bool:
@@ -54,15 +54,7 @@ def fewer_layers(state: State) -> Sequence[Change]:
     c = state.config
     if not free_to_reshape(state):
         return []
-    found = []
-    for layers in range(c.n_layer - 1, 0, -1):
-        knobs: dict[str, Any] = {"n_layer": layers}
-        if c.checkpointed_blocks >= layers:
-            knobs["checkpointed_blocks"] = 0
-            if c.recompute_norm_gelu:
-                knobs["recompute_norm_gelu"] = False
-        found.append(Change(knobs))
-    return found
+    return [Change(layers(c, n_layer)) for n_layer in range(c.n_layer - 1, 0, -1)]
 
 
 def narrower(state: State) -> Sequence[Change]:
@@ -81,15 +73,10 @@ def smaller_pretrained(state: State) -> Sequence[Change]:
     c, sizes = state.config, list(GPT2_SHAPES)
     if c.init_from not in sizes:
         return []
-    found = []
-    for name in reversed(sizes[: sizes.index(c.init_from)]):
-        knobs: dict[str, Any] = {"init_from": name, **GPT2_SHAPES[name]}
-        if c.checkpointed_blocks >= knobs["n_layer"]:
-            knobs["checkpointed_blocks"] = 0
-            if c.recompute_norm_gelu:
-                knobs["recompute_norm_gelu"] = False
-        found.append(Change(knobs))
-    return found
+    smaller = reversed(sizes[: sizes.index(c.init_from)])
+    return [
+        Change({"init_from": name, **GPT2_SHAPES[name], **layers(c, GPT2_SHAPES[name]["n_layer"])}) for name in smaller
+    ]
 
 
 def padded_vocabulary(state: State) -> Sequence[Change]:
@@ -124,11 +111,11 @@ def less_accumulation(state: State) -> Sequence[Change]:
     return [Change({"gradient_accumulation_steps": c.gradient_accumulation_steps // 2})]
 
 
-UNNEEDED = Rule("unneeded", "speed", "exact", "docs/techniques.md", unneeded, redraws=True, ours=True)
+UNNEEDED = Rule("unneeded", "speed", "exact", "docs/techniques.md", unneeded, redraws=True, ours=True, quick=True)
 MODEL = (
     Rule(
         "pretrained", "model", "other model", "karpathy/nanoGPT README.md, finetuning; train.py, init_from",
-        smaller_pretrained,
+        smaller_pretrained, quick=True,
     ),
     Rule(
         "block_size", "model", "other model", "Vaswani et al. 2017, arXiv:1706.03762; docs/memory.md", shorter_context,

@@ -31,7 +31,7 @@ def claims(path: Path, head: bytes) -> bool:
 def load(given: Given) -> Subject:
     """The log. Raises UserError for what is none."""
     log = read_log(Path(given.path))
-    own = log if log.format != "nanochat" else None
+    own = log if log.program.has_config else None
     return of_log(given, log, config_of(given.resolved, own, here) if own else None)
 
 
@@ -48,7 +48,7 @@ def of_log(given: Given, log: TrainingLog, config: RunConfig | None, seen: Gpu |
         step_times_s=tuple(log.steps.time_s[i] for i in pace.indices),
         steps_since_start=since_start(log, pace.indices), step_s=exact(pace.median_s),
         step_source="measured (log)", used_by_others_bytes=given.held_bytes, train=train, val=val,
-        val_unit="bits a byte" if log.format == "nanochat" else "nats a token",
+        val_unit=log.program.val_unit,
         wall_s=train.seconds_s[-1] if train.seconds_s else None,
         printed_mfu=next((m for m in reversed(log.steps.logged_mfu) if math.isfinite(m)), None), notes=_notes(log),
     )  # fmt: skip
@@ -68,7 +68,7 @@ def _named(log: TrainingLog) -> Gpu | None:
 
 def _settings(log: TrainingLog, gpu: Gpu | None, config: RunConfig | None) -> dict[str, Any]:
     """What the log itself says: its options, where no config has them in it already, tokens of a step, vocabulary."""
-    found: dict[str, Any] = {"program": "nanogpt" if log.format == "nanogpt" else log.format}
+    found: dict[str, Any] = {"program": log.format}
     if config is None:
         found |= printed(log)
     if log.header.tokens_per_step:

@@ -27,7 +27,7 @@ def load(given: Given) -> Subject:
     record = watch_record.read(path)
     log = read_log(path / watch_record.LOG)
     config = None
-    if log.format != "nanochat":
+    if log.program.has_config:
         config = config_of(given.resolved, log, here) or of_watched(record.config, log)
     used = max(record.cards, key=lambda one: one.ours_peak_bytes or 0, default=None)
     subject = of_log(given, log, config, _known(used))

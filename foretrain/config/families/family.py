@@ -16,6 +16,12 @@ Shape = tuple[int, ...]
 Named = Iterator[tuple[str, Shape]]
 # Options, whether a config breaks the rule, and the id of its text.
 Rule = tuple[tuple[str, ...], Callable[[RunConfig], bool], str]
+EXCLUDED = "excluded"  # the text for options of which one can be on
+
+
+def exclude(*names: str) -> Rule:
+    """The rule that switches are not all on together."""
+    return names, lambda c: all(getattr(c, name) for name in names), EXCLUDED
 
 
 class Family:
@@ -96,4 +102,3 @@ EVEN_HEADS: Rule = (
     lambda c: c.n_embd % c.n_head == 0 and c.n_embd // c.n_head % 2 == 1,
     "recipe_odd_heads",
 )
-NOTHING_CHEAP: Rule = (("recompute_norm_gelu", "recipe"), lambda c: c.recompute_norm_gelu, "recipe_recomputes")

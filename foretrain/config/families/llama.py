@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from foretrain.config.families.family import NO_BIAS, NO_DROPOUT, NOTHING_CHEAP, Family, Named, Shape
+from foretrain.config.families.family import NO_BIAS, NO_DROPOUT, Family, Named, Shape
 from foretrain.config.nanogpt_checkpoint import Refused
 from foretrain.config.options import OPTIONS, RunConfig, named
 
@@ -33,7 +33,6 @@ class Llama(Family):
     legend = "plan.legend_llama"
     sets: Mapping[str, Any] = {"dropout": 0.0, "bias": False}
     rules = (
-        NOTHING_CHEAP,
         NO_DROPOUT,
         NO_BIAS,
         (

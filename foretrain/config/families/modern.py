@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from foretrain.config.families.family import EVEN_HEADS, NO_BIAS, NO_DROPOUT, NOTHING_CHEAP, Family, Named, Shape
+from foretrain.config.families.family import EVEN_HEADS, NO_BIAS, NO_DROPOUT, Family, Named, Shape
 from foretrain.config.options import RunConfig
 from foretrain.config.presets import GPT2_SHAPES
 
@@ -31,7 +31,6 @@ class Modern(Family):
     # The rates are those of Muon and of AdamW beside it; with AdamW alone they would not hold.
     rates: Mapping[str, Any] = {"learning_rate": 0.005, "min_lr": 0.0, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95}
     rules = (
-        NOTHING_CHEAP,
         NO_DROPOUT,
         NO_BIAS,
         EVEN_HEADS,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from foretrain.config.families.family import EVEN_HEADS, NO_BIAS, NO_DROPOUT, NOTHING_CHEAP, Family, Named, Shape
+from foretrain.config.families.family import EVEN_HEADS, NO_BIAS, NO_DROPOUT, Family, Named, Shape
 from foretrain.config.nanogpt_checkpoint import Refused
 from foretrain.config.options import RunConfig
 
@@ -36,7 +36,6 @@ class NanoChat(Family):
     }  # fmt: skip
     rates: Mapping[str, Any] = {"learning_rate": 0.004, "min_lr": 0.0, "weight_decay": 0.0, "beta1": 0.8, "beta2": 0.95}
     rules = (
-        NOTHING_CHEAP,
         NO_DROPOUT,
         NO_BIAS,
         EVEN_HEADS,

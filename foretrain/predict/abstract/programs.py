@@ -6,6 +6,7 @@ Only models are: no file or socket is touched, and nothing of torch is there but
 import builtins
 import importlib.util
 from functools import cache
+from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from foretrain.predict.abstract import attention, autograd, methods, modules
 from foretrain.predict.abstract import functional as eager
 from foretrain.predict.abstract import tensors as m
 
-HERE = "foretrain.model."
+HERE, TECHNIQUES = "foretrain.model.", "foretrain.model.techniques"  # the latter import torch where they are called
 assert methods.METHODS  # model code calls them
 LAYERS = ("Module", "ModuleList", "ModuleDict", "Linear", "Embedding", "LayerNorm", "RMSNorm", "Dropout", "GELU")
 FUNCTIONS = (
@@ -107,10 +108,18 @@ class Loader:
         if name in self.stands_for:
             return self.stands_for[name]
         if name not in self.loaded:
+            spec = _spec_of(name)
             made = self.loaded[name] = ModuleType(name)
             made.__dict__["__builtins__"] = {**vars(builtins), "__import__": self._import}
+            made.__path__ = spec.submodule_search_locations or ()  # type: ignore[attr-defined]
             exec(_code_of(name), made.__dict__)
         return self.loaded[name]
+
+    def model(self, name: str, kind: str, config: Any) -> Any:
+        """A model of this class, changed as the config's techniques do."""
+        made = getattr(self.load(name), kind)(config)
+        self.load(TECHNIQUES).change(made, config)
+        return made
 
     def _import(self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         if name == "torch" or name.startswith("torch."):
@@ -118,17 +127,22 @@ class Loader:
             return found if fromlist else self.torch
         if name == "foretrain.model" and fromlist:
             return SimpleNamespace(**{part: self.load(f"{name}.{part}") for part in fromlist})
-        if name.startswith(HERE) and _needs_torch(name):
+        if name.startswith(TECHNIQUES) or (name.startswith(HERE) and _needs_torch(name)):
             return self.load(name)
         return builtins.__import__(name, globals, locals, fromlist, level)
 
 
 @cache
-def _code_of(name: str) -> CodeType:
-    """Compiled, as Python keeps it beside the file."""
+def _spec_of(name: str) -> ModuleSpec:
     spec = importlib.util.find_spec(name)
     assert spec is not None
-    loader: Any = spec.loader
+    return spec
+
+
+@cache
+def _code_of(name: str) -> CodeType:
+    """Compiled, as Python keeps it beside the file."""
+    loader: Any = _spec_of(name).loader
     return loader.get_code(name)
 
 

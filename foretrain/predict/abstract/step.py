@@ -7,7 +7,7 @@ from typing import Any
 from foretrain.config.families import family_of
 from foretrain.config.options import OPTIONS, RunConfig, named
 from foretrain.config.precision import EIGHT_BITS
-from foretrain.hardware.catalogue import MatmulMode
+from foretrain.model import techniques
 from foretrain.predict.abstract import autograd, modules, programs
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.dims import Dim
@@ -23,7 +23,7 @@ _recorders: dict[Any, Recorder] = {}  # passes of the layers that are run, by al
 _structures: dict[Any, Structure] = {}  # passes of all layers
 _launches: dict[Any, Launches] = {}  # kernels of the layers that are run, by all that decides them but sizes
 _alike: dict[Any, Recorder] = {}  # a pass with these kernels
-SWITCHES = named(lambda option: option.group == "model" and option.type == "bool")
+SWITCHES = (*named(lambda option: option.group == "model" and option.type == "bool"), *techniques.SWITCHES)
 LETTERS = {name: option.letter for name, option in OPTIONS.items() if option.letter}
 
 
@@ -57,7 +57,7 @@ class EagerProgram:
 
     def __init__(
         self, timeline: Timeline, variant: Variant, config: RunConfig, low: m.DType | None,
-        matmul: MatmulMode = "dtype", make: Make | None = None,
+        matmul: str = "dtype", make: Make | None = None,
     ) -> None:  # fmt: skip
         self.t, self.v, self.config, self.low = timeline, variant, config, low
         self.matmul, self.make = matmul if matmul in EIGHT_BITS else "dtype", make
@@ -185,7 +185,7 @@ class EagerProgram:
         ones = *(s[letter] == 1 for letter in "BTHDKG"), s["T"] == s["W"], s["D"] == s["E"], s["H"] * s["D"] == s["C"]
         switches = tuple(getattr(c, name) for name in SWITCHES)
         return (
-            saving, self.low is None, c.recipe, c.attention, c.recompute_norm_gelu, chunks, ones, switches,
+            saving, self.low is None, c.recipe, c.attention, chunks, ones, switches,
             self.matmul, self.make,
         )  # fmt: skip
 
@@ -208,7 +208,7 @@ class EagerProgram:
         name, kind = family_of(self.config).model
         if self.v.keeps_logits:
             name, kind = "foretrain.model.nanogpt", "NanoGPT"
-        return getattr(programs.load(name), kind)(config)
+        return programs.EAGER.model(name, kind, config)
 
     def _recorded(self, saving: bool) -> Recorder:
         model, machine, symbols = self._built(), self.machine, self.t.symbols

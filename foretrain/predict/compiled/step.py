@@ -53,8 +53,7 @@ class CompiledProgram(EagerProgram):
             name, kind = family_of(self.config).model
             if self.v.keeps_logits:
                 name, kind = "foretrain.model.nanogpt", "NanoGPT"
-            made = getattr(LOADER.load(name), kind)
-            self.model = made(Lettered(self.config, self.run[0], sum(self.run)))
+            self.model = LOADER.model(name, kind, Lettered(self.config, self.run[0], sum(self.run)))
             self.parameters = list(self.model.parameters())
             self.buffers = [
                 (module, name, x) for module in self.model.modules() for name, x in vars(module).items()

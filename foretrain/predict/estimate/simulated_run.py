@@ -10,8 +10,9 @@ from typing import Any
 from foretrain.base.units import MIB
 from foretrain.config.families import family_of
 from foretrain.hardware.catalogue import Gpu
-from foretrain.model import adamw8bit_sizes, attention_sizes
-from foretrain.model.shape import ModelShape, is_block_matrix
+from foretrain.model import attention_sizes
+from foretrain.model.shape import ModelShape
+from foretrain.model.techniques import optimizer_of
 from foretrain.predict.abstract.step import EagerProgram
 from foretrain.predict.abstract.tensors import bfloat16, float16
 from foretrain.predict.compiled.step import CompiledProgram
@@ -44,10 +45,8 @@ def symbols_of(spec: StepSpec, batch: int, block: int) -> dict[str, int]:
     """The letters of the formulas: those of `letters_of`, and what kernels take on this device.
 
     kept: scores of model/attention.py that wait for backward; group, halfgroup: those of a group of heads, by width. m:
-    tokens in one of Inductor's chunks of the loss. moments: those in 8 bits (model/adamw8bit_sizes.py); chunk: what is
-    fp32 of them at one time. M: parameters in matrices of the blocks, which are Muon's; R: the rest; newton: what its
-    iterations take. L2: the cache. flash, split: inside flash attention, backward and forward; sums1 to sums4: inside
-    the sum that is the gradient of a bias of so many C.
+    tokens in one of Inductor's chunks of the loss. L2: the cache. flash, split: inside flash attention, backward and
+    forward; sums1 to sums4: inside the sum that is the gradient of a bias of so many C. Optimizers add their own.
     """
     gpu, shape = spec.gpu, ModelShape.of(spec.config)
     letters = letters_of(spec.config, batch, block)
@@ -67,9 +66,7 @@ def symbols_of(spec: StepSpec, batch: int, block: int) -> dict[str, int]:
         "kept": attention_sizes.kept_elements(heads, block, shape.head_dim),
         "group": attention_sizes.score_elements(heads, block, 4),
         "halfgroup": attention_sizes.score_elements(heads, block, 2),
-        "moments": adamw8bit_sizes.moments_bytes(shape.numels, granule_of(gpu)),
-        "chunk": adamw8bit_sizes.temporary_bytes(max(shape.numels)), "M": (matrices := shape.n_block_matrix_params),
-        "R": shape.n_params - matrices, "newton": shape.newton_schulz_bytes,
+        **optimizer_of(spec.config).letters(shape, granule_of(gpu)),
     }  # fmt: skip
 
 
@@ -86,12 +83,6 @@ def weight_widths(spec: StepSpec) -> tuple[int, ...]:
 LOWS = {"float16": float16, "bfloat16": bfloat16}
 
 
-def moment_sizes(optimizer: str) -> tuple[tuple[int, str], ...]:
-    """(bytes, symbol) of the optimizer's states, each with its parameters: two fp32 moments, or Muon's one."""
-    kinds = {"adamw8bit": ((1, "moments"),), "muon": ((8, "R"), (4, "M"))}
-    return kinds.get(optimizer, ((8, "P"),))
-
-
 class SimulatedRun:
     """One run of a step. `t` is its timeline once `peaks` was asked for."""
 
@@ -100,13 +91,13 @@ class SimulatedRun:
         config = spec.config
         self.symbols = symbols_of(spec, config.batch_size, config.block_size)
         self.eval_symbols = symbols_of(spec, config.eval_batch, config.eval_block)
-        muon = config.optimizer == "muon"
+        self.optimizer = optimizer_of(config)
         self.numels, self.in_muon, self.beside_muon = [], [], []  # elements of each parameter
         for p in ModelShape.of(config).parameters():
             self.numels.append(p.numel)
-            (self.in_muon if muon and is_block_matrix(p.name, p.shape) else self.beside_muon).append(p.numel)
+            (self.in_muon if self.optimizer.takes(p.name, p.shape) else self.beside_muon).append(p.numel)
         # Each of AdamW's parameters has a tensor of its own that counts steps; in 8 bits these are on the host.
-        self.n_counts = 0 if config.optimizer == "adamw8bit" else len(self.beside_muon)
+        self.n_counts = len(self.beside_muon) if self.optimizer.counts_on_device else 0
         self.t = make(dict(self.symbols), granule_of(spec.gpu))
         self.micro_steps, self.steady_steps = (3, 2) if spec.cuda else (2, 1)  # as predict/trace/drive.py has them
         variant = spec.variant
@@ -181,22 +172,20 @@ class SimulatedRun:
         """The optimizer's states, which appear in its first step, and what each step takes for a moment."""
         if first:
             self.moments()
-        passing = {"adamw8bit": "chunk", "muon": "newton"}.get(self.config.optimizer)
-        if passing:
-            self.t.free(self.t.alloc("temporaries", self.t.size(1, passing)))
+        if self.optimizer.passing:
+            self.t.free(self.t.alloc("temporaries", self.t.size(1, self.optimizer.passing)))
 
     def moments(self) -> None:
-        for width, symbol in moment_sizes(self.config.optimizer):
+        for width, symbol in self.optimizer.moments:
             self.t.alloc_all("optimizer", self.t.size(width, symbol), self.moments_of(symbol))
         for _ in range(self.n_counts):
             self.t.alloc("optimizer", self.t.size(4))
 
     def moments_of(self, symbol: str) -> list[int]:
-        """Bytes of each tensor that `moment_sizes` sums up under a symbol."""
-        if symbol == "moments":
-            return [size for numel in self.numels for size in adamw8bit_sizes.moment_sizes(numel)]
-        own = self.numels if symbol == "P" else self.in_muon if symbol == "M" else self.beside_muon
-        return [4 * numel for numel in own for _ in range(1 if symbol == "M" else 2)]
+        """Bytes of each tensor that `moments` sum up under a symbol."""
+        if symbol == "M":
+            return [4 * numel for numel in self.in_muon]
+        return [size for numel in self.beside_muon for size in self.optimizer.tensors(numel)]
 
     def peaks(self) -> dict[str, Peak]:
         self.t.at("build")
@@ -222,7 +211,7 @@ def staged_bytes(run: SimulatedRun) -> int:
     """Weights and moments, as a checkpoint copies them to the host's memory (training/saver.py): where they are
     already on a CPU, beside the steps that follow a save. A run without room for that copy saves without one.
     """
-    sizes = ((4, "P"), *moment_sizes(run.config.optimizer))
+    sizes = ((4, "P"), *run.optimizer.moments)
     return sum(run.t.size(width, symbol).nbytes for width, symbol in sizes)
 
 
@@ -234,7 +223,7 @@ def resume(run: SimulatedRun) -> Timeline:
     for width in weight_widths(run.spec):
         t.alloc_all("weights", t.size(width, "P"), [width * numel for numel in run.numels])
     if not run.spec.offloads:
-        for width, symbol in moment_sizes(run.config.optimizer):
+        for width, symbol in run.optimizer.moments:
             t.alloc_all("optimizer", t.size(width, symbol), run.moments_of(symbol))
     if run.spec.keeps_logits:
         t.alloc_all("checkpoint", t.size(4, "P"), [4 * numel for numel in run.numels])

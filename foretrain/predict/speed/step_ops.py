@@ -4,15 +4,12 @@ from collections import Counter
 
 from foretrain.hardware.catalogue import Dtype
 from foretrain.hardware.cpu import cpu_has_bf16
-from foretrain.model.adamw8bit_sizes import is_quantised, n_chunks
 from foretrain.model.shape import NS_STEPS, ModelShape, is_block_matrix
+from foretrain.model.techniques import optimizer_of
 from foretrain.predict.speed.ops import Operation, OperationList, Way
 from foretrain.predict.speed.recorded_ops import micro_batch
 
 FUSED_LAUNCHES = 40
-# model/adamw8bit.py: bytes an element that its kernels read and write; tests/test_adamw8bit.py counts a real step's.
-EIGHT_BIT_BYTES, EIGHT_BIT_LAUNCHES = (116.0, 100.0), 36
-FP32_MOMENTS_BYTES = (48.0, 32.0)
 # torch.optim.AdamW by lists of tensors (foreach), each of its nine kernels reading and writing whole tensors: decay,
 # two moments in two kernels each, square root, bias correction, eps, addcdiv.
 FOREACH_BYTES, FOREACH_LAUNCHES = (56.0, 36.0), 9
@@ -50,11 +47,10 @@ def optimizer(way: Way) -> list[Operation]:
         if way.wide == 2:
             ops.traffic("weights", "host" if off else "cast", numel, 4, 2, count)
     for numel, count in _tensors(way, matrices=not muon):
-        read, written = (16.0, 12.0) if way.torch.fused_adamw else FOREACH_BYTES
-        if way.config.optimizer == "adamw8bit":
-            read, written = EIGHT_BIT_BYTES if is_quantised(numel) else FP32_MOMENTS_BYTES
+        other = optimizer_of(way.config).traffic(numel)
+        read, written = other or ((16.0, 12.0) if way.torch.fused_adamw else FOREACH_BYTES)
         kind = "host" if way.config.optimizer_offload else "adamw"
-        ops.traffic("adamw8bit" if way.config.optimizer == "adamw8bit" else "adamw", kind, numel, read, written, count)
+        ops.traffic(way.config.optimizer if other else "adamw", kind, numel, read, written, count)
     return ops.found + (_muon(way) if muon else [])
 
 
@@ -84,10 +80,7 @@ def optimizer_launches(way: Way) -> int:
     """Kernels of the optimizer step. Foreach and fused ones take many tensors at once; 8-bit AdamW goes by chunks."""
     if way.spec.cuda and not way.torch.fused_adamw:  # torch 1.13 goes from tensor to tensor
         return FUSED_LAUNCHES + FOREACH_LAUNCHES * sum(count for _, count in _tensors(way))
-    if way.config.optimizer != "adamw8bit":
-        return FUSED_LAUNCHES
-    chunks = sum(count * n_chunks(numel) for numel, count in _tensors(way))
-    return FUSED_LAUNCHES + EIGHT_BIT_LAUNCHES * chunks
+    return FUSED_LAUNCHES + sum(count * optimizer_of(way.config).launches(numel) for numel, count in _tensors(way))
 
 
 def step(way: Way) -> list[Operation]:

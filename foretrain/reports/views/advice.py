@@ -107,6 +107,8 @@ def short(plan: Plan, advice: Advice) -> str:
 
 def _short(plan: Plan, advice: Advice, rule: str) -> Message:
     """One of the rules of a change, with its values."""
+    if not has(f"rule.{rule}.short"):
+        return Message("rule.untold.short", {"rule": rule})
     part = rule == "free_others" and advice.used_by_others_bytes  # not all that they use is needed
     return Message(f"rule.{rule}.short_part" if part else f"rule.{rule}.short", _values(plan, advice))
 
@@ -221,8 +223,10 @@ def one(plan: Plan, found: Advices, number: int) -> Document:
 
 
 def _rule(rule: str) -> Table:
+    told = rule if has(f"rule.{rule}.what") else "untold"
+    values = {"rule": rule, "saves": BY_ID[rule].saves, "costs": BY_ID[rule].costs}
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (Message(f"advice.{part}"), Message(f"rule.{rule}.{part}")) for part in ("what", "why", "costs")
+        (Message(f"advice.{part}"), Message(f"rule.{told}.{part}", values)) for part in ("what", "why", "costs")
     )
     return Table((), (*rows, (Message("advice.reference"), BY_ID[rule].reference)))
 

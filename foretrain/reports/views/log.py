@@ -5,6 +5,7 @@ from foretrain.analysis.utilization import Utilization
 from foretrain.base.messages import listed
 from foretrain.base.units import rounds_to_zero
 from foretrain.hardware.catalogue import catalogue
+from foretrain.monitoring.log_formats import FORMATS
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.compare import loss_unit
 
@@ -27,7 +28,7 @@ def document(found: LogAnalysis) -> Document:
     missing = _missing(found)
     if missing:
         sections.append(Section(Message("log.missing"), missing))
-    values = {"format": Message(f"log_format.{found.format}"), "steps": found.steps, "first": found.first_step}
+    values = {"format": FORMATS[found.format].title or found.format, "steps": found.steps, "first": found.first_step}
     subtitle = Message("log.subtitle", {**values, "last": found.last_step, "interval": found.log_interval})
     return Document(Message("log.title", {"name": found.name}), subtitle, sections)
 
@@ -99,7 +100,7 @@ def _longer(found: LogAnalysis) -> tuple[Block, ...]:
         for d in found.disturbances
     )
     values = {"lost": found.lost_s, "logged": found.logged_s, "share": min(1.0, found.lost_s / found.logged_s)}
-    where = "log.evaluation_inside" if found.format == "nanogpt" else "log.evaluation_outside"
+    where = "log.evaluation_inside" if FORMATS[found.format].times_evaluation else "log.evaluation_outside"
     little = rounds_to_zero(found.lost_s / found.logged_s)
     id = "log.lost_some" if found.log_interval > 1 else "log.lost_little" if little else "log.lost"
     return Table(columns, rows, frozenset({1, 3, 4})), Paragraph(Message(id, values)), Paragraph(Message(where))
@@ -148,7 +149,7 @@ def _remaining(found: LogAnalysis) -> Table:
 
 def _missing(found: LogAnalysis) -> tuple[Block, ...]:
     """What another option would add."""
-    if not found.config_used and found.format != "nanochat":
+    if not found.config_used and FORMATS[found.format].has_config:
         return (Paragraph(Message("log.give_config")),)
     return () if found.gpu_name else (Paragraph(Message("log.give_gpu")),)
 

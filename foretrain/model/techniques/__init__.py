@@ -1,0 +1,43 @@
+"""All techniques: what the files beside this one list as TECHNIQUES, the mildest first. No torch."""
+
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+from foretrain.config.families.family import Rule
+from foretrain.config.options import RunConfig
+from foretrain.model.techniques.technique import Optimizer, Technique
+
+
+def _found() -> Iterator[Technique]:
+    # By the import statement's own function: the estimate loads these files with another one (predict/abstract).
+    for file in pkgutil.iter_modules(__path__):
+        yield from getattr(__import__(f"{__name__}.{file.name}", fromlist=["TECHNIQUES"]), "TECHNIQUES", ())
+
+
+TECHNIQUES: tuple[Technique, ...] = tuple(sorted(_found(), key=lambda technique: technique.place))
+RULES: tuple[Rule, ...] = tuple(rule for technique in TECHNIQUES for rule in technique.refuses)
+SWITCHES = tuple(name for technique in TECHNIQUES for name in technique.switches)
+
+
+_OPTIMIZERS = {each.knobs["optimizer"]: each for each in (Optimizer(), *TECHNIQUES) if isinstance(each, Optimizer)}
+
+
+def optimizer_of(config: RunConfig) -> Optimizer:
+    """What is known of a config's optimizer."""
+    return _OPTIMIZERS[config.optimizer]
+
+
+def change(model: Any, config: RunConfig) -> None:
+    """Change a model that was just built as the config's techniques do."""
+    for technique in TECHNIQUES:
+        technique.change(model, config)
+
+
+def combinable(a: Technique, b: Technique) -> bool:
+    """Whether two techniques can be switched on together: neither is part of the other, and no rule refuses both."""
+    both = {**a.knobs, **b.knobs}
+    if both == {**b.knobs, **a.knobs} and both not in (a.knobs, b.knobs):
+        config = RunConfig(**both)
+        return not any(fails(config) for _, fails, _ in (*a.refuses, *b.refuses))
+    return False

@@ -1,0 +1,31 @@
+"""Weights in half precision, with fp32 masters in the optimizer (model/master.py). No torch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Gpu
+from foretrain.model.techniques.technique import Knobs, Technique
+
+
+class MasterWeights(Technique):
+    """The model runs without autocast: the residual stream and what norms save are half precision, too."""
+
+    id = "master_weights"
+    knobs: Mapping[str, Any] = {"master_weights": True}
+    saves = "half of the residual stream and of the norms' saved tensors, and the weight copies of each forward pass"
+    costs = "2 bytes per parameter; without chunked_loss the logits are cast to fp32"
+    exactness = "rounding"
+    source = "Micikevicius et al. 2017, arXiv:1710.03740, section 3.1"
+    reference: Mapping[str, Any] = {"loss_chunk_size": 512}
+    place, kind, dear, doubtful, lets_grow = 80, "both", 30, 3, True
+
+    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Knobs]:
+        """In half precision only."""
+        return [] if c.master_weights or not half or (c.auto_chunker and c.compile) else [self.knobs]
+
+    def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:
+        return "already_on" if c.master_weights else "" if half else "float32"
+
+
+TECHNIQUES = (MasterWeights(),)

@@ -1,0 +1,50 @@
+"""Muon for the matrices of the blocks (model/muon.py). No torch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Gpu
+from foretrain.model.shape import ModelShape, is_block_matrix
+from foretrain.model.techniques.technique import Knobs, Optimizer, by_dimensions
+
+
+class Muon(Optimizer):
+    """One moment in the place of two."""
+
+    id = "muon"
+    knobs: Mapping[str, Any] = {"optimizer": "muon"}
+    saves = "one of the two moments of the blocks' matrices"
+    costs = "Newton-Schulz iterations each step"
+    source = "Jordan 2024, https://kellerjordan.github.io/posts/muon"
+    place, dear, doubtful = 120, 90, 6
+    moments = ((8, "R"), (4, "M"))
+    passing = "newton"
+
+    def takes(self, name: str, shape: tuple[int, ...]) -> bool:
+        return is_block_matrix(name, shape)
+
+    def letters(self, shape: ModelShape, granule: int) -> dict[str, int]:
+        """M: parameters in matrices of the blocks; R: the rest; newton: what the iterations take."""
+        matrices = shape.n_block_matrix_params
+        return {"M": matrices, "R": shape.n_params - matrices, "newton": shape.newton_schulz_bytes}
+
+    def make(self, named: Sequence[tuple[str, Any]], config: RunConfig, device_type: str) -> Any:
+        """Every group's rate is `lr_multiple` (1 where there is none) times the schedule's."""
+        from foretrain.model.muon import MuonAdamW
+
+        groups = by_dimensions([p for name, p in named if not self.takes(name, tuple(p.shape))], config)
+        matrices = [p for name, p in named if self.takes(name, tuple(p.shape))]
+        multiple = config.muon_learning_rate / config.learning_rate
+        groups.append({"params": matrices, "weight_decay": config.weight_decay, "muon": True, "lr_multiple": multiple})
+        return MuonAdamW(groups, betas=(config.beta1, config.beta2), momentum=config.muon_momentum)
+
+    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Knobs]:
+        """Instead of AdamW; whoever chose 8 bits has fewer."""
+        return [] if c.optimizer != "adamw" else [self.knobs]
+
+    def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:
+        return ""
+
+
+TECHNIQUES = (Muon(),)

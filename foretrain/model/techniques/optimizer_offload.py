@@ -1,0 +1,32 @@
+"""The optimizer's states in the computer's memory, and its step there (model/master.py). No torch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Gpu
+from foretrain.model.techniques.technique import Knobs, Technique
+
+
+class OptimizerOffload(Technique):
+    """ZeRO-Offload without its overlap: the fp32 twin of the model is on the host."""
+
+    id = "optimizer_offload"
+    knobs: Mapping[str, Any] = {"optimizer_offload": True}
+    saves = "all optimizer states, and the fp32 masters if there are any"
+    costs = "each step moves the gradients to host memory and the weights back: the last resort"
+    source = "Ren et al. 2021, arXiv:2101.06840"
+    place, dear, quick = 130, 100, True
+
+    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Knobs]:
+        """On a card."""
+        return [] if c.optimizer_offload or gpu.kind == "cpu" else [self.knobs]
+
+    def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:
+        return "on_cpu" if gpu.kind == "cpu" else "already_on"
+
+    def undone(self, c: RunConfig) -> Sequence[Knobs]:
+        return [{"optimizer_offload": False}] if c.optimizer_offload else []
+
+
+TECHNIQUES = (OptimizerOffload(),)

@@ -1,0 +1,94 @@
+"""Recomputation of cheap tensors only: what a linear layer's backward needs is made again, the matmul is not. No torch.
+
+Chen et al. 2016 (arXiv:1604.06174) drop whole segments; llm.c's `-r 2` recomputes GELU and LayerNorm alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Gpu
+from foretrain.model.techniques.technique import Knobs, Technique
+
+
+def _keep_matmuls(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a compiler, which looks at the graph as a whole, is to do with an operation."""
+    import torch
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    aten = torch.ops.aten
+    matmuls = (aten.mm.default, aten.addmm.default, aten.bmm.default)
+    return CheckpointPolicy.MUST_SAVE if op in matmuls else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def forward_of_block() -> Callable[[Any, Any], Any]:
+    """The forward pass of GPT-2's block that keeps neither the norms' outputs nor the GELU's.
+
+    In eager mode the second pass of a layer stops as soon as the last tensor that backward needs is there, which is
+    before the matmul.
+    """
+    import torch
+    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+    def remake_input(layer: Callable[[Any], Any], x: Any) -> Any:
+        """layer(x), where layer ends in a linear layer whose input is made again from x in the backward pass."""
+        compiling = torch.compiler.is_compiling()
+        keep: Any = {"context_fn": partial(create_selective_checkpoint_contexts, _keep_matmuls)} if compiling else {}
+        return checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False, **keep)
+
+    def forward(block: Any, x: Any) -> Any:
+        attn, mlp = block.attn, block.mlp
+        x = x + attn.mix(remake_input(lambda x: attn.c_attn(block.ln_1(x)), x))
+        wide = remake_input(lambda x: mlp.c_fc(block.ln_2(x)), x)
+        return x + mlp.dropout(remake_input(mlp.out, wide))
+
+    return forward
+
+
+class RecomputeNormGelu(Technique):
+    """Norms and GELU again in the backward pass, where a block is not checkpointed anyway."""
+
+    id = "recompute_norm_gelu"
+    knobs: Mapping[str, Any] = {"recompute_norm_gelu": True}
+    saves = "the outputs of both norms and of GELU: a third of a block's activations"
+    costs = "a few percent; no matmul is recomputed"
+    source = "llm.c's recompute of GELU and LayerNorm; Korthikanti et al. 2022, arXiv:2205.05198"
+    refuses = (
+        (
+            ("activation_checkpointing", "checkpointed_blocks", "recompute_norm_gelu", "n_layer"),
+            lambda c: c.recompute_norm_gelu and c.checkpointed == c.n_layer,
+            "recomputed_twice",
+        ),
+        # Blocks of other families save nothing of it, and have no other forward pass.
+        (
+            ("recompute_norm_gelu", "recipe"),
+            lambda c: c.recompute_norm_gelu and c.recipe != "nanogpt",
+            "recipe_recomputes",
+        ),
+    )
+    place, dear, doubtful, quick = 40, 50, 5, True
+
+    def change(self, model: Any, config: RunConfig) -> None:
+        if config.recompute_norm_gelu:
+            forward = forward_of_block()
+            for i, block in enumerate(model.layers()):
+                if i >= config.checkpointed:
+                    block.instead = forward
+
+    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Knobs]:
+        """Where the blocks keep them."""
+        done = c.recompute_norm_gelu or c.recipe != "nanogpt" or c.checkpointed == c.n_layer
+        return [] if done else [self.knobs]
+
+    def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:
+        return "recipe" if c.recipe != "nanogpt" else "already_on"
+
+    def undone(self, c: RunConfig) -> Sequence[Knobs]:
+        return [{"recompute_norm_gelu": False}] if c.recompute_norm_gelu else []
+
+    def with_layers(self, c: RunConfig, n_layer: int) -> Knobs:
+        return {"recompute_norm_gelu": False} if c.recompute_norm_gelu and c.checkpointed_blocks >= n_layer else {}
+
+
+TECHNIQUES = (RecomputeNormGelu(),)

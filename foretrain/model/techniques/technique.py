@@ -1,0 +1,143 @@
+"""What a technique is: all that is known of one way to make a run smaller or faster. No torch.
+
+Each has a file of its own beside this one, which nothing else has to name. Its option stands in config/options.py. The
+estimate runs the model's own code as `change` leaves it, and the trace the real step, so neither has to be told.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from foretrain.config.families.family import Rule
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Gpu
+from foretrain.model.shape import ModelShape
+
+Exactness = Literal["exact", "rounding", "other optimizer"]
+Knobs = Mapping[str, Any]  # options and their values
+
+
+class Technique:
+    """One technique. A subclass says what differs.
+
+    A test holds each to its word (tests/test_techniques.py): on its reference config the traced peak falls, losses are
+    unchanged where it claims exactness, it works beside every other one that no rule keeps it from, and an estimate
+    agrees with the trace.
+    """
+
+    id: str
+    knobs: Mapping[str, Any]  # what switches it on
+    saves: str
+    costs: str
+    # exact: the same sums, perhaps in another order; rounding: other half-precision rounding of the same maths; other
+    # optimizer: other updates.
+    exactness: Exactness = "exact"
+    source: str
+    reference: Mapping[str, Any] = {}  # options of the config that the contract test traces
+    needs_compile = False
+    refuses: tuple[Rule, ...] = ()  # configs that are refused
+
+    def applied(self, config: RunConfig) -> RunConfig:
+        """The config with the technique switched on."""
+        return config.model_copy(update=dict(self.knobs))
+
+    # -- in the step: torch is imported within these ----------------------------------------------------------
+
+    def change(self, model: Any, config: RunConfig) -> None:
+        """Change a model that was just built, where the config asks for it. It is called for every config."""
+
+    def tell_compiler(self, config: RunConfig) -> None:
+        """Set what Inductor is told before a model is compiled, for every config, as the settings are the process's."""
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """Options that decide which kernels a pass runs; layers and tokens are counted, and need not be here."""
+        changes = type(self).change is not Technique.change
+        return tuple(name for name, value in self.knobs.items() if changes and isinstance(value, bool))
+
+    def not_estimated(self, config: RunConfig) -> str:
+        """What of a compiled run's config the estimate does not know, in words; empty where it knows it."""
+        return ""
+
+    # -- in advice ------------------------------------------------------------------------------------------------
+
+    rule = ""  # the id of advice's rule, if it is not the technique's own
+    advised = True
+    place = 95  # of the rule among all: the mildest come first
+    kind: Literal["memory", "both"] = "memory"
+    # In sets of several changes: the dearest are left out first; 0: it is in no set.
+    dear = 0
+    doubtful = 0  # it can need more memory than it saves, and is tried with and without, in this order; 0: it cannot
+    instead_of: tuple[str, ...] = ()  # weaker rules that have nothing left to do beside it
+    quick = False  # whether a plan's short list looks at it
+    lets_grow = False  # what it saves is worth a larger micro-batch, so it is tried where speed is wanted, too
+
+    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Knobs]:
+        """What advice can change to have more of it, the mildest first; `half`: matmuls are in half precision."""
+        return () if all(getattr(c, name) == value for name, value in self.knobs.items()) else (self.knobs,)
+
+    def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:
+        """The id of the reason why advice has nothing to change; empty where nothing need be said."""
+        return "already_on"
+
+    def usual(self, found: Sequence[Knobs]) -> int:
+        """Which of `changes` shows what it can do."""
+        return 0
+
+    def undone(self, c: RunConfig) -> Sequence[Knobs]:
+        """What makes it cost less time where memory does not ask for it: off, then less of it."""
+        return ()
+
+    def with_layers(self, c: RunConfig, n_layer: int) -> Knobs:
+        """What has to change with it where a model gets fewer layers."""
+        return {}
+
+
+class Optimizer(Technique):
+    """AdamW, and what other optimizers are techniques by: what they store, and how they are made."""
+
+    id = "adamw"
+    knobs: Mapping[str, Any] = {"optimizer": "adamw"}
+    exactness = "other optimizer"
+    # (bytes, letter of predict/estimate) of the states: two fp32 moments of each of P parameters.
+    moments: tuple[tuple[int, str], ...] = ((8, "P"),)
+    passing = ""  # the letter of what a step takes for a moment
+    counts_on_device = True  # each parameter's tensor that counts steps
+
+    def letters(self, shape: ModelShape, granule: int) -> dict[str, int]:
+        """Letters of its own, with their values; `granule`: bytes that the allocator rounds tensors up to."""
+        return {}
+
+    def tensors(self, numel: int) -> tuple[int, ...]:
+        """Bytes of each tensor that a parameter's moments are stored in, if the optimizer does not take it."""
+        return (4 * numel, 4 * numel)
+
+    def traffic(self, numel: int) -> tuple[float, float] | None:
+        """Bytes an element that the update of a parameter reads and writes; None: as AdamW's."""
+        return None
+
+    def launches(self, numel: int) -> int:
+        """Kernels of a parameter's update; 0 where some take all parameters together."""
+        return 0
+
+    def takes(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether a parameter is none of AdamW's."""
+        return False
+
+    def moments_bytes(self, numels: Mapping[int, int]) -> int:
+        """Bytes of all moments of {elements: how many parameters}."""
+        return sum(8 * numel * count for numel, count in numels.items())
+
+    def make(self, named: Sequence[tuple[str, Any]], config: RunConfig, device_type: str) -> Any:
+        """The optimizer of these parameters with their names."""
+        import torch
+
+        groups, betas = by_dimensions([p for _, p in named], config), (config.beta1, config.beta2)
+        return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=device_type in ("cuda", "cpu"))
+
+
+def by_dimensions(parameters: Sequence[Any], config: RunConfig) -> list[dict[str, Any]]:
+    """nanoGPT's two groups: tensors with two dimensions or more are decayed, the others are not."""
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]

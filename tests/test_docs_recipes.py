@@ -133,7 +133,7 @@ def asked(package: Path, *words: str, code: int = 0) -> dict[str, Any]:
 
 def peak_of(plan: dict[str, Any]) -> int:
     (memory,) = (each for each in plan["memory"] if each["step"] == "foretrain")
-    return max(phase["tensors_bytes"] for phase in memory["phases"])
+    return max(phase["allocated_bytes"] for phase in memory["phases"])
 
 
 def add_technique(package: Path, text: str) -> None:
@@ -169,9 +169,10 @@ def test_adding_a_technique(package: Path) -> None:
     """An option and one file: help, plans, conflicts, advice, the trace and the trainer know it."""
     add_technique(package, recipe("technique"))
     words = ("plan", "gpt2-124m", "--gpu", "4070", "--batch_size=8")
-    assert re.search(r"recompute_mlp +true +--recompute_mlp", python(
-        package, "-m", "foretrain", *words, "--recompute_mlp=true", "--show-config"
-    ))  # fmt: skip
+    shown = python(package, "-m", "foretrain", *words, "--recompute_mlp=true", "--show-config")
+    assert re.search(r"recompute_mlp +True ", shown)
+    completion = "from foretrain.cli.completion import config_options; print(config_options('--recompute_m'))"
+    assert python(package, "-c", completion).strip() == "['--recompute_mlp=']"
     for compile in ("true", "false"):
         plain = asked(package, *words, f"--compile={compile}")
         less = asked(package, *words, f"--compile={compile}", "--recompute_mlp=true")
@@ -286,7 +287,7 @@ def test_adding_a_log_format(package: Path) -> None:
     (package / "run.log").write_text("\n".join(lines), "utf-8")
     asked(package, "explain", "run.log", code=7)
     file = package / "foretrain" / "monitoring" / "log_formats.py"
-    text, entry = file.read_text("utf-8"), textwrap.indent(recipe("log format"), "    ")
+    text, entry = file.read_text("utf-8"), textwrap.indent(recipe("log format").rstrip() + ",\n", "    ")
     file.write_text(text.replace("_FORMATS = (\n", f"_FORMATS = (\n{entry}"), "utf-8")
     found = asked(package, "explain", "run.log")["log"]
     assert (found["format"], found["steps"], found["last_step"]) == ("litgpt", 40, 40)

@@ -289,7 +289,7 @@ def test_adding_a_log_format(package: Path) -> None:
     file = package / "foretrain" / "monitoring" / "log_formats.py"
     text, entry = file.read_text("utf-8"), textwrap.indent(recipe("log format").rstrip() + ",\n", "    ")
     file.write_text(text.replace("_FORMATS = (\n", f"_FORMATS = (\n{entry}"), "utf-8")
-    found = asked(package, "explain", "run.log")["log"]
+    found = asked(package, "explain", "run.log")
     assert (found["format"], found["steps"], found["last_step"]) == ("litgpt", 40, 40)
     assert found["steady_s"] == pytest.approx(0.121, abs=1e-3)
     assert (found["losses"]["first_loss"], found["losses"]["last_loss"]) == (9.9, 6.0)

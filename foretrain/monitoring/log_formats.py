@@ -7,6 +7,7 @@ anywhere in a line, so that time stamps, ranks, colours and progress bars around
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 # A number as programs print it; commas are grouping or, where the locale was another, the decimal point.
 NUMBER = r"[-+]?(?:nan|inf|\d(?:[\d.,]{0,30}\d)?(?:e[-+]?\d{1,3})?)"
@@ -30,7 +31,7 @@ class LogFormat:
     step_line: re.Pattern[str]
     title: str = ""  # the program's name as it is written, if that is another one
     has_config: bool = True  # whether a config of foretrain's can describe its model
-    val_unit: str = "nats a token"  # of validation losses
+    val_unit: Literal["nats a token", "bits a byte"] = "nats a token"  # of validation losses
     counts_to_total: bool = False  # the last step has the number of all steps; else that less one
     times_evaluation: bool = False  # evaluations and saves are within the time of their step
 

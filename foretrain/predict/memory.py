@@ -11,6 +11,7 @@ runs on tensors without values (`predict/abstract`) or is traced into the graph 
 (`predict/compiled`); max-autotune, CUDA graphs, memory budgets and what padded matmuls keep are not modelled.
 """
 
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Literal
 
@@ -242,12 +243,11 @@ class Ledger:
         """
         phases = self.memory.phases
         if not self.spec.cuda:
-            phases = tuple(self._with_copy(phase, available_bytes) for phase in phases)
-        if available_bytes is not None:
-            on_cpu = [_on_cpu(phase, available_bytes) for phase in phases] if not self.spec.cuda else None
-            verdicts = on_cpu or self._on_card(available_bytes, card_bytes)
-            pairs = zip(phases, verdicts, strict=True)
-            phases = tuple(phase.model_copy(update={"verdict": verdict}) for phase, verdict in pairs)
+            phases = tuple(_on_cpu(self._with_copy(phase, available_bytes), available_bytes) for phase in phases)
+        elif available_bytes is not None:
+            leniently, strictly = limits = self._limits(available_bytes, card_bytes)
+            dead = [self._dies_in(limit) for limit in limits]
+            phases = judged(phases, dead[0] or dead[1], dead[0] is not None, leniently, strictly)
         return self.memory.model_copy(update={"phases": phases})
 
     def _with_copy(self, phase: PhaseMemory, available_bytes: int | None) -> PhaseMemory:
@@ -258,22 +258,6 @@ class Ledger:
             expected += copy
         high = phase.needed_high_bytes + copy
         return phase.model_copy(update={"needed_expected_bytes": expected, "needed_high_bytes": high})
-
-    def _on_card(self, available_bytes: int, card_bytes: int | None) -> list[Verdict]:
-        """fits: the run lives with the expected context and 200 MiB to spare; does_not_fit: it dies even with the
-        smallest context; else tight. A phase in which it does not die is judged by its tensors."""
-        leniently, strictly = self._limits(available_bytes, card_bytes)
-        dead = self._dies_in(leniently)
-        certain = dead is not None
-        dead = dead or self._dies_in(strictly)
-        verdicts: list[Verdict] = []
-        for phase in self.memory.phases:
-            tensors = phase.tensors_bytes
-            if phase.phase == dead:
-                verdicts.append("does_not_fit" if certain else "tight")
-            else:
-                verdicts.append("does_not_fit" if tensors > leniently else "tight" if tensors > strictly else "fits")
-        return verdicts
 
     def _dies_in(self, limit_bytes: int) -> str | None:
         """The phase in which the allocator cannot serve a request under a limit; None where the run lives."""
@@ -315,11 +299,33 @@ def _needed(
     return low, expected, high
 
 
-def _on_cpu(phase: PhaseMemory, available_bytes: int) -> Verdict:
+def _on_cpu(phase: PhaseMemory, available_bytes: int | None) -> PhaseMemory:
     """fits: the expected need and 200 MiB of it to spare; does_not_fit: not even the low end does; else tight."""
+    if available_bytes is None:
+        return phase
+    verdict: Verdict = "fits" if phase.needed_expected_bytes + MARGIN_BYTES <= available_bytes else "tight"
     if phase.needed_low_bytes > available_bytes:
-        return "does_not_fit"
-    return "fits" if phase.needed_expected_bytes + MARGIN_BYTES <= available_bytes else "tight"
+        verdict = "does_not_fit"
+    return phase.model_copy(update={"verdict": verdict})
+
+
+def judged(
+    phases: Sequence[PhaseMemory], dead: str | None, certain: bool, leniently: int, strictly: int
+) -> tuple[PhaseMemory, ...]:
+    """The phases with verdicts. fits: the run lives with the expected context and 200 MiB to spare; does_not_fit: it
+    runs out even with the smallest context; else tight.
+
+    `dead`: the phase in which the replay ends under a limit, `certain`: even under the lenient one; every other phase
+    is judged by its tensors. `leniently`, `strictly`: bytes that the allocator may take with either context.
+    """
+    found = []
+    for phase in phases:
+        size = phase.tensors_bytes
+        verdict: Verdict = "does_not_fit" if size > leniently else "tight" if size > strictly else "fits"
+        if phase.phase == dead:
+            verdict = "does_not_fit" if certain else "tight"
+        found.append(phase.model_copy(update={"verdict": verdict}))
+    return tuple(found)
 
 
 def predict(spec: StepSpec, available_bytes: int | None = None) -> StepMemory:

@@ -18,10 +18,9 @@ from foretrain.predict.memory import (
     MARGIN_BYTES,
     PHASES,
     Component,
-    Context,
     PhaseMemory,
     StepMemory,
-    Verdict,
+    judged,
 )
 from foretrain.predict.trace.record import Allocation, Trace, moment_id
 
@@ -126,17 +125,14 @@ def exact(
     phases += [phase for phase in ledger.phases if phase.phase == "resume"]
     death = None
     if available_bytes is not None:
-        ends = {
-            context: [_ends(t, available_bytes - context, settings, capped, cap_bytes) for t in traces]
-            for context in (ledger.context.low_bytes, ledger.context.expected_bytes + MARGIN_BYTES)
-        }
-        lenient, strict = ends.values()
-        dies = [end for end in lenient if end is not None]
-        risks = [end for end in strict if end is not None]
+        leniently = available_bytes - ledger.context.low_bytes
+        strictly = available_bytes - ledger.context.expected_bytes - MARGIN_BYTES
+        ends = [[_ends(t, limit, settings, capped, cap_bytes) for t in traces] for limit in (leniently, strictly)]
+        dies, risks = ([end for end in each if end is not None] for each in ends)
         death = dies[0] if dies else risks[0] if risks else None
         # A run that dies while the model is built reaches no phase of the table: it never gets into the first one.
         dead = None if death is None else death.phase if death.phase in PHASES else phases[0].phase
-        phases = [_judged(p, available_bytes, ledger.context, len(dies) == len(traces), dead) for p in phases]
+        phases = judged(phases, dead, len(dies) == len(traces), leniently, strictly)
     memory = StepMemory(
         step=ledger.step, compiled=ledger.compiled, phases=tuple(phases), saved_bytes=_saved_bytes(trace),
         source="traced", context=ledger.context,
@@ -164,19 +160,6 @@ def _ends(
     trace: Trace, limit_bytes: int, settings: Settings | None, capped: bool, cap_bytes: int | None
 ) -> Death | None:
     return replay(trace, settings, max(0, limit_bytes), physical=not capped, cap_bytes=cap_bytes).death
-
-
-def _judged(phase: PhaseMemory, available_bytes: int, context: Context, certain: bool, dead: str | None) -> PhaseMemory:
-    """A phase's verdict: the one in which the run ends has that of the run, later ones by their own tensors."""
-    verdict: Verdict = "fits"
-    end: Verdict = "does_not_fit" if certain else "tight"
-    if phase.phase == dead:
-        verdict = end
-    elif phase.allocated_bytes + context.low_bytes > available_bytes:
-        verdict = "does_not_fit"
-    elif phase.allocated_bytes + context.expected_bytes + MARGIN_BYTES > available_bytes:
-        verdict = "tight"
-    return phase.model_copy(update={"verdict": verdict})
 
 
 def _saved_bytes(trace: Trace) -> int:

@@ -1,23 +1,23 @@
 """The attention kernel that the card takes, out of those that the code allows, and what is made on the way to it.
 
-aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (which kernel) and .../attention.cpp (masks, grouped heads).
+The choice is in predict/estimate/sdpa.py; masks and grouped heads follow
+aten/src/ATen/native/transformers/attention.cpp.
 """
 
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from foretrain.predict.estimate.sdpa import USUAL, WITH_CUDNN, Call, kernel, prefers_cudnn
 from foretrain.predict.trace.card.torch_cuda import Card
 
 aten = torch.ops.aten
-HALF = (torch.float16, torch.bfloat16)
 NAMES = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # torch.nn.attention.SDPBackend
-USUAL = ["flash", "efficient", "math", "cudnn"]
 MASK_ALIGNMENT = 8  # elements, of a mask that the efficient kernel reads
 
 
@@ -33,16 +33,24 @@ class Asked(NamedTuple):
     grouped: bool = False
 
     @property
-    def learns(self) -> bool:
-        return any(t.requires_grad for t in (self.query, self.key, self.value))
-
-    @property
-    def is_dense(self) -> bool:
-        return all(t.dim() == 4 for t in (self.query, self.key, self.value))
-
-    @property
-    def same_heads(self) -> bool:
-        return self.query.shape[1] == self.key.shape[1] == self.value.shape[1]
+    def call(self) -> Call:
+        """What its kernel goes by."""
+        three = (self.query, self.key, self.value)
+        strict = torch.are_deterministic_algorithms_enabled()
+        dense = all(t.dim() == 4 for t in three)
+        return Call(
+            dtype=str(self.query.dtype).removeprefix("torch."),
+            widths=tuple(t.shape[-1] for t in three),  # type: ignore[arg-type]
+            lengths=(self.query.shape[-2], self.key.shape[-2]),
+            heads=tuple(t.shape[1] for t in three) if dense else (1, 1, 1),  # type: ignore[arg-type]
+            dense=dense,
+            masked=self.mask is not None,
+            dropout=self.dropout,
+            causal=self.causal,
+            grouped=self.grouped,
+            learns=any(t.requires_grad for t in three),
+            strict=strict and not torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
 
 
 def cudnn_is_new_enough() -> bool:
@@ -53,24 +61,17 @@ def cudnn_is_new_enough() -> bool:
 
 def kind(card: Card, asked: Asked) -> str:
     """cudnn, flash, efficient or math. Raises RuntimeError, as PyTorch does, where the code allows none that can."""
-    for name in _order(card):
-        if _enabled(name) and USABLE[name](card, asked):
-            return name
-    raise RuntimeError("No available kernel. Aborting execution.")
+    found = kernel(card.capability, asked.call, [name for name in _order(card) if _enabled(name)])
+    if found is None:
+        raise RuntimeError("No available kernel. Aborting execution.")
+    return found
 
 
-def _order(card: Card) -> list[str]:
+def _order(card: Card) -> Sequence[str]:
     """As torch.nn.attention.sdpa_kernel(…, set_priority=True) says; else by the card."""
     order = [NAMES[i] for i in torch._C._get_sdp_priority_order() if i in NAMES]
-    if order == USUAL and _prefers_cudnn(card):
-        return ["cudnn", "flash", "efficient", "math"]
-    return order
-
-
-def _prefers_cudnn(card: Card) -> bool:
-    """check_prefer_cudnn_attention: data-centre Hopper and Blackwell."""
-    refused = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
-    return card.capability[0] in (9, 10) and cudnn_is_new_enough() and not refused
+    refused = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1" or not cudnn_is_new_enough()
+    return WITH_CUDNN if order == list(USUAL) and prefers_cudnn(card.capability) and not refused else order
 
 
 def _enabled(name: str) -> bool:
@@ -80,77 +81,6 @@ def _enabled(name: str) -> bool:
         "efficient": cuda.mem_efficient_sdp_enabled, "math": cuda.math_sdp_enabled,
     }  # fmt: skip
     return asked[name]()
-
-
-def _heads_fit(asked: Asked) -> bool:
-    """Flash and cuDNN take fewer key heads as they are, when they are told to."""
-    q, k, v = asked.query.shape[1], asked.key.shape[1], asked.value.shape[1]
-    return asked.same_heads or (asked.grouped and k == v and q % k == 0)
-
-
-def _cudnn(card: Card, asked: Asked) -> bool:
-    width, widths = asked.query.shape[-1], (asked.query.shape[-1], asked.value.shape[-1])
-    strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
-    return (
-        asked.is_dense
-        and card.capability >= (8, 0)
-        and asked.query.dtype in HALF
-        and _heads_fit(asked)
-        and max(widths) <= 128
-        and all(width % 8 == 0 for width in widths)
-        and asked.key.shape[-1] == width
-        and asked.key.shape[-2] != 1
-        and not strict
-    )
-
-
-def _flash(card: Card, asked: Asked) -> bool:
-    width = asked.query.shape[-1]
-    same = asked.key.shape[-1] == asked.value.shape[-1] == width
-    square = not asked.causal or asked.query.shape[-2] == asked.key.shape[-2]
-    return (
-        asked.is_dense
-        and asked.mask is None
-        and asked.query.dtype in HALF
-        and card.capability >= (8, 0)
-        and _heads_fit(asked)
-        and same
-        and width <= 256
-        and square
-        and not (asked.learns and _too_wide_to_learn(card, width, asked.dropout))
-    )
-
-
-def _too_wide_to_learn(card: Card, width: int, dropout: float) -> bool:
-    """The backward kernel of such heads does not fit the shared memory of these cards."""
-    small = (8, 6) <= card.capability <= (8, 9) or (12, 0) <= card.capability <= (12, 1)
-    return small and (192 < width <= 224 or (width > 224 and dropout > 0))
-
-
-def _efficient(card: Card, asked: Asked) -> bool:
-    half = asked.query.dtype in HALF
-    dtypes = (*HALF, torch.float32) if card.capability >= (8, 0) else (torch.float16, torch.float32)
-    alignment = _alignment(card, half)
-    return (
-        asked.is_dense
-        and asked.query.dtype in dtypes
-        and asked.same_heads
-        and asked.key.shape[-1] == asked.query.shape[-1]
-        and asked.query.shape[-1] % alignment == 0
-        and asked.value.shape[-1] % alignment == 0
-    )
-
-
-def _alignment(card: Card, half: bool) -> int:
-    """minimum_gemm_alignment, in elements."""
-    tensor_cores = card.capability >= (8, 0) or (half and card.capability >= (7, 0))
-    smallest = 4 if card.capability >= (8, 0) else 1
-    return max(smallest, 128 // (16 if half else 32)) if tensor_cores else smallest
-
-
-USABLE: dict[str, Callable[[Card, Asked], bool]] = {
-    "cudnn": _cudnn, "flash": _flash, "efficient": _efficient, "math": lambda card, asked: True,
-}  # fmt: skip
 
 
 class Attention:

@@ -18,7 +18,8 @@ class Masters:
     """The fp32 twin of a model; it never runs. `dtype`: what the model's own weights become; None: they stay.
     `device`: where the twin is; None: beside the model."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype | None, device: torch.device | None = None) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype | None = None, device: torch.device | None = None) -> None:
+        self.dtype = dtype
         self.model = copy.deepcopy(model)
         if device is not None:
             self.model = self.model.to(device)

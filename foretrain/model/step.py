@@ -47,7 +47,7 @@ class TrainState:
 
     def autocast(self) -> torch.autocast:
         """Half precision in matrix products; off for float32, and where the weights are half precision themselves."""
-        enabled = self.dtype != torch.float32 and not self.config.master_weights
+        enabled = self.dtype != torch.float32 and not (self.masters and self.masters.dtype)
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=enabled)
 
 
@@ -71,11 +71,12 @@ def build(config: RunConfig, device: torch.device, dtype: torch.dtype, *, compil
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for what stays fp32, as nanoGPT sets it
     masters = _masters(model, config, dtype)
+    trained = masters.model if masters else model
     return TrainState(
         config=config,
         model=model,
         masters=masters,
-        optimizer=make_optimizer(masters.model if masters else model, config, _optimizer_device(config, device)),
+        optimizer=make_optimizer(trained, config, next(trained.parameters()).device.type),
         scaler=torch.amp.GradScaler(device.type, enabled=dtype == torch.float16),
         device=device,
         dtype=dtype,
@@ -85,14 +86,8 @@ def build(config: RunConfig, device: torch.device, dtype: torch.dtype, *, compil
 
 
 def _masters(model: LanguageModel, config: RunConfig, dtype: torch.dtype) -> Masters | None:
-    half = config.master_weights and dtype != torch.float32
-    if not (half or config.optimizer_offload):
-        return None
-    return Masters(model, dtype if half else None, torch.device("cpu") if config.optimizer_offload else None)
-
-
-def _optimizer_device(config: RunConfig, device: torch.device) -> str:
-    return "cpu" if config.optimizer_offload else device.type
+    wanted = {name: value for technique in TECHNIQUES for name, value in technique.twin(config, dtype).items()}
+    return Masters(model, **wanted) if wanted else None
 
 
 def _compiled(model: LanguageModel, config: RunConfig) -> Callable[[Tensor, Tensor], Tensor]:

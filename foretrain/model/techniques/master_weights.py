@@ -20,6 +20,11 @@ class MasterWeights(Technique):
     reference: Mapping[str, Any] = {"loss_chunk_size": 512}
     place, kind, dear, doubtful, lets_grow = 80, "both", 30, 3, True
 
+    def twin(self, config: RunConfig, dtype: Any) -> dict[str, Any]:
+        import torch
+
+        return {"dtype": dtype} if config.master_weights and dtype != torch.float32 else {}
+
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Knobs]:
         """In half precision only."""
         return [] if c.master_weights or not half or (c.auto_chunker and c.compile) else [self.knobs]

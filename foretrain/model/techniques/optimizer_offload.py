@@ -18,6 +18,11 @@ class OptimizerOffload(Technique):
     source = "Ren et al. 2021, arXiv:2101.06840"
     place, dear, quick = 130, 100, True
 
+    def twin(self, config: RunConfig, dtype: Any) -> dict[str, Any]:
+        import torch
+
+        return {"device": torch.device("cpu")} if config.optimizer_offload else {}
+
     def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Knobs]:
         """On a card."""
         return [] if c.optimizer_offload or gpu.kind == "cpu" else [self.knobs]

@@ -45,6 +45,10 @@ class Technique:
     def change(self, model: Any, config: RunConfig) -> None:
         """Change a model that was just built, where the config asks for it. It is called for every config."""
 
+    def twin(self, config: RunConfig, dtype: Any) -> dict[str, Any]:
+        """How the fp32 twin is made that the optimizer then works on (model/master.py); empty: it needs none."""
+        return {}
+
     def tell_compiler(self, config: RunConfig) -> None:
         """Set what Inductor is told before a model is compiled, for every config, as the settings are the process's."""
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from foretrain.predict.compiled.graph import EXTERN, INPUT, ITEM, REDUCTION, TANGENT, VIEW, Node
+from foretrain.predict.compiled.graph import EXTERN, INPUT, ITEM, RANDOM, REDUCTION, TANGENT, VIEW, Node
 
 # Of a sum over so few columns Inductor tries several ways to run it (triton_heuristics.py, persistent_reduction: of one
 # over 256 and more, rounded up to a power of two, it takes the first).
@@ -106,7 +106,8 @@ class Half:
             found: set[Node] = set()
             for each in node.inputs:
                 before = each.base
-                if before in self.kept or before not in self.reads:
+                # Random numbers are read from memory, too (inductor_prims.random).
+                if before in self.kept or before not in self.reads or before.kind == RANDOM:
                     found.add(before)
                 else:
                     found |= self.reads[before]
@@ -173,14 +174,18 @@ class Half:
         return Kernel(members, reads, extern=self._runs_alone(members[0]))
 
     def _join_independent(self) -> None:
-        """Fuse kernels that read the same and do not wait for each other, as what is recomputed with its gradient."""
+        """Fuse kernels that read the same and do not wait for each other, as what is recomputed with its gradient.
+
+        Sums over rows are fused with each other alone: gradients of the weights of two norms, where the input of one is
+        recomputed from that of the other.
+        """
         by_node = {node: i for i, group in enumerate(self.groups) for node in group.members}
-        readers: dict[Node, list[int]] = defaultdict(list)
+        readers: dict[tuple[Node, bool], list[int]] = defaultdict(list)
         for i, group in enumerate(self.groups):
-            if not group.extern and not _over_rows(group.first):
+            if not group.extern:
                 for node in group.reads:
                     if _size(node) == group.work > 1:
-                        readers[node].append(i)
+                        readers[node, _over_rows(group.first)].append(i)
         shared = [numbers for numbers in readers.values() if len(numbers) > 1]
         if not shared:
             return

@@ -93,7 +93,7 @@ def test_the_verdict_is_one_sentence() -> None:
 def test_the_other_trainers_step_is_named_where_it_has_another_verdict() -> None:
     """A nanoGPT file is nanoGPT's; foretrain's step is said beside it, and the other way round."""
     theirs = screen(*SCREENS["a nanoGPT file"])
-    assert "Does not fit. Needs 10.83 GiB" in theirs
+    assert "Does not fit. Needs 10.84 GiB" in theirs
     assert "With foretrain's own step it would fit and need 7.82 GiB." in theirs
     ours = screen(*SCREENS["a nanoGPT file"], "--trainer", "foretrain")
     assert "With nanoGPT's own train.py it would not fit: that needs 10.83 GiB." in ours

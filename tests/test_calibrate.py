@@ -12,7 +12,7 @@ import torch
 from foretrain.base.errors import UserError
 from foretrain.cli import main
 from foretrain.config.options import RunConfig
-from foretrain.hardware import sensors
+from foretrain.hardware import card
 from foretrain.hardware.calibration import StepTime, path_of
 from foretrain.hardware.cpu import cpu_device
 from foretrain.predict.spec import StepSpec
@@ -196,6 +196,9 @@ class FakeNvml:
 
     def nvmlInit(self) -> None: ...
 
+    def nvmlDeviceGetCount(self) -> int:
+        return 1
+
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
 
@@ -215,9 +218,9 @@ class FakeNvml:
 def test_the_clock_under_load_is_not_that_of_idling(monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
-    monkeypatch.setattr(sensors, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(card, "INTERVAL_S", 0.001)
     nvml = FakeNvml()
-    with sensors.Load(torch.device("cuda:0"), nvml) as load:
+    with card.Load(0, nvml) as load:
         while nvml.calls <= 20:
             time.sleep(0.001)
     assert load.driver == "580.65"

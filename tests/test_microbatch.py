@@ -284,7 +284,7 @@ def test_the_cap_on_cuda_leaves_room_for_the_context(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=12 * 2**30))
     monkeypatch.setattr(torch._C, "_cuda_setMemoryFraction", lambda *values: given.append(values), raising=False)
-    monkeypatch.setattr(memory_limit.Load, "context_bytes", lambda _: now and now * 2**20)
+    monkeypatch.setattr(memory_limit, "beside_allocator", lambda _: now and now * 2**20)
     known = SimpleNamespace(context_bytes=calibrated * 2**20) if calibrated else None
     placement: Any = SimpleNamespace(device=torch.device(name), gpu=SimpleNamespace(calibration=known))
     values = memory_limit.cap(placement, 6 * 2**30)

@@ -1,11 +1,14 @@
-"""What NVML says of this machine's cards at one moment: memory by process, energy, clocks, what slows them. No torch.
+"""What NVML says of this machine's cards: what they are, memory by process, energy, clocks, what slows them. No torch.
 
 Every figure is asked for by itself, so that a card, a driver or a container that keeps one back still gives the
 others, and a driver that breaks in the middle of a run ends nothing but the samples.
 """
 
+import statistics
+import threading
 from collections.abc import Callable, Collection
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from foretrain.base.records import Record
 
@@ -16,6 +19,11 @@ REASONS = {
 }  # fmt: skip
 # Of these a run gets slower than it could be. A power cap is where most cards work at full load anyway.
 SLOWING = ("thermal", "hardware_thermal", "hardware_slowdown", "power_brake", "power_cap", "applications_clocks")
+
+
+INTERVAL_S = 0.1  # between samples of a load
+# Cores of a multiprocessor by compute capability, from the CUDA programming guide; else 128.
+_CORES_PER_SM = {(7, 0): 64, (7, 5): 64, (8, 0): 64, (6, 0): 64}
 
 
 class CardSample(Record):
@@ -107,6 +115,31 @@ class Cards:
         """One card now; None where there is none of this index."""
         return self._sample(index, self._handles[index], pids) if index < len(self._handles) else None
 
+    def held_bytes(self, index: int, pids: Collection[int]) -> int | None:
+        """What these processes hold on a card; None where there is none, or NVML does not tell them apart."""
+        return self._ours(self._handles[index], pids) if index < len(self._handles) else None
+
+    def load(self, index: int) -> tuple[float, float] | None:
+        """(clock in GHz, power in W) of a card now; None where NVML does not say."""
+        if index >= len(self._handles):
+            return None
+        clock_ghz, power_w = self._clock_ghz(self._handles[index]), self._power_w(self._handles[index])
+        return None if clock_ghz is None or power_w is None else (clock_ghz, power_w)
+
+    def sm_count(self, index: int) -> int | None:
+        """A card's streaming multiprocessors; None where NVML does not say."""
+        capability = self._ask("nvmlDeviceGetCudaComputeCapability", self._handles[index])
+        cores = self._ask("nvmlDeviceGetNumGpuCores", self._handles[index])
+        if capability is None or cores is None:
+            return None
+        return cores // _CORES_PER_SM.get(tuple(capability), 128)
+
+    def close(self) -> None:
+        """End what the driver holds for this."""
+        if self._nvml is not None:
+            self._ask("nvmlShutdown")
+        self._handles = []
+
     def index_of(self, uuid: str, otherwise: int) -> int:
         """NVML's index of the card with this id, as 'GPU-…'; `otherwise` where none says that it is it."""
         for i, handle in enumerate(self._handles):
@@ -126,16 +159,21 @@ class Cards:
             ours_bytes=self._ours(handle, pids),
             busy=_number(getattr(shares, "gpu", None), lambda v: v / 100),
             memory_busy=_number(getattr(shares, "memory", None), lambda v: v / 100),
-            clock_ghz=_number(
-                ask("nvmlDeviceGetClockInfo", handle, getattr(nvml, "NVML_CLOCK_SM", 1)), lambda v: v / 1e3
-            ),
-            power_w=_number(ask("nvmlDeviceGetPowerUsage", handle), lambda v: v / 1e3),
+            clock_ghz=self._clock_ghz(handle),
+            power_w=self._power_w(handle),
             energy_j=_number(ask("nvmlDeviceGetTotalEnergyConsumption", handle), lambda v: v / 1e3),
             temperature_c=_number(
                 ask("nvmlDeviceGetTemperature", handle, getattr(nvml, "NVML_TEMPERATURE_GPU", 0)), int
             ),
             reasons=tuple(name for bit, name in REASONS.items() if isinstance(mask, int) and mask & bit),
         )
+
+    def _clock_ghz(self, handle: Any) -> float | None:
+        which = getattr(self._nvml, "NVML_CLOCK_SM", 1)
+        return _number(self._ask("nvmlDeviceGetClockInfo", handle, which), lambda v: v / 1e3)
+
+    def _power_w(self, handle: Any) -> float | None:
+        return _number(self._ask("nvmlDeviceGetPowerUsage", handle), lambda v: v / 1e3)
 
     def _ours(self, handle: Any, pids: Collection[int]) -> int | None:
         """Memory of these processes. None where NVML does not tell them apart, as on Windows and in some containers."""
@@ -146,6 +184,53 @@ class Cards:
         if any(size is None for size in sizes):
             return None
         return sum(size for size in sizes if size is not None)
+
+
+class Load:
+    """Clock and power of a card, sampled in the background of a `with`; without a card or NVML nothing is sampled.
+
+    `index`: NVML's of the card; None for a CPU.
+    """
+
+    def __init__(self, index: int | None, nvml: Any = None) -> None:
+        self._index = index or 0
+        self._cards = None if index is None else Cards(nvml)
+        facts = self._cards.facts[self._index :] if self._cards else ()
+        self.driver = facts[0].driver if facts else ""
+        self.clocks_ghz: list[float] = []
+        self.watts: list[float] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while self._cards and not self._stop.wait(INTERVAL_S):
+            now = self._cards.load(self._index)
+            if now is None:  # the driver may break in the middle
+                return
+            self.clocks_ghz.append(now[0])
+            self.watts.append(now[1])
+
+    @property
+    def clock_ghz(self) -> float | None:
+        """The median SM clock of the busier half of the samples, as the card idles between kernels."""
+        return _busy(self.clocks_ghz)
+
+    @property
+    def power_w(self) -> float | None:
+        return _busy(self.watts)
+
+
+def _busy(samples: list[float]) -> float | None:
+    upper = sorted(samples)[len(samples) // 2 :]
+    return statistics.median(upper) if upper else None
 
 
 def _number(value: Any, to: Callable[[Any], Any]) -> Any:

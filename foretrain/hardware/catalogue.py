@@ -22,6 +22,7 @@ from foretrain.base.records import Record
 from foretrain.base.safe_read import parse_toml, read_text
 from foretrain.base.units import GIB, MIB
 from foretrain.hardware.calibration import Calibration, load
+from foretrain.hardware.card import Cards
 
 USUAL_L2_MIB = 32
 
@@ -303,9 +304,6 @@ class DetectedGpu(Record):
     driver: str
 
 
-_CORES_PER_SM = {(7, 0): 64, (7, 5): 64, (8, 0): 64, (6, 0): 64}  # else 128: CUDA programming guide
-
-
 def match(name: str, memory_gib: float, sm_count: int | None) -> Gpu:
     """The catalogue's card for a driver's name, memory and SM count, since one name can be two cards.
 
@@ -327,41 +325,23 @@ def detect(index: int = 0, nvml: Any = None) -> DetectedGpu | None:
 
     Raises UserError 'gpu.unknown' for a card that the catalogue lacks. `nvml` is a stand-in for tests.
     """
-    if nvml is None:
-        import pynvml as nvml  # comes with nvidia-ml-py
+    cards = Cards(nvml)
     try:
-        nvml.nvmlInit()
-    except (nvml.NVMLError, OSError):
-        return None
-    try:
-        if index >= nvml.nvmlDeviceGetCount():
+        sample = cards.one(index, ())
+        if sample is None or sample.used_bytes is None:
             return None
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        name = _text(nvml.nvmlDeviceGetName(handle))
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        gpu = match(name, memory.total / GIB, _sm_count(nvml, handle))
-        driver = _text(nvml.nvmlSystemGetDriverVersion())
-        here = {"memory_gib": memory.total / GIB, "calibration": load(gpu.name, driver)}
+        facts = cards.facts[index]
+        if facts.total_bytes is None:
+            return None
+        memory_gib = facts.total_bytes / GIB
+        gpu = match(facts.name, memory_gib, cards.sm_count(index))
+        here = {"memory_gib": memory_gib, "calibration": load(gpu.name, facts.driver)}
         return DetectedGpu(
             gpu=gpu.model_copy(update=here),
             index=index,
-            memory_bytes=memory.total,
-            used_bytes=memory.used,
-            driver=driver,
+            memory_bytes=facts.total_bytes,
+            used_bytes=sample.used_bytes,
+            driver=facts.driver,
         )
-    except nvml.NVMLError:
-        return None
     finally:
-        nvml.nvmlShutdown()
-
-
-def _sm_count(nvml: Any, handle: Any) -> int | None:
-    try:
-        capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
-        return nvml.nvmlDeviceGetNumGpuCores(handle) // _CORES_PER_SM.get(capability, 128)
-    except nvml.NVMLError:
-        return None
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+        cards.close()

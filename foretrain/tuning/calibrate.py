@@ -18,14 +18,15 @@ import torch
 from foretrain.base.installation import installed_torch
 from foretrain.config.options import RunConfig
 from foretrain.data.batches import Batch, to_batch
-from foretrain.hardware import sensors
 from foretrain.hardware.calibration import Calibration, KernelTime, StepTime
+from foretrain.hardware.card import Load
 from foretrain.hardware.cpu import cpu_flags
 from foretrain.model.step import build, evaluation_loss, train_step
 from foretrain.training.contention import Contention
 from foretrain.training.cpu_threads import Waiting
 from foretrain.training.device import TORCH_DTYPES, Placement, obstacle_to_compile
 from foretrain.training.feed import Ahead
+from foretrain.training.memory_limit import beside_allocator
 from foretrain.tuning import calibrated_kernels as kernels
 
 Listen = Callable[[str, float], None]  # what is being measured, and the share that is done
@@ -280,7 +281,8 @@ def calibrate(placement: Placement, dtypes: list[str], modes: list[bool], listen
     device, started = placement.device, time.perf_counter()
     was, contention = torch.get_rng_state(), Contention(torch.get_num_threads())
     samples: Samples = {}
-    with sensors.Load(device) as load, Waiting() as waiting:
+    card = (device.index or 0) if device.type == "cuda" else None
+    with Load(card) as load, Waiting() as waiting:
         wanted, references = references_for(device, dtypes, modes), list[Reference]()
         for each in wanted:
             listen(str(each), 0.4 * len(references) / len(wanted))
@@ -306,5 +308,5 @@ def calibrate(placement: Placement, dtypes: list[str], modes: list[bool], listen
         drift=statistics.median(reference.drift for reference in references) if references else 0.0,
         others_share=others.others_share if others else None,
         start_s=references[0].start_s if device.type == "cpu" and references else None,
-        context_bytes=load.context_bytes(), clock_ghz=load.clock_ghz, power_w=load.power_w,
+        context_bytes=beside_allocator(device), clock_ghz=load.clock_ghz, power_w=load.power_w,
     )  # fmt: skip

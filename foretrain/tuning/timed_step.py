@@ -15,14 +15,13 @@ import torch
 from foretrain.base.process_memory import peak_bytes
 from foretrain.config.options import RunConfig
 from foretrain.hardware.cpu import usable_cores
-from foretrain.hardware.sensors import Load
 from foretrain.model.low_precision import fp16_accumulation
 from foretrain.model.step import build, evaluation_loss, train_step
 from foretrain.training.attempts import is_out_of_memory
 from foretrain.training.contention import cores_busy_s
 from foretrain.training.device import TORCH_DTYPES, place
 from foretrain.training.host_memory import keep_memory
-from foretrain.training.memory_limit import ASSUMED_CONTEXT_BYTES, cap
+from foretrain.training.memory_limit import ASSUMED_CONTEXT_BYTES, beside_allocator, cap
 from foretrain.tuning.cost import FEWEST_STEPS, WHOLE_S
 
 STEPS, MICRO_STEPS = 2, 2  # of a trial for memory
@@ -121,9 +120,8 @@ class TimedStep:
         """Of the process on a CPU; on a card what PyTorch reserved, and the context beside it."""
         if self.device.type != "cuda":
             return peak_bytes() or 0
-        with Load(self.device) as load:
-            context = load.context_bytes()
-        return torch.cuda.max_memory_reserved(self.device) + (context or ASSUMED_CONTEXT_BYTES)
+        context = beside_allocator(self.device) or ASSUMED_CONTEXT_BYTES
+        return torch.cuda.max_memory_reserved(self.device) + context
 
 
 def _burst(timed: TimedStep, seconds: float) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from foretrain.hardware.catalogue import catalogue
 from foretrain.predict.memory import StepName, worst_verdict
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.trace import worker
+from foretrain.predict.trace import self_test
 from foretrain.predict.trace.forecast import requests_for
 from foretrain.predict.trace.memory import exact
 
@@ -159,7 +159,7 @@ def traced(base: Plan, found: Advices) -> list[dict[str, Any]]:
         changed = plan(state.config, state.gpu, used_by_others_bytes=state.used_by_others_bytes)
         requests = requests_for(StepSpec.of(state.config, state.gpu, advice.step, dtype=changed.dtype, compiled=False))
         made = exact(
-            [worker.trace(request.job()) for request in requests], changed.memory_of(advice.step),
+            [self_test.trace(request.job()) for request in requests], changed.memory_of(advice.step),
             available_bytes=changed.available_bytes, device_bytes=state.gpu.memory_bytes,
         )  # fmt: skip
         needed = made.memory.needed_bytes

@@ -30,7 +30,7 @@ from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.memory import worst_verdict
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.trace import service, worker
+from foretrain.predict.trace import self_test, service
 from foretrain.predict.trace.service import Request
 from foretrain.reports.document import Paragraph
 from tests.kit.command import REPO, foretrain
@@ -154,7 +154,7 @@ REFERENCE = State(SMALL, GPU, "foretrain", 0)
 def traced_peak(state: State) -> int:
     config = state.config
     request = Request(StepSpec.of(config, state.gpu, state.step, dtype=state.dtype, compiled=config.compile))
-    return max(peak for peak, _ in worker.trace(request.job()).peaks().values())
+    return max(peak for peak, _ in self_test.trace(request.job()).peaks().values())
 
 
 def claims(rule: Rule, state: State) -> list[Change]:
@@ -543,7 +543,7 @@ def test_goals_that_need_what_is_not_known_are_refused() -> None:
 @pytest.fixture
 def traced_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traces are made in this process: the same ones, without a second start of torch for each."""
-    monkeypatch.setattr(service, "traces", lambda requests, listen: [worker.trace(r.job()) for r in requests])
+    monkeypatch.setattr(service, "traces", lambda requests, listen: [self_test.trace(r.job()) for r in requests])
 
 
 def test_exact_confirms_or_denies(traced_here: None) -> None:

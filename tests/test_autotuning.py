@@ -9,7 +9,7 @@ from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.trace import worker
+from foretrain.predict.trace import self_test
 from foretrain.predict.trace.autotuning import Autotuning, Ways, ways
 from foretrain.predict.trace.card.torch_cuda import Card, Memory
 from foretrain.predict.trace.service import Request
@@ -41,7 +41,7 @@ ON_THE_CUDA_BUILD = {
 def test_a_compiled_run_takes_what_it_took_on_the_cuda_build(case: str) -> None:
     knobs, dtype, measured = ON_THE_CUDA_BUILD[case]
     request = Request(StepSpec.of(RunConfig.model_validate(knobs), find("RTX 4070"), dtype=dtype, compiled=True), False)  # type: ignore[arg-type]
-    found = {p.phase: (p.allocated_bytes, p.reserved_bytes) for p in replay(worker.trace(request.job())).phases}
+    found = {p.phase: (p.allocated_bytes, p.reserved_bytes) for p in replay(self_test.trace(request.job())).phases}
     assert {phase: found[phase] for phase in measured} == measured
 
 

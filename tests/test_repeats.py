@@ -7,7 +7,7 @@ from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.trace import drive, worker
+from foretrain.predict.trace import drive, self_test
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.repeats import with_all_micro_batches
 from foretrain.predict.trace.service import Request
@@ -18,7 +18,7 @@ CARD = find("RTX 4070")
 def traced(config: RunConfig, dtype: str, step: str) -> tuple[Request, Trace]:
     """As the service makes it: with three micro-batches at most."""
     request = Request(StepSpec.of(config, CARD, step, dtype=dtype, compiled=False))  # type: ignore[arg-type]
-    return request, worker.trace(request.job())
+    return request, self_test.trace(request.job())
 
 
 @pytest.mark.parametrize("step", ["foretrain", "nanogpt"])
@@ -29,7 +29,7 @@ def test_repeating_gives_what_tracing_all_of_them_gives(step: str, monkeypatch: 
     request, three = traced(config, "bfloat16", step)
     monkeypatch.setattr(drive, "MICRO_STEPS", 6)
     job = {**request.job(), "config": config.model_dump(mode="json")}
-    for found, whole in zip(replay(request.whole(three)).phases, replay(worker.trace(job)).phases, strict=True):
+    for found, whole in zip(replay(request.whole(three)).phases, replay(self_test.trace(job)).phases, strict=True):
         assert found.phase == whole.phase
         assert (found.allocated_bytes, found.reserved_bytes) == (whole.allocated_bytes, whole.reserved_bytes)
 

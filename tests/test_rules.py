@@ -74,6 +74,9 @@ MORE_IMPORTS = {
     "web/calls.py": 13,
 }
 
+# Imports within functions: what takes long to import and is not always needed. This number only ever becomes smaller.
+DEFERRED_IMPORTS = 48
+
 # Modules that import one another. This list only ever becomes shorter: cure one, and delete its line.
 CYCLES: set[tuple[str, ...]] = set()
 
@@ -152,6 +155,19 @@ def test_modules_bring_few_others_together() -> None:
                 for name, count in found.items() if count > MORE_IMPORTS.get(name, MAX_IMPORTS))  # fmt: skip
     assert_none(f"{name} imports {counts[name]} of our modules now: lower its number in MORE_IMPORTS, or delete it"
                 for name, most in MORE_IMPORTS.items() if counts.get(name, 0) < most)  # fmt: skip
+
+
+def test_few_imports_are_deferred() -> None:
+    functions = [
+        node
+        for tree in trees().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    found = {id(node) for function in functions for node in ast.walk(function)
+             if isinstance(node, ast.Import | ast.ImportFrom)}  # fmt: skip
+    assert len(found) <= DEFERRED_IMPORTS, f"{len(found)} imports stand within functions: move them to the file's head"
+    assert len(found) == DEFERRED_IMPORTS, f"only {len(found)} imports stand within functions: lower DEFERRED_IMPORTS"
 
 
 def test_no_new_cycles_of_imports() -> None:

@@ -18,7 +18,7 @@ from foretrain.predict.allocator.replay import replay, smallest_limit_bytes
 from foretrain.predict.estimate.sdpa import attention_kind
 from foretrain.predict.memory import CONTEXT_HIGH_BYTES, StepMemory, predict
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.trace import drive, worker
+from foretrain.predict.trace import drive, self_test
 from foretrain.predict.trace.card.guard import StandInError
 from foretrain.predict.trace.card.torch_cuda import Card
 from foretrain.predict.trace.kernels import attention
@@ -41,7 +41,7 @@ def traced(
     pads: bool = False,
     gpu: str = "RTX 4070",
 ) -> Trace:
-    return worker.trace(Request(StepSpec.of(config, find(gpu), step, dtype=dtype, compiled=compiled), pads).job())  # type: ignore[arg-type]
+    return self_test.trace(Request(StepSpec.of(config, find(gpu), step, dtype=dtype, compiled=compiled), pads).job())  # type: ignore[arg-type]
 
 
 def ledger(config: RunConfig, dtype: str, step: str, *, compiled: bool = False) -> StepMemory:
@@ -284,10 +284,10 @@ def test_a_trace_that_degraded_in_silence_is_refused(fact: dict[str, object]) ->
     good = {"dtype": "float16", "scaler": True, "attention": ["flash"], "matmul_dtypes": {"float16": 9},
             "step": "foretrain", "eight_bits": []}  # fmt: skip
     trace.facts = dict(good)
-    worker.assert_not_degraded(trace, RunConfig(), GPU)
+    self_test.assert_not_degraded(trace, RunConfig(), GPU)
     trace.facts = {**good, **fact}
-    with pytest.raises(worker.TraceError):
-        worker.assert_not_degraded(trace, RunConfig(), GPU)
+    with pytest.raises(self_test.TraceError):
+        self_test.assert_not_degraded(trace, RunConfig(), GPU)
 
 
 @pytest.mark.parametrize("gpu", ["RTX 4070", "T4", "A100 SXM4 40GB", "H200", "RTX 5090", "B200"])

@@ -32,13 +32,13 @@ WAYS: dict[str, tuple[dict[str, object], str, str]] = {
 PLAIN = """
 import json, os, sys
 from contextlib import nullcontext
-from foretrain.predict.trace import session, worker
+from foretrain.predict.trace import self_test, session
 session.quick = lambda *, compiled: nullcontext()
 for job in json.load(sys.stdin):
     if child := os.fork():
         os.waitpid(child, 0)
     else:
-        print(json.dumps(worker.trace(job).to_json()), flush=True)
+        print(json.dumps(self_test.trace(job).to_json()), flush=True)
         os._exit(0)
 """
 

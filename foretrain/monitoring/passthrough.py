@@ -10,10 +10,15 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+if sys.platform != "win32":
+    import pty
+    import termios
 
 POSIX = os.name == "posix"
 FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -121,9 +126,6 @@ class Passthrough:
     def _pair(self, target: int) -> tuple[int, int]:
         if not (POSIX and os.isatty(target)):
             return os.pipe()
-        import pty
-        import termios
-
         master, slave = pty.openpty()
         settings = termios.tcgetattr(slave)
         settings[1] &= ~termios.OPOST  # our terminal does to the output what has to be done, once
@@ -133,8 +135,6 @@ class Passthrough:
         return master, slave
 
     def _resize(self) -> None:
-        import termios
-
         for terminal, master in self._masters.items():
             with contextlib.suppress(OSError, termios.error):
                 termios.tcsetwinsize(master, termios.tcgetwinsize(terminal))

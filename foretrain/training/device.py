@@ -13,6 +13,7 @@ from foretrain.base.errors import UserError
 from foretrain.config.inactive import idle
 from foretrain.config.options import RunConfig
 from foretrain.config.precision import check_matmul
+from foretrain.hardware.card import Cards
 from foretrain.hardware.catalogue import Dtype, Gpu, detect
 from foretrain.hardware.cpu import cpu_device
 
@@ -121,3 +122,9 @@ def environment(placement: Placement) -> dict[str, str]:
         if name in os.environ:
             found[name] = os.environ[name]
     return found
+
+
+def beside_allocator(device: torch.device) -> int | None:
+    """What this process holds on a card beside what PyTorch's allocator reserved; None where NVML does not say."""
+    held = Cards().held_bytes(device.index or 0, {os.getpid()}) if device.type == "cuda" else None
+    return held - torch.cuda.memory_reserved(device) if held else None

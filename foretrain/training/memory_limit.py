@@ -12,7 +12,6 @@ When the machine itself runs out of memory Linux kills a process, ours or anothe
 run on a CPU shortly before, with its sentence and its record.
 """
 
-import os
 import threading
 from collections.abc import Callable
 
@@ -21,9 +20,8 @@ import torch
 from foretrain.base.errors import UserError
 from foretrain.base.process_memory import resident_bytes
 from foretrain.base.units import MIB
-from foretrain.hardware.card import Cards
 from foretrain.hardware.cpu import available_memory_bytes, total_memory_bytes
-from foretrain.training.device import Placement
+from foretrain.training.device import Placement, beside_allocator
 from foretrain.training.meter import Meter
 
 ASSUMED_CONTEXT_BYTES = 300 * MIB
@@ -36,12 +34,6 @@ def context_bytes(placement: Placement) -> tuple[int, str]:
     now = beside_allocator(placement.device)
     known = [size for size in (now, calibration.context_bytes if calibration else None) if size]
     return (max(known) + LATER_KERNELS_BYTES, "measured") if known else (ASSUMED_CONTEXT_BYTES, "assumed")
-
-
-def beside_allocator(device: torch.device) -> int | None:
-    """What this process holds on a card beside what PyTorch's allocator reserved; None where NVML does not say."""
-    held = Cards().held_bytes(device.index or 0, {os.getpid()}) if device.type == "cuda" else None
-    return held - torch.cuda.memory_reserved(device) if held else None
 
 
 def cap(placement: Placement, limit_bytes: int) -> dict[str, int | str]:

@@ -24,9 +24,8 @@ from foretrain.hardware.cpu import cpu_flags
 from foretrain.model.step import build, evaluation_loss, train_step
 from foretrain.training.contention import Contention
 from foretrain.training.cpu_threads import Waiting
-from foretrain.training.device import TORCH_DTYPES, Placement, obstacle_to_compile
+from foretrain.training.device import TORCH_DTYPES, Placement, beside_allocator, obstacle_to_compile
 from foretrain.training.feed import Ahead
-from foretrain.training.memory_limit import beside_allocator
 from foretrain.tuning import calibrated_kernels as kernels
 
 Listen = Callable[[str, float], None]  # what is being measured, and the share that is done

@@ -19,9 +19,9 @@ from foretrain.model.low_precision import fp16_accumulation
 from foretrain.model.step import build, evaluation_loss, train_step
 from foretrain.training.attempts import is_out_of_memory
 from foretrain.training.contention import cores_busy_s
-from foretrain.training.device import TORCH_DTYPES, place
+from foretrain.training.device import TORCH_DTYPES, beside_allocator, place
 from foretrain.training.host_memory import keep_memory
-from foretrain.training.memory_limit import ASSUMED_CONTEXT_BYTES, beside_allocator, cap
+from foretrain.training.memory_limit import ASSUMED_CONTEXT_BYTES, cap
 from foretrain.tuning.cost import FEWEST_STEPS, WHOLE_S
 
 STEPS, MICRO_STEPS = 2, 2  # of a trial for memory

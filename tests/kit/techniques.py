@@ -9,7 +9,7 @@ from foretrain.model.step import build, train_step
 from foretrain.model.techniques import Technique
 from foretrain.predict.memory import predict
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.trace import worker
+from foretrain.predict.trace import self_test
 from foretrain.predict.trace.service import Request
 from tests.kit.kernels import learnable_batches
 from tests.kit.tiny import tiny
@@ -22,7 +22,7 @@ REFERENCE = RunConfig(
 
 
 def traced_peak(config: RunConfig, *, compiled: bool) -> int:
-    trace = worker.trace(Request(StepSpec.of(config, GPU, dtype="bfloat16", compiled=compiled)).job())
+    trace = self_test.trace(Request(StepSpec.of(config, GPU, dtype="bfloat16", compiled=compiled)).job())
     return max(peak for peak, _ in trace.peaks().values())
 
 

@@ -4,6 +4,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -109,10 +110,15 @@ def prepare_command(
         _prepare(options, as_json=as_json, quiet=quiet)
 
 
+def _app() -> ModuleType:
+    """The use case; --help does not wait for its import."""
+    from foretrain.app import prepare
+
+    return prepare
+
+
 def _options(typed: dict[str, Any]) -> "PrepareOptions":
     """What was typed as a record. Raises UserError."""
-    from foretrain.app.prepare import options_of
-
     if typed["tokenizer"] is not None and typed["train_bpe"] is not None:
         raise UserError("usage.two_tokenizers")
     for name in ("split_documents", "out"):
@@ -126,7 +132,7 @@ def _options(typed: dict[str, Any]) -> "PrepareOptions":
     shard_tokens = _count("--shard-tokens", typed["shard_tokens"])
     _within("--shard-tokens", shard_tokens, LEAST_SHARD_TOKENS, 1 << 40)
     same = ("train_bpe", "shuffle_buffer", "seed", "dedup", "text_column", "split_documents", "skip_bad", "restart")
-    return options_of(
+    return _app().options_of(
         typed["sources"], typed["out"], tokenizer=typed["tokenizer"] or "gpt2",
         max_tokens=None if typed["tokens"] is None else _count("--tokens", typed["tokens"]),
         max_document_bytes=_size("--max-document", typed["max_document"]),
@@ -136,9 +142,7 @@ def _options(typed: dict[str, Any]) -> "PrepareOptions":
 
 
 def _plan(options: "PrepareOptions", out: Path, *, as_json: bool) -> None:
-    from foretrain.app.prepare import preparation_plan
-
-    made = preparation_plan(options)
+    made = _app().preparation_plan(options)
     if as_json:
         print_json(made.to_json(schema=PLAN_SCHEMA, fits=made.fits))
     else:
@@ -148,13 +152,11 @@ def _plan(options: "PrepareOptions", out: Path, *, as_json: bool) -> None:
 
 
 def _prepare(options: "PrepareOptions", *, as_json: bool, quiet: bool) -> None:
-    from foretrain.app.prepare import prepare_with
-
     print_notes(not_utf8(options.sources), quiet=quiet)
     line = _Line(quiet=quiet or as_json, most=options.max_tokens)
     with StopFlag() as flag:
         try:
-            done = prepare_with(options, lambda: flag.signal_name, line)
+            done = _app().prepare_with(options, lambda: flag.signal_name, line)
         finally:
             line.clear()
     if as_json:

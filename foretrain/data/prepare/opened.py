@@ -4,6 +4,7 @@ import gzip
 import io
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -127,10 +128,11 @@ def check_ratio(file: SourceFile, unpacked_bytes: int) -> None:
         raise UserError("data.source_bomb", path=file.path, size=size, unpacked=unpacked_bytes, ratio=BOMB_RATIO)
 
 
+@cache
 def need_pyarrow() -> Any:
-    """pyarrow, of the extra `data`. Raises UserError 'environment.missing_extra'."""
+    """pyarrow with its Parquet, of the extra `data`. Raises UserError 'environment.missing_extra'."""
     try:
-        import pyarrow
+        import pyarrow.parquet
     except ImportError:
         raise UserError("environment.missing_extra", package="pyarrow", extra="data") from None
     pyarrow.set_cpu_count(1)

@@ -17,12 +17,10 @@ _MOST_FOOTER = 64 * 2**20
 def open_parquet(opened: OpenFile, column: str) -> tuple[Any, int]:
     """(pyarrow's ParquetFile, the column's place among the leaves) of a file that has `column` as text."""
     pa = need_pyarrow()
-    import pyarrow.parquet as pq
-
     path = opened.file.path
     _check_footer(opened)
     try:
-        parquet = pq.ParquetFile(
+        parquet = pa.parquet.ParquetFile(
             pa.PythonFile(opened.raw, mode="r"), buffer_size=_BUFFER, pre_buffer=False,
             thrift_string_size_limit=_MOST_FOOTER, thrift_container_size_limit=10_000_000,
             page_checksum_verification=True,
@@ -137,8 +135,7 @@ def _cells(parquet: Any, group: int, format: Format, path: str) -> Iterator[byte
 
 def _as_binary(column: Any) -> Any:
     """The column without the claim that it is UTF-8, which is checked cell by cell."""
-    import pyarrow as pa
-
+    pa = need_pyarrow()
     if pa.types.is_dictionary(column.type):
         value = column.type.value_type
         return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(_binary_of(value)))
@@ -146,8 +143,7 @@ def _as_binary(column: Any) -> Any:
 
 
 def _binary_of(kind: Any) -> Any:
-    import pyarrow as pa
-
+    pa = need_pyarrow()
     large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     return pa.large_binary() if large else pa.binary()
 

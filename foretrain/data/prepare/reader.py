@@ -7,6 +7,7 @@ the window begins and how many of its documents are out.
 Before anything is prepared it takes a look: how much text the files hold, from a few of them.
 """
 
+import contextlib
 import hashlib
 import random
 import sys
@@ -20,8 +21,9 @@ from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.data.prepare.formats import documents
 from foretrain.data.prepare.ipc import error_frame, ignore_interrupts, limit_memory, send
-from foretrain.data.prepare.opened import Format, OpenFile, Place
+from foretrain.data.prepare.opened import Format, OpenFile, Place, need_pyarrow
 from foretrain.data.prepare.parquet import open_parquet
+from foretrain.data.prepare.remote import need_hub
 from foretrain.data.prepare.source_file import SourceFile
 
 BATCH_BYTES, BATCH_DOCUMENTS = 2**20, 4096
@@ -238,13 +240,11 @@ def main(job_file: str) -> None:
     job = Job.from_json(Path(job_file).read_text("utf-8"))
     Path(job_file).unlink(missing_ok=True)  # now: a parent that is killed cannot
     try:
-        try:
+        with contextlib.suppress(UserError):  # told where it is needed; its own size does not count as parsing
             if any(file.kind == "parquet" or file.compression == "zstd" for file in job.files):
-                import pyarrow.parquet  # noqa: F401  its own size does not count as parsing
+                need_pyarrow()
             if any(file.remote for file in job.files):
-                import huggingface_hub  # noqa: F401
-        except ImportError:
-            pass  # told where it is needed
+                need_hub()
         limit_memory(MEMORY_BYTES + (WINDOW_BYTES * 2 if job.shuffle_buffer else 0) + 4 * job.max_document_bytes)
         if job.sample_bytes is not None:
             serve_sample(job, pipe)

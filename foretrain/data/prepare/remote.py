@@ -17,7 +17,8 @@ CHUNK_BYTES = 4 * 2**20
 _ATTEMPTS, _FIRST_WAIT_S = 6, 0.5
 
 
-def _hub() -> Any:
+def need_hub() -> Any:
+    """huggingface_hub, of the extra `data`. Raises UserError 'environment.missing_extra'."""
     try:
         import huggingface_hub
     except ImportError:
@@ -37,7 +38,7 @@ def parts_of(url: str) -> tuple[str, str | None, str]:
 def list_files(url: str, left_out: Counter[str]) -> list[SourceFile]:
     """The text files of a dataset, or of a folder, file or glob in it. Raises UserError 'data.source_remote'."""
     repo, revision, inside = parts_of(url)
-    api = _hub().HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+    api = need_hub().HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
         sha = api.repo_info(repo, repo_type="dataset", revision=revision).sha
         folder = inside if not set("*?[") & set(inside) else ""
@@ -74,7 +75,7 @@ class RemoteFile(io.RawIOBase):
     """A file at Hugging Face that can be read anywhere. Raises UserError 'data.source_download' after six attempts."""
 
     def __init__(self, path: str, size_bytes: int) -> None:
-        hub = _hub()
+        hub = need_hub()
         repo, revision, inside = parts_of(path)
         self.name, self.size_bytes = path, size_bytes
         self.fetched_bytes = 0

@@ -13,9 +13,11 @@ from foretrain.base.durable import sync_folder
 from foretrain.base.errors import UserError
 from foretrain.base.safe_read import read_bytes
 from foretrain.data import tokenizer as tokenizers
+from foretrain.data.prepare.formats import documents
 from foretrain.data.prepare.ipc import Child, error_frame, ignore_interrupts, limit_memory, send
+from foretrain.data.prepare.opened import OpenFile, Place
 from foretrain.data.prepare.options import PrepareOptions
-from foretrain.data.prepare.reader import Job, Position
+from foretrain.data.prepare.reader import Job, Position, spread
 from foretrain.data.prepare.sources import SourceList
 from foretrain.data.shards import PROGRESS, TokenizerInfo
 from foretrain.data.tokenizer import (
@@ -155,10 +157,6 @@ def main(staging: str, size: str) -> None:
     ignore_interrupts()
     pipe = sys.stdout.buffer
     try:
-        from foretrain.data.prepare.formats import documents
-        from foretrain.data.prepare.opened import OpenFile, Place
-        from foretrain.data.prepare.reader import spread
-
         job = Job.from_json((Path(staging) / "job.json").read_text("utf-8"))
         limit_memory(_TRAINING_BYTES)
         total = job.sample_bytes or SAMPLE_BYTES

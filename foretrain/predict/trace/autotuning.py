@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
+from torch._inductor.fx_passes import pad_mm
+from torch._inductor.runtime import hints, triton_heuristics
 
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.card.torch_cuda import Memory
@@ -48,8 +50,6 @@ class Ways:
 @cache
 def ways(source: str) -> Ways:
     """What Inductor's own heuristics say of a generated kernel (torch/_inductor/runtime/triton_heuristics.py)."""
-    from torch._inductor.runtime import hints, triton_heuristics
-
     head = re.search(r"^@(triton_heuristics\.(\w+)\(.*?^\))\n@triton\.jit", source, re.MULTILINE | re.DOTALL)
     signature = re.search(r"^def \w+\(([^)]*)\)", source, re.MULTILINE)
     if head is None or signature is None or head[2] not in HEURISTICS:
@@ -127,8 +127,6 @@ class Autotuning:
         _should_pad). Which matmuls it measures depends on the card's clocks, as nvidia-smi tells them; where it cannot
         ask, it measures all, as here.
         """
-        from torch._inductor.fx_passes import pad_mm
-
         m, k, n = _hint(mat1.shape[-2]), _hint(mat1.shape[-1]), _hint(mat2.shape[-1])
         if not pad_mm.is_mm_compute_bound(m, k, n, mat1.dtype):
             return False
@@ -139,8 +137,6 @@ class Autotuning:
         return self._padded[key]
 
     def _measure_padding(self, match: Any, mat1: Tensor, mat2: Tensor, op: Any, input: Tensor | None) -> None:
-        from torch._inductor.fx_passes import pad_mm
-
         name, item = f"{op.__name__} (padding measured)", mat1.element_size()
         batch = _hint(mat1.shape[0]) if mat1.dim() == 3 else 1
         m, k, n = _hint(mat1.shape[-2]), _hint(mat1.shape[-1]), _hint(mat2.shape[-1])

@@ -2,6 +2,7 @@
 
 Dynamo, AOTAutograd, the partitioner, the scheduler and the code generator are the real ones. Only the Triton
 kernels do nothing, so buffers, their reuse and their deaths are those of the code that would run on the card.
+Importing this takes as long as Inductor does, so session.py does it for a compiled trace only.
 """
 
 import contextlib
@@ -11,7 +12,18 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch._inductor.config as inductor_config
 from torch import Tensor
+from torch._C._dynamo import guards
+from torch._dynamo.device_interface import CudaInterface
+from torch._inductor import codecache, compile_fx, scheduler
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.codegen import triton_utils
+from torch._inductor.fx_passes import pad_mm
+from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder as Folder
+from torch._inductor.runtime import triton_heuristics
+from torch._subclasses import fake_tensor
+from torch.utils import _triton as triton
 from torch.utils._pytree import tree_iter
 
 from foretrain.predict.trace.autotuning import Autotuning
@@ -55,8 +67,6 @@ class _Kernel:
 
 def _device_patches(patches: Patches, card: Card) -> None:
     """What Dynamo and Inductor ask a device."""
-    from torch._dynamo.device_interface import CudaInterface
-
     answers: dict[str, Any] = {
         "get_device_properties": lambda device=None: card.properties(),
         "current_device": lambda: 0,
@@ -83,21 +93,12 @@ def _device_patches(patches: Patches, card: Card) -> None:
 
 def _triton_patches(patches: Patches) -> None:
     """Triton need not be installed, and it is never asked to compile."""
-    import torch._inductor.codecache as codecache
-    import torch._inductor.compile_fx as compile_fx
-    import torch._inductor.fx_passes.pad_mm as pad_mm
-    import torch._inductor.scheduler as scheduler
-    import torch.utils._triton as triton
-
     patches.set(triton, "triton_hash_with_backend", lambda: "stand-in")
     for module in (scheduler, compile_fx, pad_mm):
         if hasattr(module, "has_triton"):
             patches.set(module, "has_triton", lambda *args: True)
     if triton.has_triton_package():
         return
-    import torch._inductor.codegen.triton_utils as triton_utils
-    import torch._inductor.runtime.triton_heuristics as triton_heuristics
-
     # Templates, as of flex_attention, are loaded when they are written, and name what Triton has.
     patches.set(triton_utils, "AttrsDescriptorWrapper", lambda *args, **kwargs: {})
     patches.set(triton_heuristics, "template", lambda **kwargs: lambda function: _Kernel(None, "template"))
@@ -119,8 +120,6 @@ def _triton_patches(patches: Patches) -> None:
 
 def _folding_patch(patches: Patches) -> None:
     """Constant folding computes one-element constants on the device; here on the CPU."""
-    from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder as Folder
-
     deduce = Folder._deduce_value
 
     def deduce_on_cpu(self: Any, node: Any) -> Any:
@@ -142,8 +141,6 @@ def _folding_patch(patches: Patches) -> None:
 def _symbolic_patch(patches: Patches) -> None:
     """Dynamo's fake tensors keep no results for shapes that it made symbols of: within the fake mode of a trace, what
     is kept for one graph's symbols is compared with another's, which torch takes for an error."""
-    from torch._subclasses import fake_tensor
-
     validate = getattr(fake_tensor.FakeTensorMode, "_validate_cache_key", None)
     if validate is None:
         return
@@ -160,7 +157,6 @@ def _symbolic_patch(patches: Patches) -> None:
 
 def _padding_patch(patches: Patches, pads: bool, tuning: Autotuning | None) -> None:
     """pad_mm times both variants of a matmul with an unaligned side on the card; here the caller says which."""
-    import torch._inductor.fx_passes.pad_mm as pad_mm
 
     def should_pad(match: Any, mat1: Tensor, mat2: Tensor, op: Any, input: Any = None) -> bool:
         m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
@@ -171,8 +167,6 @@ def _padding_patch(patches: Patches, pads: bool, tuning: Autotuning | None) -> N
 
 def _code_patches(patches: Patches, tracer: Tracer | None, tuning: Autotuning | None) -> None:
     """The generated wrapper: its C++ helpers as Python on fake tensors, its kernels as nothing."""
-    import torch._C._dynamo.guards as guards
-    from torch._inductor.async_compile import AsyncCompile
 
     def empty(device: str) -> Any:
         return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
@@ -199,8 +193,6 @@ def compiling(
     `pads`: what to take pad_mm's measurement on the card to have said, for products with an unaligned side. `memory`:
     the card's, where what Inductor measures is to be in the trace.
     """
-    import torch._inductor.config as inductor_config
-
     torch._dynamo.reset()
     if torch_version() < OLDEST_THAT_COMPILES:  # or an uncompiled step would be told as a compiled one
         least = ".".join(map(str, OLDEST_THAT_COMPILES))

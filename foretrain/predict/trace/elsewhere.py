@@ -21,6 +21,7 @@ from foretrain.base.errors import UserError
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict import software
 from foretrain.predict.trace import interpreter, service
+from foretrain.predict.trace.forked import ChildDied
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.traced import StandInError, Traced, card_of
 
@@ -168,17 +169,16 @@ def _error(answer: dict[str, Any]) -> Exception:
 
 def _answer(job: dict[str, Any]) -> dict[str, Any]:
     """What the other process says: a trace, or an error."""
-    from foretrain.predict.trace import library, worker
-    from foretrain.predict.trace.forked import ChildDied
+    from foretrain.predict.trace import library, self_test
 
     try:
-        worker.prove_this_torch()
+        self_test.prove_this_torch()
         target = Target(**job["target"])
         card = Gpu.model_validate(job["gpu"])
         found = library.trace(target.run, card, compile=job["compile"], pads=job["pads"])
         ends = [found, *([found.high] if found.high else [])]
         return {"found": [{"trace": end.trace.to_json(), "notes": end.notes} for end in ends]}
-    except (StandInError, worker.TraceError, ChildDied) as error:
+    except (StandInError, self_test.TraceError, ChildDied) as error:
         return {"error": "StandInError", "text": str(error), "traceback": traceback.format_exc()}
     except Exception as error:
         text = (

@@ -9,7 +9,6 @@ import torch
 import torch.nn.attention.flex_attention as flex_attention
 
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.trace import compiled as inductor
 from foretrain.predict.trace import drive
 from foretrain.predict.trace.card import libraries, standin
 from foretrain.predict.trace.card.patches import Patches
@@ -61,6 +60,8 @@ def tracing(gpu: Gpu | None, *, compiled: bool, pads: bool = False, upper: bool 
             tracer.record.stream_now = there.memory.streams.now
             tracer.attention = there.attention
         if compiled:
+            from foretrain.predict.trace import compiled as inductor  # it imports Inductor, which takes a second
+
             card, memory = (None, None) if there is None else (there.card, there.memory)
             stack.enter_context(inductor.compiling(card, tracer, pads=pads, memory=memory))
         else:

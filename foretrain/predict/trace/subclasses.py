@@ -13,6 +13,12 @@ from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wr
 
 from foretrain.predict.trace.card.patches import Patches
 
+try:
+    from torch.distributed import device_mesh
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+except ImportError:  # a build without torch.distributed
+    device_mesh = ShardingPropagator = None
+
 OWN = (FakeTensor, FunctionalTensor)
 # They read ranks out of small tensors on the host, so these are real ones.
 MESH_METHODS = ("__init__", "__getitem__", "__repr__", "_flatten", "_unflatten", "_concatenate", "get_coordinate")
@@ -36,11 +42,8 @@ def held(tensor: Tensor) -> list[Tensor]:
 
 def patch(patches: Patches) -> None:
     """Let device meshes be made, and shapes of DTensors be found without memory, while a trace runs."""
-    if not torch.distributed.is_available():
+    if device_mesh is None or ShardingPropagator is None:
         return
-    import torch.distributed.device_mesh as device_mesh
-    from torch.distributed.tensor._sharding_prop import ShardingPropagator
-
     for name in MESH_METHODS:
         if name in vars(device_mesh.DeviceMesh):
             method = vars(device_mesh.DeviceMesh)[name]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretrain.base import plain_pickle
 from foretrain.predict.allocator.lifetimes import Lifetimes
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.snapshot import read as snapshot
@@ -84,6 +85,12 @@ def test_damaged_and_hostile_pickles_end_in_one_sentence(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"^s\.pickle: ") as caught:
         snapshot.loads(data, "s.pickle")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("place", [b"99999999", b"+99999999", b"9_999_9999", b"\t99999999 ", b"0x5f5e0ff"])
+def test_a_place_of_the_memo_beyond_the_file_is_refused_however_it_is_written(place: bytes) -> None:
+    with pytest.raises(ValueError, match="its memo has a place beyond"):
+        plain_pickle.loads(b"(dp" + place + b"\n.")
 
 
 @settings(deadline=None)

@@ -72,8 +72,9 @@ def _check_memo(data: bytes) -> None:
             position = data.find(b"\n", start) + 1 or size
             if opcode in _TWO_LINES:
                 position = data.find(b"\n", position) + 1 or size
-            elif opcode == _PUT and (digits := data[start:position].strip()).isdigit():
-                _check(int(digits) if len(digits) < 20 else size, size)
+            elif opcode == _PUT:  # the unpickler also reads +9 and 9_9, which nothing writes
+                digits = data[start:position].strip()
+                _check(int(digits) if digits.isdigit() and len(digits) < 20 else size, size)
         else:
             position += _LENGTH_BYTES[argument_bytes]
             position += int.from_bytes(data[start:position], "little")

@@ -19,7 +19,7 @@ def registry() -> str:
     lines = ["| technique | how | saves | costs | learning | source |", "| --- | --- | --- | --- | --- | --- |"]
     for t in TECHNIQUES:
         knobs = " ".join(
-            f"`{key} = {str(value).lower() if isinstance(value, bool) else value}`" for key, value in t.knobs.items()
+            f"`{key} = {str(value).lower() if isinstance(value, bool) else value}`" for key, value in t.options.items()
         )
         lines.append(f"| {t.id} | {knobs} | {t.saves} | {t.costs} | {WORDS[t.exactness]} | {t.source} |")
     return "\n".join(lines)

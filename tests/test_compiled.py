@@ -14,6 +14,8 @@ from torch._inductor.virtualized import V
 
 from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
+from foretrain.config.resolve import from_values
+from foretrain.hardware.catalogue import find
 from foretrain.model.language_model import make_model
 from foretrain.predict.abstract import autograd
 from foretrain.predict.abstract import tensors as m
@@ -23,6 +25,7 @@ from foretrain.predict.compiled.graph import REDUCTION, Compiler, Graph
 from foretrain.predict.compiled.halves import joint
 from foretrain.predict.compiled.partition import Network
 from foretrain.predict.compiled.step import LOADER
+from foretrain.predict.plan import plan
 
 SIZES: dict[str, Any] = {"n_layer": 3, "n_head": 4, "n_embd": 64, "block_size": 32, "vocab_size": 96, "batch_size": 5}
 LEAST = 256  # elements of what is compared: not what a row or a weight has one of
@@ -59,8 +62,7 @@ def kept_by_torch(config: RunConfig) -> Counter[tuple[str, int]]:
 
 def kept_by_the_estimate(config: RunConfig) -> Counter[tuple[str, int]]:
     """The same of the graph that the estimate traces."""
-    name, kind = family_of(config).model
-    model = getattr(LOADER.load(name), kind)(config)
+    model = LOADER.model(*family_of(config).model, config)
     machine = Compiler(cuda=False, low=m.bfloat16, attention=lambda learns: "flash", functional=operations)
     machine.t = Recorder({"n": 0})
     with m.running(machine):
@@ -106,3 +108,21 @@ def test_equal_operations_are_one_node() -> None:
         total = operations.along(x, 0)
     assert isinstance(machine.graph, Graph)
     assert total.value.kind == REDUCTION  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"recipe": "nanochat", "activation_checkpointing": True}, True),
+        ({"recipe": "nanochat", "dtype": "float32"}, True),
+        ({"recipe": "modern", "activation_checkpointing": True}, True),
+        ({"recipe": "nanochat"}, False),
+        ({"recipe": "llama", "activation_checkpointing": True}, False),
+    ],
+    ids=str,
+)
+def test_a_plan_says_where_the_compiled_estimate_is_rough(knobs: dict[str, Any], said: bool) -> None:
+    config = from_values({**SIZES, "device": "cuda", "dtype": "bfloat16", **knobs}).config
+    for compiled in (True, False):
+        made = plan(config.model_copy(update={"compile": compiled}), find("RTX 4070"))
+        assert any(note.id == "compiled_roughly" for note in made.notes) == (said and compiled)

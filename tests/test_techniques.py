@@ -71,7 +71,7 @@ APART = {
 def test_what_cannot_go_together_is_refused_with_a_sentence() -> None:
     assert {(a.id, b.id) for a, b in combinations(TECHNIQUES, 2) if not combinable(a, b)} == APART.keys()
     for a, b in combinations(TECHNIQUES, 2):
-        _, problems = check({**a.knobs, **b.knobs}, {})
+        _, problems = check({**a.options, **b.options}, {})
         refusal = APART.get((a.id, b.id))
         assert [problem.id for problem in problems] == ([refusal] if refusal else []), (a.id, b.id)
 

@@ -285,6 +285,8 @@ def _notes(
     unmodelled += [said for technique in TECHNIQUES if (said := technique.not_estimated(config))]
     if config.compile and unmodelled:
         note("compile_not_modelled", settings=" and ".join(unmodelled))
+    if config.compile and (rough := family_of(config).roughly_compiled(config)):
+        note("compiled_roughly", settings=rough)
     if not family_of(config).is_timed(compiled=config.compile):
         note("time_of_recipe_unknown", recipe=config.recipe)
     if config.max_iters % config.eval_interval == 0 and not config.eval_only:

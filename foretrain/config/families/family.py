@@ -75,6 +75,10 @@ class Family:
         """Heads of keys and values."""
         return c.n_head
 
+    def roughly_compiled(self, c: RunConfig) -> str:
+        """What of a config makes the memory of its compiled step an approximation, in words; empty: nothing does."""
+        return ""
+
     def is_timed(self, *, compiled: bool) -> bool:
         """Whether the operations of its step are known, so that a plan can say how long one takes."""
         return True

@@ -52,5 +52,9 @@ class Modern(Family):
         """Cosines and sines of the rotary positions."""
         yield from [(c.block_size, self.head_dim(c))] * 2
 
+    def roughly_compiled(self, c: RunConfig) -> str:
+        """Small models took 8 % less."""
+        return "activation_checkpointing with recipe = modern" if c.activation_checkpointing else ""
+
     def looked_up(self, c: RunConfig) -> int:
         return c.vocab_size * c.n_embd

@@ -20,7 +20,7 @@ RULES: tuple[Rule, ...] = tuple(rule for technique in TECHNIQUES for rule in tec
 SWITCHES = tuple(name for technique in TECHNIQUES for name in technique.switches)
 
 
-_OPTIMIZERS = {each.knobs["optimizer"]: each for each in (Optimizer(), *TECHNIQUES) if isinstance(each, Optimizer)}
+_OPTIMIZERS = {each.options["optimizer"]: each for each in (Optimizer(), *TECHNIQUES) if isinstance(each, Optimizer)}
 
 
 def optimizer_of(config: RunConfig) -> Optimizer:
@@ -36,8 +36,8 @@ def change(model: Any, config: RunConfig) -> None:
 
 def combinable(a: Technique, b: Technique) -> bool:
     """Whether two techniques can be switched on together: neither is part of the other, and no rule refuses both."""
-    both = {**a.knobs, **b.knobs}
-    if both == {**b.knobs, **a.knobs} and both not in (a.knobs, b.knobs):
+    both = {**a.options, **b.options}
+    if both == {**b.options, **a.options} and both not in (a.options, b.options):
         config = RunConfig(**both)
         return not any(fails(config) for _, fails, _ in (*a.refuses, *b.refuses))
     return False

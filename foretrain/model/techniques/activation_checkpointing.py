@@ -6,14 +6,14 @@ from typing import Any
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.model.techniques.technique import Knobs, Technique
+from foretrain.model.techniques.technique import Options, Technique
 
 
 class ActivationCheckpointing(Technique):
     """A block keeps its input alone; the backward pass recomputes the rest."""
 
     id = "activation_checkpointing"
-    knobs: Mapping[str, Any] = {"activation_checkpointing": True}
+    options: Mapping[str, Any] = {"activation_checkpointing": True}
     saves = "all activations of a block except its input"
     costs = "every block's forward pass is recomputed: about a third more time"
     source = "Chen et al. 2016, arXiv:1604.06174"
@@ -34,7 +34,7 @@ class ActivationCheckpointing(Technique):
             around = partial(checkpoint, use_reentrant=False)
             model.around = dict.fromkeys(range(config.checkpointed), around)
 
-    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Knobs]:
+    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
         """More and more of the first blocks, then all of them."""
         if c.checkpointed == c.n_layer:
             return []
@@ -42,16 +42,16 @@ class ActivationCheckpointing(Technique):
         every = {"activation_checkpointing": True, "checkpointed_blocks": 0, "recompute_norm_gelu": False}
         return [*({"activation_checkpointing": True, "checkpointed_blocks": k} for k in some), every]
 
-    def usual(self, found: Sequence[Knobs]) -> int:
+    def usual(self, found: Sequence[Options]) -> int:
         return -1
 
-    def undone(self, c: RunConfig) -> Sequence[Knobs]:
+    def undone(self, c: RunConfig) -> Sequence[Options]:
         if not c.checkpointed:
             return []
         fewer = [{"checkpointed_blocks": k} for k in sorted({c.checkpointed // 4, c.checkpointed // 2}) if k]
         return [{"activation_checkpointing": False, "checkpointed_blocks": 0}, *fewer]
 
-    def with_layers(self, c: RunConfig, n_layer: int) -> Knobs:
+    def with_layers(self, c: RunConfig, n_layer: int) -> Options:
         return {"checkpointed_blocks": 0} if c.checkpointed_blocks >= n_layer else {}
 
 
@@ -59,7 +59,7 @@ class FirstBlocks(Technique):
     """The same for some of the blocks."""
 
     id = "checkpointed_blocks"
-    knobs: Mapping[str, Any] = {"activation_checkpointing": True, "checkpointed_blocks": 1}
+    options: Mapping[str, Any] = {"activation_checkpointing": True, "checkpointed_blocks": 1}
     saves = "the same for the first blocks only; the activations of the last ones are needed right away"
     costs = "the forward pass of these blocks is recomputed"
     source = ActivationCheckpointing.source

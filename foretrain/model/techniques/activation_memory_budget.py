@@ -5,14 +5,14 @@ from typing import Any
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.model.techniques.technique import Knobs, Technique
+from foretrain.model.techniques.technique import Options, Technique
 
 
 class ActivationMemoryBudget(Technique):
     """The partitioner saves a share of the activations."""
 
     id = "activation_memory_budget"
-    knobs: Mapping[str, Any] = {"activation_memory_budget": 0.5}
+    options: Mapping[str, Any] = {"activation_memory_budget": 0.5}
     saves = "what Inductor's partitioner finds cheapest to recompute; below 0.5 the peak can rise, so measure"
     costs = "about a tenth of the step at 0.7"
     source = "torch._functorch.config.activation_memory_budget"
@@ -35,7 +35,7 @@ class ActivationMemoryBudget(Technique):
         budget = config.activation_memory_budget
         return f"activation_memory_budget = {budget}" if budget < 1 else ""
 
-    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Knobs]:
+    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
         """For compiled runs."""
         return [{"activation_memory_budget": 0.7}] if c.compile and c.activation_memory_budget == 1 else []
 

@@ -15,7 +15,7 @@ class AdamW8bit(Optimizer):
     """2.03 bytes a parameter instead of 8."""
 
     id = "adamw8bit"
-    knobs: Mapping[str, Any] = {"optimizer": "adamw8bit"}
+    options: Mapping[str, Any] = {"optimizer": "adamw8bit"}
     saves = "three quarters of the optimizer's states"
     costs = "the moments are rounded differently"
     source = "Dettmers et al. 2021, arXiv:2110.02861"

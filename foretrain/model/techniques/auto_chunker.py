@@ -5,14 +5,14 @@ from typing import Any
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.model.techniques.technique import Knobs, Technique
+from foretrain.model.techniques.technique import Options, Technique
 
 
 class AutoChunker(Technique):
     """Inductor divides head and loss where it finds their pattern."""
 
     id = "auto_chunker"
-    knobs: Mapping[str, Any] = {"auto_chunker": True}
+    options: Mapping[str, Any] = {"auto_chunker": True}
     saves = "the same as chunked_loss, if Inductor finds the head's pattern"
     costs = "longer compilation"
     source = "pytorch/pytorch pull request 136702"
@@ -37,9 +37,9 @@ class AutoChunker(Technique):
     def not_estimated(self, config: RunConfig) -> str:
         return "auto_chunker" if config.auto_chunker and config.recipe == "modern" else ""
 
-    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Knobs]:
+    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
         """For compiled runs whose loss is not cut."""
-        return [] if not c.compile or c.auto_chunker or c.loss_chunk_size or c.master_weights else [self.knobs]
+        return [] if not c.compile or c.auto_chunker or c.loss_chunk_size or c.master_weights else [self.options]
 
     def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:
         return ""

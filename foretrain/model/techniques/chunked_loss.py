@@ -5,7 +5,7 @@ from typing import Any
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.model.techniques.technique import Knobs, Technique
+from foretrain.model.techniques.technique import Options, Technique
 
 CHUNKS = (4096, 2048, 1024, 512, 256)
 USUAL = 1024
@@ -15,7 +15,7 @@ class ChunkedLoss(Technique):
     """All logits of a micro-batch never exist together."""
 
     id = "chunked_loss"
-    knobs: Mapping[str, Any] = {"loss_chunk_size": 512}
+    options: Mapping[str, Any] = {"loss_chunk_size": 512}
     saves = "all logits of a micro-batch except those of one chunk: 2 to 10 bytes per token and vocabulary entry"
     costs = "the head's gradients are computed in the forward pass and saved for backward; a few percent of the step"
     source = "Wijmans et al. 2024, arXiv:2411.09009; our own autograd function"
@@ -27,7 +27,7 @@ class ChunkedLoss(Technique):
 
             model.chunked_loss = ChunkedLoss(config.loss_chunk_size)
 
-    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Knobs]:
+    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
         """Smaller and smaller chunks, below what is there at one time now."""
         now = c.loss_chunk_size or max(c.batch_size * c.block_size, c.eval_batch * c.eval_block)
         if c.auto_chunker and c.compile:
@@ -37,10 +37,10 @@ class ChunkedLoss(Technique):
     def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:
         return "already_on" if c.loss_chunk_size or c.auto_chunker else "too_small"
 
-    def usual(self, found: Sequence[Knobs]) -> int:
-        return next((i for i, knobs in enumerate(found) if knobs["loss_chunk_size"] <= USUAL), 0)
+    def usual(self, found: Sequence[Options]) -> int:
+        return next((i for i, options in enumerate(found) if options["loss_chunk_size"] <= USUAL), 0)
 
-    def undone(self, c: RunConfig) -> Sequence[Knobs]:
+    def undone(self, c: RunConfig) -> Sequence[Options]:
         return [{"loss_chunk_size": n} for n in (0, 4 * c.loss_chunk_size)] if c.loss_chunk_size else []
 
 

@@ -5,14 +5,14 @@ from typing import Any
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.model.techniques.technique import Knobs, Technique
+from foretrain.model.techniques.technique import Options, Technique
 
 
 class MasterWeights(Technique):
     """The model runs without autocast: the residual stream and what norms save are half precision, too."""
 
     id = "master_weights"
-    knobs: Mapping[str, Any] = {"master_weights": True}
+    options: Mapping[str, Any] = {"master_weights": True}
     saves = "half of the residual stream and of the norms' saved tensors, and the weight copies of each forward pass"
     costs = "2 bytes per parameter; without chunked_loss the logits are cast to fp32"
     exactness = "rounding"
@@ -25,9 +25,9 @@ class MasterWeights(Technique):
 
         return {"dtype": dtype} if config.master_weights and dtype != torch.float32 else {}
 
-    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Knobs]:
+    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
         """In half precision only."""
-        return [] if c.master_weights or not half or (c.auto_chunker and c.compile) else [self.knobs]
+        return [] if c.master_weights or not half or (c.auto_chunker and c.compile) else [self.options]
 
     def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:
         return "already_on" if c.master_weights else "" if half else "float32"

@@ -6,14 +6,14 @@ from typing import Any
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
 from foretrain.model.shape import ModelShape, is_block_matrix
-from foretrain.model.techniques.technique import Knobs, Optimizer, by_dimensions
+from foretrain.model.techniques.technique import Options, Optimizer, by_dimensions
 
 
 class Muon(Optimizer):
     """One moment in the place of two."""
 
     id = "muon"
-    knobs: Mapping[str, Any] = {"optimizer": "muon"}
+    options: Mapping[str, Any] = {"optimizer": "muon"}
     saves = "one of the two moments of the blocks' matrices"
     costs = "Newton-Schulz iterations each step"
     source = "Jordan 2024, https://kellerjordan.github.io/posts/muon"
@@ -39,9 +39,9 @@ class Muon(Optimizer):
         groups.append({"params": matrices, "weight_decay": config.weight_decay, "muon": True, "lr_multiple": multiple})
         return MuonAdamW(groups, betas=(config.beta1, config.beta2), momentum=config.muon_momentum)
 
-    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Knobs]:
+    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
         """Instead of AdamW; whoever chose 8 bits has fewer."""
-        return [] if c.optimizer != "adamw" else [self.knobs]
+        return [] if c.optimizer != "adamw" else [self.options]
 
     def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:
         return ""

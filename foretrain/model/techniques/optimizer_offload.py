@@ -5,14 +5,14 @@ from typing import Any
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.model.techniques.technique import Knobs, Technique
+from foretrain.model.techniques.technique import Options, Technique
 
 
 class OptimizerOffload(Technique):
     """ZeRO-Offload without its overlap: the fp32 twin of the model is on the host."""
 
     id = "optimizer_offload"
-    knobs: Mapping[str, Any] = {"optimizer_offload": True}
+    options: Mapping[str, Any] = {"optimizer_offload": True}
     saves = "all optimizer states, and the fp32 masters if there are any"
     costs = "each step moves the gradients to host memory and the weights back: the last resort"
     source = "Ren et al. 2021, arXiv:2101.06840"
@@ -23,14 +23,14 @@ class OptimizerOffload(Technique):
 
         return {"device": torch.device("cpu")} if config.optimizer_offload else {}
 
-    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Knobs]:
+    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
         """On a card."""
-        return [] if c.optimizer_offload or gpu.kind == "cpu" else [self.knobs]
+        return [] if c.optimizer_offload or gpu.kind == "cpu" else [self.options]
 
     def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:
         return "on_cpu" if gpu.kind == "cpu" else "already_on"
 
-    def undone(self, c: RunConfig) -> Sequence[Knobs]:
+    def undone(self, c: RunConfig) -> Sequence[Options]:
         return [{"optimizer_offload": False}] if c.optimizer_offload else []
 
 

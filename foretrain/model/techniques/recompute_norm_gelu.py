@@ -9,7 +9,7 @@ from typing import Any
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.model.techniques.technique import Knobs, Technique
+from foretrain.model.techniques.technique import Options, Technique
 
 
 def _keep_matmuls(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,7 @@ class RecomputeNormGelu(Technique):
     """Norms and GELU again in the backward pass, where a block is not checkpointed anyway."""
 
     id = "recompute_norm_gelu"
-    knobs: Mapping[str, Any] = {"recompute_norm_gelu": True}
+    options: Mapping[str, Any] = {"recompute_norm_gelu": True}
     saves = "the outputs of both norms and of GELU: a third of a block's activations"
     costs = "a few percent; no matmul is recomputed"
     source = "llm.c's recompute of GELU and LayerNorm; Korthikanti et al. 2022, arXiv:2205.05198"
@@ -76,18 +76,18 @@ class RecomputeNormGelu(Technique):
                 if i >= config.checkpointed:
                     block.instead = forward
 
-    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Knobs]:
+    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
         """Where the blocks keep them."""
         done = c.recompute_norm_gelu or c.recipe != "nanogpt" or c.checkpointed == c.n_layer
-        return [] if done else [self.knobs]
+        return [] if done else [self.options]
 
     def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:
         return "recipe" if c.recipe != "nanogpt" else "already_on"
 
-    def undone(self, c: RunConfig) -> Sequence[Knobs]:
+    def undone(self, c: RunConfig) -> Sequence[Options]:
         return [{"recompute_norm_gelu": False}] if c.recompute_norm_gelu else []
 
-    def with_layers(self, c: RunConfig, n_layer: int) -> Knobs:
+    def with_layers(self, c: RunConfig, n_layer: int) -> Options:
         return {"recompute_norm_gelu": False} if c.recompute_norm_gelu and c.checkpointed_blocks >= n_layer else {}
 
 

@@ -13,7 +13,7 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.model.shape import ModelShape
 
 Exactness = Literal["exact", "rounding", "other optimizer"]
-Knobs = Mapping[str, Any]  # options and their values
+Options = Mapping[str, Any]  # options and their values
 
 
 class Technique:
@@ -25,7 +25,7 @@ class Technique:
     """
 
     id: str
-    knobs: Mapping[str, Any]  # what switches it on
+    options: Mapping[str, Any]  # what switches it on
     saves: str
     costs: str
     # exact: the same sums, perhaps in another order; rounding: other half-precision rounding of the same maths; other
@@ -38,7 +38,7 @@ class Technique:
 
     def applied(self, config: RunConfig) -> RunConfig:
         """The config with the technique switched on."""
-        return config.model_copy(update=dict(self.knobs))
+        return config.model_copy(update=dict(self.options))
 
     # -- in the step: torch is imported within these ----------------------------------------------------------
 
@@ -56,7 +56,7 @@ class Technique:
     def switches(self) -> tuple[str, ...]:
         """Options that decide which kernels a pass runs; layers and tokens are counted, and need not be here."""
         changes = type(self).change is not Technique.change
-        return tuple(name for name, value in self.knobs.items() if changes and isinstance(value, bool))
+        return tuple(name for name, value in self.options.items() if changes and isinstance(value, bool))
 
     def not_estimated(self, config: RunConfig) -> str:
         """What of a compiled run's config the estimate does not know, in words; empty where it knows it."""
@@ -75,23 +75,23 @@ class Technique:
     quick = False  # whether a plan's short list looks at it
     lets_grow = False  # what it saves is worth a larger micro-batch, so it is tried where speed is wanted, too
 
-    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Knobs]:
+    def changes(self, c: RunConfig, gpu: Gpu, half: bool) -> Sequence[Options]:
         """What advice can change to have more of it, the mildest first; `half`: matmuls are in half precision."""
-        return () if all(getattr(c, name) == value for name, value in self.knobs.items()) else (self.knobs,)
+        return () if all(getattr(c, name) == value for name, value in self.options.items()) else (self.options,)
 
     def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:
         """The id of the reason why advice has nothing to change; empty where nothing need be said."""
         return "already_on"
 
-    def usual(self, found: Sequence[Knobs]) -> int:
+    def usual(self, found: Sequence[Options]) -> int:
         """Which of `changes` shows what it can do."""
         return 0
 
-    def undone(self, c: RunConfig) -> Sequence[Knobs]:
+    def undone(self, c: RunConfig) -> Sequence[Options]:
         """What makes it cost less time where memory does not ask for it: off, then less of it."""
         return ()
 
-    def with_layers(self, c: RunConfig, n_layer: int) -> Knobs:
+    def with_layers(self, c: RunConfig, n_layer: int) -> Options:
         """What has to change with it where a model gets fewer layers."""
         return {}
 
@@ -100,7 +100,7 @@ class Optimizer(Technique):
     """AdamW, and what other optimizers are techniques by: what they store, and how they are made."""
 
     id = "adamw"
-    knobs: Mapping[str, Any] = {"optimizer": "adamw"}
+    options: Mapping[str, Any] = {"optimizer": "adamw"}
     exactness = "other optimizer"
     # (bytes, letter of predict/estimate) of the states: two fp32 moments of each of P parameters.
     moments: tuple[tuple[int, str], ...] = ((8, "P"),)

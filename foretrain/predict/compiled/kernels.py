@@ -17,6 +17,7 @@ from foretrain.predict.compiled.graph import EXTERN, INPUT, ITEM, RANDOM, REDUCT
 FEW_COLUMNS = 128
 READS_TWICE = 4  # what reads more and has several users is kept
 READS = 8  # what reads more is kept
+FAR = 64  # kernels that lie farther apart are not fused (scheduler.py, are_long_distant_nodes)
 
 
 class Kernel:
@@ -180,6 +181,7 @@ class Half:
         recomputed from that of the other.
         """
         by_node = {node: i for i, group in enumerate(self.groups) for node in group.members}
+        self.position = {node: i for i, node in enumerate(self.kept)}
         readers: dict[tuple[Node, bool], list[int]] = defaultdict(list)
         for i, group in enumerate(self.groups):
             if not group.extern:
@@ -196,12 +198,19 @@ class Half:
             for b in others:
                 if b in gone or waits[a] >> b & 1 or waits[b] >> a & 1 or self.groups[a].work != self.groups[b].work:
                     continue
+                if self._distance(self.groups[a], self.groups[b]) > FAR:
+                    continue
                 self.groups[a] = self._kernel(self.groups[a].members + self.groups[b].members)
                 gone.add(b)
                 both, joined = 1 << a | 1 << b, waits[a] | waits[b]
                 waits = [each | joined | both if each & both else each for each in waits]
                 waits[a] = waits[b] = joined
         self.groups = [group for i, group in enumerate(self.groups) if i not in gone]
+
+    def _distance(self, one: Kernel, other: Kernel) -> int:
+        """How many of what is kept lie from the first of one kernel to the last of the other, whichever is more."""
+        ends = [[self.position[node] for node in (kernel.members[0], kernel.members[-1])] for kernel in (one, other)]
+        return max(ends[0][1] - ends[1][0], ends[1][1] - ends[0][0])
 
     def _ancestors(self, by_node: dict[Node, int]) -> list[int]:
         """For each group those that it waits for, one bit each."""

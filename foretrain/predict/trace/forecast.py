@@ -21,7 +21,7 @@ def requests_for(spec: StepSpec) -> list[Request]:
 
 
 # Notes on what only a trace knows.
-REPLACED = ("vocab_unaligned", "matmul_in_ledger")
+REPLACED = ("vocab_unaligned", "matmul_in_ledger", "compiled_roughly")
 
 
 def traced(plan: Plan, settings: Settings | None = None, listen: Listener = lambda text: None) -> Plan:

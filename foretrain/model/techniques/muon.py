@@ -6,7 +6,7 @@ from typing import Any
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
 from foretrain.model.shape import ModelShape, is_block_matrix
-from foretrain.model.techniques.technique import Options, Optimizer, by_dimensions
+from foretrain.model.techniques.technique import Optimizer, Options, by_dimensions
 
 
 class Muon(Optimizer):

@@ -213,11 +213,13 @@ def _kind(a: Allocation) -> tuple[str, str, str, str, str]:
 def reconcile(
     plan: Plan, phase: PhaseMemory, observed_bytes: int | None, process_bytes: int | None
 ) -> tuple[tuple[Line, ...], str]:
-    """(lines from what the program allocates to what the card shows, id of the conclusion).
+    """(lines from what the program allocates to what the card shows, id of the conclusion); no lines of a CPU.
 
     Without an observation they end in what nvidia-smi is expected to show. With one, whatever no line explains is
     left over: for the process beside what the allocator reserves, for the card what others hold.
     """
+    if plan.gpu.kind == "cpu":
+        return (), "none"
     allocated, context = phase.allocated_bytes, plan.memory[0].context
     source: LineSource = "traced" if plan.memory[0].source == "traced" else "estimated"
     reserved_low = phase.needed_low_bytes - context.low_bytes

@@ -37,7 +37,8 @@ def document(plan: Plan, explanation: Explanation) -> Document:
     ]
     if explanation.tensors:
         sections.append(Section(Message("explain.alive"), (_tensors(explanation),)))
-    sections.append(Section(Message("explain.smi"), _smi(explanation)))
+    if explanation.lines:
+        sections.append(Section(Message("explain.smi"), _smi(explanation)))
     title = Message("explain.title", {"name": plan.name})
     return Document(title, Message("explain.subtitle", {"gpu": plan.gpu.name, "source": explanation.source}), sections)
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from foretrain.advice.asked import Asked
 from foretrain.analysis.components import explain, reconcile, with_numbers
 from foretrain.app.exact import check_snapshot, write_snapshot
+from foretrain.base.cache import Cache
 from foretrain.base.errors import UserError
 from foretrain.base.messages import has
 from foretrain.base.units import GIB, MIB
@@ -141,6 +142,16 @@ def test_what_does_not_shape_memory_shares_a_trace() -> None:
         for c in ({}, {"eval_batch_size": 9})
     ]
     assert nanos[0] == nanos[1]  # nanoGPT has no evaluation sizes of its own
+
+
+def test_a_user_without_a_home_has_an_empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORETRAIN_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)  # of which the system knows no home
+    kept = Cache("calibrations")
+    path = kept.path("a question")
+    kept.keep(path, "{}")
+    assert kept.value(path) is None
 
 
 def test_a_cache_that_cannot_be_written_costs_time_only(own_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,6 +349,13 @@ def test_nvidia_smi_line_by_line() -> None:
     assert reconcile(found, phase, 9000 * MIB, None)[1] == "no_process"
     assert reconcile(found, phase, None, None)[1] == "none"
     assert reconcile(found, phase, 100 * MIB, None)[1] == "below"
+
+
+def test_a_cpu_has_no_lines_of_nvidia_smi() -> None:
+    shown = foretrain("plan", "baby", "--gpu", "cpu", "--explain")
+    assert "At the peak" in shown.stdout
+    assert "nvidia-smi" not in shown.stdout
+    assert "CUDA" not in shown.stdout
 
 
 def test_only_a_reading_of_the_process_excludes_the_other_mode() -> None:

@@ -6,11 +6,15 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """FORETRAIN_CACHE, or the user's cache folder by the XDG rules."""
+    """FORETRAIN_CACHE, or the user's cache folder by the XDG rules; without a home one that can hold nothing."""
     if own := os.environ.get("FORETRAIN_CACHE"):
         return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "foretrain"
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "foretrain"
+    try:
+        return Path.home() / ".cache" / "foretrain"
+    except RuntimeError:  # containers run as users that the system does not know
+        return Path(os.devnull) / "foretrain"
 
 
 def installed_torch() -> str:

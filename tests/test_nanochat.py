@@ -282,6 +282,29 @@ def test_lacking_and_strange_tensors_are_said(own_directory: Path) -> None:
     save_file({**weights, "model.layers.1.self_attn.k_proj.weight": torch.zeros(32, 64)}, file)
     (found,) = problems(init_from="./theirs")
     assert "k_proj.weight is 32 x 64 instead of 64 x 64" in found.values["reason"]
+    save_file({**weights, "model.layers.2000000000.mlp.fc1.weight": torch.zeros(1)}, file)
+    (found,) = problems(init_from="./theirs")
+    assert "it has model.layers.2000000000.mlp.fc1.weight" in found.values["reason"]
+
+
+@pytest.mark.parametrize("recipe", ["nanochat", "llama"])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"n_head": 0}, "n_head = 0, which is not possible"),
+        ({"n_head": "many"}, "n_head = many, which is not possible"),
+        ({"block_size": None}, "block_size = None, which is not possible"),
+    ],
+)
+def test_a_config_beside_our_own_weights_that_cannot_be_is_said(
+    recipe: str, change: dict[str, Any], said: str, own_directory: Path
+) -> None:
+    train(small(recipe=recipe, out_dir="out", max_iters=1))
+    export(Path("out"), "safetensors", Path("ours"))
+    path = Path("ours/config.json")
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **change}), "utf-8")
+    (found,) = problems(init_from="./ours")
+    assert said in found.values["reason"]
 
 
 # -- configs -------------------------------------------------------------------------------------------------

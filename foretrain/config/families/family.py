@@ -6,8 +6,11 @@ parameters by name and shape, what it sets and refuses, and how its weights stan
 Shapes: C width (n_embd), H heads, D width of a head, V vocabulary, W context.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+from pydantic import ValidationError
 
 from foretrain.config.nanogpt_checkpoint import Refused
 from foretrain.config.options import RunConfig
@@ -96,6 +99,24 @@ class Family:
     def write_config(self, c: RunConfig, separator: int | None) -> dict[str, Any]:
         """config.json of Hugging Face's model that computes what this one does; `separator`: between documents."""
         raise NotImplementedError
+
+
+def count_layers(shapes: Mapping[str, Shape], blocks: str) -> int:
+    """How many blocks tensors are named after. A number beyond that of all tensors is no block's."""
+    found = (re.match(rf"{re.escape(blocks)}\.([0-9]{{1,9}})\.", name) for name in shapes)
+    return 1 + max((number for each in found if each and (number := int(each[1])) < len(shapes)), default=-1)
+
+
+def own_options(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Of these options what our own config says, in run.json or beside `foretrain export --to safetensors`. Raises
+    Refused for what no config can say."""
+    said = {name: config[name] for name in names if name in config}
+    try:
+        checked = RunConfig.model_validate(said)
+    except ValidationError as error:
+        name = str(error.errors()[0]["loc"][0])
+        raise Refused(f"its config says {name} = {str(said[name])[:40]}, which is not possible") from None
+    return {name: getattr(checked, name) for name in said}
 
 
 # Rules that several families share.

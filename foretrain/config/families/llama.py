@@ -3,11 +3,10 @@
 Names are those of Hugging Face's LlamaForCausalLM and Qwen3ForCausalLM, so weights go in and out as they are.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from foretrain.config.families.family import NO_BIAS, NO_DROPOUT, Family, Named, Shape
+from foretrain.config.families.family import NO_BIAS, NO_DROPOUT, Family, Named, Shape, count_layers, own_options
 from foretrain.config.nanogpt_checkpoint import Refused
 from foretrain.config.options import OPTIONS, RunConfig, named
 
@@ -85,11 +84,13 @@ class Llama(Family):
     # -- weights of others ----------------------------------------------------------------------------------
 
     def read_shape(self, shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> dict[str, Any]:
-        said = _own(config) if config.get("recipe") == self.name else _of_hugging_face(config)
-        said["qk_norm"] = "model.layers.0.self_attn.q_norm.weight" in shapes
-        said["n_layer"] = 1 + max(
-            int(found[1]) for name in shapes if (found := re.match(r"model\.layers\.(\d+)\.", name))
+        said = (
+            own_options(config, (*_SHAPING, "block_size"))
+            if config.get("recipe") == self.name
+            else _of_hugging_face(config)
         )
+        said["qk_norm"] = "model.layers.0.self_attn.q_norm.weight" in shapes
+        said["n_layer"] = count_layers(shapes, self.blocks)
         said["vocab_size"], said["n_embd"] = (*shapes.get("model.embed_tokens.weight", ()), 0, 0)[:2]
         made = RunConfig.model_construct(**{"recipe": self.name, **said})
         self._compare(made, shapes)
@@ -134,11 +135,6 @@ _WORDS: dict[str, tuple[str, Any]] = {
 _SAME: dict[str, Any] = {
     "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False,
 }  # fmt: skip
-
-
-def _own(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What our own config says, as it is in run.json and beside `foretrain export --to safetensors`."""
-    return {name: config[name] for name in (*_SHAPING, "block_size") if name in config}
 
 
 def _of_hugging_face(config: Mapping[str, Any]) -> dict[str, Any]:

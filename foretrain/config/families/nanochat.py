@@ -3,11 +3,19 @@
 Names are those of Hugging Face's NanoChatForCausalLM, so weights go in and out as they are.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from foretrain.config.families.family import EVEN_HEADS, NO_BIAS, NO_DROPOUT, Family, Named, Shape
+from foretrain.config.families.family import (
+    EVEN_HEADS,
+    NO_BIAS,
+    NO_DROPOUT,
+    Family,
+    Named,
+    Shape,
+    count_layers,
+    own_options,
+)
 from foretrain.config.nanogpt_checkpoint import Refused
 from foretrain.config.options import RunConfig
 
@@ -81,9 +89,7 @@ class NanoChat(Family):
 
     def read_shape(self, shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> dict[str, Any]:
         said = _own(config) if config.get("recipe") == self.name else _of_hugging_face(config)
-        said["n_layer"] = 1 + max(
-            int(found[1]) for name in shapes if (found := re.match(r"model\.layers\.(\d+)\.", name))
-        )
+        said["n_layer"] = count_layers(shapes, self.blocks)
         said["vocab_size"], said["n_embd"] = (*shapes.get("model.embed_tokens.weight", ()), 0, 0)[:2]
         if not said["n_embd"] or said["n_embd"] % said["n_head"]:
             raise Refused(f"its {said['n_head']} heads do not divide a width of {said['n_embd']}")
@@ -119,8 +125,10 @@ class NanoChat(Family):
 
 
 def _own(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What our own config says, as it is in run.json and beside `foretrain export --to safetensors`."""
-    return {name: config[name] for name in ("n_head", "block_size") if name in config}
+    said = own_options(config, ("n_head", "block_size"))
+    if "n_head" not in said:
+        raise Refused("its config does not say n_head")
+    return said
 
 
 def _of_hugging_face(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -84,16 +84,15 @@ class Player:
 
     def play(self, event: int) -> Block | None:
         """The block that is born or dies. Raises OutOfMemory under a limit."""
-        found, allocator = self.lifetimes, self.allocator
+        found = self.lifetimes
         if event >= 0:
             stream = found.streams.get(event, 0) if found.streams else 0
-            block = self.blocks[event] = allocator.malloc(found.sizes[event], stream)
+            block = self.blocks[event] = self.allocator.malloc(found.sizes[event], stream)
             return block
         block = self.blocks.pop(~event)
-        if found.used_on:
-            for stream in found.used_on.get(~event, ()):
-                allocator.record_stream(block, stream)
-        allocator.free(block)
+        for stream in found.used_on.get(~event, ()) if found.used_on else ():
+            self.allocator.record_stream(block, stream)
+        self.allocator.free(block)
         return block
 
 
@@ -112,7 +111,7 @@ def replay(
     died: after each event, and before one with no block where the cache is emptied.
     """
     player = Player(lifetimes, Allocator(settings, limit_bytes, physical=physical, cap_bytes=cap_bytes))
-    allocator, events, emptied, play = player.allocator, lifetimes.events, set(lifetimes.emptied), player.play
+    allocator, events, emptied = player.allocator, lifetimes.events, set(lifetimes.emptied)
     peaks: dict[str, PhasePeak] = {}
     whole = (0, 0, 0)
     death = error = None
@@ -129,10 +128,10 @@ def replay(
         allocator.reset_peak()
         highest, highest_at = allocator.allocated_bytes, start - 1
         for position in range(start, end):
-            if position in emptied:
+            if emptied and position in emptied:
                 empty(position)
             try:
-                block = play(events[position])
+                block = player.play(events[position])
             except OutOfMemory as refused:
                 error, death = refused, _death(lifetimes, position, refused)
                 break

@@ -159,8 +159,11 @@ class Allocator:
         """free_block: it joins its free neighbours."""
         self.requested_bytes -= block.requested
         block.used, block.requested = False, 0
-        self.merge(block, block.prev)
-        self.merge(block, block.next)
+        before, after = block.prev, block.next
+        if before is not None and not before.used:
+            self.merge(block, before)
+        if after is not None and not after.used:
+            self.merge(block, after)
         block.pool.add(block)
 
     def _process_events(self) -> None:
@@ -228,6 +231,8 @@ class Allocator:
 
     def round(self, nbytes: int) -> int:
         """round_size: up to 512 bytes, or with roundup_power2_divisions to a part of the power of two below."""
+        if not self.settings.roundup_power2_divisions:
+            return -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
         divisions = self.settings.divisions_of(nbytes)
         step = MIN_BLOCK_BYTES
         if divisions > 1 and nbytes > MIN_BLOCK_BYTES * divisions:

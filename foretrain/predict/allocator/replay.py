@@ -1,7 +1,7 @@
 """Lifetimes through the allocator: what is allocated and reserved in each phase, and where a limit is hit. No torch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from foretrain.base.records import Record
 from foretrain.base.units import MIB
@@ -45,7 +45,7 @@ class Replay:
     """How a replay went. `phases` are in the order in which they first came; `death` where a limit was hit."""
 
     phases: tuple[PhasePeak, ...]
-    allocator: Allocator  # as it stands at the end, with the peaks of the whole
+    allocator: Allocator = field(compare=False)  # as it stands at the end, with the peaks of the whole
     death: Death | None = None
     out_of_memory: OutOfMemory | None = None
 

@@ -97,7 +97,7 @@ def test_the_other_trainers_step_is_named_where_it_has_another_verdict() -> None
     assert "With foretrain's own step it would fit and need 7.82 GiB." in theirs
     ours = screen(*SCREENS["a nanoGPT file"], "--trainer", "foretrain")
     assert "With nanoGPT's own train.py it would not fit: that needs 10.84 GiB." in ours
-    assert "With foretrain's own step it would need 6.31 GiB." in screen(*SCREENS["step time and rent"])
+    assert "With foretrain's own step it would need 6.32 GiB." in screen(*SCREENS["step time and rent"])
     assert "python train.py" in screen(*SCREENS["step time and rent"])
     assert "own step" not in screen(CASE_C, "--gpu", "4070", "--used-by-others", "8GB")  # which does not fit either
 

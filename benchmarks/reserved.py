@@ -5,7 +5,7 @@
 
 The estimate replays its own list of tensors through the simulator of PyTorch's caching allocator; the trace replays those
 of the real step on fake CUDA tensors. "needed" is the least memory under which the trace's replay does not run out. What is
-done is kept, so that a run that was stopped goes on where it was.
+done is kept for the same code, so that a run that was stopped goes on where it was.
 """
 
 import argparse
@@ -102,8 +102,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--out", type=Path, default=RESULTS / "reserved.json")
     options = parser.parse_args()
-    kept = json.loads(options.out.read_text("utf-8"))["rows"] if options.out.exists() else []
-    rows = [row for row in kept if row["seed"] < options.pairs]
+    kept = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
+    code = service.code_digest()
+    rows = [row for row in kept["rows"] if row["seed"] < options.pairs] if kept.get("code") == code else []
     for seed in range(options.pairs):
         if any(row["seed"] == seed for row in rows):
             continue
@@ -115,9 +116,8 @@ def main() -> None:
         lines, summary = table(rows)
         columns = ["", "configs", "reserved / allocated", "median error", "errors", "within 2 %", "needed / estimate"]
         if seed % 10 == 9 or seed == options.pairs - 1:
-            report(
-                options.out, "Reserved: the estimate against traces", columns, lines, {"summary": summary, "rows": rows}
-            )
+            values = {"code": code, "summary": summary, "rows": rows}
+            report(options.out, "Reserved: the estimate against traces", columns, lines, values)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from tests.golden.cases import Case, case, listed
-from tests.golden.compare import Declared, Difference, differences, judged
+from tests.golden.compare import Declared, Difference, differences, judged, shifted
 
 
 def result(stdout: str = "", written: dict[str, str] | None = None, folder: str = "/scratch/golden-aaaaaaaa/12345678", **more: Any) -> dict[str, Any]:  # fmt: skip
@@ -102,3 +102,14 @@ def test_cases_have_one_name_each_and_a_quick_part_of_every_kind() -> None:
 
 def test_a_case_that_changes_is_run_again() -> None:
     assert case("plan x", "plan baby").digest != case("plan x", "plan baby --json").digest
+
+
+def test_figures_may_shift_by_a_share_and_nothing_else_may() -> None:
+    assert shifted("needs 10.83 GiB (10.56–11.86)", "needs 10.84 GiB (10.57–11.86)", 0.0)  # a last digit
+    assert shifted("11,215,568,896 bytes", "11,216,617,472 bytes", 0.001)
+    assert not shifted("11,215,568,896 bytes", "11,316,617,472 bytes", 0.001)
+    assert not shifted("needs 10.83 GiB", "needs 10.83 MiB", 0.5)
+    assert not shifted("fits with 3", "does not fit with 3", 0.5)
+    meant = Declared(case="plan", path="", reason="another replay", figures=0.01)
+    assert meant.allows(Difference("plan", "stdout:3", "1.00e+12", "1.005e+12"))
+    assert not meant.allows(Difference("plan", "stdout:3", "1.00e+12", "1.005e+13"))

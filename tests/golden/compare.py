@@ -26,18 +26,46 @@ class Difference:
 
 @dataclass(frozen=True)
 class Declared:
-    """A change that was meant. The patterns are searched in the case's name, the path, and the old and new text."""
+    """A change that was meant. The patterns are searched in the case's name, the path, and the old and new text.
+
+    `figures`: nothing but figures may differ, each by at most this share of itself (and one of its last digit).
+    """
 
     case: str
     path: str
     reason: str
     old: str = ""
     new: str = ""
+    figures: float | None = None
 
     def allows(self, found: Difference) -> bool:
         """Whether it names this difference."""
         pairs = ((self.case, found.case), (self.path, found.path), (self.old, found.old), (self.new, found.new))
-        return all(re.search(pattern, text) for pattern, text in pairs)
+        if not all(re.search(pattern, text) for pattern, text in pairs):
+            return False
+        return self.figures is None or shifted(found.old, found.new, self.figures)
+
+
+NUMBER = re.compile(r"\d[\d,]*(\.\d+)?(e[+-]?\d+)?")
+
+
+def shifted(old: str, new: str, share: float) -> bool:
+    """Whether two texts differ in figures only, each by at most a share of itself and one of its last digit."""
+    if NUMBER.sub("#", old) != NUMBER.sub("#", new):
+        return False
+    return all(
+        abs(_value(a) - _value(b)) <= share * max(_value(a), _value(b)) + max(_last_digit(a), _last_digit(b)) * 1.01
+        for a, b in zip(*([m[0] for m in NUMBER.finditer(text)] for text in (old, new)), strict=True)
+    )
+
+
+def _value(figure: str) -> float:
+    return float(figure.replace(",", ""))
+
+
+def _last_digit(figure: str) -> float:
+    mantissa, _, exponent = figure.partition("e")
+    return 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
 
 
 class Varies(NamedTuple):

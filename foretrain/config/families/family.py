@@ -32,6 +32,7 @@ class Family:
 
     name: str  # the value of `recipe`
     model: tuple[str, str]  # the module of its PyTorch code, and the class
+    called: str  # what sentences about the weights of others call its model
     blocks: str  # its list of blocks, as the names of parameters begin
     tokens: tuple[str, ...]  # its matrices with a row for each token of the vocabulary
     # Last words of its modules' names: what their activations count for, and the moment of the step that they begin.
@@ -95,6 +96,21 @@ class Family:
     def read_shape(self, shapes: Mapping[str, Shape], config: Mapping[str, Any]) -> dict[str, Any]:
         """The options that a folder's tensors and Hugging Face's config.json say. Raises Refused."""
         raise Refused(f"weights of recipe = {self.name} can only be resumed from their own run")
+
+    def compare(self, c: RunConfig, shapes: Mapping[str, Shape], more: Sequence[str] = ()) -> None:
+        """Raises Refused where tensors are not those of a config; `more`: names that may be there, too."""
+        wanted = {**dict(self.before(c)), **dict(self.after(c))}
+        block = dict(self.block(c))
+        for i in range(c.n_layer):
+            wanted |= {f"{self.blocks}.{i}.{name}": shape for name, shape in block.items()}
+        for name in [*wanted, *shapes]:
+            if name not in shapes:
+                raise Refused(f"it lacks {name[:80]}")
+            if name not in wanted and name not in more:
+                raise Refused(f"it has {name[:80]}, which {self.called} has not")
+            if name in wanted and tuple(shapes[name]) != wanted[name]:
+                given, own = (" x ".join(map(str, shape)) or "a number" for shape in (shapes[name], wanted[name]))
+                raise Refused(f"{name[:80]} is {given} instead of {own}")
 
     def write_config(self, c: RunConfig, separator: int | None) -> dict[str, Any]:
         """config.json of Hugging Face's model that computes what this one does; `separator`: between documents."""

@@ -17,6 +17,7 @@ class Llama(Family):
     """RMSNorm, SwiGLU, rotary positions, fewer heads of keys and values; tied or not."""
 
     name = "llama"
+    called = "this Llama"
     model = ("foretrain.model.llama", "Llama")
     blocks = "model.layers"
     tokens = ("model.embed_tokens.weight", "lm_head.weight")
@@ -93,22 +94,8 @@ class Llama(Family):
         said["n_layer"] = count_layers(shapes, self.blocks)
         said["vocab_size"], said["n_embd"] = (*shapes.get("model.embed_tokens.weight", ()), 0, 0)[:2]
         made = RunConfig.model_construct(**{"recipe": self.name, **said})
-        self._compare(made, shapes)
+        self.compare(made, shapes, ("lm_head.weight",) if made.tied_embeddings else ())
         return said
-
-    def _compare(self, c: RunConfig, shapes: Mapping[str, Shape]) -> None:
-        """Raises Refused where the tensors are not those of this config."""
-        wanted = {**dict(self.before(c)), **dict(self.after(c))}
-        block = dict(self.block(c))
-        for i in range(c.n_layer):
-            wanted |= {f"{self.blocks}.{i}.{name}": shape for name, shape in block.items()}
-        for name in [*wanted, *shapes]:
-            if name not in shapes:
-                raise Refused(f"it lacks {name[:80]}")
-            if name not in wanted and not (name == "lm_head.weight" and c.tied_embeddings):
-                raise Refused(f"it has {name[:80]}, which this Llama has not")
-            if name in wanted and tuple(shapes[name]) != wanted[name]:
-                raise Refused(f"{name[:80]} is {_x(shapes[name])} instead of {_x(wanted[name])}")
 
     def write_config(self, c: RunConfig, separator: int | None) -> dict[str, Any]:
         kind = "Qwen3" if c.qk_norm else "Llama"
@@ -160,7 +147,3 @@ def _of_hugging_face(config: Mapping[str, Any]) -> dict[str, Any]:
         if (isinstance(value, int | float) and value < 0) or (name in ("n_head", "mlp_width") and not value):
             raise Refused(f"its config.json says {_WORDS[name][0]} = {value}")
     return said
-
-
-def _x(shape: Shape) -> str:
-    return " x ".join(map(str, shape)) or "a number"

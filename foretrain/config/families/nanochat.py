@@ -29,6 +29,7 @@ class NanoChat(Family):
     own."""
 
     name = "nanochat"
+    called = "nanochat's model"
     model = ("foretrain.model.nanochat", "NanoChat")
     blocks = "model.layers"
     tokens = ("model.embed_tokens.weight", "lm_head.weight")
@@ -93,22 +94,8 @@ class NanoChat(Family):
         said["vocab_size"], said["n_embd"] = (*shapes.get("model.embed_tokens.weight", ()), 0, 0)[:2]
         if not said["n_embd"] or said["n_embd"] % said["n_head"]:
             raise Refused(f"its {said['n_head']} heads do not divide a width of {said['n_embd']}")
-        self._compare(RunConfig.model_construct(recipe=self.name, **said), shapes)
+        self.compare(RunConfig.model_construct(recipe=self.name, **said), shapes)
         return said
-
-    def _compare(self, c: RunConfig, shapes: Mapping[str, Shape]) -> None:
-        """Raises Refused where the tensors are not those of this config."""
-        wanted = {**dict(self.before(c)), **dict(self.after(c))}
-        for i in range(c.n_layer):
-            wanted |= {f"{self.blocks}.{i}.{name}": shape for name, shape in self.block(c)}
-        for name in [*wanted, *shapes]:
-            if name not in shapes:
-                raise Refused(f"it lacks {name[:80]}")
-            if name not in wanted:
-                raise Refused(f"it has {name[:80]}, which nanochat's model has not")
-            if tuple(shapes[name]) != wanted[name]:
-                given, own = (" x ".join(map(str, shape)) for shape in (shapes[name], wanted[name]))
-                raise Refused(f"{name[:80]} is {given or 'a number'} instead of {own}")
 
     def write_config(self, c: RunConfig, separator: int | None) -> dict[str, Any]:
         return {

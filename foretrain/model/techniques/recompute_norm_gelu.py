@@ -1,4 +1,4 @@
-"""Recomputation of cheap tensors only: what a linear layer's backward needs is made again, the matmul is not. No torch.
+"""Recomputation of cheap tensors only: the inputs of linear layers, and no matmul. No torch.
 
 Chen et al. 2016 (arXiv:1604.06174) drop whole segments; llm.c's `-r 2` recomputes GELU and LayerNorm alone.
 """
@@ -32,7 +32,7 @@ def forward_of_block() -> Callable[[Any, Any], Any]:
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
     def remake_input(layer: Callable[[Any], Any], x: Any) -> Any:
-        """layer(x), where layer ends in a linear layer whose input is made again from x in the backward pass."""
+        """layer(x), where layer ends in a linear layer whose input is recomputed from x in the backward pass."""
         compiling = torch.compiler.is_compiling()
         keep: Any = {"context_fn": partial(create_selective_checkpoint_contexts, _keep_matmuls)} if compiling else {}
         return checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False, **keep)

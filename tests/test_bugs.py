@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from foretrain import cli
 from foretrain.base import bugs
 from foretrain.data.prepare import ipc as frames
-from foretrain.web import calls, comparison_child, exact_child, routes
+from foretrain.web import calls, child, comparison, exact, routes
 from foretrain.web.guard import TOKEN_HEADER
 from tests.kit.command import foretrain
 from tests.kit.tiny import tiny
@@ -126,11 +126,13 @@ def test_the_page_s_children_answer_with_the_sentence(monkeypatch: pytest.Monkey
     from foretrain.hardware.catalogue import find
     from foretrain.predict.plan import plan
 
-    monkeypatch.setattr(exact_child, "traced_plan", broken)
-    monkeypatch.setattr(comparison_child.comparison, "made", broken)
-    made = plan(tiny(device="cuda"), find("RTX 4070"))
-    assert "This is a bug in foretrain" in exact_child.work({"plan": made.to_json()})["error"]
-    assert "This is a bug in foretrain" in comparison_child.work({"language": "en", "runs": []})["bug"]
+    monkeypatch.setattr(exact, "traced_plan", broken)
+    monkeypatch.setattr(comparison, "made", broken)
+    monkeypatch.setattr(calls, "advice", broken)
+    asked = {"exact": plan(tiny(device="cuda"), find("RTX 4070")).to_json(), "comparison": [], "advice": "{}"}
+    assert asked.keys() == child.WORK.keys()
+    for work, each in asked.items():
+        assert "This is a bug in foretrain" in child.done(work, {"language": "en", "asked": each})["error"]
 
 
 def test_a_child_of_prepare_says_its_sentence_on_stderr() -> None:

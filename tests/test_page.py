@@ -267,7 +267,7 @@ def test_long_advice_is_worked_on_while_the_page_answers(client: TestClient, mon
     first, second = (post(client, "/api/advice", asked, 202)["job"] for _ in range(2))  # the newest wins
     get(client, f"/api/advice/{first}", 404)
     plain = child.start
-    monkeypatch.setattr(child, "start", lambda module: plain("foretrain.web.no_such"))
+    monkeypatch.setattr(child, "start", lambda work: plain("no such"))
     monkeypatch.setattr(advising, "WAIT_S", 600.0)
     assert "exit 1" in post(client, "/api/advice", asked, 422)["message"]
     get(client, f"/api/advice/{second}", 404)
@@ -324,7 +324,7 @@ def tracing() -> list[str]:
             state, parent = path.read_text("utf-8", "replace").rpartition(")")[2].split()[:2]
             if int(parent) == os.getpid() and state != "Z":
                 found.append((path.parent / "cmdline").read_text("utf-8", "replace"))
-    return [words for words in found if "exact_child" in words]
+    return [words for words in found if "web.child\0exact" in words]
 
 
 def test_a_trace_can_be_stopped_and_leaves_no_process(client: TestClient) -> None:

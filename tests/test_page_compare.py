@@ -161,7 +161,7 @@ def test_a_large_comparison_is_made_in_a_process_and_is_the_same(
     small = beside(client, "slow", "quick")
     started: list[Any] = []
     plain = child.start
-    monkeypatch.setattr(child, "start", lambda module: started.append(plain(module)) or started[-1])
+    monkeypatch.setattr(child, "start", lambda work: started.append(plain(work)) or started[-1])
     monkeypatch.setattr(comparing, "LARGE_BYTES", 0)
     known = ids(client)
     asked = {"runs": [known["slow"], known["quick"]]}
@@ -171,7 +171,7 @@ def test_a_large_comparison_is_made_in_a_process_and_is_the_same(
     assert [process.poll() for process in started] == [0, 0]
     monkeypatch.setattr(comparing, "TIMEOUT_S", 0.05)
     assert "0 s" in post(client, "/api/compare", asked, 422)["message"]
-    monkeypatch.setattr(child, "start", lambda module: started.append(plain("foretrain.web.no_such")) or started[-1])
+    monkeypatch.setattr(child, "start", lambda work: started.append(plain("no such")) or started[-1])
     monkeypatch.setattr(comparing, "TIMEOUT_S", 60.0)
     assert "exit 1" in post(client, "/api/compare", asked, 422)["message"]
     assert all(process.poll() is not None for process in started)

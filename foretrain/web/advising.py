@@ -3,14 +3,10 @@
 A question is answered within WAIT_S: with the advice, else with a job to ask again. The newest question wins.
 """
 
-import contextlib
-import json
 import secrets
-import subprocess
 import threading
 import time
 
-from foretrain.base import languages
 from foretrain.base.errors import UserError
 from foretrain.web import advices, answers, calls, child
 from foretrain.web.calls import Made
@@ -23,33 +19,19 @@ class Advising:
 
     def __init__(self, body: bytes) -> None:
         self.id = secrets.token_hex(8)
-        self._begun, self._done, self._stopped = time.monotonic(), threading.Event(), False
-        self._made: Made | None = None
-        self._process = child.start("foretrain.web.advice_child")
-        job = {"language": languages.current().id, "body": body.decode("utf-8", "replace")}
-        threading.Thread(target=self._follow, args=(json.dumps(job),), daemon=True).start()
-
-    def _follow(self, job: str) -> None:
-        with self._process as process, contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-            status, answer = json.loads(process.communicate(job)[0])
-            self._made = status, answer
-        self._done.set()
+        self._begun = time.monotonic()
+        self._child = child.Child("advice", body.decode("utf-8", "replace"))
+        self.stop = self._child.stop
 
     def state(self) -> Made:
         """The answer, waited for WAIT_S; else 202 and the seconds so far. Raises UserError where there is none."""
-        if not self._done.wait(WAIT_S):
+        if not self._child.finished(WAIT_S):
             seconds = int(time.monotonic() - self._begun)
             return 202, {"schema": answers.SCHEMA, "job": self.id, "seconds": seconds}
-        if self._made is None:
-            reason = "stopped" if self._stopped else f"exit {self._process.poll()}"
-            raise UserError("page.advice_failed", reason=reason)
-        return self._made
-
-    def stop(self) -> None:
-        """End the process; nothing of a finished one changes."""
-        self._stopped = True
-        with contextlib.suppress(OSError):
-            self._process.kill()
+        if self._child.failure:
+            raise UserError("page.advice_failed", reason=self._child.failure)
+        status, answer = self._child.answer
+        return status, answer
 
 
 class Adviser:

@@ -3,15 +3,11 @@
 The metrics of a long run, parsed, take many times their size, and seconds in which sliders would stand still.
 """
 
-import contextlib
-import json
-import subprocess
 import threading
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, StrictStr
 
-from foretrain.base import languages
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.web import child, comparison
@@ -22,8 +18,6 @@ from foretrain.web.runs import Runs
 MOST = 4  # stand side by side in a table that can be read
 LARGE_BYTES = 512 * 1024
 TIMEOUT_S = 180.0
-
-Chosen = list[tuple[str, ObservedRun | None]]  # an id, and its run where the server found it
 
 
 class Asked(Record):
@@ -37,7 +31,7 @@ class Comparer:
 
     def __init__(self, known: Runs) -> None:
         self._known, self._turn = known, threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
+        self._child: child.Child | None = None
 
     def answer(self, asked: Asked) -> Made:
         """What the page shows of these runs. Raises UserError where the process ends without an answer."""
@@ -47,31 +41,20 @@ class Comparer:
             return 200, comparison.made(chosen)
         self.stop()
         with self._turn:
-            return 200, self._beside(chosen)
-
-    def _beside(self, chosen: Chosen) -> dict[str, Any]:
-        job = {"language": languages.current().id, "runs": [[id, str(run.path) if run else None] for id, run in chosen]}
-        with child.start("foretrain.web.comparison_child") as process:
-            self._process = process
-            try:
-                answer, _ = process.communicate(json.dumps(job), TIMEOUT_S)
-                found = json.loads(answer)
-                if "bug" in found:
-                    raise UserError("page.compare_failed", reason=found["bug"])
-                return found
-            except subprocess.TimeoutExpired:
-                raise UserError("page.compare_failed", reason=f"{TIMEOUT_S:.0f} s") from None
-            except (ValueError, OSError):
-                raise UserError("page.compare_failed", reason=f"exit {process.wait()}") from None
-            finally:
-                process.kill()
+            working = self._child = child.Child(
+                "comparison", [[id, str(run.path) if run else None] for id, run in chosen]
+            )
+            if not working.finished(TIMEOUT_S):
+                working.stop()
+                raise UserError("page.compare_failed", reason=f"{TIMEOUT_S:.0f} s")
+            if working.failure:
+                raise UserError("page.compare_failed", reason=working.failure)
+            return 200, working.answer
 
     def stop(self) -> None:
         """End what is being compared in a process, if anything is."""
-        process = self._process
-        if process is not None:
-            with contextlib.suppress(OSError):
-                process.kill()
+        if self._child is not None:
+            self._child.stop()
 
 
 def _size(run: ObservedRun) -> int:

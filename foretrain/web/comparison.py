@@ -5,6 +5,7 @@ Files are read and nothing else (observe.py); what cannot be read is a sentence 
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from foretrain.analysis.forecast import plan_of
@@ -49,6 +50,11 @@ def made(chosen: Sequence[tuple[str, ObservedRun | None]]) -> dict[str, Any]:
     document = compare_view.report(found, facts.losses, dict(facts.verdicts), facts.checks, facts.sources)
     command = shlex.join(["foretrain", "report", *(subject.path for subject in subjects)])
     return {**answer, "document": document_json(document, _block), "command": printable(command)}
+
+
+def of_paths(asked: list[tuple[str, str | None]]) -> dict[str, Any]:
+    """`made` of ids and folders of runs, in a process of its own (child.py)."""
+    return made([(id, ObservedRun(Path(path)) if path else None) for id, path in asked])
 
 
 def _read(id: str, run: ObservedRun | None) -> tuple[dict[str, Any], Subject | None]:

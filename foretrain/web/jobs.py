@@ -1,14 +1,8 @@
-"""Exact answers on request: one child process at a time, with its progress, stopped on request or by the next one."""
+"""Exact answers on request: one process at a time, with its progress, stopped on request or by the next one."""
 
-import contextlib
-import json
 import secrets
-import signal
-import subprocess
-import threading
-from typing import Any
+from functools import cached_property
 
-from foretrain.base import apart
 from foretrain.base.errors import UserError
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.plan import Plan
@@ -16,53 +10,41 @@ from foretrain.predict.trace import service
 from foretrain.web import child
 
 _KEPT = 4
-_GRACE_S = 3.0
 
 
 class Job:
-    """One trace of a plan. `state` is working, done, failed or stopped."""
+    """One trace of a plan."""
 
     def __init__(self, plan: Plan, found: ResolvedConfig) -> None:
         self.id = secrets.token_hex(8)
         self.found = found
-        self.state, self.progress, self.reason = "working", "", ""
-        self.plan: Plan | None = None
-        self._process = child.start("foretrain.web.exact_child")
         self._gpu = plan.gpu
-        self._thread = threading.Thread(target=self._follow, args=({"plan": plan.to_json()},), daemon=True)
-        self._thread.start()
+        self._child = child.Child("exact", plan.to_json())
+        self.stop = self._child.stop
 
-    def _follow(self, job: dict[str, Any]) -> None:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        with contextlib.suppress(OSError), stdin:  # one that dies at once says nothing either
-            json.dump(job, stdin)
-        last: dict[str, Any] = {}
-        with stdout:
-            for line in stdout:
-                last = json.loads(line)
-                self.progress = last.get("progress", self.progress)
-        code = self._process.wait()
-        if self.state == "stopped":
-            return
-        if "plan" in last:
-            self.plan = Plan.model_validate(last["plan"]).model_copy(update={"gpu": self._gpu})
-            self.state = "done"
-        else:
-            self.state, self.reason = "failed", last.get("error") or f"exit {code}"
+    @property
+    def progress(self) -> str:
+        """How far the trace is, in a few words."""
+        return self._child.progress
 
-    def stop(self) -> None:
-        """End the child and its workers; nothing of a finished one changes."""
-        if self.state != "working":
-            return
-        self.state = "stopped"
-        apart.send(self._process, signal.SIGTERM)
-        try:
-            self._process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            apart.send(self._process, apart.KILL)
-            self._process.wait()
+    @property
+    def state(self) -> str:
+        """working, done, failed or stopped."""
+        if self._child.stopped:
+            return "stopped"
+        if not self._child.finished():
+            return "working"
+        return "failed" if self._child.failure else "done"
+
+    @property
+    def reason(self) -> str:
+        """Why it failed, '' where it did not."""
+        return self._child.failure if self.state == "failed" else ""
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The deeper plan of a trace that is done."""
+        return Plan.model_validate(self._child.answer).model_copy(update={"gpu": self._gpu})
 
 
 class Jobs:

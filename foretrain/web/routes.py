@@ -188,5 +188,5 @@ class _Handlers:
 
 
 def _job(job: jobs.Job) -> dict[str, Any]:
-    done = answers.plan_json(job.plan, job.found) if job.plan is not None else None
+    done = answers.plan_json(job.plan, job.found) if job.state == "done" else None
     return {"schema": answers.SCHEMA, "state": job.state, "progress": job.progress, "reason": job.reason, "plan": done}

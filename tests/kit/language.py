@@ -70,14 +70,14 @@ def pretending(**more: dict[str, str]) -> Iterator[None]:
         forget()
 
 
-def child(module: str) -> subprocess.Popen[str]:
+def child(work: str) -> subprocess.Popen[str]:
     """What `web.child.start` starts, knowing these languages, too: a patch of `_ids` ends with its process."""
     code = (
         "import runpy, sys\nfrom tests.kit.language import pretending\n"
-        "with pretending():\n    runpy.run_module(sys.argv[1], run_name='__main__')"
+        "with pretending():\n    runpy.run_module('foretrain.web.child', run_name='__main__')"
     )
     return subprocess.Popen(
-        [sys.executable, "-c", code, module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        [sys.executable, "-c", code, work], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(REPO)}, text=True, encoding="utf-8", start_new_session=True,
     )  # fmt: skip
 

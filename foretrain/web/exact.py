@@ -1,0 +1,15 @@
+"""The exact answer for the page, made in a process of its own (child.py): a plan comes in, the deeper plan goes out."""
+
+from typing import Any
+
+from foretrain.app.exact import traced_plan
+from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.plan import Plan
+from foretrain.web import child
+
+
+def traced(asked: dict[str, Any]) -> dict[str, Any]:
+    """A plan's JSON with traced memory; says how far the traces are. Raises UserError."""
+    plan = Plan.model_validate(asked)
+    plan = plan.model_copy(update={"gpu": Gpu.model_validate(asked["gpu"])})
+    return traced_plan(plan, lambda text: child.say({"progress": text})).to_json()

@@ -24,6 +24,7 @@ from starlette.testclient import TestClient
 
 from foretrain.base import languages, messages
 from foretrain.base.errors import ConfigError
+from foretrain.base.messages import say
 from foretrain.base.units import format_bytes, format_duration
 from foretrain.config.options import OPTIONS, named
 from foretrain.config.resolve import from_text, resolve, to_toml
@@ -31,7 +32,7 @@ from foretrain.hardware import devices
 from foretrain.hardware.catalogue import catalogue, find
 from foretrain.predict.plan import plan
 from foretrain.predict.trace import interpreter
-from foretrain.reports import palette
+from foretrain.reports import making, palette
 from foretrain.web import advising, calls, child, connections, fields, guard, jobs, planner, routes, server
 from tests.kit.command import REPO, foretrain
 from tests.kit.data import shards
@@ -285,7 +286,7 @@ def test_runs_are_shown_with_their_forecast(client: TestClient) -> None:
     page = get(client, f"/api/runs/{run['id']}")
     assert [line["step"] for line in page["metrics"] if line["kind"] == "step"] == [0, 10]
     assert page["events"][0]["text"] == "saved baby"
-    assert {section["title"] for section in page["document"]["sections"]} >= {"Memory", "Time"}
+    assert [section["title"] for section in page["document"]["sections"]] == titles(Path(run["path"]))
     assert get(client, f"/api/runs/{run['id']}/live?after={page['next']}")["metrics"] == []
     assert len(get(client, f"/api/runs/{run['id']}/live?after=-5")["metrics"]) == 3
     against = get(client, "/api/comparisons")["runs"][0]["rows"]
@@ -296,6 +297,33 @@ def test_runs_are_shown_with_their_forecast(client: TestClient) -> None:
     for other in (page, get(client, f"/api/runs/{run['id']}/live?after=0")):
         assert {key: other[key] for key in speeds} == speeds
     get(client, "/api/runs/ffffffffffffffff", 404)
+
+
+def titles(run: Path) -> list[str]:
+    """The sections of the report that `foretrain report RUN` makes."""
+    return [section.title.text() for section in making.run(run).sections]
+
+
+def test_a_run_that_trains_is_shown_as_far_as_it_is(client: TestClient, tmp_path: Path) -> None:
+    """From its first moment on: without a line, with half a line, with steps and no evaluation."""
+    folder = tmp_path / "runs" / "live"
+    none = dict.fromkeys(("val_loss", "step_s", "tokens_per_s"))
+    live = write_run(folder, "live", status="running", steps_done=0, wall_s=0.0, **none)
+    live.acquire()
+    line = {"kind": "step", "loss": 4.0, "grad_norm": 1.0, "learning_rate": 1e-3, "step_s": 0.5, "tokens_per_s": 9.0,
+            "mfu": None, "memory_bytes": None, "elapsed_s": 1.0, "eta_s": 1.0}  # fmt: skip
+    steps = "".join(json.dumps({**line, "step": step}) + "\n" for step in range(30))
+    for text in ("", steps[: len(steps) // 30 + 20], steps, None):
+        metrics = folder / "metrics.jsonl"
+        metrics.unlink() if text is None else metrics.write_text(text)
+        run = next(run for run in get(client, "/api/runs")["runs"] if run["name"] == "live")
+        page = get(client, f"/api/runs/{run['id']}")
+        assert (page["status"], page["problem"]) == ("running", "")
+        assert [section["title"] for section in page["document"]["sections"]] == titles(folder)
+        blocks = [block for section in page["document"]["sections"] for block in section["blocks"]]
+        assert ({"kind": "paragraph", "text": say("report.no_losses"), "tone": "plain"} in blocks) == (
+            text in ("", None)
+        )
 
 
 def test_a_damaged_run_is_said_and_the_others_shown(client: TestClient, tmp_path: Path) -> None:

@@ -41,12 +41,14 @@ class RunFacts:
     energy_j: float | None
 
 
-def gather(path: Path, sample: str | None = None) -> RunFacts:
-    """Of a run directory. Raises UserError where there is none, or its records are damaged."""
-    found = run_of(RunDirectory(path))
-    record, metrics = found.record, found.metrics
+def gather(run: Path | RunDirectory, sample: str | None = None) -> RunFacts:
+    """Of a run directory, or one that is only looked at. Raises UserError where there is none, or its records are
+    damaged."""
+    directory = run if isinstance(run, RunDirectory) else RunDirectory(run)
+    found = run_of(directory)
+    record, metrics, path = found.record, found.metrics, directory.path
     meter = meter_of(metrics)
-    subject = runs.load(Given(path=str(path)))
+    subject = runs.of(Given(path=str(path)), directory, metrics)
     return RunFacts(
         record=record, folder=path.resolve().name, plan=found.plan, check=found.check, explanation=found.explanation,
         losses=loss_curves([subject], [meter]),

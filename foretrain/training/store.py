@@ -92,6 +92,13 @@ class EvaluationMetrics(Record):
     best: bool
 
 
+# What each kind of line of metrics.jsonl must have: looked up once, as a long run has 100,000 lines.
+_LINES: dict[str, tuple[type[Record], frozenset[str]]] = {
+    name: (kind, frozenset(kind.model_fields))
+    for name, kind in (("step", StepMetrics), ("evaluation", EvaluationMetrics))
+}
+
+
 class MachineLoad(Record):
     """Who used the processor while a run trained on it. The shares are of all usable cores.
 
@@ -280,8 +287,8 @@ class RunDirectory:
             try:
                 line = json.loads(text)
                 if name == "metrics":
-                    kind = StepMetrics if line["kind"] == "step" else EvaluationMetrics
-                    kind.model_validate({k: v for k, v in line.items() if k in kind.model_fields})
+                    kind, known = _LINES["step" if line["kind"] == "step" else "evaluation"]
+                    kind.model_validate({k: v for k, v in line.items() if k in known})
                 elif not isinstance(line, dict):
                     continue
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -6,11 +6,12 @@ from typing import Any
 
 from foretrain.analysis.forecast_check import ForecastCheck, Row, of_directory
 from foretrain.analysis.measured_step import with_measured_step
-from foretrain.app.run_report import sample_in
+from foretrain.app import run_report
 from foretrain.base.errors import UserError
 from foretrain.base.messages import format_value, has, printable, say
 from foretrain.reports.document import Message
 from foretrain.reports.views import run as run_view
+from foretrain.reports.views import run_explain
 from foretrain.training.store import RunRecord, find_runs
 from foretrain.web.answers import SCHEMA, document_json
 from foretrain.web.observe import ObservedRun, curve, newest, tail
@@ -82,23 +83,15 @@ def _state(run: ObservedRun, record: RunRecord) -> dict[str, Any]:
 
 
 def page(id: str, run: ObservedRun) -> dict[str, Any]:
-    """One run: its report as a document, its curve, and where to go on reading. Raises UserError."""
+    """One run: what `foretrain report` makes of it, its curve, and where to go on reading. Raises UserError."""
     record = _record(run)
     metrics, end = curve(run.path / "metrics.jsonl")
     answer = {"schema": SCHEMA, **row(id, run, record), "metrics": metrics, "next": end, "events": _events(run)}
     try:
-        _, plan, check = of_directory(run)
-        document = run_view.report_document(record, _whole(metrics), plan, check, sample_in(run.path))
+        document = run_explain.report(run_report.gather(run))
     except UserError as error:
         return {**answer, "document": None, "problem": printable(str(error))}
     return {**answer, "document": document_json(document), "problem": ""}
-
-
-def _whole(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines that have what the report reads of them."""
-    needed = {"step": {"loss"}, "evaluation": {"train_loss", "val_loss"}}
-    whole = [line for line in metrics if needed[line["kind"]] <= set(line)]
-    return [{"evaluation_s": None, **line} for line in whole]
 
 
 def live(run: ObservedRun, start: int) -> dict[str, Any]:

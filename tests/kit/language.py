@@ -12,6 +12,7 @@ from unittest import mock
 
 from foretrain.base import languages
 from foretrain.config.options import OPTIONS
+from foretrain.hardware.catalogue import catalogue
 from foretrain.hardware.cpu import cpu_device
 from foretrain.verification import record as verification
 from foretrain.verification.cases import FILLING, ON_A_CARD
@@ -109,4 +110,4 @@ SAME = {
     "memory", "default", "nanogpt", "modern", "baby", "log", "out", "foretrain", *re.findall(r"[A-Za-z]+", cpu_device().name),
 } | {  # the names of cases are typed: foretrain verify --only
     word for case in (*ON_A_CARD, *FILLING) for word in re.findall(r"[A-Za-z]+", case.label)
-} | {"NVIDIA", "GeForce", "json", "case", "cases", *re.findall("[a-z]+", verification.CONTRIBUTED)}  # fmt: skip
+} | {word for name in catalogue() for word in re.findall(r"[A-Za-z]+", name)} | {"NVIDIA", "GeForce", "json", "case", "cases", *re.findall("[a-z]+", verification.CONTRIBUTED)}  # fmt: skip

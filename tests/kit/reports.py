@@ -2,15 +2,19 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from foretrain.app import run_report
 from foretrain.config.resolve import resolve
 from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cpu import cpu_device
-from foretrain.training.store import MeasuredMemory, MeasuredPhase, RunRecord
+from foretrain.reports.document import Document
+from foretrain.reports.views import run_explain
+from foretrain.training.store import MeasuredMemory, MeasuredPhase, RunDirectory, RunRecord
 
 HOSTILE = '</script><img src=x onerror=alert(1)> & "quotes" \x1b[31m {braces} ${dollar} $title'
 
@@ -33,12 +37,29 @@ def record(**changes: object) -> RunRecord:
     return RunRecord.model_validate(values)
 
 
-METRICS = [
-    {"kind": "evaluation", "step": 0, "train_loss": 5.31, "val_loss": 5.3, "evaluation_s": 0.5},
-    {"kind": "step", "step": 0, "loss": 5.3},
-    {"kind": "step", "step": 1, "loss": 4.9},
-    {"kind": "evaluation", "step": 2, "train_loss": 1.4, "val_loss": 1.5, "evaluation_s": 0.5},
-]
+def write_run(folder: Path, **changes: object) -> RunDirectory:
+    """A run's records: two evaluations, two steps."""
+    folder.mkdir(parents=True, exist_ok=True)
+    directory = RunDirectory(folder)
+    directory.write_record(record(**changes))
+    speed = {"grad_norm": 1.0, "learning_rate": 1e-3, "step_s": 0.08, "tokens_per_s": 25_000.0, "mfu": 0.4,
+             "memory_bytes": 4 * 10**8, "eta_s": 0.0}  # fmt: skip
+    evaluations = [
+        {"kind": "evaluation", "step": step, "train_loss": train, "val_loss": val, "evaluation_s": 0.5, "best": True}
+        for step, train, val in ((0, 5.31, 5.3), (2, 1.4, 1.5))
+    ]
+    steps = [
+        {"kind": "step", "step": step, "loss": loss, "elapsed_s": 1.0 + step, **speed}
+        for step, loss in enumerate((5.3, 4.9))
+    ]
+    for line in (evaluations[0], *steps, evaluations[1]):
+        directory.append("metrics", line)
+    return directory
+
+
+def run_document(folder: Path, sample: str | None = "def f():", **changes: object) -> Document:
+    """The report of such a run, whose tokens by themselves have 3.1 nats."""
+    return run_explain.report(replace(run_report.gather(write_run(folder, **changes), sample), unigram=3.1))
 
 
 class Tags(HTMLParser):
@@ -70,9 +91,6 @@ def gpu_lines(count: int) -> Iterator[dict[str, Any]]:
 
 def write_long_run(folder: Path, steps: int, name: str = "long") -> Path:
     """A run's records as a GPU run leaves them."""
-    from foretrain.training.store import RunDirectory
-    from tests.kit.reports import record
-
     folder.mkdir()
     RunDirectory(folder).write_record(record(name=name, gpu=find(CARD), dtype="bfloat16", steps_done=steps))
     with (folder / "metrics.jsonl").open("w", encoding="utf-8") as file:

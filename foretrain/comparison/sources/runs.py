@@ -34,10 +34,10 @@ def load(given: Given) -> Subject:
     return of(given, RunDirectory(path if path.is_dir() else path.parent))
 
 
-def of(given: Given, directory: RunDirectory) -> Subject:
-    """The run in this directory. Raises UserError as `load`."""
+def of(given: Given, directory: RunDirectory, metrics: list[dict[str, Any]] | None = None) -> Subject:
+    """The run in this directory. `metrics`: its lines, where they were read before. Raises UserError as `load`."""
     record = directory.read_record()
-    lines = directory.read_lines("metrics")
+    lines = directory.read_lines("metrics") if metrics is None else metrics
     times, since = _steady(step_lines(lines), record)
     config = record.config.model_copy(update={"compile": record.compiled, "dtype": record.dtype})
     known = settings.of_config(config, record.gpu, "foretrain") | _data(record)

@@ -31,7 +31,7 @@ def _picture(kind: str, groups: list[tuple[str, list[Row]]], sources: Sequence[s
     ends = (min(values) / 1.6, max(values) * 1.6)
     band = tuple((x, x * (1 - BAND), x * (1 + BAND)) for x in ends)
     return Scatter(
-        Message(f"picture.predicted_{'memory' if kind == 'bytes' else 'time'}"),
+        Message("picture.predicted_memory" if kind == "bytes" else "picture.predicted_time"),
         Axis(Message(f"axis_measured.{name}"), format, True), Axis(Message(f"axis_predicted.{name}"), format, True),
         clouds,
         ((Message("report.same_line"), tuple((x, x) for x in ends)),), (Message("report.band", {"share": BAND}), band),

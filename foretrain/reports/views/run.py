@@ -1,27 +1,18 @@
-"""A run as a Document: what it did, its loss, predicted against measured, samples. And the list of runs."""
+"""Runs in a list, a run's forecast beside what it measured, and what a report says of a run at its head and its end."""
 
 from dataclasses import replace
-from typing import Any
 
 from foretrain.analysis.forecast_check import ForecastCheck, Row
-from foretrain.predict.plan import Plan
 from foretrain.reports.document import (
-    Bar,
     Block,
     Cell,
     Document,
-    Lines,
     Message,
-    Pairs,
     Paragraph,
     Quantity,
     Section,
-    Series,
-    StackedBars,
     Table,
-    Verbatim,
 )
-from foretrain.reports.views.plan import grouped
 from foretrain.training.store import MachineLoad, RunDirectory, RunRecord
 
 STATUS_TONES = {
@@ -32,7 +23,6 @@ STATUS_TONES = {
     "failed": "bad",
 }
 _UNSAVED = {"interrupted": "status.interrupted_unsaved", "killed": "status.killed_unsaved"}
-_MAX_POINTS = 600
 
 
 def status_text(directory: RunDirectory, record: RunRecord) -> Message:
@@ -130,26 +120,6 @@ def _rows(rows: tuple[Row, ...]) -> Table:
     return Table(columns, tuple(cells), frozenset({1, 2, 3, 4}))
 
 
-def report_document(
-    record: RunRecord,
-    metrics: list[dict[str, Any]],
-    plan: Plan,
-    comparison: ForecastCheck,
-    sample: str | None = None,
-    unigram: float | None = None,
-) -> Document:
-    """The whole report of a run."""
-    sections = [Section(Message("report.summary"), summary(record, unigram))]
-    sections.append(Section(Message("report.learning"), _learning(metrics, unigram)))
-    memory, time = _memory_picture(plan, record, comparison), _time_picture(comparison)
-    for picture, section in zip((memory, time), comparison_sections(comparison), strict=False):
-        sections.append(Section(section.title, (*picture, *section.blocks)))
-    if sample:
-        sections.append(Section(Message("report.sample"), (Verbatim(sample),)))
-    sections.append(Section(Message("report.config"), (changed_knobs(record),)))
-    return Document(Message("report.title", {"name": record.name}), subtitle(record), sections)
-
-
 def subtitle(record: RunRecord) -> Message:
     """What was trained, on what, when."""
     values = {
@@ -173,69 +143,6 @@ def summary(record: RunRecord, unigram: float | None) -> tuple[Block, ...]:
         speed = {"tokens_per_s": record.tokens_per_s, "mfu": record.mfu, "gpu": record.gpu.name}
         blocks.append(Paragraph(Message("report.speed" if record.mfu else "report.speed_only", speed)))
     return tuple(blocks)
-
-
-def _learning(metrics: list[dict[str, Any]], unigram: float | None) -> tuple[Block, ...]:
-    steps = [m for m in metrics if m["kind"] == "step"]
-    evaluations = [m for m in metrics if m["kind"] == "evaluation"]
-    stride = max(1, len(steps) // _MAX_POINTS)
-    training = steps[::stride]
-    lines = Lines(
-        Message("picture.loss"),
-        Message("axis.step"),
-        Message("axis.loss"),
-        (
-            Series(
-                Message("axis.train"),
-                tuple(m["step"] + 1 for m in training),
-                tuple(m["loss"] for m in training),
-            ),
-            Series(
-                Message("axis.val"),
-                tuple(m["step"] for m in evaluations),
-                tuple(m["val_loss"] for m in evaluations),
-            ),
-        ),
-        (Message("axis.unigram"), unigram) if unigram else None,
-    )
-    rows = tuple(
-        (
-            f"{m['step']:,}",
-            f"{m['train_loss']:.4f}",
-            f"{m['val_loss']:.4f}",
-            Quantity(m["evaluation_s"], "duration"),
-        )
-        for m in evaluations
-    )
-    columns = tuple(Message(f"column.{name}") for name in ("step", "train_loss", "val_loss", "took"))
-    return lines, Table(columns, rows, frozenset({0, 1, 2, 3}))
-
-
-def _memory_picture(plan: Plan, record: RunRecord, comparison: ForecastCheck) -> tuple[Block, ...]:
-    """The predicted bar by component beside the measured one, at the peak of a steady step."""
-    blocks: list[Block] = []
-    measured = record.memory.phase("steady_step")
-    steady = [p for p in plan.memory_of("foretrain").phases if p.phase == "steady_step"]
-    if measured is not None and measured.allocated_bytes and steady:
-        known = (
-            ("weights", record.memory.weights_bytes or 0),
-            ("optimizer", record.memory.optimizer_bytes or 0),
-        )
-        rest = measured.allocated_bytes - sum(size for _, size in known)
-        bars = (
-            Bar(Message("axis.predicted"), grouped(steady[0].components)),
-            Bar(Message("axis.measured"), (*known, ("everything_else", rest))),
-        )
-        blocks.append(StackedBars(Message("picture.steady_memory"), bars, None))
-    rows = tuple((Message(f"quantity.{row.id}"), row.predicted, row.measured) for row in comparison.memory)
-    if rows:
-        blocks.append(Pairs(Message("picture.predicted_memory"), "bytes", rows))
-    return tuple(blocks)
-
-
-def _time_picture(comparison: ForecastCheck) -> tuple[Block, ...]:
-    rows = tuple((Message(f"quantity.{row.id}"), row.predicted, row.measured) for row in comparison.time)
-    return (Pairs(Message("picture.predicted_time"), "duration", rows),) if rows else ()
 
 
 def changed_knobs(record: RunRecord) -> Table:

@@ -1,7 +1,4 @@
-"""Layers that several families share: RMSNorm that saves its result alone, rotary positions, and squared ReLU.
-
-Shapes: B micro-batch, T context, H heads, D width of a head.
-"""
+"""Layers that several families share: RMSNorm that saves its result alone, and squared ReLU."""
 
 from typing import Any
 
@@ -39,19 +36,6 @@ def norm(x: Tensor, dtype: torch.dtype, eps: float = NORM_EPS) -> Tensor:
     """x / rms(x) over the last dimension, in `dtype`: RMSNorm (arXiv:1910.07467) without weights."""
     y: Tensor = _Norm.apply(x, dtype, eps)
     return y
-
-
-def rotary_tables(block_size: int, width: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines of `rotate`, each T x 1 x D, fp32."""
-    rates = base ** -torch.arange(0, width, 2, dtype=torch.float64).div(width)
-    angles = torch.arange(block_size, dtype=torch.float64)[:, None, None] * rates
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), -1).float(), torch.cat((-sin, sin), -1).float()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions: column i of each head (B x T x H x D) is turned against column i + D/2."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 class _SquaredRelu(torch.autograd.Function):

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from foretrain.config.options import RunConfig
 from foretrain.model.embedding import TokenEmbedding
-from foretrain.model.language_model import LanguageModel
-from foretrain.model.layers import norm, rotary_tables, rotate
+from foretrain.model.layers import norm
+from foretrain.model.rotary import RotaryModel, rotate
 
 INIT_STD = 0.02  # transformers' initializer_range
 WIDEST_GROUPED = 192  # of heads that FlashAttention learns on every card
@@ -116,7 +116,7 @@ class Block(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x, cos.dtype))
 
 
-class Llama(LanguageModel):
+class Llama(RotaryModel):
     """The model."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -131,26 +131,19 @@ class Llama(LanguageModel):
         if c.tied_embeddings:
             embedding: Any = self.model["embed_tokens"]
             embedding.weight = self.lm_head.weight
-        cos, sin = rotary_tables(c.block_size, c.head_width, c.rope_theta)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        self.keep_tables(c.head_width, c.rope_theta)
         self.apply(_init)
 
     def layers(self) -> nn.ModuleList:
         blocks: Any = self.model["layers"]
         return blocks
 
-    def hidden(self, idx: Tensor) -> Tensor:
-        """The normed last hidden states, B x T x C, of token ids idx, B x T; in autocast's dtype where that is on."""
-        T, device = idx.shape[1], idx.device.type
-        assert self.block_size >= T, f"context of {T} tokens, the model has {self.block_size} positions"
+    def embed(self, idx: Tensor) -> Tensor:
         parts: Any = self.model
-        x = parts["embed_tokens"](idx)
-        low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        tables: Any = self.cos, self.sin
-        cos, sin = (table[:T].to(low) for table in tables)
-        for i in range(len(self.layers())):
-            x = self.block(i, x, cos, sin)
+        return parts["embed_tokens"](idx)
+
+    def leave(self, x: Tensor, low: torch.dtype) -> Tensor:
+        parts: Any = self.model
         return parts["norm"](x, low)
 
 

@@ -20,7 +20,6 @@ Shapes: B micro-batch, T context, C width, H heads, D = C / H, V vocabulary.
 """
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +27,8 @@ from torch import Tensor, nn
 
 from foretrain.config.options import RunConfig
 from foretrain.model.embedding import TokenEmbedding
-from foretrain.model.language_model import LanguageModel
-from foretrain.model.layers import norm, rotary_tables, rotate, squared_relu
+from foretrain.model.layers import norm, squared_relu
+from foretrain.model.rotary import RotaryModel, rotate
 
 ROPE_BASE = 10_000.0
 EMBEDDING_STD = 0.02
@@ -88,7 +87,7 @@ class Block(nn.Module):
         return x + self.mlp(norm(x, cos.dtype))
 
 
-class ModernGPT(LanguageModel):
+class ModernGPT(RotaryModel):
     """The model. What adds to the residual stream starts at zero, and so does the head: the first loss is ln V."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -97,27 +96,22 @@ class ModernGPT(LanguageModel):
         self.embedding = TokenEmbedding(c.vocab_size, c.n_embd)
         self.blocks = nn.ModuleList([Block(c.n_embd, c.n_head) for _ in range(c.n_layer)])
         self.lm_head = nn.Linear(c.n_embd, c.vocab_size, bias=False)
-        cos, sin = rotary_tables(c.block_size, c.n_embd // c.n_head, ROPE_BASE)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        self.keep_tables(c.n_embd // c.n_head, ROPE_BASE)
         self.apply(_init)
         nn.init.zeros_(self.lm_head.weight)
 
     def layers(self) -> nn.ModuleList:
         return self.blocks
 
-    def hidden(self, idx: Tensor) -> Tensor:
-        """The normed last hidden states, B x T x C, of token ids idx, B x T; in autocast's dtype where that is on."""
-        T, device = idx.shape[1], idx.device.type
-        assert self.block_size >= T, f"context of {T} tokens, the model has {self.block_size} positions"
-        embedded = self.embedding(idx)
-        low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else embedded.dtype
-        tables: Any = self.cos, self.sin
-        cos, sin = (table[:T].to(low) for table in tables)
-        x0 = norm(embedded, embedded.dtype)
-        x = x0
-        for i in range(len(self.layers())):
-            x = self.block(i, x, x0, cos, sin)
+    def embed(self, idx: Tensor) -> Tensor:
+        return self.embedding(idx)
+
+    def enter(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x0 twice: every block adds a share of it."""
+        x0 = norm(x, x.dtype)
+        return x0, x0
+
+    def leave(self, x: Tensor, low: torch.dtype) -> Tensor:
         return norm(x, low)
 
 

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from foretrain.config.families.nanochat import ROPE_BASE, SOFTCAP
 from foretrain.config.options import RunConfig
 from foretrain.model.embedding import TokenEmbedding
-from foretrain.model.language_model import LanguageModel
-from foretrain.model.layers import norm, rotary_tables, rotate, squared_relu
+from foretrain.model.layers import norm, squared_relu
+from foretrain.model.rotary import RotaryModel, rotate
 
 EMBEDDING_STD = 0.02
 
@@ -84,7 +84,7 @@ class Head(nn.Linear):
         return torch.tanh(super().forward(input) / SOFTCAP) * SOFTCAP
 
 
-class NanoChat(LanguageModel):
+class NanoChat(RotaryModel):
     """The model. What adds to the residual stream starts at zero, and so does the head: the first loss is ln V."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -95,9 +95,7 @@ class NanoChat(LanguageModel):
             "layers": nn.ModuleList([Block(c.n_embd, c.n_head) for _ in range(c.n_layer)]),
         })  # fmt: skip
         self.lm_head = Head(c.n_embd, c.vocab_size, bias=False)
-        cos, sin = rotary_tables(c.block_size, c.n_embd // c.n_head, ROPE_BASE)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", -sin, persistent=False)  # nanochat turns the other way than Llama
+        self.keep_tables(c.n_embd // c.n_head, ROPE_BASE, back=True)  # nanochat turns the other way than Llama
         self.apply(_init)
         nn.init.zeros_(self.lm_head.weight)
 
@@ -105,18 +103,14 @@ class NanoChat(LanguageModel):
         blocks: Any = self.model["layers"]
         return blocks
 
-    def hidden(self, idx: Tensor) -> Tensor:
-        """The normed last hidden states, B x T x C, of token ids idx, B x T; in autocast's dtype where that is on."""
-        T, device = idx.shape[1], idx.device.type
-        assert self.block_size >= T, f"context of {T} tokens, the model has {self.block_size} positions"
+    def embed(self, idx: Tensor) -> Tensor:
         parts: Any = self.model
-        x = parts["embed_tokens"](idx)
-        low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        tables: Any = self.cos, self.sin
-        cos, sin = (table[:T].to(low) for table in tables)
-        x = norm(x, x.dtype)
-        for i in range(len(self.layers())):
-            x = self.block(i, x, cos, sin)
+        return parts["embed_tokens"](idx)
+
+    def enter(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (norm(x, x.dtype),)
+
+    def leave(self, x: Tensor, low: torch.dtype) -> Tensor:
         return norm(x, low)
 
 

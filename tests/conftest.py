@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest.register_assert_rewrite("tests.kit.cards", "tests.kit.page", "tests.kit.techniques", "tests.kit.training")
+pytest.register_assert_rewrite(
+    "tests.kit.cards", "tests.kit.families", "tests.kit.page", "tests.kit.techniques", "tests.kit.training"
+)
 
 from foretrain.predict.trace import service  # noqa: E402
 from tests import machines  # noqa: E402

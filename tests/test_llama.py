@@ -9,37 +9,44 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from foretrain.advice.rules.base import State
 from foretrain.advice.rules.others import narrower
-from foretrain.base.errors import ConfigError
 from foretrain.config.families import family_of
 from foretrain.config.options import RunConfig
 from foretrain.config.presets import PRESETS
 from foretrain.config.resolve import from_values, resolve
 from foretrain.hardware.catalogue import find
 from foretrain.model import llama
-from foretrain.model.generate import generate
 from foretrain.model.language_model import make_model
 from foretrain.model.shape import ModelShape
-from foretrain.model.step import build
 from foretrain.predict.abstract import step
 from foretrain.predict.estimate.simulated_run import SimulatedRun
 from foretrain.predict.memory import StepMemory, predict
 from foretrain.predict.plan import plan
 from foretrain.predict.spec import StepSpec
-from foretrain.predict.speed.ops import Way, flops
+from foretrain.predict.speed.ops import Way
 from foretrain.predict.speed.step_ops import micro_batch
-from foretrain.predict.trace.forecast import traced
 from foretrain.reports.views import plan as plan_view
-from foretrain.training import starting
-from foretrain.training.export import export
 from foretrain.training.starting import config_digest
-from tests.kit.operations import counted, way
-from tests.kit.tiny import TINY, tiny, write_dataset
-from tests.kit.training import assert_same, final_tensors, train
+from tests.kit.families import (
+    assert_a_run_resumes_exactly,
+    assert_it_learns_and_samples,
+    assert_operations_have_the_flops_that_pytorch_counts,
+    assert_parameters_are_theirs,
+    assert_the_estimate_is_near_the_trace,
+    assert_the_maths_is_theirs,
+    assert_weights_come_in_and_go_out,
+    flops_in_matmuls,
+    large,
+    loaded,
+    problems,
+    started_from_a_run,
+    theirs,
+    tokens,
+    why_not_started,
+)
+from tests.kit.tiny import tiny
 
 QWEN3 = {"qk_norm": True, "n_kv_head": 2, "head_dim": 32, "tied_embeddings": True, "rope_theta": 1e6, "norm_eps": 1e-6}
 KINDS: dict[str, dict[str, Any]] = {
@@ -53,29 +60,6 @@ def small(**changes: Any) -> RunConfig:
     return tiny(**{"recipe": "llama", **SIZES, **changes})
 
 
-def tokens(config: RunConfig, rows: int = 3) -> torch.Tensor:
-    random = torch.Generator().manual_seed(5)
-    return torch.randint(0, config.vocab_size, (rows, config.block_size), generator=random)
-
-
-def large(model: torch.nn.Module) -> Any:
-    """The model with weights large enough to show every difference."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model.eval()
-
-
-def theirs(config: RunConfig, **changes: Any) -> Any:
-    """transformers' model of a config, with weights of its own."""
-    transformers = pytest.importorskip("transformers")
-    values = family_of(config).write_config(config, None)
-    made = getattr(transformers, values["architectures"][0])
-    values = {key: value for key, value in values.items() if key not in ("architectures", "model_type")}
-    torch.manual_seed(3)
-    return large(made(made.config_class(**{**values, **changes})))
-
-
 # -- the maths -----------------------------------------------------------------------------------------------
 
 
@@ -85,18 +69,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers(kind: str) -> None:
     torch.manual_seed(1)
     ours, others = large(make_model(config)), theirs(config)
     assert others.load_state_dict(ours.state_dict(), strict=False).unexpected_keys == []
-    idx = tokens(config)
-    targets = torch.cat([idx[:, 1:], torch.full((len(idx), 1), -1)], 1)
-    expected, loss = others(idx, labels=idx), ours(idx, targets)
-    found = ours.lm_head(ours.hidden(idx))
-    assert found.std() > 0.3
-    assert (found - expected.logits).abs().max() < 1e-5
-    assert float(loss.detach()) == pytest.approx(float(expected.loss.detach()), abs=1e-5)
-    loss.backward()
-    expected.loss.backward()
-    gradients = {name: parameter.grad for name, parameter in others.named_parameters()}
-    for name, parameter in ours.named_parameters():
-        assert torch.allclose(parameter.grad, gradients[name], atol=1e-5), name
+    assert assert_the_maths_is_theirs(ours, others, config).std() > 0.3
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
@@ -134,24 +107,15 @@ def test_the_first_loss_is_about_that_of_chance() -> None:
 def test_presets_have_the_published_parameters(preset: str, published: int) -> None:
     config = resolve([preset]).config
     assert PRESETS[preset]["recipe"] == config.recipe == "llama"
-    assert ModelShape.of(config).n_params == published
-    with torch.device("meta"):
-        own, others = make_model(config), theirs(config)
-    assert sum(p.numel() for p in others.parameters()) == published
-    shapes = {name: tuple(p.shape) for name, p in own.named_parameters()}
-    assert shapes == {p.name: p.shape for p in ModelShape.of(config).parameters()}
-    assert shapes == {name: tuple(p.shape) for name, p in others.named_parameters()}
+    assert_parameters_are_theirs(config, published)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_flops_are_those_that_pytorch_counts(kind: str) -> None:
-    """Exactly, with attention as plain matmuls: the counter knows no formula for the CPU's flash kernel."""
     config = small(**KINDS[kind])
-    model, shape, idx = make_model(config), ModelShape.of(config), tokens(small())
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        model(idx, idx).backward()
+    shape = ModelShape.of(config)
     attention = 12 * config.n_layer * config.n_head * config.head_width * config.block_size
-    assert counter.get_total_flops() == (6 * shape.n_matmul_params + attention) * idx.numel()
+    assert flops_in_matmuls(config) == 6 * shape.n_matmul_params + attention
     # MFU's formula counts the weights of norms, too, as nanoGPT's does.
     norms = shape.n_params_nanogpt - shape.n_matmul_params
     assert shape.flops_per_token == 6 * (shape.n_matmul_params + norms) + attention
@@ -183,17 +147,7 @@ QWEN3_WIDE: dict[str, Any] = {
     ],
 )
 def test_the_estimate_is_within_half_a_percent_of_the_trace(card: str, dtype: str, values: dict[str, Any]) -> None:
-    estimated = plan(small(**values, dtype=dtype), find(card))
-    found = traced(estimated)
-    assert found.exact, found.notes
-    expected, ours = found.memory[0], estimated.memory[0]
-    assert expected.source == "traced"
-    assert ours.saved_bytes == pytest.approx(expected.saved_bytes, rel=1e-4)
-    for phase in expected.phases:
-        if phase.phase != "resume":
-            assert ours.phase(phase.phase).allocated_bytes == pytest.approx(phase.allocated_bytes, rel=5e-3), (
-                phase.phase
-            )
+    assert_the_estimate_is_near_the_trace(small(**values, dtype=dtype), card)
 
 
 def formulas(memory: StepMemory) -> str:
@@ -223,10 +177,7 @@ def test_operations_have_the_flops_of_flop_counter_mode(
         activation_checkpointing=checkpointing,
     )  # fmt: skip
     dtype = "bfloat16" if half else "float32"
-    measured = counted(config, getattr(torch, dtype), train=training)
-    for compiled in (False, True):
-        found = flops(micro_batch(way(config, dtype, train=training, compiled=compiled)))
-        assert found == pytest.approx(measured, rel=1e-3)
+    assert_operations_have_the_flops_that_pytorch_counts(config, dtype, training=training)
 
 
 def test_its_kernels_do_not_hang_on_what_was_planned_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,12 +218,7 @@ def test_advice_keeps_to_the_recipes_rules() -> None:
 
 @pytest.mark.parametrize("changes", [{"n_kv_head": 2, "optimizer": "muon"}, QWEN3])
 def test_runs_resume_exactly(changes: dict[str, Any], own_directory: Path) -> None:
-    """Twelve steps, or seven and then the rest."""
-    train(small(out_dir="whole", **changes))
-    train(small(out_dir="parts", max_iters=7, **changes))
-    record = train(small(out_dir="parts", **changes), resume=True)
-    assert record.resumed_from == (7,)
-    assert_same(final_tensors(Path("whole")), final_tensors(Path("parts")))
+    assert_a_run_resumes_exactly(small(**changes))
 
 
 def test_its_options_take_no_part_in_resuming_other_recipes() -> None:
@@ -285,50 +231,21 @@ def test_its_options_take_no_part_in_resuming_other_recipes() -> None:
 
 
 def test_it_learns_and_samples(own_directory: Path) -> None:
-    train(small(max_iters=60, lr_decay_iters=60, n_kv_head=1, activation_checkpointing=True, loss_chunk_size=20))
-    config, model = loaded(export(Path("out"), "safetensors").path)
-    made = list(generate(model, [1, 2, 3], 6, temperature=0, top_k=0, seed=0, vocab_size=config.vocab_size))
-    assert all(0 < b - a <= 3 for a, b in zip([3, *made], made, strict=False))
+    more: dict[str, Any] = {"n_kv_head": 1, "activation_checkpointing": True, "loss_chunk_size": 20}
+    assert_it_learns_and_samples(small(max_iters=60, lr_decay_iters=60, **more))
 
 
 # -- weights in and out --------------------------------------------------------------------------------------
 
 
-def loaded(init_from: str, **values: Any) -> tuple[Any, Any]:
-    """(config, model) of a run that starts from these weights, before its first step."""
-    unsaid = {key: value for key, value in TINY.items() if key not in ("n_layer", "n_head", "n_embd", "vocab_size")}
-    config = from_values({**unsaid, "init_from": init_from, **values}).config
-    state = build(config, torch.device("cpu"), torch.float32, compile=False)
-    found = starting.find(init_from)
-    assert found
-    starting.put(found, state, Path())
-    return config, state.model.eval()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_of_transformers_come_in_and_go_out(kind: str, own_directory: Path) -> None:
-    """Both ways: their folder trains here, and what is exported is theirs again, with the same logits."""
-    transformers = pytest.importorskip("transformers")
     config = small(**KINDS[kind])
-    others, idx = theirs(config), tokens(config)
-    others.save_pretrained("theirs")
-    expected = others(idx).logits
-    brought, model = loaded("./theirs")
+    brought, back = assert_weights_come_in_and_go_out(config)
     shaping = ("n_layer", "n_head", "n_embd", "vocab_size", "qk_norm", "tied_embeddings", "rope_theta", "norm_eps")
     assert [getattr(brought, name) for name in shaping] == [getattr(config, name) for name in shaping]
     assert (brought.recipe, brought.kv_heads, brought.mlp_inner) == ("llama", config.kv_heads, 96)
-    assert (model.lm_head(model.hidden(idx)) - expected).abs().max() < 1e-5
-    train(brought.model_copy(update={"max_iters": 1, "eval_interval": 1, "out_dir": "out"}))
-    said = export(Path("out"), "hf", Path("ours"))
-    again = transformers.AutoModelForCausalLM.from_pretrained("ours").eval()
-    assert type(again) is type(others)
-    assert said.notes in ((), ("no_tokenizer",))
-    weights = final_tensors(Path("out"))
-    for name, parameter in again.named_parameters():
-        assert torch.equal(parameter, weights[f"model/{name}"]), name
-    back, model = loaded("./ours")
     assert back.kv_heads == config.kv_heads
-    assert (model.lm_head(model.hidden(idx)) - again(idx).logits).abs().max() < 1e-5
 
 
 def test_more_rows_of_the_vocabulary_are_the_mean_row(own_directory: Path) -> None:
@@ -346,12 +263,6 @@ def test_the_context_is_the_configs_own_up_to_the_models(own_directory: Path) ->
     assert from_values({"init_from": "./theirs"}).config.block_size == 1024
     assert from_values({"init_from": "./theirs", "block_size": 2048}).config.block_size == 2048
     assert [p.id for p in problems(init_from="./theirs", block_size=4096)] == ["config.init_from_beyond"]
-
-
-def problems(**values: Any) -> Any:
-    with pytest.raises(ConfigError) as error:
-        from_values(values)
-    return error.value.problems
 
 
 def test_what_cannot_be_started_from_is_said(own_directory: Path) -> None:
@@ -373,12 +284,9 @@ def test_what_cannot_be_started_from_is_said(own_directory: Path) -> None:
         ({"num_key_value_heads": 4}, "k_proj.weight is 32 x 64 instead of 64 x 64"),
     ):  # fmt: skip
         path.write_text(json.dumps({**config, **change}), "utf-8")
-        (found,) = problems(init_from="./theirs")
-        assert found.id == "config.init_from_unusable"
-        assert said in found.values["reason"]
+        assert said in why_not_started()
     path.unlink()
-    (found,) = problems(init_from="./theirs")
-    assert "config.json" in found.values["reason"]
+    assert "config.json" in why_not_started()
 
 
 def test_lacking_and_strange_tensors_are_said(own_directory: Path) -> None:
@@ -386,22 +294,14 @@ def test_lacking_and_strange_tensors_are_said(own_directory: Path) -> None:
     file = "theirs/model.safetensors"
     weights = load_file(file)
     save_file({name: t for name, t in weights.items() if name != "model.norm.weight"}, file)
-    (found,) = problems(init_from="./theirs")
-    assert "it lacks model.norm.weight" in found.values["reason"]
+    assert "it lacks model.norm.weight" in why_not_started()
     save_file({**weights, "model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}, file)
-    (found,) = problems(init_from="./theirs")
-    assert "q_proj.bias" in found.values["reason"]
+    assert "q_proj.bias" in why_not_started()
 
 
 def test_a_run_is_a_start_for_another(own_directory: Path) -> None:
-    write_dataset(Path("data/toy"))
-    train(small(n_kv_head=2, max_iters=3))
-    config, model = loaded("./out")
+    config = started_from_a_run(small(n_kv_head=2, max_iters=3))
     assert (config.recipe, config.kv_heads, config.mlp_width) == ("llama", 2, 96)
-    assert_same(
-        {f"model/{name}": p.detach() for name, p in model.named_parameters()},
-        {name: t for name, t in final_tensors(Path("out")).items() if name.startswith("model/")},
-    )
 
 
 # -- configs -------------------------------------------------------------------------------------------------

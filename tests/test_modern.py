@@ -27,9 +27,9 @@ from foretrain.predict.plan import plan
 from foretrain.predict.speed.ops import flops
 from foretrain.predict.speed.step_ops import micro_batch
 from foretrain.predict.trace.forecast import traced
+from tests.kit.families import assert_a_run_resumes_exactly
 from tests.kit.operations import counted, way
 from tests.kit.tiny import tiny
-from tests.kit.training import assert_same, final_tensors, train
 
 CPU = torch.device("cpu")
 MODERN = FAMILIES["modern"]
@@ -187,12 +187,7 @@ def test_each_dtype_learns_and_writes(dtype: torch.dtype) -> None:
 
 
 def test_killed_runs_resume_exactly(own_directory: Path) -> None:
-    """Twelve steps, or seven and then the rest."""
-    train(small(out_dir="whole"))
-    train(small(out_dir="parts", max_iters=7))
-    record = train(small(out_dir="parts"), resume=True)
-    assert record.resumed_from == (7,)
-    assert_same(final_tensors(Path("whole")), final_tensors(Path("parts")))
+    assert_a_run_resumes_exactly(small())
 
 
 # -- counts and forecasts ----------------------------------------------------------------------------------

@@ -145,15 +145,15 @@ def add_technique(package: Path, text: str) -> None:
 CHECKS_OF_A_TECHNIQUE = """
 import sys
 sys.path.append(sys.argv[1])
-from foretrain.model.techniques import TECHNIQUES, combinable
+from foretrain.model.techniques import TECHNIQUES
 from tests.kit import techniques
 from tests.kit.tiny import tiny
 from tests.kit.training import train
 
 new = next(each for each in TECHNIQUES if each.id == "recompute_mlp")
 chunks = next(each for each in TECHNIQUES if each.id == "chunked_loss")
-assert combinable(new, chunks)
-assert [each.id for each in TECHNIQUES if not combinable(each, new)] == [
+assert techniques.combinable(new, chunks)
+assert [each.id for each in TECHNIQUES if not techniques.combinable(each, new)] == [
     "recompute_norm_gelu", "activation_checkpointing", "checkpointed_blocks", "recompute_mlp"
 ]
 techniques.assert_the_traced_peak_falls(new)

@@ -434,11 +434,11 @@ def test_timeline() -> None:
     b = t.alloc("y", t.size(1, "C"))
     t.free(a, None)
     t.phase("two")
-    t.alloc("y", t.size(1, "C"))
+    c = t.alloc("y", t.size(1, "C"))
     assert t.peaks["one"].nbytes == 1536
     assert t.peaks["one"].alive == {a.kind: 1, b.kind: 1}
     assert t.peaks["two"].nbytes == 1024
-    t.free_component("y")
+    t.free(b, c)
     assert t.nbytes == 0
 
 

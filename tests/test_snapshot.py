@@ -17,9 +17,9 @@ from foretrain.base import plain_pickle
 from foretrain.predict.allocator.lifetimes import Lifetimes
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.snapshot import read as snapshot
-from foretrain.predict.snapshot.read import compare_with_recorded
 from foretrain.predict.snapshot.write import Label, snapshot_of, write
 from tests.kit.lifetimes import export, replayed
+from tests.kit.recordings import compare_with_recorded
 from tests.kit.snapshots import EVENTS, LABELS, MIB, SIDE, recorded
 
 EXPANDABLE = Settings(expandable_segments=True)

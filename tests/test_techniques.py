@@ -8,7 +8,7 @@ import pytest
 
 from foretrain.config.checks import check
 from foretrain.hardware.catalogue import find
-from foretrain.model.techniques import TECHNIQUES, Technique, combinable
+from foretrain.model.techniques import TECHNIQUES, Technique
 from tests.kit.techniques import (
     GPU,
     REFERENCE,
@@ -16,6 +16,7 @@ from tests.kit.techniques import (
     assert_losses_are_unchanged_where_it_says_so,
     assert_the_ledger_knows_it,
     assert_the_traced_peak_falls,
+    combinable,
     traced_peak,
 )
 from tests.kit.tiny import tiny

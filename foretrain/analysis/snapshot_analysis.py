@@ -290,7 +290,7 @@ def _fits_expandable(recording: Recording, failure: tuple[int, int, int], asked:
     if recording.settings.expandable_segments or position > MAX_REPLAYED:
         return None
     until = Recording(recording.entries[:position], recording.settings, frozenset(), reserved)
-    found = requests_of(until, follow_releases=False, more_bytes=asked)
+    found = requests_of(until, more_bytes=asked)
     if found.unknown_frees or until.reserved_before_bytes:
         return None
     return replay(found.lifetimes, Settings(expandable_segments=True), reserved + free).survives

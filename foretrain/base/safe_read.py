@@ -66,15 +66,6 @@ def _all(file: int, most_bytes: int) -> bytes:
     return b"".join(pieces)
 
 
-def is_readable(path: Path) -> bool:
-    """Whether `open_stream` would take what is at this path: a file, or a pipe of the shell's. Nothing is read."""
-    try:
-        mode = path.stat().st_mode
-    except (OSError, ValueError):
-        return False
-    return stat.S_ISREG(mode) or (stat.S_ISFIFO(mode) and _is_shell_pipe(path))
-
-
 def _is_shell_pipe(path: Path) -> bool:
     return bool(_SHELL_PIPE.fullmatch(str(path)))
 

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 BLOCK = 256  # elements that share a scale
 LEAST = 4096  # tensors with fewer elements keep fp32 moments: they weigh nothing, and biases and norms are few
 CHUNK = 2**20  # elements that are widened to fp32 at one time
-# fp32 moments, their fp32 products and int32 codes of one chunk, at the highest moment (tests/test_adamw8bit.py).
-TEMPORARY_BYTES = 20 * CHUNK
 
 
 def temporary_bytes(largest: int) -> int:
-    """What an update takes for a moment, where the largest parameter has so many elements."""
+    """What an update takes for a moment, where the largest parameter has so many elements: fp32 moments, their fp32
+    products and int32 codes of one chunk, at the highest moment (tests/test_adamw8bit.py)."""
     return 20 * min(CHUNK, largest)
 
 

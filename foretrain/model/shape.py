@@ -58,10 +58,6 @@ class ModelShape:
         """The shape of a config's model; one object for one shape, so that what is counted of it is counted once."""
         return _shape(tuple(getattr(config, name) for name in _SIZES))
 
-    @property
-    def modern(self) -> bool:
-        return self.family.name == "modern"
-
     @cached_property
     def head_dim(self) -> int:
         return self.family.head_dim(self.config)

@@ -54,12 +54,6 @@ class Fit:
         """The parameters for which these tokens are compute-optimal: where N·∂L/∂N = D·∂L/∂D."""
         return (self.alpha * self.A / (self.beta * self.B) * tokens**self.beta) ** (1 / self.alpha)
 
-    def optimum(self, flops: float) -> tuple[float, float]:
-        """(N, D) of the lowest loss for a budget of 6·N·D FLOPs; Hoffmann et al. 2022, equation 4."""
-        ratio = (self.alpha * self.A / (self.beta * self.B)) ** (1 / (self.alpha + self.beta))
-        n_params = ratio * (flops / 6) ** (self.beta / (self.alpha + self.beta))
-        return n_params, flops / 6 / n_params
-
 
 HOFFMANN = Fit("hoffmann", "arXiv:2203.15556", 1.6934, 406.4, 410.7, 0.3392, 0.2849)
 BESIROGLU = Fit("besiroglu", "arXiv:2404.10102", 1.8172, 482.01, 2085.43, 0.3478, 0.3658)

@@ -218,10 +218,6 @@ class Timeline(Lifetimes):
                 self.events.append(~serial)
                 del self._living[serial]
 
-    def free_component(self, component: str) -> None:
-        """Everything of a component dies, as gradients do in zero_grad(set_to_none=True)."""
-        self.free(*[tensor for tensor in self._living.values() if tensor.kind.component == component])
-
     def play(self, passage: Passage, number: int, before: int = 0) -> int:
         """A part of a passage at once. Returns what to add to its serial numbers; `before`: what that was for the part
         before this one."""

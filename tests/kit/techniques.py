@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from foretrain.config.checks import check
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import find
 from foretrain.model.step import build, train_step
@@ -19,6 +20,14 @@ CPU, GPU = torch.device("cpu"), find("RTX 4070")
 REFERENCE = RunConfig(
     n_layer=3, n_head=4, n_embd=256, block_size=256, vocab_size=4096, batch_size=8, gradient_accumulation_steps=2
 )
+
+
+def combinable(a: Technique, b: Technique) -> bool:
+    """Whether two techniques can be switched on together: neither is part of the other, and no rule refuses both."""
+    both = {**a.options, **b.options}
+    if both != {**b.options, **a.options} or both in (a.options, b.options):
+        return False
+    return not check(both, {})[1]
 
 
 def traced_peak(config: RunConfig, *, compiled: bool) -> int:

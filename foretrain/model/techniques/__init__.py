@@ -32,12 +32,3 @@ def change(model: Any, config: RunConfig) -> None:
     """Change a model that was just built as the config's techniques do."""
     for technique in TECHNIQUES:
         technique.change(model, config)
-
-
-def combinable(a: Technique, b: Technique) -> bool:
-    """Whether two techniques can be switched on together: neither is part of the other, and no rule refuses both."""
-    both = {**a.options, **b.options}
-    if both == {**b.options, **a.options} and both not in (a.options, b.options):
-        config = RunConfig(**both)
-        return not any(fails(config) for _, fails, _ in (*a.refuses, *b.refuses))
-    return False

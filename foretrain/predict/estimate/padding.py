@@ -57,7 +57,3 @@ def _time(t: Timeline, product: Product, width: int) -> None:
         cache = t.alloc("measuring", t.size(1, "L2"))
         t.free(take(rows, columns), cache)
     t.free(*held)
-
-
-def _wider(side: int, multiple: int) -> int:
-    return side if side == 1 else -(-side // multiple) * multiple

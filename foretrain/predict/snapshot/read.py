@@ -1,4 +1,4 @@
-"""PyTorch's memory snapshots: read one, replay it, and compare what the driver was asked for.
+"""PyTorch's memory snapshots: read one, and what it asks of an allocator.
 
 The format is that of torch.cuda.memory._snapshot() (torch/csrc/cuda/memory_snapshot.cpp, torch/cuda/_memory_viz.py):
 `segments` as they are when it is taken, `device_traces` with the history since _record_memory_history, and
@@ -15,11 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from foretrain.base import plain_pickle
-from foretrain.predict.allocator.blocks import Block
 from foretrain.predict.allocator.lifetimes import Lifetimes
-from foretrain.predict.allocator.replay import replay
 from foretrain.predict.allocator.settings import UNLIMITED, Settings
-from foretrain.predict.allocator.simulator import Allocator
 
 # Actions of the history that take memory from the driver or give it back -> their kind in Allocator.segments.
 SEGMENT_KINDS = {"segment_alloc": "alloc", "segment_free": "free", "segment_map": "map", "segment_unmap": "unmap"}
@@ -36,19 +33,6 @@ class Entry(NamedTuple):
     address: int
     nbytes: int
     stream: int
-
-
-class SegmentEvent(NamedTuple):
-    """The driver gave or took memory: "alloc" or "free", with expandable segments "map" or "unmap"; bytes.
-
-    `position` is the index in the recorded history, or for a simulated one the index of the replayed event; `stream`
-    the one that the memory is for, 0 the default one, others as the recording names them.
-    """
-
-    kind: str
-    nbytes: int
-    position: int
-    stream: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,15 +54,6 @@ class Recording:
         return tuple(stream for stream, _ in counts.most_common())
 
     @property
-    def segments(self) -> list[SegmentEvent]:
-        """What the driver gave and took, in order."""
-        return [
-            SegmentEvent(SEGMENT_KINDS[entry.action], entry.nbytes, position, entry.stream)
-            for position, entry in enumerate(self.entries)
-            if entry.action in SEGMENT_KINDS
-        ]
-
-    @property
     def reserved_before_bytes(self) -> int:
         """What was reserved on all streams before the first entry: the end, less what the history shows."""
         signs = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
@@ -98,29 +73,6 @@ class Requests:
     positions: list[int]  # for each event its index in the history
     unknown_frees: int
     unknown_live: int
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A recording against the simulator. `recorded` and `simulated` are the driver's part in order.
-
-    `same` counts entries that agree from the beginning in kind, bytes and stream; `first_difference` is the index of
-    the first that does not, None if all agree. `complete` is false if the history does not begin with the first
-    allocation: then a difference says nothing about the simulator.
-    """
-
-    recorded: tuple[SegmentEvent, ...]
-    simulated: tuple[SegmentEvent, ...]
-    same: int
-    first_difference: int | None
-    complete: bool
-    unknown_frees: int
-    unknown_live: int
-    reserved_before_bytes: int
-    recorded_peak_reserved_bytes: int
-    simulated_peak_reserved_bytes: int
-    simulated_peak_allocated_bytes: int
-    out_of_memory_at: int | None  # index in the history
 
 
 # -- reading -----------------------------------------------------------------------------------------------
@@ -216,26 +168,21 @@ def _settings(values: Mapping[str, Any], name: str) -> Settings:
     return found
 
 
-# -- comparing ---------------------------------------------------------------------------------------------
+# -- replaying ---------------------------------------------------------------------------------------------
 
 
-def requests_of(recording: Recording, *, follow_releases: bool, more_bytes: int = 0) -> Requests:
+def requests_of(recording: Recording, *, more_bytes: int = 0) -> Requests:
     """What a recording asks of the allocator. A block counts as free when PyTorch could use it again (free_completed),
-    which is after all streams have done with it.
-
-    `follow_releases`: where the history shows memory going back to the driver, empty the simulator's cache too. What
-    made PyTorch do so (torch.cuda.empty_cache, a full card) is not in a history. `more_bytes`: a last request.
+    which is after all streams have done with it. `more_bytes`: a last request.
     """
     completed = any(entry.action == "free_completed" for entry in recording.entries)
     free_actions = ("free", "free_completed" if completed else "free_requested")
     events: list[int] = []
     sizes: list[int] = []
     positions: list[int] = []
-    emptied: list[int] = []
     streams: dict[int, int] = {}
     alive: dict[int, int] = {}  # address -> id
     unknown_frees = 0
-    releasing = False
     for position, entry in enumerate(recording.entries):
         if entry.action == "alloc":
             id = alive[entry.address] = len(sizes)
@@ -249,60 +196,9 @@ def requests_of(recording: Recording, *, follow_releases: bool, more_bytes: int 
             if born is not None:
                 events.append(~born)
                 positions.append(position)
-        release = entry.action in ("segment_free", "segment_unmap")
-        if release and follow_releases and not releasing:
-            emptied.append(len(events))
-        releasing = release
     if more_bytes:
         streams[len(sizes)] = streams.get(len(sizes) - 1, 0)
         events.append(len(sizes))
         sizes.append(more_bytes)
     unknown_live = len(recording.live_at_end - alive.keys())
-    return Requests(Lifetimes(events, sizes, streams=streams, emptied=emptied), positions, unknown_frees, unknown_live)
-
-
-def compare_with_recorded(recording: Recording, limit_bytes: int | None = None, *, physical: bool = True) -> Comparison:
-    """Ask the simulator for what the program asked for, in its order and on its streams, and compare what each took
-    from the driver.
-
-    Without a limit the simulator gives memory back where the recording did; with one (as in Allocator, here by default
-    the memory that the driver has) it decides that by itself.
-    """
-    found = requests_of(recording, follow_releases=limit_bytes is None)
-    allocator, simulated, ended_at = _replay(found, recording.settings, limit_bytes, physical)
-    recorded = recording.segments
-    pairs = list(zip(recorded, simulated, strict=False))
-    agrees = lambda a, b: (a.kind, a.nbytes, a.stream) == (b.kind, b.nbytes, b.stream)  # noqa: E731
-    same = next((i for i, (a, b) in enumerate(pairs) if not agrees(a, b)), len(pairs))
-    agree = same == len(recorded) == len(simulated)
-    before_bytes = recording.reserved_before_bytes
-    reserved_bytes = peak_bytes = before_bytes
-    for kind, nbytes, _, _ in recorded:
-        reserved_bytes += nbytes if kind in ("alloc", "map") else -nbytes
-        peak_bytes = max(peak_bytes, reserved_bytes)
-    return Comparison(
-        recorded=tuple(recorded), simulated=tuple(simulated), same=same, first_difference=None if agree else same,
-        complete=not (found.unknown_frees or found.unknown_live or before_bytes),
-        unknown_frees=found.unknown_frees, unknown_live=found.unknown_live,
-        reserved_before_bytes=before_bytes, recorded_peak_reserved_bytes=peak_bytes,
-        simulated_peak_reserved_bytes=allocator.peak_reserved_bytes,
-        simulated_peak_allocated_bytes=allocator.peak_allocated_bytes, out_of_memory_at=ended_at,
-    )  # fmt: skip
-
-
-def _replay(
-    found: Requests, settings: Settings, limit_bytes: int | None, physical: bool
-) -> tuple[Allocator, list[SegmentEvent], int | None]:
-    """(allocator at the end, what it took and gave, index in the history where memory ran out)."""
-    seen: list[SegmentEvent] = []
-
-    def watch(index: int, allocator: Allocator, _block: Block | None) -> None:
-        new = allocator.segments[len(seen) :]
-        seen.extend(SegmentEvent(kind, nbytes, index, stream) for kind, _, nbytes, stream in new)
-
-    result = replay(found.lifetimes, settings, limit_bytes, physical=physical, watch=watch)
-    ended_at = None
-    if result.death is not None:
-        watch(result.death.position, result.allocator, None)
-        ended_at = found.positions[result.death.position]
-    return result.allocator, seen, ended_at
+    return Requests(Lifetimes(events, sizes, streams=streams), positions, unknown_frees, unknown_live)

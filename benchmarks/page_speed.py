@@ -19,7 +19,7 @@ from pathlib import Path
 from common import arguments, report
 
 from foretrain.web.fields import fields
-from foretrain.web.routes import LATER, files
+from foretrain.web.routes import files
 
 PRESETS = ("gpt2-124m", "gpt2-774m")
 STOPS = 12  # of each slider
@@ -91,10 +91,7 @@ def main() -> None:
         process, port, token = start(folder)
         try:
             client = Client(port, token)
-            load = (
-                sum(client.ask("GET", path)[2] for path in files() if path not in LATER)
-                + client.ask("GET", "/api/start")[2]
-            )
+            load = sum(client.ask("GET", path)[2] for path in files()) + client.ask("GET", "/api/start")[2]
             load += client.ask("POST", "/api/plan", {"preset": PRESETS[0]})[2]
             results = {}
             for preset in PRESETS:

@@ -68,10 +68,10 @@ def _build(out: Path, cache: Path, runtime: Path, packages: list[Path]) -> dict[
 
 
 def _page(out: Path) -> None:
-    """The page's own files, with the transport that needs no server; without comparisons, as there are no runs."""
+    """The page's own files, with the transport that needs no server."""
     for path in sorted((PACKAGE / "web" / "static").iterdir()):
-        if path.name != "compare.js":
-            shutil.copyfile(path, out / path.name)
+        shutil.copyfile(path, out / path.name)
+    shutil.copyfile(PACKAGE / "reports" / "draw.js", out / "draw.js")
     shutil.copyfile(PACKAGE / "reports" / "vendor" / "chart.umd.min.js", out / "chart.js")
     for name in ("transport.js", "worker.js"):
         shutil.copyfile(HERE / name, out / name)

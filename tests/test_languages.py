@@ -35,7 +35,7 @@ from foretrain.hardware.cpu import cpu_device
 from foretrain.monitoring.training_log import read_log
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.within import within
-from foretrain.reports import html, text
+from foretrain.reports import as_json, html, text
 from foretrain.reports.document import Document, Figures, Message, Paragraph, Quantity, Table, Verbatim, cell_text
 from foretrain.reports.numbers import behind
 from foretrain.reports.views import advice as advice_view
@@ -46,7 +46,7 @@ from foretrain.reports.views import log as log_view
 from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import verify as verify_view
 from foretrain.verification import record as verification
-from foretrain.web import answers, fields
+from foretrain.web import fields
 from tests.kit.command import REPO, foretrain
 from tests.kit.language import ARABIC, BRACKETS, ENGLISH, SAME, pretending, unsaid
 from tests.kit.reports import run_document
@@ -421,7 +421,7 @@ def forms(document: Document) -> dict[str, str]:
     """A document in each of its forms."""
     console = Console(file=io.StringIO(), width=200, color_system=None, highlight=False)
     text.render(document, console)
-    page = json.dumps(answers.document_json(document), ensure_ascii=False)
+    page = json.dumps(as_json.document_json(document), ensure_ascii=False)
     return {"terminal": console.file.getvalue(), "html": html.render(document), "page": page}  # type: ignore[attr-defined]
 
 

@@ -95,13 +95,20 @@ def test_a_plan_on_the_page_is_the_plan(client: TestClient) -> None:
         find("4090"),
         used_by_others_bytes=2 * 10**9,
     )
-    for step, memory in zip(answer["memory"]["steps"], expected.memory, strict=True):
-        assert step["source"] == "estimated"
-        for bar, phase in zip(step["bars"], memory.phases, strict=True):
-            assert bar["needed"] == phase.needed_expected_bytes
-            assert sum(bar["parts"].values()) == max(phase.needed_expected_bytes, phase.allocated_bytes)
-    marks = {mark["kind"]: mark["value"] for mark in answer["memory"]["marks"]}
-    assert marks == {"usable": expected.available_bytes, "card": expected.gpu.memory_bytes}
+    most = max(phase.needed_expected_bytes for memory in expected.memory for phase in memory.phases)
+    for step, memory in zip(answer["memory"], expected.memory, strict=True):
+        picture = step["picture"]["picture"]
+        assert step["picture"]["title"].endswith("estimated")
+        assert picture["most"] == most  # both pictures have one scale
+        for number, phase in enumerate(memory.phases):
+            assert picture["ends"][number] == format_bytes(phase.needed_expected_bytes)
+            sizes = [group["values"][number] for group in picture["groups"]]
+            assert sum(sizes) == max(phase.needed_expected_bytes, phase.allocated_bytes)
+        lines = [level["value"] for level in picture["levels"]]
+        assert lines == [expected.available_bytes, expected.gpu.memory_bytes]
+        assert step["strip"]["share"] == pytest.approx(
+            step["strip"]["limit"] * memory.neediest.needed_expected_bytes / (expected.available_bytes or 0)
+        )
     figures = {figure["id"]: figure["value"] for figure in answer["figures"]}
     assert figures["memory"] == format_bytes(expected.memory_of("foretrain").worst.needed_expected_bytes)
     assert {"step", "run", "speed", "mfu", "energy", "cost"} < set(figures)
@@ -160,26 +167,38 @@ def test_the_page_and_the_terminal_make_one_plan(
 
 
 def test_lines_have_the_colours_of_reports(client: TestClient) -> None:
-    lines = get(client, "/api/start")["legend"]["lines"]
-    assert lines == {"light": list(palette.LINES_LIGHT), "dark": list(palette.LINES_DARK)}
+    drawing = get(client, "/api/start")["drawing"]
+    assert drawing["light"] == list(palette.LINES_LIGHT)
+    assert drawing["dark"] == list(palette.LINES_DARK)
+
+
+def groups(answer: dict[str, Any]) -> dict[str, list[int]]:
+    """Of foretrain's step: bytes of each phase by the name of the group."""
+    return {group["label"]: group["values"] for group in answer["memory"][0]["picture"]["picture"]["groups"]}
 
 
 def test_what_the_allocator_keeps_is_not_what_an_evaluation_needs(client: TestClient) -> None:
-    bars = post(client, "/api/plan", {"preset": "gpt2-124m", "gpu": "RTX 4070"})["memory"]["steps"][0]["bars"]
-    phases = plan(resolve(["gpt2-124m"]).config, find("4070")).memory_of("foretrain").phases
-    parts = {phase.phase: bar["parts"] for phase, bar in zip(phases, bars, strict=True)}
-    assert [id for id, found in parts.items() if "kept" in found] == ["evaluate_steady"]
-    assert parts["evaluate_steady"]["kept"] > parts["evaluate_steady"]["overhead"]
-    assert parts["evaluate_steady"]["overhead"] == parts["steady_step"]["overhead"]
+    shown = groups(post(client, "/api/plan", {"preset": "gpt2-124m", "gpu": "RTX 4070"}))
+    found = plan(resolve(["gpt2-124m"]).config, find("4070")).memory_of("foretrain")
+    phases = [phase.phase for phase in found.phases]
+    kept, overhead = (dict(zip(phases, shown[say(f"group.{id}")], strict=True)) for id in ("kept", "overhead"))
+    assert [id for id, size in kept.items() if size] == ["evaluate_steady"]
+    assert kept["evaluate_steady"] > overhead["evaluate_steady"]
+    assert overhead["evaluate_steady"] == overhead["steady_step"]
 
 
 def test_on_a_cpu_the_rest_is_python_and_torch(client: TestClient) -> None:
-    answer = post(client, "/api/plan", {"preset": "gpt2-30m", "gpu": "cpu"})
-    assert all(
-        "python" in bar["parts"] and "overhead" not in bar["parts"] for bar in answer["memory"]["steps"][0]["bars"]
-    )
-    groups = get(client, "/api/start")["legend"]["groups"]
-    assert (groups["python"]["label"], "slack" in groups["overhead"]["label"]) == ("Python and torch", True)
+    shown = groups(post(client, "/api/plan", {"preset": "gpt2-30m", "gpu": "cpu"}))
+    assert min(shown["Python and torch"]) > 0
+    assert say("group.overhead") not in shown
+
+
+def test_no_script_of_the_page_formats_a_number() -> None:
+    """Every text comes from the server: of one number there are no two spellings."""
+    for path, (content, _) in routes.files().items():
+        if path.endswith(".js") and path != "/chart.js":
+            found = re.findall(r"toFixed|toPrecision|toLocaleString|\b[KMGT]iB\b", content.decode())
+            assert not found, (path, found)
 
 
 def test_every_wrong_value_is_said_at_its_field(client: TestClient) -> None:
@@ -241,7 +260,7 @@ def test_advice_can_be_applied_and_then_holds(client: TestClient) -> None:
         "gpu": "RTX 3060 12GB",
         "others": "1GB",
     }
-    assert "does not fit" in post(client, "/api/plan", asked)["memory"]["steps"][0]["verdict"]
+    assert "does not fit" in post(client, "/api/plan", asked)["memory"][0]["strip"]["text"]
     answer = post(client, "/api/advice", {**asked, "goal": "fit"})
     assert len(answer["changes"]) == len(answer["list"]["blocks"][0]["rows"]) > 2
     for change in answer["changes"][:3]:
@@ -252,7 +271,7 @@ def test_advice_can_be_applied_and_then_holds(client: TestClient) -> None:
             "/api/plan",
             {**asked, "values": {**asked["values"], **values}, "gpu": change["gpu"] or asked["gpu"], "others": others},
         )
-        assert then["memory"]["steps"][0]["verdict"] == "fits", change["text"]
+        assert then["memory"][0]["strip"]["tone"] == "good", change["text"]
     post(client, "/api/advice", {"goal": "wealth"}, 400)
 
 
@@ -284,16 +303,19 @@ def test_runs_are_shown_with_their_forecast(client: TestClient) -> None:
     run = get(client, "/api/runs")["runs"][0]
     assert (run["name"], run["status"], run["of"]) == ("baby", "finished", 12)
     page = get(client, f"/api/runs/{run['id']}")
-    assert [line["step"] for line in page["metrics"] if line["kind"] == "step"] == [0, 10]
+    loss, step_time = (one["picture"] for one in page["pictures"])
+    assert [trace["places"] for trace in loss["traces"]] == [[[1, 11]], [[0]]]
+    assert step_time["traces"][0]["said"] == ["500 ms", "500 ms"]
+    assert {one["id"]: one["value"] for one in page["now"]}["step"] == "500 ms"
     assert page["events"][0]["text"] == "saved baby"
     assert [section["title"] for section in page["document"]["sections"]] == titles(Path(run["path"]))
-    assert get(client, f"/api/runs/{run['id']}/live?after={page['next']}")["metrics"] == []
-    assert len(get(client, f"/api/runs/{run['id']}/live?after=-5")["metrics"]) == 3
+    assert get(client, f"/api/runs/{run['id']}/live?after={page['next']}")["pictures"] is None
+    assert get(client, f"/api/runs/{run['id']}/live?after=-5")["pictures"] == page["pictures"]
     against = get(client, "/api/comparisons")["runs"][0]["rows"]
-    assert against[0]["measured"] == 0.5
+    assert against[0]["measured"] == "500 ms"
     assert get(client, "/api/comparisons")["runs"][0]["path"] == run["path"]
-    speeds = {key: run[key] for key in ("step", "speed", "mfu")}
-    assert speeds["step"] == "500 ms"
+    speeds = {key: run[key] for key in ("speed", "mfu", "progress")}
+    assert speeds["progress"] == "step 12 of 12"
     for other in (page, get(client, f"/api/runs/{run['id']}/live?after=0")):
         assert {key: other[key] for key in speeds} == speeds
     get(client, "/api/runs/ffffffffffffffff", 404)
@@ -393,8 +415,6 @@ def test_the_first_load_is_small(client: TestClient) -> None:
         assert answer.content == content
         sizes[path] = int(answer.headers["content-length"])
         assert client.get(path, headers={**GOOD, "accept-encoding": "identity"}).content == content
-    for later in routes.LATER:
-        assert sizes.pop(later) < 20_000
     sizes["/api/start"] = len(client.get("/api/start", headers=GOOD).content)
     sizes["/api/plan"] = len(client.post("/api/plan", headers={**GOOD, **POSTED}, json={}).content)
     assert sum(sizes.values()) < 150_000, sizes

@@ -114,7 +114,7 @@ def test_a_run_that_goes_on_is_compared_as_far_as_it_goes_and_not_touched(
     assert (state["status"], state["steps"], state["of"]) == ("running", 120, 900)
     assert state["notes"] == [say("page.beside.so_far")]
     curve = next(b for s in answer["document"]["sections"] for b in s["blocks"] if b["kind"] == "chart")["picture"]
-    assert curve["axes"][-1]["format"] == "number"
+    assert curve["axes"][-1]["label"] == say("axis.step")
     assert max(trace["places"][-1][-1] for trace in curve["traces"] if "live" in trace["label"]) == 119
 
 

@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 
 from foretrain.base.errors import UserError
 from foretrain.web import calls, guard, planner, routes
-from foretrain.web.observe import ObservedRun, curve, lock_is_held, tail
+from foretrain.web.observe import Curve, ObservedRun, lock_is_held
 from tests.kit.page import EVIL_NAME, GOOD, ORIGIN, PORT, POSTED, TOKEN, traversals, write_run
 
 # The page's own files: they hold nothing of the user's, and must load before the page can send its token.
@@ -395,10 +395,12 @@ def test_looking_at_a_run_changes_nothing_of_it(tmp_path: Path) -> None:
         (id,) = known.all()
         run = known.get(id)
         assert run is not None
-        assert routes.runs.page(id, run)["status"] == "running"
-        assert routes.runs.live(run, 0)["status"] == "running"
+        curve = known.curve(id, run)
+        assert routes.runs.page(id, run, curve)["status"] == "running"
+        assert routes.runs.live_answer(run, curve, 0)["status"] == "running"
+        assert known.curve(id, run) is curve
         assert known.listed()["runs"][0]["steps"] == 12
-        assert routes.runs.comparisons(known)["runs"]
+        assert routes.forecasts.comparisons(known)["runs"]
         assert before == {p.name: (p.stat().st_mtime_ns, p.stat().st_size) for p in directory.path.iterdir()}
     finally:
         directory.release()
@@ -435,15 +437,19 @@ def test_a_long_curve_is_thinned_and_followed(tmp_path: Path) -> None:
             if step % 1000 == 0:
                 file.write(json.dumps({"kind": "evaluation", "step": step, "train_loss": 1.0, "val_loss": 2.0}) + "\n")
         file.write('{"kind": "step", "step": 20000, "lo')  # being written
-    lines, end = curve(path)
-    assert 600 <= len([line for line in lines if line["kind"] == "step"]) <= 2401
+    curve = Curve(path)
+    lines = curve.lines()
+    steps = [line["step"] for line in lines if line["kind"] == "step"]
+    assert 600 <= len(steps) <= 2401
     assert [line["step"] for line in lines if line["kind"] == "evaluation"] == list(range(0, 20_000, 1000))
     assert json.dumps(lines, allow_nan=False)
+    seen = curve.end_bytes
+    assert curve.lines() == lines
+    assert curve.end_bytes == seen < path.stat().st_size
+    more = [f'{{"kind": "step", "step": {20_001 + i}, "loss": 0.4}}\n' for i in range(40)]
     with path.open("a") as file:
-        file.write('ss": 0.5}\nnot json\n{"kind": "step", "step": 20001, "loss": 0.4}\n')
-    new, end, anew = tail(path, end)
-    assert [line["step"] for line in new] == [20_000, 20_001]
-    assert (tail(path, end), anew) == (([], end, False), False)
+        file.write("".join(['ss": 0.5}\nnot json\n', *more]))
+    assert curve.lines() == Curve(path).lines()  # read on, it is as if read anew
+    assert curve.end_bytes == path.stat().st_size
     path.write_text('{"kind": "step", "step": 5, "loss": 0.4}\n')  # a resumed run forgets what it does again
-    new, end, anew = tail(path, end)
-    assert (new[0]["step"], anew) == (5, True)
+    assert [line["step"] for line in curve.lines()] == [5]

@@ -175,17 +175,3 @@ def test_hostile_names_do_nothing(browser: Browser, reports: dict[str, Path]) ->
     with opened(browser, reports["run"]) as page:
         assert page.locator("img").count() == 0
         assert "onerror=alert(1)" in page.title()
-
-
-def test_large_numbers_of_the_pictures_read_as_those_of_the_text(browser: Browser, reports: dict[str, Path]) -> None:
-    """Tooltips separate thousands as tables do, and an axis has one unit."""
-    with opened(browser, reports["run"]) as page:
-        assert page.evaluate("[duration(210536.1 * 86400), duration(15.3 * 86400)]") == ["210,500 days", "15.3 days"]
-        assert page.evaluate("[energy(980256.3 * 3.6e6), percent(76868.91), percent(.5)]") == [
-            "980,300 kWh",
-            "7,687,000 %",
-            "50 %",
-        ]
-        assert page.evaluate("[0, 512, 1024, 2048].map(size => trimmed('bytes', size * 2 ** 20, 2 ** 31))") == [
-            "0 GiB", "0.5 GiB", "1 GiB", "2 GiB"
-        ]  # fmt: skip

@@ -10,7 +10,7 @@ from foretrain.hardware.card import SLOWING
 
 SignName = Literal["tokens_per_s", "mfu", "power_w", "temperature_c", "clock_ghz", "memory_bytes"]
 SIGNS: tuple[SignName, ...] = ("mfu", "tokens_per_s", "power_w", "temperature_c", "clock_ghz", "memory_bytes")
-MOST = 300  # points of a curve that are kept
+MOST = 200  # points of a curve that are kept; its picture is small
 MOST_SPANS = 60
 
 

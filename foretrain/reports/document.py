@@ -81,35 +81,7 @@ class StackedBars:
     limit_bytes: int | None
     card_bytes: int | None = None  # all that the device has, where that is another line
     source: Message | None = None
-
-
-@dataclass(frozen=True)
-class Series:
-    """One line of a chart."""
-
-    label: Cell
-    xs: tuple[float, ...]
-    ys: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Lines:
-    """A line chart, such as loss over steps; `level` is a horizontal line with a label."""
-
-    title: Message
-    x_label: Message
-    y_label: Message
-    series: tuple[Series, ...]
-    level: tuple[Message, float] | None = None
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Predicted beside measured, one pair of bars for each row, all in one unit format."""
-
-    title: Message
-    format: str
-    rows: tuple[tuple[Cell, float, float], ...]
+    scale_bytes: int = 0  # pictures that are compared with each other reach as far, at least
 
 
 @dataclass(frozen=True)
@@ -143,6 +115,7 @@ class Axis:
     label: Message
     format: str = "number"
     log: bool = False
+    from_zero: bool = False
 
 
 @dataclass(frozen=True)
@@ -278,9 +251,8 @@ class Ranks:
     numbers: Table | None = None  # where more is known than is shown
 
 
-NewPicture = Curves | Moments | Scatter | Ranks
-Picture = StackedBars | Lines | Pairs | NewPicture
-Block = Paragraph | Table | StackedBars | Lines | Pairs | Verbatim | Figures | NewPicture
+Picture = StackedBars | Curves | Moments | Scatter | Ranks
+Block = Paragraph | Table | Verbatim | Figures | Picture
 
 
 @dataclass(frozen=True)

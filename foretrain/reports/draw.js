@@ -2,9 +2,9 @@
 // A module of its own on the page; html.py puts it before report.js, without its last line.
 "use strict";
 const root = document.documentElement;
-let colours = { light: ["#000"], dark: ["#fff"] }, texts = { days: "{days}", by_keys: "" }, rtl = false;
+let colours = { light: ["#000"], dark: ["#fff"] }, texts = { by_keys: "" }, rtl = false;
 
-// The colours of lines on light and on dark paper, the few texts that are needed here, and where lines of text begin.
+// The colours of lines on light and on dark paper, the few texts that no picture has, and where lines of text begin.
 function prepare(given) {
   colours = { light: given.light, dark: given.dark };
   texts = given.texts;
@@ -20,81 +20,24 @@ function dark() {  // what the root says: one of them, or both, as the reader's 
 const line = number => (dark() ? colours.dark : colours.light)[number % colours.light.length];
 const SHAPES = ["circle", "rectRot", "triangle", "rect", "star", "crossRot"], DASHES = [[], [6, 3], [2, 3], [9, 3, 2, 3]];
 
-// -- numbers ------------------------------------------------------------------------------------------------
+// -- axes: their ticks and texts come with the picture, at several densities ------------------------------------
 
-const trim = text => text.replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
-const number = x => x === 0 ? "0" : Math.abs(x) >= 1e3 || Number.isInteger(x) ? Math.round(x).toLocaleString("en") : String(+x.toPrecision(4));
-const scaled = (x, steps, digits) => { for (const [size, unit] of steps) if (Math.abs(x) >= size) return trim((x / size).toPrecision(digits)) + " " + unit;
-  return number(x); };
-// `most`: what is in the unit of something larger, as all the labels of one axis are.
-const bytes = (x, most = x) => { for (const [size, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]])
-  if (Math.abs(most) >= size) return (x / size).toFixed(size >= 2 ** 30 ? 2 : x / size >= 100 ? 0 : 1) + " " + unit; return Math.round(x) + " B"; };
-// From a thousand on four digits that tell, the thousands separated (units.py: grouped).
-const grouped = (x, decimals) => Math.abs(x) < 1e3 ? String(+x.toFixed(decimals)) : (+x.toPrecision(4)).toLocaleString("en");
-const duration = s => s === 0 ? "0" : s < 1 ? +(s * 1e3).toPrecision(3) + " ms" : s < 90 ? +s.toPrecision(3) + " s" : s < 5400 ? +(s / 60).toFixed(1) + " min" :
-  s < 72 * 3600 ? +(s / 3600).toFixed(1) + " h" : texts.days.replace("{days}", grouped(s / 86400, 1));
-const energy = j => j === 0 ? "0" : j >= 3.6e9 ? grouped(j / 3.6e6, 0) + " kWh" : j >= 3.6e6 ? +(j / 3.6e6).toPrecision(3) + " kWh" : +(j / 3600).toPrecision(3) + " Wh";
-const count = x => x === 0 ? "0" : scaled(x, [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]], 4);
-const rate = x => x === 0 ? "0" : scaled(x, [[1e15, "PFLOP/s"], [1e12, "TFLOP/s"], [1e9, "GFLOP/s"], [1e6, "MFLOP/s"]], 3);
-const percent = x => (Math.abs(x) < .01 ? +(100 * x).toPrecision(2) : grouped(100 * x, 1)) + " %", money = x => x === 0 ? "0" : Math.abs(x) >= .1 ? x.toFixed(2) : String(+x.toPrecision(2));
-const formats = { bytes, duration, energy, count, rate, percent, money, number, digits4: x => x.toFixed(4) };
-// In a line from right to left a number keeps its unit on its right (Unicode's isolates, as bidi.py sets them).
-const apart = text => rtl ? `\u2066${text}\u2069` : text;
-const show = format => value => apart((formats[format] || number)(value));
-
-// Round steps in the unit of a format: bytes by powers of two, time by minutes and hours.
-function niceTicks(axis, format) {
-  const span = axis.max - axis.min, least = span / Math.max(2, Math.min(8, (axis.isHorizontal() ? axis.width / 75 : axis.height / 40)));
-  let step;
-  if (format === "bytes") {
-    const unit = [2 ** 40, 2 ** 30, 2 ** 20, 2 ** 10, 1].find(size => axis.max >= size) || 1;
-    const power = 10 ** Math.floor(Math.log10(least / unit));
-    step = unit * power * [1, 2, 5, 10].find(k => k * power * unit >= least * .999);
-  } else if (format === "energy") {
-    const unit = axis.max >= 3.6e6 ? 3.6e6 : 3600, power = 10 ** Math.floor(Math.log10(least / unit));
-    step = unit * power * [1, 2, 5, 10].find(k => k * power * unit >= least * .999);
-  } else {
-    const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000];
-    step = format !== "duration" || axis.max < 2 ? null : steps.find(one => one >= least) || 864000 * Math.ceil(least / 864000);
-    if (!step) { const power = 10 ** Math.floor(Math.log10(least)); step = power * [1, 2, 5, 10].find(k => k * power >= least * .999); }
-  }
-  if (!(step > 0)) return;
-  axis.ticks = [];
-  for (let value = Math.ceil(axis.min / step - 1e-9) * step; value <= axis.max * (1 + 1e-9); value += step) axis.ticks.push({ value });
-}
-// As many as their labels have room for: all digits, a few of them, powers of ten (of four of bytes), some of these.
-const DIGITS = { 4: [[1, 2], [1]], 10: [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 5], [1, 2, 5], [1, 3], [1]] };
-const CLOCK = [[1, 60], [60, 3600], [3600, 86400], [86400, Infinity]];   // a unit of time, and where the next begins
-function logTicks(axis, format) {
-  const base = format === "bytes" ? 4 : 10, power = value => Math.log(value) / Math.log(base), ratio = axis.max / axis.min;
+// The densest ticks whose texts stand apart on this axis, as long as it is.
+function fitTicks(axis, densities) {
+  const across = axis.isHorizontal(), length = across ? axis.width : axis.height;
+  const part = axis.type === "logarithmic" ? value => Math.log(value / axis.min) / Math.log(axis.max / axis.min) : value => (value - axis.min) / (axis.max - axis.min);
   axis.ctx.font = `12px ${Chart.defaults.font.family}`;
-  const wide = Math.max(...[axis.min, axis.max].map(value => axis.ctx.measureText(trimmed(format, base ** Math.floor(power(value)))).width));
-  const least = ratio ** (axis.isHorizontal() ? (wide + 16) / axis.width : 28 / axis.height);   // between neighbours
-  const digits = DIGITS[base].find(some => some.every((k, i) => (some[i + 1] ?? base) / k >= least)) || [1];
-  const every = Math.max(1, Math.ceil(power(least))), all = [], found = [];
-  for (const [unit, end] of format === "duration" ? CLOCK : [[1, Infinity]]) {
-    const first = unit > 1 ? 0 : Math.floor(power(axis.min) / every) * every, last = Math.ceil(power(Math.min(axis.max, end) / unit));
-    for (let at = first; at <= last; at += every) all.push(...digits.map(k => unit * k * base ** at).filter(value => value < end));
-  }
-  for (const value of all.reverse()) if (value >= axis.min * .999 && value <= axis.max * 1.001 && !(found[0] / value < least)) found.unshift(value);
-  if (found.length < 3 && ratio < 2.5) niceTicks(axis, format);   // so short that even steps stand well
-  else axis.ticks = found.map(value => ({ value }));
-}
-// Chart.js sets one more where the numbers end, in place of the round one before it where they are near.
-function evenTicks(axis) {
-  const steps = axis.ticks.slice(1).map(({ value }, i) => value - axis.ticks[i].value).sort((a, b) => a - b), step = steps[steps.length >> 1];
-  if (!axis.isHorizontal() || !(step > 0)) return;
-  const first = Math.ceil(axis.min / step - 1e-9), last = Math.floor(axis.max / step + 1e-9);
-  if (last > first) axis.ticks = Array.from({ length: last - first + 1 }, (_, i) => ({ value: +((first + i) * step).toPrecision(12) }));
+  const wide = text => across ? axis.ctx.measureText(text).width + 16 : 28;
+  const shown = densities.map(ticks => ticks.filter(([value]) => part(value) >= -1e-6 && part(value) <= 1 + 1e-6)).filter(ticks => ticks.length);
+  const apart = ticks => ticks.every(([value, text], i) => !i || (part(value) - part(ticks[i - 1][0])) * length >= (wide(text) + wide(ticks[i - 1][1])) / 2);
+  axis.ticks = (shown.find(apart) || [shown.at(-1)?.at(0)].filter(Boolean)).map(([value, text]) => ({ value, text }));
 }
 function scale(axis, extra) {
-  const special = axis.log ? logTicks : ["bytes", "duration", "energy"].includes(axis.format) ? niceTicks : evenTicks;
-  return { type: axis.log ? "logarithmic" : "linear", grid: { color: css("--line") }, border: { color: css("--line") },
+  return { type: axis.log ? "logarithmic" : "linear", grid: { color: css("--line") }, border: { color: css("--line") }, beginAtZero: axis.zero,
     title: { display: !!axis.label, text: axis.label, color: css("--dim") },
-    ticks: { color: css("--dim"), maxRotation: 0, includeBounds: false, callback(value) { return trimmed(axis.format, value, axis.log ? value : this.max); } },
-    afterBuildTicks: one => special(one, axis.format), ...extra };
+    ticks: { color: css("--dim"), maxRotation: 0, autoSkip: false, includeBounds: false, callback: (_, i, ticks) => ticks[i].text },
+    afterBuildTicks: one => fitTicks(one, axis.ticks), ...extra };
 }
-const trimmed = (format, value, most) => format === "bytes" ? apart(bytes(value, most).replace(/\.0+ /, " ").replace(/(\.\d)0 /, "$1 ")) : show(format)(value);
 
 // -- what Chart.js does not draw: limits, throttled stretches, ranges, texts at the ends of bars -----------------
 
@@ -176,6 +119,8 @@ const legend = (display, extra) => ({ display, position: "bottom", rtl, textDire
   labels: { color: css("--ink"), boxWidth: 12, boxHeight: extra ? 7 : 12, padding: 12, ...extra } });
 const tooltip = callbacks => ({ callbacks, rtl, textDirection: rtl ? "rtl" : "ltr", boxPadding: 4, backgroundColor: "#1b1f24", titleColor: "#fff", bodyColor: "#fff", footerColor: "#fff",
   borderColor: "#6e7781", borderWidth: 1 });
+// What an item's layer or curve holds there; nothing of one that holds nothing.
+const said = parts => item => { const text = parts[item.datasetIndex].said[item.dataIndex]; return text ? ` ${item.dataset.label}: ${text}` : null; };
 function legendRows(labels, width) {   // a label too long for what is left of a row begins another
   let rows = 1, left = Math.max(200, width);
   for (const needs of labels.map(label => 40 + 6.6 * label.length)) {
@@ -226,16 +171,16 @@ const kinds = {
     const datasets = p.groups.map(group => ({ label: group.label, data: group.values, backgroundColor: group.hatched ? hatched(group.colour) : group.colour, borderColor: css("--card"),
       borderWidth: { right: 1 }, barThickness: 20 }));
     const sums = p.labels.map((_, i) => p.groups.reduce((sum, group) => sum + group.values[i], 0));
-    const most = Math.max(...sums), plot = Math.max(140, width - 130);
+    const most = p.most, plot = Math.max(140, width - 130);
     const highest = Math.max(most * plot / (plot - 70), ...p.levels.filter(level => level.value < 4 * most).map(level => level.value * 1.02));   // room for a size behind the longest bar
     const ends = sums.map((at, row) => ({ at, row, text: p.ends[row] }));
     return { height: 70 + rowHeight(p.labels, width, 36) * p.labels.length + 15 * p.levels.length + 22 * legendRows(p.groups.map(g => g.label), width),
       stops: p.labels.map((_, index) => datasets.map((_, datasetIndex) => ({ datasetIndex, index }))),
       config: { type: "bar", data: { labels: p.labels, datasets }, options: { ...sideways, interaction: { mode: "index", axis: "y", intersect: false },
         layout: { padding: { top: 4 + 15 * p.levels.length, left: rtl ? 26 : 0 } },   // Chart.js leaves room for a word at the right end only
-        scales: { x: scale({ format: "bytes" }, { stacked: true, max: highest, reverse: rtl }), y: { ...rows(p.labels, width), stacked: true } },
+        scales: { x: scale(p.x, { stacked: true, max: highest, reverse: rtl }), y: { ...rows(p.labels, width), stacked: true } },
         plugins: { legend: legend(true), extras: { levels: p.levels, ends }, tooltip: tooltip({
-          label: item => item.parsed.x ? ` ${item.dataset.label}: ${apart(bytes(item.parsed.x))}` : null, footer: items => items.length ? p.ends[items[0].dataIndex] : "" }) } } } };
+          label: said(p.groups), footer: items => items.length ? p.ends[items[0].dataIndex] : "" }) } } } };
   },
   moments(p, width) {
     const n = p.labels.length, xs = [...Array(n).keys()];
@@ -248,10 +193,10 @@ const kinds = {
     const ticks = axis => { axis.ticks = apartTicks(axis, starts, words); };
     return { height: 340 + 22 * legendRows(p.groups.map(g => g.label), width), stops: xs.map(index => datasets.map((_, datasetIndex) => ({ datasetIndex, index }))),
       config: { type: "line", data: { datasets }, options: { parsing: false, normalized: true, interaction: { mode: "index", intersect: false },
-        scales: { x: { ...scale({ label: p.x, format: "number" }), min: 0, max: n - 1, afterBuildTicks: ticks, ticks: { color: css("--dim"), maxRotation: 0, autoSkip: false, align: "inner", callback: words } },
-          y: scale({ label: p.y, format: "bytes" }, { stacked: true, min: 0, max: room }) },
+        scales: { x: { ...scale({ label: p.x, ticks: [] }), min: 0, max: n - 1, afterBuildTicks: ticks, ticks: { color: css("--dim"), maxRotation: 0, autoSkip: false, align: "inner", callback: words } },
+          y: scale(p.y, { stacked: true, min: 0, max: room }) },
         plugins: { legend: legend(true), extras: { levels: p.levels }, tooltip: { ...tooltip({ title: items => items.length ? p.words[p.labels[items[0].dataIndex]] : "",
-          label: item => item.parsed.y ? ` ${item.dataset.label}: ${apart(bytes(item.parsed.y))}` : null, footer: items => items.length ? `${p.total}: ${show("bytes")(totals[items[0].dataIndex])}` : "" }),
+          label: said(p.groups), footer: items => items.length ? p.totals[items[0].dataIndex] : "" }),
           itemSort: (one, other) => other.datasetIndex - one.datasetIndex } } } } };
   },
   curves(p, width) {
@@ -271,8 +216,8 @@ const kinds = {
       config: { type: "line", data: { datasets }, options: { parsing: false, normalized: true, interaction: { mode: "nearest", axis: "x", intersect: false },
         scales: { x: scale(p.small ? { ...axis, label: "" } : axis, { bounds: "data" }), y: scale(p.small ? { ...p.y, label: "" } : p.y, { grace: "6%" }) },
         plugins: { legend: { ...legend(many, { usePointStyle: true, generateLabels: keys }), reverse: true }, extras: { levels: p.levels, spans: p.spans },
-          tooltip: tooltip({ title: items => items.length ? `${show(axis.format)(items[0].parsed.x)} ${["number", "count", "money"].includes(axis.format) ? axis.label : ""}` : "",
-            label: item => ` ${item.dataset.label}: ${show(p.y.format)(item.parsed.y)}`,
+          tooltip: tooltip({ title: items => items.length ? `${p.traces[items[0].datasetIndex].at[chosen][items[0].dataIndex]} ${axis.named}` : "",
+            label: said(p.traces),
             footer: items => { const at = items.length ? items[0].parsed.x : NaN; return used.filter(label => p.spans.some(s => s.label === label && s.start <= at && at <= s.end)); } }) } } } };
   },
   scatter(p, width) {
@@ -294,15 +239,14 @@ const kinds = {
         interaction: { mode: "nearest", intersect: true },
         scales: { x: scale(p.x, p.x.log ? wide(0) : { grace: "6%" }), y: scale(p.y, p.y.log ? wide(1) : { grace: "10%" }) },
         plugins: { legend: legend(labels.length > 1, { usePointStyle: true }), extras: { levels: p.levels, band: p.band, ranges, names },
-          tooltip: tooltip({ title: items => items.length && items[0].raw.label || "", label: item => item.raw.label === undefined ? item.dataset.label : [` ${p.x.label}: ${show(p.x.format)(item.raw.x)}`,
-            ` ${p.y.label}: ${show(p.y.format)(item.raw.y)}` + (item.raw.low === undefined ? "" : ` (${show(p.y.format)(item.raw.low)} – ${show(p.y.format)(item.raw.high)})`), ...(item.raw.note ? [` ${item.raw.note}`] : [])] }) } } } };
+          tooltip: tooltip({ title: items => items.length && items[0].raw.label || "", label: item => item.raw.said?.map(line => ` ${line}`) ?? item.dataset.label }) } } } };
   },
   ranks(p, width) {
     const tones = { good: css("--good"), warn: css("--warn"), bad: css("--bad"), plain: line(0) };
     const most = Math.max(...p.rows.map(row => Math.max(row.value, row.high ?? 0)), ...p.levels.map(level => level.value));
     const least = Math.min(...p.rows.map(row => Math.min(row.value, row.low ?? row.value))) / 1.3, names = p.rows.map(row => row.label);
     const colours = p.rows.map(row => (row.colour == null ? tones[row.tone] : line(row.colour)) + (row.strong ? "" : "99"));
-    const ends = p.rows.map((row, i) => ({ row: i, at: Math.max(row.value, row.high ?? 0), text: `${show(p.axis.format)(row.value)}${row.said ? " · " + row.said : ""}` }));
+    const ends = p.rows.map((row, i) => ({ row: i, at: Math.max(row.value, row.high ?? 0), text: row.end }));
     // The axis goes on until what stands behind each bar has room.
     const plot = Math.max(140, width - Math.min(width < 420 ? 130 : 240, 50 + 7 * Math.max(...names.map(name => name.length))));
     const stretch = text => plot / Math.max(plot / 2, plot - 14 - 6.6 * text.length);
@@ -314,14 +258,7 @@ const kinds = {
         options: { ...sideways, interaction: { mode: "index", axis: "y", intersect: false }, layout: { padding: { top: 15 * p.levels.length, left: rtl ? 24 : 0 } },
           scales: { x: scale(p.axis, { ...span, reverse: rtl }), y: rows(names, width) },
           plugins: { legend: legend(false), extras: { levels: p.levels.map(level => ({ ...level, along: "x" })), ends, ranges },
-            tooltip: tooltip({ label: item => ` ${ends[item.dataIndex].text}`, footer: items => { const row = items.length ? p.rows[items[0].dataIndex] : {};
-              return row.low == null ? "" : `${show(p.axis.format)(row.low)} – ${show(p.axis.format)(row.high)}`; } }) } } } };
-  },
-  pairs(p, width) {
-    const datasets = p.names.map((label, i) => ({ label, data: p.values[i], backgroundColor: line(i) }));
-    return { height: 70 + 42 * p.labels.length, stops: p.labels.map((_, index) => datasets.map((_, datasetIndex) => ({ datasetIndex, index }))),
-      config: { type: "bar", data: { labels: p.labels, datasets }, options: { ...sideways, scales: { x: scale({ format: p.format, log: true }, { reverse: rtl }), y: rows(p.labels, width) },
-        plugins: { legend: legend(true), tooltip: tooltip({ label: item => ` ${item.dataset.label}: ${show(p.format)(item.parsed.x)}` }) } } } };
+            tooltip: tooltip({ label: item => ` ${ends[item.dataIndex].text}`, footer: items => items.length ? p.rows[items[0].dataIndex].range : "" }) } } } };
   },
 };
 
@@ -337,22 +274,30 @@ class Drawing {
   }
 
   draw() {
-    const frame = this.canvas.parentElement, { config, height, stops } = kinds[this.picture.kind](this.picture, frame.clientWidth);
-    this.chart?.destroy();
+    const frame = this.canvas.parentElement;
+    if (!frame.clientWidth) return;   // in a part that is closed; `fit` draws when it opens
+    const { config, height, stops } = kinds[this.picture.kind](this.picture, frame.clientWidth);
     Chart.defaults.color = css("--ink"); Chart.defaults.borderColor = css("--line");
     Chart.defaults.font.family = getComputedStyle(document.body).fontFamily;
     frame.style.height = `${height}px`;
     const options = { ...config.options, animation: false, maintainAspectRatio: false };
-    this.chart = new Chart(this.canvas, { ...config, options, plugins: [extras] });
-    Object.assign(this, { stops, at: -1, width: frame.clientWidth });
+    if (this.chart) {   // what the reader points to stays
+      Object.assign(this.chart, { data: config.data, options });
+      this.chart.resize();
+      this.chart.update("none");
+    } else this.chart = new Chart(this.canvas, { ...config, options, plugins: [extras] });
+    Object.assign(this, { stops, at: Math.min(this.at, stops.length - 1), width: frame.clientWidth });
   }
 
   get words() { return texts; }
 
   choose(axis) { this.picture.chosen = axis; this.draw(); }
 
+  // Another picture of the same kind, over the axis that was chosen.
+  show(picture) { this.picture = { ...picture, chosen: this.picture.chosen }; this.draw(); }
+
   // Labels are folded, and legends given their room, by the width.
-  fit() { if (Math.abs(this.width - this.canvas.parentElement.clientWidth) > 60) this.draw(); }
+  fit() { if (!this.chart || Math.abs(this.width - this.canvas.parentElement.clientWidth) > 60) this.draw(); }
 
   walk(event) {
     const { chart, stops, said } = this, far = Math.max(1, Math.round(stops.length / 12));

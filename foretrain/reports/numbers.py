@@ -6,10 +6,8 @@ from foretrain.reports.document import (
     Curves,
     Figures,
     Level,
-    Lines,
     Message,
     Moments,
-    Pairs,
     Picture,
     Quantity,
     Ranks,
@@ -28,10 +26,6 @@ def behind(picture: Picture | Figures) -> Table:
     match picture:
         case StackedBars():
             return _stacked(picture)
-        case Lines():
-            return _lines(picture)
-        case Pairs():
-            return _pairs(picture)
         case Curves():
             return _curves(picture)
         case Moments():
@@ -71,23 +65,6 @@ def _stacked(bars: StackedBars) -> Table:
         if size is not None:
             rows.append((Message(label), *(Quantity(size, "bytes") for _ in bars.bars)))
     return Table(("", *(bar.label for bar in bars.bars)), tuple(rows), frozenset(range(1, len(bars.bars) + 1)))
-
-
-def _lines(lines: Lines) -> Table:
-    """The points of the series with the fewest: of a loss curve, those of the evaluations."""
-    shortest = min((series for series in lines.series if series.xs), key=lambda s: len(s.xs), default=None)
-    if shortest is None:
-        return Table((lines.x_label, ""), (), frozenset({0, 1}))
-    rows = tuple((f"{shortest.xs[i]:,.0f}", f"{shortest.ys[i]:.4f}") for i in thinned(len(shortest.xs)))
-    return Table((lines.x_label, shortest.label), rows, frozenset({0, 1}))
-
-
-def _pairs(pairs: Pairs) -> Table:
-    rows = tuple(
-        (label, Quantity(predicted, pairs.format), Quantity(measured, pairs.format))
-        for label, predicted, measured in pairs.rows
-    )
-    return Table(("", Message("axis.predicted"), Message("axis.measured")), rows, frozenset({1, 2}))
 
 
 def _curves(curves: Curves) -> Table:
@@ -141,7 +118,7 @@ def _scatter(scatter: Scatter) -> Table:
             row: list[Cell] = [dot.label]
             row += [cloud.label] if many else []
             row += [value_cell(dot.x, scatter.x.format), value_cell(dot.y, scatter.y.format)]
-            row += [_range(dot.low, dot.high, scatter.y)] if ranged else []
+            row += [range_text(dot.low, dot.high, scatter.y)] if ranged else []
             row += [dot.note] if noted else []
             rows.append(tuple(row))
     columns: list[Cell] = ["", *([""] if many else []), scatter.x.label, scatter.y.label]
@@ -151,7 +128,8 @@ def _scatter(scatter: Scatter) -> Table:
     return Table(tuple(columns), tuple(rows), frozenset(range(first, first + 2 + ranged)))
 
 
-def _range(low: float | None, high: float | None, axis: Axis) -> Cell:
+def range_text(low: float | None, high: float | None, axis: Axis) -> str:
+    """'1.2 – 1.4 s' of two ends, one of equal ones, '–' of none."""
     if low is None or high is None:
         return "–"
     ends = [cell_text(value_cell(end, axis.format)) for end in (low, high)]
@@ -166,7 +144,7 @@ def _ranks(ranks: Ranks) -> Table:
     rows = tuple(
         (
             rank.label, value_cell(rank.value, ranks.axis.format),
-            *([_range(rank.low, rank.high, ranks.axis)] if ranged else []), *([rank.said] if said else []),
+            *([range_text(rank.low, rank.high, ranks.axis)] if ranged else []), *([rank.said] if said else []),
         )
         for rank in ranks.ranks
     )  # fmt: skip

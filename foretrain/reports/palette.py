@@ -16,7 +16,6 @@ COLOURS = {
     "python": "#999999",  # a CPU's overhead
     "kept": "#c4c4c4",
 }
-SERIES_COLOURS = ("#56b4e9", "#d55e00", "#009e73", "#cc79a7")
 # Lines and points, each with a value for light and for dark paper; three to one at least against either.
 LINES_LIGHT = ("#0072b2", "#c04f00", "#00795a", "#a4508b", "#5b5b5b", "#8a6d00")
 LINES_DARK = ("#56b4e9", "#ff9e5e", "#33c79b", "#e39cc6", "#b5b5b5", "#e8c34a")

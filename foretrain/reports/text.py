@@ -23,13 +23,10 @@ from foretrain.reports.document import (
     Curves,
     Document,
     Figures,
-    Lines,
     Moment,
     Moments,
-    NewPicture,
-    Pairs,
     Paragraph,
-    Quantity,
+    Picture,
     Row,
     Screen,
     StackedBars,
@@ -152,17 +149,13 @@ def _block(block: Block, console: Console) -> RenderableType:
             return mirrored(_table(block, console.width - 2))
         case StackedBars():
             return _bars(block, console)
-        case Pairs():
-            return mirrored(_pairs(block))
-        case Lines():
-            return _lines(block)
         case Verbatim(text=text):
             return _text(text)
         case _:
             return _numbers(block, console.width - 2)
 
 
-def _numbers(block: Figures | NewPicture, width: int) -> RenderableType:
+def _numbers(block: Figures | Picture, width: int) -> RenderableType:
     """A picture as its numbers, where they are few; curves by their ends, one step by its highest moment."""
     if isinstance(block, Curves):
         return _curves(block)
@@ -295,17 +288,3 @@ def _cells(bar: Bar, bytes_per_cell: float, mark: int | None, colours: bool) -> 
         cells += [(" ", "")] * (mark + 1 - len(cells))
         cells[mark] = ("│", "bold")
     return cells
-
-
-def _pairs(pairs: Pairs) -> RichTable:
-    rows = tuple(
-        (label, Quantity(predicted, pairs.format), Quantity(measured, pairs.format))
-        for label, predicted, measured in pairs.rows
-    )
-    return _table(Table(("", say("axis.predicted"), say("axis.measured")), rows, frozenset({1, 2})), 10**6)
-
-
-def _lines(lines: Lines) -> Text:
-    """First and last value of each line: a terminal is no place for a curve."""
-    parts = (f"{cell_text(s.label)} {s.ys[0]:.4f} → {s.ys[-1]:.4f}" for s in lines.series if s.ys)
-    return Text("; ".join(parts))

@@ -7,9 +7,10 @@ from pydantic import Field
 from foretrain.advice.rules.base import Goal
 from foretrain.app.advise import advices
 from foretrain.predict.spec import StepName
+from foretrain.reports.as_json import document_json
 from foretrain.reports.views import advice as advice_view
 from foretrain.web import planner
-from foretrain.web.answers import SCHEMA, document_json
+from foretrain.web.answers import SCHEMA
 
 MOST = 8
 

@@ -1,6 +1,7 @@
 """What the page draws, as JSON: documents with their texts made, and the numbers of pictures. No engine in here."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from foretrain.base.errors import ConfigError, UserError
@@ -10,27 +11,14 @@ from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.memory import StepMemory
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.speed.time import Range
-from foretrain.reports.document import (
-    Block,
-    Document,
-    Lines,
-    Message,
-    Pairs,
-    Paragraph,
-    Section,
-    StackedBars,
-    Table,
-    Verbatim,
-    cell_text,
-)
-from foretrain.reports.numbers import behind
-from foretrain.reports.palette import COLOURS, LINES_DARK, LINES_LIGHT, SERIES_COLOURS
+from foretrain.reports.as_json import block_json, document_json, drawing
+from foretrain.reports.document import Message
 from foretrain.reports.views import plan as plan_view
+from foretrain.reports.views.memory import phase_bars
+
+__all__ = ["SCHEMA", "document_json", "drawing", "error_json", "plan_json"]
 
 SCHEMA = "foretrain.page/1"
-
-
-OfBlock = Callable[[Block], dict[str, Any]]
 
 
 def error_json(error: UserError) -> dict[str, Any]:
@@ -38,57 +26,6 @@ def error_json(error: UserError) -> dict[str, Any]:
     problems = error.problems if isinstance(error, ConfigError) else [error]
     listed = [{"id": p.id, "message": printable(str(p)), "key": str(p.values.get("key", ""))} for p in problems]
     return {"schema": "foretrain.error/1", "id": error.id, "message": printable(str(error)), "problems": listed}
-
-
-def document_json(document: Document, of_block: OfBlock | None = None) -> dict[str, Any]:
-    """A document with every text made. `of_block`: another way than `block_json` to make a block."""
-    return {
-        "title": printable(document.title.text()), "subtitle": printable(document.subtitle.text()),
-        "sections": [section_json(section, of_block) for section in document.sections],
-    }  # fmt: skip
-
-
-def section_json(section: Section, of_block: OfBlock | None = None) -> dict[str, Any]:
-    """A section: its title and its blocks."""
-    return {"title": section.title.text(), "blocks": [(of_block or block_json)(block) for block in section.blocks]}
-
-
-def block_json(block: Block) -> dict[str, Any]:
-    """A block with its texts made; of a picture that only the report draws, its numbers."""
-    match block:
-        case Paragraph(message=message, tone=tone):
-            return {"kind": "paragraph", "text": printable(message.text()), "tone": tone}
-        case Verbatim(text=text):
-            return {"kind": "verbatim", "text": printable(text)}
-        case Table():
-            rows = [[printable(cell_text(cell)) for cell in row] for row in block.rows]
-            columns = [cell_text(cell) for cell in block.columns]
-            tones = list(block.tones) or ["plain"] * len(rows)
-            return {"kind": "table", "columns": columns, "rows": rows, "numeric": sorted(block.numeric), "tones": tones}
-        case StackedBars():
-            bars = [{"label": cell_text(bar.label), "parts": dict(bar.parts)} for bar in block.bars]
-            return {"kind": "bars", "title": block.title.text(), "bars": bars, "marks": _mark(block.limit_bytes)}
-        case Lines():
-            series = [{"label": cell_text(s.label), "x": list(s.xs), "y": list(s.ys)} for s in block.series]
-            axes = {"x": block.x_label.text(), "y": block.y_label.text()}
-            return {"kind": "lines", "title": block.title.text(), "series": series, **axes}
-        case Pairs():
-            pairs = [[cell_text(label), predicted, measured] for label, predicted, measured in block.rows]
-            shown = [[label, *(format_value(value, block.format) for value in both)] for label, *both in pairs]
-            return {"kind": "pairs", "title": block.title.text(), "format": block.format, "rows": pairs, "shown": shown}
-        case _:  # a picture that only the report draws
-            return block_json(behind(block))
-
-
-def _mark(limit_bytes: int | None) -> list[dict[str, Any]]:
-    return [{"value": limit_bytes, "label": say("axis.limit")}] if limit_bytes is not None else []
-
-
-def legend() -> dict[str, Any]:
-    """Names and colours of the groups of memory, and the colours of lines."""
-    groups = {group: {"label": say(f"group.{group}"), "colour": colour} for group, colour in COLOURS.items()}
-    lines = {"light": list(LINES_LIGHT), "dark": list(LINES_DARK)}  # as in reports and comparisons
-    return {"groups": groups, "series": list(SERIES_COLOURS), "lines": lines}
 
 
 def plan_json(plan: Plan, found: ResolvedConfig) -> dict[str, Any]:
@@ -165,30 +102,32 @@ def _throughput(tokens_per_s: float) -> str:
     return say("value.throughput", tokens_per_s=tokens_per_s)
 
 
-def _memory(plan: Plan) -> dict[str, Any]:
-    """For each way to run the step a bar a phase, and the lines that they must not cross. Bytes."""
-    marks = []
-    if plan.available_bytes is not None:
-        marks.append({"value": plan.available_bytes, "label": say("axis.limit"), "kind": "usable"})
-    if plan.gpu.memory_bytes is not None and plan.gpu.memory_bytes != plan.available_bytes:
-        marks.append({"value": plan.gpu.memory_bytes, "label": say("page.whole_memory"), "kind": "card"})
-    return {"steps": [_step(plan, memory) for memory in sorted(plan.memories, key=plan.memory.index)], "marks": marks}
+def _memory(plan: Plan) -> list[dict[str, Any]]:
+    """For each way to run the step a picture with a bar a phase, and a line that stays in sight."""
+    memories = sorted(plan.memories, key=plan.memory.index)
+    most = max(phase.needed_expected_bytes for memory in memories for phase in memory.phases)
+    whole = 1.06 * max(most, plan.available_bytes or 0)
+    return [
+        {"step": memory.step, "picture": _phases(plan, memory, most), "strip": _strip(plan, memory, whole)}
+        for memory in memories
+    ]
 
 
-def _step(plan: Plan, memory: StepMemory) -> dict[str, Any]:
+def _phases(plan: Plan, memory: StepMemory, most: int) -> dict[str, Any]:
+    title = Message("page.memory_title", {"step": _mode(memory), "source": memory.source})
+    return block_json(replace(phase_bars(plan, memory), title=title, scale_bytes=most, source=None))
+
+
+def _strip(plan: Plan, memory: StepMemory, whole: float) -> dict[str, Any]:
+    """The phase that needs most as a bar of so much of `whole`, beside what is free; shares of one."""
+    needed, free, verdict = memory.neediest.needed_expected_bytes, plan.available_bytes, plan.verdict_of(memory.step)
+    values = {"step": _mode(memory), "needed": needed, "usable": free or 0}
+    values |= {"verdict": Message(f"word.{verdict}")} if verdict else {}
+    text = Message("page.strip" if free is not None and verdict else "page.strip_unknown", values).text()
+    limit = None if free is None else free / whole
+    return {"text": text, "tone": plan_view.TONES[verdict], "share": needed / whole, "limit": limit}
+
+
+def _mode(memory: StepMemory) -> Message:
     mode = Message("mode.compiled" if memory.compiled else "mode.eager")
-    title = say("plan.step_mode", step=say(f"step.{memory.step}"), mode=mode.text())
-    phases, verdict = [], plan.verdict_of(memory.step)
-    for phase in memory.phases:
-        parts = dict(plan_view.phase_parts(plan, memory, phase))
-        span = format_value((phase.needed_low_bytes, phase.needed_high_bytes), "bytes_range")
-        phases.append(
-            {
-                "label": say(f"phase.{phase.phase}"), "parts": parts, "needed": phase.needed_expected_bytes,
-                "text": format_value(phase.needed_expected_bytes, "bytes"), "range": span,
-                "verdict": say(f"word.{phase.verdict}") if phase.verdict else "–",
-                "tone": plan_view.TONES[phase.verdict],
-            }
-        )  # fmt: skip
-    return {"step": memory.step, "title": title, "source": source_name(memory.source), "bars": phases,
-            "tone": plan_view.TONES[verdict], "verdict": say(f"word.{verdict}") if verdict else ""}  # fmt: skip
+    return Message("plan.step_mode", {"step": Message(f"step.{memory.step}"), "mode": mode})

@@ -24,7 +24,7 @@ def start(no_exact: str, no_runs: str = "") -> dict[str, Any]:
     """What the page needs once: the form, texts, devices, presets. `no_…`: why one has no such thing here, else ""."""
     return {
         "schema": answers.SCHEMA, **spoken(), "fields": fields(), "devices": devices.listed(),
-        "presets": list(PRESETS), "legend": answers.legend(), "no_exact": no_exact, "no_runs": no_runs,
+        "presets": list(PRESETS), "drawing": answers.drawing(), "no_exact": no_exact, "no_runs": no_runs,
     }  # fmt: skip
 
 
@@ -34,8 +34,13 @@ def answered(body: bytes | str, kind: type[Record], work: Callable[[Any], Made])
         asked = _record(body, kind)
     except UserError as error:
         return 400, answers.error_json(error)
+    return sentences(lambda: work(asked))
+
+
+def sentences(work: Callable[[], Made]) -> Made:
+    """What is worked out, or 422 with what a user can mend as its sentences."""
     try:
-        return work(asked)
+        return work()
     except UserError as error:
         return 422, answers.error_json(error)
 

@@ -16,17 +16,12 @@ from foretrain.comparison.pictures import gather
 from foretrain.comparison.sources import runs as source
 from foretrain.comparison.sources.given import Given
 from foretrain.comparison.subject import Subject
-from foretrain.reports.charts import chart
-from foretrain.reports.document import Block, Curves, Moments, Ranks, Scatter
-from foretrain.reports.numbers import behind
-from foretrain.reports.palette import LINES_DARK, LINES_LIGHT
+from foretrain.reports.as_json import document_json
 from foretrain.reports.views import compare as compare_view
 from foretrain.training.store import RunRecord
-from foretrain.web.answers import SCHEMA, block_json, document_json
+from foretrain.web.answers import SCHEMA
 from foretrain.web.observe import ObservedRun
 from foretrain.web.runs import row
-
-_TEXTS = ("unit.days", "report.by_keys", "report.over")
 
 
 def made(chosen: Sequence[tuple[str, ObservedRun | None]]) -> dict[str, Any]:
@@ -37,7 +32,7 @@ def made(chosen: Sequence[tuple[str, ObservedRun | None]]) -> dict[str, Any]:
         state, subject = _read(id, run)
         told.append(state)
         subjects += [subject] if subject else []
-    answer = {"schema": SCHEMA, "runs": told, "document": None, "problem": "", "command": "", "drawing": _drawing()}
+    answer = {"schema": SCHEMA, "runs": told, "document": None, "problem": "", "command": ""}
     if len(subjects) < 2:
         return {**answer, "problem": say("page.beside.too_few")}
     try:
@@ -49,7 +44,7 @@ def made(chosen: Sequence[tuple[str, ObservedRun | None]]) -> dict[str, Any]:
         return {**answer, "problem": _unreadable(str(error.filename or ""), error)}
     document = compare_view.report(found, facts.losses, dict(facts.verdicts), facts.checks, facts.sources)
     command = shlex.join(["foretrain", "report", *(subject.path for subject in subjects)])
-    return {**answer, "document": document_json(document, _block), "command": printable(command)}
+    return {**answer, "document": document_json(document), "command": printable(command)}
 
 
 def of_paths(asked: list[tuple[str, str | None]]) -> dict[str, Any]:
@@ -85,28 +80,3 @@ def _notes(run: ObservedRun, record: RunRecord) -> list[str]:
     except UserError as error:
         notes.append(printable(str(error)))
     return notes
-
-
-def _drawing() -> dict[str, Any]:
-    """What the pictures need besides themselves: colours of lines and some words."""
-    texts = {id.rpartition(".")[2]: say(id, days="{days}") for id in _TEXTS}
-    return {"light": LINES_LIGHT, "dark": LINES_DARK, "texts": texts}
-
-
-def _block(block: Block) -> dict[str, Any]:
-    """As the page shows it; pictures as the report draws them."""
-    if not isinstance(block, Curves | Moments | Scatter | Ranks):
-        return block_json(block)
-    return {
-        "kind": "chart", "title": printable(block.title.text()), "picture": _plain(chart(block)),
-        "source": printable(block.source.text()) if block.source else "", "numbers": block_json(behind(block)),
-    }  # fmt: skip
-
-
-def _plain(value: Any) -> Any:
-    """The same with every text in it printable: a run's labels and settings may hold anything."""
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return printable(value) if isinstance(value, str) else value

@@ -3,10 +3,11 @@
 import sys
 import time
 from functools import lru_cache
-from typing import Any
 
 from foretrain.app.plan import target_of
+from foretrain.base.bidi import isolated
 from foretrain.base.errors import UserError
+from foretrain.base.messages import format_value, say
 from foretrain.base.quantities import parse_bytes, read
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import DetectedGpu, catalogue, detect
@@ -35,17 +36,21 @@ def _card_here() -> DetectedGpu | None:
         return None
 
 
-def listed() -> list[dict[str, Any]]:
-    """Every device with what a chooser shows, this machine's first. Memory in bytes, None where unknown."""
+def listed() -> list[dict[str, str]]:
+    """Every device as a chooser shows it, this machine's first: `text` has its memory, too, where that is known."""
     here = None if NO_MACHINE else _card_here()
-    rows = [{"id": HERE, "name": here.gpu.name, "memory_bytes": here.memory_bytes, "here": True}] if here else []
-    rows += [
-        {"id": g.name, "name": g.name, "memory_bytes": g.memory_bytes, "here": False} for g in catalogue().values()
-    ]
+    rows = [_listed(HERE, here.gpu.name, here.memory_bytes, here=True)] if here else []
+    rows += [_listed(gpu.name, gpu.name, gpu.memory_bytes) for gpu in catalogue().values()]
     if NO_MACHINE:
         return rows
     cpu = cpu_device()
-    return [*rows, {"id": CPU, "name": cpu.name, "memory_bytes": cpu.memory_bytes, "here": True}]
+    return [*rows, _listed(CPU, cpu.name, cpu.memory_bytes, here=True)]
+
+
+def _listed(id: str, name: str, memory_bytes: int | None, *, here: bool = False) -> dict[str, str]:
+    memory = [format_value(memory_bytes, "bytes")] if memory_bytes else []
+    text = " · ".join([isolated(name), *memory, *([say("page.here")] if here else [])])
+    return {"id": id, "text": text}
 
 
 def target(name: str, others: str, config: RunConfig) -> Target:

@@ -11,7 +11,7 @@ from foretrain.base import bidi, languages
 from foretrain.base.messages import texts
 
 HEADER = "x-foretrain-language"
-_TEXTS = ("page", "axis")  # what the page itself says; the rest comes inside answers
+_ANSWERED = ("page.figure.", "page.now.", "page.picture.")  # texts of the page that only come inside answers
 
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
@@ -42,7 +42,8 @@ def asked(scope: Scope, language: str | None) -> str:
 def spoken() -> dict[str, Any]:
     """What the page needs to speak: its texts as {id: text}, the language that they are in, and those there are."""
     language = languages.current()
-    said = {id: text for id, text in texts(language.id).items() if id.partition(".")[0] in _TEXTS}
+    every = texts(language.id).items()
+    said = {id: text for id, text in every if id.startswith("page.") and not id.startswith(_ANSWERED)}
     return {
         "texts": {id: bidi.isolated(text) for id, text in said.items()}, "language": language.id,
         "direction": language.direction,

@@ -6,6 +6,7 @@ holds which lock; elsewhere, and for a run in another container, a run lives whi
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import Any
 from foretrain.training.store import RunDirectory
 
 MAX_POINTS = 1200  # of a curve; more cannot be seen
-MAX_TAIL_BYTES = 512 * 1024
 MAX_RECORD_BYTES = 16 * 2**20
 FRESH_S = 60.0
 FILES = ("run.json", "metrics.jsonl", "events.jsonl", "plan.json", "sample.txt", "run.lock")
@@ -58,52 +58,53 @@ def lock_is_held(path: Path, listing: Path = Path("/proc/locks")) -> bool:
     return any(file in line.split() for line in lines)
 
 
-def curve(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """(lines of metrics.jsonl, where they end): all evaluations and evenly spaced steps, however long the file is."""
-    steps: list[bytes] = []
-    evaluations: list[bytes] = []
-    stride, end, number = 1, 0, 0
-    for line in _lines(path, 0):
-        end += len(line)
+class Curve:
+    """What a picture needs of a metrics.jsonl: all evaluations and evenly spaced steps, read on as the file grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._turn = path, threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._steps: list[bytes] = []
+        self._evaluations: list[bytes] = []
+        self._stride, self._number, self.end_bytes = 1, 0, 0
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The steps, then the evaluations, each upwards. `end_bytes` is then how far the file has been read."""
+        with self._turn:
+            if _size(self._path) < self.end_bytes:  # a resumed run forgets the steps that it does again
+                self._begin()
+            for line in _lines(self._path, self.end_bytes):
+                self._take(line)
+            evaluations = self._evaluations[:: max(1, len(self._evaluations) // MAX_POINTS)]
+            return [*_parsed(self._steps), *_parsed(evaluations)]
+
+    def _take(self, line: bytes) -> None:
+        self.end_bytes += len(line)
         if b'"evaluation"' in line:
-            evaluations.append(line)
-            continue
-        if number % stride == 0:
-            steps.append(line)
-            if len(steps) > 2 * MAX_POINTS:
-                steps, stride = steps[::2], 2 * stride
-        number += 1
-    evaluations = evaluations[:: max(1, len(evaluations) // MAX_POINTS)]
-    return [*_parsed(steps), *_parsed(evaluations)], end
+            self._evaluations.append(line)
+            return
+        if self._number % self._stride == 0:
+            self._steps.append(line)
+            if len(self._steps) > 2 * MAX_POINTS:
+                self._steps, self._stride = self._steps[::2], 2 * self._stride
+        self._number += 1
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def newest(path: Path) -> dict[str, Any] | None:
     """The last step that metrics.jsonl tells of."""
-    try:
-        size = path.stat().st_size
-    except OSError:
-        return None
-    start = max(0, size - 16 * 1024)
+    start = max(0, _size(path) - 16 * 1024)
     lines = list(_lines(path, start))[1 if start else 0 :]  # the first of a piece is seldom whole
     steps = [line for line in _parsed(lines) if line["kind"] == "step"]
     return steps[-1] if steps else None
-
-
-def tail(path: Path, start: int) -> tuple[list[dict[str, Any]], int, bool]:
-    """(new lines, where they end, whether the file began anew): what was written since `start`, in bytes."""
-    try:
-        size = path.stat().st_size
-    except OSError:
-        return [], 0, start > 0
-    if size < start:  # a resumed run does some steps again, and forgets what was said of them
-        return *curve(path), True
-    found, end = [], start
-    for line in _lines(path, start):
-        end += len(line)
-        found.append(line)
-        if end - start > MAX_TAIL_BYTES:
-            break
-    return _parsed(found), end, False
 
 
 def _lines(path: Path, start: int) -> Iterator[bytes]:

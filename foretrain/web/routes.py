@@ -15,16 +15,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from foretrain.base.errors import UserError
 from foretrain.base.messages import say
-from foretrain.web import advising, answers, calls, comparing, jobs, planner, runs
+from foretrain.web import advising, answers, calls, comparing, forecasts, jobs, planner, runs
 from foretrain.web.calls import Made
 from foretrain.web.guard import Guard
 from foretrain.web.language import Speaking
 from foretrain.web.telling import Telling
 
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-LATER = frozenset({"/compare.js", "/draw.js"})  # files that a browser fetches when somebody compares, not before
 
 
 @cache
@@ -105,10 +103,7 @@ def _refusal(id: str, status: int) -> Response:
 
 async def _answer(work: Callable[[], Made]) -> Response:
     """Do the work beside the event loop; what a user can mend comes back as its sentences."""
-    try:
-        status, value = await run_in_threadpool(work)
-    except UserError as error:
-        status, value = 422, answers.error_json(error)
+    status, value = await run_in_threadpool(calls.sentences, work)
     return JSONResponse(value, status)
 
 
@@ -165,13 +160,14 @@ class _Handlers:
 
     async def run(self, request: Request) -> Response:
         """One run."""
-        return await self._of_run(request, lambda id, run: runs.page(id, run))
+        return await self._of_run(request, lambda id, run: runs.page(id, run, self._runs.curve(id, run)))
 
     async def live(self, request: Request) -> Response:
         """What is new in a run since ?after=, a place in its metrics that an earlier answer gave."""
-        after = request.query_params.get("after", "0")
-        start = int(after) if after.isascii() and after.isdigit() and len(after) < 16 else 0
-        return await self._of_run(request, lambda id, run: runs.live(run, start))
+        after = request.query_params.get("after", "")
+        seen = int(after) if after.isascii() and after.isdigit() and len(after) < 16 else -1
+        curve = self._runs.curve
+        return await self._of_run(request, lambda id, run: runs.live_answer(run, curve(id, run), seen))
 
     async def _of_run(self, request: Request, work: Callable[[str, Any], dict[str, Any]]) -> Response:
         id = request.path_params["id"]
@@ -184,7 +180,7 @@ class _Handlers:
 
     async def comparisons(self, request: Request) -> Response:
         """Predicted against measured, of all runs."""
-        return await _answer(lambda: (200, runs.comparisons(self._runs)))
+        return await _answer(lambda: (200, forecasts.comparisons(self._runs)))
 
 
 def _job(job: jobs.Job) -> dict[str, Any]:

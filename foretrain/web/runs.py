@@ -4,20 +4,22 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from foretrain.analysis.forecast_check import ForecastCheck, Row, of_directory
 from foretrain.analysis.measured_step import with_measured_step
 from foretrain.app import run_report
+from foretrain.base.bidi import isolated
 from foretrain.base.errors import UserError
 from foretrain.base.messages import format_value, has, printable, say
-from foretrain.reports.document import Message
+from foretrain.reports.as_json import block_json, document_json
 from foretrain.reports.views import run as run_view
 from foretrain.reports.views import run_explain
 from foretrain.training.store import RunRecord, find_runs
-from foretrain.web.answers import SCHEMA, document_json
-from foretrain.web.observe import ObservedRun, curve, newest, tail
+from foretrain.web import live
+from foretrain.web.answers import SCHEMA
+from foretrain.web.observe import Curve, ObservedRun, newest
 
 MAX_RUNS = 300
 MAX_EVENTS = 200
+MAX_CURVES = 8
 
 
 class Runs:
@@ -25,6 +27,13 @@ class Runs:
 
     def __init__(self, roots: list[Path]) -> None:
         self._roots = roots
+        self._curves: dict[str, Curve] = {}  # of those that somebody looks at, the newest last
+
+    def curve(self, id: str, run: ObservedRun) -> Curve:
+        """What is known of a run's metrics; it is read on, not anew."""
+        found = self._curves.pop(id, None) or Curve(run.path / "metrics.jsonl")
+        self._curves = dict([*list(self._curves.items())[1 - MAX_CURVES :], (id, found)])
+        return found
 
     def all(self) -> dict[str, ObservedRun]:
         """Every run whose folder lies in one of the roots and is no link, by id."""
@@ -48,9 +57,9 @@ class Runs:
             except UserError as error:
                 unreadable.append(printable(str(error)))
                 continue
-            rows.append(row(id, run, record))
-        rows.sort(key=lambda one: one["started"], reverse=True)
-        return {"schema": SCHEMA, "runs": rows[:MAX_RUNS], "unreadable": unreadable}
+            rows.append((record.started_at, row(id, run, record)))
+        rows.sort(key=lambda one: one[0], reverse=True)
+        return {"schema": SCHEMA, "runs": [shown for _, shown in rows[:MAX_RUNS]], "unreadable": unreadable}
 
 
 def _record(run: ObservedRun) -> RunRecord:
@@ -64,29 +73,33 @@ def row(id: str, run: ObservedRun, record: RunRecord) -> dict[str, Any]:
     """One run as the list has it."""
     return {
         "id": id, "name": printable(record.name), "path": printable(str(run.path)), **_state(run, record),
-        "of": record.config.max_iters, "val_loss": record.val_loss, "started": record.started_at,
-        "params": record.n_params, "gpu": printable(record.gpu.name),
+        "val_loss": "–" if record.val_loss is None else format_value(record.val_loss, "digits4"),
+        "started": _minute(record.started_at), "gpu": printable(record.gpu.name),
     }  # fmt: skip
+
+
+def _minute(moment: str) -> str:
+    """Of a date and time as records have it, as far as people read."""
+    return isolated(printable(moment.replace("T", " ")[:16]))
 
 
 def _state(run: ObservedRun, record: RunRecord) -> dict[str, Any]:
     """Where it stands, and how fast it was; a running one's record lags behind its metrics."""
     tone = run_view.STATUS_TONES.get(record.status, "plain")
     last = newest(run.path / "metrics.jsonl") if record.status == "running" else None
-    steps = max(record.steps_done, last["step"] + 1) if last else record.steps_done
+    steps, of = max(record.steps_done, last["step"] + 1) if last else record.steps_done, record.config.max_iters
     return {
         "status": record.status, "status_text": run_view.status_text(run, record).text(), "tone": tone, "steps": steps,
-        "step": format_value(record.step_s, "duration") if record.step_s else "",
+        "of": of, "steps_text": isolated(f"{steps:,} / {of:,}"), "progress": live.progress(steps, of),
         "speed": say("value.throughput", tokens_per_s=record.tokens_per_s) if record.tokens_per_s else "",
         "mfu": format_value(record.mfu, "percent") if record.mfu else "",
     }  # fmt: skip
 
 
-def page(id: str, run: ObservedRun) -> dict[str, Any]:
-    """One run: what `foretrain report` makes of it, its curve, and where to go on reading. Raises UserError."""
+def page(id: str, run: ObservedRun, curve: Curve) -> dict[str, Any]:
+    """One run: what `foretrain report` makes of it, how it goes, and where to go on reading. Raises UserError."""
     record = _record(run)
-    metrics, end = curve(run.path / "metrics.jsonl")
-    answer = {"schema": SCHEMA, **row(id, run, record), "metrics": metrics, "next": end, "events": _events(run)}
+    answer = {"schema": SCHEMA, **row(id, run, record), **_now(run, record, curve)}
     try:
         document = run_explain.report(run_report.gather(run))
     except UserError as error:
@@ -94,12 +107,18 @@ def page(id: str, run: ObservedRun) -> dict[str, Any]:
     return {**answer, "document": document_json(document), "problem": ""}
 
 
-def live(run: ObservedRun, start: int) -> dict[str, Any]:
-    """What is new since a place in metrics.jsonl. Raises UserError."""
+def live_answer(run: ObservedRun, curve: Curve, seen_bytes: int) -> dict[str, Any]:
+    """How a run goes since `seen_bytes` of its metrics, as `next` of an earlier answer gave it. Raises UserError."""
     record = _record(run)
-    lines, end, anew = tail(run.path / "metrics.jsonl", start)
-    return {"schema": SCHEMA, **_state(run, record), "of": record.config.max_iters, "metrics": lines, "next": end,
-            "anew": anew, "events": _events(run)}  # fmt: skip
+    return {"schema": SCHEMA, **_state(run, record), **_now(run, record, curve, seen_bytes)}
+
+
+def _now(run: ObservedRun, record: RunRecord, curve: Curve, seen_bytes: int = -1) -> dict[str, Any]:
+    """Figures, events and pictures, these where the metrics go on after `seen_bytes`; `next` is how far they go."""
+    lines = curve.lines()
+    drawn = None if curve.end_bytes == seen_bytes else [block_json(one) for one in live.pictures(lines)]
+    figures = block_json(live.figures(record, lines))["items"]
+    return {"now": figures, "pictures": drawn, "next": curve.end_bytes, "events": _events(run)}
 
 
 def _events(run: ObservedRun) -> list[dict[str, str]]:
@@ -111,35 +130,6 @@ def _events(run: ObservedRun) -> list[dict[str, str]]:
             text = say(f"event.{id}", **values) if has(f"event.{id}") and isinstance(values, dict) else id
         except (KeyError, ValueError, TypeError):
             text = id
-        found.append({"at": printable(str(line.get("at", "")))[:40], "text": printable(text)[:2000]})
+        at = isolated(printable(str(line.get("at", "")).replace("T", " ")[:19]))
+        found.append({"at": at, "text": printable(text)[:2000]})
     return found
-
-
-def comparisons(runs: Runs) -> dict[str, Any]:
-    """Predicted against measured of every run that has measured something: a step's time, and the memory."""
-    rows = []
-    for id, run in list(runs.all().items())[:MAX_RUNS]:
-        try:
-            record, _, found = of_directory(run)
-        except UserError:
-            continue
-        picked = _picked(found)
-        if picked:
-            named = {"id": id, "name": printable(record.name), "path": printable(str(run.path))}
-            rows.append({**named, "rows": picked, "source": found.predicted_source})
-    return {"schema": SCHEMA, "runs": rows}
-
-
-def _picked(comparison: ForecastCheck) -> list[dict[str, Any]]:
-    wanted = ("time.step", "process.reserved", "process.resident", "phase.steady_step", "time.run")
-    return [_comparison_row(row) for row in comparison.rows if row.id in wanted]
-
-
-def _comparison_row(row: Row) -> dict[str, Any]:
-    unit = "bytes" if row.kind == "bytes" else "duration"
-    return {
-        "label": Message(f"quantity.{row.id}").text(), "kind": row.kind, "predicted": row.predicted,
-        "measured": row.measured, "predicted_text": format_value(row.predicted, unit),
-        "measured_text": format_value(row.measured, unit), "error": format_value(row.error, "signed_percent"),
-        "in_range": row.in_range, "busy": row.busy,
-    }  # fmt: skip

@@ -1,17 +1,21 @@
 """Pictures of memory: what each phase needs against what there is, and one step from moment to moment."""
 
+from typing import TYPE_CHECKING
+
 from foretrain.base.messages import listed
 from foretrain.predict.memory import StepMemory
 from foretrain.predict.plan import Plan
 from foretrain.predict.step_moments import MomentMemory, StepMoments
 from foretrain.reports.document import Bar, Block, Level, Message, Moment, Moments, Paragraph, Quantity, StackedBars
 from foretrain.reports.views.plan import GROUPS, TONES, phase_parts
-from foretrain.training.store import MeasuredMemory
+
+if TYPE_CHECKING:  # in a browser there is no training
+    from foretrain.training.store import MeasuredMemory
 
 Parts = tuple[tuple[str, int], ...]
 
 
-def phase_bars(plan: Plan, memory: StepMemory, measured: MeasuredMemory | None = None) -> StackedBars:
+def phase_bars(plan: Plan, memory: StepMemory, measured: "MeasuredMemory | None" = None) -> StackedBars:
     """A bar for each phase up to what the process is expected to need; beneath it what was measured, where it was."""
     bars = []
     for phase in memory.phases:
@@ -29,7 +33,7 @@ def phase_bars(plan: Plan, memory: StepMemory, measured: MeasuredMemory | None =
     )  # fmt: skip
 
 
-def _measured(memory: MeasuredMemory, allocated: int, top: int) -> Parts:
+def _measured(memory: "MeasuredMemory", allocated: int, top: int) -> Parts:
     known = (("weights", memory.weights_bytes or 0), ("optimizer", memory.optimizer_bytes or 0))
     rest = max(0, allocated - sum(size for _, size in known))
     return (*known, ("everything_else", rest), ("overhead", max(0, top - allocated)))

@@ -1,7 +1,9 @@
 // Where the page begins: the token, the texts, and which part is shown.
 import { Failed, get, takeToken } from "./api.js";
+import { ComparePage } from "./compare.js";
+import { prepare } from "./draw.js";
 import { choose, speak } from "./language.js";
-import { freeAll, setLegend } from "./pictures.js";
+import { freeGone } from "./pictures.js";
 import { Planner } from "./planner.js";
 import { RunPage, RunsPage } from "./runs.js";
 import { comparedIn } from "./state.js";
@@ -15,24 +17,7 @@ class Missing {
   constructor(reason) { this.element = h("p", { class: "box" }, reason); }
   enter() {}
   leave() {}
-  redraw() {}
 }
-
-// A part whose script is loaded when somebody comes to it.
-class Later {
-  constructor(load) { this.load = load; this.element = h("div", {}); }
-  async enter() {
-    const page = await this.load().catch(() => new Missing(t("page.no_server")));
-    if (this.gone) return;
-    this.page = page;
-    this.element.replaceChildren(page.element);
-    page.enter();
-  }
-  leave() { this.gone = true; this.page?.leave(); }
-  redraw() { this.page?.redraw(); }
-}
-
-const comparison = ids => new Later(() => import("./compare.js").then(({ ComparePage }) => new ComparePage(ids)));
 
 function pageOf(hash) {
   const path = hash.replace(/^#/, "").split("?")[0];
@@ -40,7 +25,7 @@ function pageOf(hash) {
   const elsewhere = run || path === "/runs" || path === "/compare";
   if (elsewhere && start.no_runs) return ["runs", () => new Missing(start.no_runs)];
   if (run) return ["runs", () => new RunPage(run[1])];
-  if (path === "/compare") return ["runs", () => comparison(comparedIn(hash))];
+  if (path === "/compare") return ["runs", () => new ComparePage(comparedIn(hash))];
   return path === "/runs" ? ["runs", () => new RunsPage()] : ["plan", () => new Planner(start)];
 }
 
@@ -49,13 +34,13 @@ function route(focus) {
   const [name, make] = pageOf(location.hash);
   if (name === "plan" && shown instanceof Planner && shown.hash === location.hash) return;
   shown?.leave();
-  freeAll();
   for (const link of document.querySelectorAll("#nav a")) {
     if (link.dataset.page === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   shown = make();
   main.replaceChildren(shown.element);
+  freeGone();
   shown.enter();
   if (focus) main.focus({ preventScroll: true });
 }
@@ -71,7 +56,7 @@ async function learn() {
   }
   speak(start);
   setTexts(start.texts);
-  setLegend(start.legend);
+  prepare(start.drawing);
   document.getElementById("skip").textContent = t("page.skip");
   const links = [["plan", t("page.planner")]];
   document.getElementById("elsewhere")?.remove();
@@ -105,7 +90,6 @@ async function begin() {
   document.querySelector(".top").append(languageSwitch());
   document.getElementById("skip").addEventListener("click", event => { event.preventDefault(); main.focus(); });
   window.addEventListener("hashchange", () => { takeToken(); route(true); });
-  window.addEventListener("colours", () => shown?.redraw());
   route(false);
 }
 

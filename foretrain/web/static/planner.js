@@ -2,10 +2,9 @@
 import { Advice } from "./advice.js";
 import { get, post } from "./api.js";
 import { Form } from "./form.js";
-import { apart } from "./language.js";
-import { drawBars, Picture, section } from "./pictures.js";
+import { Picture, figures, freeGone, section } from "./pictures.js";
 import { START, fromHash, toHash } from "./state.js";
-import { announce, bytes, h, t, table } from "./ui.js";
+import { announce, h, t, table } from "./ui.js";
 
 let last = null;  // the state of the last visit, for the way back from the runs
 const LOCAL = ["127.0.0.1", "localhost", "[::1]"].includes(location.hostname);
@@ -17,10 +16,9 @@ export class Planner {
     this.state = fromHash(location.hash) || last || structuredClone(START);
     this.asking = this.stale = false;
     this.job = null;
-    this.answer = null;
     this.command = "";
     this.form = new Form(start.fields, (name, value) => this.set(name, value));
-    this.pictures = ["foretrain", "nanogpt"].map(() => new Picture(""));
+    this.pictures = ["foretrain", "nanogpt"].map(() => new Picture());
     this.build();
   }
 
@@ -28,8 +26,7 @@ export class Planner {
 
   build() {
     const s = this.start;
-    const devices = s.devices.map(device => h("option", { value: device.id },
-      `${apart(device.name)}${device.memory_bytes ? ` · ${bytes(device.memory_bytes)}` : ""}${device.here ? ` · ${t("page.here")}` : ""}`));
+    const devices = s.devices.map(device => h("option", { value: device.id }, device.text));
     this.preset = h("select", { id: "preset", onchange: () => this.begin({ preset: this.preset.value, values: this.prices() }) },
       h("option", { value: "" }, t("page.no_preset")), s.presets.map(name => h("option", { value: name }, name)));
     this.gpu = h("select", { id: "gpu", onchange: () => this.change({ gpu: this.gpu.value }) }, devices);
@@ -89,8 +86,6 @@ export class Planner {
     this.gone = true;
   }
 
-  redraw() { if (this.answer) this.draw(this.answer); }
-
   show() {
     this.preset.value = this.state.preset;
     this.gpu.value = this.state.gpu;
@@ -145,7 +140,6 @@ export class Planner {
   }
 
   draw(answer) {
-    this.answer = answer;
     this.command = answer.command || this.command;  // a trace's answer is of the form as it was
     this.errors.replaceChildren();
     this.element.querySelector(".results").classList.remove("old");
@@ -154,36 +148,26 @@ export class Planner {
     this.show();
     this.verdict.replaceChildren(h("h2", {}, t("page.verdict")), ...answer.verdict.map(part => h("p", { class: part.tone }, part.text)),
       h("p", { class: "help" }, answer.subtitle));
-    this.figures.replaceChildren(...answer.figures.map(figure => h("div", {}, h("dt", {}, figure.label), h("dd", {}, figure.value),
-      figure.range ? h("dd", { class: "range" }, figure.range) : "", h("dd", { class: "source" }, figure.source))));
-    const memory = answer.memory, needs = memory.steps.flatMap(step => step.bars.map(bar => bar.needed));
-    const highest = 1.06 * Math.max(...needs, ...memory.marks.map(mark => mark.value));
-    memory.steps.forEach((step, i) => {
-      this.pictures[i].title(t("page.memory_title", { step: step.title, source: step.source }));
-      drawBars(this.pictures[i], step.bars, memory.marks, highest);
-    });
-    this.drawStrip(memory, highest);
+    this.figures.replaceChildren(...figures(answer.figures));
+    answer.memory.forEach((step, i) => this.pictures[i].show(step.picture));
+    this.drawStrip(answer.memory.map(step => step.strip));
     const open = new Set([...this.more.querySelectorAll("details[open] > summary")].map(summary => summary.textContent));
     const notes = answer.notes.length ? [{ title: t("page.config_notes"), blocks: answer.notes.map(text => ({ kind: "paragraph", text, tone: "plain" })) }] : [];
-    // The bars of the document stand above already.
-    const sections = [...notes, ...answer.sections].map(found => ({ ...found, blocks: found.blocks.filter(block => block.kind !== "bars") }));
-    this.more.replaceChildren(...sections.map(found => section(found, open.has(found.title))));
+    this.more.replaceChildren(...[...notes, ...answer.sections].map(found => section(found, open.has(found.title))));
+    freeGone();
     clearTimeout(this.told);  // not at every step of a slider
     this.told = setTimeout(() => announce(answer.verdict.map(part => part.text).join(" ")), 700);
   }
 
   // The worst moment of both steps in lines that stay in sight.
-  drawStrip(memory, highest) {
-    const share = value => `${Math.min(100, 100 * value / highest)}%`;
-    const usable = memory.marks.find(mark => mark.kind === "usable");
-    this.strip.replaceChildren(...memory.steps.map(step => {
-      const worst = step.bars.reduce((a, b) => b.needed > a.needed ? b : a);
+  drawStrip(steps) {
+    const share = value => `${Math.min(100, 100 * value)}%`;
+    this.strip.replaceChildren(...steps.map(step => {
       const bar = h("div", { class: `fill ${step.tone}` }), limit = h("div", { class: "limit" });
-      bar.style.inlineSize = share(worst.needed);
-      if (usable) limit.style.insetInlineStart = share(usable.value);
-      const values = { step: step.title, needed: worst.text, verdict: step.verdict, usable: usable ? bytes(usable.value) : "" };
-      return h("div", { class: "strip-row" }, h("span", { class: step.tone }, t(usable ? "page.strip" : "page.strip_unknown", values)),
-        h("div", { class: "track", "aria-hidden": "true" }, bar, usable ? limit : ""));
+      bar.style.inlineSize = share(step.share);
+      if (step.limit !== null) limit.style.insetInlineStart = share(step.limit);
+      return h("div", { class: "strip-row" }, h("span", { class: step.tone }, step.text),
+        h("div", { class: "track", "aria-hidden": "true" }, bar, step.limit === null ? "" : limit));
     }));
   }
 
@@ -260,7 +244,7 @@ export class Planner {
     const chosen = new Set(this.state.cards.length ? this.state.cards : ALL_CARDS_AT_FIRST);
     const answer = h("div", { role: "status" });
     const boxes = this.start.devices.map((device, i) => h("span", { class: "choice" },
-      h("input", { type: "checkbox", id: `card-${i}`, value: device.id, checked: chosen.has(device.id) }), h("label", { for: `card-${i}` }, apart(device.name))));
+      h("input", { type: "checkbox", id: `card-${i}`, value: device.id, checked: chosen.has(device.id) }), h("label", { for: `card-${i}` }, device.text)));
     const compare = async () => {
       const cards = boxes.map(box => box.firstChild).filter(box => box.checked).map(box => box.value);
       this.state = { ...this.state, cards };

@@ -1,5 +1,3 @@
-import { apart } from "./language.js";
-
 // Elements from data. Every text becomes a text node, never markup.
 let texts = {};
 
@@ -38,19 +36,4 @@ export function table(block) {
   const body = h("tbody", {}, block.rows.map((cells, i) => row(cells, "td", (block.tones || [])[i])));
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": block.label || block.columns.filter(Boolean).join(", ") || t("page.table") },
     h("table", {}, head, body));
-}
-
-const UNITS = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
-export function bytes(size, most = size) {  // in the unit of `most`, as all the labels of one axis are
-  for (const [factor, unit] of UNITS) {
-    if (Math.abs(most) >= factor) return apart(`${(size / factor).toFixed(size / factor >= 100 || factor < 2 ** 30 ? 0 : 2)} ${unit}`);
-  }
-  return apart(`${size} B`);
-}
-
-export function seconds(s) {
-  if (s < 1) return apart(`${+(s * 1e3).toPrecision(3)} ms`);
-  if (s < 90) return apart(`${+s.toPrecision(3)} s`);
-  const hours = s / 3600;
-  return apart(s < 5400 ? `${(s / 60).toFixed(1)} min` : `${hours < 1e3 ? hours.toFixed(1) : (+hours.toPrecision(4)).toLocaleString("en")} h`);
 }

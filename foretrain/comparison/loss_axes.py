@@ -16,7 +16,7 @@ from foretrain.predict.energy import JOULES_PER_KWH, power
 
 AxisName = Literal["tokens", "hours", "kwh", "cost", "step"]
 AXES: tuple[AxisName, ...] = ("tokens", "hours", "kwh", "cost", "step")
-MOST = 400  # points of a curve that are kept
+MOST = 320  # points of a curve that are kept
 
 
 class EnergyMeter(Record):

@@ -135,16 +135,28 @@ def _trace(trace: Trace, curves: Curves) -> Json:
 
 
 def _moments(moments: Moments) -> Json:
-    """Labels repeat from block to block, so they are sent once and pointed to."""
+    """Labels repeat from block to block, as sizes do, so they are sent once and pointed to."""
     words: dict[str, int] = {}
-    labels = [words.setdefault(moment.label.text(), len(words)) for moment in moments.moments]
-    parts = [words.setdefault(moment.part.text(), len(words)) for moment in moments.moments]
-    total, sums = say("component.total"), [_sum(moment.parts) for moment in moments.moments]
+
+    def pointed(texts: Iterable[str]) -> list[int]:
+        return [words.setdefault(text, len(words)) for text in texts]
+
+    labels = pointed(moment.label.text() for moment in moments.moments)
+    parts = pointed(moment.part.text() for moment in moments.moments)
+    sums = [_sum(moment.parts) for moment in moments.moments]
+    totals = pointed(_shown(size, "bytes") for size in sums)
+    groups = [{**group, "said": pointed(group["said"])} for group in _groups([one.parts for one in moments.moments])]
     y = Axis(Message("column.allocated"), "bytes", from_zero=True)
     return {
-        "kind": "moments", "words": list(words), "labels": labels, "parts": parts, "x": say("axis.in_order"),
-        "totals": [f"{total}: {_shown(size, 'bytes')}" for size in sums],
-        "groups": _groups([moment.parts for moment in moments.moments]), "levels": _levels(moments.levels, y),
+        "kind": "moments",
+        "words": list(words),
+        "labels": labels,
+        "parts": parts,
+        "totals": totals,
+        "total": say("component.total"),
+        "groups": groups,
+        "levels": _levels(moments.levels, y),
+        "x": say("axis.in_order"),
         "y": _axis(y, [*sums, *(level.value for level in moments.levels)]),
     }  # fmt: skip
 

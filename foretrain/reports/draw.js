@@ -120,7 +120,7 @@ const legend = (display, extra) => ({ display, position: "bottom", rtl, textDire
 const tooltip = callbacks => ({ callbacks, rtl, textDirection: rtl ? "rtl" : "ltr", boxPadding: 4, backgroundColor: "#1b1f24", titleColor: "#fff", bodyColor: "#fff", footerColor: "#fff",
   borderColor: "#6e7781", borderWidth: 1 });
 // What an item's layer or curve holds there; nothing of one that holds nothing.
-const said = parts => item => { const text = parts[item.datasetIndex].said[item.dataIndex]; return text ? ` ${item.dataset.label}: ${text}` : null; };
+const said = (parts, words) => item => { const found = parts[item.datasetIndex].said[item.dataIndex], text = words ? words[found] : found; return text ? ` ${item.dataset.label}: ${text}` : null; };
 function legendRows(labels, width) {   // a label too long for what is left of a row begins another
   let rows = 1, left = Math.max(200, width);
   for (const needs of labels.map(label => 40 + 6.6 * label.length)) {
@@ -196,7 +196,7 @@ const kinds = {
         scales: { x: { ...scale({ label: p.x, ticks: [] }), min: 0, max: n - 1, afterBuildTicks: ticks, ticks: { color: css("--dim"), maxRotation: 0, autoSkip: false, align: "inner", callback: words } },
           y: scale(p.y, { stacked: true, min: 0, max: room }) },
         plugins: { legend: legend(true), extras: { levels: p.levels }, tooltip: { ...tooltip({ title: items => items.length ? p.words[p.labels[items[0].dataIndex]] : "",
-          label: said(p.groups), footer: items => items.length ? p.totals[items[0].dataIndex] : "" }),
+          label: said(p.groups, p.words), footer: items => items.length ? `${p.total}: ${p.words[p.totals[items[0].dataIndex]]}` : "" }),
           itemSort: (one, other) => other.datasetIndex - one.datasetIndex } } } } };
   },
   curves(p, width) {

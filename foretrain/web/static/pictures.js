@@ -27,7 +27,7 @@ export class Picture {
     const choice = (axis, i) => h("label", {}, h("input", { type: "radio", name: this.group, value: String(i), checked: i === chosen, onchange: () => this.drawing.choose(i) }), h("span", {}, axis.label));
     const parts = [h("h3", {}, found.title), found.source ? h("p", { class: "source" }, found.source) : "",
       axes.length > 1 ? h("fieldset", { class: "switch" }, h("legend", {}, this.drawing.words.over), axes.map(choice)) : "", this.frame, this.said,
-      h("details", { class: "behind", open }, h("summary", {}, t("page.numbers")), table({ ...found.numbers, label: `${found.title} (${this.group})` }))];
+      h("details", { class: "behind", open }, h("summary", {}, t("page.numbers")), table({ ...found.numbers, label: `${found.title} · ${t("page.numbers")}` }))];
     this.element.replaceChildren(...parts.filter(part => part !== ""));
     this.drawing.show(found.picture);
   }

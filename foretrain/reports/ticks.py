@@ -32,14 +32,16 @@ def ticks(format: str, low: float, high: float, *, log: bool = False, beyond: fl
     """(value, text) from low to high and somewhat beyond, a list for each density, the densest first.
 
     `format`: see Quantity. `low`, `high`: the ends of the values; they may be equal. A logarithmic axis leaves out what
-    is not above 0. `beyond`: of its length the axis may be longer. In a level no two texts are equal.
+    is not above 0. `beyond`: of its length the axis may be longer. In a level no two texts are equal; where that leaves
+    none, as the ends are too close to each other, the lower end alone is marked.
     """
     if not (math.isfinite(low) and math.isfinite(high)):
         return []
-    if not log:
-        return _distinct(_linear(format, low, high, beyond))
-    low = low if low > 0 else high / 1e3
-    return _distinct(_logarithmic(format, low, high, beyond)) if high > 0 else []
+    if log and high <= 0:
+        return []
+    low = low if low > 0 or not log else high / 1e3
+    made = _logarithmic if log else _linear
+    return _distinct(made(format, low, high, beyond)) or [[(low, _text(format, low, high))]]
 
 
 def _distinct(levels: Iterable[Level]) -> list[Level]:
@@ -66,9 +68,8 @@ def _linear(format: str, low: float, high: float, beyond: float) -> Iterator[Lev
 
 def _step(format: str, least: float, high: float) -> float:
     """The first round step of at least so much."""
-    if format == "duration" and high >= 2:
-        days = 864000.0
-        return next((float(one) for one in CLOCK_S if one >= least), days * math.ceil(least / days))
+    if format == "duration" and high >= 2 and least <= CLOCK_S[-1]:
+        return next(float(one) for one in CLOCK_S if one >= least)
     unit = _unit(format, high)
     power = 10 ** math.floor(math.log10(least / unit))
     return unit * power * next((k for k in (1, 2, 5) if k * power * unit >= least * 0.999), 10)
@@ -80,6 +81,8 @@ def _unit(format: str, high: float) -> float:
         return BYTE_UNITS[format_bytes(high).split()[1].lower()]
     if format == "energy":
         return 3.6e6 if high >= 3.6e6 else 3600.0
+    if format == "duration" and high > CLOCK_S[-1]:
+        return 86400.0
     return 1.0
 
 

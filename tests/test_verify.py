@@ -251,7 +251,7 @@ def machinery(monkeypatch: pytest.MonkeyPatch, no_trace: None) -> Machinery:
     monkeypatch.setattr(session.Target, "now", lambda self: found.now(self))
     monkeypatch.setattr(session, "SETTLE_S", 0.0)
     there = CARD.model_copy(update={"memory_gib": 24.0})
-    monkeypatch.setattr(session, "detect", lambda index: SimpleNamespace(gpu=there))
+    monkeypatch.setattr(session, "detect", lambda index, **ids: SimpleNamespace(gpu=there))
     return found
 
 
@@ -390,7 +390,7 @@ def test_on_an_idle_card_times_count(machinery: Machinery) -> None:
 def test_a_card_that_the_catalogue_lacks_has_memory_and_no_time(
     machinery: Machinery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unknown(index: int) -> None:
+    def unknown(index: int, **ids: str) -> None:
         raise UserError("gpu.unknown", name="x", near=[], block="")
 
     monkeypatch.setattr(session, "detect", unknown)

@@ -4,13 +4,15 @@ Every figure is asked for by itself, so that a card, a driver or a container tha
 others, and a driver that breaks in the middle of a run ends nothing but the samples.
 """
 
+import os
 import statistics
 import threading
 from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 from foretrain.base.records import Record
+from foretrain.hardware.visible import visible
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReason…) -> ids of texts.
 REASONS = {
@@ -111,17 +113,17 @@ class Cards:
             self.problem = self._refused if all(sample.empty for sample in found) else ""
         return found
 
-    def one(self, index: int, pids: Collection[int]) -> CardSample | None:
+    def one(self, index: int | None, pids: Collection[int]) -> CardSample | None:
         """One card now; None where there is none of this index."""
-        return self._sample(index, self._handles[index], pids) if index < len(self._handles) else None
+        return self._sample(index, self._handles[index], pids) if self._has(index) else None
 
-    def held_bytes(self, index: int, pids: Collection[int]) -> int | None:
+    def held_bytes(self, index: int | None, pids: Collection[int]) -> int | None:
         """What these processes hold on a card; None where there is none, or NVML does not tell them apart."""
-        return self._ours(self._handles[index], pids) if index < len(self._handles) else None
+        return self._ours(self._handles[index], pids) if self._has(index) else None
 
-    def load(self, index: int) -> tuple[float, float] | None:
+    def load(self, index: int | None) -> tuple[float, float] | None:
         """(clock in GHz, power in W) of a card now; None where NVML does not say."""
-        if index >= len(self._handles):
+        if not self._has(index):
             return None
         clock_ghz, power_w = self._clock_ghz(self._handles[index]), self._power_w(self._handles[index])
         return None if clock_ghz is None or power_w is None else (clock_ghz, power_w)
@@ -140,12 +142,24 @@ class Cards:
             self._ask("nvmlShutdown")
         self._handles = []
 
-    def index_of(self, uuid: str, otherwise: int) -> int:
-        """NVML's index of the card with this id, as 'GPU-…'; `otherwise` where none says that it is it."""
-        for i, handle in enumerate(self._handles):
-            if uuid and _text(self._ask("nvmlDeviceGetUUID", handle)) == uuid:
+    def index_of(self, cuda: int, uuid: str = "", bus_id: str = "") -> int | None:
+        """NVML's index of the card that CUDA counts as `cuda` in this process; None where CUDA shows none so.
+
+        `uuid`, `bus_id`: of the card, as torch knows them (visible.identity): by them it is found for certain. Else
+        CUDA_VISIBLE_DEVICES says which card it is; that is uncertain where cards differ and CUDA_DEVICE_ORDER is not
+        PCI_BUS_ID, as CUDA's default order is its own secret.
+        """
+        uuids = [_text(self._ask("nvmlDeviceGetUUID", handle)) for handle in self._handles]
+        if uuid in uuids and uuid:
+            return uuids.index(uuid)
+        for i, handle in enumerate(self._handles if bus_id else ()):
+            if _text(getattr(self._ask("nvmlDeviceGetPciInfo", handle), "busId", "")).lower() == bus_id:
                 return i
-        return otherwise
+        shown = visible(uuids, os.environ)
+        return shown[cuda] if cuda < len(shown) else None
+
+    def _has(self, index: int | None) -> TypeGuard[int]:
+        return index is not None and index < len(self._handles)
 
     def _sample(self, index: int, handle: Any, pids: Collection[int]) -> CardSample:
         nvml, ask = self._nvml, self._ask
@@ -189,14 +203,13 @@ class Cards:
 class Load:
     """Clock and power of a card, sampled in the background of a `with`; without a card or NVML nothing is sampled.
 
-    `index`: NVML's of the card; None for a CPU.
+    `cuda`: CUDA's number of the card, `more` what torch knows of it (visible.identity); None for a CPU.
     """
 
-    def __init__(self, index: int | None, nvml: Any = None) -> None:
-        self._index = index or 0
-        self._cards = None if index is None else Cards(nvml)
-        facts = self._cards.facts[self._index :] if self._cards else ()
-        self.driver = facts[0].driver if facts else ""
+    def __init__(self, cuda: int | None, nvml: Any = None, **more: str) -> None:
+        self._cards = None if cuda is None else Cards(nvml)
+        self._index = self._cards.index_of(cuda, **more) if self._cards and cuda is not None else None
+        self.driver = next((each.driver for each in self._cards.facts), "") if self._cards else ""
         self.clocks_ghz: list[float] = []
         self.watts: list[float] = []
         self._stop = threading.Event()

@@ -320,21 +320,23 @@ def match(name: str, memory_gib: float, sm_count: int | None) -> Gpu:
     raise _unknown(name, round(memory_gib), sm_count)
 
 
-def detect(index: int = 0, nvml: Any = None) -> DetectedGpu | None:
-    """The NVIDIA card of this machine through NVML, or None when there is no card or no driver.
+def detect(index: int = 0, nvml: Any = None, **more: str) -> DetectedGpu | None:
+    """The NVIDIA card of this machine that CUDA counts as `index`, through NVML, or None when there is no such card or
+    no driver.
 
-    Raises UserError 'gpu.unknown' for a card that the catalogue lacks. `nvml` is a stand-in for tests.
+    Raises UserError 'gpu.unknown' for a card that the catalogue lacks. `nvml` is a stand-in for tests; `more`: what
+    torch knows of the card (hardware/visible.py).
     """
     cards = Cards(nvml)
     try:
-        sample = cards.one(index, ())
+        sample = cards.one(cards.index_of(index, **more), ())
         if sample is None or sample.used_bytes is None:
             return None
-        facts = cards.facts[index]
+        facts = cards.facts[sample.index]
         if facts.total_bytes is None:
             return None
         memory_gib = facts.total_bytes / GIB
-        gpu = match(facts.name, memory_gib, cards.sm_count(index))
+        gpu = match(facts.name, memory_gib, cards.sm_count(sample.index))
         here = {"memory_gib": memory_gib, "calibration": load(gpu.name, facts.driver)}
         return DetectedGpu(
             gpu=gpu.model_copy(update=here),

@@ -16,6 +16,7 @@ from foretrain.config.precision import check_matmul
 from foretrain.hardware.card import Cards
 from foretrain.hardware.catalogue import Dtype, Gpu, detect
 from foretrain.hardware.cpu import cpu_device
+from foretrain.hardware.visible import identity
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -67,13 +68,13 @@ def _gpu(device: torch.device) -> Gpu:
     if device.type == "cpu":
         return cpu_device()
     index = device.index or 0
+    properties = torch.cuda.get_device_properties(index)
     try:
-        found = detect(index)
+        found = detect(index, **identity(properties))
         if found is not None:
             return found.gpu
     except UserError:  # a card that the catalogue lacks can still train; it has no peak to compare with
         pass
-    properties = torch.cuda.get_device_properties(index)
     return Gpu(
         name=properties.name,
         compute_capability=f"{properties.major}.{properties.minor}",
@@ -124,7 +125,16 @@ def environment(placement: Placement) -> dict[str, str]:
     return found
 
 
+def identity_of(device: torch.device) -> dict[str, str]:
+    """What tells NVML which card a device is (hardware/visible.py); empty for a CPU."""
+    return identity(torch.cuda.get_device_properties(device)) if device.type == "cuda" else {}
+
+
 def beside_allocator(device: torch.device) -> int | None:
     """What this process holds on a card beside what PyTorch's allocator reserved; None where NVML does not say."""
-    held = Cards().held_bytes(device.index or 0, {os.getpid()}) if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    cards = Cards()
+    index = cards.index_of(device.index or 0, **identity_of(device))
+    held = cards.held_bytes(index, {os.getpid()})
     return held - torch.cuda.memory_reserved(device) if held else None

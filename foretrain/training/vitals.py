@@ -18,6 +18,7 @@ from foretrain.base import oom_message
 from foretrain.base.process_memory import resident_bytes
 from foretrain.hardware.card import Cards, CardSample
 from foretrain.hardware.cpu import available_memory_bytes, total_memory_bytes
+from foretrain.hardware.visible import identity
 from foretrain.model.step import TrainState
 from foretrain.training.attempts import is_out_of_memory
 from foretrain.training.meter import storage_bytes
@@ -45,7 +46,7 @@ class Vitals:
         self.cuda = cuda or torch.cuda
         self._nvml = nvml
         self._cards: Cards | None = None
-        self._index = device.index or 0
+        self._index: int | None = None  # NVML's
         self._asked_s = -EVERY_S
         self._cpu_s = time.process_time()
         self.clocks = Clocks()
@@ -99,14 +100,11 @@ class Vitals:
     def _sample(self) -> CardSample | None:
         if self._cards is None:
             self._cards = Cards(self._nvml)
-            self._index = self._cards.index_of(self._uuid(), self._index)
+            more: dict[str, str] = {}
+            with contextlib.suppress(Exception):
+                more = identity(self.cuda.get_device_properties(self.device))
+            self._index = self._cards.index_of(self.device.index or 0, **more)
         return self._cards.one(self._index, (os.getpid(),))
-
-    def _uuid(self) -> str:
-        """Of the run's card: CUDA counts what CUDA_VISIBLE_DEVICES leaves, NVML counts all."""
-        with contextlib.suppress(Exception):
-            return f"GPU-{self.cuda.get_device_properties(self.device).uuid}"
-        return ""
 
     # -- out of memory -----------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from foretrain.hardware.cpu import cpu_flags
 from foretrain.model.step import build, evaluation_loss, train_step
 from foretrain.training.contention import Contention
 from foretrain.training.cpu_threads import Waiting
-from foretrain.training.device import TORCH_DTYPES, Placement, beside_allocator, obstacle_to_compile
+from foretrain.training.device import TORCH_DTYPES, Placement, beside_allocator, identity_of, obstacle_to_compile
 from foretrain.training.feed import Ahead
 from foretrain.tuning import calibrated_kernels as kernels
 
@@ -281,7 +281,7 @@ def calibrate(placement: Placement, dtypes: list[str], modes: list[bool], listen
     was, contention = torch.get_rng_state(), Contention(torch.get_num_threads())
     samples: Samples = {}
     card = (device.index or 0) if device.type == "cuda" else None
-    with Load(card) as load, Waiting() as waiting:
+    with Load(card, **identity_of(device)) as load, Waiting() as waiting:
         wanted, references = references_for(device, dtypes, modes), list[Reference]()
         for each in wanted:
             listen(str(each), 0.4 * len(references) / len(wanted))

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from foretrain.base.process_memory import peak_bytes
 from foretrain.hardware.card import Cards
+from foretrain.hardware.visible import identity
 from foretrain.predict.trace import drive
 from foretrain.predict.trace.names import Names
 from foretrain.training.contention import Clock, Reading
@@ -154,14 +155,9 @@ def _is_out_of_memory(error: BaseException) -> bool:
 def _on_the_card(device: torch.device) -> int | None:
     """What NVML counts for this process; None where it does not know it, as in some containers."""
     cards = Cards()
-    index = cards.index_of(_uuid(device), device.index or 0)
+    index = cards.index_of(device.index or 0, **identity(torch.cuda.get_device_properties(device)))
     sample = cards.one(index, [os.getpid()])
     return (sample.ours_bytes or None) if sample else None
-
-
-def _uuid(device: torch.device) -> str:
-    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", "")
-    return f"GPU-{uuid}" if uuid else ""
 
 
 def plain(text: str) -> str:
@@ -187,7 +183,7 @@ def seen(device: torch.device) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(device)
     free, total = torch.cuda.mem_get_info(device)
     return {
-        **found, "name": properties.name, "memory_bytes": total, "free_bytes": free, "uuid": _uuid(device),
+        **found, "name": properties.name, "memory_bytes": total, "free_bytes": free, **identity(properties),
         "sm_count": properties.multi_processor_count, "capability": f"{properties.major}.{properties.minor}",
         "obstacle": obstacle_to_compile(device) or "",
     }  # fmt: skip

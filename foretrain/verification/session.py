@@ -48,7 +48,7 @@ class Target:
     device: str
     machine: Machine
     versions: Versions
-    index: int = 0
+    index: int | None = 0
     no_compile: str = ""
     cards: Cards | None = None
 
@@ -83,13 +83,14 @@ def target(device: str) -> Target:
     if "name" not in seen:
         raise UserError("environment.no_such_gpu", wanted=device, count=seen["count"])
     cards = Cards()
-    index = cards.index_of(seen["uuid"], int(device.partition(":")[2] or 0))
+    number, ids = int(device.partition(":")[2] or 0), {key: seen.get(key, "") for key in ("uuid", "bus_id")}
+    index = cards.index_of(number, **ids)
     driver = next((facts.driver for facts in cards.facts if facts.index == index), "")
     machine = Machine(
         device=seen["name"], kind="cuda", memory_bytes=seen["memory_bytes"], sm_count=seen["sm_count"],
         compute_capability=seen["capability"], driver=driver, system=system,
     )  # fmt: skip
-    return Target(_gpu(index, seen), device, machine, versions, index, seen["obstacle"], cards)
+    return Target(_gpu(number, ids, seen), device, machine, versions, index, seen["obstacle"], cards)
 
 
 def own_version() -> str:
@@ -100,11 +101,11 @@ def own_version() -> str:
         return "source"
 
 
-def _gpu(index: int, seen: dict[str, Any]) -> Gpu:
+def _gpu(number: int, ids: dict[str, str], seen: dict[str, Any]) -> Gpu:
     """The catalogue's card with its true memory; one that the catalogue lacks has no speed, so that no time is
     predicted."""
     try:
-        found = detect(index)
+        found = detect(number, **ids)
         if found is not None:
             return expected.without_calibration(found.gpu)
     except UserError:

@@ -20,6 +20,8 @@ GPT2 = {"batch_size": 8, "gradient_accumulation_steps": 4}
 CHARACTERS = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch_size": 64, "vocab_size": 65}
 
 LOW = {**GPT2, "master_weights": True, "loss_chunk_size": 1024}  # half-precision weights beside a chunked loss
+LLAMA = {**GPT2, "recipe": "llama", "n_kv_head": 4, "vocab_size": 32000}
+NANOCHAT = {**GPT2, "recipe": "nanochat", "optimizer": "muon", "batch_size": 4, "vocab_size": 65536}
 MODERN = {**GPT2, "recipe": "modern", "optimizer": "muon", "loss_chunk_size": 1024}
 
 CASES = [
@@ -57,6 +59,8 @@ CASES = [
             ("124M norms and GELU again", {**LOW, "recompute_norm_gelu": True}),
             ("124M half checkpointed", {**LOW, "activation_checkpointing": True, "checkpointed_blocks": 6}),
             ("124M modern", MODERN),
+            ("124M Llama", LLAMA),
+            ("124M nanochat", NANOCHAT),
         )
         for compiled in (False, True)
     ),

@@ -36,6 +36,29 @@ ONCE_WRONG = [
     Case("124M dropout 0.1", {"batch_size": 4, "gradient_accumulation_steps": 5, "dropout": 0.1}, "bfloat16", "nanogpt", False),
 ]  # fmt: skip
 
+# Other families, beside the drawn ones, whose names and draws stay as they are.
+LLAMA = {
+    "recipe": "llama", "n_layer": 2, "n_head": 4, "n_kv_head": 2, "n_embd": 256, "block_size": 256, "batch_size": 4,
+    "gradient_accumulation_steps": 2, "vocab_size": 4096,
+}  # fmt: skip
+NANOCHAT = {
+    "recipe": "nanochat", "n_layer": 2, "n_head": 4, "n_embd": 256, "block_size": 256, "batch_size": 4,
+    "gradient_accumulation_steps": 2, "vocab_size": 4096, "optimizer": "muon",
+}  # fmt: skip
+FAMILIES = [
+    Case(f"family: {name}", knobs, dtype, "foretrain", compiled)
+    for compiled in (False, True)
+    for name, knobs, dtype in (
+        ("Llama", LLAMA, "bfloat16"),
+        ("Llama", {**LLAMA, "n_layer": 4, "batch_size": 3}, "float32"),
+        ("Llama, tied, chunked loss", {**LLAMA, "tied_embeddings": True, "loss_chunk_size": 256}, "bfloat16"),
+        ("Llama, checkpointing", {**LLAMA, "n_layer": 4, "activation_checkpointing": True}, "bfloat16"),
+        ("Qwen3", {**LLAMA, "n_kv_head": 1, "head_dim": 96, "qk_norm": True, "tied_embeddings": True}, "bfloat16"),
+        ("nanochat", NANOCHAT, "bfloat16"),
+        ("nanochat, checkpointing", {**NANOCHAT, "n_layer": 4, "activation_checkpointing": True}, "bfloat16"),
+    )
+]
+
 # (what it is called, its options); a value that is a list is drawn from.
 EVERYWHERE: list[tuple[str, dict[str, Any]]] = [
     ("plain", {}),
@@ -82,7 +105,7 @@ def cases(tier: Tier) -> list[Any]:
     """All cases of a tier, in the order in which they are run. A name is a case's for good: tiers share them."""
     eager, compiled = COUNTS[tier]
     drawn = [*_first(eager, compiled=False), *_first(compiled, compiled=True)]
-    return [*_named([*SUITE.CASES, *ONCE_WRONG]), *drawn]
+    return [*_named([*SUITE.CASES, *ONCE_WRONG, *FAMILIES]), *drawn]
 
 
 def _named(suite: list[Any]) -> Iterator[Any]:
@@ -149,6 +172,7 @@ def shrunk(knobs: dict[str, Any]) -> dict[str, Any]:
         ("checkpointed_blocks", 1),
         ("eval_batch_size", 3),
         ("eval_block_size", 16),
+        ("n_kv_head", 1),
     ):
         if small.get(name):
             small[name] = value

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from foretrain.advice.asked import Asked
-from foretrain.analysis.components import explain, reconcile, with_numbers
+from foretrain.analysis.components import explain, reconcile, timeline, with_numbers
 from foretrain.app.exact import check_snapshot, write_snapshot
 from foretrain.base.cache import Cache
 from foretrain.base.errors import UserError
@@ -26,6 +26,7 @@ from foretrain.cli.commands.plan_exact import with_trainer
 from foretrain.config.options import RunConfig
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
+from foretrain.predict.allocator.lifetimes import Mark
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.memory import CONTEXT_EXPECTED_BYTES, LATER_KERNELS_BYTES, predict, worst_verdict
 from foretrain.predict.plan import Plan, plan
@@ -35,7 +36,7 @@ from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.forecast import traced
 from foretrain.predict.trace.largest import RANGES, Probe, highest_that_fits, largest
 from foretrain.predict.trace.memory import Exact
-from foretrain.predict.trace.record import Trace
+from foretrain.predict.trace.record import Allocation, Trace
 from foretrain.predict.trace.service import Request, TraceUnavailable, traces
 from foretrain.reports import text
 from foretrain.reports.document import Document, Message, Paragraph
@@ -325,6 +326,16 @@ def test_explanation_of_a_traced_plan() -> None:
     assert len(answer.timeline) <= 401
     for point in answer.timeline:
         assert sum(point.by_component_bytes.values()) <= point.allocated_bytes + 64 * 1024
+
+
+def test_an_emptied_cache_is_no_event_of_the_timeline() -> None:
+    """Neither before an event, which would count twice, nor at the end, where none follows."""
+    of = ("activations", "", "aten.mm", "", (MIB,), "uint8")
+    made = [Allocation(0, 30 * MIB, 0, 1, *of), Allocation(1, 20 * MIB, 2, None, *of)]
+    trace = Trace([0, ~0, 1], made, [Mark(0, "first_step")], [])
+    trace.emptied = frozenset({1, 2, 3})
+    found = [(point.allocated_bytes, point.by_component_bytes) for point in timeline(trace)]
+    assert found == [(30 * MIB, {"activations": 30 * MIB}), (0, {}), (20 * MIB, {"activations": 20 * MIB})]
 
 
 def test_nvidia_smi_line_by_line() -> None:

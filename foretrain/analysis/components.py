@@ -279,6 +279,8 @@ def timeline(trace: Trace, settings: Settings | None = None, points: int = TIMEL
     best: dict[int, Point] = {}
 
     def watch(position: int, allocator: Allocator, block: Block | None) -> None:
+        if block is None:  # the cache is emptied before this event, which is still to come
+            return
         event = trace.events[position]
         id, size = (event, 1) if event >= 0 else (~event, -1)
         alive[ids[id]] += size * trace.allocations[id].nbytes

@@ -17,7 +17,7 @@ from foretrain.analysis.snapshot_analysis import SnapshotAnalysis, analyse
 from foretrain.analysis.stack_frames import place_of
 from foretrain.base.errors import UserError
 from foretrain.predict.snapshot.write import Label
-from tests.kit.command import said
+from tests.kit.command import foretrain, said
 from tests.kit.lifetimes import export, replayed
 from tests.kit.snapshots import SIDE, recorded
 
@@ -319,6 +319,29 @@ def test_the_child_refuses_too_and_the_command_exits_with_7(capsys: pytest.Captu
         said(capsys, "explain", "s.pickle")
     assert int(caught.value.exit_code) == 7
     assert not Path("touched").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "wrong"),
+    [
+        ("nope.pickle", None, "cannot be read (No such file or directory)"), ("nope", None, "No such file"),
+        ("text.pickle", b"iter 10: loss 4.2", "is not a memory snapshot"), ("empty.pickle", b"", "is not a memory snapshot"),
+        ("other.pickle", pickle.dumps({"a": 1}), "has no segments"), ("list.pickle", pickle.dumps([1]), "list.pickle: "),
+        ("folder", "", "cannot be read (it is a folder)"), ("folder.pickle", "", "cannot be read (it is a folder)"),
+    ],
+)  # fmt: skip
+def test_what_is_no_snapshot_is_said_with_what_to_do(name: str, data: bytes | str | None, wrong: str) -> None:
+    if data == "":
+        Path(name).mkdir()
+    elif isinstance(data, bytes):
+        Path(name).write_bytes(data)
+    ended = foretrain("explain", name)
+    assert (ended.returncode, ended.stdout) == (7, "")
+    told = " ".join(ended.stderr.split())
+    assert told.startswith(f"error: {name}: ")
+    assert wrong in told
+    assert "torch.cuda.memory._dump_snapshot(FILE)" in told
+    assert "Traceback" not in told
 
 
 def test_a_pickle_that_asks_for_memory_is_stopped() -> None:

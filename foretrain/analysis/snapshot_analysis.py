@@ -304,7 +304,7 @@ def analyse(snapshot: Any, name: str, device: int | None = None) -> SnapshotAnal
     if isinstance(snapshot, dict) and not isinstance(snapshot.get("device_traces"), list):
         snapshot = {**snapshot, "device_traces": [[]] * _devices(snapshot)}  # a state without a history is one too
     if isinstance(snapshot, dict) and not isinstance(snapshot.get("segments"), list):
-        raise ValueError(f"{name}: has no segments; torch.cuda.memory._dump_snapshot writes a file that has")
+        raise ValueError(f"{name}: has no segments, which every memory snapshot has")
     device = _busiest(snapshot) if device is None else device
     recording = of_snapshot(snapshot, name, device)
     trace = snapshot["device_traces"][device]

@@ -41,7 +41,7 @@ def read(path: Path, device: int | None = None) -> SnapshotAnalysis:
         with open_stream(path):
             size = path.stat().st_size
     except OSError as error:
-        raise UserError("data.snapshot", problem=f"{path}: cannot be read ({error.strerror})") from None
+        raise UserError("data.explain_unreadable", path=str(path), reason=error.strerror or str(error)) from None
     if size > MAX_FILE_BYTES:
         raise UserError("data.snapshot_large", path=str(path), size=size, limit=MAX_FILE_BYTES)
     words = (str(path), path.name, str(-1 if device is None else device))
@@ -73,7 +73,7 @@ def answer_of(path: str, name: str, device: int) -> dict[str, Any]:
     except OSError as error:
         return {"problem": f"{name}: cannot be read ({error.strerror or type(error).__name__})"}
     except (RecursionError, TypeError, AttributeError, KeyError, IndexError, OverflowError) as error:
-        return {"problem": f"{name}: is damaged, or no memory snapshot ({type(error).__name__})"}
+        return {"problem": f"{name}: is not a memory snapshot, or a damaged one ({type(error).__name__})"}
 
 
 def main() -> None:

@@ -86,7 +86,12 @@ def explain(
             if config is not None:
                 raise UserError("usage.explain_config", path=str(path))
             return run_of(RunDirectory(path)).explanation if of_run else snapshot_file.read(path)
-    return log_of(source, config, gpu, tell=tell, listen=listen).explanation
+    try:
+        return log_of(source, config, gpu, tell=tell, listen=listen).explanation
+    except UserError as error:
+        if error.id != "data.log_unreadable" or not isinstance(source, str | Path):
+            raise
+        raise UserError("data.explain_unreadable", **error.values) from None
 
 
 @dataclass(frozen=True)

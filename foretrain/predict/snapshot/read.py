@@ -97,7 +97,7 @@ def unpickled(data: bytes, name: str) -> Any:
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     except Exception as error:  # a damaged pickle can end in almost any of them
-        raise ValueError(f"{name}: is no pickle of a memory snapshot ({type(error).__name__})") from None
+        raise ValueError(f"{name}: is not a memory snapshot, or a damaged one ({type(error).__name__})") from None
 
 
 def of_snapshot(snapshot: Any, name: str = "snapshot", device: int = 0) -> Recording:

@@ -256,7 +256,7 @@ def test_weights_that_do_not_fit_are_a_verdict() -> None:
 
 
 def _texts(document: Document) -> list[str]:
-    blocks = [block for section in document.sections for block in section.blocks]
+    blocks = [block for _, shown in document.on("terminal") for block in shown]
     return [block.message.text() for block in blocks if isinstance(block, Paragraph)]
 
 

@@ -36,7 +36,17 @@ from foretrain.monitoring.training_log import read_log
 from foretrain.predict.plan import Plan, plan
 from foretrain.predict.within import within
 from foretrain.reports import as_json, html, text
-from foretrain.reports.document import Document, Figures, Message, Paragraph, Quantity, Table, Verbatim, cell_text
+from foretrain.reports.document import (
+    Document,
+    Figures,
+    Message,
+    Paragraph,
+    Place,
+    Quantity,
+    Table,
+    Verbatim,
+    cell_text,
+)
 from foretrain.reports.numbers import behind
 from foretrain.reports.views import advice as advice_view
 from foretrain.reports.views import cards as cards_view
@@ -450,7 +460,8 @@ def visible(view: Callable[[], Document], id: str) -> str:
     """All texts of a document, without the names that JSON gives them."""
     with languages.speaking(id):
         document = view()
-        blocks = [block for section in document.sections for block in section.blocks]
+        places: tuple[Place, ...] = ("terminal", "page")
+        blocks = [block for place in places for _, shown in document.on(place) for block in shown]
         said = [
             document.title.text(),
             document.subtitle.text(),

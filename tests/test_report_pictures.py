@@ -25,18 +25,30 @@ from foretrain.comparison.subject import Curve, Memory, Subject, exact
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.predict.plan import Plan, plan
-from foretrain.predict.spec import StepSpec
+from foretrain.predict.spec import StepName, StepSpec
 from foretrain.predict.speed.roofline import roofline
 from foretrain.predict.step_moments import step_moments
 from foretrain.reports import charts, html, making, numbers
-from foretrain.reports.document import Document, Message, Paragraph, Ranks, Scatter, Section, StackedBars, Verbatim
+from foretrain.reports.document import (
+    Document,
+    Figures,
+    Message,
+    Only,
+    Paragraph,
+    Ranks,
+    Scatter,
+    Section,
+    StackedBars,
+    Verbatim,
+)
 from foretrain.reports.html import script_json
 from foretrain.reports.views import agreement as agreement_view
 from foretrain.reports.views import compare as compare_view
 from foretrain.reports.views import curves as curves_view
+from foretrain.reports.views import figures
 from foretrain.reports.views import memory as memory_view
 from foretrain.reports.views import outlook as outlook_view
-from foretrain.reports.views import plan_report
+from foretrain.reports.views import plan as plan_view
 from foretrain.tuning.record import TuneTrial, Tuning
 from tests.kit.command import REPO
 from tests.kit.command import foretrain as run_foretrain
@@ -245,7 +257,7 @@ def test_agreement_has_the_line_the_band_and_the_stated_ranges() -> None:
 
 def plan_page(*words: str) -> str:
     p = made(*words)
-    return html.render(plan_report.document(p, outlook.outlook(p, "foretrain")))
+    return html.render(plan_view.document(p, outlook=outlook.outlook(p, "foretrain")))
 
 
 def data_of(page: str) -> dict[str, Any]:
@@ -271,18 +283,37 @@ def test_a_plan_has_every_picture_with_its_numbers() -> None:
 
 
 def test_times_say_whose_step_they_are_of() -> None:
-    """The figures at the top are of nanoGPT's step for a config of nanoGPT; the section of times is of ours."""
+    """The figures at the top and the section of times are of the step that is meant."""
+    steps: dict[str, StepName] = {"foretrain": "foretrain", "nanoGPT": "nanogpt"}
+    for whose, step in steps.items():
+        p = made("gpt2-124m").model_copy(update={"step": step})
+        whole = plan_view.document(p, outlook=outlook.outlook(p, p.step))
+        said = {
+            title.id: [b.message.text() for b in blocks if isinstance(b, Paragraph)]
+            for title, blocks in whole.on("page")
+        }
+        assert f"For the step of {whose}:" in said["plan.verdict"]
+        assert said["plan.time"][0] == f"For the step of {whose}:"
+
+
+def test_a_picture_is_for_the_page_and_what_it_replaces_for_the_terminal() -> None:
+    """A plan's document is made once; each place takes what is for it, and a section with nothing for it is left out."""
     p = made("gpt2-124m")
-    whole = plan_report.document(p, outlook.outlook(p, "nanogpt"))
-    blocks = {section.title.id: section.blocks for section in whole.sections}
-    said = {id: [b.message.text() for b in found if isinstance(b, Paragraph)] for id, found in blocks.items()}
-    assert "For the step of nanoGPT:" in said["plan.verdict"]
-    assert said["plan.time"][0] == "For the step of foretrain:"
+    whole = plan_view.document(p, outlook=outlook.outlook(p, p.step))
+    terminal, page = ([block for _, blocks in whole.on(place) for block in blocks] for place in ("terminal", "page"))
+    assert not any(isinstance(block, Figures) for block in terminal)
+    assert sum(isinstance(block, Figures) for block in page) == 1
+    one = Document(Message("report.more"), Message("report.more"), [
+        Section(Message("report.check"), (Only("page", Verbatim("x")),)),
+        Section(Message("report.memory"), (Only("terminal", Verbatim("y")), Verbatim("z"))),
+    ])  # fmt: skip
+    assert one.on("terminal") == [(Message("report.memory"), (Verbatim("y"), Verbatim("z")))]
+    assert [blocks for _, blocks in one.on("page")] == [(Verbatim("x"),), (Verbatim("z"),)]
 
 
 def test_figures_of_a_plan_have_their_ranges() -> None:
     p = made("gpt2-124m")
-    shown = {one.label.id: one for one in plan_report.figures(p, "foretrain").items}
+    shown = {one.label.id: one for one in figures.of_plan(p).items}
     worst, timing = p.memory_of("foretrain").worst, p.timing_of("foretrain")
     assert timing is not None
     assert shown["figure.memory_needed"].range == Message(
@@ -290,7 +321,7 @@ def test_figures_of_a_plan_have_their_ranges() -> None:
         {"low": format_value(worst.needed_low_bytes, "bytes"), "high": format_value(worst.needed_high_bytes, "bytes")},
     )
     page = html.render(Document(Message("report.more"), Message("report.more"), [
-        Section(Message("report.more"), (plan_report.figures(p, "foretrain"),))
+        Section(Message("report.more"), (figures.of_plan(p),))
     ]))  # fmt: skip
     for low, high in ((timing.total_s.low_s, timing.total_s.high_s), (timing.step_s.low_s, timing.step_s.high_s)):
         assert f"<span>{format_value(low, 'duration')} – {format_value(high, 'duration')}</span>" in page
@@ -323,15 +354,15 @@ def test_a_comparison_has_one_colour_for_each_run() -> None:
         for label, seconds, measured in (("a", 36.0, memory(2)), ("b", 18.0, memory(3)))
     ]
     document = compare_view.report(compare(runs), losses, {"a": "fits", "b": "does_not_fit"})
-    ranks = [charts.chart(b) for s in document.sections for b in s.blocks if isinstance(b, Ranks)]
+    ranks = [charts.chart(b) for _, blocks in document.on("page") for b in blocks if isinstance(b, Ranks)]
     assert ranks
     assert all([row["colour"] for row in one["rows"]] == [0, 1] for one in ranks)
 
 
 def test_bars_show_the_card_and_what_is_free_of_it() -> None:
     p = made("gpt2-124m", others=2 * 2**30)
-    bars = next(b for s in plan_report.document(p, outlook.outlook(p, "foretrain")).sections for b in s.blocks
-                if isinstance(b, StackedBars))  # fmt: skip
+    shown = plan_view.document(p).on("page")
+    bars = next(b for _, blocks in shown for b in blocks if isinstance(b, StackedBars))
     drawn = charts.chart(bars)
     assert [level["value"] for level in drawn["levels"]] == [10 * 2**30, 12 * 2**30]
     for bar, phase in zip(bars.bars, p.memory_of("foretrain").phases, strict=True):

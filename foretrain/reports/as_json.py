@@ -4,22 +4,20 @@ from typing import Any
 
 from foretrain.base.messages import printable, say
 from foretrain.reports.charts import chart
-from foretrain.reports.document import Block, Document, Figure, Figures, Paragraph, Section, Table, Verbatim, cell_text
+from foretrain.reports.document import Block, Document, Figure, Figures, Paragraph, Place, Table, Verbatim, cell_text
 from foretrain.reports.numbers import behind
 from foretrain.reports.palette import LINES_DARK, LINES_LIGHT
 
 
-def document_json(document: Document) -> dict[str, Any]:
-    """A document with every text made."""
+def document_json(document: Document, place: Place = "page") -> dict[str, Any]:
+    """What one place shows of a document, with every text made."""
     return {
         "title": printable(document.title.text()), "subtitle": printable(document.subtitle.text()),
-        "sections": [section_json(section) for section in document.sections],
+        "sections": [
+            {"title": title.text(), "blocks": [block_json(block) for block in blocks]}
+            for title, blocks in document.on(place)
+        ],
     }  # fmt: skip
-
-
-def section_json(section: Section) -> dict[str, Any]:
-    """A section: its title and its blocks."""
-    return {"title": section.title.text(), "blocks": [block_json(block) for block in section.blocks]}
 
 
 def block_json(block: Block) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """What a report says, before it has a form: sections of paragraphs, tables and pictures, as ids and numbers.
 
-`plan_view` and `run_view` make Documents from records; `text` and `html` render them. Nothing here computes.
+The views make Documents from records; `text` and `html` render them. Nothing here computes.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from foretrain.base import bidi
 from foretrain.base.messages import format_value, say, source_name
@@ -255,12 +255,31 @@ Picture = StackedBars | Curves | Moments | Scatter | Ranks
 Block = Paragraph | Table | Verbatim | Figures | Picture
 
 
+Place = Literal["terminal", "page"]  # a page: the HTML report, or the one that `foretrain serve` shows
+
+
+@dataclass(frozen=True)
+class Only:
+    """A block that one place alone shows: a picture a page, what it replaces a terminal."""
+
+    place: Place
+    block: Block
+
+
 @dataclass(frozen=True)
 class Section:
     """A titled part of a document."""
 
     title: Message
-    blocks: tuple[Block, ...]
+    blocks: tuple[Block | Only, ...]
+
+    def on(self, place: Place) -> tuple[Block, ...]:
+        """What is shown there."""
+        return tuple(
+            block.block if isinstance(block, Only) else block
+            for block in self.blocks
+            if not isinstance(block, Only) or block.place == place
+        )
 
 
 @dataclass(frozen=True)
@@ -270,6 +289,11 @@ class Document:
     title: Message
     subtitle: Message
     sections: Sequence[Section]
+
+    def on(self, place: Place) -> list[tuple[Message, tuple[Block, ...]]]:
+        """Title and blocks of each section that has something to show there."""
+        shown = ((section.title, section.on(place)) for section in self.sections)
+        return [(title, blocks) for title, blocks in shown if blocks]
 
 
 @dataclass(frozen=True)

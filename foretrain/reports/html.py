@@ -39,7 +39,8 @@ def render(document: Document) -> str:
     """The page as text, in the language that is spoken."""
     files, language = resources.files("foretrain") / "reports", current()
     page = _Page()
-    sections = [page.section(number, section.title, section.blocks) for number, section in enumerate(document.sections)]
+    sections = document.on("page")
+    body = [page.section(number, title, blocks) for number, (title, blocks) in enumerate(sections)]
     data = {
         "pictures": page.pictures, "light": LINES_LIGHT, "dark": LINES_DARK,
         "texts": {id.rpartition(".")[2]: say(id, days="{days}") for id in SCRIPT_TEXTS},
@@ -49,8 +50,8 @@ def render(document: Document) -> str:
         direction=escape(language.direction, quote=True),
         title=_text(document.title.text()),
         subtitle=_text(document.subtitle.text()),
-        contents=page.contents(document),
-        body="\n".join(sections),
+        contents=page.contents([title for title, _ in sections]),
+        body="\n".join(body),
         footer=escape(say("report.footer")),
         no_script=escape(say("report.no_script")),
         theme=escape(say("report.dark")),
@@ -87,12 +88,11 @@ class _Page:
         self.pictures: list[dict[str, Any]] = []
         self._regions = count(1)
 
-    def contents(self, document: Document) -> str:
-        if len(document.sections) < 4:
+    def contents(self, titles: list[Message]) -> str:
+        if len(titles) < 4:
             return ""
         items = "".join(
-            f'<li><a href="#section-{number}">{_text(section.title.text())}</a></li>'
-            for number, section in enumerate(document.sections)
+            f'<li><a href="#section-{number}">{_text(title.text())}</a></li>' for number, title in enumerate(titles)
         )
         return f'<nav aria-label="{escape(say("report.contents"), quote=True)}"><ul>{items}</ul></nav>'
 

@@ -27,8 +27,9 @@ from foretrain.monitoring import record as watch_record
 from foretrain.predict.plan import Plan
 from foretrain.reports import html
 from foretrain.reports.document import Document
-from foretrain.reports.views import compare, plan_report, snapshot
+from foretrain.reports.views import compare, snapshot
 from foretrain.reports.views import log_report as log_view
+from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run_explain as run_explain_view
 from foretrain.tuning.record import SCHEMA as TUNING_SCHEMA
 from foretrain.tuning.record import Tuning
@@ -151,7 +152,8 @@ def _of_plan(made: Plan, asked: Asked, tuning: Tuning | None) -> Document:
         made = exact.traced_plan(made, asked.listen)
         traced = exact.moments_of(made, step, asked.listen)
     advice = short_list(made, step)
-    return plan_report.document(made, outlook(made, step, traced=traced, tuning=tuning), datetime.now(), advice)
+    surrounds = outlook(made, step, traced=traced, tuning=tuning)
+    return plan_view.document(made, datetime.now(), advice, surrounds)
 
 
 def _tuning(path: Path) -> Tuning | None:

@@ -76,10 +76,10 @@ def render(document: Document, console: Console) -> None:
     """Print the document."""
     title, subtitle = _text(document.title.text(), style="bold"), _text(document.subtitle.text(), style="dim")
     _print(console, facing(Text.assemble(title, "  ", subtitle)), PROSE_WIDTH)
-    for section in document.sections:
+    for heading, blocks in document.on("terminal"):
         console.print()
-        _print(console, facing(_text(section.title.text(), style="bold underline")), PROSE_WIDTH)
-        for block in section.blocks:
+        _print(console, facing(_text(heading.text(), style="bold underline")), PROSE_WIDTH)
+        for block in blocks:
             prose = isinstance(block, Paragraph) or (isinstance(block, Table) and not block.columns)
             width = PROSE_WIDTH if prose else None
             _print(console, Padding(_block(block, console), (0, 0, 0, INDENT)), width)

@@ -31,7 +31,7 @@ def error_json(error: UserError) -> dict[str, Any]:
 def plan_json(plan: Plan, found: ResolvedConfig) -> dict[str, Any]:
     """A plan as the page shows it: verdicts, key figures, the memory bars of every phase, and the whole document."""
     document = plan_view.document(plan)
-    verdict, *rest = document_json(document)["sections"]
+    verdict, *rest = document_json(document, "terminal")["sections"]  # pictures and figures are beside them
     return {
         "schema": SCHEMA, "title": printable(document.title.text()), "subtitle": document.subtitle.text(),
         "verdict": verdict["blocks"], "figures": _figures(plan), "memory": _memory(plan), "sections": rest,

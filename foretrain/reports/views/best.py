@@ -7,7 +7,7 @@ from foretrain.config.options import RunConfig
 from foretrain.predict.plan import Plan
 from foretrain.predict.scaling import PRACTICE, SMALLEST_FITTED, SMALLEST_VOCABULARY
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
-from foretrain.reports.views.plan import spending_rows
+from foretrain.reports.views.plan_time import spending_rows
 from foretrain.reports.views.shared import assumed, uncalibrated
 
 

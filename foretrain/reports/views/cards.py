@@ -3,8 +3,7 @@
 from foretrain.advice.cards import Choice
 from foretrain.predict.plan import Plan, Timing
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
-from foretrain.reports.views.plan import TONES
-from foretrain.reports.views.shared import assumed, uncalibrated
+from foretrain.reports.views.shared import TONES, assumed, uncalibrated
 
 
 def document(plans: list[Plan], choice: Choice) -> Document:

@@ -4,8 +4,8 @@ from foretrain.config.options import RunConfig
 from foretrain.predict.plan import Plan
 from foretrain.predict.within import Within
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
-from foretrain.reports.views.plan import TONES, spending_rows
-from foretrain.reports.views.shared import assumed, uncalibrated
+from foretrain.reports.views.plan_time import spending_rows
+from foretrain.reports.views.shared import TONES, assumed, uncalibrated
 
 
 def within(plan: Plan, answer: Within) -> Document:

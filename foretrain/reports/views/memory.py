@@ -1,18 +1,61 @@
 """Pictures of memory: what each phase needs against what there is, and one step from moment to moment."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from foretrain.base.messages import listed
-from foretrain.predict.memory import StepMemory
+from foretrain.predict.memory import Component, PhaseMemory, StepMemory
 from foretrain.predict.plan import Plan
 from foretrain.predict.step_moments import MomentMemory, StepMoments
 from foretrain.reports.document import Bar, Block, Level, Message, Moment, Moments, Paragraph, Quantity, StackedBars
-from foretrain.reports.views.plan import GROUPS, TONES, phase_parts
+from foretrain.reports.views.shared import TONES
 
 if TYPE_CHECKING:  # in a browser there is no training
     from foretrain.training.store import MeasuredMemory
 
 Parts = tuple[tuple[str, int], ...]
+# Components are shown in these groups, so that a bar has a handful of colours; order is from the bottom of a bar.
+GROUPS = {
+    "weights": "weights", "gradients": "gradients", "optimizer": "optimizer", "checkpoint": "weights",
+    "weight_copies": "weight_copies", "activations.residual": "activations", "activations.norm": "activations",
+    "activations.attention": "activations", "activations.mlp": "activations", "activations.dropout": "activations",
+    "activations.head": "activations",
+    "logits": "logits", "temporaries": "temporaries", "workspace": "temporaries",
+    "measuring": "temporaries", "batch": "temporaries",
+    "overhead": "overhead", "activations": "activations", "buffers": "weights", "rounding": "temporaries",
+}  # fmt: skip
+GROUP_ORDER = (
+    "weights", "gradients", "optimizer", "weight_copies", "activations", "logits", "temporaries", "overhead"
+)  # fmt: skip
+
+
+def grouped(components: tuple[Component, ...]) -> tuple[tuple[str, int], ...]:
+    """(group, bytes) in the order of GROUP_ORDER."""
+    sums: dict[str, int] = dict.fromkeys(GROUP_ORDER, 0)
+    for component in components:
+        sums[GROUPS[component.id]] += component.size_bytes
+    return tuple((group, size) for group, size in sums.items() if size)
+
+
+def phase_parts(plan: Plan, memory: StepMemory, phase: PhaseMemory) -> tuple[tuple[str, int], ...]:
+    """A phase up to what it is expected to need: by group, then what the process needs besides, and last what the
+    allocator keeps from earlier phases: an evaluation between steps does not need that itself."""
+    above = max(0, phase.needed_expected_bytes - phase.allocated_bytes)
+    if plan.gpu.kind == "cpu":
+        return *grouped(phase.components), ("python", above)
+    own = max(0, memory.worst.needed_expected_bytes - memory.worst.allocated_bytes)
+    kept = max(0, above - own) if phase.phase.startswith("evaluate") else 0
+    parts = (*grouped(phase.components), ("overhead", above - kept))
+    return (*parts, ("kept", kept)) if kept else parts
+
+
+def memory_bars(plan: Plan) -> StackedBars:
+    """One bar for each way to run the step, at the phase that needs most, up to what it is expected to need."""
+    bars = tuple(
+        Bar(Message(f"step.{each.step}"), phase_parts(plan, each, each.neediest))
+        for each in sorted(plan.memories, key=plan.memory.index)
+    )
+    return StackedBars(Message("picture.memory"), bars, plan.available_bytes)
 
 
 def phase_bars(plan: Plan, memory: StepMemory, measured: "MeasuredMemory | None" = None) -> StackedBars:
@@ -37,6 +80,17 @@ def _measured(memory: "MeasuredMemory", allocated: int, top: int) -> Parts:
     known = (("weights", memory.weights_bytes or 0), ("optimizer", memory.optimizer_bytes or 0))
     rest = max(0, allocated - sum(size for _, size in known))
     return (*known, ("everything_else", rest), ("overhead", max(0, top - allocated)))
+
+
+def phase_pictures(plan: Plan) -> tuple[Block, ...]:
+    """A bar for each phase, of both ways to run the step; of the one that is meant, where it does not fit in words."""
+    blocks: list[Block] = []
+    for memory in plan.memories:
+        mode = Message("mode.compiled" if memory.compiled else "mode.eager")
+        title = Message("report.bars_of", {"step": Message(f"step.{memory.step}"), "mode": mode})
+        blocks.append(replace(phase_bars(plan, memory), title=title))
+        blocks += verdicts(plan, memory) if memory.step == plan.step else ()
+    return tuple(blocks)
 
 
 def verdicts(plan: Plan, memory: StepMemory) -> tuple[Block, ...]:

@@ -26,8 +26,7 @@ from foretrain.reports.document import (
     cell_text,
 )
 from foretrain.reports.views.memory import moments_picture
-from foretrain.reports.views.plan import TONES
-from foretrain.reports.views.shared import uneven
+from foretrain.reports.views.shared import TONES, uneven
 
 NAMED_SHARE = 0.04  # of the step's time: operations that are named in the picture
 

@@ -40,7 +40,7 @@ from foretrain.advice.record import Advices
 from foretrain.analysis import snapshot_file
 from foretrain.analysis.log_analysis import analyse
 from foretrain.analysis.utilization import utilization
-from foretrain.app.explain import failures, ran_out_in
+from foretrain.app.explain import LogExplanation, failures, ran_out_in
 from foretrain.base.quantities import parse_bytes, parse_limit
 from foretrain.config.option import GROUPS
 from foretrain.config.options import OPTIONS
@@ -52,13 +52,11 @@ from foretrain.predict.within import within
 from foretrain.reports import text
 from foretrain.reports.document import Document
 from foretrain.reports.views import advice_screen
-from foretrain.reports.views import best as best_view
 from foretrain.reports.views import compare as compare_view
 from foretrain.reports.views import first as first_view
 from foretrain.reports.views import limits as limits_view
 from foretrain.reports.views import log as log_view
 from foretrain.reports.views import plan as plan_view
-from foretrain.reports.views import run_explain as run_explain_view
 from foretrain.reports.views import snapshot as snapshot_view
 
 CASES = ROOT / "examples" / "real-cases"
@@ -148,7 +146,7 @@ def best_model() -> str:
     base = plan(
         resolve([]).config, find("RTX 4070"), used_by_others_bytes=parse_bytes("2GB"), dataset_tokens=3_680_000_000
     )
-    document = best_view.document(base, best(base, parse_limit("20h")))
+    document = limits_view.best(base, best(base, parse_limit("20h")))
     command = 'foretrain plan --gpu "RTX 4070" --used-by-others 2GB --best --within 20h --data-tokens 3.68B --full'
     return block(command, rendered(document, ("best.section", "best.binds", "best.candidates")))
 
@@ -218,9 +216,9 @@ def explain_out_of_memory() -> str:
     log = ROOT / "examples" / "logs" / "c-out-of-memory.log"
     resolved = resolve([str(CASES / "c.py")])
     gpu = find("RTX 4070")
-    ended = failures(ran_out_in(log), resolved.config, gpu)
+    out, changes = failures(ran_out_in(log), resolved.config, gpu)
     analysis = analyse(read_log(log), name=log.name, config=resolved.config, gpu=gpu)
-    document = run_explain_view.of_log(analysis, None, *ended)
+    document = log_view.document(LogExplanation(log=analysis, out_of_memory=out, remedies=changes))
     command = 'foretrain explain examples/logs/c-out-of-memory.log --config examples/real-cases/c.py --gpu "RTX 4070"'
     return block(command, rendered(document, ("oom.section", "oom.saved")))
 

@@ -23,6 +23,7 @@ from foretrain.advice.record import Advices
 from foretrain.analysis.components import Explanation
 from foretrain.analysis.components import explain as explanation
 from foretrain.analysis.log_analysis import LogAnalysis, analyse
+from foretrain.app.explain import LogExplanation
 from foretrain.base import bidi, languages, messages
 from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_limit
@@ -421,7 +422,7 @@ VIEWS: dict[str, Callable[[], Document]] = {
     "advice": lambda: advice_view.document(planned("c.py", "4070"), advised()),
     "one advice": lambda: advice_view.one(planned("c.py", "4070"), advised(), 1),
     "explanation": lambda: explain_view.document(planned("gpt2-124m", "4070"), observed()),
-    "log": lambda: log_view.document(analysed()),
+    "log": lambda: log_view.document(LogExplanation(log=analysed())),
     "run": trained,
     "verification": verified,
 }

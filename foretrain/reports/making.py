@@ -28,9 +28,9 @@ from foretrain.predict.plan import Plan
 from foretrain.reports import html
 from foretrain.reports.document import Document
 from foretrain.reports.views import compare, snapshot
-from foretrain.reports.views import log_report as log_view
+from foretrain.reports.views import log as log_view
 from foretrain.reports.views import plan as plan_view
-from foretrain.reports.views import run_explain as run_explain_view
+from foretrain.reports.views import run as run_view
 from foretrain.tuning.record import SCHEMA as TUNING_SCHEMA
 from foretrain.tuning.record import Tuning
 
@@ -129,7 +129,7 @@ def _no_config(asked: Asked, one: Given) -> None:
 
 def run(path: Path, sample: str | None = None) -> Document:
     """Of a run directory. Raises UserError."""
-    return run_explain_view.report(run_report.gather(path, sample))
+    return run_view.report(run_report.gather(path, sample))
 
 
 def _plan(asked: Asked, one: Given) -> Document:
@@ -171,9 +171,7 @@ def _log(path: Path, one: Given, asked: Asked) -> Document:
     """Of a log, or a watched run."""
     words = [*one.words, *asked.options] or None
     explained = log_of(path, words, one.own.get("gpu", asked.gpu), tell=lambda note: asked.tell((note,)))
-    found = explained.explanation
-    facts = log_report.gather(path, explained)
-    return log_view.document(found.log, found.watched, found.out_of_memory, found.remedies, facts)
+    return log_view.document(explained.explanation, log_report.gather(path, explained))
 
 
 def _comparison(asked: Asked) -> Document:

@@ -11,7 +11,6 @@ from foretrain.base.errors import UserError
 from foretrain.base.messages import format_value, has, printable, say
 from foretrain.reports.as_json import block_json, document_json
 from foretrain.reports.views import run as run_view
-from foretrain.reports.views import run_explain
 from foretrain.training.store import RunRecord, find_runs
 from foretrain.web import live
 from foretrain.web.answers import SCHEMA
@@ -101,7 +100,7 @@ def page(id: str, run: ObservedRun, curve: Curve) -> dict[str, Any]:
     record = _record(run)
     answer = {"schema": SCHEMA, **row(id, run, record), **_now(run, record, curve)}
     try:
-        document = run_explain.report(run_report.gather(run))
+        document = run_view.report(run_report.gather(run))
     except UserError as error:
         return {**answer, "document": None, "problem": printable(str(error))}
     return {**answer, "document": document_json(document), "problem": ""}

@@ -13,7 +13,7 @@ from foretrain.data.dataset import DatasetInfo
 from foretrain.hardware.catalogue import find
 from foretrain.hardware.cpu import cpu_device
 from foretrain.reports.document import Document
-from foretrain.reports.views import run_explain
+from foretrain.reports.views import run as run_view
 from foretrain.training.store import MeasuredMemory, MeasuredPhase, RunDirectory, RunRecord
 
 HOSTILE = '</script><img src=x onerror=alert(1)> & "quotes" \x1b[31m {braces} ${dollar} $title'
@@ -59,7 +59,7 @@ def write_run(folder: Path, **changes: object) -> RunDirectory:
 
 def run_document(folder: Path, sample: str | None = "def f():", **changes: object) -> Document:
     """The report of such a run, whose tokens by themselves have 3.1 nats."""
-    return run_explain.report(replace(run_report.gather(write_run(folder, **changes), sample), unigram=3.1))
+    return run_view.report(replace(run_report.gather(write_run(folder, **changes), sample), unigram=3.1))
 
 
 class Tags(HTMLParser):

@@ -12,6 +12,7 @@ from foretrain.base.messages import say
 from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, noted, print_json, working
 from foretrain.reports import text
 from foretrain.reports.document import Document
+from foretrain.reports.views import log as log_view
 from foretrain.reports.views import run_explain, snapshot
 
 EPILOG = """Examples:
@@ -72,4 +73,4 @@ def _document(found: Explanation) -> Document:
         return run_explain.document(found)
     if isinstance(found, SnapshotAnalysis):
         return snapshot.document(found)
-    return run_explain.of_log(found.log, found.watched, found.out_of_memory, found.remedies)
+    return log_view.document(found)

@@ -15,7 +15,6 @@ from foretrain.cli.common import OUT, print_json
 from foretrain.predict.plan import SCHEMA, Plan
 from foretrain.reports import text
 from foretrain.reports.document import Document, Message, Screen
-from foretrain.reports.views import best as best_view
 from foretrain.reports.views import cards as cards_view
 from foretrain.reports.views import first as first_view
 from foretrain.reports.views import limits as limits_view
@@ -113,7 +112,7 @@ def best(plan: Plan, found: "Best", form: Form) -> None:
         print_json(found.to_json(schema=BEST_SCHEMA))
         return
     if form.full:
-        _document(best_view.document(plan, found))
+        _document(limits_view.best(plan, found))
     elif form.oneline:
         _line(first_view.best_line(plan, found, version("foretrain")))
     else:

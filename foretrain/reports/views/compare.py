@@ -42,9 +42,8 @@ def document(found: Comparison) -> Document:
         Section(Message("side.settings"), _settings(found, labels)),
         Section(Message("side.figures"), _figures(found.sides)),
         Section(Message("side.verdicts"), tuple(_verdicts(found))),
+        *_settle(found),
     ]
-    if found.ablations:
-        sections.append(Section(Message("side.settle"), _settle(found)))
     title = Message("side.title_many", {"count": len(labels)})
     if len(labels) <= WIDE - 1:
         title = Message("side.title", {"labels": [_short(label, 13) for label in labels]})
@@ -349,8 +348,11 @@ def _against_first(verdict: Verdict) -> Table:
 # -- ablations -----------------------------------------------------------------------------
 
 
-def _settle(found: Comparison) -> tuple[Block, ...]:
+def _settle(found: Comparison) -> list[Section]:
+    """The runs that would tell what the others cannot."""
     runs: tuple[Ablation, ...] = found.ablations
+    if not runs:
+        return []
     rows: Rows = []
     notes: list[Block] = []
     for run in runs:
@@ -380,7 +382,7 @@ def _settle(found: Comparison) -> tuple[Block, ...]:
     first = Paragraph(Message("side.settle_how", {"base": runs[0].base}))
     source = Paragraph(Message("side.settle_scaled" if any(r.scaled for r in runs) else "side.settle_planned",
                               {"base": runs[0].base}))  # fmt: skip
-    return (first, *table, *notes, *([source] if rows else []))
+    return [Section(Message("side.settle"), (first, *table, *notes, *([source] if rows else [])))]
 
 
 NAMED = ("speed", "tokens", "hours", "memory")  # questions whose answers stand at the top
@@ -396,23 +398,21 @@ def report(
 ) -> Document:
     """The comparison with pictures. `verdicts`: does it fit, by label, where memory was predicted. `checks`: of the
     runs among the subjects, predicted against measured."""
-    plain = document(found)
-    by_id = {section.title.id: section for section in plain.sections}
-    sections = [Section(Message("side.verdicts"), (*_answers(found), *by_id["side.verdicts"].blocks))]
-    sections.append(by_id["side.settings"])
     order = tuple(side.label for side in found.sides)
+    sections = [
+        Section(Message("side.verdicts"), (*_answers(found), *_verdicts(found))),
+        Section(Message("side.settings"), _settings(found, list(order))),
+    ]
     curves = curves_view.losses(losses, source="report.source_losses_many", order=order)
     if curves:
         sections.append(Section(Message("report.learning"), curves))
     pictures = (*_speed(found.sides), *_memory(found.sides, verdicts))
-    sections.append(Section(Message("side.figures"), (*pictures, *by_id["side.figures"].blocks)))
+    sections.append(Section(Message("side.figures"), (*pictures, *_figures(found.sides))))
     agreement = agreement_view.pictures(checks, sources) if checks and sources else ()
     if agreement:
         sections.append(Section(Message("report.check"), agreement))
-    if "side.settle" in by_id:
-        sections.append(by_id["side.settle"])
-    labels = ", ".join(side.label for side in found.sides)
-    return Document(Message("report.compare_title", {"labels": labels}), Message("side.subtitle"), sections)
+    sections += _settle(found)
+    return Document(Message("report.compare_title", {"labels": ", ".join(order)}), Message("side.subtitle"), sections)
 
 
 def _answers(found: Comparison) -> tuple[Block, ...]:

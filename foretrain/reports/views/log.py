@@ -1,19 +1,134 @@
-"""A log's analysis and a card's utilization as Documents."""
+"""A log, or a watched run, as a Document: terminal and page; and a card's utilization."""
 
+from foretrain.advice.remedies import Remedy
 from foretrain.analysis.log_analysis import LogAnalysis
+from foretrain.analysis.run import OutOfMemory
 from foretrain.analysis.utilization import Utilization
+from foretrain.app.explain import LogExplanation
+from foretrain.app.log_report import LogFacts
 from foretrain.base.messages import listed
 from foretrain.base.units import rounds_to_zero
 from foretrain.hardware.catalogue import catalogue
 from foretrain.monitoring.log_formats import FORMATS
-from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
+from foretrain.monitoring.record import WatchRecord
+from foretrain.reports.document import (
+    Block,
+    Cell,
+    Document,
+    Figures,
+    Message,
+    Only,
+    Paragraph,
+    Quantity,
+    Section,
+    Table,
+)
+from foretrain.reports.views import curves as curves_view
+from foretrain.reports.views import figures
+from foretrain.reports.views import out_of_memory as oom_view
+from foretrain.reports.views import outlook as outlook_view
+from foretrain.reports.views import watch as watch_view
 from foretrain.reports.views.compare import loss_unit
+from foretrain.reports.views.memory import phase_bars, verdicts
 
 Rows = list[tuple[Cell, ...]]
 
 
-def document(found: LogAnalysis) -> Document:
-    """The whole answer."""
+def document(explained: LogExplanation, facts: LogFacts | None = None) -> Document:
+    """How memory ran out, what `foretrain watch` measured around the log, the log itself. `facts`: curves and, with a
+    config and a card, what its plan says."""
+    log, record, failures = explained.log, explained.watched, explained.out_of_memory
+    sections = [_first(explained), *(_curves(facts, watched=record is not None) if facts else [])]
+    sections += _ran_out(failures, explained.remedies) if failures else []
+    sections += watch_view.machine_sections(record) if record is not None else []
+    sections += _sections(log) if log is not None else []
+    sections += _surroundings(facts, log) if facts else []
+    title, subtitle = _titles(log, record)
+    return Document(title, subtitle, sections)
+
+
+def _titles(log: LogAnalysis | None, record: WatchRecord | None) -> tuple[Message, Message]:
+    if record is not None:
+        return Message("watch.title", {"command": watch_view.command_text(record)}), watch_view.subtitle(record)
+    if log is None:
+        return Message("oom.log_title"), Message("oom.log_subtitle")
+    values = {"format": FORMATS[log.format].title or log.format, "steps": log.steps, "first": log.first_step}
+    subtitle = Message("log.subtitle", {**values, "last": log.last_step, "interval": log.log_interval})
+    return Message("log.title", {"name": log.name}), subtitle
+
+
+def _first(explained: LogExplanation) -> Section:
+    """What a page says first; a terminal has the same, told at length, beneath."""
+    row = _figures(explained.log, explained.watched)
+    blocks = (*_verdict(explained.log, explained.out_of_memory), *([row] if row.items else []))
+    return Section(Message("report.figures"), tuple(Only("page", block) for block in blocks))
+
+
+def _curves(facts: LogFacts, *, watched: bool) -> list[Section]:
+    sections = []
+    if facts.losses is not None and facts.losses.curves:
+        sections.append(Section(Message("report.learning"), curves_view.losses(facts.losses)))
+    if facts.signs is not None and facts.signs.signs:
+        signs = curves_view.signs(facts.signs, "" if watched else "report.log_silent")
+        sections.append(Section(Message("report.machine"), signs))
+    return sections
+
+
+def _ran_out(failures: tuple[OutOfMemory, ...], remedies: tuple[Remedy, ...]) -> list[Section]:
+    sections = oom_view.sections(failures, remedies, exact="oom.same_tokens")
+    if not remedies:  # without a config and a card nothing was looked for
+        sections[-1] = Section(Message("oom.saved"), (Paragraph(Message("oom.give_config")),))
+    return sections
+
+
+def _surroundings(facts: LogFacts, log: LogAnalysis | None) -> list[Section]:
+    """What the plan of the log's config says, or that a config would tell more."""
+    if facts.plan is not None and facts.outlook is not None:
+        memory = facts.plan.memory_of("nanogpt")
+        blocks = (phase_bars(facts.plan, memory), *verdicts(facts.plan, memory))
+        return [Section(Message("report.memory"), blocks), *outlook_view.sections(facts.plan, facts.outlook)]
+    if log is None:
+        return []
+    return [Section(Message("report.more"), (Paragraph(Message("report.give_config")),))]
+
+
+def _verdict(found: LogAnalysis | None, failures: tuple[OutOfMemory, ...]) -> tuple[Paragraph, ...]:
+    """What the log comes to, in a sentence."""
+    said = [Paragraph(Message("report.log_died"), "bad")] if failures else []
+    if found is None:
+        return tuple(said)
+    values = {"steps": found.steps, "last": found.last_step, "step": found.steady_s, "lost": found.lost_s}
+    return (*said, Paragraph(Message("report.log_said", values)))
+
+
+def _figures(found: LogAnalysis | None, record: WatchRecord | None) -> Figures:
+    logged, measured = Message("report.source_log"), Message("axis.measured")
+    items: list[tuple[str, Cell | None, Cell]] = []
+    if found is not None:
+        loss, used = found.losses, found.utilization
+        items += [
+            ("step", Quantity(found.steady_s, "duration"), logged),
+            ("speed", f"{found.tokens_per_s:,.0f}" if found.tokens_per_s else None, logged),
+            ("mfu", Quantity(used.mfu, "percent") if used and used.mfu else None, logged),
+            ("loss", f"{loss.last_loss:.4f}" if loss.last_loss is not None else None, logged),
+            ("val_loss", f"{loss.last_val_loss:.4f}" if loss.last_val_loss is not None else None, logged),
+        ]
+    if record is not None:
+        cards = [card.ours_peak_bytes for card in record.cards if card.ours_peak_bytes]
+        held = max(cards, default=record.rss_peak_bytes)
+        joules = sum(card.energy_j or 0.0 for card in record.cards)
+        items += [
+            ("wall", Quantity(record.wall_s, "duration"), measured),
+            ("memory", Quantity(held, "bytes") if held else None, measured),
+            ("energy", Quantity(joules, "energy") if joules else None, measured),
+        ]
+    return figures.row(items)
+
+
+# -- the log itself ------------------------------------------------------------------------------------------
+
+
+def _sections(found: LogAnalysis) -> list[Section]:
     sections = [Section(Message("log.speed"), _speed(found))]
     if found.findings:
         doubtful = any(f.tone == "bad" for f in found.findings)  # such a thing is said first
@@ -28,9 +143,7 @@ def document(found: LogAnalysis) -> Document:
     missing = _missing(found)
     if missing:
         sections.append(Section(Message("log.missing"), missing))
-    values = {"format": FORMATS[found.format].title or found.format, "steps": found.steps, "first": found.first_step}
-    subtitle = Message("log.subtitle", {**values, "last": found.last_step, "interval": found.log_interval})
-    return Document(Message("log.title", {"name": found.name}), subtitle, sections)
+    return sections
 
 
 def _named(values: dict[str, object]) -> dict[str, object]:

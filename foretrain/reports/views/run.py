@@ -1,19 +1,29 @@
-"""Runs in a list, a run's forecast beside what it measured, and what a report says of a run at its head and its end."""
+"""Runs in a list, a run's forecast beside what it measured, and the report of a run, as Documents."""
 
 from dataclasses import replace
 
 from foretrain.analysis.forecast_check import ForecastCheck, Row
+from foretrain.app.run_report import RunFacts
+from foretrain.predict.energy import JOULES_PER_KWH
 from foretrain.reports.document import (
     Block,
     Cell,
     Document,
+    Figures,
+    Level,
     Message,
     Paragraph,
     Quantity,
     Section,
     Table,
+    Verbatim,
 )
-from foretrain.training.store import MachineLoad, RunDirectory, RunRecord
+from foretrain.reports.views import agreement as agreement_view
+from foretrain.reports.views import curves as curves_view
+from foretrain.reports.views import figures, run_explain
+from foretrain.reports.views import outlook as outlook_view
+from foretrain.reports.views.memory import phase_bars
+from foretrain.training.store import RunDirectory, RunRecord
 
 STATUS_TONES = {
     "finished": "good",
@@ -22,6 +32,8 @@ STATUS_TONES = {
     "diverged": "bad",
     "failed": "bad",
 }
+LEAST_MONEY = 0.005  # less is not worth a figure
+Evaluations = tuple[tuple[int, float, float, float | None], ...]
 _UNSAVED = {"interrupted": "status.interrupted_unsaved", "killed": "status.killed_unsaved"}
 
 
@@ -77,19 +89,9 @@ def comparison_sections(comparison: ForecastCheck) -> list[Section]:
         )
         for title, rows, source, notes in parts
     ]
-    if load := load_paragraphs(comparison.machine):
+    if load := run_explain.load_paragraphs(comparison.machine):
         sections[-1] = replace(sections[-1], blocks=(*sections[-1].blocks, *load))
     return sections
-
-
-def load_paragraphs(machine: MachineLoad | None) -> tuple[Paragraph, ...]:
-    """What other programs used of the processor, where that is why a run was slow."""
-    if machine is None or not machine.busy:
-        return ()
-    found = [Message("compare.machine_busy", {"others": machine.others_share, "own": machine.own_share})]
-    if machine.stalls:
-        found.append(Message("compare.machine_stalled", {"stalls": machine.stalls, "lost": machine.stalled_s}))
-    return tuple(Paragraph(message, "warn") for message in found)
 
 
 def _rows(rows: tuple[Row, ...]) -> Table:
@@ -155,3 +157,98 @@ def changed_knobs(record: RunRecord) -> Table:
     )
     columns = (Message("column.key"), Message("column.value"), Message("column.default"))
     return Table(columns, rows)
+
+
+# -- the report of a run ----------------------------------------------------------------------------------
+
+
+def report(facts: RunFacts) -> Document:
+    """The whole report: what it did, its loss, its machine, its forecast, what surrounds it."""
+    record = facts.record
+    sections = [Section(Message("report.summary"), (*_verdict(facts), _figures(facts)))]
+    sections += run_explain.endings(facts.explanation)
+    sections.append(Section(Message("report.learning"), _learning(facts)))
+    sections.append(Section(Message("report.machine"), curves_view.signs(facts.signs)))
+    memory, time = comparison_sections(facts.check)
+    bars = phase_bars(facts.plan, facts.plan.memory_of("foretrain"), record.memory)
+    sections.append(Section(Message("report.memory"), (bars, *memory.blocks)))
+    scatter = agreement_view.pictures([(record.name, facts.check.rows)], facts.check.sources)
+    sections.append(Section(Message("report.check"), (*scatter, *time.blocks)))
+    sections += run_explain.time_sections(facts.explanation)
+    sections += outlook_view.sections(facts.plan, facts.outlook)
+    if facts.sample:
+        sections.append(Section(Message("report.sample"), (Verbatim(facts.sample),)))
+    sections.append(Section(Message("report.config"), (changed_knobs(record),)))
+    name = record.name if record.name == facts.folder else f"{record.name} ({facts.folder})"
+    return Document(Message("report.title", {"name": name}), subtitle(record), sections)
+
+
+def _verdict(facts: RunFacts) -> tuple[Block, ...]:
+    """How it ended, how far the forecast was off, what it learned."""
+    blocks = list(summary(facts.record, facts.unigram))
+    rows = {row.id: row for row in facts.check.rows}
+    said: list[Block] = []
+    for id, names in (
+        ("memory_said", ("process.reserved", "process.resident", "phase.steady_step")),
+        ("time_said", ("time.step",)),
+    ):  # fmt: skip
+        row = next((rows[name] for name in names if name in rows), None)
+        if row is not None:
+            values = {"predicted": row.predicted, "measured": row.measured, "error": row.error}
+            inside = "plain" if row.in_range is None else "inside" if row.in_range else "outside"
+            if row.busy and (machine := facts.check.machine) is not None:
+                inside, values["others"] = "busy", machine.others_share
+            said.append(Paragraph(Message(f"{id}.{inside}", values), "warn" if inside == "outside" else "plain"))
+    return (*blocks[:1], *said, *blocks[1:])
+
+
+def _figures(facts: RunFacts) -> Figures:
+    record, measured = facts.record, Message("axis.measured")
+    found: list[tuple[str, Cell | None, Cell]] = [
+        ("steps", f"{record.steps_done:,} / {record.config.max_iters:,}", measured),
+        ("val_loss", f"{record.val_loss:.4f}" if record.val_loss is not None else None, measured),
+        ("wall", Quantity(record.wall_s, "duration") if record.wall_s else None, measured),
+        ("step", Quantity(record.step_s, "duration") if record.step_s else None, measured),
+        ("speed", f"{record.tokens_per_s:,.0f}" if record.tokens_per_s else None, measured),
+        ("mfu", Quantity(record.mfu, "percent") if record.mfu else None, measured),
+        ("memory", Quantity(record.highest_bytes, "bytes") if record.highest_bytes else None, measured),
+        ("data_wait", Quantity(record.data_wait_s, "duration") if record.data_wait_s else None, measured),
+        *_spent(facts),
+    ]  # fmt: skip
+    return figures.row(found)
+
+
+def _spent(facts: RunFacts) -> list[tuple[str, Cell | None, Cell]]:
+    """Energy and money: by the card's own readings where there are some, else by the last point of the curves."""
+    last = {
+        name: max(curve.axes[name][-1] for curve in facts.losses.curves)
+        for name in ("kwh", "cost")
+        if name in facts.losses.axes
+    }
+    source = Message(f"energy_source.{facts.losses.energy_source}")
+    kwh = facts.energy_j / JOULES_PER_KWH if facts.energy_j else last.get("kwh")
+    cost = last.get("cost", 0.0)
+    money = Message("value.amount", {"amount": cost, "currency": facts.losses.currency})
+    return [
+        ("energy", Quantity(kwh * JOULES_PER_KWH, "energy") if kwh else None, source),
+        ("cost", money if cost >= LEAST_MONEY else None, source),
+    ]
+
+
+def _learning(facts: RunFacts) -> tuple[Block, ...]:
+    levels = (Level(Message("axis.unigram"), facts.unigram),) if facts.unigram else ()
+    pictures = curves_view.losses(facts.losses, levels=levels)
+    rows = tuple(
+        (f"{step:,}", f"{train:.4f}", f"{val:.4f}", Quantity(took, "duration"))
+        for step, train, val, took in _every(facts.evaluations)
+    )
+    columns = tuple(Message(f"column.{name}") for name in ("step", "train_loss", "val_loss", "took"))
+    if not rows and not pictures:
+        return (Paragraph(Message("report.no_losses")),)
+    return *pictures, *([Table(columns, rows, frozenset({0, 1, 2, 3}))] if rows else [])
+
+
+def _every(found: Evaluations) -> Evaluations:
+    """Two dozen at most, evenly, the last one among them."""
+    stride = max(1, -(-len(found) // 24))
+    return found[(len(found) - 1) % stride :: stride] if found else ()

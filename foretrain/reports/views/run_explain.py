@@ -1,35 +1,21 @@
-"""A run's explanation, and memory that ran out, as Documents."""
+"""A run's explanation as a Document: how it ended, where memory and time went, and why."""
 
-from foretrain.advice.remedies import Remedy
 from foretrain.analysis.forecast_check import Row
-from foretrain.analysis.log_analysis import LogAnalysis
-from foretrain.analysis.run import OutOfMemory, Piece, RunExplanation, TimePiece
+from foretrain.analysis.run import Piece, RunExplanation, TimePiece
 from foretrain.analysis.run_pace import RunPace, Slower, much_is_lost
-from foretrain.app.run_report import RunFacts
 from foretrain.base.units import rounds_to_zero
-from foretrain.monitoring.record import WatchRecord
-from foretrain.predict.energy import JOULES_PER_KWH
 from foretrain.reports.document import (
     Block,
     Cell,
     Document,
-    Figure,
-    Figures,
-    Level,
     Message,
     Paragraph,
     Quantity,
     Section,
     Table,
-    Verbatim,
 )
-from foretrain.reports.views import agreement as agreement_view
-from foretrain.reports.views import curves as curves_view
-from foretrain.reports.views import log as log_view
-from foretrain.reports.views import outlook as outlook_view
-from foretrain.reports.views import run as run_view
-from foretrain.reports.views import watch as watch_view
-from foretrain.reports.views.memory import phase_bars
+from foretrain.reports.views import out_of_memory as oom_view
+from foretrain.training.store import MachineLoad
 
 Rows = list[tuple[Cell, ...]]
 MATTERS = 0.05  # of the peak: a piece that is farther off than this is named
@@ -37,52 +23,37 @@ MATTERS = 0.05  # of the peak: a piece that is farther off than this is named
 
 def document(found: RunExplanation) -> Document:
     """Memory that ran out first, then where memory and time went."""
-    sections = out_of_memory_sections(found.failures, found.remedies) if found.failures else []
-    if not found.failures and found.reason.startswith("memory."):
-        blocks = (Paragraph(Message("run_explain.no_record"), "warn"), *remedy_blocks(found.remedies))
-        sections.append(Section(Message("oom.section"), blocks))
-    if found.status == "killed":
-        sections.append(
-            Section(Message("run_explain.killed"), (Paragraph(Message("run_explain.killed_text"), "warn"),))
-        )
-    sections.append(Section(Message("run_explain.memory"), _memory(found)))
-    sections.append(Section(Message("run_explain.time"), _time(found)))
-    notes = (Paragraph(Message(f"run_note.{note.id}", note.values), "warn") for note in found.notes)
-    if found.pace is not None:
-        blocks = (
-            *run_view.load_paragraphs(found.machine),
-            *_slower(found.pace),
-            *_level(found.step, found.time_source),
-            *notes,
-        )
-        sections.append(Section(Message("run_explain.slower"), blocks))
+    sections = [*endings(found), Section(Message("run_explain.memory"), _memory(found)), *time_sections(found)]
     values = {"status": Message(f"status.{found.status}"), "steps": found.steps_done, "gpu": found.gpu_name}
     subtitle = Message("run_explain.subtitle", values | {"mode": Message(_mode(found))})
     return Document(Message("run_explain.title", {"name": found.run_id}), subtitle, sections)
 
 
+def endings(found: RunExplanation) -> list[Section]:
+    """Why it ended before its time: out of memory, or killed."""
+    sections = oom_view.sections(found.failures, found.remedies) if found.failures else []
+    if not found.failures and found.reason.startswith("memory."):
+        blocks = (Paragraph(Message("run_explain.no_record"), "warn"), *oom_view.remedy_blocks(found.remedies))
+        sections.append(Section(Message("oom.section"), blocks))
+    if found.status == "killed":
+        killed = Paragraph(Message("run_explain.killed_text"), "warn")
+        sections.append(Section(Message("run_explain.killed"), (killed,)))
+    return sections
+
+
+def time_sections(found: RunExplanation) -> list[Section]:
+    """Where its time went, and which steps were slower than they could be."""
+    sections = [Section(Message("run_explain.time"), _time(found))]
+    if found.pace is not None:
+        notes = (Paragraph(Message(f"run_note.{note.id}", note.values), "warn") for note in found.notes)
+        level = _level(found.step, found.time_source)
+        blocks = (*load_paragraphs(found.machine), *_slower(found.pace), *level, *notes)
+        sections.append(Section(Message("run_explain.slower"), blocks))
+    return sections
+
+
 def _mode(found: RunExplanation) -> str:
     return "mode.compiled" if found.compiled else "mode.eager"
-
-
-def of_log(
-    found: LogAnalysis | None, record: WatchRecord | None, failures: tuple[OutOfMemory, ...],
-    remedies: tuple[Remedy, ...],
-) -> Document:  # fmt: skip
-    """A log's analysis with what `foretrain watch` measured around it, and with how memory ran out."""
-    sections = out_of_memory_sections(failures, remedies, exact="oom.same_tokens") if failures else []
-    if failures and not remedies:  # without a config and a card nothing was looked for
-        sections[-1] = Section(Message("oom.saved"), (Paragraph(Message("oom.give_config")),))
-    if record is not None:
-        sections += watch_view.machine_sections(record)
-    log = log_view.document(found) if found is not None else None
-    sections += list(log.sections) if log is not None else []
-    if record is not None:
-        title = Message("watch.title", {"command": watch_view.command_text(record)})
-        return Document(title, watch_view.subtitle(record), sections)
-    if log is None:
-        return Document(Message("oom.log_title"), Message("oom.log_subtitle"), sections)
-    return Document(log.title, log.subtitle, sections)
 
 
 # -- memory ------------------------------------------------------------------------------------------------
@@ -236,168 +207,11 @@ _SHOWN = {
 _EXPECTED = ("compilation", "first_steps")
 
 
-# -- out of memory -----------------------------------------------------------------------------------------
-
-
-_ROWS = (
-    "weights", "gradients", "optimizer", "rest", "allocated", "unused", "reserved", "used_by_others", "card"
-)  # fmt: skip
-
-
-def out_of_memory_sections(
-    failures: tuple[OutOfMemory, ...], remedies: tuple[Remedy, ...], exact: str = "oom.exact"
-) -> list[Section]:
-    """The last failure in full, how many there were, and what would have saved the run; `exact`: in which sense."""
-    last = failures[-1]
-    tone = "bad" if last.fatal else "warn"
-    blocks: list[Block] = [Paragraph(_where(last), tone)]
-    survived = sum(not failure.fatal for failure in failures)
-    if survived:
-        blocks.append(Paragraph(Message("oom.survived", {"count": survived})))
-    values = last.model_dump()
-    if last.asked_bytes is not None and last.over_bytes is not None:
-        blocks.append(Paragraph(Message("oom.asked" if last.over_bytes else "oom.asked_within", values)))
-    elif last.asked_bytes is not None:
-        blocks.append(Paragraph(Message("oom.asked_only", values)))
-    rows: Rows = [
-        (Message(f"oom_row.{name}"), Quantity(values[f"{name}_bytes"], "bytes"))
-        for name in _ROWS
-        if values[f"{name}_bytes"] is not None
-    ]
-    if rows:
-        blocks.append(Table((), tuple(rows), frozenset({1})))
-    if last.unused_bytes is not None and last.asked_bytes is not None and last.free_bytes is not None:
-        id = "oom.fragmented" if last.fragmented else "oom.not_fragmented"
-        blocks.append(Paragraph(Message(id, values), "warn" if last.fragmented else "plain"))
-    sections = [Section(Message("oom.section"), tuple(blocks))]
-    if last.fatal:
-        sections.append(Section(Message("oom.saved"), remedy_blocks(remedies, exact)))
-    return sections
-
-
-def _where(failure: OutOfMemory) -> Message:
-    if not failure.phase and not failure.moment:
-        return Message("oom.in_log")
-    phase = Message(f"phase.{failure.phase}") if failure.phase else Message("oom.outside")
-    values = {"phase": phase, "moment": Message(f"oom_moment.{failure.moment or 'other'}"), "step": failure.step}
-    if failure.micro_step and failure.accumulation:
-        return Message("oom.in_micro_step", values | {"micro": failure.micro_step, "of": failure.accumulation})
-    return Message("oom.in_step", values)
-
-
-def remedy_blocks(remedies: tuple[Remedy, ...], exact: str = "oom.exact") -> tuple[Block, ...]:
-    """Changes that fit, as a table; or that none does."""
-    if not remedies:
-        return (Paragraph(Message("oom.no_remedy")),)
-    columns = tuple(Message(f"remedy_column.{name}") for name in ("change", "saves", "needs", "slower"))
-    rows = tuple(
-        (
-            " ".join(f"--{name}={_value(value)}" for name, value in r.changes.items()) or Message("oom.foretrain"),
-            Quantity(r.saves_bytes, "bytes"), Quantity(r.needed_bytes, "bytes"), Quantity(r.slower, "signed_percent"),
-        )
-        for r in remedies
-    )  # fmt: skip
-    return Table(columns, rows, frozenset({1, 2, 3})), Paragraph(Message(exact))
-
-
-def _value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-MEASURED = "axis.measured"
-LEAST_MONEY = 0.005  # less is not worth a figure
-Evaluations = tuple[tuple[int, float, float, float | None], ...]
-
-
-def report(facts: RunFacts) -> Document:
-    """The whole report."""
-    record = facts.record
-    sections = [Section(Message("report.summary"), (*_verdict(facts), _figures(facts)))]
-    explanation = document(facts.explanation)
-    sections += [s for s in explanation.sections if s.title.id.startswith("oom.") or s.title.id == "run_explain.killed"]
-    sections.append(Section(Message("report.learning"), _learning(facts)))
-    sections.append(Section(Message("report.machine"), curves_view.signs(facts.signs)))
-    memory, time = run_view.comparison_sections(facts.check)
-    bars = phase_bars(facts.plan, facts.plan.memory_of("foretrain"), record.memory)
-    sections.append(Section(Message("report.memory"), (bars, *memory.blocks)))
-    scatter = agreement_view.pictures([(record.name, facts.check.rows)], facts.check.sources)
-    slower = [s for s in explanation.sections if s.title.id in ("run_explain.time", "run_explain.slower")]
-    sections.append(Section(Message("report.check"), (*scatter, *time.blocks)))
-    sections += slower
-    sections += outlook_view.sections(facts.plan, facts.outlook)
-    if facts.sample:
-        sections.append(Section(Message("report.sample"), (Verbatim(facts.sample),)))
-    sections.append(Section(Message("report.config"), (run_view.changed_knobs(record),)))
-    name = record.name if record.name == facts.folder else f"{record.name} ({facts.folder})"
-    return Document(Message("report.title", {"name": name}), run_view.subtitle(record), sections)
-
-
-def _verdict(facts: RunFacts) -> tuple[Block, ...]:
-    """How it ended, how far the forecast was off, what it learned."""
-    blocks = list(run_view.summary(facts.record, facts.unigram))
-    rows = {row.id: row for row in facts.check.rows}
-    said: list[Block] = []
-    for id, names in (
-        ("memory_said", ("process.reserved", "process.resident", "phase.steady_step")),
-        ("time_said", ("time.step",)),
-    ):  # fmt: skip
-        row = next((rows[name] for name in names if name in rows), None)
-        if row is not None:
-            values = {"predicted": row.predicted, "measured": row.measured, "error": row.error}
-            inside = "plain" if row.in_range is None else "inside" if row.in_range else "outside"
-            if row.busy and (machine := facts.check.machine) is not None:
-                inside, values["others"] = "busy", machine.others_share
-            said.append(Paragraph(Message(f"{id}.{inside}", values), "warn" if inside == "outside" else "plain"))
-    return (*blocks[:1], *said, *blocks[1:])
-
-
-def _figures(facts: RunFacts) -> Figures:
-    record, measured = facts.record, Message(MEASURED)
-    found: list[tuple[str, Cell | None, Cell]] = [
-        ("steps", f"{record.steps_done:,} / {record.config.max_iters:,}", measured),
-        ("val_loss", f"{record.val_loss:.4f}" if record.val_loss is not None else None, measured),
-        ("wall", Quantity(record.wall_s, "duration") if record.wall_s else None, measured),
-        ("step", Quantity(record.step_s, "duration") if record.step_s else None, measured),
-        ("speed", f"{record.tokens_per_s:,.0f}" if record.tokens_per_s else None, measured),
-        ("mfu", Quantity(record.mfu, "percent") if record.mfu else None, measured),
-        ("memory", Quantity(record.highest_bytes, "bytes") if record.highest_bytes else None, measured),
-        ("data_wait", Quantity(record.data_wait_s, "duration") if record.data_wait_s else None, measured),
-        *_spent(facts),
-    ]  # fmt: skip
-    return Figures(tuple(Figure(Message(f"figure.{id}"), value, source) for id, value, source in found if value))
-
-
-def _spent(facts: RunFacts) -> list[tuple[str, Cell | None, Cell]]:
-    """Energy and money: by the card's own readings where there are some, else by the last point of the curves."""
-    last = {
-        name: max(curve.axes[name][-1] for curve in facts.losses.curves)
-        for name in ("kwh", "cost")
-        if name in facts.losses.axes
-    }
-    source = Message(f"energy_source.{facts.losses.energy_source}")
-    kwh = facts.energy_j / JOULES_PER_KWH if facts.energy_j else last.get("kwh")
-    cost = last.get("cost", 0.0)
-    money = Message("value.amount", {"amount": cost, "currency": facts.losses.currency})
-    return [
-        ("energy", Quantity(kwh * JOULES_PER_KWH, "energy") if kwh else None, source),
-        ("cost", money if cost >= LEAST_MONEY else None, source),
-    ]
-
-
-def _learning(facts: RunFacts) -> tuple[Block, ...]:
-    levels = (Level(Message("axis.unigram"), facts.unigram),) if facts.unigram else ()
-    pictures = curves_view.losses(facts.losses, levels=levels)
-    rows = tuple(
-        (f"{step:,}", f"{train:.4f}", f"{val:.4f}", Quantity(took, "duration"))
-        for step, train, val, took in _every(facts.evaluations)
-    )
-    columns = tuple(Message(f"column.{name}") for name in ("step", "train_loss", "val_loss", "took"))
-    if not rows and not pictures:
-        return (Paragraph(Message("report.no_losses")),)
-    return *pictures, *([Table(columns, rows, frozenset({0, 1, 2, 3}))] if rows else [])
-
-
-def _every(found: Evaluations) -> Evaluations:
-    """Two dozen at most, evenly, the last one among them."""
-    stride = max(1, -(-len(found) // 24))
-    return found[(len(found) - 1) % stride :: stride] if found else ()
+def load_paragraphs(machine: MachineLoad | None) -> tuple[Paragraph, ...]:
+    """What other programs used of the processor, where that is why a run was slow."""
+    if machine is None or not machine.busy:
+        return ()
+    found = [Message("compare.machine_busy", {"others": machine.others_share, "own": machine.own_share})]
+    if machine.stalls:
+        found.append(Message("compare.machine_stalled", {"stalls": machine.stalls, "lost": machine.stalled_s}))
+    return tuple(Paragraph(message, "warn") for message in found)

@@ -14,7 +14,7 @@ from foretrain.predict.speed.time import Range
 from foretrain.reports.as_json import block_json, document_json, drawing
 from foretrain.reports.document import Message
 from foretrain.reports.views import plan as plan_view
-from foretrain.reports.views.memory import phase_bars
+from foretrain.reports.views.memory import TONES, phase_bars
 
 __all__ = ["SCHEMA", "document_json", "drawing", "error_json", "plan_json"]
 
@@ -125,7 +125,7 @@ def _strip(plan: Plan, memory: StepMemory, whole: float) -> dict[str, Any]:
     values |= {"verdict": Message(f"word.{verdict}")} if verdict else {}
     text = Message("page.strip" if free is not None and verdict else "page.strip_unknown", values).text()
     limit = None if free is None else free / whole
-    return {"text": text, "tone": plan_view.TONES[verdict], "share": needed / whole, "limit": limit}
+    return {"text": text, "tone": TONES[verdict], "share": needed / whole, "limit": limit}
 
 
 def _mode(memory: StepMemory) -> Message:

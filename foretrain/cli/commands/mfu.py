@@ -13,7 +13,7 @@ from foretrain.cli.commands import plan_options as o
 from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Words, print_json, print_notes
 from foretrain.config.resolve import resolve
 from foretrain.reports import text
-from foretrain.reports.views import log as log_view
+from foretrain.reports.views.log_analysis import utilization_document
 
 EPILOG = """Examples:
 
@@ -70,7 +70,7 @@ def mfu_command(
     if as_json:
         print_json(used.to_json(schema=SCHEMA))
     else:
-        text.render(log_view.utilization_document(resolved.name, used), OUT)
+        text.render(utilization_document(resolved.name, used), OUT)
 
 
 def _value(parse: Callable[[str], float], option: str, text: str, limits: tuple[float, float], error: str) -> float:

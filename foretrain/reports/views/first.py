@@ -20,8 +20,7 @@ from foretrain.predict.within import Within
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
 from foretrain.reports.views.advice import short
 from foretrain.reports.views.limits import warmup
-from foretrain.reports.views.memory import grouped
-from foretrain.reports.views.shared import TONES
+from foretrain.reports.views.shared import TONES, grouped
 
 MOST_CARDS = 5  # of a comparison; --full has all
 DIES = {"tight": "tight_exact", "does_not_fit": "does_not_fit_exact", "fits": "fits_exact"}

@@ -13,6 +13,7 @@ LATEST_S = 3e9  # a run of more than a century has no date
 
 
 def blocks(plan: Plan, now: datetime | None) -> tuple[Block, ...]:
+    """What the step that is meant takes, and the other trainer\'s beside it; or why nobody can say."""
     timing = plan.timing_of(plan.step)
     if timing is None:
         id = "plan.no_time_of_recipe" if plan.of_untimed_recipe else "plan.no_time"

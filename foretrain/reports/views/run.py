@@ -183,15 +183,19 @@ def report(facts: RunFacts) -> Document:
     return Document(Message("report.title", {"name": name}), subtitle(record), sections)
 
 
+# The rows that a forecast is judged by in a sentence; the first that there is.
+_SAID_OF = {
+    "memory_said": ("process.reserved", "process.resident", "phase.steady_step"),
+    "time_said": ("time.step",),
+}
+
+
 def _verdict(facts: RunFacts) -> tuple[Block, ...]:
     """How it ended, how far the forecast was off, what it learned."""
     blocks = list(summary(facts.record, facts.unigram))
     rows = {row.id: row for row in facts.check.rows}
     said: list[Block] = []
-    for id, names in (
-        ("memory_said", ("process.reserved", "process.resident", "phase.steady_step")),
-        ("time_said", ("time.step",)),
-    ):  # fmt: skip
+    for id, names in _SAID_OF.items():
         row = next((rows[name] for name in names if name in rows), None)
         if row is not None:
             values = {"predicted": row.predicted, "measured": row.measured, "error": row.error}

@@ -4,8 +4,23 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from foretrain.predict import software
+from foretrain.predict.memory import Component
 from foretrain.predict.plan import Plan
 from foretrain.reports.document import Block, Message, Paragraph
+
+# Components are shown in these groups, so that a bar has a handful of colours; order is from the bottom of a bar.
+GROUPS = {
+    "weights": "weights", "gradients": "gradients", "optimizer": "optimizer", "checkpoint": "weights",
+    "weight_copies": "weight_copies", "activations.residual": "activations", "activations.norm": "activations",
+    "activations.attention": "activations", "activations.mlp": "activations", "activations.dropout": "activations",
+    "activations.head": "activations",
+    "logits": "logits", "temporaries": "temporaries", "workspace": "temporaries",
+    "measuring": "temporaries", "batch": "temporaries",
+    "overhead": "overhead", "activations": "activations", "buffers": "weights", "rounding": "temporaries",
+}  # fmt: skip
+GROUP_ORDER = (
+    "weights", "gradients", "optimizer", "weight_copies", "activations", "logits", "temporaries", "overhead"
+)  # fmt: skip
 
 TONES = {"fits": "good", "tight": "warn", "does_not_fit": "bad", None: "plain"}
 
@@ -30,3 +45,11 @@ def uneven(points: Iterable[tuple[int, int | None]]) -> tuple[Paragraph, ...]:
     known = sorted({(size, needed) for size, needed in points if needed is not None})
     falls = any(small < large and after < before for (small, before), (large, after) in pairwise(known))
     return (Paragraph(Message("largest.uneven")),) if falls else ()
+
+
+def grouped(components: tuple[Component, ...]) -> tuple[tuple[str, int], ...]:
+    """(group, bytes) in the order of GROUP_ORDER."""
+    sums: dict[str, int] = dict.fromkeys(GROUP_ORDER, 0)
+    for component in components:
+        sums[GROUPS[component.id]] += component.size_bytes
+    return tuple((group, size) for group, size in sums.items() if size)

@@ -152,8 +152,8 @@ def _of_plan(made: Plan, asked: Asked, tuning: Tuning | None) -> Document:
         made = exact.traced_plan(made, asked.listen)
         traced = exact.moments_of(made, step, asked.listen)
     advice = short_list(made, step)
-    surrounds = outlook(made, step, traced=traced, tuning=tuning)
-    return plan_view.document(made, datetime.now(), advice, surrounds)
+    around = outlook(made, step, traced=traced, tuning=tuning)
+    return plan_view.document(made, datetime.now(), advice, around)
 
 
 def _tuning(path: Path) -> Tuning | None:

@@ -25,7 +25,7 @@ def document(
     plan: Plan, now: datetime | None = None, advice: Advices | None = None, outlook: Outlook | None = None
 ) -> Document:
     """The whole plan. `now`: says when the run would end if it were started then. `advice`: what to change. `outlook`:
-    what surrounds the plan."""
+    what other ways and other cards would give."""
     gpu = plan.gpu
     peak = gpu.peak_flop_per_s(plan.dtype)
     logged = plan.timing is not None and plan.timing.source.startswith("measured")

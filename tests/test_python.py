@@ -55,6 +55,19 @@ def test_every_public_function_says_what_comes_back_with_types() -> None:
             assert "Raises" in text, name
 
 
+def test_what_public_records_can_do_is_said() -> None:
+    """Every method and property of foretrain's own that a public class has."""
+    unsaid = []
+    for name in dir(library):
+        kind = getattr(library, name)
+        for key, value in vars(kind).items() if inspect.isclass(kind) else ():
+            function = inspect.unwrap(getattr(value, "fget", None) or getattr(value, "__func__", value))
+            own = inspect.isfunction(function) and function.__module__ == kind.__module__
+            if own and not key.startswith("_") and not function.__doc__:
+                unsaid.append(f"{name}.{key}")
+    assert not unsaid
+
+
 def test_training_from_python_is_the_command(own_directory: Path) -> None:
     heard: list[Any] = []
     options = {**TINY, "max_iters": 4, "lr_decay_iters": 4}

@@ -56,6 +56,7 @@ class ForecastCheck(Record):
 
     @property
     def rows(self) -> tuple[Row, ...]:
+        """All rows, memory (bytes) before time (seconds)."""
         return self.memory + self.time
 
     @property
@@ -133,7 +134,8 @@ def of_directory(directory: RunDirectory) -> tuple[RunRecord, Plan, ForecastChec
 
 
 def check_forecast(plan: Plan, run: RunRecord) -> ForecastCheck:
-    """How far a plan was off: each figure of it beside what the run measured. Bytes and seconds."""
+    """How far a plan was off: each figure of it beside what the run measured, and no row where it measured none. Memory is in
+    bytes, time in seconds."""
     source = plan.memory_of("foretrain").source
     return ForecastCheck(
         run_id=run.id,

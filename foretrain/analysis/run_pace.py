@@ -48,6 +48,7 @@ class RunPace(Record):
 
     @property
     def lost_s(self) -> float:
+        """Seconds beyond steady steps, of all causes together."""
         return sum(one.lost_s for one in self.slower)
 
 

@@ -54,6 +54,7 @@ class UserError(Exception):
 
     @property
     def exit_code(self) -> ExitCode:
+        """The exit code of a command that ends with it; the family of its id says which."""
         return EXIT_CODE_OF[self.id.split(".", 1)[0]]
 
     def __str__(self) -> str:

@@ -77,6 +77,7 @@ class Comparison(Record):
     scatters: tuple[Scatter, ...] = ()
 
     def verdict(self, question: Question) -> Verdict:
+        """The verdict on this question. Raises StopIteration where it was not asked."""
         return next(verdict for verdict in self.verdicts if verdict.question == question)
 
 

@@ -39,6 +39,7 @@ class Setting(Record):
 
     @property
     def known(self) -> list[Any]:
+        """The values of the subjects that say one."""
         return [value for value in self.values if value is not None]
 
     @property
@@ -48,9 +49,11 @@ class Setting(Record):
 
     @property
     def differs(self) -> bool:
+        """Whether two subjects say unlike values."""
         return any(value != self.known[0] for value in self.known)
 
     def differs_between(self, one: int, other: int) -> bool:
+        """Whether both of two subjects, by their numbers, say a value, and unlike ones."""
         a, b = self.values[one], self.values[other]
         return a is not None and b is not None and a != b
 

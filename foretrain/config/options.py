@@ -436,6 +436,7 @@ class RunConfig(Record):
 
     @property
     def eval_batch(self) -> int:
+        """Sequences of an evaluation's micro-batch."""
         return self.eval_batch_size or self.batch_size
 
     @property
@@ -445,10 +446,12 @@ class RunConfig(Record):
 
     @property
     def eval_block(self) -> int:
+        """Tokens in a sequence of an evaluation."""
         return self.eval_block_size or self.block_size
 
     @property
     def memory_limit_bytes(self) -> int | None:
+        """The memory limit in bytes; None where there is none."""
         return parse_bytes(self.memory_limit) if self.memory_limit else None
 
 

@@ -51,6 +51,7 @@ class DatasetInfo(Record):
         return Path(self.parts[0].dataset.path if self.parts else self.path)
 
     def tokens(self, split: str) -> int:
+        """How many tokens a split has: "train", else those of "val"."""
         return self.train_tokens if split == "train" else self.val_tokens
 
 

@@ -73,6 +73,7 @@ class Calibration(Record):
         return self.unsteadiness > 0.25 or (self.others_share or 0.0) > OTHERS_DISTURB
 
     def steps_of(self, dtype: str, *, compiled: bool) -> list[StepTime]:
+        """The timed steps in this dtype, compiled or not; empty where none was timed."""
         return [s for s in self.steps if s.dtype == dtype and s.compiled == compiled]
 
 

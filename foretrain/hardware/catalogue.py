@@ -108,6 +108,7 @@ class Gpu(Record):
 
     @property
     def supports_bf16(self) -> bool:
+        """Whether matmuls run in bfloat16: on a CPU, and on cards from compute capability 8.0 on."""
         return self.kind == "cpu" or self.capability >= (8, 0)
 
     def peak_flop_per_s(self, dtype: Dtype) -> float | None:
@@ -144,6 +145,7 @@ class Gpu(Record):
 
     @property
     def bandwidth_bytes_per_s(self) -> float | None:
+        """Bytes a second of its memory; None where no source states them."""
         return self.bandwidth_gb_per_s * 1e9 if self.bandwidth_gb_per_s else None
 
 

@@ -140,6 +140,7 @@ class StepMemory(Record):
         return tuple(names[names.index(ends[0]) + 1 :]) if ends else ()
 
     def phase(self, name: str) -> PhaseMemory:
+        """The memory of this phase. Raises StopIteration where the step has none of this name."""
         return next(phase for phase in self.phases if phase.phase == name)
 
 

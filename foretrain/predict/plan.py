@@ -128,6 +128,7 @@ class Plan(Record):
         return next((found for found in self.exact if found.memory.step == step), None)
 
     def memory_of(self, step: StepName) -> StepMemory:
+        """The memory of this trainer's step. Raises StopIteration where it was not planned."""
         return next(memory for memory in self.memory if memory.step == step)
 
     @property
@@ -161,6 +162,7 @@ class Plan(Record):
         return any(note.id == "time_of_recipe_unknown" for note in self.notes)
 
     def verdict_of(self, step: StepName) -> Verdict | None:
+        """Whether this trainer's step fits, by its worst phase; None where the memory to fit in is not known."""
         return worst_verdict(self.memory_of(step))
 
 

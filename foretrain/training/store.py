@@ -61,6 +61,7 @@ class MeasuredMemory(Record):
     limit_bytes: int | None = None
 
     def phase(self, name: str) -> MeasuredPhase | None:
+        """What was measured of this phase; None where it was not."""
         return next((phase for phase in self.phases if phase.phase == name), None)
 
 

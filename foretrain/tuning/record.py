@@ -106,6 +106,7 @@ class Tuning(Record):
 
     @property
     def best(self) -> TuneTrial:
+        """The trial of the pick."""
         return self.trials[0]
 
 

@@ -42,9 +42,11 @@ class Range(Record):
     high_s: float
 
     def scaled(self, factor: float) -> "Range":
+        """The range times a factor."""
         return Range(low_s=self.low_s * factor, expected_s=self.expected_s * factor, high_s=self.high_s * factor)
 
     def plus(self, other: "Range") -> "Range":
+        """The range of both one after the other."""
         return Range(
             low_s=self.low_s + other.low_s,
             expected_s=self.expected_s + other.expected_s,

@@ -134,8 +134,8 @@ def of_directory(directory: RunDirectory) -> tuple[RunRecord, Plan, ForecastChec
 
 
 def check_forecast(plan: Plan, run: RunRecord) -> ForecastCheck:
-    """How far a plan was off: each figure of it beside what the run measured, and no row where it measured none. Memory is in
-    bytes, time in seconds."""
+    """How far a plan was off: each figure of it beside what the run measured; what it did not measure has no row.
+    Memory is in bytes, time in seconds."""
     source = plan.memory_of("foretrain").source
     return ForecastCheck(
         run_id=run.id,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from foretrain.config.families.family import Rule
 from foretrain.config.options import RunConfig
-from foretrain.hardware.catalogue import Gpu
+from foretrain.hardware.catalogue import Dtype, Gpu
 from foretrain.model.shape import ModelShape
 
 Exactness = Literal["exact", "rounding", "other optimizer"]
@@ -122,6 +122,10 @@ class Optimizer(Technique):
     def launches(self, numel: int) -> int:
         """Kernels of a parameter's update; 0 where some take all parameters together."""
         return 0
+
+    def operations(self, ops: Any, config: RunConfig, dtype: Dtype) -> None:
+        """Add what a step runs for the parameters that it takes to `ops`, an OperationList of predict/speed/ops.py;
+        `dtype`: that of half precision on the device."""
 
     def takes(self, name: str, shape: tuple[int, ...]) -> bool:
         """Whether a parameter is none of AdamW's."""

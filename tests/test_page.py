@@ -95,10 +95,10 @@ def test_a_plan_on_the_page_is_the_plan(client: TestClient) -> None:
         find("4090"),
         used_by_others_bytes=2 * 10**9,
     )
-    most = max(phase.needed_expected_bytes for memory in expected.memory for phase in memory.phases)
-    for step, memory in zip(answer["memory"], expected.memory, strict=True):
-        picture = step["picture"]["picture"]
-        assert step["picture"]["title"].endswith("estimated")
+    most = max(phase.needed_expected_bytes for memory in expected.memories for phase in memory.phases)
+    for shown, strip, memory in zip(answer["pictures"], answer["strip"], expected.memories, strict=True):
+        picture = shown["picture"]
+        assert shown["source"].startswith("estimated")
         assert picture["most"] == most  # both pictures have one scale
         for number, phase in enumerate(memory.phases):
             assert picture["ends"][number] == format_bytes(phase.needed_expected_bytes)
@@ -106,12 +106,12 @@ def test_a_plan_on_the_page_is_the_plan(client: TestClient) -> None:
             assert sum(sizes) == max(phase.needed_expected_bytes, phase.allocated_bytes)
         lines = [level["value"] for level in picture["levels"]]
         assert lines == [expected.available_bytes, expected.gpu.memory_bytes]
-        assert step["strip"]["share"] == pytest.approx(
-            step["strip"]["limit"] * memory.neediest.needed_expected_bytes / (expected.available_bytes or 0)
+        assert strip["share"] == pytest.approx(
+            strip["limit"] * memory.neediest.needed_expected_bytes / (expected.available_bytes or 0)
         )
     figures = {figure["id"]: figure["value"] for figure in answer["figures"]}
-    assert figures["memory"] == format_bytes(expected.memory_of("foretrain").worst.needed_expected_bytes)
-    assert {"step", "run", "speed", "mfu", "energy", "cost"} < set(figures)
+    assert figures["memory_needed"] == format_bytes(expected.memory_of("foretrain").worst.needed_expected_bytes)
+    assert {"step", "wall", "speed", "mfu", "energy", "cost"} < set(figures)
     assert all(figure["source"].startswith(("estimated", "calibrated")) for figure in answer["figures"])
     assert answer["config"]["batch_size"] == 12
 
@@ -123,8 +123,10 @@ def test_a_tile_has_the_range_of_its_figure(client: TestClient) -> None:
     assert timing
     total = timing.total_s
     ranges = {figure["id"]: figure["range"] for figure in answer["figures"]}
-    assert ranges["run"] == f"{format_duration(total.low_s)} – {format_duration(total.high_s)}"
-    assert ranges["memory"] == f"{format_bytes(worst.needed_low_bytes)} – {format_bytes(worst.needed_high_bytes)}"
+    assert ranges["wall"] == f"{format_duration(total.low_s)} – {format_duration(total.high_s)}"
+    assert (
+        ranges["memory_needed"] == f"{format_bytes(worst.needed_low_bytes)} – {format_bytes(worst.needed_high_bytes)}"
+    )
     assert all(ranges[id] for id in ("step", "speed", "mfu", "energy", "cost"))
     low, high = (float(end.split()[0].replace(",", "")) for end in ranges["speed"].split(" – "))
     assert low < timing.tokens_per_s < high
@@ -174,7 +176,7 @@ def test_lines_have_the_colours_of_reports(client: TestClient) -> None:
 
 def groups(answer: dict[str, Any]) -> dict[str, list[int]]:
     """Of foretrain's step: bytes of each phase by the name of the group."""
-    return {group["label"]: group["values"] for group in answer["memory"][0]["picture"]["picture"]["groups"]}
+    return {group["label"]: group["values"] for group in answer["pictures"][0]["picture"]["groups"]}
 
 
 def test_what_the_allocator_keeps_is_not_what_an_evaluation_needs(client: TestClient) -> None:
@@ -260,7 +262,7 @@ def test_advice_can_be_applied_and_then_holds(client: TestClient) -> None:
         "gpu": "RTX 3060 12GB",
         "others": "1GB",
     }
-    assert "does not fit" in post(client, "/api/plan", asked)["memory"][0]["strip"]["text"]
+    assert "does not fit" in post(client, "/api/plan", asked)["strip"][0]["text"]
     answer = post(client, "/api/advice", {**asked, "goal": "fit"})
     assert len(answer["changes"]) == len(answer["list"]["blocks"][0]["rows"]) > 2
     for change in answer["changes"][:3]:
@@ -271,7 +273,7 @@ def test_advice_can_be_applied_and_then_holds(client: TestClient) -> None:
             "/api/plan",
             {**asked, "values": {**asked["values"], **values}, "gpu": change["gpu"] or asked["gpu"], "others": others},
         )
-        assert then["memory"][0]["strip"]["tone"] == "good", change["text"]
+        assert then["strip"][0]["tone"] == "good", change["text"]
     post(client, "/api/advice", {"goal": "wealth"}, 400)
 
 

@@ -11,7 +11,7 @@ from foretrain.base import bidi, languages
 from foretrain.base.messages import texts
 
 HEADER = "x-foretrain-language"
-_ANSWERED = ("page.figure.", "page.now.", "page.picture.")  # texts of the page that only come inside answers
+_ANSWERED = ("page.now.", "page.picture.")  # texts of the page that only come inside answers
 
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]

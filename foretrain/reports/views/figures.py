@@ -35,14 +35,21 @@ def _times(plan: Plan, timing: Timing) -> list[Figure]:
     run = _ranged("wall", _span(timing.total_s), "duration", timing.source)
     if not plan.work.steps:
         return [run]
+    step = _span(timing.step_s)
     found = [
-        _ranged("step", _span(timing.step_s), "duration", timing.source),
+        _ranged("step", step, "duration", timing.source),
         run,
-        Figure(Message("figure.speed"), f"{timing.tokens_per_s:,.0f}", timing.source),
+        _ranged("speed", _per_step(timing.tokens_per_s, step), "number", timing.source),
     ]
     if timing.mfu:
-        found.append(Figure(Message("figure.mfu"), Quantity(timing.mfu, "percent"), timing.source))
+        found.append(_ranged("mfu", _per_step(timing.mfu, step), "percent", timing.source))
     return found
+
+
+def _per_step(value: float, step_s: Span) -> Span:
+    """What a step's time divides, at its fast and slow end: the slow end is the low one."""
+    low, expected, high = step_s
+    return value * expected / high, value, value * expected / low
 
 
 def _spent(plan: Plan, timing: Timing) -> list[Figure]:

@@ -120,10 +120,7 @@ def tables(plan: Plan) -> tuple[Block, ...]:
             cells = _needs(phase, bool(plan.exact), reached)
             rows.append((Message(f"phase.{phase.phase}"), *cells))
             tones.append("plain" if phase.verdict == "fits" or not reached else TONES[phase.verdict])
-        head = Message(
-            "plan.step_mode",
-            {"step": Message(f"step.{memory.step}"), "mode": Message(f"mode.{_mode(memory)}")},
-        )
+        head = step_mode(memory)
         optional = tuple(names.index(name) for name in ("reserved", "allocated") if name in names)
         blocks.append(Table((head, *heads[1:]), tuple(rows), numeric, tuple(tones), optional))
     if plan.exact:
@@ -216,15 +213,19 @@ def _measured(memory: "MeasuredMemory", allocated: int, top: int) -> Parts:
     return (*known, ("everything_else", rest), ("overhead", max(0, top - allocated)))
 
 
-def phase_pictures(plan: Plan) -> tuple[Block, ...]:
-    """A bar for each phase, of both ways to run the step; of the one that is meant, where it does not fit in words."""
-    blocks: list[Block] = []
-    for memory in plan.memories:
-        mode = Message("mode.compiled" if memory.compiled else "mode.eager")
-        title = Message("report.bars_of", {"step": Message(f"step.{memory.step}"), "mode": mode})
-        blocks.append(replace(phase_bars(plan, memory), title=title))
-        blocks += verdicts(plan, memory) if memory.step == plan.step else ()
-    return tuple(blocks)
+def phase_pictures(plan: Plan) -> tuple[StackedBars, ...]:
+    """A bar for each phase, of both ways to run the step and to one scale."""
+    most = max(phase.needed_expected_bytes for memory in plan.memories for phase in memory.phases)
+    return tuple(
+        replace(phase_bars(plan, memory), title=Message("report.bars_of", {"of": step_mode(memory)}), scale_bytes=most)
+        for memory in plan.memories
+    )
+
+
+def step_mode(memory: StepMemory) -> Message:
+    """Whose step, eager or compiled."""
+    values = {"step": Message(f"step.{memory.step}"), "mode": Message(f"mode.{_mode(memory)}")}
+    return Message("plan.step_mode", values)
 
 
 def verdicts(plan: Plan, memory: StepMemory) -> tuple[Block, ...]:

@@ -5,15 +5,7 @@ from datetime import datetime
 from foretrain.advice.outlook import Outlook
 from foretrain.advice.record import Advices
 from foretrain.predict.plan import Plan
-from foretrain.reports.document import (
-    Cell,
-    Document,
-    Message,
-    Only,
-    Paragraph,
-    Section,
-    Table,
-)
+from foretrain.reports.document import Block, Cell, Document, Message, Only, Paragraph, Section, Table
 from foretrain.reports.views import figures, plan_time
 from foretrain.reports.views import memory as memory_view
 from foretrain.reports.views import outlook as outlook_view
@@ -35,7 +27,7 @@ def document(
         {"gpu": gpu.name, "memory": gpu.memory_bytes or 0, "peak": peak or 0, "dtype": plan.dtype, "source": source},
     )
     whose = () if logged or plan.timing is None else (_of_step(plan),)
-    pictures = tuple(Only("page", block) for block in memory_view.phase_pictures(plan))
+    pictures = tuple(Only("page", block) for block in _pictures(plan))
     numbers = Only("page", figures.of_plan(plan))
     sections = [
         Section(Message("plan.verdict"), (*memory_view.sentences(plan), *assumed(plan), _of_step(plan), numbers)),
@@ -50,6 +42,14 @@ def document(
         notes = tuple(Paragraph(Message(f"note.{note.id}", note.values)) for note in plan.notes)
         sections.append(Section(Message("plan.notes"), notes))
     return Document(Message("plan.title", {"name": plan.name}), subtitle, sections)
+
+
+def _pictures(plan: Plan) -> list[Block]:
+    """The phases of both ways to run the step; behind the one that is meant, in words where it does not fit."""
+    blocks: list[Block] = []
+    for picture, memory in zip(memory_view.phase_pictures(plan), plan.memories, strict=True):
+        blocks += [picture, *(memory_view.verdicts(plan, memory) if memory.step == plan.step else ())]
+    return blocks
 
 
 def _of_step(plan: Plan) -> Only:

@@ -149,8 +149,8 @@ export class Planner {
     this.verdict.replaceChildren(h("h2", {}, t("page.verdict")), ...answer.verdict.map(part => h("p", { class: part.tone }, part.text)),
       h("p", { class: "help" }, answer.subtitle));
     this.figures.replaceChildren(...figures(answer.figures));
-    answer.memory.forEach((step, i) => this.pictures[i].show(step.picture));
-    this.drawStrip(answer.memory.map(step => step.strip));
+    answer.pictures.forEach((picture, i) => this.pictures[i].show(picture));
+    this.drawStrip(answer.strip);
     const open = new Set([...this.more.querySelectorAll("details[open] > summary")].map(summary => summary.textContent));
     const notes = answer.notes.length ? [{ title: t("page.config_notes"), blocks: answer.notes.map(text => ({ kind: "paragraph", text, tone: "plain" })) }] : [];
     this.more.replaceChildren(...[...notes, ...answer.sections].map(found => section(found, open.has(found.title))));

@@ -112,7 +112,9 @@ def test_a_plan_on_the_page_is_the_plan(client: TestClient) -> None:
     figures = {figure["id"]: figure["value"] for figure in answer["figures"]}
     assert figures["memory_needed"] == format_bytes(expected.memory_of("foretrain").worst.needed_expected_bytes)
     assert {"step", "wall", "speed", "mfu", "energy", "cost"} < set(figures)
-    assert all(figure["source"].startswith(("estimated", "calibrated")) for figure in answer["figures"])
+    sources = {figure["id"]: figure["source"] for figure in answer["figures"]}
+    assert (sources.pop("available"), sources.pop("tokens")) == ("RTX 4090", "config")
+    assert all(source.startswith(("estimated", "calibrated")) for source in sources.values())
     assert answer["config"]["batch_size"] == 12
 
 
@@ -310,7 +312,8 @@ def test_runs_are_shown_with_their_forecast(client: TestClient) -> None:
     assert step_time["traces"][0]["said"] == ["500 ms", "500 ms"]
     assert {one["id"]: one["value"] for one in page["now"]}["step"] == "500 ms"
     assert page["events"][0]["text"] == "saved baby"
-    assert [section["title"] for section in page["document"]["sections"]] == titles(Path(run["path"]))
+    report = get(client, f"/api/runs/{run['id']}/report")
+    assert [section["title"] for section in report["document"]["sections"]] == titles(Path(run["path"]))
     assert get(client, f"/api/runs/{run['id']}/live?after={page['next']}")["pictures"] is None
     assert get(client, f"/api/runs/{run['id']}/live?after=-5")["pictures"] == page["pictures"]
     against = get(client, "/api/comparisons")["runs"][0]["rows"]
@@ -342,9 +345,10 @@ def test_a_run_that_trains_is_shown_as_far_as_it_is(client: TestClient, tmp_path
         metrics.unlink() if text is None else metrics.write_text(text)
         run = next(run for run in get(client, "/api/runs")["runs"] if run["name"] == "live")
         page = get(client, f"/api/runs/{run['id']}")
-        assert (page["status"], page["problem"]) == ("running", "")
-        assert [section["title"] for section in page["document"]["sections"]] == titles(folder)
-        blocks = [block for section in page["document"]["sections"] for block in section["blocks"]]
+        report = get(client, f"/api/runs/{page['id']}/report")
+        assert (page["status"], report["problem"]) == ("running", "")
+        assert [section["title"] for section in report["document"]["sections"]] == titles(folder)
+        blocks = [block for section in report["document"]["sections"] for block in section["blocks"]]
         assert ({"kind": "paragraph", "text": say("report.no_losses"), "tone": "plain"} in blocks) == (
             text in ("", None)
         )
@@ -359,7 +363,8 @@ def test_a_damaged_run_is_said_and_the_others_shown(client: TestClient, tmp_path
     assert len(found["runs"]) == 2
     assert len(found["unreadable"]) == 1
     half = next(run for run in found["runs"] if run["path"].endswith("half"))
-    assert get(client, f"/api/runs/{half['id']}")["problem"]
+    assert get(client, f"/api/runs/{half['id']}")["pictures"]
+    assert get(client, f"/api/runs/{half['id']}/report")["problem"]
 
 
 def test_exact_without_torch_is_one_sentence(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

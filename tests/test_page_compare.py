@@ -198,8 +198,9 @@ def test_no_damage_of_a_runs_files_is_an_internal_error(client: TestClient, root
         found = answer.json()
         assert found["document"] or found["problem"]
         for id in asked["runs"]:
-            alone = client.get(f"/api/runs/{id}", headers=GOOD)
-            assert alone.status_code == 200 or alone.json()["message"], alone.text[:300]
+            for part in ("", "/report"):
+                alone = client.get(f"/api/runs/{id}{part}", headers=GOOD)
+                assert alone.status_code == 200 or alone.json()["message"], alone.text[:300]
 
 
 def test_a_runs_name_stays_text(client: TestClient, roots: Path) -> None:

@@ -192,7 +192,13 @@ def test_no_path_leads_out_of_what_is_listed(app: Starlette, tmp_path: Path) -> 
     async def work() -> int:
         asked = 0
         for text in traversals():
-            for address in (f"/{text}", f"/api/runs/{text}", f"/api/runs/{text}/live", f"/api/exact/{text}"):
+            for address in (
+                f"/{text}",
+                f"/api/runs/{text}",
+                f"/api/runs/{text}/live",
+                f"/api/runs/{text}/report",
+                f"/api/exact/{text}",
+            ):
                 status, body = await answer_to(app, address)
                 assert status in (404, 405) or address.partition("?")[0] in known, address
                 assert secret not in body
@@ -336,8 +342,9 @@ def test_what_a_run_says_of_itself_stays_text(client: TestClient) -> None:
     run = listed.json()["runs"][0]
     assert run["name"].startswith("<img src=x onerror=alert(1)>")
     whole = client.get(f"/api/runs/{run['id']}", headers=GOOD)
-    assert whole.status_code == 200
-    for text in (listed.text, whole.text):
+    report = client.get(f"/api/runs/{run['id']}/report", headers=GOOD)
+    assert whole.status_code == report.status_code == 200
+    for text in (listed.text, whole.text, report.text):
         assert "\\u001b" not in text
         assert "\x1b" not in text
     scripts = {

@@ -55,6 +55,7 @@ def create_app(port: int, token: str, roots: list[Path], language: str | None = 
         Route("/api/runs", handlers.runs, methods=["GET"]),
         Route("/api/runs/{id}", handlers.run, methods=["GET"]),
         Route("/api/runs/{id}/live", handlers.live, methods=["GET"]),
+        Route("/api/runs/{id}/report", handlers.report, methods=["GET"]),
         Route("/api/compare", handlers.compare, methods=["POST"]),
         Route("/api/comparisons", handlers.comparisons, methods=["GET"]),
     ]
@@ -168,6 +169,10 @@ class _Handlers:
         seen = int(after) if after.isascii() and after.isdigit() and len(after) < 16 else -1
         curve = self._runs.curve
         return await self._of_run(request, lambda id, run: runs.live_answer(run, curve(id, run), seen))
+
+    async def report(self, request: Request) -> Response:
+        """What `foretrain report` makes of one run."""
+        return await self._of_run(request, lambda id, run: runs.report(run))
 
     async def _of_run(self, request: Request, work: Callable[[str, Any], dict[str, Any]]) -> Response:
         id = request.path_params["id"]

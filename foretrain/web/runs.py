@@ -96,14 +96,18 @@ def _state(run: ObservedRun, record: RunRecord) -> dict[str, Any]:
 
 
 def page(id: str, run: ObservedRun, curve: Curve) -> dict[str, Any]:
-    """One run: what `foretrain report` makes of it, how it goes, and where to go on reading. Raises UserError."""
+    """One run: how it goes, and where to go on reading. Raises UserError."""
     record = _record(run)
-    answer = {"schema": SCHEMA, **row(id, run, record), **_now(run, record, curve)}
+    return {"schema": SCHEMA, **row(id, run, record), **_now(run, record, curve)}
+
+
+def report(run: ObservedRun) -> dict[str, Any]:
+    """What `foretrain report` makes of a run, or why there is none in `problem`. It takes seconds of a long one."""
     try:
         document = run_view.report(run_report.gather(run))
-    except UserError as error:
-        return {**answer, "document": None, "problem": printable(str(error))}
-    return {**answer, "document": document_json(document), "problem": ""}
+    except (UserError, OSError) as error:  # damaged, or gone while it was read
+        return {"schema": SCHEMA, "document": None, "problem": printable(str(error))}
+    return {"schema": SCHEMA, "document": document_json(document), "problem": ""}
 
 
 def live_answer(run: ObservedRun, curve: Curve, seen_bytes: int) -> dict[str, Any]:

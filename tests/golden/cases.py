@@ -636,6 +636,7 @@ RUNS_REQUESTS = (
     ("GET", "/api/runs"), ("GET", "/api/runs/{0}"), ("GET", "/api/runs/{1}"), ("GET", "/api/runs/{2}"),
     ("GET", "/api/runs/{0}/live?after=0"), ("GET", "/api/comparisons"), ("POST", "/api/compare", {"runs": ["{0}", "{1}"]}),
     ("POST", "/api/compare", {"runs": ["{0}"]}), ("GET", "/api/runs/unknown"),
+    ("GET", "/api/runs/{0}/report"), ("GET", "/api/runs/{1}/report"), ("GET", "/api/runs/{2}/report"),
 )  # fmt: skip
 ASKED_PLANS: tuple[dict[str, Any], ...] = (
     {"preset": "gpt2-124m", "values": {"batch_size": "12", "compile": "false"}, "gpu": "RTX 4090", "others": "2GB"},

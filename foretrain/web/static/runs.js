@@ -118,12 +118,21 @@ export class RunPage extends Polled {
     this.pictures = [];
     this.shown = h("div", {});
     this.events = h("ul", { class: "events" });
-    const report = this.run.document ? this.run.document.sections.map(found => section(found, false)) : [];
+    this.report = h("div", { role: "status" }, t("page.making_report"));
     this.element.replaceChildren(h("p", {}, h("a", { href: "#/runs" }, t("page.back"))), h("h1", {}, this.run.name), h("p", { class: "help" }, `${apart(this.run.gpu)} · ${apart(this.run.path)}`),
       this.status, this.progress, this.now, this.shown,
       h("details", { class: "section", open: true }, h("summary", {}, h("h2", {}, t("page.events"))), this.events),
-      this.run.problem ? h("p", { class: "warn" }, this.run.problem) : "", ...report);
+      this.report);
     this.draw(this.run);
+    this.tell();
+  }
+
+  // What `foretrain report` makes of the run, which takes a while of a long one.
+  async tell() {
+    const found = await get(`/api/runs/${this.id}/report`).catch(error => ({ document: null, problem: error.problems ? error.message : t("page.no_server") }));
+    if (this.gone) return;
+    this.report.removeAttribute("role");
+    this.report.replaceChildren(...(found.document ? found.document.sections.map(one => section(one, false)) : [h("p", { class: "warn" }, found.problem)]));
   }
 
   async again() {

@@ -46,7 +46,7 @@ class Declared:
         return self.figures is None or shifted(found.old, found.new, self.figures)
 
 
-NUMBER = re.compile(r"\d[\d,]*(\.\d+)?(e[+-]?\d+)?")
+NUMBER = re.compile(r"\d[\d,]*(\.\d+)?(e[+-]?\d{1,2}(?![\w.]))?")
 
 
 def shifted(old: str, new: str, share: float) -> bool:

@@ -2,4 +2,20 @@
 
 from .compare import Declared
 
-DECLARED: tuple[Declared, ...] = ()
+RESERVED = "the estimate replays small requests as the allocator serves them, so reserved memory moves by some MiB"
+DECLARED: tuple[Declared, ...] = (
+    Declared("", "", RESERVED, figures=0.01),
+    Declared("serve plans", r"answers\[1\]", f"{RESERVED}; here by 1.2 %"),
+    Declared("advise|plan drawn 65", "saved", f"{RESERVED}; what a change saves is a difference of two such figures"),
+    Declared("advise drawn 2", "needed_bytes", f"{RESERVED}; here by 2.6 %"),
+    Declared("compare others", r"verdicts\[6\]", f"{RESERVED}; shares of differences"),
+    Declared("plan shakespeare-char json", r"phases\[4\]", f"{RESERVED}; of a small phase by 1.5 %"),
+    Declared("plan drawn (2|76) ", "size_bytes", f"{RESERVED}; 'rounding' holds what is left of blocks"),
+    Declared("plan drawn 1[68]|advise nothing fits|serve advice", "", f"{RESERVED}; the largest model that fits is another"),
+    Declared("report plan hi|exact report", "text:", f"{RESERVED}; points of a picture are in another order"),
+    Declared("report modern|plan drawn 41", "", "the modern recipe's compiled kernels are fused as far as Inductor does"),
+    Declared("small-memory", "", "checkpointed blocks, compiled, keep what Inductor keeps (2.57 to 2.62 GiB)"),
+    Declared("show-config|serve start", "", "the family nanochat", new="nanochat|docs/recipes|a run|Qwen3 or"),
+    Declared("python errors|serve start|serve plans", "", "the preset nanochat-d20", new="nanochat|shakespeare-char|baby"),
+    Declared("error: plan nanogpt.py", "stderr", "options of nanochat are known now"),
+)  # fmt: skip

@@ -18,4 +18,9 @@ DECLARED: tuple[Declared, ...] = (
     Declared("show-config|serve start", "", "the family nanochat", new="nanochat|docs/recipes|a run|Qwen3 or"),
     Declared("python errors|serve start|serve plans", "", "the preset nanochat-d20", new="nanochat|shakespeare-char|baby"),
     Declared("error: plan nanogpt.py", "stderr", "options of nanochat are known now"),
+    Declared(r"^serve ", "", "the page: pictures as draw.js draws them, texts made by the server, a run's report apart"),
+    Declared(r"^(report|compare plans)", r"html", "pictures carry their texts and ticks; speed and MFU have ranges"),
+    Declared("plan drawn (17|51) ", "", "one writing of rotary positions: modern's first evaluation asks in another order"),
+    Declared(r"^(report|compare plans)", "size_bytes", "pictures carry their texts and ticks"),
+    Declared("error: explain", "stderr", "explain says what it reads, not only logs"),
 )  # fmt: skip

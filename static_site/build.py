@@ -20,8 +20,9 @@ from fetch import PYODIDE, PYODIDE_FILES, CannotFetch, licences, pyodide, wheels
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 PACKAGE = ROOT / "foretrain"
-# What no answer of the page needs: commands, training, other people's files, and the page's own files.
-LEFT_OUT = {"cli", "run", "prepare", "vendor", "static", "__pycache__"}
+# What no answer of the page needs: commands, training, runs, other people's files, and the page's own files.
+ROOMS_LEFT_OUT = {"cli", "training", "monitoring", "comparison", "verification", "prepare"}
+LEFT_OUT = {*ROOMS_LEFT_OUT, "vendor", "static", "__pycache__"}
 # Scripts, data and workers from the site's own host only, WebAssembly allowed, no text can become markup. The worker
 # begins as a blob, so that this policy holds for it too: a worker loaded by its address has its host's, or none.
 POLICY = (

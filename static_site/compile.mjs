@@ -27,7 +27,7 @@ sys.path.insert(0, "/app")
 `);
 fs.writeFileSync(path.join(out, "python.zip"), python.FS.readFile("/python.zip"));
 const browser = python.runPython("from foretrain.web import browser; browser");
-const languages = python.runPython("from foretrain import languages; list(languages.known())").toJs();
+const languages = python.runPython("from foretrain.base import languages; list(languages.known())").toJs();
 const asked = JSON.stringify(START);
 for (const id of languages) {
   const answer = JSON.parse(browser.post("/api/plan", asked, id));

@@ -3,6 +3,7 @@
 The proofs in Chromium are slow ones; they are skipped where there is no browser, or where Pyodide cannot be fetched."""
 
 import contextlib
+import importlib.util
 import json
 import random
 import re
@@ -110,7 +111,10 @@ def test_the_planner_asks_nothing_of_its_machine(monkeypatch: pytest.MonkeyPatch
 def test_what_is_not_in_the_browser_is_not_needed() -> None:
     code = """
 import sys
-for name in ("typer", "rich", "pynvml", "filelock", "starlette", "uvicorn", "torch", "numpy", "foretrain.cli", "foretrain.data.prepare"):
+sys.path.insert(0, "static_site")
+from build import ROOMS_LEFT_OUT
+rooms = [f"foretrain.{'data.' if room == 'prepare' else ''}{room}" for room in ROOMS_LEFT_OUT]
+for name in ("typer", "rich", "pynvml", "filelock", "starlette", "uvicorn", "torch", "numpy", *rooms):
     sys.modules[name] = None  # its import fails
 from foretrain.web import browser, devices
 devices.NO_MACHINE = True
@@ -118,10 +122,21 @@ browser.start("en")
 for path in ("plan", "advice", "cards", "toml"):
     assert browser.post(f"/api/{path}", "{}", "en").startswith("[200,"), path
 assert browser.post("/api/read", '{"text": "n_layer = 3"}', "en").startswith("[200,")
-left_out = [name for name in sys.modules if name.startswith(("foretrain.cli.", "foretrain.training.", "foretrain.data.prepare."))]
-assert not left_out, left_out  # static_site/build.py leaves these out
+left_out = [name for name in sys.modules if name.startswith(tuple(f"{room}." for room in rooms))]
+assert not left_out, left_out
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=REPO)
+
+
+def test_the_scripts_import_what_there_is() -> None:
+    named = [
+        found
+        for script in ("compile.mjs", "worker.js")
+        for found in re.findall(r"from (foretrain[\w.]*) import (\w+)", (REPO / "static_site" / script).read_text("utf-8"))
+    ]
+    assert len(named) >= 3
+    for module, name in named:
+        assert importlib.util.find_spec(f"{module}.{name}"), (module, name)
 
 
 def test_the_browser_gets_the_versions_that_are_tested_here() -> None:

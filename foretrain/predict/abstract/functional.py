@@ -115,8 +115,9 @@ def to(x: Tensor, dtype: Any, *_: Any, **__: Any) -> Tensor:
     """x in another dtype, or x itself."""
     if not isinstance(dtype, DType) or x.dtype == dtype:
         return x
-    gradient = m.machine is None or m.machine.in_backward
-    return _cast(x, dtype, None if gradient else x.component or None)
+    if m.machine is None or m.machine.in_backward:
+        return _cast(x, dtype, None)
+    return _cast(x, dtype, "weight_copies" if isinstance(x, Parameter) else x.component or None)
 
 
 def _cast(x: Tensor, dtype: DType, component: str | None) -> Tensor:

@@ -132,7 +132,9 @@ def test_the_scripts_import_what_there_is() -> None:
     named = [
         found
         for script in ("compile.mjs", "worker.js")
-        for found in re.findall(r"from (foretrain[\w.]*) import (\w+)", (REPO / "static_site" / script).read_text("utf-8"))
+        for found in re.findall(
+            r"from (foretrain[\w.]*) import (\w+)", (REPO / "static_site" / script).read_text("utf-8")
+        )
     ]
     assert len(named) >= 3
     for module, name in named:

@@ -22,5 +22,6 @@ DECLARED: tuple[Declared, ...] = (
     Declared(r"^(report|compare plans)", r"html", "pictures carry their texts and ticks; speed and MFU have ranges"),
     Declared("plan drawn (17|51) ", "", "one writing of rotary positions: modern's first evaluation asks in another order"),
     Declared(r"^(report|compare plans)", "size_bytes", "pictures carry their texts and ticks"),
+    Declared("exact chunked|plan drawn 44", "components", "the low-precision copy of a chunked head is a weight copy"),
     Declared("error: explain", "stderr", "explain says what it reads, not only logs"),
 )  # fmt: skip

@@ -23,5 +23,6 @@ DECLARED: tuple[Declared, ...] = (
     Declared("plan drawn (17|51) ", "", "one writing of rotary positions: modern's first evaluation asks in another order"),
     Declared(r"^(report|compare plans)", "size_bytes", "pictures carry their texts and ticks"),
     Declared("exact chunked|plan drawn 44", "components", "the low-precision copy of a chunked head is a weight copy"),
+    Declared("", r"components|stdout|text", "positions are activations, as in the trace, not a batch", old="batch|activations|B·T|MiB"),
     Declared("error: explain", "stderr", "explain says what it reads, not only logs"),
 )  # fmt: skip

@@ -193,14 +193,23 @@ def _outputs(node: Node, grads: list[Tensor | None]) -> list[Tensor | None]:
     return outs
 
 
+def _references_of_one_variable() -> int:
+    """What getrefcount says of an object that one variable holds: 2, and from Python 3.14 on 1, as it is borrowed."""
+    held = object()
+    return sys.getrefcount(held)
+
+
+ONE_VARIABLE = _references_of_one_variable()
+
+
 def _summed(slots: list[Tensor | None], slot: int, new: Tensor) -> Tensor:
     """A gradient that meets another: added to it in place where nobody else has its storage."""
     old = slots[slot]
     if old is None:
         return new
     slots[slot] = None
-    # Known references to the storage: the tensor's own, and the argument of getrefcount; to the tensor: `old`, too.
-    if old.storage is not None and sys.getrefcount(old.storage) == 2 and sys.getrefcount(old) == 2:
+    # Known references to the storage: the tensor's own, and the argument of getrefcount; to the tensor: `old`.
+    if old.storage is not None and sys.getrefcount(old.storage) == 2 and sys.getrefcount(old) == ONE_VARIABLE:
         ran("add", old, old, new)
         return old
     return old.summed(new)

@@ -166,7 +166,9 @@ def _unary(save: str, kind: str, backward: str) -> Callable[[Tensor], Tensor]:
 def arange(*bounds: Any, dtype: DType = int64, **_: Any) -> Tensor:
     """Numbers in steps."""
     first, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
-    return make("fill", (end // step if not first and end % step == 0 else -(-(end - first) // step),), dtype)
+    shape = (end // step if not first and end % step == 0 else -(-(end - first) // step),)
+    own = m.machine.component(shape) if m.machine is not None else None  # other whole numbers are a batch's
+    return make("fill", shape, dtype, component=own)
 
 
 def zeros(*shape: Any, dtype: DType = float32, **_: Any) -> Tensor:

@@ -79,9 +79,15 @@ class Recorder:
         return serial
 
     def death(self, serial: int) -> None:
-        """It ends."""
-        if not self.ended:
-            self.events.append(Event(~serial, self.layer, self.moment))
+        """It ends. Of those that end together the older comes first: in which order a function's variables end is
+        another in each version of Python, and nothing to the allocator."""
+        if self.ended:
+            return
+        event, at = Event(~serial, self.layer, self.moment), len(self.events)
+        marks = (self.split, *(place[0] for place in (*self.taken[-1:], *self.timed[-1:])))
+        while at > max(marks) and (before := self.events[at - 1]).serial < event.serial and before[1:] == event[1:]:
+            at -= 1
+        self.events.insert(at, event)
 
     @property
     def any_size(self) -> bool:

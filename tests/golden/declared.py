@@ -23,6 +23,11 @@ DECLARED: tuple[Declared, ...] = (
     Declared("plan drawn (17|51) ", "", "one writing of rotary positions: modern's first evaluation asks in another order"),
     Declared(r"^(report|compare plans)", "size_bytes", "pictures carry their texts and ticks"),
     Declared("exact chunked|plan drawn 44", "components", "the low-precision copy of a chunked head is a weight copy"),
-    Declared("", r"components|stdout|text", "positions are activations, as in the trace, not a batch", old="batch|activations|B·T|MiB"),
+    Declared("", "components|explain", "positions are activations, as in the trace, not a batch", old=r"batch|activations|B·T|^$"),
+    Declared("", r"stdout:\d+|text:\d+", "positions are activations, not a batch", old="  (batch|activations|other)|8·T"),
+    Declared(
+        "^(exact cpu|plan calibrated|plan baby|plan stdin|plan two files|python plan)", "size_bytes",
+        "positions are activations, not a batch",
+    ),
     Declared("error: explain", "stderr", "explain says what it reads, not only logs"),
 )  # fmt: skip

@@ -172,7 +172,7 @@ class Compiler(m.Machine):
         self.graph = Graph()
         self.checkpointing, self.regions = 0, 0  # the number of the checkpointed function that runs, and the last one
         self.keeps_matmuls = False
-        self._given: dict[int, Node] = {}
+        self._given: dict[int, tuple[Tensor, Node]] = {}  # with the tensor, so that no other gets its id
         self.gradients: list[tuple[Parameter, Node]] = []
 
     def region(self, call: Any, *args: Any, **named: Any) -> Any:
@@ -194,8 +194,8 @@ class Compiler(m.Machine):
             node = self.graph.add("input", INPUT, (), x.shape, x.dtype, id(x))
             self.checkpointing = before
             node.static = True
-            self._given[id(x)] = node
-        return self._given[id(x)]
+            self._given[id(x)] = x, node
+        return self._given[id(x)][1]
 
     def input(self, shape: Sequence[int], dtype: DType, kind: int = INPUT) -> Traced:
         """A tensor that comes from outside."""

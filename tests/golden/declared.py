@@ -26,7 +26,7 @@ DECLARED: tuple[Declared, ...] = (
     Declared("", "components|explain", "positions are activations, as in the trace, not a batch", old=r"batch|activations|B·T|^$"),
     Declared("", r"stdout:\d+|text:\d+", "positions are activations, not a batch", old="  (batch|activations|other)|8·T"),
     Declared(
-        "^(exact cpu|plan calibrated|plan baby|plan stdin|plan two files|python plan)", "size_bytes",
+        "^(exact cpu|plan calibrated|plan baby|plan stdin|plan two files|python plan)", "size_bytes|stdout:85",
         "positions are activations, not a batch",
     ),
     Declared("error: explain", "stderr", "explain says what it reads, not only logs"),

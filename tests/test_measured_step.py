@@ -8,6 +8,7 @@ import pytest
 from foretrain.analysis.measured_step import measured
 from foretrain.base.messages import format_value
 from foretrain.training.store import RunDirectory
+from foretrain.web import forecasts
 from foretrain.web import runs as page
 from tests.kit.command import foretrain
 from tests.kit.runs import write_measured_run
@@ -55,10 +56,12 @@ def test_every_command_gives_the_same_time_of_a_step(run: Path, tmp_path: Path) 
     assert listed["mine"]["step_s"] == step_s
     assert listed["mine"]["tokens_per_s"] == pytest.approx(128 / step_s)
     assert listed["mine"]["mfu"] == pytest.approx(0.1 * 0.9 / step_s)
-    rows = {Path(row["path"]).name: row for row in page.Runs([tmp_path]).listed()["runs"]}
-    assert rows["mine"]["step"] == format_value(step_s, "duration")
-    picked = {row["label"]: row["measured"] for row in page.comparisons(page.Runs([tmp_path]))["runs"][0]["rows"]}
-    assert step_s in picked.values()
+    known = page.Runs([tmp_path])
+    id, mine = next((id, one) for id, one in known.all().items() if one.path.name == "mine")
+    shown = {one["id"]: one["value"] for one in page.page(id, mine, known.curve(id, mine))["now"]}
+    assert shown["step"] == format_value(step_s, "duration")
+    picked = {row["label"]: row["measured"] for row in forecasts.comparisons(known)["runs"][0]["rows"]}
+    assert format_value(step_s, "duration") in picked.values()
 
 
 def test_a_speed_that_changed_at_a_resume_is_said(run: Path, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_the_need_is_the_same_everywhere(
         step = next(one for one in answer["memory"] if one["step"] == found.step)
         assert max(phase["needed_expected_bytes"] for phase in step["phases"]) == memory.needed_bytes
         tiles = {tile["id"]: tile["value"] for tile in plan_json(found, resolve(words))["figures"]}
-        assert tiles["memory"] == needed
+        assert tiles["memory_needed"] == needed
         assert f"about {needed}" in " ".join(foretrain(
             "advise", *words, "--gpu", gpu, "--used-by-others", f"{others}B", "--goal", "fit", "--full"
         ).stdout.split())  # fmt: skip

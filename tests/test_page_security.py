@@ -458,5 +458,8 @@ def test_a_long_curve_is_thinned_and_followed(tmp_path: Path) -> None:
         file.write("".join(['ss": 0.5}\nnot json\n', *more]))
     assert curve.lines() == Curve(path).lines()  # read on, it is as if read anew
     assert curve.end_bytes == path.stat().st_size
+    assert [line["step"] for line in curve.lines() if line["kind"] == "step"][
+        -1
+    ] == 20_040  # the newest is never left out
     path.write_text('{"kind": "step", "step": 5, "loss": 0.4}\n')  # a resumed run forgets what it does again
     assert [line["step"] for line in curve.lines()] == [5]

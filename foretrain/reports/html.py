@@ -32,7 +32,7 @@ from foretrain.reports.numbers import behind
 from foretrain.reports.palette import LINES_DARK, LINES_LIGHT
 
 SIGNS = {"good": "✓", "warn": "!", "bad": "✗"}
-SCRIPT_TEXTS = ("report.light", "report.dark", "report.by_keys", "unit.days")
+SCRIPT_TEXTS = ("report.light", "report.dark", "report.by_keys")
 
 
 def render(document: Document) -> str:
@@ -43,7 +43,7 @@ def render(document: Document) -> str:
     body = [page.section(number, title, blocks) for number, (title, blocks) in enumerate(sections)]
     data = {
         "pictures": page.pictures, "light": LINES_LIGHT, "dark": LINES_DARK,
-        "texts": {id.rpartition(".")[2]: say(id, days="{days}") for id in SCRIPT_TEXTS},
+        "texts": {id.rpartition(".")[2]: say(id) for id in SCRIPT_TEXTS},
     }  # fmt: skip
     return Template((files / "page.html").read_text("utf-8")).substitute(
         lang=escape(language.id, quote=True),

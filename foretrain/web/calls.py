@@ -38,7 +38,7 @@ def answered(body: bytes | str, kind: type[Record], work: Callable[[Any], Made])
 
 
 def sentences(work: Callable[[], Made]) -> Made:
-    """What is worked out, or 422 with what a user can mend as its sentences."""
+    """The result of `work`; 422 with the sentences of a UserError."""
     try:
         return work()
     except UserError as error:

@@ -51,7 +51,7 @@ class Child:
         assert process.stdout is not None
         with contextlib.suppress(OSError), process.stdin:  # one that dies at once says nothing either
             process.stdin.write(job)
-        with contextlib.suppress(OSError, ValueError), process.stdout:  # a line that was cut is no JSON
+        with contextlib.suppress(OSError, ValueError), process.stdout:  # a line that was cut is not JSON
             for line in process.stdout:
                 last = json.loads(line)
                 self.progress = last.get("progress", self.progress)

@@ -68,6 +68,7 @@ class Curve:
     def _begin(self) -> None:
         self._steps: list[bytes] = []
         self._evaluations: list[bytes] = []
+        self._newest: list[bytes] = []  # the last step, which spacing may leave out
         self._stride, self._number, self.end_bytes = 1, 0, 0
 
     def lines(self) -> list[dict[str, Any]]:
@@ -78,13 +79,15 @@ class Curve:
             for line in _lines(self._path, self.end_bytes):
                 self._take(line)
             evaluations = self._evaluations[:: max(1, len(self._evaluations) // MAX_POINTS)]
-            return [*_parsed(self._steps), *_parsed(evaluations)]
+            newest = [] if self._steps[-1:] == self._newest else self._newest
+            return [*_parsed(self._steps), *_parsed(newest), *_parsed(evaluations)]
 
     def _take(self, line: bytes) -> None:
         self.end_bytes += len(line)
         if b'"evaluation"' in line:
             self._evaluations.append(line)
             return
+        self._newest = [line]
         if self._number % self._stride == 0:
             self._steps.append(line)
             if len(self._steps) > 2 * MAX_POINTS:

@@ -1,0 +1,126 @@
+"""`FineTune`: how a model of Hugging Face is trained, in the words of its trainers. Each option once, with its help.
+
+Defaults are those of TrainingArguments, where it has the option; the rank is the one that most recipes use.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from foretrain.base.records import Record
+
+Method = Literal["full", "lora", "qlora", "dora"]
+Optim = Literal[
+    "adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "adafactor", "muon",
+    "sgd",
+]  # fmt: skip
+Attn = Literal["sdpa", "eager", "flash_attention_2"]
+Loop = Literal["trainer", "trl", "axolotl", "llama-factory", "unsloth", "torchtune"]
+NAMES_OF_OPTIM: dict[str, Optim] = {
+    "adamw_hf": "adamw_torch", "adamw_bnb_8bit": "adamw_8bit", "paged_adamw": "paged_adamw_32bit",
+    "adamw_apex_fused": "adamw_torch_fused", "adamw": "adamw_torch",
+}  # fmt: skip
+
+
+def _option(default: Any, help: str, *aliases: str, **limits: Any) -> Any:
+    return Field(default, description=help, json_schema_extra={"aliases": list(aliases)}, **limits)
+
+
+class FineTune(Record):
+    """All that decides what a fine-tuning run takes, beside the model and the card."""
+
+    # fmt: off
+    method: Method = _option(
+        "full", "full: all weights; lora, dora: adapters; qlora: adapters over 4-bit weights", "finetuning_type",
+    )
+    lora_r: int = _option(16, "rank of the adapters", "lora_rank", "r", ge=1, le=4096)
+    lora_targets: str = _option(
+        "all-linear", "modules that get an adapter: all-linear, or names parted by commas, such as q_proj,v_proj",
+        "target_modules", "lora_target", "lora_target_modules",
+    )
+    lora_dropout: float = _option(0.0, "dropout before an adapter", ge=0, lt=1)
+    lora_saved: str = _option(
+        "", "modules that are trained whole beside the adapters, such as embed_tokens,lm_head", "modules_to_save",
+        "lora_modules_to_save", "additional_target",
+    )
+    double_quant: bool = _option(True, "qlora: also quantize the scales", "bnb_4bit_use_double_quant")
+    seq_len: int = _option(
+        1024, "tokens of a sequence", "max_seq_length", "max_length", "sequence_len", "cutoff_len", "max_seq_len",
+        "model_max_length", ge=1, le=16_777_216,
+    )
+    batch_size: int = _option(
+        8, "micro-batch: sequences in one forward pass", "per_device_train_batch_size", "micro_batch_size",
+        ge=1, le=1_000_000,
+    )
+    grad_accum: int = _option(1, "micro-batches of a step", "gradient_accumulation_steps", ge=1, le=1_000_000)
+    gradient_checkpointing: bool = _option(
+        False, "recompute each block's activations in backward", "enable_activation_checkpointing",
+    )
+    reentrant: bool = _option(False, "the older way to checkpoint", "use_reentrant")
+    optim: Optim = _option("adamw_torch_fused", "the optimizer, as TrainingArguments names it", "optimizer")
+    max_grad_norm: float = _option(1.0, "clip gradients to this norm; 0: not", ge=0)
+    attn: Attn = _option("sdpa", "the attention implementation", "attn_implementation")
+    packing: bool = _option(
+        False, "join samples, so that each sequence is full and none is padded", "sample_packing",
+    )
+    padded: bool = _option(False, "plan for batches with padding, whose mask rules out flash attention in sdpa")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _option(
+        "auto", "of the weights; auto: as they are published", "torch_dtype",
+    )
+    amp: Literal["no", "bf16", "fp16"] = _option("no", "autocast: TrainingArguments' bf16 or fp16")
+    compile: bool = _option(False, "torch.compile the model", "torch_compile")
+    liger: bool = _option(False, "Liger's kernels", "use_liger_kernel", "liger_plugin")
+    evaluate: bool = _option(False, "evaluate between steps", "do_eval")
+    eval_batch_size: int = _option(8, "sequences of an evaluation batch", "per_device_eval_batch_size", ge=1)
+    eval_batches: int = _option(8, "batches of an evaluation", ge=1, le=1_000_000)
+    eval_accumulation_steps: int = _option(
+        0, "evaluation batches whose logits stay on the card; 0: all of them", ge=0,
+    )
+    keeps_logits: bool = _option(
+        False, "the evaluation collects logits, as with compute_metrics", "compute_metrics",
+    )
+    dataset_tokens: int = _option(0, "tokens of the training data; 0: not known", ge=0, le=10**16)
+    epochs: float = _option(3.0, "passes over the data", "num_train_epochs", "num_epochs", ge=0)
+    max_steps: int = _option(0, "optimizer steps; 0: as many as the epochs need", ge=0, le=10**9)
+    loop: Loop = _option("trainer", "whose training loop: it decides what is cast and kept")
+    # fmt: on
+
+    @property
+    def adapters(self) -> bool:
+        """Whether the weights themselves are frozen."""
+        return self.method != "full"
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of an optimizer step, with full sequences."""
+        return self.seq_len * self.batch_size * self.grad_accum
+
+
+@dataclass(frozen=True)
+class FineTuneOption:
+    """An option of `FineTune` with what is known of it."""
+
+    name: str
+    default: Any
+    help: str
+    type: str
+    choices: tuple[Any, ...]
+    aliases: tuple[str, ...]
+
+
+def _of(name: str, field: Any) -> FineTuneOption:
+    choices = get_args(field.annotation)
+    return FineTuneOption(
+        name, field.default, field.description, "choice" if choices else field.annotation.__name__, choices,
+        tuple(field.json_schema_extra["aliases"]),
+    )  # fmt: skip
+
+
+FINETUNE_OPTIONS: Mapping[str, FineTuneOption] = {
+    name: _of(name, field) for name, field in FineTune.model_fields.items()
+}
+OPTION_OF: Mapping[str, str] = {  # an option's name, or another spelling of it -> its name
+    spelling: option.name for option in FINETUNE_OPTIONS.values() for spelling in (option.name, *option.aliases)
+}

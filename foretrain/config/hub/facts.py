@@ -1,0 +1,78 @@
+"""What a config.json of Hugging Face says of a model, as far as memory and time go. No torch, no transformers.
+
+Field names are ours (nanoGPT's: `n_layer`, `n_embd`, ...). Reading is in read.py; the model's code in model/decoder.py.
+"""
+
+from typing import Literal
+
+from foretrain.base.records import Record
+
+Norm = Literal["rms", "gemma_rms", "layer"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+WeightDtype = Literal["float32", "bfloat16", "float16"]
+
+
+class ModelFacts(Record):
+    """A decoder as its config.json describes it: sizes, and which parts a block is made of."""
+
+    model_type: str
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_kv_head: int
+    head_dim: int
+    mlp_width: int
+    vocab_size: int
+    max_positions: int
+    norm: Norm = "rms"
+    norm_bias: bool = False  # LayerNorm's; RMSNorm has none
+    norm_affine: bool = True  # OLMo's LayerNorm has no weights
+    mlp: Literal["gated", "plain"] = "gated"
+    activation: Activation = "silu"
+    positions: Literal["rotary", "learned", "none"] = "rotary"
+    rotary_dim: int = 0  # of a head's width, what is rotated; 0: all
+    layers_without_rotary: tuple[int, ...] = ()  # SmolLM3
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    tied: bool = False
+    fused_qkv: bool = False  # one matrix for queries, keys and values
+    fused_gate_up: bool = False
+    conv1d: bool = False  # GPT-2's matrices are in x out
+    qk_norm: Literal["", "head", "whole"] = ""  # of each head, or of all heads together (OLMo 2)
+    norms: Literal["pre", "sandwich", "post"] = "pre"  # sandwich: before and after each part (Gemma 2 and 3)
+    parallel: bool = False  # attention and MLP read the same stream (GPT-NeoX, Phi)
+    shared_norm: bool = False  # and the same norm of it (Phi)
+    scaled_embedding: bool = False  # times sqrt(n_embd) (Gemma)
+    attention_softcap: float = 0.0  # Gemma 2
+    logit_softcap: float = 0.0
+    sliding_window: int = 0
+    sliding_layers: tuple[int, ...] = ()  # the layers whose attention has the window
+    n_expert: int = 0
+    experts_per_token: int = 0
+    expert_width: int = 0
+    shared_expert_width: int = 0
+    dense_layers: tuple[int, ...] = ()  # of a mixture of experts, the layers that have a plain MLP
+    embedding_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    residual_dropout: float = 0.0
+    dtype: WeightDtype = "float32"  # that the published weights are in
+
+    @property
+    def groups(self) -> int:
+        """Heads of queries for each head of keys and values."""
+        return self.n_head // self.n_kv_head
+
+
+class ModelSource(Record):
+    """A model, where it was found, and its config.json as it stands, from which transformers can build it.
+
+    `code`: the config names Python code of its own (auto_map); such code is never run.
+    """
+
+    name: str
+    where: str  # a path, "hf:owner/name", or the name of a preset
+    config: dict[str, object]
+    facts: ModelFacts | None  # None: a family whose parts foretrain does not know; its real code can still be traced
+    code: bool = False

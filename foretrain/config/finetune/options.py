@@ -112,10 +112,9 @@ class FineTuneOption:
 
 def _of(name: str, field: Any) -> FineTuneOption:
     choices = get_args(field.annotation)
-    return FineTuneOption(
-        name, field.default, field.description, "choice" if choices else field.annotation.__name__, choices,
-        tuple(field.json_schema_extra["aliases"]),
-    )  # fmt: skip
+    kind = "choice" if choices else field.annotation.__name__
+    aliases = tuple(field.json_schema_extra["aliases"])
+    return FineTuneOption(name, field.default, field.description, kind, choices, aliases)
 
 
 FINETUNE_OPTIONS: Mapping[str, FineTuneOption] = {

@@ -13,9 +13,15 @@ from foretrain.base.records import Record
 
 Method = Literal["full", "lora", "qlora", "dora"]
 Optim = Literal[
-    "adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "adafactor", "muon",
+    "adamw_torch_fused",
+    "adamw_torch",
+    "adamw_8bit",
+    "paged_adamw_8bit",
+    "paged_adamw_32bit",
+    "adafactor",
+    "muon",
     "sgd",
-]  # fmt: skip
+]
 Attn = Literal["sdpa", "eager", "flash_attention_2"]
 Loop = Literal["trainer", "trl", "axolotl", "llama-factory", "unsloth", "torchtune"]
 NAMES_OF_OPTIM: dict[str, Optim] = {

@@ -8,8 +8,21 @@ from typing import Literal
 from foretrain.base.records import Record
 
 Norm = Literal["rms", "gemma_rms", "layer"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+# gelu_tanh is one kernel; gelu_new and gelu_fast are the same function as transformers computes it, by several.
+Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_new", "gelu_fast", "relu", "relu2"]
 WeightDtype = Literal["float32", "bfloat16", "float16"]
+
+
+class VisionFacts(Record):
+    """The tower that reads pictures, beside a decoder that also takes text alone (Gemma 3): SigLIP's sizes."""
+
+    n_layer: int
+    n_embd: int
+    n_head: int
+    mlp_width: int
+    image_size: int
+    patch_size: int
+    n_channel: int = 3
 
 
 class ModelFacts(Record):
@@ -44,7 +57,9 @@ class ModelFacts(Record):
     norms: Literal["pre", "sandwich", "post"] = "pre"  # sandwich: before and after each part (Gemma 2 and 3)
     parallel: bool = False  # attention and MLP read the same stream (GPT-NeoX, Phi)
     shared_norm: bool = False  # and the same norm of it (Phi)
-    scaled_embedding: bool = False  # times sqrt(n_embd) (Gemma)
+    scaled_embedding: bool = False  # times sqrt(n_embd) (Gemma) or a constant (Granite)
+    scaled_residual: bool = False  # what attention and MLP add, times a constant (Granite)
+    scaled_logits: bool = False  # divided by a constant (Granite)
     attention_softcap: float = 0.0  # Gemma 2
     logit_softcap: float = 0.0
     sliding_window: int = 0
@@ -58,6 +73,8 @@ class ModelFacts(Record):
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
     dtype: WeightDtype = "float32"  # that the published weights are in
+    quantization: str = ""  # how they are already quantized, if so: bitsandbytes, gptq, awq, fp8, mxfp4, ...
+    vision: VisionFacts | None = None
 
     @property
     def groups(self) -> int:

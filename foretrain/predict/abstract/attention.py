@@ -16,12 +16,14 @@ from foretrain.predict.abstract.tensors import Tensor, allocate, bool_, float32,
 HERE = "activations.attention"
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    """B x H x T x D of queries, keys and values to the same of results."""
+def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
+    """B x H x T x D of queries, keys and values to the same of results. FlashAttention takes no mask."""
     kind = m.machine.attention(wants(q, k, v))
     if kind == "math":
         return _math(q, k, v, dropout)
-    return _fused(kind, q, k, v, dropout)
+    if mask is not None and kind == "flash" and m.machine.cuda:
+        kind = "efficient"
+    return _fused(kind, q, k, v, dropout, mask)
 
 
 def _place() -> str | None:
@@ -37,6 +39,15 @@ def _by_rows(like: Tensor, width: int) -> Tensor:
     return Tensor((B, H, T, width), (s[0], s[2], s[1], s[3]), out.dtype, out.storage)
 
 
+def _laid_out(kind: str, like: Tensor, width: int) -> Tensor:
+    """As FlashAttention and cuDNN write a result: heads and tokens in the order that the input has them in memory
+    (empty_like in flash_api.cpp); the other kernels write by rows."""
+    B, H, T, _ = like.shape
+    if kind in ("flash", "cudnn") and m.machine.cuda and like.strides[1] > like.strides[2] and int(T) > 1:
+        return allocate((B, H, T, width), like.dtype, _place())
+    return _by_rows(like, width)
+
+
 def _copied(x: Tensor, width: int) -> Tensor:
     out = _by_rows(x, width)
     ran("join", out, x)
@@ -49,14 +60,14 @@ def padded(width: int) -> int:
     return Dim(wide, 1, ("E",)) if wide != width else width
 
 
-def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None) -> Tensor:
     machine = m.machine
     B, H, T, D = q.shape
     width = padded(D) if kind == "flash" else D
     inputs = [q, k, v]
     if width is not D:  # FlashAttention takes heads of a multiple of 8 only (pad_last_dim in attention.cpp)
         inputs = [_copied(x, width) for x in inputs]
-    whole = _by_rows(q, width)
+    whole = _laid_out(kind, q, width)
     lse = allocate((B, H, T), float32, HERE)
     if kind == "flash" and machine.cuda and not dropout:
         passing(1, "split")
@@ -71,14 +82,14 @@ def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor
             if width is not D:
                 grad = _copied(grad, width)
                 copies = [_copied(grad, width) for _ in range(2)] if int(H) > 1 else []
-            shape = [_by_rows(x, width) for x in saved[:3]]
+            shape = [_laid_out(kind, x, width) for x in saved[:3]]
             if kind in ("flash", "cudnn") and machine.cuda:
                 passing(1, "flash")
             ran("attention_backward", shape, grad, *saved, shape=(B, H, T, D))
             copies.clear()
             return [x.viewed((*x.shape[:-1], D), x.strides) for x in shape]
 
-        record(out, run, (q, k, v), (*inputs, whole, lse))
+        record(out, run, (q, k, v), (*inputs, whole, lse, mask))
     return out
 
 

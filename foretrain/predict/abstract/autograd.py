@@ -63,7 +63,7 @@ def edge_of(x: Tensor | None) -> Edge | None:
     if x is None or not x.requires_grad:
         return None
     if isinstance(x, Parameter):
-        return Edge(x, 0, x.shape, x.dtype if m.machine.traces else float32)
+        return Edge(x, 0, x.shape, float32 if m.machine.wide_gradients else x.dtype)
     return Edge(x.node, x.slot, x.shape, x.dtype)
 
 

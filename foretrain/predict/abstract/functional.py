@@ -8,7 +8,18 @@ from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.attention import attend
 from foretrain.predict.abstract.autograd import Grads, Parameter, record, wants
 from foretrain.predict.abstract.shapes import broadcast, joined, promoted, reduced, result_of
-from foretrain.predict.abstract.tensors import DType, Tensor, allocate, bool_, float32, int32, int64, make, ran
+from foretrain.predict.abstract.tensors import (
+    DType,
+    Tensor,
+    allocate,
+    bool_,
+    contiguous_strides,
+    float32,
+    int32,
+    int64,
+    make,
+    ran,
+)
 from foretrain.predict.abstract.views import identity, is_contiguous, transpose
 
 # -- one element at a time ---------------------------------------------------------------------------------
@@ -188,15 +199,37 @@ def empty_like(x: Tensor) -> Tensor:
 
 
 gelu, silu = (_unary("input", "gelu", "gelu_backward") for _ in range(2))
-relu, tanh = (_unary("result", "add", "add") for _ in range(2))
+relu, tanh, rsqrt = (_unary("result", "add", "add") for _ in range(3))
+
+
+def pow(x: Tensor, exponent: Any) -> Tensor:
+    """x to a power; its gradient is made of a lower power and of that times the exponent."""
+    out = make("add", x.shape, x.dtype, x)
+    if wants(x):
+
+        def run(saved: list[Any], grad: Tensor) -> Grads:
+            lower = make("add", saved[0].shape, saved[0].dtype, saved[0])  # until the whole expression is done
+            scaled = make("add", lower.shape, lower.dtype, lower)
+            return (make("add", grad.shape, grad.dtype, grad, scaled),)
+
+        record(out, run, (x,), (x,))
+    return out
+
+
+def empty(*shape: Any, dtype: DType = float32, **_: Any) -> Tensor:
+    """Room for a tensor whose values something else writes."""
+    whole = len(shape) == 1 and isinstance(shape[0], tuple | list)
+    return make("dequantize", shape[0] if whole else shape, dtype, component="temporaries")
+
+
+def pad(x: Tensor, sides: tuple[int, int], **_: Any) -> Tensor:
+    """x with more columns, of token ids: nobody differentiates it."""
+    return make("join", (*x.shape[:-1], int(x.shape[-1]) + sum(sides)), x.dtype, x)
 
 
 def pointwise(x: Tensor, *_: Any, **__: Any) -> Tensor:
     """A function that is not differentiated here."""
     return make("add", x.shape, x.dtype, x)
-
-
-rsqrt = pointwise
 
 
 def compared(x: Tensor, *_: Any) -> Tensor:
@@ -222,9 +255,10 @@ def vector_norm(x: Tensor, *, dim: int, keepdim: bool = False, dtype: DType | No
     return along(x, dim, keepdim, dtype)
 
 
-def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def where(condition: Tensor, x: Tensor, y: Any) -> Tensor:
     """x or y."""
-    return make("add", x.shape, x.dtype, condition, x, y)
+    tensors = (condition, *(each for each in (x, y) if isinstance(each, Tensor)))
+    return make("add", broadcast(condition.shape, x.shape), x.dtype, *tensors)
 
 
 def mean(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None = None, **_: Any) -> Tensor:
@@ -260,25 +294,28 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     x = autocast(x)  # type: ignore[assignment]
     weight = autocast(weight)  # type: ignore[assignment]
     bias = autocast(bias)
-    out = allocate((*x.shape[:-1], weight.shape[0]), x.dtype)
-    m.machine.workspace()
+    sizes = (*x.shape[:-1], weight.shape[0])
+    out = Tensor(sizes, contiguous_strides(sizes), x.dtype, None)
     if wants(x, weight, bias):
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             x, weight = saved
             if not biased:
-                dw = _weight_gradient(grad, x, weight)
+                dw = _weight_gradient(grad, x, shape) if for_weight else None
                 m.machine.workspace()
-                return (_input_gradient(grad, x, weight) if for_x else None, dw, None)
-            dx = _input_gradient(grad, x, weight) if for_x else None
+                return (_input_gradient(grad, rows, weight) if for_x else None, dw, None)
+            dx = _input_gradient(grad, rows, weight) if for_x else None
             m.machine.workspace()
-            dw = _weight_gradient(grad, x, weight)
+            dw = _weight_gradient(grad, x, shape) if for_weight else None
             return (dx, dw, grad)  # the engine sums it, when nothing holds x any more
 
-        for_x, biased = x.requires_grad, bias is not None
+        for_x, for_weight, biased = x.requires_grad, weight.requires_grad, bias is not None
+        rows, shape = x.shape, weight.shape
         # The node of the weight's transposition comes before the matmul's, so its cast comes right after.
-        record(out, run, (x, _turned(weight), bias), (x, weight))
+        record(out, run, (x, _turned(weight), bias), (x if for_weight else None, weight if for_x else None))
     # Where only what backward needs of it is recomputed, the matmul is not.
+    out.storage = allocate(sizes, x.dtype).storage
+    m.machine.workspace()
     ran("matmul", out, x, weight, bias, shape=_product(out.shape, x.shape[-1]))
     return out
 
@@ -291,14 +328,14 @@ def _product(shape: Sequence[int], inner: int) -> tuple[int, int, int]:
     return rows, shape[-1], inner
 
 
-def _input_gradient(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    return make("matmul_input", x.shape, grad.dtype, grad, weight, of=_product(x.shape, weight.shape[0]))
+def _input_gradient(grad: Tensor, shape: Sequence[int], weight: Tensor) -> Tensor:
+    return make("matmul_input", shape, grad.dtype, grad, weight, of=_product(shape, weight.shape[0]))
 
 
-def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+def _weight_gradient(grad: Tensor, x: Tensor, shape: Sequence[int]) -> Tensor:
     """It is made for the weight's transposition."""
     rows = _product(x.shape, 1)[0]
-    gradient = make("matmul_weight", weight.shape, grad.dtype, grad, x, of=(*weight.shape, rows))
+    gradient = make("matmul_weight", shape, grad.dtype, grad, x, of=(*shape, rows))
     gradient.base = gradient.storage
     return gradient
 
@@ -328,14 +365,41 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     return out
 
 
-def softmax(x: Tensor, dim: int = -1) -> Tensor:
+def addmm(bias: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """bias + x·y of two matrices, as GPT-2's layers of Hugging Face run it: y is in x out."""
+    x, y, bias = autocast(x), autocast(y), autocast(bias)  # type: ignore[assignment]
+    out = _ran_mm(allocate((x.shape[0], y.shape[1]), x.dtype), x, y)
+    m.machine.workspace()
+    if wants(x, y, bias):
+        for_x, for_y, rows, shape = x.requires_grad, y.requires_grad, x.shape, y.shape
+
+        def run(saved: list[Any], grad: Tensor) -> Grads:
+            x, y = saved
+            m.machine.workspace()
+            dx = make("matmul_input", rows, grad.dtype, grad, y, of=(*rows, shape[1])) if for_x else None
+            dy = make("matmul_weight", shape, grad.dtype, x, grad, of=(*shape, rows[0])) if for_y else None
+            return grad, dx, dy
+
+        record(out, run, (bias, x, y), (x if for_y else None, y if for_x else None))
+    return out
+
+
+def softmax(x: Tensor, dim: int = -1, dtype: DType | None = None) -> Tensor:
     """Exponentials over their sum; autocast takes them in fp32."""
-    if m.machine.autocasting:
-        x = to(x, float32)
+    if m.machine.autocasting or dtype is not None:
+        x = to(x, dtype or float32)
     out = make("softmax", x.shape, x.dtype, x)
     if wants(x):
-        record(out, partial(_elementwise, kind="softmax_backward"), (x,), (out,))
+        record(out, _softmax_backward, (x,), (out,))
     return out
+
+
+def _softmax_backward(saved: list[Any], grad: Tensor) -> Grads:
+    """A card's kernel reads the gradient times the output (softmax_backward_cuda_out)."""
+    passing = allocate(grad.shape, grad.dtype, "workspace") if m.machine.cuda else None
+    found = make("softmax_backward", grad.shape, grad.dtype, grad, *saved)
+    del passing
+    return (found,)
 
 
 def int_mm(x: Tensor, y: Tensor) -> Tensor:
@@ -463,13 +527,15 @@ def nll_loss(logs: Tensor, targets: Tensor) -> Tensor:
 
 
 def scaled_dot_product_attention(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """See attention.py. Before torch 2.0 nanoGPT writes it out: scaled, masked, dropped."""
+    """See attention.py. Before torch 2.0 nanoGPT writes it out: scaled, masked, dropped. A mask of booleans becomes
+    numbers that are added (convert_boolean_attn_mask)."""
     q, k, v = autocast(q), autocast(k), autocast(v)  # type: ignore[assignment]
     if m.machine.attention(wants(q, k, v)) == "written":
         m.machine.name = "attention"
         scores = mul(mul(matmul(q, transpose(k, -2, -1)), 1.0), 1.0)
         return matmul(dropout(softmax(scores), dropout_p), v)
-    return attend(q, k, v, dropout_p)
+    mask = None if attn_mask is None else make("add", attn_mask.shape, q.dtype, attn_mask)
+    return attend(q, k, v, dropout_p, mask)

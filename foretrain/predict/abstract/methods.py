@@ -23,7 +23,7 @@ VIEWS = (
     "expand",
 )  # fmt: skip
 # Not differentiated here.
-SAME_SHAPE = ("clamp", "cos", "sin", "rsqrt", "log", "pow", "__rpow__", "reciprocal", "round")
+SAME_SHAPE = ("clamp", "tril", "triu", "cos", "sin", "log", "__rpow__", "reciprocal", "round")
 IN_PLACE = (
     "square_", "mul_", "add_", "sub_", "rsqrt_", "exp_", "neg_", "clamp_", "div_",
 )  # fmt: skip
@@ -31,6 +31,7 @@ METHODS: dict[str, Any] = {
     **{name: getattr(views, name) for name in VIEWS}, "__getitem__": views.getitem,
     "add": F.add, "__add__": F.add, "__radd__": F.add, "sub": F.add, "__sub__": F.add, "__rsub__": F.add,
     "mul": F.mul, "__mul__": F.mul, "__rmul__": F.mul, "div": F.div, "__truediv__": F.div, "__neg__": F.neg,
+    "pow": F.pow, "rsqrt": F.rsqrt,
     "to": F.to, "float": F.to_float, "type_as": lambda x, y: F.to(x, y.dtype), "roll": F.roll,
     "mean": F.mean, "sum": F.along, "amax": F.along, "__ne__": F.compared, "__eq__": F.compared,
     "gather": lambda x, dim, index: m.make("gather", index.shape, x.dtype, index), "__matmul__": F.matmul,

@@ -21,6 +21,7 @@ FUNCTIONS = (
     "linear", "embedding", "layer_norm", "rms_norm", "dropout", "cross_entropy", "gelu", "silu", "relu",
 )  # fmt: skip
 OPERATIONS = ("mul", "add", "addcmul", "cat", "mm", "rsqrt", "where", "arange", "zeros", "zeros_like", "tanh")
+MORE = ("pow", "empty", "addmm", "matmul")  # that only eager code calls
 
 
 class Unknown:
@@ -73,6 +74,7 @@ class Loader:
         init.__getattr__ = lambda name: lambda *_, **__: None  # weights have no values to draw
         functional = _namespace("torch.nn.functional", {
             **{name: getattr(operations, name) for name in FUNCTIONS}, "scaled_dot_product_attention": attention,
+            "pad": eager.pad, "softmax": eager.softmax,
         })  # fmt: skip
         parts = {name: getattr(modules, name) for name in LAYERS}
         nn = _namespace("torch.nn", {**parts, "Parameter": _parameter, "init": init, "functional": functional})
@@ -83,12 +85,13 @@ class Loader:
             "linalg": SimpleNamespace(vector_norm=operations.vector_norm),
             "cuda": SimpleNamespace(get_device_capability=_capability),
             "compiler": SimpleNamespace(is_compiling=lambda: compiling),
-            "finfo": lambda dtype: SimpleNamespace(tiny=0.0, max=1.0),
+            "finfo": lambda dtype: SimpleNamespace(tiny=0.0, min=-1.0, max=1.0),
             "is_grad_enabled": lambda: m.machine.grad,
             "is_autocast_enabled": lambda device="cuda": m.machine.autocasting,
             "get_autocast_dtype": lambda device: m.machine.low,
             "no_grad": lambda: _no_grad, "compile": lambda f, **_: f,
             **{name: getattr(operations, name) for name in OPERATIONS},
+            **{name: getattr(eager, name) for name in MORE},
             "ones": operations.zeros, "empty_like": getattr(operations, "empty_like", operations.zeros_like),
             **{name: getattr(m, name) for name in ("int8", "int32", "float8_e4m3fn", "float8_e5m2")},
             "aminmax": eager.aminmax, "maximum": eager.add, "_scaled_mm": eager.mm, "_int_mm": eager.int_mm,

@@ -30,6 +30,7 @@ class Machine:
     """What a program runs on: where allocations are written, and the state that torch keeps per thread."""
 
     traces = False  # whether it writes a graph in the place of allocations
+    wide_gradients = True  # of weights in half precision, whose masters are fp32
 
     def __init__(
         self, *, cuda: bool, low: DType | None, attention: Callable[[bool], str], functional: Any = None
@@ -221,8 +222,26 @@ def make(
 ) -> Tensor:  # fmt: skip
     """The result of a kernel; `of`: the sizes of a matmul."""
     out = allocate(shape, dtype, component)
+    if kind in ELEMENTWISE and inputs and inputs[0] is not None and len(inputs[0].shape) == len(shape) > 2:
+        out.strides = dense_like(inputs[0], out.shape) or out.strides
     ran(kind, out, *inputs, shape=of)
     return out
+
+
+ELEMENTWISE = frozenset({"add", "cast", "gelu", "gelu_backward"})
+
+
+def dense_like(x: Tensor, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """Strides of a result of this shape whose dimensions lie in memory in the order that they have in x, without
+    gaps, as TensorIterator makes it; None where that is row by row."""
+    order = sorted(range(len(shape)), key=lambda i: (-int(x.strides[i]), i))
+    if order == list(range(len(shape))) or any(a != b for a, b in zip(x.shape, shape, strict=True)):
+        return None
+    found, step = [0] * len(shape), 1
+    for i in reversed(order):
+        found[i] = step
+        step *= int(shape[i])
+    return tuple(found)
 
 
 def passing(coefficient: int, letter: str) -> None:

@@ -166,6 +166,7 @@ class Compiler(m.Machine):
     """A machine that writes a graph."""
 
     traces = True
+    wide_gradients = False
 
     def __init__(self, **named: Any) -> None:
         super().__init__(**named)

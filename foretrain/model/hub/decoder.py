@@ -1,0 +1,412 @@
+"""A decoder of Hugging Face's, from the facts of its config.json: every family that foretrain knows, in one file.
+
+It runs the operations that transformers' own code runs (models/*/modeling_*.py, 5.x), in its order, and keeps a tensor
+as long as that code does. So the estimate, which runs this code on tensors without values, allocates what the real
+model allocates; tests hold its logits and its memory against transformers.
+
+Shapes: B micro-batch, T tokens, N = B·T, C width, H heads of queries, K heads of keys and values, D width of a head,
+F width inside the MLP, V vocabulary.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from foretrain.model.hub.linear import Adapter, Conv1D, Linear4bit, Lora
+
+
+class Build:
+    """How the layers of a model are made. `adapted`: roles of linear layers that get an adapter; `quantized`: whether
+    those of blocks are in 4 bits."""
+
+    def __init__(self, adapter: Adapter | None = None, adapted: frozenset[str] = frozenset(), quantized: bool = False):
+        self.adapter, self.adapted, self.quantized = adapter, adapted, quantized
+
+    def linear(self, role: str, n_in: int, n_out: int, bias: bool, conv1d: bool = False) -> nn.Module:
+        """A linear layer with this role in its block."""
+        layer: nn.Module
+        if self.quantized:
+            layer = Linear4bit(n_in, n_out, bias)
+        else:
+            layer = Conv1D(n_in, n_out) if conv1d else nn.Linear(n_in, n_out, bias=bias)
+        if self.adapter is not None and role in self.adapted:
+            return Lora(layer, n_in, n_out, self.adapter)
+        return layer
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) · weight; the mean square is taken in fp32 (arXiv:1910.07467)."""
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = x.dtype
+        x = x.to(torch.float32)
+        variance = x.pow(2).mean(-1, keepdim=True)
+        x = x * torch.rsqrt(variance + self.eps)
+        return self.weight * x.to(dtype)
+
+
+class GemmaNorm(nn.Module):
+    """Gemma's: all of it in fp32, and the weight is what is added to 1."""
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = self.scaled(x.float())
+        output = output * (1.0 + self.weight.float())
+        return output.type_as(x)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """x / rms(x)."""
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+
+def make_norm(facts: Any, width: int) -> nn.Module:
+    """The norm of a model, over so many columns."""
+    if facts.norm == "layer":
+        return nn.LayerNorm(width, bias=facts.norm_bias)
+    return GemmaNorm(width) if facts.norm == "gemma_rms" else RMSNorm(width)
+
+
+def gelu_new(x: Tensor) -> Tensor:
+    """GELU's tanh approximation, written out as transformers' NewGELUActivation does."""
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def gelu_fast(x: Tensor) -> Tensor:
+    """The same as FastGELUActivation does it."""
+    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function of this name."""
+    known = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu, "gelu_new": gelu_new, "gelu_fast": gelu_fast}
+    if name == "relu2":
+        return lambda x: torch.pow(F.relu(x), 2)
+    return known.get(name) or (lambda x: F.gelu(x, approximate="tanh"))
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    """Each half of the columns in the place of the other, the second one negated."""
+    x1 = x[..., : x.shape[-1] // 2]
+    x2 = x[..., x.shape[-1] // 2 :]
+    return torch.cat((-x2, x1), dim=-1)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions (arXiv:2104.09864)."""
+    return (x * cos) + (rotate_half(x) * sin)
+
+
+def partly_rotated(x: Tensor, cos: Tensor, sin: Tensor, width: int) -> Tensor:
+    """The same, of the first columns alone."""
+    turned, rest = x[..., :width], x[..., width:]
+    return torch.cat((rotated(turned, cos, sin), rest), dim=-1)
+
+
+def repeated(x: Tensor, groups: int) -> Tensor:
+    """Keys or values, B x K x T x D, once for each head of queries."""
+    B, K, T, D = x.shape
+    x = x[:, :, None, :, :].expand(B, K, groups, T, D)
+    return x.reshape(B, K * groups, T, D)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with fewer heads of keys and values where the facts say so (arXiv:2305.13245)."""
+
+    def __init__(self, facts: Any, layer: int, build: Build) -> None:
+        super().__init__()
+        f = self.facts = facts
+        self.layer, self.rotary = layer, f.positions == "rotary" and layer not in f.layers_without_rotary
+        self.rotary_dim = f.rotary_dim  # 0: all columns; such code has no join
+        self.windowed = layer in f.sliding_layers
+        heads, kv = f.n_head * f.head_dim, f.n_kv_head * f.head_dim
+        if f.fused_qkv:
+            self.qkv_proj = build.linear("qkv", f.n_embd, heads + 2 * kv, f.qkv_bias, f.conv1d)
+        else:
+            self.q_proj = build.linear("q", f.n_embd, heads, f.qkv_bias)
+            self.k_proj = build.linear("k", f.n_embd, kv, f.qkv_bias)
+            self.v_proj = build.linear("v", f.n_embd, kv, f.qkv_bias)
+        self.o_proj = build.linear("out", heads, f.n_embd, f.out_bias, f.conv1d)
+        if f.qk_norm:
+            self.q_norm = make_norm(f, f.head_dim if f.qk_norm == "head" else heads)
+            self.k_norm = make_norm(f, f.head_dim if f.qk_norm == "head" else kv)
+
+    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
+        B, T = x.shape[0], x.shape[1]
+        q, k, v = self.split(x, B, T) if self.facts.fused_qkv else self.projected(x, B, T)
+        if tables is not None and self.rotary:
+            q, k = self.turned(q, *tables), self.turned(k, *tables)
+        y = self.attend(q, k, v, mask)
+        y = y.reshape(B, T, self.facts.n_head * self.facts.head_dim)
+        y = self.o_proj(y)
+        if self.training and self.facts.residual_dropout:
+            y = F.dropout(y, self.facts.residual_dropout)
+        return y
+
+    def projected(self, x: Tensor, B: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each of its own matrix, B x heads x T x D."""
+        f = self.facts
+        norms = f.qk_norm
+        q, k = self.q_proj(x), self.k_proj(x)
+        if norms == "whole":
+            q, k = self.q_norm(q), self.k_norm(k)
+        v = self.v_proj(x)
+        q, k = q.view(B, T, f.n_head, f.head_dim), k.view(B, T, f.n_kv_head, f.head_dim)
+        if norms == "head" and f.norm != "gemma_rms":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+        if norms == "head" and f.norm == "gemma_rms":
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q, k, v.view(B, T, f.n_kv_head, f.head_dim).transpose(1, 2)
+
+    def split(self, x: Tensor, B: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The same of one matrix."""
+        f = self.facts
+        qkv = self.qkv_proj(x)
+        if f.model_type == "gpt_neox":
+            q, k, v = qkv.view(B, T, f.n_head, 3 * f.head_dim).transpose(1, 2).chunk(3, dim=-1)
+            return q, k, v
+        width, kv = f.n_head * f.head_dim, f.n_kv_head * f.head_dim
+        q, k, v = qkv.split([width, kv, kv], dim=-1)
+        q = q.view(B, T, f.n_head, f.head_dim).transpose(1, 2)
+        return q, *(part.view(B, T, f.n_kv_head, f.head_dim).transpose(1, 2) for part in (k, v))
+
+    def turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x with its positions."""
+        width = self.rotary_dim
+        return partly_rotated(x, cos, sin, width) if width else rotated(x, cos, sin)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """B x T x H x D of results."""
+        groups = self.facts.groups
+        dropout = self.facts.attention_dropout if self.training else 0.0
+        if self.facts.written_attention:
+            return self.written(q, repeated(k, groups), repeated(v, groups), mask, dropout)
+        grouped = groups > 1 and mask is None and k.shape[-1] <= 256
+        if groups > 1 and not grouped:
+            k, v = repeated(k, groups), repeated(v, groups)
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, enable_gqa=grouped
+        )
+        return y.transpose(1, 2).contiguous()
+
+    def written(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+        """The same by matmuls ("eager"), with the scores in fp32."""
+        weights = torch.matmul(q, k.transpose(2, 3)) * self.facts.head_dim**-0.5
+        if self.facts.attention_softcap:
+            weights = torch.tanh(weights / self.facts.attention_softcap) * self.facts.attention_softcap
+        if mask is not None:
+            weights = weights + mask
+        weights = F.softmax(weights, dim=-1, dtype=torch.float32).to(q.dtype)
+        weights = F.dropout(weights, dropout, self.training)
+        y = torch.matmul(weights, v)
+        return y.transpose(1, 2).contiguous()
+
+
+class GatedMLP(nn.Module):
+    """act(gate(x)) · up(x), then down (arXiv:2002.05202)."""
+
+    def __init__(self, facts: Any, build: Build) -> None:
+        super().__init__()
+        f = facts
+        self.act, self.fused = activation(f.activation), f.fused_gate_up
+        if f.fused_gate_up:
+            self.gate_up_proj = build.linear("gate_up", f.n_embd, 2 * f.mlp_width, f.mlp_bias)
+        else:
+            self.gate_proj = build.linear("gate", f.n_embd, f.mlp_width, f.mlp_bias)
+            self.up_proj = build.linear("up", f.n_embd, f.mlp_width, f.mlp_bias)
+        self.down_proj = build.linear("down", f.mlp_width, f.n_embd, f.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.fused:
+            return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        up = self.gate_up_proj(x)
+        gate, up = up.chunk(2, dim=-1)
+        up = up * self.act(gate)
+        return self.down_proj(up)
+
+
+class PlainMLP(nn.Module):
+    """down(act(up(x)))."""
+
+    def __init__(self, facts: Any, build: Build) -> None:
+        super().__init__()
+        f = facts
+        self.act, self.dropout = activation(f.activation), f.residual_dropout
+        self.up_proj = build.linear("fc", f.n_embd, f.mlp_width, f.mlp_bias, f.conv1d)
+        self.down_proj = build.linear("down", f.mlp_width, f.n_embd, f.mlp_bias, f.conv1d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up_proj(x)
+        x = self.act(x)
+        x = self.down_proj(x)
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
+
+
+def make_mlp(facts: Any, build: Build) -> nn.Module:
+    """The MLP of a block."""
+    return GatedMLP(facts, build) if facts.mlp == "gated" else PlainMLP(facts, build)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); norms after the parts, or beside, where the facts say so."""
+
+    def __init__(self, facts: Any, layer: int, build: Build) -> None:
+        super().__init__()
+        self.norms, self.scaled = facts.norms, facts.scaled_residual
+        self.self_attn = Attention(facts, layer, build)
+        self.mlp = make_mlp(facts, build)
+        if facts.norms != "post":
+            self.input_layernorm = make_norm(facts, facts.n_embd)
+        self.post_attention_layernorm = make_norm(facts, facts.n_embd)
+        if facts.norms == "sandwich":
+            self.pre_feedforward_layernorm = make_norm(facts, facts.n_embd)
+        if facts.norms != "pre":
+            self.post_feedforward_layernorm = make_norm(facts, facts.n_embd)
+
+    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
+        before = self.norms != "post"
+        residual = x
+        x = self.self_attn(self.input_layernorm(x) if before else x, tables, mask)
+        if self.norms != "pre":
+            x = self.post_attention_layernorm(x)
+        x = residual + (x * 0.5 if self.scaled else x)
+        residual = x
+        if self.norms == "pre":
+            x = self.post_attention_layernorm(x)
+        elif before:
+            x = self.pre_feedforward_layernorm(x)
+        x = self.mlp(x)
+        if self.norms != "pre":
+            x = self.post_feedforward_layernorm(x)
+        return residual + (x * 0.5 if self.scaled else x)
+
+
+class ParallelBlock(nn.Module):
+    """x + attention(norm(x)) + mlp(norm(x)), the norm shared or one each (GPT-NeoX, Phi)."""
+
+    def __init__(self, facts: Any, layer: int, build: Build) -> None:
+        super().__init__()
+        self.self_attn = Attention(facts, layer, build)
+        self.mlp = make_mlp(facts, build)
+        self.input_layernorm = make_norm(facts, facts.n_embd)
+        self.shared = facts.shared_norm
+        if not self.shared:
+            self.post_attention_layernorm = make_norm(facts, facts.n_embd)
+
+    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor] | None, mask: Tensor | None) -> Tensor:
+        if self.shared:
+            residual = x
+            x = self.input_layernorm(x)
+            attended = self.self_attn(x, tables, mask)
+            x = self.mlp(x)
+            return attended + x + residual
+        attended = self.self_attn(self.input_layernorm(x), tables, mask)
+        made = self.mlp(self.post_attention_layernorm(x))
+        return made + attended + x
+
+
+def rotary_tables(T: int, width: int, dtype: torch.dtype, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the positions, 1 x 1 x T x D."""
+    rates = 10000.0 ** -(torch.arange(0, width, 2, dtype=torch.float32, device=like.device) / width)
+    positions = torch.arange(T, device=like.device)[None]
+    freqs = positions[..., None].float() * rates
+    angles = torch.cat((freqs, freqs), dim=-1)
+    cos, sin = angles.cos(), angles.sin()
+    return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
+
+
+def window_mask(B: int, T: int, window: int, like: Tensor) -> Tensor:
+    """Which keys each query sees, B x 1 x T x T: those before it, `window` of them at most."""
+    return torch.ones((B, 1, T, T), dtype=torch.bool, device=like.device).tril().triu(1 - window)
+
+
+def added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores so that only those of a mask count."""
+    return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device), torch.finfo(dtype).min)
+
+
+class Decoder(nn.Module):
+    """The model with its loss. `checkpointing`: recompute each block in backward."""
+
+    def __init__(self, facts: Any, build: Build | None = None, *, checkpointing: bool = False) -> None:
+        super().__init__()
+        f, build = facts, build or Build()
+        self.facts, self.checkpointing = facts, checkpointing
+        self.embed_tokens = nn.Embedding(f.vocab_size, f.n_embd)
+        if f.positions == "learned":
+            self.embed_positions = nn.Embedding(f.max_positions, f.n_embd)
+        kind = ParallelBlock if f.parallel else Block
+        self.layers = nn.ModuleList([kind(f, i, build) for i in range(f.n_layer)])
+        self.norm = make_norm(f, f.n_embd)
+        self.lm_head = nn.Linear(f.n_embd, f.vocab_size, bias=f.head_bias)
+        if f.tied:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    def embedded(self, idx: Tensor) -> Tensor:
+        """B x T x C of token ids."""
+        f = self.facts
+        x = self.embed_tokens(idx)
+        if f.scaled_embedding:
+            x = x * (f.n_embd**0.5)
+        if f.positions == "learned":
+            x = x + self.embed_positions(torch.arange(idx.shape[1], device=idx.device)[None])
+        return F.dropout(x, f.embedding_dropout, self.training) if f.embedding_dropout else x
+
+    def logits(self, idx: Tensor) -> Tensor:
+        """B x T x V of token ids, B x T."""
+        f, T = self.facts, idx.shape[1]
+        x = self.embedded(idx)
+        masks = self.masks(idx.shape[0], T, x)
+        rotary = f.positions == "rotary"
+        tables = rotary_tables(T, f.rotary_dim or f.head_dim, x.dtype, x) if rotary else None
+        for i, block in enumerate(self.layers):
+            if self.checkpointing and self.training:
+                x = checkpoint(block, x, tables, masks[i in f.sliding_layers], use_reentrant=False)
+            else:
+                x = block(x, tables, masks[i in f.sliding_layers])
+        x = self.norm(x)
+        logits = self.lm_head(x)
+        if f.scaled_logits:
+            logits = logits / 8.0
+        if f.logit_softcap:
+            logits = torch.tanh(logits / f.logit_softcap) * f.logit_softcap
+        return logits
+
+    def masks(self, B: int, T: int, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The masks of layers without and with a window; None where causal attention needs none."""
+        f = self.facts
+        windows = T, f.sliding_window if f.sliding_layers else T
+        needed = [f.written_attention or f.padded or window < T for window in windows]
+        pairs = zip(windows, needed, strict=True)
+        made = [window_mask(B, T, window, like) if need else None for window, need in pairs]
+        if f.written_attention:  # numbers that are added to the scores
+            made = [None if mask is None else added(mask, like.dtype) for mask in made]
+        return made[0], made[1] if f.sliding_layers else None
+
+    def forward(self, idx: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss in nats of predicting labels, B x T, one to the left of where they stand."""
+        logits = self.logits(idx)
+        return causal_loss(logits, labels)
+
+
+def causal_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """transformers' ForCausalLMLoss: fp32 logits, labels moved by one."""
+    V = logits.shape[-1]
+    logits = logits.float()
+    labels = F.pad(labels, (0, 1), value=-100)
+    shifted = labels[..., 1:].contiguous()
+    return F.cross_entropy(logits.view(-1, V), shifted.view(-1), ignore_index=-100)

@@ -1,0 +1,89 @@
+"""What each optimizer of TrainingArguments keeps on the card, and takes for a moment. No torch.
+
+torch/optim/adamw.py and its foreach and fused kernels; bitsandbytes optim/optimizer.py (states in 8 bits with an fp32
+scale for 256 of them, but fp32 below 4,096 elements; paged ones lie in managed memory, which PyTorch does not count);
+transformers trainer_optimizer.py (8-bit optimizers keep the states of an embedding in fp32) and optimization.py,
+Adafactor; torch/optim/_muon.py.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from foretrain.config.finetune.options import Optim
+
+Shape = tuple[int, ...]
+SMALL, SCALED = 4096, 256  # bitsandbytes: states below so many elements stay fp32; elements that share a scale
+
+
+class OptimizerMemory(NamedTuple):
+    """`states`: bytes of each tensor that a parameter's state is made of; `paged`: those that lie in managed memory;
+    `passing`: bytes that a step takes for a moment, of all trained parameters' (shape, bytes an element)."""
+
+    states: Callable[[Shape, int], Sequence[int]]
+    passing: Callable[[Sequence[tuple[Shape, int]]], int] = lambda parameters: 0
+    paged: bool = False
+    embedding: Callable[[Shape, int], Sequence[int]] | None = None  # states of an embedding, where they are others
+    shared: tuple[int, ...] = ()  # what all parameters share: the codes of 8-bit states
+
+
+def _nothing(shape: Shape, width: int) -> Sequence[int]:
+    return ()
+
+
+def _adamw(shape: Shape, width: int) -> Sequence[int]:
+    """Two moments in the dtype of the weight."""
+    return (width * math.prod(shape),) * 2
+
+
+def _adamw_fused(shape: Shape, width: int) -> Sequence[int]:
+    """The same, and the step count, which a fused kernel reads on the card."""
+    return (4, *_adamw(shape, width))
+
+
+def _foreach(parameters: Sequence[tuple[Shape, int]]) -> int:
+    """The roots of all second moments at once."""
+    return sum(width * math.prod(shape) for shape, width in parameters)
+
+
+def _adamw_8bit(shape: Shape, width: int) -> Sequence[int]:
+    n = math.prod(shape)
+    return (4 * n,) * 2 if n < SMALL else (n, n, 4 * -(-n // SCALED), 4 * -(-n // SCALED))
+
+
+def _adamw_32bit(shape: Shape, width: int) -> Sequence[int]:
+    return (4 * math.prod(shape),) * 2
+
+
+def _adafactor(shape: Shape, width: int) -> Sequence[int]:
+    """A mean of squares a row and a column; of vectors all of them."""
+    if len(shape) < 2:
+        return (4 * math.prod(shape),)
+    return 4 * math.prod(shape[:-1]), 4 * math.prod((*shape[:-2], shape[-1]))
+
+
+def _adafactor_passing(parameters: Sequence[tuple[Shape, int]]) -> int:
+    """The largest gradient in fp32, its square, and the update."""
+    return max((3 * 4 * math.prod(shape) for shape, _ in parameters), default=0)
+
+
+def _muon(shape: Shape, width: int) -> Sequence[int]:
+    """A momentum for matrices; torch.optim.Muon takes no other parameters, which AdamW has."""
+    return (width * math.prod(shape),) if len(shape) == 2 else _adamw(shape, width)
+
+
+def _muon_passing(parameters: Sequence[tuple[Shape, int]]) -> int:
+    """The largest matrix in bf16, its square and their product (Newton-Schulz)."""
+    return max((2 * (3 * math.prod(s) + 2 * min(s) ** 2) for s, _ in parameters if len(s) == 2), default=0)
+
+
+OPTIMIZERS: dict[Optim, OptimizerMemory] = {
+    "adamw_torch_fused": OptimizerMemory(_adamw_fused),
+    "adamw_torch": OptimizerMemory(_adamw, _foreach),
+    "adamw_8bit": OptimizerMemory(_adamw_8bit, embedding=_adamw_32bit, shared=(1024, 1024)),
+    "paged_adamw_8bit": OptimizerMemory(_adamw_8bit, paged=True, embedding=_adamw_32bit, shared=(1024, 1024)),
+    "paged_adamw_32bit": OptimizerMemory(_adamw_32bit, paged=True),
+    "adafactor": OptimizerMemory(_adafactor, _adafactor_passing),
+    "muon": OptimizerMemory(_muon, _muon_passing),
+    "sgd": OptimizerMemory(_nothing),
+}

@@ -1,0 +1,141 @@
+"""Micro-batches of a Hugging Face decoder, run on tensors without values: what they allocate and which kernels run.
+
+The code that runs is model/hub/decoder.py. No torch.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.hub.facts import ModelFacts
+from foretrain.predict.abstract import autograd, modules, programs
+from foretrain.predict.abstract import tensors as m
+from foretrain.predict.abstract.autograd import Parameter
+from foretrain.predict.abstract.dims import Dim
+from foretrain.predict.abstract.kernels import Kernel
+from foretrain.predict.abstract.passage import MOST, Recorder, Structure, Uneven, copies_of, unroll
+from foretrain.predict.abstract.tensors import DType, bfloat16, float16, float32
+
+DTYPES: dict[str, DType] = {"float32": float32, "bfloat16": bfloat16, "float16": float16}
+AMP: dict[str, DType | None] = {"no": None, "bf16": bfloat16, "fp16": float16}
+LETTERS = {
+    "n_embd": "C", "n_head": "H", "n_kv_head": "K", "head_dim": "D", "mlp_width": "F", "vocab_size": "V",
+}  # fmt: skip
+# The modules of a block, as families name them, and which of the decoder's linear layers each is.
+ROLES: dict[str, tuple[str, ...]] = {
+    "q_proj": ("q",), "k_proj": ("k",), "v_proj": ("v",), "o_proj": ("out",), "out_proj": ("out",), "dense": ("out",),
+    "qkv_proj": ("qkv",), "query_key_value": ("qkv",), "c_attn": ("qkv",), "W_pack": ("qkv",),
+    "c_proj": ("out", "down"), "attn.c_proj": ("out",), "mlp.c_proj": ("down",),
+    "gate_proj": ("gate",), "up_proj": ("up", "fc"), "gate_up_proj": ("gate_up",), "down_proj": ("down",),
+    "c_fc": ("fc",), "fc1": ("fc",), "fc2": ("down",), "dense_h_to_4h": ("fc",), "dense_4h_to_h": ("down",),
+}  # fmt: skip
+ALL_LINEAR = frozenset(role for roles in ROLES.values() for role in roles)
+
+
+def adapted_roles(tune: FineTune) -> frozenset[str]:
+    """The linear layers of a block that get an adapter."""
+    if not tune.adapters:
+        return frozenset()
+    names = [name.strip() for name in tune.lora_targets.split(",") if name.strip()]
+    if "all-linear" in names or "all" in names:
+        return ALL_LINEAR
+    return frozenset(role for name in names for role in ROLES.get(name, ()))
+
+
+class Lettered:
+    """The facts of a model whose sizes know their letters, with as many layers as are run."""
+
+    def __init__(self, facts: ModelFacts, tune: FineTune, layers: int) -> None:
+        self._facts, self.n_layer = facts, layers
+        self.written_attention = tune.attn == "eager" or facts.attention_softcap > 0
+        self.padded = tune.padded and not tune.packing
+        self.groups = Dim(facts.groups, 1, ("G",)) if facts.groups > 1 else 1
+
+    def __getattr__(self, name: str) -> Any:
+        value, letter = getattr(self._facts, name), LETTERS.get(name)
+        return Dim(value, 1, (letter,)) if letter and value else value
+
+
+class Program:
+    """A model as one way to fine-tune it runs. `weights`: all parameters, by name; frozen ones want no gradient."""
+
+    def __init__(self, facts: ModelFacts, tune: FineTune, attention: Any, *, cuda: bool) -> None:
+        self.facts, self.tune, self.cuda, self.attention = facts, tune, cuda, attention
+        self.dtype = DTYPES[tune.dtype]
+        self.low = AMP[tune.amp]
+        self.weights = dict(self._built(facts.n_layer).named_parameters())
+        special = (facts.sliding_layers, facts.layers_without_rotary, facts.dense_layers)
+        alike = all(len(layers) in (0, facts.n_layer) for layers in special)
+        self.run = (min(MOST, facts.n_layer) if alike else facts.n_layer,)
+
+    def _built(self, layers: int) -> Any:
+        """The model with so many layers."""
+        tune, linear = self.tune, programs.load("foretrain.model.hub.linear")
+        decoder = programs.load("foretrain.model.hub.decoder")
+        modules.WEIGHTS[0] = self.dtype
+        wide = self.dtype.itemsize == 2  # peft's autocast_adapter_dtype
+        adapter = linear.Adapter(Dim(tune.lora_r, 1, ("r",)), tune.lora_dropout, wide, tune.method == "dora")
+        build = decoder.Build(adapter if tune.adapters else None, adapted_roles(tune), tune.method == "qlora")
+        model = decoder.Decoder(Lettered(self.facts, tune, layers), build, checkpointing=tune.gradient_checkpointing)
+        self._prepare(model)
+        modules.WEIGHTS[0] = float32
+        return model
+
+    def _prepare(self, model: Any) -> None:
+        """Freeze what is not trained, and give each weight the dtype that the trainer gives it."""
+        saved = tuple(name.strip() for name in self.tune.lora_saved.split(",") if name.strip())
+        for name, parameter in model.named_parameters():
+            parameter.name = name
+            lora = ".lora_" in name
+            parameter.requires_grad = not self.tune.adapters or lora or any(part in name for part in saved)
+            if lora:
+                parameter.dtype = float32
+            elif self.tune.method == "qlora" and self.dtype.itemsize == 2:
+                parameter.dtype = float32  # prepare_model_for_kbit_training: all that is not in 4 bits
+
+    def structure(self, symbols: dict[str, int], *, train: bool, later: bool = False) -> Structure:
+        """Forward and, in training, backward pass of a micro-batch, for all layers; `later`: it finds gradients."""
+        while True:
+            recorder = self.recorder(symbols, train=train)
+            try:
+                return unroll(recorder.later() if later else recorder, (self.facts.n_layer,), self.run)
+            except Uneven:
+                self.run = (self.facts.n_layer,)
+
+    def recorder(self, symbols: dict[str, int], *, train: bool) -> Recorder:
+        """The pass of the layers that are run."""
+        model = self._built(self.run[0])
+        machine = m.Machine(cuda=self.cuda, low=self.low, attention=self.attention)
+        machine.wide_gradients = False
+        t = machine.t = Recorder(symbols)
+        modules.name_operations(model)
+        model.train(train)
+        machine.grad = train
+        shape = (Dim(symbols["B"], 1, ("B",)), Dim(symbols["T"], 1, ("T",)))
+        idx, labels = (m.Tensor(shape, m.contiguous_strides(shape), m.int64, None) for _ in range(2))
+        with m.running(machine):
+            with machine.autocast():
+                loss = model(idx, labels)
+            t.split = len(t.events)
+            if train:
+                root = [loss]
+                del loss
+                autograd.backward(root)
+            else:
+                del loss
+                t.split = len(t.events)
+            t.ended = True
+        for parameter in model.parameters():
+            parameter.grad = None
+        return t
+
+    def kernels(self, symbols: dict[str, int], *, train: bool = True) -> Iterator[tuple[Kernel, int]]:
+        """The kernels of a pass, and how often each runs in all layers."""
+        recorder = self.recorder(symbols, train=train)
+        copies = {-1: 1, **{i: len(each) for i, each in enumerate(copies_of((self.facts.n_layer,), self.run))}}
+        for kernel in recorder.kernels:
+            yield kernel, copies[kernel.layer]
+
+    def trained(self) -> dict[str, Parameter]:
+        """The parameters that get a gradient."""
+        return {name: p for name, p in self.weights.items() if p.requires_grad}

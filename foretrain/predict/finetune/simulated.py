@@ -1,0 +1,189 @@
+"""A fine-tuning run as the estimate sees it: its phases in their order, with what stays alive between them. No torch.
+
+The order is that of transformers' Trainer (trainer.py): load, the batches of a step, each micro-batch, clipping, the
+optimizer, evaluation. Sizes round up as PyTorch's CUDA allocator rounds them.
+"""
+
+import math
+from typing import Any
+
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.hub.facts import ModelFacts
+from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.abstract.autograd import Parameter
+from foretrain.predict.abstract.tensors import float32
+from foretrain.predict.estimate.kernel_buffers import (
+    Processors,
+    column_sum_bytes,
+    flash_backward_bytes,
+    flash_split_bytes,
+)
+from foretrain.predict.estimate.sdpa import USUAL, WITH_CUDNN, Call, kernel, prefers_cudnn
+from foretrain.predict.estimate.simulated_run import CUDA_GRANULE, cublas_workspace_bytes
+from foretrain.predict.finetune.optimizers import OPTIMIZERS
+from foretrain.predict.finetune.program import Program
+from foretrain.predict.timeline import Passage, Size, Tensor, Timeline
+
+PHASES = ("load", "prepare", "first_step", "steady_step", "evaluate", "save", "merge")
+PAGED = 100_000  # elements from which on bitsandbytes pages a state (get_state_buffer)
+MICRO_BATCHES, STEPS = 3, 3  # that are written out: then what the allocator reserves has settled
+
+
+def symbols_of(facts: ModelFacts, tune: FineTune, gpu: Gpu, batch: int) -> dict[str, int]:
+    """The letters of the formulas: sizes of the model and of a batch, and what kernels take on this card."""
+    T, H, D = tune.seq_len, facts.n_head, facts.head_dim
+    processors = Processors.of(gpu.capability, gpu.sm_count or 1)
+    in_flash = flash_backward_bytes(batch, H, T, D)
+    if facts.groups > 1:  # gradients of keys and values for each head of queries, which are then summed
+        in_flash += [2 * batch * H * T * D] * 2
+    sums = {f"sums{n}": sum(column_sum_bytes(processors, batch * T, n * facts.n_embd)) for n in (1, 2, 3, 4)}
+    return {
+        "B": batch, "T": T, "C": facts.n_embd, "H": H, "K": facts.n_kv_head, "D": D, "E": -(-D // 8) * 8,
+        "G": facts.groups, "F": facts.mlp_width, "V": facts.vocab_size, "r": tune.lora_r, "n": -1, "kept": 0,
+        "flash": sum(in_flash) if gpu.capability >= (8, 0) else 0,
+        "split": sum(flash_split_bytes(batch, H, T, T, D, processors.number)), **sums,
+        "cuBLAS": cublas_workspace_bytes(gpu), "L2": gpu.cache_bytes,
+    }  # fmt: skip
+
+
+def attention_kernel(facts: ModelFacts, tune: FineTune, gpu: Gpu, *, learns: bool) -> str:
+    """The kernel of causal attention without a mask."""
+    if tune.attn == "flash_attention_2":
+        return "flash"
+    half = {"bf16": "bfloat16", "fp16": "float16"}.get(tune.amp, tune.dtype)
+    width, heads = facts.head_dim, (facts.n_head, facts.n_kv_head, facts.n_kv_head)
+    call = Call(half, (width, width, width), (2, 2), heads, grouped=facts.groups > 1, learns=learns,
+                dropout=facts.attention_dropout if learns else 0.0)  # fmt: skip
+    return kernel(gpu.capability, call, WITH_CUDNN if prefers_cudnn(gpu.capability) else USUAL) or "math"
+
+
+class SimulatedFineTuning:
+    """One run. `t` is its timeline once `write` was called; `paged_bytes`: states in managed memory."""
+
+    def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
+        self.facts, self.tune, self.gpu = facts, tune, gpu
+        self.symbols = symbols_of(facts, tune, gpu, tune.batch_size)
+        self.t = Timeline(dict(self.symbols), CUDA_GRANULE)
+
+        def attention(learns: bool) -> str:
+            return attention_kernel(facts, tune, gpu, learns=learns)
+
+        self.program = Program(facts, tune, attention, cuda=True)
+        self.trained = list(self.program.trained().values())
+        self.passages: dict[Any, Passage] = {}
+        self.gradients: list[Tensor] = []
+        self.started: set[bool] = set()
+        self.paged_bytes = self.saved_bytes = 0
+
+    # -- phases --------------------------------------------------------------------------------------------
+
+    def write(self) -> Timeline:
+        """The whole run."""
+        self.load()
+        self.step("first_step")
+        for _ in range(STEPS - 1):
+            self.step("steady_step")
+        if self.tune.evaluate:
+            self.evaluate()
+        return self.t
+
+    def load(self) -> None:
+        """The weights, one after the other; in 4 bits each is there in its own dtype until it is packed."""
+        self.t.at("build")
+        self.t.phase("load")
+        for parameter in self.program.weights.values():
+            kind = "adapters" if ".lora_" in parameter.name else "weights"
+            self.alloc(kind, parameter.dtype.itemsize * parameter.numel(), self._formula(parameter))
+        if self.facts.model_type == "gpt_bigcode":  # its causal mask, which sdpa does not read
+            self.alloc("buffers", self.facts.max_positions**2, "W·W")
+
+    def step(self, phase: str) -> None:
+        """One optimizer step; the batches of all its micro-batches are on the card from its beginning."""
+        tune = self.tune
+        self.t.phase(phase)
+        count = min(MICRO_BATCHES, tune.grad_accum)
+        batches = [[self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(3)] for _ in range(count)]
+        for batch in batches:
+            self.micro_batch()
+            self.t.free(*batch)
+        self.t.at("optimizer")
+        self.optimize(first=phase == "first_step")
+        self.t.free(*self.gradients)
+        self.gradients = []
+
+    def micro_batch(self) -> None:
+        """Forward and backward pass."""
+        passage = self.passage(train=True)
+        shift = self.t.play(passage, 0)
+        self.saved_bytes = sum(
+            kind.size.nbytes * kind.count
+            for kind in self.t.living()
+            if kind.component.startswith(("activations", "logits", "weight_copies"))
+        )
+        second = self.t.play(passage, 1, shift)
+        for serial in passage.left:
+            component, size = passage.kinds[serial]
+            if component == "gradients":
+                at = serial + (second if serial >= passage.parts[1].first else shift)
+                self.gradients.append(self.t.adopt(component, size, at))
+
+    def optimize(self, *, first: bool) -> None:
+        """Clipping takes a norm for each gradient; the states appear in the first step."""
+        memory = OPTIMIZERS[self.tune.optim]
+        if self.tune.max_grad_norm:
+            norms = [self.alloc("temporaries", 4) for _ in self.trained]
+            self.t.free(*norms)
+        for nbytes in memory.shared if first else ():
+            self.alloc("optimizer", nbytes)
+        for parameter in self.trained if first else ():
+            states = memory.embedding if memory.embedding and "embed" in parameter.name else memory.states
+            for nbytes in states(parameter.shape, parameter.dtype.itemsize):
+                if memory.paged and parameter.numel() >= PAGED:
+                    self.paged_bytes += nbytes
+                else:
+                    self.alloc("optimizer", nbytes)
+        passing = memory.passing([(p.shape, p.dtype.itemsize) for p in self.trained])
+        if passing:
+            self.t.free(self.alloc("temporaries", passing))
+
+    def evaluate(self) -> None:
+        """Batches of its own size; logits stay where they are collected."""
+        tune = self.tune
+        self.t.phase("evaluate")
+        self.t.use(symbols_of(self.facts, tune, self.gpu, tune.eval_batch_size))
+        kept: list[Tensor] = []
+        most = tune.eval_accumulation_steps or tune.eval_batches
+        for _ in range(min(tune.eval_batches, 64)):
+            batch = [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(3)]
+            self.t.play(self.passage(train=False), 0)
+            if tune.keeps_logits:
+                kept.append(
+                    self.t.alloc("logits", self.t.size(2 if self.program.dtype != float32 else 4, "B", "T", "V"))
+                )
+                if len(kept) >= most:
+                    self.t.free(*kept)
+                    kept = []
+            self.t.free(*batch)
+        self.t.free(*kept)
+        self.t.use(self.symbols)
+
+    # -- parts ---------------------------------------------------------------------------------------------
+
+    def alloc(self, component: str, nbytes: int, formula: str = "") -> Tensor:
+        """A tensor of so many bytes."""
+        granule = self.t.granule
+        return self.t.alloc(component, Size(formula or str(nbytes), -(-nbytes // granule) * granule))
+
+    def passage(self, *, train: bool) -> Passage:
+        """A pass, without the workspaces that cuBLAS has from earlier ones; a later one adds to the gradients."""
+        there = 2 if True in self.started else len(self.started)
+        later = bool(self.gradients)
+        key = train, later, self.t.symbols["B"], there
+        self.started.add(train)
+        if key not in self.passages:
+            structure = self.program.structure(self.t.symbols, train=train, later=later)
+            self.passages[key] = structure.sized(self.t).without("workspace", there)
+        return self.passages[key]
+
+    def _formula(self, parameter: Parameter) -> str:
+        return f"{parameter.dtype.itemsize}·{math.prod(parameter.shape)}"

@@ -20,6 +20,9 @@ from torch.utils.checkpoint import checkpoint
 from foretrain.model.hub.linear import Adapter, Conv1D, Linear4bit, Lora
 
 
+JOINING = ("gpt_neox", "phi", "phi3")  # what is turned is joined to the other columns, even where there are none
+
+
 class Build:
     """How the layers of a model are made. `adapted`: roles of linear layers that get an adapter; `quantized`: whether
     those of blocks are in 4 bits."""
@@ -130,7 +133,8 @@ class Attention(nn.Module):
         super().__init__()
         f = self.facts = facts
         self.layer, self.rotary = layer, f.positions == "rotary" and layer not in f.layers_without_rotary
-        self.rotary_dim = f.rotary_dim  # 0: all columns; such code has no join
+        joins = f.rotary_dim > 0 or f.model_type in JOINING
+        self.rotary_dim = (f.rotary_dim or f.head_dim) if joins else 0
         self.windowed = layer in f.sliding_layers
         heads, kv = f.n_head * f.head_dim, f.n_kv_head * f.head_dim
         if f.fused_qkv:

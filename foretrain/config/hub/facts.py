@@ -12,6 +12,11 @@ Norm = Literal["rms", "gemma_rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_new", "gelu_fast", "relu", "relu2"]
 WeightDtype = Literal["float32", "bfloat16", "float16"]
 
+# Sizes that formulas have letters for.
+LETTERS = {
+    "n_embd": "C", "n_head": "H", "n_kv_head": "K", "head_dim": "D", "mlp_width": "F", "vocab_size": "V",
+}  # fmt: skip
+
 
 class VisionFacts(Record):
     """The tower that reads pictures, beside a decoder that also takes text alone (Gemma 3): SigLIP's sizes."""

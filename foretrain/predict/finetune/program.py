@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.hub.facts import ModelFacts
+from foretrain.config.hub.facts import LETTERS, ModelFacts
 from foretrain.predict.abstract import autograd, modules, programs
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Parameter
@@ -18,9 +18,6 @@ from foretrain.predict.abstract.tensors import DType, bfloat16, float16, float32
 
 DTYPES: dict[str, DType] = {"float32": float32, "bfloat16": bfloat16, "float16": float16}
 AMP: dict[str, DType | None] = {"no": None, "bf16": bfloat16, "fp16": float16}
-LETTERS = {
-    "n_embd": "C", "n_head": "H", "n_kv_head": "K", "head_dim": "D", "mlp_width": "F", "vocab_size": "V",
-}  # fmt: skip
 # The modules of a block, as families name them, and which of the decoder's linear layers each is.
 ROLES: dict[str, tuple[str, ...]] = {
     "q_proj": ("q",), "k_proj": ("k",), "v_proj": ("v",), "o_proj": ("out",), "out_proj": ("out",), "dense": ("out",),

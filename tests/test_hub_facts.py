@@ -11,6 +11,7 @@ from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.hub.families import FAMILIES
 from foretrain.config.hub.parameters import parameter_count, parameters_of
 from foretrain.config.hub.read import MAX_BYTES, config_of, facts_of, read_config
+from tests.kit.hub import named_shapes, transformers_config
 
 _SMALL: dict[str, Any] = {
     "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -64,27 +65,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("falcon", _NEOX),
     ("falcon", {**_NEOX, "multi_query": False, "parallel_attn": False, "bias": True}),
 ]  # fmt: skip
-
-
-def transformers_config(config: dict[str, Any]) -> Any:
-    """The config that transformers makes of a config.json; a vocabulary of 128 has none of its special tokens."""
-    from transformers import AutoConfig
-
-    own = {key: value for key, value in config.items() if key != "model_type"}
-    if "text_config" not in own and own["vocab_size"] < 1000:
-        own |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-    return AutoConfig.for_model(config["model_type"], **own)
-
-
-def named_shapes(config: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of what transformers builds from a config.json, on a device that has no memory."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(transformers_config(config))
-    model.tie_weights()
-    return [(name, tuple(each.shape)) for name, each in model.named_parameters()]
 
 
 def facts(config: dict[str, Any]) -> ModelFacts:

@@ -1,0 +1,145 @@
+"""Where a model's config.json is: a folder, a file, a repository at Hugging Face, or a preset.
+
+Of a repository config.json is fetched and nothing else: no weights, no code.
+"""
+
+import difflib
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from foretrain.base.errors import UserError
+from foretrain.config.hub.facts import ModelSource
+from foretrain.config.hub.models import ModelPreset, model_named, models
+from foretrain.config.hub.read import facts_of, names_code, read_config
+
+_PREFIXES = ("hf://", "hf:", "https://huggingface.co/", "http://huggingface.co/", "huggingface.co/")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_CONFIG, _ADAPTER = "config.json", "adapter_config.json"
+_MOST_FOLLOWED = 4  # adapters on adapters
+
+
+def find_source(text: str) -> ModelSource:
+    """The model that a text names: a folder with config.json or adapter_config.json, such a file, hf:owner/name, or a
+    preset.
+
+    A repository whose sizes a preset holds needs no network. Raises UserError.
+    """
+    return _found(text, 0)
+
+
+def repository_in(text: str) -> str | None:
+    """'owner/name' of hf:owner/name or of an address of Hugging Face's; None of anything else."""
+    for prefix in _PREFIXES:
+        if text.startswith(prefix):
+            rest = text.removeprefix(prefix).strip("/").split("/tree/")[0]
+            return rest if _REPOSITORY.fullmatch(rest) else ""
+    return None
+
+
+def is_repository(text: str) -> bool:
+    """Whether a text has the form owner/name, and is not the path of something here."""
+    return bool(_REPOSITORY.fullmatch(text)) and not _path(text)
+
+
+def _found(text: str, followed: int) -> ModelSource:
+    repository = repository_in(text)
+    if repository is not None:
+        if not repository:
+            raise UserError("config.hub_name", name=text[:100])
+        preset = model_named(repository)
+        return _of_preset(preset, f"hf:{repository}") if preset else _of_hub(repository)
+    path = _path(text)
+    if path is not None:
+        return _of_path(path, followed)
+    preset = model_named(text)
+    if preset:
+        return _of_preset(preset, preset.name)
+    if _REPOSITORY.fullmatch(text):
+        raise UserError("config.hub_no_path", name=text)
+    near = difflib.get_close_matches(text.lower(), models(), n=3)
+    if near:
+        raise UserError("config.hub_unknown_near", name=text[:100], near=near)
+    raise UserError("config.hub_unknown", name=text[:100])
+
+
+def _path(text: str) -> Path | None:
+    """The path that a text names, where there is something at it."""
+    try:
+        path = Path(text).expanduser()
+        return path if text and path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long; ~ of nobody; a null byte
+        return None
+
+
+def _of_preset(preset: ModelPreset, where: str) -> ModelSource:
+    facts = facts_of(preset.config, preset.name)
+    return ModelSource(name=preset.name, where=where, config=preset.config, facts=facts)
+
+
+def _of_path(path: Path, followed: int) -> ModelSource:
+    if path.is_dir():
+        file = next((path / name for name in (_CONFIG, _ADAPTER) if (path / name).is_file()), None)
+        if file is None:
+            raise UserError("config.hub_empty_folder", path=str(path))
+        path = file
+    config = read_config(path)
+    if "peft_type" in config and "model_type" not in config:
+        return _of_adapter(config, path, followed)
+    name = (path.absolute().parent if path.name == _CONFIG else path.with_suffix("")).name
+    return _source(config, name or str(path), str(path))
+
+
+def _of_adapter(config: dict[str, Any], path: Path, followed: int) -> ModelSource:
+    """The model that an adapter of peft is for: a preset, or a path here or beside it."""
+    base = config.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise UserError("config.hub_adapter_without", path=str(path))
+    if followed >= _MOST_FOLLOWED:
+        raise UserError("config.hub_adapters", path=str(path), count=_MOST_FOLLOWED)
+    beside = path.parent / base
+    named = str(beside) if _path(str(beside)) else base
+    if _path(named) or model_named(base):
+        return _found(named, followed + 1)
+    raise UserError("config.hub_adapter", path=str(path), base=base[:100])
+
+
+def _source(config: dict[str, Any], name: str, where: str) -> ModelSource:
+    return ModelSource(
+        name=name, where=where, config=config, facts=facts_of(config, where), code=names_code(config)
+    )  # fmt: skip
+
+
+def _of_hub(repository: str) -> ModelSource:
+    """The model of a repository: its config.json from the cache of huggingface_hub, or fetched."""
+    try:
+        hub = importlib.import_module("huggingface_hub")
+    except ImportError:
+        raise UserError("environment.hub_package", name=repository, package="huggingface-hub") from None
+    try:
+        path = hub.hf_hub_download(repository, _CONFIG, etag_timeout=10)
+    except Exception as error:  # of the network, missing names and missing rights: the library has a class for each
+        raise _of_failure(repository, error) from None
+    return _source(read_config(Path(path)), repository.split("/")[1], f"hf:{repository}")
+
+
+def _of_failure(repository: str, error: Exception) -> UserError:
+    kinds = {each.__name__ for each in type(error).__mro__}
+    if "GatedRepoError" in kinds:
+        return UserError("config.hub_gated", name=repository)
+    if "LocalEntryNotFoundError" not in kinds:  # not cached, and no network
+        if "RepositoryNotFoundError" in kinds:
+            return UserError("config.hub_no_repository", name=repository)
+        if "EntryNotFoundError" in kinds or "RemoteEntryNotFoundError" in kinds:
+            return UserError("config.hub_no_config", name=repository)
+    return UserError("environment.hub_network", name=repository, reason=_reason(error))
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of the error at the bottom, or its kind."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    first = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    return json.dumps(first[:120])[1:-1].rstrip(". ")

@@ -339,7 +339,7 @@ def test_plan_and_help_never_import_torch_or_numpy() -> None:
     code = (
         f"import sys\nfrom foretrain.cli import app\nfor words in {commands!r}:\n"
         "    try: app(words)\n    except SystemExit as e: assert e.code in (0, None), (words, e.code)\n"
-        "    heavy = {'torch', 'numpy', 'safetensors', 'tokenizers', 'starlette'} & set(sys.modules)\n"
+        "    heavy = {'torch', 'numpy', 'safetensors', 'tokenizers', 'starlette', 'yaml'} & set(sys.modules)\n"
         f"    assert not heavy, (words, heavy)\n    assert words in {told!r} or 'psutil' not in sys.modules, words\nprint('all looked at')"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

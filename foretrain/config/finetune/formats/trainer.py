@@ -1,0 +1,57 @@
+"""transformers' TrainingArguments as JSON or YAML, and the options of foretrain itself, by their own names.
+
+Keys of peft and bitsandbytes beside them are read too, as people put them into one file.
+"""
+
+from foretrain.config.finetune.formats.format import (
+    Format,
+    adapter_keys,
+    attention,
+    method_of,
+    refuse_two_precisions,
+    training_arguments,
+)
+from foretrain.config.finetune.formats.known_keys import known_keys
+from foretrain.config.finetune.options import OPTION_OF
+from foretrain.config.finetune.table import Table
+
+_MODEL = ("model_name_or_path", "model", "base_model", "model_name", "model_id")
+
+
+def read(table: Table, text: str) -> None:
+    """Settings of a file of TrainingArguments."""
+    for key in _MODEL:
+        table.found.model = table.found.model or table.word(key) or None
+    training_arguments(table)
+    weights(table)
+    for key in [*table.keys]:  # foretrain's own words and their spellings
+        if key not in table.taken and key in OPTION_OF:
+            table.put(OPTION_OF[key], key)
+    table.rest(*known_keys("training", "adapter", "trainer"))
+
+
+def weights(table: Table) -> None:
+    """Method, dtype and attention, by the names of peft and bitsandbytes or by foretrain's own."""
+    four_bit = table.flag("load_in_4bit")
+    named = table.take("method", table.take("finetuning_type"))
+    refuse_two_precisions(table, four_bit or named == "qlora", "load_in_8bit", "fp8", "load_in_fp8")
+    rank = next((key for key in ("lora_r", "lora_rank") if table.keys.get(key) is not None), None)
+    if named is not None:
+        key = "method" if "method" in table.keys else "finetuning_type"
+        if table.give("method", named, key) and four_bit and named in ("lora", "dora"):
+            method_of(table, "load_in_4bit", adapters=True, four_bit=True, dora=named == "dora")
+    elif table.flag("use_peft", default=rank is not None):
+        key = "use_peft" if "use_peft" in table.keys else rank or "use_peft"
+        method_of(table, key, adapters=True, four_bit=four_bit, dora=table.flag("use_dora"))
+    elif four_bit:
+        table.unplanned("load_in_4bit", True)
+    adapter_keys(table)
+    table.put("double_quant", "bnb_4bit_use_double_quant", "use_bnb_nested_quant")
+    table.put("dtype", "torch_dtype", "dtype", "model_dtype")
+    attention(table, "attn_implementation")
+
+
+_KEYS = frozenset(("output_dir", "per_device_train_batch_size", "num_train_epochs", "optim", "learning_rate",
+    "lr_scheduler_type", "logging_steps", "save_strategy", "adam_beta1", "warmup_ratio", "bf16", "fp16",
+    "per_device_eval_batch_size", "max_steps", *OPTION_OF))  # fmt: skip
+FORMAT = Format("trainer", _KEYS, read, lambda table: "method" in table)

@@ -1,0 +1,70 @@
+"""unsloth's arguments as YAML or JSON, flat or in the sections of its command line (model, data, training, lora).
+
+Defaults: FastLanguageModel.from_pretrained and get_peft_model (unsloth/models/loader.py, llama.py), and for the
+sections unsloth_cli/config.py.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from foretrain.config.finetune.formats.format import (
+    Format,
+    adapter_keys,
+    checkpointing,
+    method_of,
+    refuse_two_precisions,
+    training_arguments,
+)
+from foretrain.config.finetune.formats.known_keys import known_keys
+from foretrain.config.finetune.table import Table
+
+_SECTIONS = ("data", "training", "lora", "logging")
+_TARGETS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+
+
+def read(table: Table, text: str) -> None:
+    """Settings of unsloth's arguments."""
+    found = table.found
+    sections = any(isinstance(table.keys.get(name), Mapping) for name in _SECTIONS)
+    if sections:
+        table.keys = _flat(table.keys)
+        found.values |= {"lora_r": 64, "batch_size": 2, "grad_accum": 4}
+    found.values |= {"loop": "unsloth", "seq_len": 2048, "lora_targets": _TARGETS, "gradient_checkpointing": True}
+    found.model = table.word("model_name", table.word("model")) or None
+    training_arguments(table)
+    table.put("batch_size", "batch_size")
+    table.put("epochs", "num_epochs")
+    table.put("seq_len", "max_seq_length", "max_length")
+    table.put("packing", "packing")
+    checkpointing(table, "use_gradient_checkpointing")
+    table.put("dtype", "dtype")
+    if "amp" not in found.values:
+        found.values["amp"] = "bf16"  # by the card; a card with bfloat16 is planned
+    full = table.flag("full_finetuning") or table.word("training_type", "lora") == "full"
+    four_bit = table.flag("load_in_4bit", default=True) and not full and not table.flag("load_in_16bit")
+    refuse_two_precisions(table, four_bit and "load_in_4bit" in table.keys, "load_in_8bit", "load_in_fp8")
+    four_bit = four_bit and not any(table.keys.get(key) for key in ("load_in_8bit", "load_in_fp8"))
+    key = next(
+        (key for key in ("full_finetuning", "training_type", "load_in_4bit") if key in table.keys), "load_in_4bit"
+    )
+    method_of(table, key, adapters=not full, four_bit=four_bit, dora=table.flag("use_dora"))
+    adapter_keys(table)
+    table.rest(*known_keys("training", "adapter", "unsloth"))
+
+
+def _flat(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of all sections beside one another."""
+    flat: dict[str, Any] = {}
+    for key, value in keys.items():
+        flat |= {str(name): each for name, each in value.items()} if isinstance(value, Mapping) else {key: value}
+    return flat
+
+
+def _fits(table: Mapping[str, Any]) -> bool:
+    inside = {key for name in _SECTIONS if isinstance(table.get(name), Mapping) for key in table[name]}
+    return len(inside & {"max_seq_length", "load_in_4bit", "training_type", "lora_r", "target_modules"}) >= 2
+
+
+_KEYS = frozenset(("model_name", "max_seq_length", "full_finetuning", "r", "target_modules", "random_state",
+    "use_gradient_checkpointing", "fast_inference", "max_lora_rank", "loftq_config"))  # fmt: skip
+FORMAT = Format("unsloth", _KEYS, read, _fits)

@@ -1,0 +1,194 @@
+"""`read_finetune`: a model or somebody's config file, and words of the command line, as a model and a `FineTune`.
+
+The format is told by the file's keys. Files are read as data: no code of theirs is run, no component is made.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from foretrain.base.errors import UserError
+from foretrain.base.records import Note, Record
+from foretrain.config.finetune.formats import FORMATS
+from foretrain.config.finetune.formats.script import table_of_script, without_unread
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.finetune.table import FileSettings, Table
+from foretrain.config.finetune.words import parse_words
+from foretrain.config.finetune.yaml_file import read_text_of, table_of
+from foretrain.config.hub.facts import ModelSource
+from foretrain.config.hub.models import model_named
+from foretrain.config.hub.source import find_source, is_repository
+
+_SUFFIXES = (".yaml", ".yml", ".json", ".py")
+# The modules that peft gives an adapter where nobody names them, for families whose facts are known
+# (peft 0.21, utils/constants.py, TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING).
+PEFT_TARGETS = {
+    "gpt2": "c_attn", "gpt_bigcode": "c_attn", "gpt_neox": "query_key_value", "falcon": "query_key_value",
+    "phi": "q_proj,v_proj,fc1,fc2", "llama": "q_proj,v_proj", "mistral": "q_proj,v_proj", "mixtral": "q_proj,v_proj",
+    "stablelm": "q_proj,v_proj", "gemma": "q_proj,v_proj", "gemma2": "q_proj,v_proj", "gemma3_text": "q_proj,v_proj",
+    "qwen2": "q_proj,v_proj", "qwen3": "q_proj,v_proj",
+}  # fmt: skip
+
+
+class FineTuneReading(Record):
+    """What was read of a file and of the command line, and what was not.
+
+    `origins`: the key or word that each option comes from; `unplanned`: what changes memory or time and is not
+    planned; `harmless`: what changes neither; `unknown`: what nobody here knows; `cards`, `sharding`: what the file
+    wants of several cards, which is not planned.
+    """
+
+    where: str
+    format: str = ""
+    origins: dict[str, str] = Field(default_factory=dict)
+    unplanned: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    harmless: tuple[str, ...] = ()
+    cards: int = 0
+    sharding: str = ""
+    notes: tuple[Note, ...] = ()
+
+
+def read_finetune(source: str, words: Sequence[str] = ()) -> tuple[ModelSource, FineTune, FineTuneReading]:
+    """(the model, how it is trained, what was read) of a model's name or path or a trainer's config file.
+
+    `words` count over the file: --method qlora, --model for another model, --accelerate for a file of accelerate's.
+    Raises UserError.
+    """
+    values, origins, others = parse_words(words)
+    path = _path(source)
+    given = path is not None and _is_config(path)
+    found = read_file(path) if path and given else FileSettings("", source, model=source)
+    if "accelerate" in others:
+        _add_accelerate(found, Path(others["accelerate"]))
+    named = others.get("model", found.model)
+    if not named:
+        raise UserError("config.finetune_no_model", path=source)
+    model = _model(named, path)
+    if found.peft_targets and "lora_targets" not in found.values:
+        _choose_targets(found, model)
+    finetune = FineTune.model_validate({**found.values, **values})
+    reading = FineTuneReading(
+        where=source, format=found.format, origins={**found.origins, **origins}, unplanned=tuple(found.unplanned),
+        unknown=tuple(found.unknown), harmless=tuple(found.harmless), cards=found.cards, sharding=found.sharding,
+        notes=_notes(found, model, {**found.origins, **origins}),
+    )  # fmt: skip
+    return model, finetune, reading
+
+
+def read_file(path: Path, format: str = "") -> FileSettings:
+    """What a trainer's config file says, without looking for its model. Raises UserError."""
+    text = read_text_of(path)
+    source = str(path)
+    if path.suffix == ".py":
+        format, keys = table_of_script(text, source)
+        found = FileSettings(format, source)
+        keys = without_unread(keys, found)
+    else:
+        keys = table_of(text, source)
+        found = FileSettings(format or format_of(keys, source), source)
+    FORMATS[found.format].read(Table(keys, found), text)
+    return found
+
+
+def format_of(keys: Mapping[str, Any], source: str) -> str:
+    """The format that a file's keys tell; TrainingArguments' own tell of none of the others. Raises UserError."""
+    for each in FORMATS.values():
+        if each.fits(keys):
+            return each.name
+    counts = {each.name: len(each.keys & keys.keys()) for each in FORMATS.values()}
+    best = max((name for name in counts if name != "trainer"), key=lambda name: counts[name])
+    best = best if counts[best] else "trainer"
+    if not counts[best]:
+        every = sorted({key for each in FORMATS.values() for key in each.keys})
+        first = next(iter(keys))
+        near = difflib.get_close_matches(str(first), every, n=3, cutoff=0.8)
+        if near:
+            raise UserError("config.finetune_no_format_near", path=source, key=str(first)[:60], near=near)
+        raise UserError("config.finetune_no_format", path=source)
+    return best
+
+
+def is_finetune_file(source: str) -> bool:
+    """Whether a text names a file that a trainer's config may be: by its suffix, and for JSON and Python by what is in
+    it."""
+    path = _path(source)
+    if path is None or not _is_config(path):
+        return False
+    if path.suffix != ".py":
+        return True
+    try:
+        table_of_script(read_text_of(path), source)
+    except UserError:
+        return False
+    return True
+
+
+def _path(source: str) -> Path | None:
+    try:
+        path = Path(source).expanduser()
+        return path if path.is_file() else None
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
+def _is_config(path: Path) -> bool:
+    """Whether a file is a trainer's config, and not a model's config.json."""
+    if path.suffix not in _SUFFIXES:
+        return False
+    if path.suffix != ".json":
+        return True
+    if path.name in ("config.json", "adapter_config.json"):
+        return False
+    keys = table_of(read_text_of(path), str(path))
+    return not {"architectures", "peft_type"} & keys.keys() and not {"model_type", "hidden_size"} <= keys.keys()
+
+
+def _model(named: str, beside: Path | None) -> ModelSource:
+    """The model that a file names: a path here or beside the file, a preset, else a repository, as for its trainer."""
+    if beside is not None and named.startswith(".") and not Path(named).exists():
+        named = str(beside.parent / named)
+    if is_repository(named):
+        return find_source(f"hf:{named}")
+    if beside is not None and model_named(named) is None and not Path(named).expanduser().exists():
+        raise UserError("config.finetune_model", path=str(beside), name=named[:100])
+    return find_source(named)
+
+
+def _add_accelerate(found: FileSettings, path: Path) -> None:
+    part = read_file(path, "accelerate")
+    found.values = {**found.values, **part.values}
+    found.origins = {**found.origins, **part.origins}
+    found.unplanned += part.unplanned
+    found.unknown += part.unknown
+    found.cards, found.sharding = part.cards or found.cards, part.sharding or found.sharding
+
+
+def _choose_targets(found: FileSettings, model: ModelSource) -> None:
+    """The modules that peft chooses by itself; of another family it asks for them, so all are planned."""
+    model_type = str(model.config.get("model_type"))
+    if model_type in PEFT_TARGETS:
+        found.values["lora_targets"] = PEFT_TARGETS[model_type]
+        found.origins["lora_targets"] = "peft"
+
+
+def _notes(found: FileSettings, model: ModelSource, origins: Mapping[str, str]) -> tuple[Note, ...]:
+    """What the user should know of the reading."""
+    notes = []
+    if found.unknown:
+        notes.append(Note(id="finetune_unknown", values={"where": found.source, "keys": found.unknown}))
+    if found.unplanned:
+        notes.append(Note(id="finetune_unplanned", values={"where": found.source, "keys": found.unplanned}))
+    if found.sharding:
+        notes.append(Note(id="finetune_sharding", values={"where": found.source, "sharding": found.sharding}))
+    if found.cards > 1:
+        notes.append(Note(id="finetune_cards", values={"where": found.source, "count": found.cards}))
+    if found.format and "seq_len" not in origins:
+        length = found.values.get("seq_len", FineTune().seq_len)
+        notes.append(Note(id="finetune_seq_len", values={"where": found.source, "length": length}))
+    if model.code:
+        notes.append(Note(id="finetune_code", values={"model": model.name}))
+    return tuple(notes)

@@ -1,0 +1,133 @@
+"""`Table`: the keys of a trainer's config, taken one by one, and `FileSettings`: what such a file comes to.
+
+What is left at the end is known to change nothing, known and not planned, or not known: each is named.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretrain.base.errors import UserError
+from foretrain.config.checks import shown
+from foretrain.config.finetune.values import NotPlanned, converted, flag
+
+_SHORT = re.compile(r"[\w./, -]{1,40}")  # what is shown as it stands; the rest as Python writes it
+_MOST_NAMED = 60  # of a key, in characters
+_TRACKERS = ("wandb", "mlflow", "comet", "trackio", "swanlab", "hub_", "push_to_hub", "hf_", "tensorboard", "neptune")
+
+
+@dataclass
+class FileSettings:
+    """What a file says of a fine-tuning run. `values`: by FineTune's options; `origins`: the key that each is from.
+
+    `unplanned`: what changes memory or time and is not planned; `harmless`: what changes neither; `cards` and
+    `sharding`: what the file wants of several cards.
+    """
+
+    format: str
+    source: str
+    model: str | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    harmless: list[str] = field(default_factory=list)
+    unplanned: list[str] = field(default_factory=list)
+    cards: int = 0
+    sharding: str = ""
+    peft_targets: bool = False  # the modules that peft chooses by itself for this family
+
+
+class Table:
+    """The keys of one table of a file; `found` is filled as they are taken."""
+
+    def __init__(self, keys: Mapping[str, Any], found: FileSettings, inside: str = "") -> None:
+        self.keys, self.found, self.inside = keys, found, inside
+        self.taken: set[str] = set()
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """The value of a key, which is then taken; the default where it is missing or null."""
+        self.taken.add(key)
+        value = self.keys.get(key)
+        return default if value is None else value
+
+    def table(self, key: str) -> "Table":
+        """The table that a key holds; an empty one where it is missing."""
+        value = self.take(key, {})
+        if not isinstance(value, Mapping):
+            raise UserError("config.finetune_not_table", key=self.name(key), source=self.found.source)
+        return Table(value, self.found, f"{self.inside}{key}.")
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """true or false."""
+        value = self.take(key)
+        if value is None:
+            return default
+        result = flag(value)
+        if result is None:
+            raise UserError("config.finetune_flag", key=self.name(key), value=shown(value), source=self.found.source)
+        return result
+
+    def word(self, key: str, default: str = "") -> str:
+        """A text; the default where it is missing or null."""
+        value = self.take(key)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise UserError("config.finetune_text", key=self.name(key), value=shown(value), source=self.found.source)
+        return value
+
+    def put(self, option: str, *keys: str) -> bool:
+        """Give an option of FineTune the value of the first of these keys that is there; whether one was."""
+        for key in keys:
+            value = self.take(key)
+            if value is not None and not self._placed(option, key):
+                return self.give(option, value, key)
+        return False
+
+    def _placed(self, option: str, key: str) -> bool:
+        return option in self.found.origins and self.found.origins[option] == self.name(key)
+
+    def give(self, option: str, value: Any, key: str) -> bool:
+        """Give an option this value, which comes from this key; whether foretrain plans it."""
+        try:
+            self.found.values[option] = converted(option, value, self.name(key), self.found.source)
+        except NotPlanned as other:
+            self.unplanned(key, value, str(other))
+            if not str(other):
+                return False
+            self.found.values[option] = str(other)
+        self.found.origins[option] = self.name(key)
+        return True
+
+    def unplanned(self, key: str, value: Any = None, instead: str = "") -> None:
+        """Name a key that changes memory or time in a way that is not planned, and what is planned instead."""
+        self.taken.add(key)
+        text = self.name(key)
+        if isinstance(value, str | int | float | bool):
+            text = f"{text} = {value if isinstance(value, str) and _SHORT.fullmatch(value) else shown(value)}"
+        if instead:
+            text = f"{text} (planned as {instead})"
+        if text not in self.found.unplanned:
+            self.found.unplanned.append(text)
+
+    def name(self, key: str) -> str:
+        """How a key is named: with the tables that it is in."""
+        text = f"{self.inside}{key}"
+        return text if _SHORT.fullmatch(text) else shown(text)[:_MOST_NAMED]
+
+    def rest(self, harmless: Collection[str] = (), unplanned: Collection[str] = ()) -> None:
+        """Sort the keys that were not taken: what changes nothing, what is not planned, what is not known.
+
+        A key that is not planned changes nothing where it is null, false, 0 or empty; those of a tracker never do.
+        """
+        for key, value in self.keys.items():
+            if key in self.taken:
+                continue
+            self.taken.add(key)
+            if key in unplanned and value not in (None, False, 0, "", [], {}, "no", "none"):
+                self.unplanned(key, value)
+            elif key in harmless or key in unplanned or key.startswith(_TRACKERS):
+                self.found.harmless.append(self.name(key))
+            else:
+                self.found.unknown.append(self.name(key))

@@ -109,7 +109,7 @@ learning_rate: 2.0e-05
 TORCHTUNE = """
 # To launch on two devices:
 #   tune run --nproc_per_node 2 lora_finetune_distributed --config mine
-output_dir: /tmp/out
+output_dir: out
 length: 8192
 model:
   _component_: torchtune.models.llama3_2.qlora_llama3_2_1b
@@ -118,7 +118,7 @@ model:
   lora_rank: 64
 tokenizer:
   _component_: torchtune.models.llama3.llama3_tokenizer
-  path: /tmp/tokenizer.model
+  path: tokenizer.model
   max_seq_len: ${length}
 checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer, model_type: LLAMA3_2}
 dataset: {_component_: torchtune.datasets.alpaca_dataset, packed: True}
@@ -350,6 +350,20 @@ def test_a_script_of_transformers_and_peft(file: Any) -> None:
     assert (f.lora_targets, f.batch_size, f.amp, f.dtype) == ("all-linear", 16, "bf16", "bfloat16")
     assert f.double_quant
     assert f.gradient_checkpointing
+
+
+def test_a_script_of_trl(file: Any) -> None:
+    text = """
+from trl import SFTConfig, SFTTrainer
+from peft import LoraConfig
+args = SFTConfig(max_length=None, per_device_train_batch_size=1, activation_checkpointing=False)
+SFTTrainer(model="Qwen/Qwen3-0.6B", args=args, peft_config=LoraConfig(use_dora=True), compute_metrics=mine).train()
+"""
+    model, f, reading = read_finetune(str(file(text, "train.py")))
+    assert (model.name, reading.format, f.loop) == ("qwen3-0.6b", "trl", "trl")
+    assert (f.method, f.lora_r, f.lora_dropout, f.lora_targets) == ("dora", 8, 0.0, "q_proj,v_proj")
+    assert (f.batch_size, f.gradient_checkpointing, f.keeps_logits, f.dtype) == (1, False, True, "float32")
+    assert not reading.unknown
 
 
 def test_accelerate_is_a_part(file: Any) -> None:

@@ -1,6 +1,8 @@
 """Where a model's config.json is found: presets, folders, files, repositories (by a hub that the tests stand in for)."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -174,3 +176,16 @@ def test_without_the_package_it_says_which(monkeypatch: pytest.MonkeyPatch) -> N
         find_source("hf:owner/name")
     assert error.value.exit_code is ExitCode.ENVIRONMENT
     assert find_source("hf:Qwen/Qwen3-8B").name == "qwen3-8b"
+
+
+def test_a_config_in_the_cache_needs_no_network(tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    folder = tmp_path / "models--owner--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("a" * 40)
+    (folder / "snapshots" / ("a" * 40)).mkdir(parents=True)
+    (folder / "snapshots" / ("a" * 40) / "config.json").write_text(json.dumps(_TINY))
+    code = "from foretrain.config.hub.source import find_source; print(find_source('hf:owner/name').facts.n_embd)"
+    own = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True)
+    assert done.stdout == "64\n"

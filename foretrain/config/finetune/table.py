@@ -79,14 +79,8 @@ class Table:
 
     def put(self, option: str, *keys: str) -> bool:
         """Give an option of FineTune the value of the first of these keys that is there; whether one was."""
-        for key in keys:
-            value = self.take(key)
-            if value is not None and not self._placed(option, key):
-                return self.give(option, value, key)
-        return False
-
-    def _placed(self, option: str, key: str) -> bool:
-        return option in self.found.origins and self.found.origins[option] == self.name(key)
+        given = [(key, value) for key in keys if (value := self.take(key)) is not None]
+        return self.give(option, given[0][1], given[0][0]) if given else False
 
     def give(self, option: str, value: Any, key: str) -> bool:
         """Give an option this value, which comes from this key; whether foretrain plans it."""

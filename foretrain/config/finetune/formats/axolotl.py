@@ -53,8 +53,9 @@ def _accumulation(table: Table) -> None:
 
 def _checkpointing(table: Table) -> None:
     checkpointing(table, "gradient_checkpointing")
-    if table.found.values.get("gradient_checkpointing") and not table.keys.get("gradient_checkpointing_kwargs"):
-        table.found.values["reentrant"] = True
+    others = ("gradient_checkpointing_kwargs", "unfrozen_parameters", "rl")
+    if table.found.values.get("gradient_checkpointing") and all(table.keys.get(key) is None for key in others):
+        table.found.values["reentrant"] = True  # utils/config/__init__.py, normalize_config
 
 
 def _adapter(table: Table) -> None:

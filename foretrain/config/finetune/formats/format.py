@@ -123,6 +123,7 @@ def evaluation(table: Table) -> None:
         table.give("evaluate", on, "eval_strategy" if "eval_strategy" in table.keys else "evaluation_strategy")
     elif "do_eval" in table.keys:
         table.give("evaluate", asked, "do_eval")
+    table.put("keeps_logits", "keeps_logits")
     if table.flag("batch_eval_metrics") or table.flag("prediction_loss_only"):
         table.give("keeps_logits", False, "prediction_loss_only")
 

@@ -51,6 +51,7 @@ def read(table: Table, text: str) -> None:
     evaluates = table.take("val_size", 0) not in (0, 0.0) or "eval_dataset" in table.keys
     if not evaluates:
         found.values.pop("evaluate", None)
+        found.origins.pop("evaluate", None)
     count = table.take("ray_num_workers")
     if isinstance(count, int) and count > 1:
         found.cards = count

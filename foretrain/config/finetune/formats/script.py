@@ -40,7 +40,9 @@ def table_of_script(text: str, source: str) -> tuple[str, dict[str, Any]]:
     if found.called & {*_UNSLOTH}:
         return "unsloth", found.keys
     if found.called & {"LoraConfig", "get_peft_model"}:
-        found.keys["use_peft"] = True
+        found.keys = {"lora_r": 8, "lora_dropout": 0.0, **found.keys, "use_peft": True}  # LoraConfig's defaults
+    if "AutoModelForCausalLM" in found.called and not {"dtype", "torch_dtype"} & found.keys.keys():
+        found.keys["dtype"] = "auto"
     return "trl" if found.called & {"SFTConfig", "SFTTrainer"} else "trainer", found.keys
 
 
@@ -109,11 +111,13 @@ class _Script:
         for keyword in call.keywords:
             if keyword.arg and keyword.arg not in _OBJECTS:
                 self._take(keyword.arg, keyword.value, _RENAMED.get(name, {}).get(keyword.arg, keyword.arg))
+            elif keyword.arg == "model" and isinstance(keyword.value, ast.Constant):
+                self._take("model", keyword.value, "model_name")
             elif keyword.arg == "compute_metrics":
                 self.keys["keeps_logits"] = True
 
     def _take(self, name: str, node: ast.expr, key: str) -> None:
-        if name == "pretrained_model_name_or_path":
+        if name in ("pretrained_model_name_or_path", "model_name"):
             key = "model_name"
         try:
             value = _literal(node, self.names)

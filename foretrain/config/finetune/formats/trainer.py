@@ -43,8 +43,11 @@ def weights(table: Table) -> None:
     elif table.flag("use_peft", default=rank is not None):
         key = "use_peft" if "use_peft" in table.keys else rank or "use_peft"
         method_of(table, key, adapters=True, four_bit=four_bit, dora=table.flag("use_dora"))
+        table.found.peft_targets = not any(table.keys.get(key) for key in ("lora_target_modules", "target_modules"))
     elif four_bit:
         table.unplanned("load_in_4bit", True)
+    if four_bit:
+        table.found.values["double_quant"] = False  # BitsAndBytesConfig's default
     adapter_keys(table)
     table.put("double_quant", "bnb_4bit_use_double_quant", "use_bnb_nested_quant")
     table.put("dtype", "torch_dtype", "dtype", "model_dtype")

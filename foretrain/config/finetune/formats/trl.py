@@ -20,7 +20,7 @@ def read(table: Table, text: str) -> None:
     """Settings of a TRL file."""
     found = table.found
     found.values |= {"loop": "trl", "gradient_checkpointing": True, "seq_len": 1024, "dtype": "float32"}
-    found.model = table.word("model_name_or_path", table.word("model")) or None
+    found.model = table.word("model_name_or_path", table.word("model", table.word("model_name"))) or None
     training_arguments(table)
     if "amp" not in found.values or (table.keys.get("bf16") is None and not table.flag("fp16")):
         precision(table, bf16=not table.flag("fp16"), fp16=table.flag("fp16"))  # bf16 unless fp16 is asked for

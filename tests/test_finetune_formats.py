@@ -5,6 +5,8 @@ What is read is compared with transformers' and TRL's own classes where they tak
 
 import dataclasses
 import json
+import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +18,7 @@ from foretrain.base import messages
 from foretrain.base.errors import ExitCode, UserError
 from foretrain.config.finetune.formats import FORMATS
 from foretrain.config.finetune.formats.known_keys import known_keys
-from foretrain.config.finetune.options import FineTune
+from foretrain.config.finetune.options import OPTION_OF, FineTune
 from foretrain.config.finetune.read import PEFT_TARGETS, format_of, is_finetune_file, read_file, read_finetune
 from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.finetune.words import parse_words
@@ -589,6 +591,34 @@ def test_bad_files_are_one_sentence(number: int, file: Any, tmp_path: Path, monk
     assert "\n" not in said
     assert len(said) < 500
     assert not (tmp_path / "ran").exists()
+
+
+ANYTHING: list[Any] = [
+    None, True, False, 0, 1, -1, 8, 10**30, 1.5, float("nan"), float("inf"), "", "auto", "no", "1e-4", "bf16", "x" * 200,
+    "\x1b[31m", [], ["q_proj"], [1], {}, {1: 2}, {"_component_": "a.b.lora_x"}, [{"packed": True}], "${a}", [[1]],
+    {"name": "lora", "r": 4}, {"use_reentrant": True}, {"use_reentrant": [1]}, "qlora", "lora",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_any_value_of_any_key_is_read_or_refused_with_a_sentence(name: str) -> None:
+    draw = random.Random(name)
+    texts = {"axolotl": AXOLOTL, "llama-factory": LLAMA_FACTORY, "llama-factory-v1": LLAMA_FACTORY_V1, "trl": TRL,
+             "torchtune": TORCHTUNE, "unsloth": UNSLOTH, "accelerate": ACCELERATE, "trainer": TRL}  # fmt: skip
+    keys = sorted({*FORMATS[name].keys, *re.findall(r"(\w+):", texts[name]), *OPTION_OF, "load_in_8bit", "fp16", "fp8"})
+    refused = 0
+    for _ in range(1500):
+        table = {key: draw.choice(ANYTHING) for key in draw.sample(keys, draw.randint(1, 8))}
+        found = FileSettings(name, "mine.yaml")
+        try:
+            FORMATS[name].read(Table(table, found), "")
+            FineTune.model_validate(found.values)
+        except UserError as error:
+            refused += 1
+            assert "\n" not in str(error)
+            assert str(error).isprintable()
+        assert all(each.isprintable() for each in (*found.unknown, *found.unplanned, *found.harmless))
+    assert 0 < refused < 1500
 
 
 def test_ten_megabytes_are_refused(file: Any) -> None:

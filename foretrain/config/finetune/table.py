@@ -56,7 +56,7 @@ class Table:
         value = self.take(key, {})
         if not isinstance(value, Mapping):
             raise UserError("config.finetune_not_table", key=self.name(key), source=self.found.source)
-        return Table(value, self.found, f"{self.inside}{key}.")
+        return Table({str(name): each for name, each in value.items()}, self.found, f"{self.inside}{key}.")
 
     def flag(self, key: str, default: bool = False) -> bool:
         """true or false."""

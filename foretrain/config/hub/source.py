@@ -142,4 +142,4 @@ def _reason(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     first = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-    return json.dumps(first[:120])[1:-1].rstrip(". ")
+    return json.dumps(first.split(". ")[0][:160])[1:-1].rstrip(".")

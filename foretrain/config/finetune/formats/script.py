@@ -66,8 +66,11 @@ def _literal(node: ast.expr, names: dict[str, Any]) -> Any:
     """The value of a literal, of a list or table of them, or of torch.bfloat16. Raises Unsupported."""
     if isinstance(node, ast.List | ast.Tuple):
         return [_literal(each, names) for each in node.elts]
-    if isinstance(node, ast.Dict) and all(key is not None for key in node.keys):
-        return {_literal(k, names): _literal(v, names) for k, v in zip(node.keys, node.values, strict=True) if k}
+    if isinstance(node, ast.Dict):
+        keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
+        if not all(isinstance(key, str) for key in keys):
+            raise Unsupported("a table with other keys than texts")
+        return {key: _literal(value, names) for key, value in zip(keys, node.values, strict=True)}
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
         return node.attr
     if isinstance(node, ast.Call) and _called(node) in _SUPPORTED:

@@ -22,14 +22,22 @@ _OPTIM = {
 }  # fmt: skip
 _MODULES = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 _MLP = ("gate_proj", "down_proj", "up_proj")  # w1, w2, w3
-# torchtune's builders by the presets' names, where they are the same sizes.
+# torchtune's builders by the presets' names, or by the repositories that its configs download.
 _MODELS = {
     "llama2_7b": "llama-2-7b", "llama3_1_8b": "llama-3.1-8b", "llama3_1_70b": "meta-llama/Llama-3.1-70B",
     "llama3_2_1b": "llama-3.2-1b", "llama3_2_3b": "llama-3.2-3b", "llama3_3_70b": "llama-3.3-70b",
     "mistral_7b": "mistral-7b-v0.1", "phi4_14b": "phi-4", "qwen2_5_0_5b": "qwen2.5-0.5b",
     "qwen2_5_1_5b": "qwen2.5-1.5b", "qwen2_5_3b": "qwen2.5-3b", "qwen2_5_7b": "qwen2.5-7b",
     "qwen3_0_6b": "qwen3-0.6b", "qwen3_1_7b": "qwen3-1.7b", "qwen3_4b": "qwen3-4b", "qwen3_8b": "qwen3-8b",
-    "qwen3_14b": "qwen3-14b", "qwen3_32b": "qwen3-32b",
+    "qwen3_14b": "qwen3-14b", "qwen3_32b": "qwen3-32b", "llama3_8b": "meta-llama/Meta-Llama-3-8B-Instruct",
+    "llama3_70b": "meta-llama/Meta-Llama-3-70B-Instruct", "llama2_13b": "meta-llama/Llama-2-13b-hf",
+    "llama2_70b": "meta-llama/Llama-2-70b-hf", "llama3_1_405b": "meta-llama/Meta-Llama-3.1-405B-Instruct",
+    "gemma_2b": "google/gemma-2b", "gemma_7b": "google/gemma-7b", "gemma2_2b": "google/gemma-2-2b",
+    "gemma2_9b": "google/gemma-2-9b", "gemma2_27b": "google/gemma-2-27b",
+    "phi3_mini": "microsoft/Phi-3-mini-4k-instruct", "qwen2_0_5b": "Qwen/Qwen2-0.5B-Instruct",
+    "qwen2_1_5b": "Qwen/Qwen2-1.5B-Instruct", "qwen2_7b": "Qwen/Qwen2-7B-Instruct",
+    "qwen2_5_14b": "Qwen/Qwen2.5-14B-Instruct", "qwen2_5_32b": "Qwen/Qwen2.5-32B-Instruct",
+    "qwen2_5_72b": "Qwen/Qwen2.5-72B-Instruct",
 }  # fmt: skip
 _OWN_SIZES = ("decoder_trainable", "encoder_trainable", "fusion_trainable", "vocab_size", "num_layers", "num_heads",
               "num_kv_heads", "embed_dim", "intermediate_dim", "attn_dropout", "norm_eps")  # fmt: skip

@@ -21,6 +21,7 @@ from foretrain.base.records import Record
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig, named
 from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.allocator.lifetimes import Lifetimes
 from foretrain.predict.allocator.replay import PhasePeak, replay
 from foretrain.predict.allocator.settings import Settings, of_run
 from foretrain.predict.estimate.simulated_run import SimulatedRun, resume, staged_bytes
@@ -32,7 +33,9 @@ Verdict = Literal["fits", "tight", "does_not_fit"]
 # Of what the replay says is reserved, eager and compiled; benchmarks/reserved.py compares it with traces.
 RESERVED = {False: (0.99, 1.0, 1.02), True: (0.99, 1.0, 1.06)}
 # Compiled, what the math path of attention allocates is known less well: traces came out 6 % lower to 17 % higher.
-ROUGHLY = (0.94, 1.05, 1.2)
+Roughly = tuple[float, float, float]
+ROUGHLY: Roughly = (0.94, 1.05, 1.2)
+EXACTLY: Roughly = (1.0, 1.0, 1.0)
 # CUDA context and loaded kernels: 0.13 GiB (RTX A2000) to 0.62 GiB (RTX 5090) reported, about 0.25 on an RTX 4070.
 CONTEXT_LOW_BYTES, CONTEXT_EXPECTED_BYTES, CONTEXT_HIGH_BYTES = 133 * MIB, 300 * MIB, 700 * MIB
 LATER_KERNELS_BYTES = 64 * MIB  # modules that a run loads and the calibration did not; an allowance, not measured
@@ -106,15 +109,10 @@ class PhaseMemory(Record):
         return self.needed_low_bytes, self.needed_expected_bytes, self.needed_high_bytes
 
 
-class StepMemory(Record):
-    """The phases of one way to run the step. `source` is the figure's source."""
+class Phased:
+    """What can be asked of a run's phases."""
 
-    step: StepName
-    compiled: bool
     phases: tuple[PhaseMemory, ...]
-    saved_bytes: int  # what autograd keeps of one micro-batch between its forward and its backward pass
-    source: str = "estimated"
-    context: Context = Context()
 
     @property
     def worst(self) -> PhaseMemory:
@@ -144,6 +142,17 @@ class StepMemory(Record):
         return next(phase for phase in self.phases if phase.phase == name)
 
 
+class StepMemory(Phased, Record):
+    """The phases of one way to run the step. `source` is the figure's source."""
+
+    step: StepName
+    compiled: bool
+    phases: tuple[PhaseMemory, ...]
+    saved_bytes: int  # what autograd keeps of one micro-batch between its forward and its backward pass
+    source: str = "estimated"
+    context: Context = Context()
+
+
 def _formula(tensor: Kind, count: int) -> str:
     coefficient, *factors = tensor.size.formula.split("·")
     text = tensor.size.formula if coefficient != "1" else "·".join(factors)
@@ -169,6 +178,57 @@ def components(peak: Peak, n_params: int) -> tuple[Component, ...]:
     return tuple(sorted(found, key=lambda row: -row.size_bytes))
 
 
+class Fit:
+    """Whether a run's events live under limits. `names`: the phases that it comes to; `roughly`: how far what is
+    reserved can be from the replay; `capped`: a cap of the trainer's own takes the place of the allocator's setting."""
+
+    roughly = EXACTLY
+    capped = False
+
+    def __init__(
+        self, events: Lifetimes, settings: Settings, context: Context, names: Sequence[str], *, compiled: bool = False
+    ) -> None:
+        self.events, self.settings, self.context, self.compiled = events, settings, context, compiled
+        self.names = names
+        self._deaths: dict[int, str | None] = {}  # by limit
+
+    def limits(self, available_bytes: int, card_bytes: int | None) -> tuple[int, int]:
+        """(leniently, strictly): what the allocator may take, with the smallest and with the expected context."""
+        low, expected, _ = self.roughly
+        leniently = round((available_bytes - self.context.low_bytes) / (low * RESERVED[self.compiled][0]))
+        strictly = round((available_bytes - self.context.expected_bytes - MARGIN_BYTES) / expected)
+        # The trainer's own cap, which memory_limit is, takes the place of the setting.
+        cap = None if self.capped or card_bytes is None else self.settings.cap_bytes(card_bytes)
+        return (leniently, strictly) if cap is None else (min(leniently, cap), min(strictly, cap))
+
+    def judged(
+        self,
+        phases: Sequence[PhaseMemory],
+        training: Sequence[PhaseMemory],
+        available_bytes: int,
+        card_bytes: int | None,
+    ) -> tuple[PhaseMemory, ...]:
+        """The phases with verdicts; `training`: those of one process, in their order."""
+        leniently, strictly = limits = self.limits(available_bytes, card_bytes)
+        dead = [self.dies_in(limit, training) for limit in limits]
+        return judged(phases, dead[0] or dead[1], dead[0] is not None, leniently, strictly)
+
+    def dies_in(self, limit_bytes: int, phases: Sequence[PhaseMemory]) -> str | None:
+        """The phase in which the allocator cannot serve a request under a limit; None where the run lives."""
+        if limit_bytes not in self._deaths:
+            self._deaths[limit_bytes] = self._replayed_under(limit_bytes, phases)
+        return self._deaths[limit_bytes]
+
+    def _replayed_under(self, limit_bytes: int, phases: Sequence[PhaseMemory]) -> str | None:
+        if all((phase.reserved_bytes or 0) <= limit_bytes for phase in phases):
+            return None
+        too_much = next((phase.phase for phase in phases if phase.tensors_bytes > limit_bytes), None)
+        if too_much is None:
+            death = replay(self.events, self.settings, limit_bytes, physical=True).death
+            too_much = death.phase if death else None
+        return too_much if too_much in self.names else None  # eval_only never comes to training
+
+
 class Ledger:
     """The memory of one way to run the step; made once, judged for any card of its kind with `judged`.
 
@@ -178,16 +238,17 @@ class Ledger:
     def __init__(self, asked: "Asked") -> None:
         spec = asked.spec
         self.key, self.spec = asked.key, spec
-        self._deaths: dict[int, str | None] = {}  # by limit
         self.context, self.capped = Context.of(spec.gpu), spec.config.memory_limit_bytes is not None
         run = SimulatedRun(spec)
         with collected_later():
             self.peaks = run.peaks() | (resumed := resume(run)).peaks
         self.events, self.settings = run.t.packed(), _settings_of(spec.config)
         self._resumed, self._n_params, self._saved_bytes = resumed, run.symbols["P"], run.saved_bytes
-        self.roughly = ROUGHLY if spec.compiled and run.writes_scores else (1.0, 1.0, 1.0)
+        self.roughly = ROUGHLY if spec.compiled and run.writes_scores else EXACTLY
         self.staged_bytes = staged_bytes(run) if asked.saves else 0
         self._names = [name for name in PHASES if not (spec.config.eval_only and name != "evaluate_first")]
+        self.fit = Fit(self.events, self.settings, self.context, self._names, compiled=spec.compiled)
+        self.fit.roughly, self.fit.capped = self.roughly, self.capped
 
     @cached_property
     def memory(self) -> StepMemory:
@@ -210,19 +271,15 @@ class Ledger:
         """
         if not self.spec.cuda or available_bytes is None:
             return worst_verdict(self.judged(available_bytes, card_bytes)) in ("fits", None)
-        limits = self._limits(available_bytes, card_bytes)
+        limits = self.fit.limits(available_bytes, card_bytes)
         if max(self.peaks[name].nbytes for name in self._names) > min(limits):
             return False
-        return all(self._dies_in(limit) is None for limit in reversed(limits))
+        return all(self.fit.dies_in(limit, self._training) is None for limit in reversed(limits))
 
-    def _limits(self, available_bytes: int, card_bytes: int | None) -> tuple[int, int]:
-        """(leniently, strictly): what the allocator may take, with the smallest and with the expected context."""
-        low, expected, _ = self.roughly
-        leniently = round((available_bytes - self.context.low_bytes) / (low * RESERVED[self.spec.compiled][0]))
-        strictly = round((available_bytes - self.context.expected_bytes - MARGIN_BYTES) / expected)
-        # The trainer's own cap, which memory_limit is, takes the place of the setting.
-        cap = None if self.capped or card_bytes is None else self.settings.cap_bytes(card_bytes)
-        return (leniently, strictly) if cap is None else (min(leniently, cap), min(strictly, cap))
+    @property
+    def _training(self) -> tuple[PhaseMemory, ...]:
+        """The phases of the process that trains; a resume is another one."""
+        return tuple(phase for phase in self.memory.phases if phase.phase != "resume")
 
     def _phase(self, name: str, held: PhasePeak | None, n_params: int) -> PhaseMemory:
         peak = self.peaks[name]
@@ -231,7 +288,7 @@ class Ledger:
             allocated, reserved = max(peak.nbytes, held.allocated_bytes), held.reserved_bytes
             if rest := allocated - peak.nbytes:
                 rows = (*rows, Component(id="rounding", size_bytes=rest, formula=""))
-        low, expected, high = _needed(allocated, reserved, self.context, self.roughly, compiled=self.spec.compiled)
+        low, expected, high = needed(allocated, reserved, self.context, self.roughly, compiled=self.spec.compiled)
         return PhaseMemory(
             phase=name, moment=peak.moment, allocated_bytes=allocated, needed_low_bytes=low,
             needed_expected_bytes=expected, needed_high_bytes=high, components=rows, reserved_bytes=reserved,
@@ -246,9 +303,7 @@ class Ledger:
         if not self.spec.cuda:
             phases = tuple(_on_cpu(self._with_copy(phase, available_bytes), available_bytes) for phase in phases)
         elif available_bytes is not None:
-            leniently, strictly = limits = self._limits(available_bytes, card_bytes)
-            dead = [self._dies_in(limit) for limit in limits]
-            phases = judged(phases, dead[0] or dead[1], dead[0] is not None, leniently, strictly)
+            phases = self.fit.judged(phases, self._training, available_bytes, card_bytes)
         return self.memory.model_copy(update={"phases": phases})
 
     def _with_copy(self, phase: PhaseMemory, available_bytes: int | None) -> PhaseMemory:
@@ -260,22 +315,6 @@ class Ledger:
         high = phase.needed_high_bytes + copy
         return phase.model_copy(update={"needed_expected_bytes": expected, "needed_high_bytes": high})
 
-    def _dies_in(self, limit_bytes: int) -> str | None:
-        """The phase in which the allocator cannot serve a request under a limit; None where the run lives."""
-        if limit_bytes not in self._deaths:
-            self._deaths[limit_bytes] = self._replayed_under(limit_bytes)
-        return self._deaths[limit_bytes]
-
-    def _replayed_under(self, limit_bytes: int) -> str | None:
-        phases = [phase for phase in self.memory.phases if phase.phase != "resume"]
-        if all((phase.reserved_bytes or 0) <= limit_bytes for phase in phases):
-            return None
-        too_much = next((phase.phase for phase in phases if phase.tensors_bytes > limit_bytes), None)
-        if too_much is None:
-            death = replay(self.events, self.settings, limit_bytes, physical=True).death
-            too_much = death.phase if death else None
-        return too_much if too_much in self._names else None  # eval_only never comes to training
-
 
 def _settings_of(config: RunConfig) -> Settings:
     """The allocator's, as the config has them; what the environment says beside them only a trace reads."""
@@ -285,8 +324,8 @@ def _settings_of(config: RunConfig) -> Settings:
         raise UserError("usage.alloc_conf", problem=str(error)) from None
 
 
-def _needed(
-    allocated: int, reserved: int | None, context: Context, roughly: tuple[float, float, float], *, compiled: bool
+def needed(
+    allocated: int, reserved: int | None, context: Context, roughly: Roughly = EXACTLY, *, compiled: bool = False
 ) -> tuple[int, int, int]:
     """(low, expected, high) of what nvidia-smi shows for the process, or a CPU's resident memory."""
     if reserved is None:

@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 
 from foretrain.model.hub.linear import Adapter, Conv1D, Linear4bit, Lora
 
-
 JOINING = ("gpt_neox", "phi", "phi3")  # what is turned is joined to the other columns, even where there are none
 
 

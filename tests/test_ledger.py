@@ -506,5 +506,7 @@ def test_a_run_that_only_evaluates_dies_in_its_evaluation() -> None:
     (phase,) = ledger.memory.phases
     assert phase.phase == "evaluate_first"
     assert phase.reserved_bytes
-    verdicts = {share: ledger.fit.dies_in(int(phase.reserved_bytes * share), ledger.memory.phases) for share in (0.8, 1.0)}
+    verdicts = {
+        share: ledger.fit.dies_in(int(phase.reserved_bytes * share), ledger.memory.phases) for share in (0.8, 1.0)
+    }
     assert verdicts == {0.8: "evaluate_first", 1.0: None}

@@ -404,7 +404,7 @@ def _made(asked: Asked) -> Ledger:
     return Ledger(asked)
 
 
-def worst_verdict(memory: StepMemory) -> Verdict | None:
+def worst_verdict(memory: Phased) -> Verdict | None:
     """The verdict of the whole run: that of its worst phase."""
     order: list[Verdict | None] = ["does_not_fit", "tight", "fits", None]
     return min((phase.verdict for phase in memory.phases), key=order.index)

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from foretrain.base.records import Record
+from foretrain.config.hub.facts import ModelFacts
 
 Method = Literal["full", "lora", "qlora", "dora"]
 Optim = Literal[
@@ -97,6 +98,10 @@ class FineTune(Record):
     def adapters(self) -> bool:
         """Whether the weights themselves are frozen."""
         return self.method != "full"
+
+    def positions_beyond(self, facts: ModelFacts) -> bool:
+        """Whether a sequence has more tokens than the model has learned positions."""
+        return facts.positions == "learned" and self.seq_len > facts.max_positions
 
     @property
     def tokens_per_step(self) -> int:

@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-BLOCK, OUTER_BLOCK = 64, 256  # weights that share a scale in 4 bits, and scales that share one of theirs
-
 
 class Adapter(NamedTuple):
     """What an adapter is made of. `wide`: its weights are fp32, as peft makes them beside half-precision ones."""

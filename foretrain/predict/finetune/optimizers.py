@@ -87,3 +87,16 @@ OPTIMIZERS: dict[Optim, OptimizerMemory] = {
     "muon": OptimizerMemory(_muon, _muon_passing),
     "sgd": OptimizerMemory(_nothing),
 }
+
+Width = Callable[[int], float]
+# Bytes that a step reads and writes for each element of a trained weight of this width.
+TRAFFIC: dict[Optim, tuple[Width, Width]] = {
+    "adamw_torch_fused": (lambda width: 4 * width, lambda width: 3 * width),
+    "adamw_torch": (lambda width: 14 * width, lambda width: 9 * width),
+    "adamw_8bit": (lambda width: 2 * width + 2, lambda width: width + 2),
+    "paged_adamw_8bit": (lambda width: 2 * width + 2, lambda width: width + 2),
+    "paged_adamw_32bit": (lambda width: 2 * width + 8, lambda width: width + 8),
+    "adafactor": (lambda width: 2 * width + 16, lambda width: width + 12),
+    "muon": (lambda width: 3 * width + 24, lambda width: 2 * width + 12),
+    "sgd": (lambda width: 2 * width, lambda width: width),
+}

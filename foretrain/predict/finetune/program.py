@@ -60,7 +60,10 @@ class Program:
         self.facts, self.tune, self.cuda, self.attention = facts, tune, cuda, attention
         self.dtype = DTYPES[tune.dtype]
         self.low = AMP[tune.amp]
-        self.weights = dict(self._built(facts.n_layer).named_parameters())
+        whole = self._built(facts.n_layer)
+        self.weights = dict(whole.named_parameters())
+        linear = programs.load("foretrain.model.hub.linear").Linear4bit
+        self.packed = [module.shape for module in whole.modules() if isinstance(module, linear)]  # out x in, in 4 bits
         special = (facts.sliding_layers, facts.layers_without_rotary, facts.dense_layers)
         alike = all(len(layers) in (0, facts.n_layer) for layers in special)
         self.run = (min(MOST, facts.n_layer) if alike else facts.n_layer,)

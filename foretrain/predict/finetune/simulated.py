@@ -25,6 +25,7 @@ from foretrain.predict.finetune.program import Program
 from foretrain.predict.timeline import Passage, Size, Tensor, Timeline
 
 PHASES = ("load", "prepare", "first_step", "steady_step", "evaluate", "save", "merge")
+BLOCK, OUTER_BLOCK = 64, 256  # weights that share a scale in 4 bits, and scales that share one of theirs
 PAGED = 100_000  # elements from which on bitsandbytes pages a state (get_state_buffer)
 MICRO_BATCHES, STEPS = 3, 3  # that are written out: then what the allocator reserves has settled
 
@@ -94,8 +95,23 @@ class SimulatedFineTuning:
         for parameter in self.program.weights.values():
             kind = "adapters" if ".lora_" in parameter.name else "weights"
             self.alloc(kind, parameter.dtype.itemsize * parameter.numel(), self._formula(parameter))
+        for n_out, n_in in self.program.packed:
+            self.pack(n_out * n_in)
         if self.facts.model_type == "gpt_bigcode":  # its causal mask, which sdpa does not read
             self.alloc("buffers", self.facts.max_positions**2, "W·W")
+
+    def pack(self, elements: int) -> None:
+        """A weight in 4 bits: it comes in its published dtype, is packed, and goes. Its scales are fp32, or 8 bits with
+        scales of their own (bitsandbytes functional.py, quantize_4bit)."""
+        source = self.alloc("temporaries", 2 * elements)
+        scales = -(-elements // BLOCK)
+        self.alloc("weights", -(-elements // 2), f"{elements}/2")
+        first = self.alloc("temporaries" if self.tune.double_quant else "weights", 4 * scales)
+        if self.tune.double_quant:
+            self.alloc("weights", scales)
+            self.alloc("weights", 4 * -(-scales // OUTER_BLOCK))
+            self.t.free(first)
+        self.t.free(source)
 
     def step(self, phase: str) -> None:
         """One optimizer step; the batches of all its micro-batches are on the card from its beginning."""

@@ -1,0 +1,129 @@
+"""What to change in a fine-tuning run, each change planned: memory, time, and whether it fits then."""
+
+from collections.abc import Callable, Iterator
+from itertools import combinations
+
+from foretrain.base.records import Record
+from foretrain.config.finetune.options import FineTune
+from foretrain.predict.finetune.plan import FineTunePlan, replanned
+from foretrain.predict.memory import Verdict
+
+MOST_TOGETHER = 3  # changes that are tried together
+
+
+class FineTuneChange(Record):
+    """A change and what it comes to. `ids`: of its texts; `changed`: options with their new values; `longer`: of the
+    time of a token, less where negative; None where the card's speed is not known."""
+
+    ids: tuple[str, ...]
+    changed: dict[str, bool | int | str]
+    verdict: Verdict | None
+    needed_bytes: int
+    saved_bytes: int
+    longer: float | None
+    learns_otherwise: bool  # what is trained is no longer the same
+
+
+Values = dict[str, bool | int | str]
+Try = Callable[[FineTune], Values]
+
+
+def _checkpointing(tune: FineTune) -> Values:
+    return {} if tune.gradient_checkpointing else {"gradient_checkpointing": True}
+
+
+def _smaller_batch(tune: FineTune) -> Values:
+    if tune.batch_size == 1:
+        return {}
+    return {"batch_size": 1, "grad_accum": tune.grad_accum * tune.batch_size}
+
+
+def _half_batch(tune: FineTune) -> Values:
+    if tune.batch_size % 2 or tune.batch_size == 2:
+        return {}
+    return {"batch_size": tune.batch_size // 2, "grad_accum": tune.grad_accum * 2}
+
+
+def _optimizer(tune: FineTune) -> Values:
+    return {"optim": "adamw_8bit"} if tune.optim in ("adamw_torch_fused", "adamw_torch") else {}
+
+
+def _attention(tune: FineTune) -> Values:
+    return {"attn": "sdpa"} if tune.attn == "eager" else {}
+
+
+def _unpadded(tune: FineTune) -> Values:
+    return {"packing": True} if tune.padded and not tune.packing else {}
+
+
+def _lora(tune: FineTune) -> Values:
+    return {"method": "lora"} if tune.method == "full" else {}
+
+
+def _qlora(tune: FineTune) -> Values:
+    return {"method": "qlora"} if tune.method in ("full", "lora") else {}
+
+
+def _shorter(tune: FineTune) -> Values:
+    return {"seq_len": tune.seq_len // 2} if tune.seq_len >= 512 else {}
+
+
+# The training stays the same with the first ones, and is another one with the others.
+SAME: dict[str, Try] = {
+    "checkpointing": _checkpointing, "half_batch": _half_batch, "batch_of_one": _smaller_batch,
+    "attention": _attention, "packing": _unpadded,
+}  # fmt: skip
+OTHER: dict[str, Try] = {"optimizer_8bit": _optimizer, "lora": _lora, "qlora": _qlora, "shorter": _shorter}
+
+
+def changes(plan: FineTunePlan) -> tuple[FineTuneChange, ...]:
+    """The changes that save memory, best first: those that fit before others, then those after which the same is
+    learned, then by time."""
+    singles = [found for ids in ([name] for name in {**SAME, **OTHER}) if (found := _planned(plan, ids))]
+    found = [change for change in singles if change.saved_bytes > 0]
+    if not any(change.verdict == "fits" for change in found):
+        found += [change for change in _together(plan) if change.verdict == "fits"][:4]
+    return tuple(sorted(found, key=_rank))
+
+
+def _together(plan: FineTunePlan) -> Iterator[FineTuneChange]:
+    """Several at once, the fewest first."""
+    names = [name for name, make in {**SAME, **OTHER}.items() if name != "half_batch" and make(plan.tune)]
+    for count in range(2, MOST_TOGETHER + 1):
+        fitting = False
+        for ids in combinations(names, count):
+            if {"lora", "qlora"} <= set(ids):
+                continue
+            change = _planned(plan, ids)
+            if change is not None and change.verdict == "fits":
+                fitting = True
+                yield change
+        if fitting:
+            return
+
+
+def _planned(plan: FineTunePlan, ids: Iterator[str] | list[str] | tuple[str, ...]) -> FineTuneChange | None:
+    """The plan with these changes; None where one of them changes nothing."""
+    changed: Values = {}
+    ids = tuple(ids)
+    for id in ids:
+        values = {**SAME, **OTHER}[id](plan.tune)
+        if not values:
+            return None
+        changed |= values
+    other = replanned(plan, **changed)
+    longer = None
+    if plan.timing is not None and other.timing is not None:
+        longer = plan.timing.tokens_per_s / other.timing.tokens_per_s - 1
+    return FineTuneChange(
+        ids=ids, changed=changed, verdict=other.verdict, needed_bytes=other.needed_bytes,
+        saved_bytes=plan.needed_bytes - other.needed_bytes, longer=longer,
+        learns_otherwise=any(id in OTHER for id in ids),
+    )  # fmt: skip
+
+
+def _rank(change: FineTuneChange) -> tuple[object, ...]:
+    order = {"fits": 0, "tight": 1, "does_not_fit": 2, None: 3}
+    if change.verdict == "fits":
+        return order[change.verdict], change.learns_otherwise, len(change.ids), change.longer or 0.0
+    return order[change.verdict], change.needed_bytes

@@ -1,0 +1,91 @@
+"""The memory of a fine-tuning run: each phase with its components and a verdict. No torch."""
+
+from functools import lru_cache
+
+from foretrain.base.garbage import collected_later
+from foretrain.base.records import Record
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.hub.facts import ModelFacts
+from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.allocator.replay import PhasePeak, replay
+from foretrain.predict.allocator.settings import Settings
+from foretrain.predict.finetune.simulated import PHASES, SimulatedFineTuning
+from foretrain.predict.memory import Component, Context, Fit, Phased, PhaseMemory, components, needed
+from foretrain.predict.timeline import Peak
+
+MOST_KEPT = 128
+
+
+class FineTuneMemory(Phased, Record):
+    """The phases of a run in their order. `source`: estimated or traced. `paged_bytes`: optimizer states in managed
+    memory, which moves between the card and the computer and is not in the allocator."""
+
+    phases: tuple[PhaseMemory, ...]
+    saved_bytes: int  # what autograd keeps of one micro-batch between its forward and its backward pass
+    source: str = "estimated"
+    context: Context = Context()
+    paged_bytes: int = 0
+
+
+class FineTuneLedger:
+    """The memory of one way to fine-tune a model, without verdicts; `judged` gives them for a card's free memory."""
+
+    def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
+        self.context = Context.of(gpu)
+        with collected_later():
+            run = SimulatedFineTuning(facts, tune, gpu)
+            timeline = run.write()
+        events, settings = timeline.packed(), Settings()
+        held = {peak.phase: peak for peak in replay(events, settings).phases}
+        names = [name for name in PHASES if name in timeline.peaks]
+        self.fit = Fit(events, settings, self.context, names)
+        self.n_trained = sum(parameter.numel() for parameter in run.trained)
+        self.n_params = sum(parameter.numel() for parameter in run.program.weights.values())
+        self.n_params += sum(n_out * n_in for n_out, n_in in run.program.packed)
+        phases = tuple(self._phase(name, timeline.peaks[name], held[name]) for name in names)
+        self.memory = FineTuneMemory(
+            phases=phases, saved_bytes=run.saved_bytes, context=self.context, paged_bytes=run.paged_bytes
+        )
+
+    def _phase(self, name: str, peak: Peak, held: PhasePeak) -> PhaseMemory:
+        rows = components(peak, self.n_trained)
+        allocated = max(peak.nbytes, held.allocated_bytes)
+        if rest := allocated - peak.nbytes:
+            rows = (*rows, Component(id="rounding", size_bytes=rest, formula=""))
+        low, expected, high = needed(allocated, held.reserved_bytes, self.context)
+        return PhaseMemory(
+            phase=name, moment=peak.moment, allocated_bytes=allocated, needed_low_bytes=low,
+            needed_expected_bytes=expected, needed_high_bytes=high, components=rows,
+            reserved_bytes=held.reserved_bytes,
+        )  # fmt: skip
+
+    def judged(self, available_bytes: int | None, card_bytes: int | None = None) -> FineTuneMemory:
+        """With verdicts for what the process may take, context included; without where nobody knows that."""
+        if available_bytes is None:
+            return self.memory
+        phases = self.fit.judged(self.memory.phases, self.memory.phases, available_bytes, card_bytes)
+        return self.memory.model_copy(update={"phases": phases})
+
+
+class _Asked:
+    """A question; those with one `key` have one answer."""
+
+    def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
+        self.facts, self.tune, self.gpu = facts, tune, gpu
+        self.key = facts.model_dump_json(), tune.model_dump_json(), gpu.name, Context.of(gpu)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Asked) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key[:3])
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _ledger(asked: _Asked) -> FineTuneLedger:
+    return FineTuneLedger(asked.facts, asked.tune, asked.gpu)
+
+
+def estimated(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTuneLedger:
+    """The estimate of a run on this card. The last ones are kept."""
+    return _ledger(_Asked(facts, tune, gpu))

@@ -1,0 +1,157 @@
+"""`FineTunePlan`: what a fine-tuning run will take on a card, as one record. Instant, without torch.
+
+Every figure has its source: memory is *estimated* from the model's code or *traced*; time is *estimated* from the
+card's rates.
+"""
+
+import math
+from typing import Literal
+
+from foretrain.base.errors import UserError
+from foretrain.base.records import Note, Record
+from foretrain.base.units import format_bytes, format_duration
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.hub.facts import ModelFacts, ModelSource
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.energy import Spending, spending
+from foretrain.predict.finetune.memory import FineTuneMemory, estimated
+from foretrain.predict.finetune.program import adapted_roles
+from foretrain.predict.finetune.time import step_s
+from foretrain.predict.memory import Verdict, worst_verdict
+from foretrain.predict.speed.time import Range
+
+SCHEMA = "foretrain.finetune/1"
+
+
+class FineTuneCounts(Record):
+    """Parameters: all of the model and its adapters, and those that are trained."""
+
+    n_params: int
+    n_trained: int
+
+
+class FineTuneTiming(Spending):
+    """Times of the run. `total_s` is None where neither the data nor the steps are known."""
+
+    source: Literal["estimated"] = "estimated"
+    step_s: Range
+    tokens_per_s: float
+    flops_per_step: int
+    mfu: float | None
+    steps: int | None = None
+    total_s: Range | None = None
+
+
+class FineTunePlan(Record):
+    """The forecast of one model, one way to fine-tune it, one card."""
+
+    name: str
+    where: str
+    facts: ModelFacts
+    tune: FineTune
+    gpu: Gpu
+    counts: FineTuneCounts
+    available_bytes: int | None
+    used_by_others_bytes: int
+    memory: FineTuneMemory
+    timing: FineTuneTiming | None
+    notes: tuple[Note, ...] = ()
+
+    def __repr__(self) -> str:
+        room = f" of {format_bytes(self.available_bytes)}" if self.available_bytes is not None else ""
+        total = self.timing.total_s if self.timing else None
+        time = f", {format_duration(total.expected_s)}" if total else ""
+        return (
+            f"<plan of {self.name} on {self.gpu.name}: {self.verdict}, {format_bytes(self.needed_bytes)}{room}{time}>"
+        )
+
+    @property
+    def needed_bytes(self) -> int:
+        """What the run is expected to need on the card: reserved memory and the CUDA context."""
+        return self.memory.needed_bytes
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether it fits, by its worst phase; None where the memory to fit in is not known."""
+        return worst_verdict(self.memory)
+
+
+def resolved(facts: ModelFacts, tune: FineTune) -> FineTune:
+    """The options with `auto` decided. Raises UserError for what this model cannot have."""
+    dtype = facts.dtype if tune.dtype == "auto" else tune.dtype
+    if tune.adapters and not adapted_roles(tune):
+        raise UserError("usage.lora_targets", targets=tune.lora_targets, model=facts.model_type)
+    if tune.attn == "flash_attention_2" and dtype == "float32" and tune.amp == "no":
+        raise UserError("usage.flash_needs_half")
+    if tune.positions_beyond(facts):
+        raise UserError("usage.seq_beyond", seq_len=tune.seq_len, most=facts.max_positions)
+    return tune.model_copy(update={"dtype": dtype})
+
+
+def plan(source: ModelSource, tune: FineTune, gpu: Gpu, *, used_by_others_bytes: int = 0) -> FineTunePlan:
+    """The forecast. Raises UserError where foretrain does not know the model's parts (only a trace can then), or the
+    card is none of CUDA's."""
+    facts = source.facts
+    if facts is None:
+        raise UserError("usage.family_unknown", model=str(source.config.get("model_type")), source=source.where)
+    if gpu.kind != "cuda":
+        raise UserError("usage.finetune_needs_cuda", gpu=gpu.name)
+    tune = resolved(facts, tune)
+    room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
+    ledger = estimated(facts, tune, gpu)
+    counts = FineTuneCounts(n_params=ledger.n_params, n_trained=ledger.n_trained)
+    return FineTunePlan(
+        name=source.name, where=source.where, facts=facts, tune=tune, gpu=gpu, counts=counts, available_bytes=room,
+        used_by_others_bytes=used_by_others_bytes, memory=ledger.judged(room, gpu.memory_bytes),
+        timing=timing(facts, tune, gpu), notes=tuple(_notes(source, facts, tune, gpu, used_by_others_bytes)),
+    )  # fmt: skip
+
+
+def replanned(plan: FineTunePlan, **options: object) -> FineTunePlan:
+    """The same with other options."""
+    tune = FineTune.model_validate({**plan.tune.model_dump(), **options})
+    ledger = estimated(plan.facts, tune, plan.gpu)
+    memory = ledger.judged(plan.available_bytes, plan.gpu.memory_bytes)
+    return plan.model_copy(update={"tune": tune, "memory": memory, "timing": timing(plan.facts, tune, plan.gpu)})
+
+
+def timing(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTuneTiming | None:
+    """How long it takes; None where the card's speed is not known."""
+    found = step_s(facts, tune, gpu)
+    if found is None:
+        return None
+    each, flops = found
+    tokens_per_s = tune.tokens_per_step / each.expected_s
+    peak = gpu.peak_flop_per_s("bfloat16" if gpu.supports_bf16 else "float16")
+    mfu = flops / each.expected_s / peak if peak else None
+    steps = tune.max_steps or (math.ceil(tune.dataset_tokens * tune.epochs / tune.tokens_per_step) or None)
+    total = each.scaled(steps) if steps else None
+    spent = spending(RunConfig(), gpu, mfu, total or each)
+    return FineTuneTiming(
+        step_s=each, tokens_per_s=tokens_per_s, flops_per_step=flops, mfu=mfu, steps=steps, total_s=total,
+        **dict(spent),
+    )  # fmt: skip
+
+
+def _notes(source: ModelSource, facts: ModelFacts, tune: FineTune, gpu: Gpu, others_bytes: int) -> list[Note]:
+    found = []
+
+    def note(id: str, **values: object) -> None:
+        found.append(Note(id=id, values=values))
+
+    if not others_bytes:
+        note("others_unknown")
+    if source.code:
+        note("remote_code")
+    if tune.seq_len > facts.max_positions:
+        note("seq_beyond_trained", seq_len=tune.seq_len, most=facts.max_positions)
+    if tune.optim.startswith("paged"):
+        note("paged_optimizer")
+    if facts.n_expert:
+        note("experts_bound")
+    if tune.compile:
+        note("finetune_compile")
+    if tune.liger:
+        note("finetune_liger")
+    return found

@@ -1,0 +1,155 @@
+"""The first screen of a fine-tuning plan: does it fit, how fast, what takes the memory, what to change."""
+
+from typing import Any
+
+from foretrain.advice.finetune import FineTuneChange
+from foretrain.base.messages import has, listed
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.memory import PhaseMemory
+from foretrain.reports.document import Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
+from foretrain.reports.views.shared import TONES, grouped
+
+LARGEST = 4  # groups of memory that are named
+MOST_CHANGES = 3
+
+
+def screen(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> Screen:
+    """One plan, a dozen lines."""
+    rows = [_batch(plan), _trained(plan), *_time(plan), _memory(plan), *_changes(plan, changes), *_assumed(plan)]
+    return Screen(_title(plan), (_verdict(plan),), None, tuple(rows))
+
+
+def line(plan: FineTunePlan, version: str) -> Message:
+    """The answer in one line."""
+    values = {
+        "name": plan.name, "method": plan.tune.method, "gpu": plan.gpu.name, "needed": plan.needed_bytes,
+        "verdict": Message(f"word.{plan.verdict}") if plan.verdict else "–", "source": plan.memory.source,
+        "tokens": plan.timing.tokens_per_s if plan.timing else 0.0, "version": version,
+    }  # fmt: skip
+    return Message("finetune.line" if plan.timing else "finetune.line_no_time", values)
+
+
+def document(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> Document:
+    """The whole plan: each phase, the components of the worst one with their formulas, all changes, all notes."""
+    heads = ("phase", "allocated", "reserved", "needed", "verdict")
+    columns = tuple(Message(f"column.finetune_{name}") for name in heads)
+    rows = tuple(_phase(phase) for phase in plan.memory.phases)
+    tones = tuple(TONES[phase.verdict] for phase in plan.memory.phases)
+    phases = Section(Message("finetune.phases"), (Table(columns, rows, frozenset({1, 2, 3}), tones),))
+    parts = tuple(
+        (Message(f"component.{row.id}") if has(f"component.{row.id}") else row.id, Quantity(row.size_bytes, "bytes"),
+         row.formula)
+        for row in plan.memory.neediest.components
+    )  # fmt: skip
+    names = tuple(Message(f"column.finetune_{name}") for name in ("component", "bytes", "formula"))
+    where = Message("finetune.components", {"phase": Message(f"finetune.phase.{plan.memory.neediest.phase}")})
+    sections = [phases, Section(where, (Table(names, parts, frozenset({1})),))]
+    if changes:
+        listed_changes = tuple(Paragraph(Message("first.said", {"text": _change(each)})) for each in changes)
+        sections.append(Section(Message("finetune.changes"), listed_changes))
+    notes = tuple(Paragraph(Message(f"note.{note.id}", note.values)) for note in plan.notes if has(f"note.{note.id}"))
+    if notes:
+        sections.append(Section(Message("finetune.notes"), notes))
+    lead = Section(Message("finetune.verdict"), (_verdict(plan),))
+    return Document(_title(plan), Message("finetune.subtitle", {"where": plan.where}), [lead, *sections])
+
+
+def _title(plan: FineTunePlan) -> Message:
+    tune = plan.tune
+    method = Message(f"finetune.method.{tune.method}", {"rank": tune.lora_r})
+    return Message("finetune.title", {
+        "name": plan.name, "method": method, "gpu": plan.gpu.name, "source": plan.memory.source,
+    })  # fmt: skip
+
+
+def _verdict(plan: FineTunePlan) -> Paragraph:
+    phase, verdict = plan.memory.neediest, plan.verdict
+    room = {"available": plan.available_bytes or 0}
+    kind = "free" if plan.used_by_others_bytes else "card"
+    values: dict[str, Any] = {
+        "peak": phase.needed_span, "gpu": plan.gpu.name, "room": Message(f"first.room.{kind}", room),
+        "short": Message(f"first.short.{kind}", room), "where": _where(phase),
+    }  # fmt: skip
+    beyond = plan.available_bytes is not None and plan.needed_bytes > plan.available_bytes
+    id = f"{verdict}_at_limit" if beyond and verdict in ("fits", "tight") else verdict or "unknown"
+    return Paragraph(Message(f"first.verdict.{id}", values), TONES[verdict])
+
+
+def _where(phase: PhaseMemory) -> Message:
+    if phase.phase in ("evaluate", "load"):
+        return Message("first.where.evaluation" if phase.phase == "evaluate" else "first.where.build")
+    part = phase.moment.partition(".")[0]
+    return Message(f"first.where.{part}") if has(f"first.where.{part}") else Message("first.where.backward")
+
+
+def _batch(plan: FineTunePlan) -> Row:
+    t = plan.tune
+    values = {"batch": t.batch_size, "seq_len": t.seq_len, "accum": t.grad_accum, "tokens": t.tokens_per_step}
+    id = "finetune.batch" if t.grad_accum == 1 else "finetune.batch_accum"
+    return Row(Message("first.label.batch"), Message(id, values))
+
+
+def _trained(plan: FineTunePlan) -> Row:
+    c, t = plan.counts, plan.tune
+    values = {"trained": c.n_trained, "params": c.n_params, "share": c.n_trained / c.n_params, "dtype": t.dtype,
+              "optim": t.optim}  # fmt: skip
+    id = "finetune.trained" if t.adapters else "finetune.trained_all"
+    return Row(Message("finetune.label.trains"), Message(id, values))
+
+
+def _time(plan: FineTunePlan) -> list[Row]:
+    timing = plan.timing
+    if timing is None:
+        return [Row(Message("first.label.time"), Message("first.no_time", {"gpu": plan.gpu.name}))]
+    total = timing.total_s
+    values: dict[str, Any] = {
+        "tokens": timing.tokens_per_s, "step": timing.step_s.expected_s, "mfu": timing.mfu or 0.0,
+        "steps": timing.steps or 0,
+        "total": (total.low_s, total.expected_s, total.high_s) if total else (0.0, 0.0, 0.0),
+    }  # fmt: skip
+    rows = [Row(Message("first.label.time"), Message("finetune.time" if total else "finetune.speed", values))]
+    if total and timing.energy_expected_j is not None:
+        money = timing.money()
+        spent = {"energy": timing.energy_expected_j, "money": (*(money or (0.0, 0.0, 0.0)), "EUR"), "price_kwh": 0.3,
+                 "currency": "EUR"}  # fmt: skip
+        rows.append(Row(Message("first.label.cost"), Message("first.power" if money else "first.energy", spent)))
+    return rows
+
+
+def _memory(plan: FineTunePlan) -> Row:
+    parts = sorted(grouped(plan.memory.neediest.components), key=lambda part: -part[1])[:LARGEST]
+    named = listed(f"{Message(f'group.{group}').text()} {Quantity(size, 'bytes').text()}" for group, size in parts)
+    return Row(Message("finetune.label.memory"), named)
+
+
+def _changes(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> list[Row]:
+    if plan.verdict == "fits" or not changes:
+        return []
+    labels = [Message("first.label.change"), *[Message("finetune.label.or")] * MOST_CHANGES]
+    return [Row(label, _change(each)) for label, each in zip(labels, changes[:MOST_CHANGES], strict=False)]
+
+
+def _change(change: FineTuneChange) -> str:
+    what = listed(Message(f"finetune.change.{id}", dict(change.changed)).text() for id in change.ids)
+    values = {"change": what, "needed": change.needed_bytes}
+    said = [Message(f"finetune.changed.{change.verdict or 'unknown'}", values).text()]
+    if change.longer is not None and abs(change.longer) >= 0.005:
+        id = "first.more_time" if change.longer > 0 else "first.less_time"
+        said.append(Message(id, {"share": abs(change.longer)}).text())
+    return listed(said)
+
+
+def _phase(phase: PhaseMemory) -> tuple[Any, ...]:
+    return (
+        Message(f"finetune.phase.{phase.phase}"), Quantity(phase.allocated_bytes, "bytes"),
+        Quantity(phase.reserved_bytes, "bytes"), Quantity(phase.needed_expected_bytes, "bytes"),
+        Message(f"word.{phase.verdict}") if phase.verdict else "–",
+    )  # fmt: skip
+
+
+def _assumed(plan: FineTunePlan) -> list[Row]:
+    said = [Message(f"first.assumed.{note.id}", note.values).text() for note in plan.notes
+            if has(f"first.assumed.{note.id}")]  # fmt: skip
+    if plan.timing is not None:
+        said.append(Message("first.assumed.speed").text())
+    return [Row(Message("first.label.assumed"), listed(said), optional=1)] if said else []

@@ -7,7 +7,7 @@ from foretrain.app.limits import Limits, check_limits, make_plans, priced
 from foretrain.app.plan import targets
 from foretrain.base.errors import UserError
 from foretrain.base.messages import knob_help, knob_unit
-from foretrain.cli.commands import plan_exact, plan_limits, plan_print
+from foretrain.cli.commands import plan_exact, plan_finetune, plan_limits, plan_print
 from foretrain.cli.commands import plan_options as o
 from foretrain.cli.commands.plan_exact import Depth
 from foretrain.cli.commands.plan_print import Form
@@ -42,6 +42,12 @@ foretrain plan my.py --gpu 3060,4070 --batch_size=auto --total_batch_size=524288
 foretrain plan my.py --gpu 4070,4090,A100-SXM4-80GB --price "4090=0.35,A100-SXM4-80GB=1.2"   (which card?)
 
 foretrain plan my.py --gpu 4070 --within 12h --write shorter.toml   (also 5EUR, 3kWh; --tokens 10B)
+
+foretrain plan llama-3.2-1b --method lora --seq-len 4096 --batch-size 2 --gpu 4070   (fine-tuning)
+
+foretrain plan hf:Qwen/Qwen3-8B --method qlora --gradient-checkpointing --gpu 4090
+
+foretrain plan axolotl.yaml --gpu 3090   (also LLaMA-Factory, TRL, torchtune, unsloth, TrainingArguments)
 
 foretrain plan --gpu 4070 --best --within 20h --data-tokens 3.68B   (which model?)"""
 
@@ -80,6 +86,15 @@ def plan_command(
     quiet: Quiet = False,
 ) -> None:
     """Plan a run: does it fit, how long, what does it cost, what limits it. Needs no GPU and no torch."""
+    if words and plan_finetune.is_asked(words):
+        refused = {
+            "--exact": exact, "--explain": explain, "--snapshot": snapshot, "--within": within, "--tokens": tokens,
+            "--best": best, "--step-time": step_time, "--logged-mfu": logged_mfu, "--write": write,
+            "--trainer": trainer, "--price": price, "--co2": co2,
+        }  # fmt: skip
+        asked = plan_finetune.Asked(gpu, others, largest, check, full, oneline, as_json, quiet)
+        plan_finetune.answer(words, asked, refused)
+        return
     resolved = plan_exact.with_trainer(resolve(words or []), trainer)
     limits = Limits(price, co2, within, tokens, best, data_tokens, write, frozenset(resolved.sources))
     resolved = priced(resolved, limits)

@@ -4,22 +4,16 @@ Every figure has its source: memory is *estimated* from the model's code or *tra
 card's rates.
 """
 
-import math
-from typing import Literal
-
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note, Record
 from foretrain.base.units import format_bytes, format_duration
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts, ModelSource
-from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.energy import Spending, spending
 from foretrain.predict.finetune.memory import FineTuneMemory, estimated
 from foretrain.predict.finetune.program import adapted_roles
-from foretrain.predict.finetune.time import step_s
+from foretrain.predict.finetune.timing import FineTuneTiming, timing
 from foretrain.predict.memory import Verdict, worst_verdict
-from foretrain.predict.speed.time import Range
 
 SCHEMA = "foretrain.finetune/1"
 
@@ -29,18 +23,6 @@ class FineTuneCounts(Record):
 
     n_params: int
     n_trained: int
-
-
-class FineTuneTiming(Spending):
-    """Times of the run. `total_s` is None where neither the data nor the steps are known."""
-
-    source: Literal["estimated"] = "estimated"
-    step_s: Range
-    tokens_per_s: float
-    flops_per_step: int
-    mfu: float | None
-    steps: int | None = None
-    total_s: Range | None = None
 
 
 class FineTunePlan(Record):
@@ -114,24 +96,6 @@ def replanned(plan: FineTunePlan, **options: object) -> FineTunePlan:
     ledger = estimated(plan.facts, tune, plan.gpu)
     memory = ledger.judged(plan.available_bytes, plan.gpu.memory_bytes)
     return plan.model_copy(update={"tune": tune, "memory": memory, "timing": timing(plan.facts, tune, plan.gpu)})
-
-
-def timing(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTuneTiming | None:
-    """How long it takes; None where the card's speed is not known."""
-    found = step_s(facts, tune, gpu)
-    if found is None:
-        return None
-    each, flops = found
-    tokens_per_s = tune.tokens_per_step / each.expected_s
-    peak = gpu.peak_flop_per_s("bfloat16" if gpu.supports_bf16 else "float16")
-    mfu = flops / each.expected_s / peak if peak else None
-    steps = tune.max_steps or (math.ceil(tune.dataset_tokens * tune.epochs / tune.tokens_per_step) or None)
-    total = each.scaled(steps) if steps else None
-    spent = spending(RunConfig(), gpu, mfu, total or each)
-    return FineTuneTiming(
-        step_s=each, tokens_per_s=tokens_per_s, flops_per_step=flops, mfu=mfu, steps=steps, total_s=total,
-        **dict(spent),
-    )  # fmt: skip
 
 
 def _notes(source: ModelSource, facts: ModelFacts, tune: FineTune, gpu: Gpu, others_bytes: int) -> list[Note]:

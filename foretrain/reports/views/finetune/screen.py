@@ -5,8 +5,9 @@ from typing import Any
 from foretrain.advice.finetune import FineTuneChange
 from foretrain.base.messages import has, listed
 from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.finetune.timing import PRICES
 from foretrain.predict.memory import PhaseMemory
-from foretrain.reports.document import Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
+from foretrain.reports.document import Message, Paragraph, Quantity, Row, Screen
 from foretrain.reports.views.shared import TONES, grouped
 
 LARGEST = 4  # groups of memory that are named
@@ -16,7 +17,7 @@ MOST_CHANGES = 3
 def screen(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> Screen:
     """One plan, a dozen lines."""
     rows = [_batch(plan), _trained(plan), *_time(plan), _memory(plan), *_changes(plan, changes), *_assumed(plan)]
-    return Screen(_title(plan), (_verdict(plan),), None, tuple(rows))
+    return Screen(title(plan), (verdict_of(plan),), None, tuple(rows))
 
 
 def line(plan: FineTunePlan, version: str) -> Message:
@@ -29,32 +30,8 @@ def line(plan: FineTunePlan, version: str) -> Message:
     return Message("finetune.line" if plan.timing else "finetune.line_no_time", values)
 
 
-def document(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> Document:
-    """The whole plan: each phase, the components of the worst one with their formulas, all changes, all notes."""
-    heads = ("phase", "allocated", "reserved", "needed", "verdict")
-    columns = tuple(Message(f"column.finetune_{name}") for name in heads)
-    rows = tuple(_phase(phase) for phase in plan.memory.phases)
-    tones = tuple(TONES[phase.verdict] for phase in plan.memory.phases)
-    phases = Section(Message("finetune.phases"), (Table(columns, rows, frozenset({1, 2, 3}), tones),))
-    parts = tuple(
-        (Message(f"component.{row.id}") if has(f"component.{row.id}") else row.id, Quantity(row.size_bytes, "bytes"),
-         row.formula)
-        for row in plan.memory.neediest.components
-    )  # fmt: skip
-    names = tuple(Message(f"column.finetune_{name}") for name in ("component", "bytes", "formula"))
-    where = Message("finetune.components", {"phase": Message(f"finetune.phase.{plan.memory.neediest.phase}")})
-    sections = [phases, Section(where, (Table(names, parts, frozenset({1})),))]
-    if changes:
-        listed_changes = tuple(Paragraph(Message("first.said", {"text": _change(each)})) for each in changes)
-        sections.append(Section(Message("finetune.changes"), listed_changes))
-    notes = tuple(Paragraph(Message(f"note.{note.id}", note.values)) for note in plan.notes if has(f"note.{note.id}"))
-    if notes:
-        sections.append(Section(Message("finetune.notes"), notes))
-    lead = Section(Message("finetune.verdict"), (_verdict(plan),))
-    return Document(_title(plan), Message("finetune.subtitle", {"where": plan.where}), [lead, *sections])
-
-
-def _title(plan: FineTunePlan) -> Message:
+def title(plan: FineTunePlan) -> Message:
+    """The model, how it is trained, the card, and where the figures are from."""
     tune = plan.tune
     method = Message(f"finetune.method.{tune.method}", {"rank": tune.lora_r})
     return Message("finetune.title", {
@@ -62,7 +39,8 @@ def _title(plan: FineTunePlan) -> Message:
     })  # fmt: skip
 
 
-def _verdict(plan: FineTunePlan) -> Paragraph:
+def verdict_of(plan: FineTunePlan) -> Paragraph:
+    """Whether it fits, what it needs of what there is, and when most."""
     phase, verdict = plan.memory.neediest, plan.verdict
     room = {"available": plan.available_bytes or 0}
     kind = "free" if plan.used_by_others_bytes else "card"
@@ -91,8 +69,8 @@ def _batch(plan: FineTunePlan) -> Row:
 
 def _trained(plan: FineTunePlan) -> Row:
     c, t = plan.counts, plan.tune
-    values = {"trained": c.n_trained, "params": c.n_params, "share": c.n_trained / c.n_params, "dtype": t.dtype,
-              "optim": t.optim}  # fmt: skip
+    share = c.n_trained / c.n_params
+    values = {"trained": c.n_trained, "params": c.n_params, "share": share, "dtype": t.dtype, "optim": t.optim}
     id = "finetune.trained" if t.adapters else "finetune.trained_all"
     return Row(Message("finetune.label.trains"), Message(id, values))
 
@@ -110,8 +88,10 @@ def _time(plan: FineTunePlan) -> list[Row]:
     rows = [Row(Message("first.label.time"), Message("finetune.time" if total else "finetune.speed", values))]
     if total and timing.energy_expected_j is not None:
         money = timing.money()
-        spent = {"energy": timing.energy_expected_j, "money": (*(money or (0.0, 0.0, 0.0)), "EUR"), "price_kwh": 0.3,
-                 "currency": "EUR"}  # fmt: skip
+        spent = {
+            "energy": timing.energy_expected_j, "money": (*(money or (0.0, 0.0, 0.0)), PRICES.currency),
+            "price_kwh": PRICES.price_per_kwh, "currency": PRICES.currency,
+        }  # fmt: skip
         rows.append(Row(Message("first.label.cost"), Message("first.power" if money else "first.energy", spent)))
     return rows
 
@@ -126,11 +106,18 @@ def _changes(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> list[Ro
     if plan.verdict == "fits" or not changes:
         return []
     labels = [Message("first.label.change"), *[Message("finetune.label.or")] * MOST_CHANGES]
-    return [Row(label, _change(each)) for label, each in zip(labels, changes[:MOST_CHANGES], strict=False)]
+    return [Row(label, change_text(each)) for label, each in zip(labels, changes[:MOST_CHANGES], strict=False)]
 
 
-def _change(change: FineTuneChange) -> str:
-    what = listed(Message(f"finetune.change.{id}", dict(change.changed)).text() for id in change.ids)
+def _option(name: str, value: object) -> str:
+    """As it is typed."""
+    word = f"--{name.replace('_', '-')}"
+    return word if value is True else f"{word} {value}"
+
+
+def change_text(change: FineTuneChange) -> str:
+    """What to type, and what it comes to."""
+    what = " ".join(_option(name, value) for name, value in change.changed.items())
     values = {"change": what, "needed": change.needed_bytes}
     said = [Message(f"finetune.changed.{change.verdict or 'unknown'}", values).text()]
     if change.longer is not None and abs(change.longer) >= 0.005:
@@ -139,17 +126,9 @@ def _change(change: FineTuneChange) -> str:
     return listed(said)
 
 
-def _phase(phase: PhaseMemory) -> tuple[Any, ...]:
-    return (
-        Message(f"finetune.phase.{phase.phase}"), Quantity(phase.allocated_bytes, "bytes"),
-        Quantity(phase.reserved_bytes, "bytes"), Quantity(phase.needed_expected_bytes, "bytes"),
-        Message(f"word.{phase.verdict}") if phase.verdict else "–",
-    )  # fmt: skip
-
-
 def _assumed(plan: FineTunePlan) -> list[Row]:
-    said = [Message(f"first.assumed.{note.id}", note.values).text() for note in plan.notes
-            if has(f"first.assumed.{note.id}")]  # fmt: skip
+    known = [note for note in plan.notes if has(f"first.assumed.{note.id}")]
+    said = [Message(f"first.assumed.{note.id}", note.values).text() for note in known]
     if plan.timing is not None:
         said.append(Message("first.assumed.speed").text())
     return [Row(Message("first.label.assumed"), listed(said), optional=1)] if said else []

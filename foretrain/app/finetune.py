@@ -1,0 +1,47 @@
+"""A fine-tuning plan, from what somebody names: a model or a trainer's file, options, a card."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foretrain.advice.finetune import FineTuneChange, changes
+from foretrain.base.records import Note
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.finetune.read import read_finetune
+from foretrain.config.hub.facts import ModelSource
+from foretrain.hardware import devices
+from foretrain.hardware.catalogue import Gpu, stated_bytes
+from foretrain.predict.finetune.largest import FineTuneLargest
+from foretrain.predict.finetune.largest import largest as search
+from foretrain.predict.finetune.plan import FineTunePlan, plan
+
+
+@dataclass(frozen=True)
+class FineTuneQuestion:
+    """What is asked: a model, how it is trained, and notes on what was read."""
+
+    source: ModelSource
+    tune: FineTune
+    notes: tuple[Note, ...] = ()
+
+
+def question(source: str, words: Sequence[str] = ()) -> FineTuneQuestion:
+    """A model's name or path, or a trainer's file, with words of the command line over it. Raises UserError."""
+    model, tune, reading = read_finetune(source, words)
+    return FineTuneQuestion(model, tune, reading.notes)
+
+
+def plan_finetune(asked: FineTuneQuestion, gpu: str | Gpu, used_by_others: str = "") -> FineTunePlan:
+    """The forecast on a card. Raises UserError for what cannot be planned."""
+    stated = stated_bytes(used_by_others, "--used-by-others") if used_by_others else None
+    target = devices.checked(gpu, stated or 0) if isinstance(gpu, Gpu) else devices.target(gpu, stated)
+    return plan(asked.source, asked.tune, target.gpu, used_by_others_bytes=target.used_by_others_bytes)
+
+
+def advised(found: FineTunePlan) -> Sequence[FineTuneChange]:
+    """What to change, best first; nothing where the run fits."""
+    return () if found.verdict == "fits" else changes(found)
+
+
+def largest(found: FineTunePlan, option: str) -> FineTuneLargest:
+    """The largest value of an option that fits: batch_size, seq_len or lora_r. Raises UserError for another one."""
+    return search(found, option)

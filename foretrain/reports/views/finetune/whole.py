@@ -1,0 +1,64 @@
+"""The whole fine-tuning plan: each phase, where the memory goes, what to change, notes."""
+
+from typing import Any
+
+from foretrain.advice.finetune import FineTuneChange
+from foretrain.base.messages import has
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.memory import PhaseMemory
+from foretrain.reports.document import Document, Message, Paragraph, Quantity, Section, Table
+from foretrain.reports.views.finetune.screen import change_text, title, verdict_of
+from foretrain.reports.views.shared import TONES
+
+
+def document(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> Document:
+    """The whole plan: each phase, the components of the worst one with their formulas, all changes, all notes."""
+    heads = ("finetune_phase", "finetune_allocated", "finetune_reserved", "finetune_needed", "finetune_verdict")
+    columns = tuple(Message(f"column.{name}") for name in heads)
+    rows = tuple(_phase(phase) for phase in plan.memory.phases)
+    tones = tuple(TONES[phase.verdict] for phase in plan.memory.phases)
+    phases = Section(Message("finetune.phases"), (Table(columns, rows, frozenset({1, 2, 3}), tones),))
+    parts = tuple(
+        (Message(f"component.{row.id}"), Quantity(row.size_bytes, "bytes"), row.formula)
+        for row in plan.memory.neediest.components
+    )
+    names = tuple(Message(f"column.{name}") for name in ("finetune_component", "finetune_bytes", "finetune_formula"))
+    where = Message("finetune.components", {"phase": Message(f"finetune.phase.{plan.memory.neediest.phase}")})
+    sections = [phases, Section(where, (Table(names, parts, frozenset({1})),))]
+    if changes:
+        listed_changes = tuple(Paragraph(Message("first.said", {"text": change_text(each)})) for each in changes)
+        sections.append(Section(Message("finetune.changes"), listed_changes))
+    notes = tuple(Paragraph(Message(f"note.{note.id}", note.values)) for note in plan.notes if has(f"note.{note.id}"))
+    if notes:
+        sections.append(Section(Message("finetune.notes"), notes))
+    lead = Section(Message("finetune.verdict"), (verdict_of(plan),))
+    return Document(title(plan), Message("finetune.subtitle", {"where": plan.where}), [lead, *sections])
+
+
+def _phase(phase: PhaseMemory) -> tuple[Any, ...]:
+    return (
+        Message(f"finetune.phase.{phase.phase}"), Quantity(phase.allocated_bytes, "bytes"),
+        Quantity(phase.reserved_bytes, "bytes"), Quantity(phase.needed_expected_bytes, "bytes"),
+        Message(f"word.{phase.verdict}") if phase.verdict else "–",
+    )  # fmt: skip
+
+
+def cards(plans: list[FineTunePlan]) -> Document:
+    """The same run on several cards."""
+    names = ("gpu", "verdict", "needs_of_free", "finetune_speed", "hours")
+    rows = tuple(_card(plan) for plan in plans)
+    table = Table(tuple(Message(f"column.{name}") for name in names), rows, frozenset({2, 3, 4}),
+                  tuple(TONES[plan.verdict] for plan in plans))  # fmt: skip
+    first = plans[0]
+    subtitle = Message("finetune.subtitle", {"where": first.where})
+    return Document(title(first), subtitle, [Section(Message("finetune.verdict"), (table,))])
+
+
+def _card(plan: FineTunePlan) -> tuple[Any, ...]:
+    needs = Message("value.of_free", {"needed": plan.needed_bytes, "available": plan.available_bytes or 0})
+    timing = plan.timing
+    total = timing.total_s if timing else None
+    span = (total.low_s, total.expected_s, total.high_s) if total else None
+    word: Any = Message(f"word.{plan.verdict}") if plan.verdict else "–"
+    speed = Quantity(timing.tokens_per_s if timing else None, "count")
+    return plan.gpu.name, word, needs, speed, Quantity(span, "duration_span")

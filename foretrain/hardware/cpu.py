@@ -46,7 +46,8 @@ def machine() -> Machine:
         cpuinfo = ""
     # macOS and Windows have no sched_getaffinity.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine(cpuinfo, platform.machine(), platform.processor(), cores)
+    # Where /proc/cpuinfo names the CPU, nothing else is asked: platform.processor() starts `uname -p`.
+    return Machine(cpuinfo, platform.machine(), "" if cpuinfo else platform.processor(), cores)
 
 
 def _first(pattern: str, text: str) -> str | None:

@@ -9,6 +9,7 @@ from foretrain.model.techniques.technique import Options, Technique
 
 CHUNKS = (4096, 2048, 1024, 512, 256)
 USUAL = 1024
+MOST_CHUNKS = 1024  # beyond so many, starting their kernels takes longer than running them
 
 
 class ChunkedLoss(Technique):
@@ -19,6 +20,13 @@ class ChunkedLoss(Technique):
     saves = "all logits of a micro-batch except those of one chunk: 2 to 10 bytes per token and vocabulary entry"
     costs = "the head's gradients are computed in the forward pass and saved for backward; a few percent of the step"
     source = "Wijmans et al. 2024, arXiv:2411.09009; our own autograd function"
+    refuses = (
+        (
+            ("loss_chunk_size", "batch_size", "block_size"),
+            lambda c: 0 < c.loss_chunk_size * MOST_CHUNKS < c.batch_size * c.block_size,
+            "too_many_chunks",
+        ),
+    )
     place, dear, doubtful, quick, lets_grow = 10, 40, 2, True, True
 
     def change(self, model: Any, config: RunConfig) -> None:
@@ -32,7 +40,7 @@ class ChunkedLoss(Technique):
         now = c.loss_chunk_size or max(c.batch_size * c.block_size, c.eval_batch * c.eval_block)
         if c.auto_chunker and c.compile:
             return []
-        return [{"loss_chunk_size": n} for n in CHUNKS if n < now]
+        return [{"loss_chunk_size": n} for n in CHUNKS if n < now <= MOST_CHUNKS * n]
 
     def idle(self, c: RunConfig, gpu: Gpu, half: bool) -> str:
         return "already_on" if c.loss_chunk_size or c.auto_chunker else "too_small"

@@ -14,6 +14,7 @@ from results import ROOT
 
 from foretrain.advice import best, cards, remedies
 from foretrain.advice import record as advice
+from foretrain.advice.finetune import FineTuneChange
 from foretrain.analysis import components as explain
 from foretrain.analysis import forecast_check, log_analysis, snapshot_analysis, utilization
 from foretrain.analysis import run as run_explain
@@ -25,6 +26,8 @@ from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import Gpu
 from foretrain.monitoring.record import WatchRecord
 from foretrain.predict import within
+from foretrain.predict.finetune.largest import FineTuneLargest
+from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.plan import Plan
 from foretrain.predict.trace.largest import Largest
 from foretrain.training.export import Exported
@@ -68,6 +71,8 @@ _SCHEMA = {"schema_": (str, Field(alias="schema"))}  # a record has an attribute
 _WITH_PATH = {"path": (str, ...), **_SCHEMA}
 _LISTED_RUN = create_model("ListedRun", __base__=RunRecord, **_WITH_PATH)  # type: ignore[call-overload]
 _LISTED_WATCH = create_model("ListedWatch", __base__=WatchRecord, **_WITH_PATH)  # type: ignore[call-overload]
+_FINETUNE_SCHEMA: dict[str, Any] = {"schema_": (Literal["foretrain.finetune/1"], Field(alias="schema"))}
+_FINETUNE_OF_CARDS = create_model("FineTuneOfCards", __base__=FineTunePlan, **_FINETUNE_SCHEMA)
 _PLAN_OF_CARDS = create_model("PlanOfCards", __base__=Plan, **_SCHEMA)  # type: ignore[call-overload]
 _LOG_EXTRA = {
     "watch": (WatchRecord | None, None), "out_of_memory": (run_explain.OutOfMemory | None, None),
@@ -100,6 +105,15 @@ OUTPUTS: dict[str, Output] = {
     "foretrain.largest/2": Output("plan --largest OPTION", "the largest value that fits", Largest),
     "foretrain.within/2": Output("plan --within LIMIT", "the steps that fit", within.Within),
     "foretrain.best/2": Output("plan --best", "the GPT of lowest estimated loss", best.Best),
+    "foretrain.finetune/1": Output(
+        "plan MODEL", "a plan of a fine-tuning run", FineTunePlan, {"changes": (list[FineTuneChange], ...)}
+    ),
+    "foretrain.finetunes/1": Output(
+        "plan MODEL --gpu A,B", "the same for several cards", _object("FineTunes", plans=(list[_FINETUNE_OF_CARDS], ...))
+    ),
+    "foretrain.finetune-largest/1": Output(
+        "plan MODEL --largest OPTION", "the largest value that fits", FineTuneLargest
+    ),
     "foretrain.config/1": Output(
         "plan --show-config", "every option and where it is from",
         _object("Config", config=(RunConfig, ...), sources=(dict[str, str], ...)),

@@ -47,6 +47,9 @@ def asked(name: str, *words: str, code: int = 0) -> dict[str, Any]:
 ANSWERS = {
     "foretrain.plan/2": ("plan", str(CASES / "c.py"), *CARD, "--others", "2.1GB"),
     "foretrain.plans/2": ("plan", "gpt2-124m", "--gpu", "3060,4070"),
+    "foretrain.finetune/1": ("plan", "smollm2-135m", "--method", "lora", *CARD),
+    "foretrain.finetunes/1": ("plan", "smollm2-135m", "--seq-len", "512", "--gpu", "3060,4070"),
+    "foretrain.finetune-largest/1": ("plan", "smollm2-135m", *CARD, "--method", "lora", "--largest", "lora_r"),
     "foretrain.within/2": ("plan", "gpt2-124m", *CARD, "--within", "12h"),
     "foretrain.config/1": ("plan", "baby", "--show-config"),
     "foretrain.advice/2": ("advise", str(CASES / "c.py"), *CARD, "--others", "2.1GB"),

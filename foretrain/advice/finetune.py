@@ -1,14 +1,14 @@
 """What to change in a fine-tuning run, each change planned: memory, time, and whether it fits then."""
 
 from collections.abc import Callable, Iterator
-from itertools import combinations
+from itertools import islice
 
 from foretrain.base.records import Record
 from foretrain.config.finetune.options import FineTune
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.memory import Verdict
 
-MOST_TOGETHER = 3  # changes that are tried together
+MOST_TOGETHER = 3  # answers of several changes at once; then no more are looked for
 
 
 class FineTuneChange(Record):
@@ -19,6 +19,7 @@ class FineTuneChange(Record):
     changed: dict[str, bool | int | str]
     verdict: Verdict | None
     needed_bytes: int
+    available_bytes: int | None
     saved_bytes: int
     longer: float | None
     learns_otherwise: bool  # what is trained is no longer the same
@@ -82,24 +83,33 @@ def changes(plan: FineTunePlan) -> tuple[FineTuneChange, ...]:
     singles = [found for ids in ([name] for name in {**SAME, **OTHER}) if (found := _planned(plan, ids))]
     found = [change for change in singles if change.saved_bytes > 0]
     if not any(change.verdict == "fits" for change in found):
-        found += [change for change in _together(plan) if change.verdict == "fits"][:4]
+        found += islice(_together(plan), MOST_TOGETHER)
     return tuple(sorted(found, key=_rank))
 
 
+# What is tried together where nothing alone makes it fit, from what costs least to what changes most.
+LADDER: tuple[tuple[str, ...], ...] = (
+    ("checkpointing", "batch_of_one"),
+    ("checkpointing", "batch_of_one", "optimizer_8bit"),
+    ("checkpointing", "lora"),
+    ("checkpointing", "batch_of_one", "lora"),
+    ("checkpointing", "batch_of_one", "qlora"),
+    ("checkpointing", "batch_of_one", "shorter"),
+    ("checkpointing", "batch_of_one", "qlora", "shorter"),
+)
+
+
 def _together(plan: FineTunePlan) -> Iterator[FineTuneChange]:
-    """Several at once, the fewest first."""
-    names = [name for name, make in {**SAME, **OTHER}.items() if name != "half_batch" and make(plan.tune)]
-    for count in range(2, MOST_TOGETHER + 1):
-        fitting = False
-        for ids in combinations(names, count):
-            if {"lora", "qlora"} <= set(ids):
-                continue
-            change = _planned(plan, ids)
-            if change is not None and change.verdict == "fits":
-                fitting = True
-                yield change
-        if fitting:
-            return
+    """Several at once; of each step of the ladder what is not there yet."""
+    seen: set[tuple[str, ...]] = set()
+    for step in LADDER:
+        ids = tuple(id for id in step if {**SAME, **OTHER}[id](plan.tune))
+        if len(ids) < 2 or ids in seen:
+            continue
+        seen.add(ids)
+        change = _planned(plan, ids)
+        if change is not None and change.verdict == "fits":
+            yield change
 
 
 def _planned(plan: FineTunePlan, ids: Iterator[str] | list[str] | tuple[str, ...]) -> FineTuneChange | None:
@@ -117,7 +127,7 @@ def _planned(plan: FineTunePlan, ids: Iterator[str] | list[str] | tuple[str, ...
         longer = plan.timing.tokens_per_s / other.timing.tokens_per_s - 1
     return FineTuneChange(
         ids=ids, changed=changed, verdict=other.verdict, needed_bytes=other.needed_bytes,
-        saved_bytes=plan.needed_bytes - other.needed_bytes, longer=longer,
+        available_bytes=plan.available_bytes, saved_bytes=plan.needed_bytes - other.needed_bytes, longer=longer,
         learns_otherwise=any(id in OTHER for id in ids),
     )  # fmt: skip
 

@@ -37,7 +37,7 @@ def plan_finetune(asked: FineTuneQuestion, gpu: str | Gpu, used_by_others: str =
     return plan(asked.source, asked.tune, target.gpu, used_by_others_bytes=target.used_by_others_bytes)
 
 
-def advised(found: FineTunePlan) -> Sequence[FineTuneChange]:
+def advised(found: FineTunePlan) -> tuple[FineTuneChange, ...]:
     """What to change, best first; nothing where the run fits."""
     return () if found.verdict == "fits" else changes(found)
 

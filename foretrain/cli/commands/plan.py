@@ -6,19 +6,17 @@ from foretrain.advice.asked import Asked
 from foretrain.app.limits import Limits, check_limits, make_plans, priced
 from foretrain.app.plan import targets
 from foretrain.base.errors import UserError
-from foretrain.base.messages import knob_help, knob_unit
-from foretrain.cli.commands import plan_exact, plan_finetune, plan_limits, plan_print
+from foretrain.cli import finetune
+from foretrain.cli.commands import plan_exact, plan_limits, plan_print
 from foretrain.cli.commands import plan_options as o
 from foretrain.cli.commands.plan_exact import Depth
 from foretrain.cli.commands.plan_print import Form
-from foretrain.cli.common import CONFIG_CONTEXT, OUT, Json, Quiet, Words, print_error, print_json, print_notes
+from foretrain.cli.common import CONFIG_CONTEXT, Json, Quiet, Words, print_error, print_notes
 from foretrain.cli.old_options import typed
-from foretrain.config.options import OPTIONS
+from foretrain.cli.show_config import show_config_of
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.predict.plan import Plan
 from foretrain.predict.trace import interpreter
-from foretrain.reports import text
-from foretrain.reports.document import Document, Message, Section, Table
 from foretrain.reports.views import first as first_view
 
 EPILOG = """Examples:
@@ -43,13 +41,13 @@ foretrain plan my.py --gpu 4070,4090,A100-SXM4-80GB --price "4090=0.35,A100-SXM4
 
 foretrain plan my.py --gpu 4070 --within 12h --write shorter.toml   (also 5EUR, 3kWh; --tokens 10B)
 
+foretrain plan --gpu 4070 --best --within 20h --data-tokens 3.68B   (which model?)
+
 foretrain plan llama-3.2-1b --method lora --seq-len 4096 --batch-size 2 --gpu 4070   (fine-tuning)
 
 foretrain plan hf:Qwen/Qwen3-8B --method qlora --gradient-checkpointing --gpu 4090
 
-foretrain plan axolotl.yaml --gpu 3090   (also LLaMA-Factory, TRL, torchtune, unsloth, TrainingArguments)
-
-foretrain plan --gpu 4070 --best --within 20h --data-tokens 3.68B   (which model?)"""
+foretrain plan axolotl.yaml --gpu 3090   (also LLaMA-Factory, TRL, torchtune, unsloth, TrainingArguments)"""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -57,6 +55,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def plan_command(
+    context: typer.Context,
     words: Words = None,
     gpu: o.Gpu = "auto",
     others: o.Others = "",
@@ -86,22 +85,14 @@ def plan_command(
     quiet: Quiet = False,
 ) -> None:
     """Plan a run: does it fit, how long, what does it cost, what limits it. Needs no GPU and no torch."""
-    if words and plan_finetune.is_asked(words):
-        refused = {
-            "--exact": exact, "--explain": explain, "--snapshot": snapshot, "--within": within, "--tokens": tokens,
-            "--best": best, "--step-time": step_time, "--logged-mfu": logged_mfu, "--write": write,
-            "--trainer": trainer, "--price": price, "--co2": co2,
-        }  # fmt: skip
-        asked = plan_finetune.Asked(gpu, others, largest, check, full, oneline, as_json, quiet)
-        plan_finetune.answer(words, asked, refused)
-        return
+    if finetune.is_asked(words):
+        return finetune.answer(context, words or [])
     resolved = plan_exact.with_trainer(resolve(words or []), trainer)
     limits = Limits(price, co2, within, tokens, best, data_tokens, write, frozenset(resolved.sources))
     resolved = priced(resolved, limits)
     print_notes(resolved.notes, quiet=quiet)
     if show_config:
-        _show_config(resolved, as_json)
-        return
+        return show_config_of(resolved, as_json)
     asked = _asked(resolved, words, gpu, others, limits, quiet)
     step, form = resolved.step, Form(full, oneline, as_json, _timed(asked, step_time, logged_mfu))
     depth = Depth(exact or bool(python), explain, observed, process, largest, snapshot, alloc_conf, quiet)
@@ -111,20 +102,26 @@ def plan_command(
     plan_exact.check_readings(depth, [target.gpu for target in found])
     _check_targets(len(found), depth, limits, step_time, logged_mfu)
     plans = make_plans(resolved, found, limits, step_time, logged_mfu)
-    if limits.asks:
-        plan_limits.answer(plans[0], step, limits, form)
-    elif largest:
+    if largest and not limits.asks:
         with interpreter.using(python):
             plan_exact.largest_command(plans[0], step, depth, as_json=as_json, check=check)
-        return
+        return None
+    if limits.asks:
+        plan_limits.answer(plans[0], step, limits, form)
     else:
         with interpreter.using(python):
-            plans = [plan_exact.deepen(plan, depth) for plan in plans]
-            plan_exact.look_deeper(plans[0], step, depth, as_json=as_json)
-        if not explain:
-            plan_print.plans(plans, form)
+            plans = _deepened(plans, depth, form)
     if check and not best:
         _check(plans)
+
+
+def _deepened(plans: list[Plan], depth: Depth, form: Form) -> list[Plan]:
+    """Plans with what --exact, --explain and --snapshot ask for, printed."""
+    found = [plan_exact.deepen(plan, depth) for plan in plans]
+    plan_exact.look_deeper(found[0], found[0].step, depth, as_json=form.as_json)
+    if not depth.explain:
+        plan_print.plans(found, form)
+    return found
 
 
 def _asked(
@@ -167,25 +164,3 @@ def _check(plans: list[Plan]) -> None:
             )  # fmt: skip
             print_error(error, as_json=False)
             raise typer.Exit(int(error.exit_code))
-
-
-def _show_config(resolved: ResolvedConfig, as_json: bool) -> None:
-    config = resolved.config
-    if as_json:
-        sources = {name: resolved.sources.get(name, "default") for name in OPTIONS}
-        print_json({"schema": "foretrain.config/1", "config": config.model_dump(mode="json"), "sources": sources})
-        return
-
-    rows = tuple(
-        (
-            knob.name,
-            str(getattr(config, knob.name)),
-            knob_unit(knob.unit),
-            resolved.sources.get(knob.name, "default"),
-            knob_help(knob.name, knob.help),
-        )
-        for knob in OPTIONS.values()
-    )
-    columns = tuple(Message(f"column.{name}") for name in ("key", "value", "unit", "source", "help"))
-    section = Section(Message("config.knobs"), (Table(columns, rows),))
-    text.render(Document(Message("config.title", {"name": resolved.name}), Message("config.subtitle"), [section]), OUT)

@@ -8,6 +8,7 @@ from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed, say
+from foretrain.base.quantities import parse_count
 from foretrain.config.checks import shown
 from foretrain.config.finetune.options import FINETUNE_OPTIONS, NAMES_OF_OPTIM, FineTune, FineTuneOption
 
@@ -90,7 +91,7 @@ def converted(name: str, value: Any, key: str, source: str) -> Any:
     elif option.type == "str":
         found = _names(value)
     else:
-        found = number(value)
+        found = _count(value) if name == "dataset_tokens" else number(value)
         if option.type == "int" and found is not None:
             found = int(found) if found == int(found) else None
     low, high = (None, None) if found is None or option.type in ("bool", "str") else limits(name)
@@ -99,6 +100,14 @@ def converted(name: str, value: Any, key: str, source: str) -> Any:
     if option.type == "float" and high == found and not _may_equal(name):
         raise bad_value(name, value, key, source)
     return found
+
+
+def _count(value: Any) -> float | None:
+    """A number of tokens, which may be written as 10M or 3.68B."""
+    try:
+        return parse_count(value) if isinstance(value, str) else number(value)
+    except ValueError:
+        return None
 
 
 def _may_equal(name: str) -> bool:

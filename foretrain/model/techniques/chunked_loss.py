@@ -12,6 +12,10 @@ USUAL = 1024
 MOST_CHUNKS = 1024  # beyond so many, starting their kernels takes longer than running them
 
 
+def _cuts_too_often(c: RunConfig) -> bool:
+    return 0 < c.loss_chunk_size * MOST_CHUNKS < c.batch_size * c.block_size
+
+
 class ChunkedLoss(Technique):
     """All logits of a micro-batch never exist together."""
 
@@ -20,13 +24,7 @@ class ChunkedLoss(Technique):
     saves = "all logits of a micro-batch except those of one chunk: 2 to 10 bytes per token and vocabulary entry"
     costs = "the head's gradients are computed in the forward pass and saved for backward; a few percent of the step"
     source = "Wijmans et al. 2024, arXiv:2411.09009; our own autograd function"
-    refuses = (
-        (
-            ("loss_chunk_size", "batch_size", "block_size"),
-            lambda c: 0 < c.loss_chunk_size * MOST_CHUNKS < c.batch_size * c.block_size,
-            "too_many_chunks",
-        ),
-    )
+    refuses = ((("loss_chunk_size", "batch_size"), _cuts_too_often, "too_many_chunks"),)
     place, dear, doubtful, quick, lets_grow = 10, 40, 2, True, True
 
     def change(self, model: Any, config: RunConfig) -> None:

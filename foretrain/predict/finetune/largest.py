@@ -29,7 +29,9 @@ def largest(plan: FineTunePlan, option: str) -> FineTuneLargest:
         most = plan.facts.max_positions
 
     def fits(count: int) -> bool:
-        return replanned(plan, **{option: count * granule}).verdict == "fits"
+        other = replanned(plan, **{option: count * granule})
+        room = plan.available_bytes
+        return other.verdict == "fits" and (room is None or other.needed_bytes <= room)
 
     low, high = 0, 1
     while high * granule <= most and fits(high):

@@ -118,8 +118,11 @@ def _option(name: str, value: object) -> str:
 def change_text(change: FineTuneChange) -> str:
     """What to type, and what it comes to."""
     what = " ".join(_option(name, value) for name, value in change.changed.items())
-    values = {"change": what, "needed": change.needed_bytes}
-    said = [Message(f"finetune.changed.{change.verdict or 'unknown'}", values).text()]
+    room = change.available_bytes
+    beyond = room is not None and change.needed_bytes > room and change.verdict in ("fits", "tight")
+    id = f"{change.verdict}_at_limit" if beyond else change.verdict or "unknown"
+    values = {"change": what, "needed": (change.needed_bytes,) * 3, "available": room or 0}
+    said = [Message(f"first.changed.{id}", values).text()]
     if change.longer is not None and abs(change.longer) >= 0.005:
         id = "first.more_time" if change.longer > 0 else "first.less_time"
         said.append(Message(id, {"share": abs(change.longer)}).text())

@@ -1,6 +1,6 @@
 """`foretrain plan` of a Hugging Face model: `hf:owner/name`, a folder with config.json, a trainer's YAML, a preset."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 
@@ -46,11 +46,17 @@ def is_asked(words: list[str] | None) -> bool:
     return (path / "config.json").is_file() or path.name == "config.json" or is_finetune_file(first)
 
 
-def answer(words: list[str], asked: Asked, refused: dict[str, object]) -> None:
-    """Print the plan. `refused`: options of `plan` that are not for these models, with what was typed."""
-    for option, value in refused.items():
-        if value:
-            raise UserError("usage.finetune_without", option=option)
+# Parameters of `plan` that these plans take; any other is refused where it was typed.
+TAKEN = {"words", "gpu", "others", "largest", "check", "full", "oneline", "as_json", "quiet"}
+
+
+def answer(context: typer.Context, words: list[str]) -> None:
+    """Print the plan, in the form that the options of `plan` ask for. Raises UserError."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name not in TAKEN and source is not None and source.name == "COMMANDLINE":
+            raise UserError("usage.finetune_without", option=parameter.opts[-1])
+    asked = Asked(**{field.name: context.params[field.name] for field in fields(Asked)})
     found = question(words[0], words[1:])
     print_notes(tuple(UserError(f"note.{note.id}", **note.values) for note in found.notes), quiet=asked.quiet)
     cards = [name.strip() for name in asked.gpu.split(",") if name.strip()] or [asked.gpu]

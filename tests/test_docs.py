@@ -11,6 +11,7 @@ import typer.main
 
 from foretrain.base.errors import ExitCode
 from foretrain.cli import app
+from foretrain.config.finetune.options import OPTION_OF
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import ALIASES
 from tests.kit.command import REPO, foretrain
@@ -140,7 +141,7 @@ def unknown_options(command: Command) -> list[str]:
             return [verb]
         known = {name for param in found.params for name in (*param.opts, *param.secondary_opts)} | {"--help", "--"}
         if found.context_settings.get("ignore_unknown_options"):
-            names = [*(knob.name for knob in OPTIONS.values()), *ALIASES]
+            names = [*(knob.name for knob in OPTIONS.values()), *ALIASES, *(OPTION_OF if verb == "plan" else ())]
             known |= {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
         words = words[: words.index("--")] if "--" in words else words
         options = [re.split(r"[=\]|]", word.lstrip("["))[0] for word in words if word.lstrip("[").startswith("--")]

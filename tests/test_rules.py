@@ -53,7 +53,7 @@ MORE_IMPORTS = {
     "cli/commands/demo.py": 21,
     "app/explain.py": 19,
     "app/tuning_run.py": 18,
-    "cli/commands/plan.py": 16,
+    "cli/commands/plan.py": 17,
     "predict/compiled/step.py": 18,
     "cli/commands/plan_print.py": 16,
     "web/comparison.py": 14,

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, fields
 from importlib.metadata import version
-from pathlib import Path
 
 import typer
 
@@ -10,8 +9,6 @@ from foretrain.app.finetune import advised, largest, plan_finetune, question
 from foretrain.base.errors import UserError
 from foretrain.base.messages import printable
 from foretrain.cli.common import OUT, print_error, print_json, print_notes
-from foretrain.config.finetune.read import is_finetune_file
-from foretrain.config.hub.source import model_named
 from foretrain.predict.finetune.plan import SCHEMA, FineTunePlan
 from foretrain.reports import text
 from foretrain.reports.document import Message
@@ -33,17 +30,6 @@ class Asked:
     oneline: bool
     as_json: bool
     quiet: bool
-
-
-def is_asked(words: list[str] | None) -> bool:
-    """Whether the first word is a model of Hugging Face's, or how somebody fine-tunes one."""
-    first = words[0] if words else "-"
-    if first.startswith("-"):
-        return False
-    if first.startswith("hf:") or model_named(first) is not None:
-        return True
-    path = Path(first)
-    return (path / "config.json").is_file() or path.name == "config.json" or is_finetune_file(first)
 
 
 # Parameters of `plan` that these plans take; any other is refused where it was typed.

@@ -14,6 +14,7 @@ from foretrain.cli.commands.plan_print import Form
 from foretrain.cli.common import CONFIG_CONTEXT, Json, Quiet, Words, print_error, print_notes
 from foretrain.cli.old_options import typed
 from foretrain.cli.show_config import show_config_of
+from foretrain.config.finetune.asked import is_asked
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.predict.plan import Plan
 from foretrain.predict.trace import interpreter
@@ -85,14 +86,16 @@ def plan_command(
     quiet: Quiet = False,
 ) -> None:
     """Plan a run: does it fit, how long, what does it cost, what limits it. Needs no GPU and no torch."""
-    if finetune.is_asked(words):
-        return finetune.answer(context, words or [])
-    resolved = plan_exact.with_trainer(resolve(words or []), trainer)
-    limits = Limits(price, co2, within, tokens, best, data_tokens, write, frozenset(resolved.sources))
-    resolved = priced(resolved, limits)
+    if is_asked(words):
+        finetune.answer(context, words or [])
+        return
+    config = plan_exact.with_trainer(resolve(words or []), trainer)
+    limits = Limits(price, co2, within, tokens, best, data_tokens, write, frozenset(config.sources))
+    resolved = priced(config, limits)
     print_notes(resolved.notes, quiet=quiet)
     if show_config:
-        return show_config_of(resolved, as_json)
+        show_config_of(resolved, as_json)
+        return
     asked = _asked(resolved, words, gpu, others, limits, quiet)
     step, form = resolved.step, Form(full, oneline, as_json, _timed(asked, step_time, logged_mfu))
     depth = Depth(exact or bool(python), explain, observed, process, largest, snapshot, alloc_conf, quiet)
@@ -105,20 +108,20 @@ def plan_command(
     if largest and not limits.asks:
         with interpreter.using(python):
             plan_exact.largest_command(plans[0], step, depth, as_json=as_json, check=check)
-        return None
+        return
     if limits.asks:
         plan_limits.answer(plans[0], step, limits, form)
     else:
-        with interpreter.using(python):
-            plans = _deepened(plans, depth, form)
+        plans = _deepened(plans, depth, form, python)
     if check and not best:
         _check(plans)
 
 
-def _deepened(plans: list[Plan], depth: Depth, form: Form) -> list[Plan]:
-    """Plans with what --exact, --explain and --snapshot ask for, printed."""
-    found = [plan_exact.deepen(plan, depth) for plan in plans]
-    plan_exact.look_deeper(found[0], found[0].step, depth, as_json=form.as_json)
+def _deepened(plans: list[Plan], depth: Depth, form: Form, python: str) -> list[Plan]:
+    """Plans with what --exact, --explain and --snapshot ask for, printed; traced with this Python."""
+    with interpreter.using(python):
+        found = [plan_exact.deepen(plan, depth) for plan in plans]
+        plan_exact.look_deeper(found[0], found[0].step, depth, as_json=form.as_json)
     if not depth.explain:
         plan_print.plans(found, form)
     return found

@@ -104,10 +104,13 @@ def converted(name: str, value: Any, key: str, source: str) -> Any:
 
 def _count(value: Any) -> float | None:
     """A number of tokens, which may be written as 10M or 3.68B."""
-    try:
-        return parse_count(value) if isinstance(value, str) else number(value)
-    except ValueError:
-        return None
+    found = number(value)
+    if found is None and isinstance(value, str):
+        try:
+            return parse_count(value)
+        except ValueError:
+            return None
+    return found
 
 
 def _may_equal(name: str) -> bool:

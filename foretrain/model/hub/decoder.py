@@ -75,8 +75,21 @@ class GemmaNorm(nn.Module):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
 
 
+class BareNorm(nn.Module):
+    """LayerNorm without weights (OLMo)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.shape = (width,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.shape)
+
+
 def make_norm(facts: Any, width: int) -> nn.Module:
     """The norm of a model, over so many columns."""
+    if facts.norm == "layer" and not facts.norm_affine:
+        return BareNorm(width)
     if facts.norm == "layer":
         return nn.LayerNorm(width, bias=facts.norm_bias)
     return GemmaNorm(width) if facts.norm == "gemma_rms" else RMSNorm(width)

@@ -77,6 +77,10 @@ def plan(source: ModelSource, tune: FineTune, gpu: Gpu, *, used_by_others_bytes:
     facts = source.facts
     if facts is None:
         raise UserError("usage.family_unknown", model=str(source.config.get("model_type")), source=source.where)
+    if facts.n_expert:
+        raise UserError("usage.experts_unknown", model=source.name)
+    if facts.quantization:
+        raise UserError("usage.quantized_source", model=source.name, quantization=facts.quantization)
     if gpu.kind != "cuda":
         raise UserError("usage.finetune_needs_cuda", gpu=gpu.name)
     tune = resolved(facts, tune)
@@ -112,8 +116,10 @@ def _notes(source: ModelSource, facts: ModelFacts, tune: FineTune, gpu: Gpu, oth
         note("seq_beyond_trained", seq_len=tune.seq_len, most=facts.max_positions)
     if tune.optim.startswith("paged"):
         note("paged_optimizer")
-    if facts.n_expert:
-        note("experts_bound")
+    if facts.vision:
+        note("vision_frozen")
+    if tune.method == "dora":
+        note("dora_as_lora")
     if tune.compile:
         note("finetune_compile")
     if tune.liger:

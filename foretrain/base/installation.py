@@ -1,4 +1,4 @@
-"""Where foretrain keeps files of its own, and which torch is installed. No torch is imported."""
+"""Where foretrain keeps files of its own, and which packages are installed. No torch is imported."""
 
 import os
 from importlib import metadata
@@ -19,7 +19,12 @@ def cache_folder() -> Path:
 
 def installed_torch() -> str:
     """The version of torch here, '' without one; read without importing it."""
+    return installed("torch")
+
+
+def installed(package: str) -> str:
+    """The version of a package here, '' where it is not installed; read without importing it."""
     try:
-        return metadata.version("torch")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""

@@ -17,16 +17,20 @@ from typing import NamedTuple
 
 from foretrain.base import apart
 from foretrain.base.errors import UserError
-from foretrain.base.installation import installed_torch
+from foretrain.base.installation import installed, installed_torch
 
 PROBE_S = 120  # a cold disk is slow; importing torch is not part of it
+FINE_TUNING = ("transformers", "peft", "accelerate", "bitsandbytes", "trl")  # packages whose code such runs are made of
 PROBE = """
 import importlib.metadata as m, importlib.util as u, json, sys
-try:
-    torch = m.version("torch")
-except m.PackageNotFoundError:
-    torch = ""
-print(json.dumps({"torch": torch, "python": sys.version_info[:2], "lacks": u.find_spec("pydantic_core") is None}))
+def version(name):
+    try:
+        return m.version(name)
+    except m.PackageNotFoundError:
+        return ""
+names = sys.argv[1:]
+print(json.dumps({"torch": version("torch"), "python": sys.version_info[:2],
+    "packages": [version(name) for name in names], "lacks": u.find_spec("pydantic_core") is None}))
 """
 START = "import os, runpy, sys; sys.path += os.environ['FORETRAIN_BORROWED'].split(os.pathsep); \
 runpy.run_module(sys.argv[1], run_name='__main__', alter_sys=True)"
@@ -34,12 +38,18 @@ runpy.run_module(sys.argv[1], run_name='__main__', alter_sys=True)"
 
 class Interpreter(NamedTuple):
     """A Python that can trace: its path, its version, and that of its torch ('' without). `borrows`: packages that
-    foretrain needs come from this environment, after its own."""
+    foretrain needs come from this environment, after its own. `packages`: versions of FINE_TUNING, where it is not
+    this Python."""
 
     path: str
     python: tuple[int, int]
     torch: str
     borrows: bool = False
+    packages: tuple[str, ...] = ()
+
+    def versions(self) -> dict[str, str]:
+        """The version of each package of FINE_TUNING, '' where it is not there."""
+        return dict(zip(FINE_TUNING, self.packages or [installed(name) for name in FINE_TUNING], strict=True))
 
     def worker(self, module: str = "foretrain.predict.trace.worker") -> tuple[list[str], dict[str, str]]:
         """The command that starts a module of ours, and the variables that it needs beside the usual ones."""
@@ -78,14 +88,15 @@ def found(path: str) -> Interpreter:
     if not at.exists():
         raise UserError("usage.python_missing", path=path)
     try:
-        done = subprocess.run([at, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_S, check=True)
+        done = subprocess.run([at, "-c", PROBE, *FINE_TUNING], capture_output=True, text=True, timeout=PROBE_S, check=True)
         told = json.loads(done.stdout)
         major, minor = told["python"]
         version, torch, lacks = (int(major), int(minor)), str(told["torch"]), bool(told["lacks"])
+        packages = tuple(str(each) for each in told["packages"])
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, IndexError):
         raise UserError("usage.python_broken", path=path) from None
     if not torch:
         raise UserError("usage.python_without_torch", path=path)
     if lacks and version != sys.version_info[:2]:
         raise UserError("usage.python_needs_pydantic", path=path, python=f"{version[0]}.{version[1]}")
-    return Interpreter(str(at), version, torch, borrows=lacks)
+    return Interpreter(str(at), version, torch, borrows=lacks, packages=packages)

@@ -14,11 +14,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from foretrain.base import apart
 from foretrain.base.cache import Cache
@@ -26,6 +26,7 @@ from foretrain.base.records import Record
 from foretrain.base.units import MIB
 from foretrain.config.options import RunConfig
 from foretrain.config.precision import EIGHT_BITS
+from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.memory import SHAPING_KNOBS
 from foretrain.predict.spec import StepSpec
 from foretrain.predict.trace import interpreter
@@ -49,12 +50,46 @@ class TraceUnavailable(RuntimeError):
     """No trace can be made here; the sentence says why. The ledger's answer stands."""
 
 
+class Traceable(Protocol):
+    """What can be traced: `Request`, and `FineTuneRequest` of predict/trace/finetune."""
+
+    @property
+    def gpu(self) -> Gpu:
+        """The card that it is traced on."""
+        ...
+
+    def job(self) -> dict[str, Any]:
+        """As the worker reads it: plain values. "by" names the module whose trace(job) makes the trace."""
+        ...
+
+    def key(self) -> str:
+        """The hash that the trace is kept under."""
+        ...
+
+    def why_not(self) -> str:
+        """'' where this can be tried here, or the sentence that says why not."""
+        ...
+
+    def whole(self, trace: Trace) -> Trace:
+        """Its trace with the micro-batches that were left out."""
+        ...
+
+
 @dataclass(frozen=True)
 class Request:
     """What to trace. `pads`: what to take pad_mm's measurement on the card to have said (compiled only)."""
 
     spec: StepSpec
     pads: bool = False
+
+    @property
+    def gpu(self) -> Gpu:
+        """The card that it is traced on."""
+        return self.spec.gpu
+
+    def why_not(self) -> str:
+        """'': nothing is needed but torch."""
+        return ""
 
     def normal_config(self) -> RunConfig:
         """The config with everything at its default that does not change a trace, so that more of them are shared."""
@@ -74,10 +109,10 @@ class Request:
     def job(self) -> dict[str, Any]:
         """As the worker reads it."""
         spec = self.spec
-        gpu = spec.gpu.model_dump(mode="json", include=SHAPING_FACTS)
+        gpu = shaping_facts(spec.gpu)
         return {
-            "config": self.normal_config().model_dump(mode="json"), "gpu": gpu, "dtype": spec.dtype,
-            "step": spec.step, "compiled": spec.compiled, "pads": self.pads,
+            "by": "foretrain.predict.trace.self_test", "config": self.normal_config().model_dump(mode="json"),
+            "gpu": gpu, "dtype": spec.dtype, "step": spec.step, "compiled": spec.compiled, "pads": self.pads,
         }  # fmt: skip
 
     def whole(self, trace: Trace) -> Trace:
@@ -86,9 +121,19 @@ class Request:
 
     def key(self) -> str:
         """The hash that the trace is kept under."""
-        by = interpreter.now()
-        what = {**self.job(), "torch": by.torch, "code": code_digest(), "python": by.python}
-        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
+        return key_of(self.job())
+
+
+def shaping_facts(gpu: Gpu) -> dict[str, Any]:
+    """What of a card shapes a trace, as plain values."""
+    return gpu.model_dump(mode="json", include=SHAPING_FACTS)
+
+
+def key_of(job: Mapping[str, Any], **more: Any) -> str:
+    """The hash of a job and of what carries it out: torch, Python, our code, and `more`."""
+    by = interpreter.now()
+    what = {**job, "torch": by.torch, "code": code_digest(), "python": by.python, **more}
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
 
 
 @cache
@@ -115,15 +160,15 @@ def why_not() -> str:
     return ""
 
 
-def traces(requests: Sequence[Request], listen: Callable[[str], None] = lambda text: None) -> list[Trace]:
+def traces(requests: Sequence[Traceable], listen: Callable[[str], None] = lambda text: None) -> list[Trace]:
     """A trace for each request, made side by side where it is not kept. `listen` hears how far it is.
 
     Raises TraceUnavailable with a sentence when one cannot be made.
     """
     found: dict[str, Trace] = {}
-    wanted: dict[str, Request] = {}
+    wanted: dict[str, Traceable] = {}
     for request in requests:
-        card = request.spec.gpu
+        card = request.gpu
         if card.kind != "cuda":
             raise TraceUnavailable(f"traces are made for CUDA cards; {card.name} is none")
         key = request.key()
@@ -133,7 +178,7 @@ def traces(requests: Sequence[Request], listen: Callable[[str], None] = lambda t
         else:
             wanted[key] = request
     if wanted:
-        if reason := why_not():
+        if reason := why_not() or next(filter(None, (request.why_not() for request in wanted.values())), ""):
             raise TraceUnavailable(reason)
         found |= _make(wanted, listen)
     return [request.whole(found[request.key()]) for request in requests]
@@ -178,7 +223,7 @@ def _deferred_signals() -> Iterator[list[int]]:
             signal.raise_signal(received[0])
 
 
-def _make(wanted: dict[str, Request], listen: Callable[[str], None]) -> dict[str, Trace]:
+def _make(wanted: dict[str, Traceable], listen: Callable[[str], None]) -> dict[str, Trace]:
     """By worker processes, `AT_ONCE` of them; all are stopped when one fails or somebody ends this process."""
     with _deferred_signals() as received, tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
         outs, found = {key: Path(folder) / key for key in wanted}, dict[str, Trace]()
@@ -205,7 +250,7 @@ def _exit_code(out: Path) -> int | None:
     return None
 
 
-def write_jobs(jobs: Sequence[tuple[Request, Path]], folder: Path) -> Path:
+def write_jobs(jobs: Sequence[tuple[Traceable, Path]], folder: Path) -> Path:
     """The file that says to worker.py what to trace, and into which files. As a file it can neither block nor be
     blocked by a pipe."""
     told = folder / "jobs"
@@ -214,7 +259,7 @@ def write_jobs(jobs: Sequence[tuple[Request, Path]], folder: Path) -> Path:
     return told
 
 
-def start_worker(jobs: Sequence[tuple[Request, Path]], folder: Path) -> subprocess.Popen[bytes]:
+def start_worker(jobs: Sequence[tuple[Traceable, Path]], folder: Path) -> subprocess.Popen[bytes]:
     """The process that imports torch and forks a worker for each job."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TORCH_WARM_POOL": "0"}
     command, more = interpreter.now().worker()

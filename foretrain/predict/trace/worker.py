@@ -6,6 +6,7 @@ its answer. 0: traced. 4: this torch or system cannot be traced; the answer is t
 """
 
 import gc
+import importlib
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.base.installation import installed_torch
+from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.traced import StandInError
 
 CANNOT = 4
@@ -29,7 +31,7 @@ def work(job: dict[str, Any]) -> int:
     out = Path(job["out"])
     try:
         self_test.prove_this_torch()
-        record = self_test.trace(job)
+        record: Trace = importlib.import_module(job["by"]).trace(job)
     except (StandInError, self_test.TraceError) as error:
         out.write_text(json.dumps({"reason": str(error)}))
         return CANNOT
@@ -45,8 +47,8 @@ def work(job: dict[str, Any]) -> int:
 
 def _import_torch(jobs: list[dict[str, Any]]) -> None:
     """What every worker needs, once for all of them: importing takes longer than tracing."""
-    from foretrain.predict.trace import self_test  # noqa: F401
-
+    for job in jobs:
+        importlib.import_module(job["by"])
     if any(job["compiled"] for job in jobs):
         from foretrain.predict.trace import compiled  # noqa: F401
 

@@ -49,7 +49,9 @@ class Interpreter(NamedTuple):
 
     def versions(self) -> dict[str, str]:
         """The version of each package of FINE_TUNING, '' where it is not there."""
-        return dict(zip(FINE_TUNING, self.packages or [installed(name) for name in FINE_TUNING], strict=True))
+        if self.path == sys.executable:
+            return {name: installed(name) for name in FINE_TUNING}
+        return dict.fromkeys(FINE_TUNING, "") | dict(zip(FINE_TUNING, self.packages, strict=False))
 
     def worker(self, module: str = "foretrain.predict.trace.worker") -> tuple[list[str], dict[str, str]]:
         """The command that starts a module of ours, and the variables that it needs beside the usual ones."""
@@ -88,11 +90,12 @@ def found(path: str) -> Interpreter:
     if not at.exists():
         raise UserError("usage.python_missing", path=path)
     try:
-        done = subprocess.run([at, "-c", PROBE, *FINE_TUNING], capture_output=True, text=True, timeout=PROBE_S, check=True)
+        ask = [at, "-c", PROBE, *FINE_TUNING]
+        done = subprocess.run(ask, capture_output=True, text=True, timeout=PROBE_S, check=True)
         told = json.loads(done.stdout)
         major, minor = told["python"]
         version, torch, lacks = (int(major), int(minor)), str(told["torch"]), bool(told["lacks"])
-        packages = tuple(str(each) for each in told["packages"])
+        packages = tuple(str(each) for each in told.get("packages", ()))
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, IndexError):
         raise UserError("usage.python_broken", path=path) from None
     if not torch:

@@ -72,7 +72,7 @@ class Tracing:
 
 
 @contextlib.contextmanager
-def _in_one_sentence() -> Iterator[list[Tracer]]:
+def in_one_sentence() -> Iterator[list[Tracer]]:
     """What the code cannot do on fake tensors, as a StandInError that says so; its own errors stay as they are.
 
     The list is for the tracer, once it is there.
@@ -133,7 +133,7 @@ def _traced(
     code: Callable[[Tracing], object], card: Gpu, compile: bool, pads: bool, upper: bool
 ) -> tuple[Traced, bool]:
     """The trace, in this process, and whether it met something that has an upper end."""
-    with _in_one_sentence() as seen, tracing(card, compiled=compile, pads=pads, upper=upper) as session:
+    with in_one_sentence() as seen, tracing(card, compiled=compile, pads=pads, upper=upper) as session:
         there, tracer = session.there, session.tracer
         assert there is not None
         seen.append(tracer)

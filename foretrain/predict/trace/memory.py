@@ -134,7 +134,7 @@ def exact(
         dead = None if death is None else death.phase if death.phase in PHASES else phases[0].phase
         phases = judged(phases, dead, len(dies) == len(traces), leniently, strictly)
     memory = StepMemory(
-        step=ledger.step, compiled=ledger.compiled, phases=tuple(phases), saved_bytes=_saved_bytes(trace),
+        step=ledger.step, compiled=ledger.compiled, phases=tuple(phases), saved_bytes=saved_bytes(trace),
         source="traced", context=ledger.context,
     )  # fmt: skip
     return Exact(
@@ -162,7 +162,7 @@ def _ends(
     return replay(trace, settings, max(0, limit_bytes), physical=not capped, cap_bytes=cap_bytes).death
 
 
-def _saved_bytes(trace: Trace) -> int:
+def saved_bytes(trace: Trace) -> int:
     """What autograd keeps of one micro-batch: forward tensors alive when the first backward pass begins."""
     start = next((mark.position for mark in trace.moments if mark.name == "backward"), None)
     if start is None:

@@ -6,6 +6,7 @@ allocator stands as it stood after an earlier one, and as it will stand after al
 """
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from foretrain.predict.allocator.lifetimes import Lifetimes, Mark
@@ -22,21 +23,21 @@ class _Span(NamedTuple):
     end: int
 
 
-def with_all_micro_batches(trace: Trace, traced: int, wanted: int) -> Trace:
+def with_all_micro_batches(trace: Trace, traced: int, wanted: int, starts: Sequence[int] = ()) -> Trace:
     """The trace with as many micro-batches a step as the run has, where `traced` of them were traced.
 
-    A micro-batch begins where its batch is made. The trace as it is, where nothing is to be repeated, or where what one
-    micro-batch leaves behind is not what it found.
+    A micro-batch begins at one of the positions `starts`, or where its batch is made. The trace as it is, where nothing
+    is to be repeated, or where what one micro-batch leaves behind is not what it found.
     """
-    spans = _last_micro_batches(trace, traced) if wanted > traced >= 3 else []
+    spans = _last_micro_batches(trace, traced, starts) if wanted > traced >= 3 else []
     if not spans:
         return trace
     return _Writer(trace, spans, wanted - traced).write()
 
 
-def _last_micro_batches(trace: Trace, traced: int) -> list[_Span]:
+def _last_micro_batches(trace: Trace, traced: int, starts: Sequence[int]) -> list[_Span]:
     """Of each step, the micro-batch before the last one: the last whose end is seen."""
-    born = [a.born for a in trace.allocations if a.category == "batch"]
+    born = starts or [a.born for a in trace.allocations if a.category == "batch"]
     found = []
     for phase, start, end in trace.spans():
         here = born[bisect_left(born, start) : bisect_left(born, end)]

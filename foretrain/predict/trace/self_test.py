@@ -34,6 +34,8 @@ CHECKED_TORCH = {(2, 11), (2, 13), (2, 15)}
 KERNELS_WITH_SCRATCH = {
     "aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_dot_product_flash_attention_for_cpu",
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+    # of two dtypes: a CPU's kernel reads a copy in the wider one, a card's casts as it reads (TensorIterator.cpp)
+    "aten::add", "aten::add_", "aten::sub", "aten::mul", "aten::mul_", "aten::div", "aten::div_", "aten::where",
 }  # fmt: skip
 
 

@@ -262,6 +262,7 @@ def write_jobs(jobs: Sequence[tuple[Traceable, Path]], folder: Path) -> Path:
 def start_worker(jobs: Sequence[tuple[Traceable, Path]], folder: Path) -> subprocess.Popen[bytes]:
     """The process that imports torch and forks a worker for each job."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TORCH_WARM_POOL": "0"}
+    environment["HF_HUB_OFFLINE"] = "1"  # nothing is fetched for a trace
     command, more = interpreter.now().worker()
     with write_jobs(jobs, folder).open("rb") as stdin, (folder / "host.log").open("wb") as log:
         return subprocess.Popen(

@@ -115,6 +115,8 @@ class Tracer(TorchDispatchMode):
         self.choices = Choices(upper, self.ranges)
         self.attention: Attention | None = None  # of the card
         self._known: dict[int, Storage] = {}
+        self.composed: dict[Any, Callable[..., Any]] = {}  # ops of libraries -> what runs the ops that they are made of
+        self.paged_bytes = 0  # in managed memory, which the allocator does not have
         self.autocast = False  # on, where the program runs: below it here, where it is always off
         self._below_autograd = False
 
@@ -236,6 +238,8 @@ class Tracer(TorchDispatchMode):
         if func in losses.COMPOSED:
             with self:
                 return losses.run_composed(func, args, kwargs)
+        if func in self.composed:
+            return self._below(self.composed[func], args, kwargs)
         op = func.overloadpacket.__name__
         self.record.moment(self.moment())
         here = self._is_here(args)
@@ -303,18 +307,22 @@ class Tracer(TorchDispatchMode):
         """
         dense = func.py_kernels.get(DispatchKey.CompositeExplicitAutograd) if func.name() in UNFUSED else None
         if dense is not None and not torch.compiler.is_compiling():
-            before, self._below_autograd = self._below_autograd, True
-            try:
-                with self:
-                    return dense(*args, **kwargs)
-            finally:
-                self._below_autograd = before
+            return self._below(dense, args, kwargs)
         if "rng_state" not in func.name():
             return func(*args, **kwargs)
         inner: list[Any] = [a for a in args if not (isinstance(a, Tensor) and a.dtype == torch.uint8)]
         with self:
             out = inner[0](*inner[1:], **{k: v for k, v in kwargs.items() if k != "rng_state"})
         return (torch.empty(16, dtype=torch.uint8), out) if "and_save" in func.name() else out
+
+    def _below(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What ordinary ops give that run below autograd."""
+        before, self._below_autograd = self._below_autograd, True
+        try:
+            with self:
+                return run(*args, **kwargs)
+        finally:
+            self._below_autograd = before
 
     def _without_values(self, func: Any, args: tuple[Any, ...]) -> tuple[Any] | None:
         """Answers to what only values can tell: (answer,), or None where the op can run on fake tensors."""

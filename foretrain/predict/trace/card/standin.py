@@ -71,8 +71,8 @@ def _tensors_of(part: torch.nn.Module) -> Iterator[tuple[str, Tensor, Any]]:
 def _converted(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     with torch.no_grad():
         new = function(tensor)
-    is_parameter = new is not tensor and isinstance(tensor, torch.nn.Parameter)
-    return torch.nn.Parameter(new, tensor.requires_grad) if is_parameter else new
+    wanted = isinstance(tensor, torch.nn.Parameter) and not isinstance(new, torch.nn.Parameter)
+    return torch.nn.Parameter(new, tensor.requires_grad) if wanted else new
 
 
 @dataclass

@@ -242,5 +242,6 @@ def answer_as(patches: Patches, card: Card, notes: set[str]) -> Memory:
         patches.set(torch.cuda.profiler, name, _always(None))
     patches.set(torch._C, "_cuda_record_memory_history", memory.ask_history)
     patches.set(torch._C, "_cuda_memorySnapshot", memory.snapshot)
+    patches.set(torch._C, "_cuda_getCurrentRawStream", lambda device: streams.now())  # bitsandbytes takes it at import
     patches.set(torch, "Generator", Generator)
     return memory

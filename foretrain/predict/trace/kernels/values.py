@@ -206,12 +206,16 @@ class Values:
         if frame is not None:
             self._places.setdefault(what, {}).setdefault(_place(frame))
 
-    def notes(self) -> list[str]:
-        """A sentence for each kind of answer that was assumed, with where."""
+    def notes(self, harmless: tuple[str, ...] = ()) -> list[str]:
+        """A sentence for each kind of answer that was assumed, with where. `harmless`: parts of files' names, of which
+        nothing is said."""
         found = []
-        for what, places in self._places.items():
+        for what, everywhere in self._places.items():
+            places = [place for place in everywhere if not any(part in place for part in harmless)]
+            if not places:
+                continue
             more = f" and {len(places) - PLACES} more places" if len(places) > PLACES else ""
-            found.append(f"fake tensors have no values: {what}, at {', '.join(list(places)[:PLACES])}{more}")
+            found.append(f"fake tensors have no values: {what}, at {', '.join(places[:PLACES])}{more}")
         return found
 
 

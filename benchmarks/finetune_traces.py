@@ -1,0 +1,112 @@
+"""Traces of fine-tuning (transformers' Trainer, peft, bitsandbytes): right at small sizes, and quick at full ones.
+
+    PYTHONPATH=. python benchmarks/finetune_traces.py
+
+Small versions of 12 families are traced on fake CPU tensors and then trained for real under the profiler, with
+evaluation, saving and merging; the peaks of the sum of tensors are compared. `scratch` is what a CPU takes inside an op
+for itself and a card does not. What differs by 8 bytes each are Python's numbers, which autograd keeps on the host.
+Then published sizes are traced on a card: how long that takes from the question to the answer, nothing kept.
+"""
+
+import os
+import tempfile
+import time
+from typing import Any
+
+from common import arguments, report, show
+
+from foretrain.app.exact_finetune import exact_finetune
+from foretrain.base.units import GIB
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.hub.models import models
+from foretrain.hardware.catalogue import find
+from foretrain.predict.trace import interpreter
+from foretrain.predict.trace.finetune.proof import compare
+from tests.kit.finetune import FAMILIES, small, source_of
+
+METHODS = ("full", "lora", "dora", "qlora")
+SMALL = {
+    "lora_r": 8, "seq_len": 64, "batch_size": 2, "optim": "adamw_torch", "evaluate": True, "keeps_logits": True,
+    "eval_batch_size": 2, "eval_batches": 3,
+}  # fmt: skip
+PUBLISHED = ("llama-3.2-1b", "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "gemma-3-1b", "smollm2-1.7b",
+             "pythia-1.4b", "phi-2", "mistral-7b-v0.1", "gpt2", "qwen2.5-7b", "phi-3.5-mini")  # fmt: skip
+CARD = "RTX 4090"
+
+
+def right(*, quick: bool) -> list[dict[str, Any]]:
+    """Small runs, traced and done."""
+    found = []
+    for family in FAMILIES[:2] if quick else FAMILIES:
+        for method in METHODS:
+            for checkpointing in (False, True):
+                tune = FineTune(**SMALL, method=method, gradient_checkpointing=checkpointing)
+                truth = compare(small(family), tune)
+                found.append(
+                    {
+                        "model": family, "method": method, "checkpointing": checkpointing,
+                        "traced_bytes": truth.traced_bytes, "real_bytes": truth.real_bytes, "error": truth.error,
+                        "scratch_bytes": truth.real_with_scratch_bytes - truth.real_bytes,
+                    }
+                )  # fmt: skip
+    return found
+
+
+def fast(*, quick: bool) -> list[dict[str, Any]]:
+    """Published models, traced on a card with an empty cache."""
+    gpu, found = find(CARD), []
+    for name in PUBLISHED[:1] if quick else PUBLISHED:
+        source = source_of(dict(models()[name].config), name)
+        for method in ("full", "lora", "qlora"):
+            for checkpointing in (False, True):
+                tune = FineTune(
+                    method=method, seq_len=1024, batch_size=2, amp="bf16", gradient_checkpointing=checkpointing
+                )
+                with tempfile.TemporaryDirectory() as folder:
+                    os.environ["FORETRAIN_CACHE"] = folder
+                    start = time.monotonic()
+                    answer = exact_finetune(source, tune, gpu, gpu.memory_bytes)
+                    seconds = time.monotonic() - start
+                found.append(
+                    {
+                        "model": name, "method": method, "checkpointing": checkpointing, "seconds": round(seconds, 1),
+                        "allocated_bytes": max(phase.allocated_bytes for phase in answer.memory.phases),
+                        "reserved_bytes": max(phase.reserved_bytes or 0 for phase in answer.memory.phases),
+                        "dies_in": answer.death.phase if answer.death else None,
+                    }
+                )  # fmt: skip
+    return found
+
+
+def main() -> None:
+    """Both tables, and the JSON."""
+    options = arguments("finetune_traces", __doc__ or "", quick="two small families and one published model")
+    rows, times = right(quick=options.quick), fast(quick=options.quick)
+    show(
+        "traced against the real CPU allocator",
+        ["model", "method", "checkpointing", "traced", "real", "difference", "error"],
+        [
+            [
+                row["model"], row["method"], "yes" if row["checkpointing"] else "no", f"{row['traced_bytes']:,}",
+                f"{row['real_bytes']:,}", f"{row['traced_bytes'] - row['real_bytes']:,}", f"{row['error']:+.3%}",
+            ]
+            for row in rows
+        ],
+    )  # fmt: skip
+    report(
+        options.out,
+        f"at full size on a {CARD}, 2 × 1024 tokens, bf16 autocast",
+        ["model", "method", "checkpointing", "seconds", "allocated GiB", "reserved GiB", "dies in"],
+        [
+            [
+                row["model"], row["method"], "yes" if row["checkpointing"] else "no", f"{row['seconds']:.1f}",
+                f"{row['allocated_bytes'] / GIB:.2f}", f"{row['reserved_bytes'] / GIB:.2f}", row["dies_in"] or "",
+            ]
+            for row in times
+        ],
+        {"packages": interpreter.now().versions(), "small": rows, "full_size": times},
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

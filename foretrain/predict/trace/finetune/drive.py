@@ -1,0 +1,285 @@
+"""A fine-tuning run that is traced: transformers' own Trainer for three steps, with evaluation, saving and merging.
+
+Three optimizer steps of at most three micro-batches each, as in predict/trace/drive.py. What the libraries do with
+fake tensors is what they do with real ones: nothing of their code is written anew here.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import Dataset
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
+from transformers.utils import logging
+
+from foretrain.config.finetune.options import FineTune
+from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.trace.finetune import standins
+from foretrain.predict.trace.finetune.loading import loaded
+from foretrain.predict.trace.library import in_one_sentence
+from foretrain.predict.trace.names import Names
+from foretrain.predict.trace.record import Allocation, Trace
+from foretrain.predict.trace.session import tracing
+from foretrain.predict.trace.tracer import Tracer
+
+STEPS, MICRO_BATCHES = 3, 3
+ALL_LINEAR = ("all-linear", "all")
+# Imported here, once for all jobs of a process: what they do when imported is not part of a trace.
+OPTIONAL = [importlib.import_module(n) for n in ("bitsandbytes", "peft") if importlib.util.find_spec(n) is not None]
+# Where libraries ask for values that change no memory: seeds, and the codes of 8 bits in order.
+HARMLESS = ("accelerate/data_loader.py", "bitsandbytes/functional.py")
+
+
+class Tokens(Dataset[dict[str, Tensor]]):
+    """As many samples as are asked for; `Batches` makes them."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {}
+
+
+@dataclass
+class Run:
+    """A run on `device`, which is fake or real. `micro_batches`: at which events of the record each of them begins."""
+
+    written: dict[str, Any]  # config.json
+    tune: FineTune
+    device: torch.device
+    tracer: Tracer
+    names: Names
+    micro_batches: list[int] = field(default_factory=list)
+
+    def go(self) -> None:
+        """Load, prepare, train, and merge what are adapters."""
+        with tempfile.TemporaryDirectory(prefix="foretrain-") as folder, standins.written_to_host():
+            trainer = self.trainer(folder)
+            trainer.train()
+            if self.tune.adapters:
+                self.tracer.enter("merge")
+                model: Any = trainer.model
+                model.merge_and_unload()
+
+    def trainer(self, folder: str) -> Trainer:
+        """The Trainer with its model, ready to train."""
+        self.tracer.enter("load")
+        model: Any = loaded(self.written, self.tune, self.device)
+        if self.tune.method != "qlora":
+            model.to(self.device)
+        self.names.learn(model)
+        tag_quantized(self.tracer, model)
+        self.tracer.enter("prepare")
+        if self.tune.method == "qlora":
+            model = prepared_for_4_bits(model, self.tune)
+        if self.tune.adapters:
+            model = with_adapters(model, self.tune)
+            self.names.learn(model)
+        size = (self.tune.grad_accum * STEPS + 1) * self.tune.batch_size
+        found = Marked(
+            model=model, args=arguments(self.tune, folder, cpu=self.device.type == "cpu"),
+            train_dataset=Tokens(size), eval_dataset=Tokens(self.tune.eval_batches * self.tune.eval_batch_size),
+            data_collator=self.batch, callbacks=[Marks(self)],
+            compute_metrics=(lambda found: {}) if self.tune.keeps_logits else None,
+        )  # fmt: skip
+        found.run = self
+        found.remove_callback(PrinterCallback)
+        self.names.before_a_root()  # whatever was imported by now
+        return found
+
+    def batch(self, samples: list[Any]) -> dict[str, Tensor]:
+        """Token ids, a mask and labels. A padded batch's mask has zeros, whose value the trace knows."""
+        shape = (len(samples), self.tune.seq_len)
+        mask = torch.zeros if self.tune.padded and not self.tune.packing else torch.ones
+        found = {
+            "input_ids": torch.zeros(shape, dtype=torch.int64), "attention_mask": mask(shape, dtype=torch.int64),
+            "labels": torch.zeros(shape, dtype=torch.int64),
+        }  # fmt: skip
+        for name, tensor in found.items():
+            self.tracer.tag(tensor, "batch", name)
+        return found
+
+
+class Marks(TrainerCallback):
+    """Says which phase begins, and where micro-batches do."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """An optimizer step begins, with its first micro-batch."""
+        self.run.tracer.enter("steady_step" if state.global_step else "first_step")
+        self.on_substep_end(args, state, control)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A micro-batch that is not the last of its step ended."""
+        self.run.micro_batches.append(len(self.run.tracer.record.events))
+
+
+class Marked(Trainer):
+    """The Trainer, which says when it evaluates and saves."""
+
+    run: Run
+    _evaluated, _saved = 0, False
+    _results: Any = None
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As the Trainer does; once, not again at the end."""
+        if self._evaluated:
+            return {}
+        self.run.tracer.enter("evaluate")
+        return super().evaluate(*args, **kwargs)
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer does, in the first two batches and the last. Those between ask for the same results only: what
+        is collected grows with each batch, and what a forward pass takes is the same in all."""
+        self._evaluated += 1
+        if self._results is not None and 2 < self._evaluated < self.run.tune.eval_batches:
+            return tree_map_only(Shape, Shape.made, self._results)
+        found = super().prediction_step(*args, **kwargs)
+        self._results = tree_map_only(Tensor, Shape.of, found)
+        return found
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        if not self._saved:
+            self._saved = True
+            self.run.tracer.enter("save")
+            super()._save_checkpoint(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a tensor was like, without keeping it."""
+
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Shape":
+        """That of a tensor."""
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.device)
+
+    def made(self) -> Tensor:
+        """A new tensor like it."""
+        return torch.empty(self.sizes, dtype=self.dtype, device=self.device)
+
+
+def arguments(tune: FineTune, folder: str, *, cpu: bool) -> TrainingArguments:
+    """TrainingArguments of the run: three steps, with an evaluation and a checkpoint after the second."""
+    return TrainingArguments(
+        output_dir=folder, max_steps=STEPS, per_device_train_batch_size=tune.batch_size,
+        per_device_eval_batch_size=tune.eval_batch_size, gradient_accumulation_steps=tune.grad_accum,
+        gradient_checkpointing=tune.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": tune.reentrant} if tune.gradient_checkpointing else None,
+        optim=tune.optim, max_grad_norm=tune.max_grad_norm, bf16=tune.amp == "bf16", fp16=tune.amp == "fp16",
+        eval_strategy="steps" if tune.evaluate else "no", eval_steps=2,
+        eval_accumulation_steps=tune.eval_accumulation_steps or None, save_strategy="steps", save_steps=2,
+        report_to=[], disable_tqdm=True, use_cpu=cpu, dataloader_num_workers=0, torch_compile=tune.compile,
+        remove_unused_columns=False, label_names=["labels"],
+    )  # fmt: skip
+
+
+def prepared_for_4_bits(model: PreTrainedModel, tune: FineTune) -> PreTrainedModel:
+    """peft's prepare_model_for_kbit_training: what is not in 4 bits becomes fp32."""
+    peft: Any = importlib.import_module("peft")
+    return peft.prepare_model_for_kbit_training(
+        model, use_gradient_checkpointing=tune.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": tune.reentrant},
+    )  # fmt: skip
+
+
+def with_adapters(model: Any, tune: FineTune) -> Any:
+    """The model with peft's adapters."""
+    peft: Any = importlib.import_module("peft")
+    if tune.gradient_checkpointing and tune.reentrant:
+        model.enable_input_require_grads()
+    return peft.get_peft_model(model, adapter_config(tune))
+
+
+def adapter_config(tune: FineTune) -> Any:
+    """peft's LoraConfig of the run."""
+    peft: Any = importlib.import_module("peft")
+    targets = [name.strip() for name in tune.lora_targets.split(",") if name.strip()]
+    saved = [name.strip() for name in tune.lora_saved.split(",") if name.strip()]
+    return peft.LoraConfig(
+        r=tune.lora_r, lora_alpha=2 * tune.lora_r, lora_dropout=tune.lora_dropout, task_type="CAUSAL_LM",
+        target_modules="all-linear" if any(name in ALL_LINEAR for name in targets) else targets,
+        modules_to_save=saved or None, use_dora=tune.method == "dora",
+    )  # fmt: skip
+
+
+def tag_quantized(tracer: Tracer, model: nn.Module) -> None:
+    """Say of scales and codes of 4-bit weights that they are weights."""
+    for name, module in model.named_modules():
+        state = getattr(module, "quant_state", None)
+        while state is not None:
+            for part in ("absmax", "code", "offset"):
+                tensor = getattr(state, part, None)
+                if isinstance(tensor, Tensor):
+                    tracer.tag(tensor, "weights", f"{name}.weight.{part}")
+            state = getattr(state, "state2", None)
+
+
+# -- a worker's job -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Within it the libraries warn of nothing and draw no progress, as nobody watches this run, and load weights one
+    after the other: threads know of no fake tensors."""
+    logging.disable_progress_bar()
+    with warnings.catch_warnings(), mock.patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"}):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def trace(job: dict[str, Any]) -> Trace:
+    """Trace a job: {"config", "tune", "gpu", "compiled"}. Raises StandInError."""
+    tune, gpu = FineTune.model_validate(job["tune"]), Gpu.model_validate(job["gpu"])
+    with quiet(), in_one_sentence() as seen, tracing(gpu, compiled=tune.compile) as session:
+        there, tracer = session.there, session.tracer
+        assert there is not None
+        seen.append(tracer)
+        tracer.entered = there.memory.reset_peak
+        run = Run(job["config"], tune, torch.device("cuda"), tracer, session.names)
+        with standins.stood_in(tracer, card=True):
+            run.go()
+    record = tracer.record.finish(weight_shapes=frozenset(session.names.weight_shapes))
+    record.allocations = [_told(record, a, job["config"], tune) for a in record.allocations]
+    record.facts = {
+        "torch": torch.__version__, "gpu": gpu.name, "attention": sorted(there.attention.seen),
+        "matmul_dtypes": dict(tracer.matmul_dtypes), "paged_bytes": tracer.paged_bytes,
+        "micro_batches": run.micro_batches,
+        "notes": sorted({*there.notes, *tracer.values.notes(HARMLESS), *tracer.ranges}),
+        **session.marks.facts(),
+    }  # fmt: skip
+    return record
+
+
+def _told(record: Trace, a: Allocation, written: dict[str, Any], tune: FineTune) -> Allocation:
+    """An allocation, whose category says of adapters and logits what they are, and of what passes outside of steps."""
+    if a.category == "weights" and "lora_" in a.name:
+        return a._replace(category="adapters")
+    loose = a.category in ("activations", "temporaries", "weight_copies")
+    if loose and record.phase_at(a.born) in ("load", "prepare", "save", "merge"):
+        return a._replace(category="temporaries")
+    text = written.get("text_config")
+    vocabulary = int((text if isinstance(text, dict) else written).get("vocab_size") or 0)
+    wide = len(a.shape) > 1 and a.shape[-1] == vocabulary and math.prod(a.shape[:-1]) % tune.seq_len == 0
+    return a._replace(category="logits") if wide and loose else a

@@ -1,0 +1,200 @@
+"""What bitsandbytes and files do, where fake tensors need a word for it.
+
+bitsandbytes: Params4bit cannot wrap a fake tensor, so a class with its behaviour stands in; gemm_4bit is written out
+as what it runs on the card (backends/cuda/ops.py: its own kernel for few rows, else the weight is dequantized and
+multiplied); paged states lie in managed memory, which PyTorch's allocator does not have. Files: what is written goes
+to the host tensor by tensor, and nowhere else.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import accelerate.accelerator
+import safetensors.torch
+import torch
+import transformers.modeling_utils
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_iter
+from transformers import trainer_pt_utils
+
+from foretrain.predict.trace.card.patches import Patches
+from foretrain.predict.trace.tracer import Tracer
+
+LARGEST_CUSTOM_ROWS = 1536  # bitsandbytes 0.50, _gemm_4bit_custom_max_m
+
+
+class Params4bit(FakeTensor):
+    """bitsandbytes.nn.Params4bit over a fake tensor: 4-bit values once it is sent to a device."""
+
+    bnb_quantized: bool
+    blocksize: int
+    compress_statistics: bool
+    quant_type: str
+    quant_storage: torch.dtype
+    quant_state: Any
+    module: Any
+
+    def __new__(
+        cls,
+        data: Tensor | None = None,
+        requires_grad: bool = False,
+        quant_state: Any = None,
+        blocksize: int | None = None,
+        compress_statistics: bool = True,
+        quant_type: str = "fp4",
+        quant_storage: torch.dtype = torch.uint8,
+        module: Any = None,
+        bnb_quantized: bool = False,
+        **_more: Any,
+    ) -> "Params4bit":
+        self: Any = (torch.empty(0) if data is None else data).detach()
+        self.__class__ = cls
+        self._is_param = True
+        self.requires_grad_(requires_grad)
+        self.blocksize, self.compress_statistics = blocksize or 64, compress_statistics
+        self.quant_type, self.quant_storage, self.quant_state = quant_type, quant_storage, quant_state
+        self.module, self.bnb_quantized = module, bnb_quantized
+        return self
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def _as(self, data: Tensor, quant_state: Any, *, quantized: bool) -> "Params4bit":
+        return Params4bit(
+            data, self.requires_grad, quant_state, self.blocksize, self.compress_statistics, self.quant_type,
+            self.quant_storage, self.module, quantized,
+        )  # fmt: skip
+
+    def to(self, *args: Any, **kwargs: Any) -> "Params4bit":
+        """Quantized, unless it goes to meta or is so already; then moved."""
+        parsed: Any = vars(torch._C)["_nn"]._parse_to
+        device, dtype, non_blocking, _ = parsed(*args, **kwargs)
+        functional = importlib.import_module("bitsandbytes.functional")
+        if device is None or device.type == "meta" or self.bnb_quantized:
+            if self.quant_state is not None:
+                self.quant_state.to(device)
+            moved = self.detach().to(device=device, dtype=dtype, non_blocking=non_blocking)
+            return self._as(moved, self.quant_state, quantized=self.bnb_quantized)
+        data, state = functional.quantize_4bit(
+            self.detach().contiguous().to(device), blocksize=self.blocksize, quant_storage=self.quant_storage,
+            compress_statistics=self.compress_statistics, quant_type=self.quant_type,
+        )  # fmt: skip
+        if self.module is not None:
+            self.module.quant_state = state
+        return self._as(data, state, quantized=True)
+
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> "Params4bit":  # type: ignore[override]
+        """On the card."""
+        return self.to(device="cuda" if device is None else device, non_blocking=non_blocking)
+
+    def cpu(self) -> "Params4bit":  # type: ignore[override]
+        """On the host."""
+        return self.to(device="cpu")
+
+
+@contextmanager
+def written_to_host() -> Iterator[None]:
+    """Within it files stay empty: their tensors are copied to the host, one after the other, and dropped."""
+
+    def write(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        for tensor in tree_iter(tensors):
+            if isinstance(tensor, Tensor) and tensor.device.type != "cpu":
+                tensor.detach().cpu()
+
+    peft_model: Any = sys.modules.get("peft.peft_model")
+    with Patches() as patches:
+        patches.set(torch, "save", write)
+        patches.set(safetensors.torch, "save_file", write)
+        places = (transformers.modeling_utils, *([peft_model] if peft_model else []))
+        patches.set_everywhere(places, "safe_save_file", write)
+        yield
+
+
+@contextmanager
+def stood_in(tracer: Tracer, *, card: bool) -> Iterator[None]:
+    """Within it bitsandbytes works on fake tensors, and evaluation keeps no logits on the host.
+
+    `card`: kernels are those of a card, else of the CPU.
+    """
+    with Patches() as patches:
+        _alike(patches)
+        patches.set(torch, "tensor", _fake_on_meta(torch.tensor))
+        # it asks for the lengths in all processes, which are values: of one process it pads nothing
+        patches.set(accelerate.accelerator, "pad_across_processes", lambda tensors, *args, **kwargs: tensors)
+        # numbers on the host would fill this machine's memory: the first batch stands for all
+        patches.set(trainer_pt_utils, "numpy_pad_and_concatenate", lambda first, second, padding_index=-100: first)
+        if "bitsandbytes" in sys.modules:
+            _bitsandbytes(patches, tracer, card=card)
+        yield
+
+
+def _fake_on_meta(tensor: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """torch.tensor, which on meta gives a tensor that the fake mode has not seen."""
+
+    def made(*args: Any, **kwargs: Any) -> Tensor:
+        found = tensor(*args, **kwargs)
+        if found.device.type != "meta" or isinstance(found, FakeTensor):
+            return found
+        return torch.empty(found.shape, dtype=found.dtype, device="meta")
+
+    return made
+
+
+def _alike(patches: Patches) -> None:
+    """Which tensors share memory, told by their storages: the address of a fake one is always 0."""
+
+    def storage(tensor: Tensor) -> tuple[torch.device, int, int]:
+        return tensor.device, tensor.untyped_storage()._cdata, tensor.nbytes
+
+    for name in ("transformers.modeling_utils", "peft.peft_model"):
+        patches.set_everywhere((sys.modules.get(name),), "id_tensor_storage", storage)
+    hub: Any = sys.modules.get("huggingface_hub.serialization._torch")
+    patches.set_everywhere((hub,), "storage_ptr", lambda tensor: tensor.untyped_storage()._cdata)
+
+
+def _bitsandbytes(patches: Patches, tracer: Tracer, *, card: bool) -> None:
+    names = ("nn", "nn.modules", "functional", "optim.optimizer", "backends.default.ops")
+    nn, modules, functional, _, default = (importlib.import_module(f"bitsandbytes.{name}") for name in names)
+    patches.set_everywhere((nn, modules), "Params4bit", Params4bit)
+    patches.set(functional, "name2qmap", {})  # tensors of this trace
+    run = getattr(default, "_gemm_4bit_default_impl", None)
+    if run is not None:
+        own = _own_kernel() if card else lambda *shape: False
+        op = torch.ops.bitsandbytes.gemm_4bit.default
+        patches.set(tracer, "composed", {**tracer.composed, op: _gemm(run, own)})
+
+    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
+        paged: Any = torch.empty(shape, dtype=dtype, device="cpu")
+        paged.is_paged, paged.page_deviceid = True, 0
+        tracer.paged_bytes += paged.nbytes
+        return paged
+
+    patches.set(functional, "get_paged", get_paged)
+    for name in ("prefetch_tensor", "elementwise_func"):  # of paged tensors, by kernels of the card
+        patches.set(functional, name, lambda *args, **kwargs: None)
+
+
+def _own_kernel() -> Callable[[torch.dtype, int, int, int], bool]:
+    """Whether bitsandbytes has a kernel for (dtype, rows, N, K) on this card that needs no dequantized weight."""
+    cuda: Any = importlib.import_module("bitsandbytes.backends.cuda.ops")
+    decide: Any = getattr(cuda, "_gemm_4bit_use_custom_fn", None)
+    properties: Any = getattr(cuda, "_gpu_dispatch_props", None)
+    most = getattr(cuda, "_gemm_4bit_custom_max_m", LARGEST_CUSTOM_ROWS)
+    for cached in (decide, properties):  # of another card
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
+    return lambda dtype, rows, n, k: rows <= most and decide is not None and decide(0, dtype, rows, n, k)
+
+
+def _gemm(run: Callable[..., Tensor], own: Callable[[torch.dtype, int, int, int], bool]) -> Callable[..., Tensor]:
+    def gemm_4bit(a: Tensor, b: Tensor, shape: Any, absmax: Tensor, blocksize: int, *rest: Any, **more: Any) -> Tensor:
+        n, k = shape
+        if k % blocksize == 0 and own(a.dtype, a.numel() // k, n, k):
+            a = a.contiguous()
+            return torch.empty((*a.shape[:-1], n), dtype=a.dtype, device=a.device)
+        return run(a, b, shape, absmax, blocksize, *rest, **more)
+
+    return gemm_4bit

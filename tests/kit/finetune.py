@@ -1,0 +1,38 @@
+"""Small versions of models that people fine-tune: the preset's config.json with few and narrow layers."""
+
+from typing import Any
+
+from foretrain.config.hub.facts import ModelSource
+from foretrain.config.hub.models import models
+
+# A preset of each family whose trace is compared with the real allocator.
+FAMILIES = (
+    "llama-3.2-1b", "qwen3-0.6b", "gemma-3-270m", "smollm2-135m", "smollm3-3b", "pythia-160m", "phi-2",
+    "mistral-7b-v0.1", "santacoder", "gpt2", "qwen2.5-0.5b", "phi-3.5-mini",
+)  # fmt: skip
+LAYERS, HEADS = 2, 4
+_SIZES = {
+    "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": LAYERS, "head_dim": 32,
+    "num_attention_heads": HEADS, "max_position_embeddings": 128, "sliding_window": 32, "max_window_layers": LAYERS,
+    "n_embd": 128, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 128, "n_inner": 256,
+}  # fmt: skip
+
+
+def small(name: str) -> dict[str, Any]:
+    """The config.json of a small version of a preset: all that is not a size is the preset's own."""
+    config = dict(models()[name].config)
+    found = {key: _SIZES.get(key, value) if value is not None else None for key, value in config.items()}
+    if "num_key_value_heads" in config:
+        grouped = config["num_key_value_heads"] < config["num_attention_heads"]
+        found["num_key_value_heads"] = 2 if grouped else HEADS
+    for key in ("layer_types", "no_rope_layers"):
+        if config.get(key):
+            found[key] = config[key][-LAYERS:]
+    if isinstance(found.get("rope_scaling"), dict):
+        found["rope_scaling"] = {**found["rope_scaling"], "original_max_position_embeddings": 64}
+    return {**found, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+
+
+def source_of(config: dict[str, Any], name: str = "small") -> ModelSource:
+    """A source of such a config."""
+    return ModelSource(name=name, where=name, config=config, facts=None)

@@ -20,7 +20,13 @@ from foretrain.base.errors import UserError
 from foretrain.base.installation import installed, installed_torch
 
 PROBE_S = 120  # a cold disk is slow; importing torch is not part of it
-FINE_TUNING = ("transformers", "peft", "accelerate", "bitsandbytes", "trl")  # packages whose code such runs are made of
+FINE_TUNING: tuple[str, ...] = (
+    "transformers",
+    "peft",
+    "accelerate",
+    "bitsandbytes",
+    "trl",
+)  # packages whose code such runs are made of
 PROBE = """
 import importlib.metadata as m, importlib.util as u, json, sys
 def version(name):

@@ -1,9 +1,11 @@
 """A fine-tuning plan, from what somebody names: a model or a trainer's file, options, a card."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from foretrain.advice.finetune import FineTuneChange, changes
+from foretrain.app.exact_finetune import exact_finetune
+from foretrain.base.errors import UserError
 from foretrain.base.records import Note
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.finetune.read import read_finetune
@@ -13,6 +15,9 @@ from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.largest import largest as search
 from foretrain.predict.finetune.plan import FineTunePlan, plan
+from foretrain.predict.trace import service
+
+ESTIMATED = ("dora_as_lora", "finetune_compile", "finetune_liger")  # notes on what only the estimate leaves out
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,16 @@ def plan_finetune(asked: FineTuneQuestion, gpu: str | Gpu, used_by_others: str =
     stated = stated_bytes(used_by_others, "--used-by-others") if used_by_others else None
     target = devices.checked(gpu, stated or 0) if isinstance(gpu, Gpu) else devices.target(gpu, stated)
     return plan(asked.source, asked.tune, target.gpu, used_by_others_bytes=target.used_by_others_bytes)
+
+
+def traced(found: FineTunePlan, asked: FineTuneQuestion, listen: Callable[[str], None]) -> FineTunePlan:
+    """The plan with the memory of the real Trainer's loop. Raises UserError where that cannot be traced."""
+    try:
+        exact = exact_finetune(asked.source, found.tune, found.gpu, found.available_bytes, listen)
+    except service.TraceUnavailable as error:
+        raise UserError("environment.no_trace", reason=str(error)) from None
+    notes = tuple(note for note in found.notes if note.id not in ESTIMATED)
+    return found.model_copy(update={"memory": exact.memory, "notes": (*notes, *exact.notes)})
 
 
 def advised(found: FineTunePlan) -> tuple[FineTuneChange, ...]:

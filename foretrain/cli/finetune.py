@@ -5,9 +5,10 @@ from importlib.metadata import version
 
 import typer
 
-from foretrain.app.finetune import advised, largest, plan_finetune, question
+from foretrain.app.finetune import advised, largest, plan_finetune, question, traced
 from foretrain.base.errors import UserError
 from foretrain.base.messages import printable
+from foretrain.cli.commands.plan_exact import progress
 from foretrain.cli.common import OUT, print_error, print_json, print_notes
 from foretrain.predict.finetune.plan import SCHEMA, FineTunePlan
 from foretrain.reports import text
@@ -25,6 +26,7 @@ class Asked:
     gpu: str
     others: str
     largest: str
+    exact: bool
     check: bool
     full: bool
     oneline: bool
@@ -33,7 +35,7 @@ class Asked:
 
 
 # Parameters of `plan` that these plans take; any other is refused where it was typed.
-TAKEN = {"words", "gpu", "others", "largest", "check", "full", "oneline", "as_json", "quiet"}
+TAKEN = {"words", "gpu", "others", "largest", "exact", "check", "full", "oneline", "as_json", "quiet"}
 
 
 def answer(context: typer.Context, words: list[str]) -> None:
@@ -47,6 +49,9 @@ def answer(context: typer.Context, words: list[str]) -> None:
     print_notes(tuple(UserError(f"note.{note.id}", **note.values) for note in found.notes), quiet=asked.quiet)
     cards = [name.strip() for name in asked.gpu.split(",") if name.strip()] or [asked.gpu]
     plans = [plan_finetune(found, card, asked.others) for card in cards]
+    if asked.exact:
+        with progress(asked.quiet) as listen:
+            plans = [traced(plan, found, listen) for plan in plans]
     if asked.largest:
         _largest(plans[0], asked)
     elif len(plans) > 1:

@@ -54,7 +54,13 @@ def main() -> None:
         [name, "", "", "", "", "", "", f"{len(errors[name])} rows", f"{each:.1%}"] for name, each in medians.items()
     ]
     columns = ["row", "model", "method", "kernels", "batch", "what", "predicted", "measured", "error"]
-    report(args.out, "Fine-tuning plans against what others measured on a GPU", columns, shown, {"rows": answers, "median_absolute_error": medians})
+    report(
+        args.out,
+        "Fine-tuning plans against what others measured on a GPU",
+        columns,
+        shown,
+        {"rows": answers, "median_absolute_error": medians},
+    )
 
 
 if __name__ == "__main__":

@@ -26,6 +26,9 @@ pytest.importorskip("peft")
 from foretrain.app.exact_finetune import exact_finetune
 from foretrain.predict.trace.finetune import drive, proof
 
+# What a trace in this process leaves behind in transformers changes the rotary positions of models loaded later.
+pytestmark = pytest.mark.slow
+
 GPU = find("RTX 4090")
 SMALL = FineTune(seq_len=64, batch_size=2, lora_r=8, optim="adamw_torch")
 KEPT = {"evaluate": True, "keeps_logits": True, "eval_batch_size": 2, "eval_batches": 3}

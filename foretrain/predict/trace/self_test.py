@@ -34,8 +34,6 @@ CHECKED_TORCH = {(2, 11), (2, 13), (2, 15)}
 KERNELS_WITH_SCRATCH = {
     "aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_dot_product_flash_attention_for_cpu",
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-    # of two dtypes: a CPU's kernel reads a copy in the wider one, a card's casts as it reads (TensorIterator.cpp)
-    "aten::add", "aten::add_", "aten::sub", "aten::mul", "aten::mul_", "aten::div", "aten::div_", "aten::where",
 }  # fmt: skip
 
 
@@ -86,19 +84,22 @@ def real_peaks(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool) ->
     return peaks_of(run)
 
 
-def peaks_of(run: profile) -> tuple[int, int]:
-    """(peak of all blocks, peak without what matrix kernels take for themselves and give back before they return)."""
-    everything, tensors = sizes(run)
+def peaks_of(run: profile, scratch: frozenset[str] = frozenset()) -> tuple[int, int]:
+    """(peak of all blocks, peak without what matrix kernels take for themselves and give back before they return).
+
+    `scratch`: more operations of which the latter holds.
+    """
+    everything, tensors = sizes(run, scratch)
     return _highest(everything), _highest(tensors)
 
 
-def sizes(run: profile) -> tuple[list[int], list[int]]:
+def sizes(run: profile, more: frozenset[str] = frozenset()) -> tuple[list[int], list[int]]:
     """(bytes of all that was allocated, and below 0 of what was freed, in order; the same without kernels' scratch)."""
     events: list[tuple[int, int, int, Any]] = []  # time, signed size, address, the op that it happened in
     stack: list[tuple[Any, Any]] = [(n, None) for n in run.profiler.kineto_results.experimental_event_tree()]  # type: ignore[union-attr]
     while stack:
         node, op = stack.pop()
-        if node.tag == _EventType.TorchOp and op is None and node.name in KERNELS_WITH_SCRATCH:
+        if node.tag == _EventType.TorchOp and op is None and node.name in KERNELS_WITH_SCRATCH | more:
             op = node
         stack.extend((child, op) for child in node.children)
         if node.tag == _EventType.Allocation:

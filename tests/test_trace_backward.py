@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from foretrain.hardware.catalogue import find
-from foretrain.predict.trace import self_test
+from foretrain.model import allocated
 from foretrain.predict.trace.card.torch_cuda import Card
 from foretrain.predict.trace.kernels import temporaries as kernels
 from foretrain.predict.trace.session import tracing
@@ -112,7 +112,7 @@ def peaks(code: Callable[[], object]) -> tuple[int, int]:
         code()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
         code()
-    return max(peak for peak, _ in session.tracer.record.finish().peaks().values()), self_test.peaks_of(run)[1]
+    return max(peak for peak, _ in session.tracer.record.finish().peaks().values()), allocated.peaks_of(run)[1]
 
 
 def made_bytes(code: Callable[[], object]) -> tuple[int, int]:
@@ -122,7 +122,7 @@ def made_bytes(code: Callable[[], object]) -> tuple[int, int]:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
         code()
     traced = [a.nbytes for a in session.tracer.record.finish().allocations]
-    real = self_test.sizes(run)[1]
+    real = allocated.sizes(run)[1]
     large = lambda sizes: sum(size for size in sizes if size > SCALARS_BYTES)  # noqa: E731
     return large(traced), large(real)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from foretrain.base.units import MIB
-from foretrain.predict.trace import self_test
+from foretrain.model import allocated
 from foretrain.predict.trace.kernels.choices import PICKED, SPLIT
 from foretrain.predict.trace.library import Tracing, trace
 from foretrain.predict.trace.session import tracing
@@ -106,7 +106,7 @@ def test_both_ends_are_what_a_run_really_allocates(way: Call, even: bool) -> Non
     assert [each for each in traced if each] == [each for each in real if each]
     assert sum(traced) == EACH * TOKENS
     peak = max(peak for peak, _ in session.tracer.record.finish().peaks().values())
-    assert peak == pytest.approx(self_test.peaks_of(run)[0] + given.nbytes, rel=0.02)
+    assert peak == pytest.approx(allocated.peaks_of(run)[0] + given.nbytes, rel=0.02)
     assert session.tracer.ranges == {SPLIT}
     assert session.tracer.values.notes() == []
 

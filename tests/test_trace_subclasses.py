@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map_only
 
 from foretrain.base.units import MIB
-from foretrain.predict.trace import self_test
+from foretrain.model import allocated
 from foretrain.predict.trace.library import Tracing, trace
 from foretrain.predict.trace.session import tracing
 
@@ -97,7 +97,7 @@ def test_wrapped_tensors_take_what_the_real_allocator_says(code: Callable[[str],
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
             code("cpu")
     traced = max(peak for peak, _ in session.tracer.record.finish().peaks().values())
-    assert traced + mesh_bytes == self_test.peaks_of(run)[1]
+    assert traced + mesh_bytes == allocated.peaks_of(run)[1]
 
 
 def test_on_a_card_a_rank_has_its_shards_and_they_are_weights() -> None:

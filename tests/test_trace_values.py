@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from foretrain.base.units import MIB
-from foretrain.predict.trace import self_test
+from foretrain.model import allocated
 from foretrain.predict.trace.card.guard import StandInError
 from foretrain.predict.trace.library import Tracing, trace
 from foretrain.predict.trace.session import tracing
@@ -204,4 +204,4 @@ def test_truncated_normal_draws_take_what_they_really_take(std: float, a: float,
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
         code()
     traced = max(peak for peak, _ in session.tracer.record.finish().peaks().values())
-    assert traced == pytest.approx(self_test.peaks_of(run)[0], abs=64)  # and a scalar
+    assert traced == pytest.approx(allocated.peaks_of(run)[0], abs=64)  # and a scalar

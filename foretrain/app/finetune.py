@@ -39,6 +39,8 @@ def plan_finetune(asked: FineTuneQuestion, gpu: str | Gpu, used_by_others: str =
     """The forecast on a card. Raises UserError for what cannot be planned."""
     stated = stated_bytes(used_by_others, "--used-by-others") if used_by_others else None
     target = devices.checked(gpu, stated or 0) if isinstance(gpu, Gpu) else devices.target(gpu, stated)
+    if target.gpu.kind != "cuda":
+        raise UserError("usage.finetune_needs_cuda", gpu=target.gpu.name)
     return plan(asked.source, asked.tune, target.gpu, used_by_others_bytes=target.used_by_others_bytes)
 
 

@@ -301,7 +301,7 @@ class Ledger:
         """
         phases = self.memory.phases
         if not self.spec.cuda:
-            phases = tuple(_on_cpu(self._with_copy(phase, available_bytes), available_bytes) for phase in phases)
+            phases = tuple(on_cpu(self._with_copy(phase, available_bytes), available_bytes) for phase in phases)
         elif available_bytes is not None:
             phases = self.fit.judged(phases, self._training, available_bytes, card_bytes)
         return self.memory.model_copy(update={"phases": phases})
@@ -339,7 +339,7 @@ def needed(
     return low, expected, high
 
 
-def _on_cpu(phase: PhaseMemory, available_bytes: int | None) -> PhaseMemory:
+def on_cpu(phase: PhaseMemory, available_bytes: int | None) -> PhaseMemory:
     """fits: the expected need and 200 MiB of it to spare; does_not_fit: not even the low end does; else tight."""
     if available_bytes is None:
         return phase

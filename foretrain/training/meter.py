@@ -17,6 +17,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 from foretrain.base.process_memory import peak_bytes, resident_bytes
+from foretrain.model.allocated import storage_bytes
 from foretrain.model.step import TrainState
 from foretrain.training.store import MeasuredMemory, MeasuredPhase
 
@@ -47,12 +48,6 @@ def allocator_peak(run: profile) -> int:
         current += size
         peak = max(peak, current)
     return peak
-
-
-def storage_bytes(tensors: Iterator[torch.Tensor]) -> int:
-    """Bytes of the distinct storages behind these tensors."""
-    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(sizes.values())
 
 
 class Meter:

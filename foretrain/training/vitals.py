@@ -19,9 +19,9 @@ from foretrain.base.process_memory import resident_bytes
 from foretrain.hardware.card import Cards, CardSample
 from foretrain.hardware.cpu import available_memory_bytes, total_memory_bytes
 from foretrain.hardware.visible import identity
+from foretrain.model.allocated import storage_bytes
 from foretrain.model.step import TrainState
 from foretrain.training.attempts import is_out_of_memory
-from foretrain.training.meter import storage_bytes
 from foretrain.training.store import RunDirectory
 
 EVERY_S = 1.0

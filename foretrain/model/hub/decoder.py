@@ -382,10 +382,10 @@ class Decoder(nn.Module):
             x = x + self.embed_positions(torch.arange(idx.shape[1], device=idx.device)[None])
         return F.dropout(x, f.embedding_dropout, self.training) if f.embedding_dropout else x
 
-    def logits(self, idx: Tensor) -> Tensor:
-        """B x T x V of token ids, B x T."""
+    def states(self, idx: Tensor) -> Tensor:
+        """B x T x C before the head. transformers' models hold what they embedded until here (`inputs_embeds`)."""
         f, T = self.facts, idx.shape[1]
-        x = self.embedded(idx)
+        x = embedded = self.embedded(idx)
         masks = self.masks(idx.shape[0], T, x)
         rotary = f.positions == "rotary"
         tables = rotary_tables(T, f.rotary_dim or f.head_dim, x.dtype, x) if rotary else None
@@ -395,12 +395,22 @@ class Decoder(nn.Module):
             else:
                 x = block(x, tables, masks[i in f.sliding_layers])
         x = self.norm(x)
+        del embedded
+        return x
+
+    def head(self, x: Tensor) -> Tensor:
+        """B x T x V of states."""
+        f = self.facts
         logits = self.lm_head(x)
         if f.scaled_logits:
             logits = logits / 8.0
         if f.logit_softcap:
             logits = torch.tanh(logits / f.logit_softcap) * f.logit_softcap
         return logits
+
+    def logits(self, idx: Tensor) -> Tensor:
+        """B x T x V of token ids, B x T."""
+        return self.head(self.states(idx))
 
     def masks(self, B: int, T: int, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The masks of layers without and with a window; None where causal attention needs none."""
@@ -415,8 +425,11 @@ class Decoder(nn.Module):
 
     def forward(self, idx: Tensor, labels: Tensor) -> Tensor:
         """The mean loss in nats of predicting labels, B x T, one to the left of where they stand."""
-        logits = self.logits(idx)
-        return causal_loss(logits, labels)
+        states = self.states(idx)  # which stay until the loss is there, as transformers' output has them
+        logits = self.head(states)
+        loss = causal_loss(logits, labels)
+        del states
+        return loss
 
 
 def causal_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.allocator.replay import PhasePeak, replay
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.finetune.simulated import PHASES, SimulatedFineTuning
-from foretrain.predict.memory import Component, Context, Fit, Phased, PhaseMemory, components, needed
+from foretrain.predict.memory import Component, Context, Fit, Phased, PhaseMemory, components, needed, on_cpu
 from foretrain.predict.timeline import Peak
 
 MOST_KEPT = 128
@@ -31,7 +31,7 @@ class FineTuneLedger:
     """The memory of one way to fine-tune a model, without verdicts; `judged` gives them for a card's free memory."""
 
     def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
-        self.context = Context.of(gpu)
+        self.context, self.cuda = Context.of(gpu), gpu.kind == "cuda"
         with collected_later():
             run = SimulatedFineTuning(facts, tune, gpu)
             timeline = run.write()
@@ -49,21 +49,25 @@ class FineTuneLedger:
 
     def _phase(self, name: str, peak: Peak, held: PhasePeak) -> PhaseMemory:
         rows = components(peak, self.n_trained)
-        allocated = max(peak.nbytes, held.allocated_bytes)
+        allocated = max(peak.nbytes, held.allocated_bytes) if self.cuda else peak.nbytes
+        reserved = held.reserved_bytes if self.cuda else None
         if rest := allocated - peak.nbytes:
             rows = (*rows, Component(id="rounding", size_bytes=rest, formula=""))
-        low, expected, high = needed(allocated, held.reserved_bytes, self.context)
+        low, expected, high = needed(allocated, reserved, self.context)
         return PhaseMemory(
             phase=name, moment=peak.moment, allocated_bytes=allocated, needed_low_bytes=low,
             needed_expected_bytes=expected, needed_high_bytes=high, components=rows,
-            reserved_bytes=held.reserved_bytes,
+            reserved_bytes=reserved,
         )  # fmt: skip
 
     def judged(self, available_bytes: int | None, card_bytes: int | None = None) -> FineTuneMemory:
         """With verdicts for what the process may take, context included; without where nobody knows that."""
         if available_bytes is None:
             return self.memory
-        phases = self.fit.judged(self.memory.phases, self.memory.phases, available_bytes, card_bytes)
+        if self.cuda:
+            phases = self.fit.judged(self.memory.phases, self.memory.phases, available_bytes, card_bytes)
+        else:
+            phases = tuple(on_cpu(phase, available_bytes) for phase in self.memory.phases)
         return self.memory.model_copy(update={"phases": phases})
 
 

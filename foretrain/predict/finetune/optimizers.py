@@ -25,6 +25,7 @@ class OptimizerMemory(NamedTuple):
     paged: bool = False
     embedding: Callable[[Shape, int], Sequence[int]] | None = None  # states of an embedding, where they are others
     shared: tuple[int, ...] = ()  # what all parameters share: the codes of 8-bit states
+    passing_on_cpu: Callable[[Sequence[tuple[Shape, int]]], int] | None = None  # where it is another
 
 
 def _nothing(shape: Shape, width: int) -> Sequence[int]:
@@ -44,6 +45,11 @@ def _adamw_fused(shape: Shape, width: int) -> Sequence[int]:
 def _foreach(parameters: Sequence[tuple[Shape, int]]) -> int:
     """The roots of all second moments at once."""
     return sum(width * math.prod(shape) for shape, width in parameters)
+
+
+def _one_by_one(parameters: Sequence[tuple[Shape, int]]) -> int:
+    """Of the largest: the root of its second moment, and the same divided (adamw.py, _single_tensor_adamw)."""
+    return max((2 * width * math.prod(shape) for shape, width in parameters), default=0)
 
 
 def _adamw_8bit(shape: Shape, width: int) -> Sequence[int]:
@@ -79,7 +85,7 @@ def _muon_passing(parameters: Sequence[tuple[Shape, int]]) -> int:
 
 OPTIMIZERS: dict[Optim, OptimizerMemory] = {
     "adamw_torch_fused": OptimizerMemory(_adamw_fused),
-    "adamw_torch": OptimizerMemory(_adamw, _foreach),
+    "adamw_torch": OptimizerMemory(_adamw, _foreach, passing_on_cpu=_one_by_one),
     "adamw_8bit": OptimizerMemory(_adamw_8bit, embedding=_adamw_32bit, shared=(1024, 1024)),
     "paged_adamw_8bit": OptimizerMemory(_adamw_8bit, paged=True, embedding=_adamw_32bit, shared=(1024, 1024)),
     "paged_adamw_32bit": OptimizerMemory(_adamw_32bit, paged=True),

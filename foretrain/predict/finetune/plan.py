@@ -72,8 +72,8 @@ def resolved(facts: ModelFacts, tune: FineTune) -> FineTune:
 
 
 def plan(source: ModelSource, tune: FineTune, gpu: Gpu, *, used_by_others_bytes: int = 0) -> FineTunePlan:
-    """The forecast. Raises UserError where foretrain does not know the model's parts (only a trace can then), or the
-    card is none of CUDA's."""
+    """The forecast, on a CPU without time. Raises UserError where foretrain does not know the model's parts (only a
+    trace can then), or the device is neither a card of CUDA's nor a CPU."""
     facts = source.facts
     if facts is None:
         raise UserError("usage.family_unknown", model=str(source.config.get("model_type")), source=source.where)
@@ -81,7 +81,7 @@ def plan(source: ModelSource, tune: FineTune, gpu: Gpu, *, used_by_others_bytes:
         raise UserError("usage.experts_unknown", model=source.name)
     if facts.quantization:
         raise UserError("usage.quantized_source", model=source.name, quantization=facts.quantization)
-    if gpu.kind != "cuda":
+    if gpu.kind not in ("cuda", "cpu"):
         raise UserError("usage.finetune_needs_cuda", gpu=gpu.name)
     tune = resolved(facts, tune)
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
@@ -90,7 +90,7 @@ def plan(source: ModelSource, tune: FineTune, gpu: Gpu, *, used_by_others_bytes:
     return FineTunePlan(
         name=source.name, where=source.where, facts=facts, tune=tune, gpu=gpu, counts=counts, available_bytes=room,
         used_by_others_bytes=used_by_others_bytes, memory=ledger.judged(room, gpu.memory_bytes),
-        timing=timing(facts, tune, gpu), notes=tuple(_notes(source, facts, tune, gpu, used_by_others_bytes)),
+        timing=_timing(facts, tune, gpu), notes=tuple(_notes(source, facts, tune, gpu, used_by_others_bytes)),
     )  # fmt: skip
 
 
@@ -99,7 +99,12 @@ def replanned(plan: FineTunePlan, **options: object) -> FineTunePlan:
     tune = FineTune.model_validate({**plan.tune.model_dump(), **options})
     ledger = estimated(plan.facts, tune, plan.gpu)
     memory = ledger.judged(plan.available_bytes, plan.gpu.memory_bytes)
-    return plan.model_copy(update={"tune": tune, "memory": memory, "timing": timing(plan.facts, tune, plan.gpu)})
+    return plan.model_copy(update={"tune": tune, "memory": memory, "timing": _timing(plan.facts, tune, plan.gpu)})
+
+
+def _timing(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTuneTiming | None:
+    """That of a card; of a CPU, whose rates for these models nobody has measured, none."""
+    return timing(facts, tune, gpu) if gpu.kind == "cuda" else None
 
 
 def _notes(source: ModelSource, facts: ModelFacts, tune: FineTune, gpu: Gpu, others_bytes: int) -> list[Note]:

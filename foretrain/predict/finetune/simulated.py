@@ -1,7 +1,7 @@
 """A fine-tuning run as the estimate sees it: its phases in their order, with what stays alive between them. No torch.
 
 The order is that of transformers' Trainer (trainer.py): load, the batches of a step, each micro-batch, clipping, the
-optimizer, evaluation. Sizes round up as PyTorch's CUDA allocator rounds them.
+optimizer, evaluation. Sizes round up as PyTorch's CUDA allocator rounds them; a CPU's do not.
 """
 
 import math
@@ -19,7 +19,7 @@ from foretrain.predict.estimate.kernel_buffers import (
     flash_split_bytes,
 )
 from foretrain.predict.estimate.sdpa import USUAL, WITH_CUDNN, Call, kernel, prefers_cudnn
-from foretrain.predict.estimate.simulated_run import CUDA_GRANULE, cublas_workspace_bytes
+from foretrain.predict.estimate.simulated_run import cublas_workspace_bytes, granule_of
 from foretrain.predict.finetune.optimizers import OPTIMIZERS
 from foretrain.predict.finetune.program import Program
 from foretrain.predict.timeline import Passage, Size, Tensor, Timeline
@@ -32,7 +32,7 @@ MICRO_BATCHES, STEPS = 3, 3  # that are written out: then what the allocator res
 
 def symbols_of(facts: ModelFacts, tune: FineTune, gpu: Gpu, batch: int) -> dict[str, int]:
     """The letters of the formulas: sizes of the model and of a batch, and what kernels take on this card."""
-    T, H, D = tune.seq_len, facts.n_head, facts.head_dim
+    T, H, D, cuda = tune.seq_len, facts.n_head, facts.head_dim, gpu.kind == "cuda"
     processors = Processors.of(gpu.capability, gpu.sm_count or 1)
     in_flash = flash_backward_bytes(batch, H, T, D)
     if facts.groups > 1:  # gradients of keys and values for each head of queries, which are then summed
@@ -43,7 +43,7 @@ def symbols_of(facts: ModelFacts, tune: FineTune, gpu: Gpu, batch: int) -> dict[
         "G": facts.groups, "F": facts.mlp_width, "V": facts.vocab_size, "r": tune.lora_r, "n": -1, "kept": 0,
         "flash": sum(in_flash) if gpu.capability >= (8, 0) else 0,
         "split": sum(flash_split_bytes(batch, H, T, T, D, processors.number)), **sums,
-        "cuBLAS": cublas_workspace_bytes(gpu), "L2": gpu.cache_bytes,
+        "cuBLAS": cublas_workspace_bytes(gpu) if cuda else 0, "L2": gpu.cache_bytes if cuda else 0,
     }  # fmt: skip
 
 
@@ -51,6 +51,8 @@ def attention_kernel(facts: ModelFacts, tune: FineTune, gpu: Gpu, *, learns: boo
     """The kernel of causal attention without a mask."""
     if tune.attn == "flash_attention_2":
         return "flash"
+    if gpu.kind != "cuda":  # sdp_utils_cpp.cpp: without dropout, and with any mask
+        return "math" if learns and facts.attention_dropout else "flash"
     half = {"bf16": "bfloat16", "fp16": "float16"}.get(tune.amp, tune.dtype)
     width, heads = facts.head_dim, (facts.n_head, facts.n_kv_head, facts.n_kv_head)
     call = Call(half, (width, width, width), (2, 2), heads, grouped=facts.groups > 1, learns=learns,
@@ -64,12 +66,13 @@ class SimulatedFineTuning:
     def __init__(self, facts: ModelFacts, tune: FineTune, gpu: Gpu) -> None:
         self.facts, self.tune, self.gpu = facts, tune, gpu
         self.symbols = symbols_of(facts, tune, gpu, tune.batch_size)
-        self.t = Timeline(dict(self.symbols), CUDA_GRANULE)
+        self.cuda = gpu.kind == "cuda"
+        self.t = Timeline(dict(self.symbols), granule_of(gpu))
 
         def attention(learns: bool) -> str:
             return attention_kernel(facts, tune, gpu, learns=learns)
 
-        self.program = Program(facts, tune, attention, cuda=True)
+        self.program = Program(facts, tune, attention, cuda=self.cuda)
         self.trained = list(self.program.trained().values())
         self.passages: dict[Any, Passage] = {}
         self.gradients: list[Tensor] = []
@@ -158,7 +161,8 @@ class SimulatedFineTuning:
                     self.paged_bytes += nbytes
                 else:
                     self.alloc("optimizer", nbytes)
-        passing = memory.passing([(p.shape, p.dtype.itemsize) for p in self.trained])
+        passes = memory.passing if self.cuda else memory.passing_on_cpu or memory.passing
+        passing = passes([(p.shape, p.dtype.itemsize) for p in self.trained])
         if passing:
             self.t.free(self.alloc("temporaries", passing))
 

@@ -5,20 +5,15 @@ does not know, before it answers anything. `trace` is a job of a worker, which s
 """
 
 import gc
-import os
-from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself on stderr otherwise
-
 import torch
-from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Dtype, Gpu
+from foretrain.model.allocated import peaks_of
 from foretrain.model.shape import ModelShape
 from foretrain.predict.estimate.sdpa import attention_kind
 from foretrain.predict.trace import drive
@@ -31,10 +26,6 @@ from foretrain.predict.trace.tracer import Tracer
 CPU = torch.device("cpu")
 # Of these, traces were compared with the real CPU allocator (2.13) or run on CUDA builds without a card (2.11, 2.15).
 CHECKED_TORCH = {(2, 11), (2, 13), (2, 15)}
-KERNELS_WITH_SCRATCH = {
-    "aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_dot_product_flash_attention_for_cpu",
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,45 +73,6 @@ def real_peaks(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool) ->
     ):
         drive.RUNS[step](drive.Job(config, CPU, dtype, compiled, tracer, names))
     return peaks_of(run)
-
-
-def peaks_of(run: profile, scratch: frozenset[str] = frozenset()) -> tuple[int, int]:
-    """(peak of all blocks, peak without what matrix kernels take for themselves and give back before they return).
-
-    `scratch`: more operations of which the latter holds.
-    """
-    everything, tensors = sizes(run, scratch)
-    return _highest(everything), _highest(tensors)
-
-
-def sizes(run: profile, more: frozenset[str] = frozenset()) -> tuple[list[int], list[int]]:
-    """(bytes of all that was allocated, and below 0 of what was freed, in order; the same without kernels' scratch)."""
-    events: list[tuple[int, int, int, Any]] = []  # time, signed size, address, the op that it happened in
-    stack: list[tuple[Any, Any]] = [(n, None) for n in run.profiler.kineto_results.experimental_event_tree()]  # type: ignore[union-attr]
-    while stack:
-        node, op = stack.pop()
-        if node.tag == _EventType.TorchOp and op is None and node.name in KERNELS_WITH_SCRATCH | more:
-            op = node
-        stack.extend((child, op) for child in node.children)
-        if node.tag == _EventType.Allocation:
-            fields: Any = node.extra_fields
-            if fields.device.type == "cpu":
-                events.append((node.start_time_ns, fields.alloc_size, fields.ptr, op))
-    events.sort(key=lambda event: event[0])
-    born: dict[int, tuple[int, Any]] = {}
-    scratch: set[int] = set()
-    for i, (_, size, address, op) in enumerate(events):
-        if size > 0:
-            born[address] = (i, op)
-        elif address in born:
-            start, inside = born.pop(address)
-            if inside is not None and inside is op:
-                scratch |= {start, i}
-    return [event[1] for event in events], [event[1] for i, event in enumerate(events) if i not in scratch]
-
-
-def _highest(sizes: Iterable[int]) -> int:
-    return max(accumulate(sizes), default=0)
 
 
 def compare(config: RunConfig, dtype: Dtype, step: str, *, compiled: bool) -> Truth:

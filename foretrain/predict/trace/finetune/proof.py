@@ -1,7 +1,7 @@
 """Fine-tuning traces beside the real thing: the same run on fake CPU tensors and on real ones.
 
 A CPU has the allocator's calls of every tensor, so a trace can be compared with it to the byte. What a CPU does and a
-card does not (see self_test.sizes) is taken off the real side.
+card does not (see allocated.sizes) is taken off the real side.
 """
 
 import gc
@@ -14,17 +14,15 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.profiler import ProfilerActivity, profile
 
 from foretrain.config.finetune.options import FineTune
+from foretrain.model.allocated import OF_TWO_DTYPES, peaks_of
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.finetune import standins
 from foretrain.predict.trace.finetune.drive import Run, quiet
 from foretrain.predict.trace.names import Names
 from foretrain.predict.trace.record import Trace
-from foretrain.predict.trace.self_test import CPU, Truth, peaks_of
+from foretrain.predict.trace.self_test import CPU, Truth
 from foretrain.predict.trace.session import tracing
 from foretrain.predict.trace.tracer import Tracer
-
-# Of two dtypes: a CPU's kernel reads a copy in the wider one, a card's casts as it reads (TensorIterator.cpp).
-OF_TWO_DTYPES = frozenset(f"aten::{name}" for name in ("add", "add_", "sub", "mul", "mul_", "div", "div_", "where"))
 
 
 @contextmanager

@@ -1,0 +1,119 @@
+"""`PhaseMeter`: the memory of each phase of somebody else's training in this process.
+
+On CUDA these are the allocator's own peaks, which reading costs nothing; between two phases they are reset, so what
+torch.cuda.max_memory_allocated() says afterwards is of the last phase. On a CPU the allocator counts nothing, so the
+profiler watches it: in the first step, two later ones, one evaluation and one save. What matrix kernels take for
+themselves is left out, as it depends on the processor.
+"""
+
+from collections import Counter
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from foretrain.base.process_memory import peak_bytes
+from foretrain.model.allocated import OF_TWO_DTYPES, sizes, storage_bytes
+from foretrain.training.store import MeasuredMemory, MeasuredPhase
+
+ON_CPU = {"first_step": 1, "steady_step": 2, "evaluate": 1, "save": 1}  # how often a phase is watched there
+ORDER = ("load", "first_step", "steady_step", "evaluate", "save")
+
+
+def held_tensors(model: Any, optimizer: Any) -> list[torch.Tensor]:
+    """Weights, gradients, buffers and optimizer states."""
+    found = [*model.parameters(), *model.buffers()]
+    found += [p.grad for p in model.parameters() if p.grad is not None]
+    states = getattr(optimizer, "state", {})
+    found += [v for state in states.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    return [t for t in found if t.layout == torch.strided]
+
+
+class PhaseMeter:
+    """Measures phases one after the other; `memory` is what was found. `mine`: whether it measures at all."""
+
+    def __init__(self, model: Any, device: torch.device, *, resets: bool = True, on_cpu: bool = True) -> None:
+        self.model, self.device, self.resets, self.on_cpu = model, device, resets, on_cpu
+        self.optimizer: Any = None
+        self.phase = ""
+        self.found: dict[str, MeasuredPhase] = {}
+        self.seen: Counter[str] = Counter()
+        self._running: profile | None = None
+        self._standing: int | None = None  # bytes that were held where the profiler began
+
+    @property
+    def cuda(self) -> bool:
+        """Whether a card is measured."""
+        return self.device.type == "cuda"
+
+    @property
+    def memory(self) -> MeasuredMemory:
+        """All phases so far."""
+        phases = tuple(self.found[name] for name in ORDER if name in self.found)
+        if not phases or not (self.cuda or self.on_cpu):
+            return MeasuredMemory(method="none", phases=())
+        weights = storage_bytes(iter(self.model.parameters()))
+        method = "cuda allocator" if self.cuda else "cpu allocator (profiler)"
+        return MeasuredMemory(method=method, phases=phases, weights_bytes=weights, process_peak_bytes=peak_bytes())
+
+    def load(self) -> None:
+        """What is held before the first step: on CUDA with the highest moment of loading."""
+        if self.cuda:
+            self._take("load", torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device))
+        elif self.on_cpu:
+            self._take("load", storage_bytes(iter(held_tensors(self.model, None))), None)
+
+    def begin(self, phase: str) -> None:
+        """What comes belongs to this phase; the one before ends."""
+        self.end()
+        self.phase = phase
+        if self.cuda:
+            if self.resets:
+                torch.cuda.reset_peak_memory_stats(self.device)
+        elif self.on_cpu and self.seen[phase] < ON_CPU.get(phase, 0) and not torch.autograd._profiler_enabled():
+            if self._standing is None:
+                self._standing = storage_bytes(iter(held_tensors(self.model, self.optimizer)))
+            self._running = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+            self._running.start()
+        else:
+            self._standing = None  # what is freed from here on nobody sees
+
+    def done(self) -> None:
+        """The phase's work was done once, such as one step; where a CPU was watched often enough, that ends."""
+        self.seen[self.phase] += 1
+        if self.cuda:
+            self.look()
+        elif self._running is not None and self.seen[self.phase] >= ON_CPU[self.phase]:
+            self.begin(self.phase)
+
+    def look(self) -> None:
+        """Take the peaks of a card so far into the phase that goes on."""
+        if self.cuda and self.phase:
+            self._take(
+                self.phase, torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
+            )
+
+    def end(self) -> None:
+        """The phase ends, and what was seen of it is kept."""
+        self.look()
+        if self._running is not None:
+            running, self._running = self._running, None
+            running.stop()
+            _, tensors = sizes(running, OF_TWO_DTYPES)
+            highest = [self._standing or 0, *accumulate(tensors, initial=self._standing or 0)]
+            self._take(self.phase, max(highest), None)
+            self._standing = highest[-1]
+
+    def held_bytes(self) -> int | None:
+        """What a card's allocator has given out now; None on a CPU."""
+        return torch.cuda.memory_allocated(self.device) if self.cuda else None
+
+    def _take(self, phase: str, allocated: int, reserved: int | None) -> None:
+        before = self.found.get(phase)
+        if before is not None:
+            allocated = max(allocated, before.allocated_bytes or 0)
+            reserved = max(reserved, before.reserved_bytes or 0) if reserved is not None else None
+        self.found[phase] = MeasuredPhase(
+            phase=phase, allocated_bytes=allocated, reserved_bytes=reserved, process_bytes=None
+        )

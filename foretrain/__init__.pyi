@@ -30,5 +30,6 @@ from foretrain.predict.plan import Plan as Plan
 from foretrain.predict.trace.elsewhere import trace as trace
 from foretrain.predict.trace.traced import Traced as Traced
 from foretrain.reports.making import report as report
+from foretrain.reports.trainer_callback import ForetrainCallback as ForetrainCallback
 from foretrain.training.store import RunRecord as RunRecord
 from foretrain.tuning.record import Tuning as Tuning

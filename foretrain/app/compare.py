@@ -15,6 +15,7 @@ from foretrain.config.options import RunConfig
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import stated_bytes
+from foretrain.monitoring import trainer_record
 from foretrain.training.store import RunDirectory
 
 Tell = Callable[[tuple[UserError, ...]], None]  # hears what was skipped in a config
@@ -38,6 +39,8 @@ def compare(
     Raises UserError for what cannot be read.
     """
     if len(sources) == 1 and Path(sources[0]).is_dir():
+        if trainer_record.is_one(Path(sources[0])):
+            raise UserError("usage.compare_trainer", path=str(sources[0]))
         return of_directory(RunDirectory(Path(sources[0])))[2]
     return compared(
         [str(source) for source in sources], gpu=gpu, used_by_others=used_by_others, price=price, columns=columns,

@@ -1,4 +1,4 @@
-"""What happened and why: a run, a log, a watched run, a memory snapshot. `foretrain.explain` for Python.
+"""What happened and why: a run, a Trainer's run, a log, a watched run, a snapshot. `foretrain.explain` for Python.
 
 What an explanation is put together from is decided here, for the command, for reports and for the page.
 """
@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from foretrain.advice.remedies import Remedy, remedies
+from foretrain.advice.remedies import Remedy
 from foretrain.analysis import snapshot_file
 from foretrain.analysis.forecast_check import ForecastCheck, of_directory
 from foretrain.analysis.log_analysis import SCHEMA as LOG_SCHEMA
 from foretrain.analysis.log_analysis import LogAnalysis, analyse
 from foretrain.analysis.log_config import config_of, of_watched
 from foretrain.analysis.run import SCHEMA as RUN_SCHEMA
-from foretrain.analysis.run import OutOfMemory, RunExplanation, explain_run, failure_of
+from foretrain.analysis.run import OutOfMemory, RunExplanation, explain_run
 from foretrain.analysis.snapshot_analysis import SCHEMA as SNAPSHOT_SCHEMA
 from foretrain.analysis.snapshot_analysis import SnapshotAnalysis
+from foretrain.analysis.trainer_run import SCHEMA as TRAINER_SCHEMA
+from foretrain.analysis.trainer_run import TrainerRunExplanation, of_directory_or_none
 from foretrain.app.plan import Config, resolved_of
-from foretrain.base import oom_message
+from foretrain.app.ran_out import Listen, failures, ran_out_in
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
-from foretrain.base.safe_read import read_bytes
 from foretrain.config.options import RunConfig
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu
@@ -32,10 +33,7 @@ from foretrain.monitoring.training_log import TrainingLog, read_log, read_stream
 from foretrain.predict.plan import Plan, plan
 from foretrain.training.store import RunDirectory, RunRecord
 
-TAIL_BYTES = 1 << 18  # of a log; where memory ran out it says so at its end
-
 Tell = Callable[[UserError], object]  # hears what was skipped in a config, and of a card that the catalogue lacks
-Listen = Callable[[str], object]  # hears what is being done: 'searching'
 
 
 class LogExplanation(Record):
@@ -60,8 +58,11 @@ class LogExplanation(Record):
         return found
 
 
-Explanation = RunExplanation | SnapshotAnalysis | LogExplanation
-SCHEMAS = {RunExplanation: RUN_SCHEMA, SnapshotAnalysis: SNAPSHOT_SCHEMA, LogExplanation: LOG_SCHEMA}
+Explanation = RunExplanation | SnapshotAnalysis | LogExplanation | TrainerRunExplanation
+SCHEMAS = {
+    RunExplanation: RUN_SCHEMA, SnapshotAnalysis: SNAPSHOT_SCHEMA, LogExplanation: LOG_SCHEMA,
+    TrainerRunExplanation: TRAINER_SCHEMA,
+}  # fmt: skip
 
 
 def explain(
@@ -74,8 +75,9 @@ def explain(
 ) -> Explanation:
     """Where memory and time of a run went, and why: `foretrain.explain("out-baby").memory`.
 
-    `source`: a run directory (gives a RunExplanation), a memory snapshot of PyTorch (a SnapshotAnalysis), or a log or
-    a watched run (a LogExplanation); a log may come as an open binary file. `config`, of a log: as in `plan`. `gpu`:
+    `source`: a run directory (gives a RunExplanation; one of ForetrainCallback's a TrainerRunExplanation), a memory
+    snapshot of PyTorch (a SnapshotAnalysis), or a log or a watched run (a LogExplanation); a log may come as an open
+    binary file. `config`, of a log: as in `plan`. `gpu`:
     the card of a log; "auto": the one that it names, else this machine's. Bytes and seconds, as the names say.
     Raises UserError for what cannot be read; memory snapshots are read as data and never run.
     """
@@ -86,6 +88,10 @@ def explain(
             if config is not None:
                 raise UserError("usage.explain_config", path=str(path))
             return run_of(RunDirectory(path)).explanation if of_run else snapshot_file.read(path)
+        if (of_trainer := of_directory_or_none(path)) is not None:
+            if config is not None:
+                raise UserError("usage.explain_config", path=str(path))
+            return of_trainer
     try:
         return log_of(source, config, gpu, tell=tell, listen=listen).explanation
     except UserError as error:
@@ -162,33 +168,3 @@ def log_of(
     return ExplainedLog(
         read, own, card, LogExplanation(log=found, watched=watched, out_of_memory=out, remedies=changes)
     )
-
-
-def ran_out_in(log: Path) -> oom_message.OutOfMemoryMessage | None:
-    """What the end of a log says of memory that ran out."""
-    try:
-        return oom_message.parse(read_bytes(log, 2 * TAIL_BYTES, last_bytes=TAIL_BYTES).decode("utf-8", "replace"))
-    except (OSError, ValueError):
-        return None
-
-
-def failures(
-    message: oom_message.OutOfMemoryMessage | None, config: RunConfig | None, gpu: Gpu | None,
-    listen: Listen = lambda what: None,
-) -> tuple[tuple[OutOfMemory, ...], tuple[Remedy, ...]]:  # fmt: skip
-    """(the failure, what would have saved it): the second where the config and the card are known."""
-    if message is None:
-        return (), ()
-    values = {key: value for key, value in message.to_json().items() if value is not None}
-    allocated, unused = values.get("allocated_bytes"), values.get("unused_bytes")
-    if allocated is not None and unused is not None:
-        values["reserved_bytes"] = allocated + unused
-    if {"card_bytes", "free_bytes", "process_bytes"} <= set(values):
-        held = values["card_bytes"] - values["free_bytes"] - values["process_bytes"]
-        values["used_by_others_bytes"] = max(0, held)
-    failure = failure_of(values).model_copy(update={"fatal": True})
-    if config is None or gpu is None:
-        return (failure,), ()
-    listen("searching")
-    others, over = failure.used_by_others_bytes or 0, failure.over_bytes or 0
-    return (failure,), remedies(config, gpu, used_by_others_bytes=others, over_bytes=over, step="nanogpt")

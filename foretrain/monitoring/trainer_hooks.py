@@ -49,9 +49,9 @@ class Hooks:
 
     def __init__(self, trainer: Any, optimizer: Any, listener: Listener) -> None:
         self.listener = listener
-        self._set: list[tuple[Any, str]] = []
+        self._set: list[tuple[Any, str, Any, Any]] = []  # owner, name, ours, what stood there
         self._before = sys.excepthook
-        self._failing: BaseException | None = None
+        self._failing = 0  # which error was told; never the error, whose frames hold tensors
         if trainer is not None:
             for name, part in PARTS.items():
                 self._wrap(trainer, name, part)
@@ -61,19 +61,26 @@ class Hooks:
 
     def remove(self) -> None:
         """Leave everything as it was."""
-        for owner, name in self._set:
-            vars(owner).pop(name, None)
+        for owner, name, ours, before in reversed(self._set):
+            if vars(owner).get(name) is not ours:  # somebody wrapped it again
+                continue
+            if before is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
         self._set.clear()
         if sys.excepthook == self._at_the_end:
             sys.excepthook = self._before
 
     def _wrap(self, owner: Any, name: str, part: str) -> None:
         original: Callable[..., Any] | None = getattr(owner, name, None)
-        if original is None or name in vars(owner):  # somebody else has put something there
+        if original is None:
             return
+        before = vars(owner).get(name)
 
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
+            self._failing = 0
             self.listener.entered(part, (*args, *kwargs.values()))
             try:
                 result = original(*args, **kwargs)
@@ -84,11 +91,11 @@ class Hooks:
             return result
 
         setattr(owner, name, wrapped)
-        self._set.append((owner, name))
+        self._set.append((owner, name, wrapped, before))
 
     def _told(self, part: str, error: BaseException) -> None:
-        if error is not self._failing:  # one within another part is told once
-            self._failing = error
+        if id(error) != self._failing:  # one within another part is told once
+            self._failing = id(error)
             self.listener.failed(part, error)
 
     def _at_the_end(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -31,7 +31,8 @@ def held_tensors(model: Any, optimizer: Any) -> list[torch.Tensor]:
 
 
 class PhaseMeter:
-    """Measures phases one after the other; `memory` is what was found. `mine`: whether it measures at all."""
+    """Measures phases one after the other; `memory` is what was found. `resets`: whether a card's peaks may be reset;
+    `on_cpu`: whether the profiler may watch a CPU."""
 
     def __init__(self, model: Any, device: torch.device, *, resets: bool = True, on_cpu: bool = True) -> None:
         self.model, self.device, self.resets, self.on_cpu = model, device, resets, on_cpu
@@ -47,20 +48,24 @@ class PhaseMeter:
         """Whether a card is measured."""
         return self.device.type == "cuda"
 
-    @property
-    def memory(self) -> MeasuredMemory:
-        """All phases so far."""
-        phases = tuple(self.found[name] for name in ORDER if name in self.found)
-        if not phases or not (self.cuda or self.on_cpu):
-            return MeasuredMemory(method="none", phases=())
-        weights = storage_bytes(iter(self.model.parameters()))
+    def memory(self, before: MeasuredMemory) -> MeasuredMemory:
+        """All phases so far; of those that have not come again since a resume, what was measured `before` it."""
+        self.look()
+        known = {phase.phase: phase for phase in before.phases} | self.found
+        if not known:
+            return before
         method = "cuda allocator" if self.cuda else "cpu allocator (profiler)"
-        return MeasuredMemory(method=method, phases=phases, weights_bytes=weights, process_peak_bytes=peak_bytes())
+        return MeasuredMemory(
+            method=method, phases=tuple(known[name] for name in ORDER if name in known),
+            weights_bytes=storage_bytes(iter(self.model.parameters())), process_peak_bytes=peak_bytes(),
+        )  # fmt: skip
 
     def load(self) -> None:
         """What is held before the first step: on CUDA with the highest moment of loading."""
         if self.cuda:
-            self._take("load", torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device))
+            self._take(
+                "load", torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
+            )
         elif self.on_cpu:
             self._take("load", storage_bytes(iter(held_tensors(self.model, None))), None)
 
@@ -71,28 +76,23 @@ class PhaseMeter:
         if self.cuda:
             if self.resets:
                 torch.cuda.reset_peak_memory_stats(self.device)
-        elif self.on_cpu and self.seen[phase] < ON_CPU.get(phase, 0) and not torch.autograd._profiler_enabled():
+        elif self.on_cpu and self.seen[phase] < ON_CPU[phase] and not torch.autograd._profiler_enabled():
             if self._standing is None:
                 self._standing = storage_bytes(iter(held_tensors(self.model, self.optimizer)))
-            self._running = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-            self._running.start()
-        else:
-            self._standing = None  # what is freed from here on nobody sees
+            running = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+            running.start()
+            self._running = running
 
     def done(self) -> None:
-        """The phase's work was done once, such as one step; where a CPU was watched often enough, that ends."""
+        """The phase's work was done once, such as one step; a CPU that was watched often enough is left alone."""
         self.seen[self.phase] += 1
-        if self.cuda:
-            self.look()
-        elif self._running is not None and self.seen[self.phase] >= ON_CPU[self.phase]:
-            self.begin(self.phase)
+        if self._running is not None and self.seen[self.phase] >= ON_CPU[self.phase]:
+            self.end()
 
     def look(self) -> None:
         """Take the peaks of a card so far into the phase that goes on."""
         if self.cuda and self.phase:
-            self._take(
-                self.phase, torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
-            )
+            self._look(self.phase)
 
     def end(self) -> None:
         """The phase ends, and what was seen of it is kept."""
@@ -108,6 +108,10 @@ class PhaseMeter:
     def held_bytes(self) -> int | None:
         """What a card's allocator has given out now; None on a CPU."""
         return torch.cuda.memory_allocated(self.device) if self.cuda else None
+
+    def _look(self, phase: str) -> None:
+        device = self.device
+        self._take(phase, torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
 
     def _take(self, phase: str, allocated: int, reserved: int | None) -> None:
         before = self.found.get(phase)

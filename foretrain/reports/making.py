@@ -12,9 +12,8 @@ from pydantic import ValidationError
 from foretrain.advice.advisor import short_list
 from foretrain.advice.outlook import outlook
 from foretrain.analysis import snapshot_file
-from foretrain.app import exact, log_report, run_report
+from foretrain.app import exact, run_report
 from foretrain.app.compare import compared
-from foretrain.app.explain import log_of
 from foretrain.app.limits import Limits, make_plans, priced
 from foretrain.app.plan import targets
 from foretrain.base.errors import UserError
@@ -23,12 +22,10 @@ from foretrain.comparison.pictures import gather
 from foretrain.comparison.sources import plans
 from foretrain.comparison.sources.given import Given, take_apart
 from foretrain.config.resolve import resolve
-from foretrain.monitoring import record as watch_record
 from foretrain.predict.plan import Plan
-from foretrain.reports import html
+from foretrain.reports import html, measured
 from foretrain.reports.document import Document
 from foretrain.reports.views import compare, snapshot
-from foretrain.reports.views import log as log_view
 from foretrain.reports.views import plan as plan_view
 from foretrain.reports.views import run as run_view
 from foretrain.tuning.record import SCHEMA as TUNING_SCHEMA
@@ -98,7 +95,11 @@ def document(asked: Asked) -> tuple[str, Document]:
         _no_config(asked, one)
         _unused(asked, one, "price", "others", "exact")
         return "run", run(path if path.is_dir() else path.parent)
-    if path.is_dir() and not watch_record.is_watched(path):
+    if measured.is_trainer_run(path):
+        _no_config(asked, one)
+        _unused(asked, one, "price", "others", "exact")
+        return "run", measured.trainer_run(path)
+    if path.is_dir() and not measured.is_watched(path):
         raise UserError("data.no_run", path=str(path))
     if path.suffix in (".toml", ".py") or not path.exists():
         return "plan", _plan(asked, one)
@@ -110,7 +111,8 @@ def document(asked: Asked) -> tuple[str, Document]:
         _unused(asked, one, "price", "others", "exact")
         return "snapshot", snapshot.document(snapshot_file.read(path))
     _unused(asked, one, "price", "others", "exact")
-    return "log", _log(path, one, asked)
+    words = [*one.words, *asked.options]
+    return "log", measured.log(path, words, one.own.get("gpu", asked.gpu), asked.tell)
 
 
 def _unused(asked: Asked, one: Given, *options: str) -> None:
@@ -165,13 +167,6 @@ def _tuning(path: Path) -> Tuning | None:
     except (OSError, ValueError, ValidationError, AttributeError, RecursionError):
         return None
     return None
-
-
-def _log(path: Path, one: Given, asked: Asked) -> Document:
-    """Of a log, or a watched run."""
-    words = [*one.words, *asked.options] or None
-    explained = log_of(path, words, one.own.get("gpu", asked.gpu), tell=lambda note: asked.tell((note,)))
-    return log_view.document(explained.explanation, log_report.gather(path, explained))
 
 
 def _comparison(asked: Asked) -> Document:

@@ -7,6 +7,7 @@ import typer
 
 from foretrain.analysis.run import RunExplanation
 from foretrain.analysis.snapshot_analysis import SnapshotAnalysis
+from foretrain.analysis.trainer_run import TrainerRunExplanation
 from foretrain.app.explain import SCHEMAS, Explanation, explain
 from foretrain.base.messages import say
 from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, noted, print_json, working
@@ -14,10 +15,13 @@ from foretrain.reports import text
 from foretrain.reports.document import Document
 from foretrain.reports.views import log as log_view
 from foretrain.reports.views import run_explain, snapshot
+from foretrain.reports.views.finetune import run as trainer_view
 
 EPILOG = """Examples:
 
 foretrain explain out-baby              (a run, or a watched run)
+
+foretrain explain out-qwen/foretrain    (a Trainer's run with ForetrainCallback)
 
 foretrain explain snapshot.pickle       (torch.cuda.memory._dump_snapshot of any program; read as data, never run)
 
@@ -38,8 +42,8 @@ def explain_command(
     log: Annotated[
         str,
         typer.Argument(
-            help="A run directory, a PyTorch memory snapshot, or a log of nanoGPT, nanochat, build-nanogpt or "
-            "llm.c; - reads a log from stdin.",
+            help="A run directory, one of ForetrainCallback, a PyTorch memory snapshot, or a log of nanoGPT, nanochat, "
+            "build-nanogpt or llm.c; - reads a log from stdin.",
             metavar="RUN|SNAPSHOT|LOG",
         ),
     ],
@@ -73,4 +77,6 @@ def _document(found: Explanation) -> Document:
         return run_explain.document(found)
     if isinstance(found, SnapshotAnalysis):
         return snapshot.document(found)
+    if isinstance(found, TrainerRunExplanation):
+        return trainer_view.document(found)
     return log_view.document(found)

@@ -10,10 +10,12 @@ from foretrain.analysis.measured_step import with_measured_step
 from foretrain.base.errors import UserError
 from foretrain.cli.common import ERR, OUT, Json, noted, print_json
 from foretrain.monitoring import record as watch_record
+from foretrain.monitoring import trainer_record
 from foretrain.reports import text
 from foretrain.reports.document import Document
 from foretrain.reports.views import run as run_view
 from foretrain.reports.views import watch as watch_view
+from foretrain.reports.views.finetune import run as trainer_view
 from foretrain.training import store
 from foretrain.training.store import RunDirectory
 
@@ -33,7 +35,7 @@ def runs_command(
     folders: Annotated[list[Path] | None, typer.Argument(help="Folders to search, two levels deep.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List runs and watched runs: status, steps, loss, speed."""
+    """List runs, watched runs and Trainers' runs: status, steps, loss, speed."""
 
     for folder in folders or []:
         if not folder.is_dir():
@@ -50,6 +52,12 @@ def runs_command(
             seen.append((path, watch_record.read(path)))
         except UserError as error:
             unreadable.append(error)
+    trainers = []
+    for path in trainer_record.find(folders or [Path()]):
+        try:
+            trainers.append((path, trainer_record.read(path)))
+        except UserError as error:
+            unreadable.append(error)
     for error in unreadable:
         ERR.print(noted(error), soft_wrap=True)
     if as_json:
@@ -58,14 +66,16 @@ def runs_command(
             {
                 "schema": "foretrain.runs/1", "runs": runs,
                 "watched": [{"path": str(p), **r.to_json(schema=watch_record.SCHEMA)} for p, r in seen],
+                "trainers": [{"path": str(p), **r.to_json(schema=trainer_record.SCHEMA)} for p, r in trainers],
             }
         )  # fmt: skip
         return
 
     document = run_view.runs_document(found)
-    if seen:
-        watched = [watch_view.list_section(seen)]
-        document = Document(document.title, document.subtitle, [*(document.sections if found else []), *watched])
+    if seen or trainers:
+        others = [watch_view.list_section(seen)] if seen else []
+        others += [trainer_view.list_section(trainers)] if trainers else []
+        document = Document(document.title, document.subtitle, [*(document.sections if found else []), *others])
     text.render(document, OUT)
 
 

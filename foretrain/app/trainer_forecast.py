@@ -1,0 +1,101 @@
+"""The forecast of a Trainer that is about to train, on the device that it trains on."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from foretrain.app.finetune import FineTuneQuestion, traced
+from foretrain.base.errors import UserError
+from foretrain.config.finetune.live import LiveRun, read_live
+from foretrain.config.finetune.options import FineTune
+from foretrain.hardware import devices
+from foretrain.hardware.catalogue import Gpu, find
+from foretrain.monitoring.trainer_record import Setting
+from foretrain.predict.finetune.plan import FineTunePlan, plan
+from foretrain.predict.memory import Context
+
+NEAR = 0.01  # of a count of parameters: farther off it is another model than the forecast's
+
+
+def device_of(device: torch.device) -> tuple[Gpu, int]:
+    """(the device as a forecast has it, bytes that other programs hold there). Raises UserError for an unknown card."""
+    if device.type == "cpu":
+        return devices.named("cpu"), 0
+    if device.type != "cuda":
+        raise UserError("usage.finetune_needs_cuda", gpu=device.type)
+    gpu = find(torch.cuda.get_device_name(device))
+    free, total = torch.cuda.mem_get_info(device)
+    ours = torch.cuda.memory_reserved(device) + Context.of(gpu).expected_bytes
+    return gpu, max(0, total - free - ours)
+
+
+def live_run(
+    trainer: Any, model: Any, arguments: Any, state: Any, *, seq_len: int, padded: bool, batch_size: int = 0
+) -> LiveRun:
+    """What the Trainer's objects say of the run; `trainer` may be None."""
+    model = getattr(model, "module", model)  # of DistributedDataParallel
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config = base.config
+    written: Mapping[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
+    quantization = written.get("quantization_config")
+    four_bit = quantization if isinstance(quantization, Mapping) and quantization.get("load_in_4bit") else None
+    adapters = getattr(model, "peft_config", None)
+    adapter = next(iter(adapters.values())).to_dict() if isinstance(adapters, Mapping) and adapters else None
+    return LiveRun(
+        model_class=type(base).__name__, config=written, arguments=arguments.to_dict(), dtype=_dtype(base, four_bit),
+        attention=str(getattr(config, "_attn_implementation", None) or "sdpa"), seq_len=seq_len, padded=padded,
+        packing=bool(getattr(arguments, "packing", False)), max_steps=int(state.max_steps or 0),
+        batch_size=batch_size or int(arguments.per_device_train_batch_size),
+        eval_batches=_eval_batches(trainer, arguments),
+        keeps_logits=bool(getattr(trainer, "compute_metrics", None)) and not arguments.prediction_loss_only,
+        checkpointing=_checkpoints(base), adapter=adapter, four_bit=four_bit,
+        loop="trl" if any(kind.__module__.startswith("trl.") for kind in type(trainer).__mro__) else "trainer",
+    )  # fmt: skip
+
+
+def _checkpoints(model: Any) -> bool:
+    """Whether it recomputes activations; transformers 5 has another word for it than earlier ones."""
+    new = "is_activation_checkpointing"
+    return bool(getattr(model, new if hasattr(type(model), new) else "is_gradient_checkpointing", False))
+
+
+def _dtype(model: Any, four_bit: Any) -> str:
+    """Of most of the frozen or trained weights; of those in 4 bits, that in which they were published."""
+    if four_bit is not None:
+        word = str(getattr(model.config, "dtype", None) or "bfloat16")
+        return word.removeprefix("torch.")
+    counts: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and "lora_" not in name:
+            word = str(parameter.dtype).removeprefix("torch.")
+            counts[word] = counts.get(word, 0) + parameter.numel()
+    return max(counts, key=lambda word: counts[word], default="float32")
+
+
+def _eval_batches(trainer: Any, arguments: Any) -> int:
+    data = getattr(trainer, "eval_dataset", None)
+    if data is None or isinstance(data, Mapping) or not hasattr(data, "__len__"):
+        return 0
+    return max(1, -(-len(data) // int(arguments.per_device_eval_batch_size)))
+
+
+def forecast(run: LiveRun, device: torch.device, n_params: int, n_trained: int, *, exact: bool) -> FineTunePlan:
+    """The forecast of a run. `n_params`, `n_trained`: parameters of the model as it is, by which is seen whether the
+    forecast's is the same. Raises UserError for what cannot be forecast."""
+    source, tune, notes = read_live(run)
+    gpu, others_bytes = device_of(device)
+    made = plan(source, tune, gpu, used_by_others_bytes=others_bytes)
+    for counted, ours in ((n_params, made.counts.n_params), (n_trained, made.counts.n_trained)):
+        if counted and abs(ours / counted - 1) > NEAR:
+            raise UserError("usage.callback_other_model", model=source.name, counted=counted, expected=ours)
+    made = made.model_copy(update={"notes": (*made.notes, *notes)})
+    if exact and gpu.kind == "cuda":
+        made = traced(made, FineTuneQuestion(source, made.tune), lambda text: None)
+    return made
+
+
+def settings_of(tune: FineTune) -> dict[str, Setting]:
+    """The options of a forecast as settings of its run; those of adapters only where there are any."""
+    found: dict[str, Setting] = tune.model_dump(exclude={"dataset_tokens", "max_steps", "epochs"})
+    return {key: value for key, value in found.items() if tune.adapters or not key.startswith("lora_")}

@@ -1,0 +1,220 @@
+"""A Trainer's run with ForetrainCallback: its forecast before the first step, and both beside each other afterwards."""
+
+from pathlib import Path
+
+from foretrain.advice.finetune import FineTuneChange
+from foretrain.analysis.run import OutOfMemory, Piece, TimePiece
+from foretrain.analysis.trainer_run import TrainerRunExplanation
+from foretrain.comparison.loss_axes import LossCurves
+from foretrain.monitoring.trainer_record import TrainerRunRecord
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.memory import PhaseMemory
+from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
+from foretrain.reports.views.curves import losses
+from foretrain.reports.views.finetune.screen import change_text, title, verdict_of
+from foretrain.reports.views.run_explain import out_of_memory
+
+Rows = list[tuple[Cell, ...]]
+MOST_CHANGES = 3
+TONES = {"finished": "good", "failed": "bad", "running": "plain"}
+
+
+def before(plan: FineTunePlan | None, problem: str, cards: int) -> Document:
+    """What the callback says before the first step."""
+    said: list[Block] = []
+    if plan is None:
+        said.append(Paragraph(Message("callback.no_forecast", {"reason": problem}), "warn"))
+        return Document(
+            Message("callback.title"),
+            Message("callback.measures"),
+            [Section(Message("callback.forecast"), tuple(said))],
+        )
+    on_card = plan.gpu.kind == "cuda"
+    if on_card:
+        said.append(verdict_of(plan))
+    rows = tuple(_phase(phase, on_card=on_card) for phase in plan.memory.phases)
+    names = ("finetune_phase", "finetune_allocated", *(("finetune_reserved",) if on_card else ()))
+    said.append(Table(tuple(Message(f"column.{name}") for name in names), rows, frozenset({1, 2})))
+    said.append(Paragraph(_speed(plan)))
+    tune = plan.tune
+    values = {"batch": tune.batch_size, "seq_len": tune.seq_len, "accum": tune.grad_accum, "source": plan.memory.source}
+    said.append(Paragraph(Message("callback.assumes", values)))
+    if cards > 1:
+        said.append(Paragraph(Message("callback.cards", {"cards": cards})))
+    left_out = [note for note in plan.notes if note.id == "finetune_unplanned"]
+    said += [Paragraph(Message(f"note.{note.id}", note.values), "warn") for note in left_out]
+    return _before(title(plan), said)
+
+
+def _phase(phase: PhaseMemory, *, on_card: bool) -> tuple[Cell, ...]:
+    reserved = (Quantity(phase.reserved_bytes, "bytes"),) if on_card else ()
+    return Message(f"finetune.phase.{phase.phase}"), Quantity(phase.allocated_bytes, "bytes"), *reserved
+
+
+def _before(heading: Message, said: list[Block]) -> Document:
+    return Document(heading, Message("callback.measures"), [Section(Message("callback.forecast"), tuple(said))])
+
+
+def _speed(plan: FineTunePlan) -> Message:
+    timing = plan.timing
+    if timing is None:
+        return Message("callback.no_time", {"gpu": plan.gpu.name})
+    total = timing.total_s
+    values = {
+        "step": timing.step_s.expected_s, "tokens": timing.tokens_per_s, "steps": timing.steps or 0,
+        "total": (total.low_s, total.expected_s, total.high_s) if total else (0.0, 0.0, 0.0),
+    }  # fmt: skip
+    return Message("callback.time" if total else "callback.speed", values)
+
+
+def document(found: TrainerRunExplanation, curves: LossCurves | None = None) -> Document:
+    """The run, explained: memory that ran out first, then each phase, the step, and where the time went."""
+    record = found.record
+    sections = _out_of_memory(found)
+    sections.append(Section(Message("callback.memory"), _memory(found)))
+    sections.append(Section(Message("callback.speed_title"), _step(found)))
+    if found.time:
+        sections.append(Section(Message("run_explain.time"), (_time(found),)))
+    if curves is not None and curves.curves:
+        sections.append(Section(Message("log.losses"), losses(curves)))
+    elif record.last_loss is not None:
+        sections.append(Section(Message("log.losses"), (_losses(record),)))
+    return Document(Message("callback.run_title", {"name": record.name}), subtitle(record), sections)
+
+
+def subtitle(record: TrainerRunRecord) -> Message:
+    """How it ended, how many steps it did, on what."""
+    values = {
+        "status": Message(f"status.{'interrupted' if record.status == 'stopped' else record.status}"),
+        "steps": record.steps_done, "trainer": record.trainer, "device": record.device, "wall": record.wall_s,
+    }  # fmt: skip
+    return Message("callback.run_subtitle", values)
+
+
+def _out_of_memory(found: TrainerRunExplanation) -> list[Section]:
+    if not found.failures:
+        said = (Paragraph(Message("callback.failed", {"reason": found.record.reason}), "bad"),)
+        return [Section(Message("callback.ended"), said)] if found.record.status == "failed" else []
+    sections = out_of_memory(found.failures, (), "")[:1]
+    last = found.failures[-1]
+    sections[0] = Section(sections[0].title, (*sections[0].blocks, *_forecast_said(found, last)))
+    if last.fatal:
+        sections.append(Section(Message("oom.saved"), _changes(found.changes)))
+    return sections
+
+
+def _forecast_said(found: TrainerRunExplanation, last: OutOfMemory) -> tuple[Block, ...]:
+    """What the forecast had said of the phase that memory ran out in."""
+    plan = found.forecast
+    if plan is None:
+        return ()
+    names = [phase.phase for phase in plan.memory.phases]
+    phase = plan.memory.phase(last.phase) if last.phase in names else plan.memory.neediest
+    values = {
+        "phase": Message(f"finetune.phase.{phase.phase}"), "needed": phase.needed_expected_bytes,
+        "available": plan.available_bytes or 0, "verdict": Message(f"word.{plan.verdict}") if plan.verdict else "–",
+    }  # fmt: skip
+    return (Paragraph(Message("callback.forecast_said", values)),)
+
+
+def _changes(changes: tuple[FineTuneChange, ...]) -> tuple[Block, ...]:
+    if not changes:
+        return (Paragraph(Message("callback.no_changes")),)
+    rows = tuple((f"{i}.", change_text(change)) for i, change in enumerate(changes[:MOST_CHANGES], 1))
+    return Table((), rows), Paragraph(Message("callback.changes_are"))
+
+
+def _memory(found: TrainerRunExplanation) -> tuple[Block, ...]:
+    record, plan = found.record, found.forecast
+    if not found.phases:
+        return (Paragraph(Message("callback.not_measured")),)
+    values = {"measured": record.memory.method, "predicted": plan.memory.source if plan else "–"}
+    blocks: list[Block] = [Paragraph(Message("callback.memory_of" if plan else "callback.memory_alone", values))]
+    if plan is None and record.forecast_problem:
+        blocks.insert(0, Paragraph(Message("callback.no_forecast", {"reason": record.forecast_problem}), "warn"))
+    blocks.append(_pieces(found.phases, "callback.allocated"))
+    if found.reserved:
+        blocks.append(_pieces(found.reserved, "callback.reserved"))
+    if plan is not None and found.forecast_seq_len and found.forecast_seq_len < plan.tune.seq_len:
+        longer = {"first": found.forecast_seq_len, "longest": plan.tune.seq_len}
+        blocks.append(Paragraph(Message("callback.longer", longer)))
+    if record.cards > 1:
+        blocks.append(Paragraph(Message("callback.cards", {"cards": record.cards})))
+    return tuple(blocks)
+
+
+def _pieces(pieces: tuple[Piece, ...], head: str) -> Table:
+    columns = (Message(head), *(Message(f"column.{name}") for name in ("predicted", "measured", "error")))
+    rows = tuple(
+        (
+            Message(f"finetune.phase.{piece.id}"), Quantity(piece.predicted_bytes, "bytes"),
+            Quantity(piece.measured_bytes, "bytes"), _error(piece.predicted_bytes, piece.measured_bytes),
+        )
+        for piece in pieces
+    )  # fmt: skip
+    return Table(columns, rows, frozenset({1, 2, 3}))
+
+
+def _error(predicted: float | None, measured: float | None) -> Cell:
+    return Quantity(predicted / measured - 1, "signed_percent") if predicted and measured else "–"
+
+
+def _step(found: TrainerRunExplanation) -> tuple[Block, ...]:
+    """One step and tokens a second, forecast and measured."""
+    record, step = found.record, found.step
+    if step is None:
+        return (Paragraph(Message("callback.no_steps")),)
+    columns = (Message("column.component"), *(Message(f"column.{name}") for name in ("predicted", "measured", "error")))
+    predicted, tokens = found.predicted_tokens_per_s, record.tokens_per_s
+    seconds = Quantity(step.predicted_s, "duration"), Quantity(step.measured_s, "duration")
+    rows: Rows = [(Message("callback.step"), *seconds, _error(step.predicted_s, step.measured_s))]
+    if record.first_step_s:
+        rows.append((Message("callback.first_step"), "–", Quantity(record.first_step_s, "duration"), "–"))
+    if tokens:
+        rows.append(
+            (
+                Message("callback.tokens"),
+                Quantity(predicted, "count"),
+                Quantity(tokens, "count"),
+                _error(predicted, tokens),
+            )
+        )
+    return (Table(columns, tuple(rows), frozenset({1, 2, 3})),)
+
+
+def _time(found: TrainerRunExplanation) -> Table:
+    wall_s = found.record.wall_s
+    names = ("column.component", "column.count", "column.measured", "snapshot.share")
+    rows: Rows = [_time_row(piece, wall_s) for piece in found.time]
+    rows.append((Message("time_piece.wall"), "", Quantity(wall_s, "duration"), Quantity(1.0, "percent")))
+    return Table(tuple(Message(name) for name in names), tuple(rows), frozenset({1, 2, 3}))
+
+
+def _time_row(piece: TimePiece, wall_s: float) -> tuple[Cell, ...]:
+    measured_s = piece.measured_s or 0.0
+    share = Quantity(measured_s / wall_s if wall_s else None, "percent")
+    name = Message("callback.slower" if piece.id == "slower" else f"time_piece.{piece.id}")
+    return name, f"{piece.count:,}" if piece.count else "", Quantity(measured_s, "duration"), share
+
+
+def _losses(record: TrainerRunRecord) -> Table:
+    rows: Rows = [(Message("callback.training_loss"), f"{record.first_loss:.4f} → {record.last_loss:.4f}")]
+    if record.last_val_loss is not None:
+        rows.append((Message("callback.val_loss"), f"{record.last_val_loss:.4f}"))
+    return Table((), tuple(rows))
+
+
+def list_section(found: list[tuple[Path, TrainerRunRecord]]) -> Section:
+    """`foretrain runs`: one row a Trainer's run."""
+    names = ("run", "status", "steps", "val_loss", "step", "took", "started")
+    columns = tuple(Message(f"column.{name}") for name in names)
+    rows = tuple(
+        (
+            str(path), Message(f"status.{'interrupted' if record.status == 'stopped' else record.status}"),
+            f"{record.steps_done:,}", f"{record.last_val_loss:.4f}" if record.last_val_loss is not None else "–",
+            Quantity(record.step_s, "duration"), Quantity(record.wall_s, "duration"),
+            record.started_at.replace("T", " ")[:16],
+        )
+        for path, record in found
+    )  # fmt: skip
+    return Section(Message("callback.section"), (Table(columns, rows, frozenset({2, 3, 4, 5}), optional=(6, 3)),))

@@ -1,0 +1,459 @@
+"""ForetrainCallback: a real Trainer's run on a CPU, forecast against what PyTorch's own allocator did; what ends a run.
+
+Runs are small and real: transformers' Trainer, a Llama of four layers, evaluation and checkpoints.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import foretrain as library
+from foretrain import compare, explain, report
+from foretrain.analysis.trainer_run import TrainerRunExplanation, forecast_in
+from foretrain.app import trainer_session
+from foretrain.base.errors import UserError
+from foretrain.monitoring import trainer_hooks, trainer_record
+from tests.kit.command import foretrain
+
+transformers = pytest.importorskip("transformers", minversion="5")
+pytest.importorskip("accelerate")
+peft = pytest.importorskip("peft")
+ForetrainCallback = library.ForetrainCallback
+
+# peft asks for names that transformers 5.23 calls old.
+pytestmark = pytest.mark.filterwarnings("ignore:.*checkpointing. is deprecated:FutureWarning")
+
+SIZES = {"vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+         "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 256, "pad_token_id": 0}  # fmt: skip
+STEPS, LENGTH, BATCH = 5, 64, 4
+
+
+class Samples(torch.utils.data.Dataset[Any]):
+    """Rows of random tokens, the same in each run."""
+
+    def __init__(self, count: int, length: int = LENGTH) -> None:
+        self.count, self.length = count, length
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        ids = torch.randint(SIZES["vocab_size"], (self.length,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def llama(**changes: Any) -> Any:
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, **changes}))
+
+
+def trainer_of(
+    model: Any, folder: Path, *callbacks: Any, kind: Any = None, length: int = LENGTH, **changes: Any
+) -> Any:
+    given = {
+        "max_steps": STEPS, "per_device_train_batch_size": BATCH, "per_device_eval_batch_size": BATCH,
+        "eval_strategy": "steps", "eval_steps": 3, "save_steps": 3, "logging_steps": 1, "report_to": [],
+        "use_cpu": True, "disable_tqdm": True, "seed": 1,
+    }  # fmt: skip
+    args = transformers.TrainingArguments(output_dir=str(folder), **{**given, **changes})
+    found = (kind or transformers.Trainer)(
+        model=model, args=args, train_dataset=Samples(64, length), eval_dataset=Samples(8, length),
+        callbacks=list(callbacks),
+    )  # fmt: skip
+    found.remove_callback(transformers.trainer_callback.PrinterCallback)
+    return found
+
+
+def explained(folder: Path) -> TrainerRunExplanation:
+    found = explain(folder)
+    assert isinstance(found, TrainerRunExplanation)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    hook = sys.excepthook
+    yield
+    sys.excepthook = hook
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one whole run with LoRA beside nothing: full fine-tuning, two evaluations, two saves."""
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    trainer_of(llama(), folder, ForetrainCallback(quiet=True)).train()
+    return folder / "foretrain"
+
+
+def assert_forecast_is_right(found: TrainerRunExplanation) -> None:
+    """Each phase that a forecast has, within one percent of what the allocator gave out."""
+    pieces = {piece.id: piece for piece in found.phases}
+    assert list(pieces) == ["load", "first_step", "steady_step", "evaluate", "save"]
+    for name in ("load", "first_step", "steady_step", "evaluate"):
+        predicted, measured = pieces[name].predicted_bytes, pieces[name].measured_bytes
+        assert predicted == pytest.approx(measured, rel=0.01), name
+
+
+# -- forecast and measurement ------------------------------------------------------------------------------
+
+
+def test_each_phase_is_forecast_within_one_percent_of_the_allocator(run: Path) -> None:
+    found = explained(run)
+    assert_forecast_is_right(found)
+    weights = sum(p.numel() for p in llama().parameters()) * 4
+    assert found.phases[0].measured_bytes == pytest.approx(weights, abs=1024)  # the buffers of rotary positions
+    assert found.phases[4].measured_bytes == pytest.approx(3 * weights, rel=0.01)  # weights and AdamW's moments
+
+
+@pytest.mark.parametrize("changes", [
+    {"method": "lora"},
+    pytest.param({"method": "lora", "gradient_checkpointing": True}, marks=pytest.mark.slow),
+    pytest.param({"gradient_checkpointing": True, "gradient_accumulation_steps": 2}, marks=pytest.mark.slow),
+    pytest.param({"optim": "adamw_torch"}, marks=pytest.mark.slow),
+    pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_other_ways_to_train_are_forecast_as_well(changes: dict[str, Any], tmp_path: Path) -> None:
+    changes = dict(changes)
+    model, dtype = llama(), changes.pop("dtype", "float32")
+    model.to(getattr(torch, dtype))
+    if changes.pop("method", "full") == "lora":
+        model = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+        if changes.get("gradient_checkpointing"):
+            model.enable_input_require_grads()
+    trainer_of(model, tmp_path, ForetrainCallback(quiet=True), **changes).train()
+    found = explained(tmp_path / "foretrain")
+    assert found.record.forecast_problem == ""
+    assert_forecast_is_right(found)
+
+
+def test_the_record_says_what_the_trainer_did(run: Path) -> None:
+    record = trainer_record.read(run)
+    assert (record.status, record.steps_done, record.max_steps) == ("finished", STEPS, STEPS)
+    assert (record.seq_len, record.tokens, record.trainer) == (LENGTH, STEPS * BATCH * LENGTH, "Trainer")
+    assert record.n_params == record.n_trained == sum(p.numel() for p in llama().parameters())
+    states = json.loads((run.parent / "checkpoint-5" / "trainer_state.json").read_text())["log_history"]
+    losses = [line["loss"] for line in states if "loss" in line]
+    assert [line["loss"] for line in trainer_record.lines(run, "log")] == losses
+    assert [line["step"] for line in trainer_record.lines(run, "step")] == list(range(1, STEPS + 1))
+    evaluations = [line["val_loss"] for line in trainer_record.lines(run, "evaluation")]
+    assert evaluations == [line["eval_loss"] for line in states if "eval_loss" in line]
+    parts = sum(line["step_s"] for line in trainer_record.lines(run, "step"))
+    assert 0 < parts < record.wall_s
+    written = json.loads((run / "trainer.json").read_text())
+    assert trainer_record.TrainerRunRecord.from_json(json.dumps(written)) == record
+
+
+def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
+    weights = []
+    for name, callbacks in (("with", [ForetrainCallback(quiet=True)]), ("without", [])):
+        trainer = trainer_of(llama(attention_dropout=0.1), tmp_path / name, *callbacks)
+        trainer.train()
+        assert "training_step" not in vars(trainer)
+        weights.append(trainer.model.state_dict())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
+
+
+def test_the_forecast_is_told_before_the_first_step(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    seen = []
+
+    class Looks(transformers.Trainer):  # type: ignore[misc, name-defined]
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            seen.append(capfd.readouterr().err)
+            return super().compute_loss(*args, **kwargs)
+
+    trainer_of(llama(), tmp_path, ForetrainCallback(), kind=Looks, max_steps=2, eval_strategy="no").train()
+    assert "Forecast" in seen[0]
+    assert f"{BATCH} × {LENGTH} tokens" in seen[0]
+    after = capfd.readouterr().err
+    assert "forecast against measured" in after
+    assert f"foretrain explain {tmp_path / 'foretrain'}" in after.replace("\n", "")
+
+
+def test_a_longer_sequence_than_the_first_is_forecast_afterwards(tmp_path: Path) -> None:
+    lengths = iter(range(32, LENGTH, 8))
+
+    def cut(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        length = next(lengths)
+        return {name: torch.stack([row[name][:length] for row in rows]) for name in rows[0]}
+
+    trainer = trainer_of(llama(), tmp_path, ForetrainCallback(quiet=True), max_steps=3, eval_strategy="no")
+    trainer.data_collator = cut
+    trainer.train()
+    found = explained(tmp_path / "foretrain")
+    assert found.forecast_seq_len == 32
+    assert found.forecast is not None
+    assert found.forecast.tune.seq_len == found.record.seq_len == 48
+    assert found.phases[2].predicted_bytes == pytest.approx(found.phases[2].measured_bytes, rel=0.01)
+
+
+# -- what reads the folder ---------------------------------------------------------------------------------
+
+
+def test_commands_read_the_folder(run: Path, own_directory: Path) -> None:
+    shown = foretrain("explain", str(run))
+    assert shown.returncode == 0
+    assert "steady state" in shown.stdout
+    told = json.loads(foretrain("explain", str(run), "--json").stdout)
+    assert told["schema"] == "foretrain.explain-trainer/1"
+    assert {piece["id"] for piece in told["phases"]} >= {"load", "first_step", "evaluate"}
+    listed = json.loads(foretrain("runs", str(run.parent), "--json").stdout)
+    assert [one["steps_done"] for one in listed["trainers"]] == [STEPS]
+    page = report(run, out=own_directory / "report.html").read_text()
+    assert "steady state" in page
+    with pytest.raises(UserError) as caught:
+        compare(run)
+    assert caught.value.id == "usage.compare_trainer"
+
+
+def test_two_runs_are_compared(run: Path, tmp_path: Path) -> None:
+    trainer_of(llama(), tmp_path / "other", ForetrainCallback(quiet=True), learning_rate=1e-3).train()
+    found: Any = compare(run, tmp_path / "other" / "foretrain")
+    assert [side.label for side in found.sides] == ["small", "other"]
+    assert [setting.name for setting in found.differing] == ["learning_rate"]
+
+
+def test_a_damaged_folder_is_said(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "trainer.json").write_text((run / "trainer.json").read_text())
+    assert explained(tmp_path).forecast is None
+    (tmp_path / "plan.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "step"}\nnonsense\n')
+    assert trainer_record.lines(tmp_path) == []
+    with pytest.raises(UserError) as caught:
+        explain(tmp_path)
+    assert caught.value.id == "data.bad_run"
+    (tmp_path / "trainer.json").write_text("[]")
+    with pytest.raises(UserError) as caught:
+        explain(tmp_path)
+    assert caught.value.id == "data.bad_run"
+
+
+# -- what ends a run ---------------------------------------------------------------------------------------
+
+
+MESSAGE = (
+    "CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 23.64 GiB of which 12.00 MiB is "
+    "free. Including non-PyTorch memory, this process has 22.00 GiB memory in use. Of the allocated memory 21.00 GiB "
+    "is allocated by PyTorch, and 600.00 MiB is reserved by PyTorch but unallocated."
+)
+
+
+class RunsOut(transformers.Trainer):  # type: ignore[misc, name-defined]
+    """Memory runs out in the third step, as a card's allocator says it."""
+
+    error: BaseException = torch.OutOfMemoryError(MESSAGE)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self.state.global_step == 2:
+            raise self.error
+        return super().training_step(*args, **kwargs)
+
+
+def test_memory_that_runs_out_is_explained_and_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trainer = trainer_of(llama(), tmp_path, ForetrainCallback(), kind=RunsOut)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        trainer.train()
+    assert caught.value is RunsOut.error
+    told = capfd.readouterr().err
+    assert "512 MiB" in told
+    assert "Out of memory" in told
+    assert "--gradient-checkpointing" in told
+    found = explained(tmp_path / "foretrain")
+    assert found.record.status == "failed"
+    assert found.record.reason.startswith("OutOfMemoryError: CUDA out of memory")
+    (failure,) = found.failures
+    assert failure.fatal
+    assert (failure.phase, failure.step, failure.asked_bytes) == ("steady_step", 2, 512 * 2**20)
+    assert failure.weights_bytes == sum(p.numel() for p in llama().parameters()) * 4
+    assert found.changes
+    assert found.changes[0].saved_bytes > 0
+    assert foretrain("explain", str(tmp_path / "foretrain")).returncode == 0
+
+
+def test_memory_can_run_out_in_the_optimizer(tmp_path: Path) -> None:
+    class Fails(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            raise torch.OutOfMemoryError(MESSAGE)
+
+    model = llama()
+    trainer = trainer_of(model, tmp_path, ForetrainCallback(quiet=True))
+    trainer.optimizer = Fails(model.parameters(), lr=0.1)
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer.train()
+    (failure,) = explained(tmp_path / "foretrain").failures
+    assert (failure.phase, failure.moment) == ("first_step", "optimizer")
+
+
+def test_a_run_that_tries_again_with_less_goes_on_in_its_folder(tmp_path: Path) -> None:
+    class Once(transformers.Trainer):  # type: ignore[misc, name-defined]
+        failed = False
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            if not self.failed:
+                self.failed = True
+                raise torch.OutOfMemoryError(MESSAGE)
+            return super().training_step(*args, **kwargs)
+
+    trainer = trainer_of(llama(), tmp_path, ForetrainCallback(quiet=True), kind=Once, auto_find_batch_size=True)
+    trainer.train()
+    found = explained(tmp_path / "foretrain")
+    assert [failure.fatal for failure in found.failures] == [False]
+    assert found.record.status == "finished"
+    assert not (tmp_path / "foretrain-2").exists()
+    assert found.forecast is not None
+    assert found.forecast.tune.batch_size < BATCH
+
+
+def test_an_interrupted_run_keeps_what_it_had(tmp_path: Path) -> None:
+    class Stops(RunsOut):
+        error = KeyboardInterrupt()
+
+    trainer = trainer_of(llama(), tmp_path, ForetrainCallback(quiet=True), kind=Stops)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    record = trainer_record.read(tmp_path / "foretrain")
+    assert (record.status, record.reason, record.steps_done) == ("stopped", "KeyboardInterrupt", 2)
+    assert [line["step"] for line in trainer_record.lines(tmp_path / "foretrain", "step")] == [1, 2]
+
+
+def test_a_resumed_run_goes_on_in_its_folder_and_another_has_its_own(tmp_path: Path) -> None:
+    trainer_of(llama(), tmp_path, ForetrainCallback(quiet=True)).train()
+    trainer_of(llama(), tmp_path, ForetrainCallback(quiet=True), max_steps=7).train(
+        resume_from_checkpoint=str(tmp_path / "checkpoint-3")
+    )
+    record = trainer_record.read(tmp_path / "foretrain")
+    assert record.resumed_from == (3,)
+    assert record.steps_done == 7
+    assert [line["step"] for line in trainer_record.lines(tmp_path / "foretrain", "step")] == list(range(1, 8))
+    assert_forecast_is_right(explained(tmp_path / "foretrain"))
+    trainer_of(llama(), tmp_path, ForetrainCallback(quiet=True), max_steps=1).train()
+    assert trainer_record.read(tmp_path / "foretrain-2").steps_done == 1
+
+
+# -- what must not happen ----------------------------------------------------------------------------------
+
+
+def test_a_failure_of_ours_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def breaks(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("a bug of ours\nwith a second line")
+
+    monkeypatch.setattr(trainer_session.trainer_forecast, "live_run", breaks)
+    trainer = trainer_of(llama(), tmp_path, ForetrainCallback())
+    trainer.train()
+    assert trainer.state.global_step == STEPS
+    told = [line for line in capfd.readouterr().err.splitlines() if "foretrain" in line]
+    assert told == ["foretrain: RuntimeError: a bug of ours. The training goes on without it."]
+    assert "training_step" not in vars(trainer)
+
+
+def test_a_model_without_a_forecast_is_measured(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = transformers.LlamaConfig(**SIZES, num_labels=2)
+
+    class Labelled(Samples):
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            return {**super().__getitem__(index), "labels": torch.tensor(index % 2)}
+
+    trainer = trainer_of(
+        transformers.LlamaForSequenceClassification(config), tmp_path, ForetrainCallback(), eval_strategy="no"
+    )
+    trainer.train_dataset = Labelled(64)
+    trainer.train()
+    told = capfd.readouterr().err
+    assert "No forecast: the forecast is for models that predict the next token" in told
+    found = explained(tmp_path / "foretrain")
+    assert found.forecast is None
+    assert {piece.id for piece in found.phases} == {"load", "first_step", "steady_step", "save"}
+    assert all(piece.measured_bytes and piece.predicted_bytes is None for piece in found.phases)
+
+
+def test_frozen_weights_are_another_run_than_the_forecast(tmp_path: Path) -> None:
+    model = llama()
+    model.model.embed_tokens.weight.requires_grad = False
+    trainer_of(model, tmp_path, ForetrainCallback(quiet=True), max_steps=1, eval_strategy="no").train()
+    assert "parameters" in trainer_record.read(tmp_path / "foretrain").forecast_problem
+
+
+def test_a_folder_that_cannot_be_is_said_and_the_run_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    trainer = trainer_of(llama(), tmp_path, ForetrainCallback(folder=tmp_path / "file"), max_steps=2)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert "Forecast" in capfd.readouterr().err
+
+
+def test_only_the_first_process_writes(tmp_path: Path) -> None:
+    trainer = trainer_of(llama(), tmp_path, callback := ForetrainCallback(quiet=True))
+    trainer.state.is_world_process_zero = False
+    callback.on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model)
+    callback.on_step_end(trainer.args, trainer.state, trainer.control)
+    callback.on_train_end(trainer.args, trainer.state, trainer.control)
+    assert not (tmp_path / "foretrain").exists()
+
+
+def test_what_ends_the_program_between_two_parts_is_heard() -> None:
+    heard: list[tuple[str, str]] = []
+
+    class Hears:
+        def entered(self, part: str, args: tuple[Any, ...]) -> None: ...
+
+        def left(self, part: str) -> None: ...
+
+        def failed(self, part: str, error: BaseException) -> None:
+            heard.append((part, str(error)))
+
+    before = sys.excepthook
+    hooks = trainer_hooks.Hooks(None, None, Hears())
+    error = ValueError("in a collator")
+    sys.excepthook(ValueError, error, None)
+    assert heard == [("", "in a collator")]
+    hooks.remove()
+    assert sys.excepthook is before
+
+
+def test_foretrain_itself_imports_no_transformers() -> None:
+    code = "import foretrain, sys; dir(foretrain); assert not {'torch', 'transformers'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_trl_trains_with_it(tmp_path: Path) -> None:
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    rows = [{name: row.tolist() for name, row in Samples(32)[i].items() if name != "labels"} for i in range(32)]
+    args = trl.SFTConfig(
+        output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=BATCH, use_cpu=True, report_to=[],
+        max_length=LENGTH, bf16=False, gradient_checkpointing=False, dataset_kwargs={"skip_prepare_dataset": True},
+    )  # fmt: skip
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=_tokenizer(), pad_token="0", eos_token="1")
+    trainer = trl.SFTTrainer(
+        model=llama(), args=args, train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer,
+        callbacks=[ForetrainCallback(quiet=True)],
+    )  # fmt: skip
+    trainer.train()
+    found = explained(tmp_path / "foretrain")
+    assert found.record.trainer == "SFTTrainer"
+    assert found.forecast is not None
+    assert found.forecast.tune.loop == "trl"
+    pieces = {piece.id: piece for piece in found.phases}
+    assert pieces["steady_step"].predicted_bytes == pytest.approx(pieces["steady_step"].measured_bytes, rel=0.05)
+
+
+def _tokenizer() -> Any:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {str(i): i for i in range(SIZES["vocab_size"])}
+    return tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="0"))
+
+
+def test_the_forecast_is_kept_as_it_was(run: Path) -> None:
+    plan = forecast_in(run)
+    assert plan is not None
+    assert (plan.tune.seq_len, plan.tune.batch_size, plan.tune.max_steps) == (LENGTH, BATCH, STEPS)
+    assert plan.gpu.kind == "cpu"
+    assert plan.timing is None

@@ -16,7 +16,7 @@ from foretrain.advice import best, cards, remedies
 from foretrain.advice import record as advice
 from foretrain.advice.finetune import FineTuneChange
 from foretrain.analysis import components as explain
-from foretrain.analysis import forecast_check, log_analysis, snapshot_analysis, utilization
+from foretrain.analysis import forecast_check, log_analysis, snapshot_analysis, trainer_run, utilization
 from foretrain.analysis import run as run_explain
 from foretrain.comparison import compare
 from foretrain.config.options import RunConfig
@@ -25,6 +25,7 @@ from foretrain.data.prepare.estimate import PreparePlan
 from foretrain.hardware.calibration import Calibration
 from foretrain.hardware.catalogue import Gpu
 from foretrain.monitoring.record import WatchRecord
+from foretrain.monitoring.trainer_record import TrainerRunRecord
 from foretrain.predict import within
 from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.plan import FineTunePlan
@@ -71,6 +72,7 @@ _SCHEMA = {"schema_": (str, Field(alias="schema"))}  # a record has an attribute
 _WITH_PATH = {"path": (str, ...), **_SCHEMA}
 _LISTED_RUN = create_model("ListedRun", __base__=RunRecord, **_WITH_PATH)  # type: ignore[call-overload]
 _LISTED_WATCH = create_model("ListedWatch", __base__=WatchRecord, **_WITH_PATH)  # type: ignore[call-overload]
+_LISTED_TRAINER = create_model("ListedTrainerRun", __base__=TrainerRunRecord, **_WITH_PATH)  # type: ignore[call-overload]
 _FINETUNE_SCHEMA: dict[str, Any] = {"schema_": (Literal["foretrain.finetune/1"], Field(alias="schema"))}
 _FINETUNE_OF_CARDS = create_model("FineTuneOfCards", __base__=FineTunePlan, **_FINETUNE_SCHEMA)
 _PLAN_OF_CARDS = create_model("PlanOfCards", __base__=Plan, **_SCHEMA)  # type: ignore[call-overload]
@@ -126,6 +128,9 @@ OUTPUTS: dict[str, Output] = {
         {"errors": (dict[str, float | None], ...)},
     ),
     "foretrain.explain/2": Output("explain RUN", "where a run's memory and time went", run_explain.RunExplanation),
+    "foretrain.explain-trainer/1": Output(
+        "explain RUN", "a Trainer's run with ForetrainCallback, beside its forecast", trainer_run.TrainerRunExplanation
+    ),
     "foretrain.log/1": Output("explain LOG", "what a log says", log_analysis.LogAnalysis, _LOG_EXTRA, whole=False),
     "foretrain.snapshot/1": Output(
         "explain SNAPSHOT", "what a memory snapshot says", snapshot_analysis.SnapshotAnalysis
@@ -134,8 +139,11 @@ OUTPUTS: dict[str, Output] = {
     "foretrain.run/1": Output("train", "the record of a run, as in run.json", RunRecord),
     "foretrain.watch/1": Output("watch", "what a program took", WatchRecord, {"path": (str, ...)}),
     "foretrain.runs/1": Output(
-        "runs", "runs and watched programs",
-        _object("Runs", runs=(list[_LISTED_RUN], ...), watched=(list[_LISTED_WATCH], ...)),
+        "runs", "runs, watched programs and Trainers' runs",
+        _object(
+            "Runs", runs=(list[_LISTED_RUN], ...), watched=(list[_LISTED_WATCH], ...),
+            trainers=(list[_LISTED_TRAINER], ...),
+        ),
     ),
     "foretrain.languages/1": Output(
         "languages", "languages, and what each lacks", _object("Languages", languages=(list[dict[str, Any]], ...))

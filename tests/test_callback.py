@@ -441,8 +441,11 @@ def test_trl_trains_with_it(tmp_path: Path) -> None:
     assert found.record.trainer == "SFTTrainer"
     assert found.forecast is not None
     assert found.forecast.tune.loop == "trl"
+    assert "callback_chunked_loss" in [note.id for note in found.forecast.notes]
     pieces = {piece.id: piece for piece in found.phases}
-    assert pieces["steady_step"].predicted_bytes == pytest.approx(pieces["steady_step"].measured_bytes, rel=0.05)
+    assert pieces["load"].predicted_bytes == pytest.approx(pieces["load"].measured_bytes, rel=0.01)
+    logits = BATCH * LENGTH * 32_768 * 4  # its piece of a vocabulary, which is larger than this one
+    assert pieces["steady_step"].measured_bytes > logits
 
 
 def _tokenizer() -> Any:

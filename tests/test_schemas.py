@@ -20,7 +20,7 @@ CARD = ("--gpu", "RTX 4070")
 # Schemas of files that foretrain writes and reads itself, and of the page's own answers.
 FILES = {
     "foretrain.dataset/1", "foretrain.dataset/2", "foretrain.prepare-state/1", "foretrain.nonfinite/1",
-    "foretrain.trace/1", "foretrain.checkpoint/1", "foretrain.page/1",
+    "foretrain.trace/1", "foretrain.checkpoint/1", "foretrain.page/1", "foretrain.trainer-run/1",
 }  # fmt: skip
 TRAIN = (
     "train", "baby", "--device=cpu", "--n_layer=1", "--n_head=1", "--n_embd=16", "--block_size=16", "--batch_size=2",

@@ -1,5 +1,6 @@
 """The forecast of a Trainer that is about to train, on the device that it trains on."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from foretrain.monitoring.trainer_record import Setting
 from foretrain.predict.finetune.plan import FineTunePlan, plan
 from foretrain.predict.memory import Context
 
+CHUNKED_LOSS = "trl.kernels.chunked_logprob"  # TRL 1.16 and newer take the loss over pieces of the vocabulary
 NEAR = 0.01  # of a count of parameters: farther off it is another model than the forecast's
 
 
@@ -42,6 +44,7 @@ def live_run(
     four_bit = quantization if isinstance(quantization, Mapping) and quantization.get("load_in_4bit") else None
     adapters = getattr(model, "peft_config", None)
     adapter = next(iter(adapters.values())).to_dict() if isinstance(adapters, Mapping) and adapters else None
+    kinds = [kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.startswith("trl.")]
     return LiveRun(
         model_class=type(base).__name__, config=written, arguments=arguments.to_dict(), dtype=_dtype(base, four_bit),
         attention=str(getattr(config, "_attn_implementation", None) or "sdpa"), seq_len=seq_len, padded=padded,
@@ -50,7 +53,8 @@ def live_run(
         eval_batches=_eval_batches(trainer, arguments),
         keeps_logits=bool(getattr(trainer, "compute_metrics", None)) and not arguments.prediction_loss_only,
         checkpointing=_checkpoints(base), adapter=adapter, four_bit=four_bit,
-        loop="trl" if any(kind.__module__.startswith("trl.") for kind in type(trainer).__mro__) else "trainer",
+        loop="trl" if kinds else "trainer", chunked_loss=bool(kinds) and CHUNKED_LOSS in sys.modules,
+        other_trainer=type(trainer).__name__ if kinds and "SFTTrainer" not in kinds else "",
     )  # fmt: skip
 
 

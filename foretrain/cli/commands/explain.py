@@ -21,8 +21,6 @@ EPILOG = """Examples:
 
 foretrain explain out-baby              (a run, or a watched run)
 
-foretrain explain out-qwen/foretrain    (a Trainer's run with ForetrainCallback)
-
 foretrain explain snapshot.pickle       (torch.cuda.memory._dump_snapshot of any program; read as data, never run)
 
 foretrain explain train.log
@@ -31,7 +29,9 @@ foretrain explain train.log --config config/train_gpt2.py --gpu "RTX 4070"
 
 foretrain explain train.log --config my.py --batch_size=8 --json
 
-ssh box cat out/train.log | foretrain explain - --config my.py --gpu 4090"""
+ssh box cat out/train.log | foretrain explain - --config my.py --gpu 4090
+
+foretrain explain out-qwen/foretrain"""
 
 
 def add_to(app: typer.Typer) -> None:

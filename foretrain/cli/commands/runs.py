@@ -35,7 +35,7 @@ def runs_command(
     folders: Annotated[list[Path] | None, typer.Argument(help="Folders to search, two levels deep.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List runs, watched runs and Trainers' runs: status, steps, loss, speed."""
+    """List runs and watched runs: status, steps, loss, speed."""
 
     for folder in folders or []:
         if not folder.is_dir():

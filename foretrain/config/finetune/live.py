@@ -24,7 +24,8 @@ LEARNING = ("learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay"
 class LiveRun:
     """What is known of a run. `adapter`: peft's config, if any; `four_bit`: bitsandbytes' quantization config.
 
-    `dtype`: of the weights; `seq_len`, `padded`: of the batches; `max_steps`: as the Trainer has worked it out;
+    `other_trainer`: the name of one of TRL's that is no SFTTrainer; `chunked_loss`: whether the trainer makes no whole
+    logits. `dtype`: of the weights; `seq_len`, `padded`: of the batches; `max_steps`: as the Trainer has worked it out;
     `predicts_tokens`: whether the model's class is one that predicts the next token.
     """
 
@@ -44,6 +45,8 @@ class LiveRun:
     adapter: Mapping[str, Any] | None = None
     four_bit: Mapping[str, Any] | None = field(default=None)
     loop: str = "trainer"
+    other_trainer: str = ""
+    chunked_loss: bool = False
 
     @property
     def predicts_tokens(self) -> bool:
@@ -55,6 +58,8 @@ def read_live(run: LiveRun) -> tuple[ModelSource, FineTune, tuple[Note, ...]]:
     """(the model, how it is trained, notes on what is not planned). Raises UserError for what cannot be planned."""
     if not run.predicts_tokens:
         raise UserError("usage.callback_head", model=run.model_class)
+    if run.other_trainer:
+        raise UserError("usage.callback_trainer", trainer=run.other_trainer)
     found = FileSettings("trainer", WHERE)
     training_arguments(Table(_arguments(run.arguments), found))
     if found.sharding:
@@ -73,6 +78,8 @@ def read_live(run: LiveRun) -> tuple[ModelSource, FineTune, tuple[Note, ...]]:
     table.put("attn", "attn_implementation")
     tune = FineTune.model_validate({**found.values, **given})
     notes = [Note(id="finetune_unplanned", values={"where": WHERE, "keys": found.unplanned})] if found.unplanned else []
+    if run.chunked_loss:
+        notes.append(Note(id="callback_chunked_loss", values={}))
     return _source(run), tune, tuple(notes)
 
 

@@ -48,8 +48,13 @@ def _foreach(parameters: Sequence[tuple[Shape, int]]) -> int:
 
 
 def _one_by_one(parameters: Sequence[tuple[Shape, int]]) -> int:
-    """Of the largest: the root of its second moment, and the same divided (adamw.py, _single_tensor_adamw)."""
-    return max((2 * width * math.prod(shape) for shape, width in parameters), default=0)
+    """The root of a second moment, the same divided, and what was made for the weight before (adamw.py,
+    _single_tensor_adamw); matrices come first, as they have a weight decay."""
+    most = before = 0
+    for shape, width in sorted(parameters, key=lambda each: len(each[0]) < 2):
+        nbytes = width * math.prod(shape)
+        most, before = max(most, 2 * nbytes + before), nbytes
+    return most
 
 
 def _adamw_8bit(shape: Shape, width: int) -> Sequence[int]:

@@ -41,7 +41,7 @@ def before(plan: FineTunePlan | None, problem: str, cards: int) -> Document:
     said.append(Paragraph(Message("callback.assumes", values)))
     if cards > 1:
         said.append(Paragraph(Message("callback.cards", {"cards": cards})))
-    left_out = [note for note in plan.notes if note.id == "finetune_unplanned"]
+    left_out = [note for note in plan.notes if note.id in ("finetune_unplanned", "callback_chunked_loss")]
     said += [Paragraph(Message(f"note.{note.id}", note.values), "warn") for note in left_out]
     return _before(title(plan), said)
 

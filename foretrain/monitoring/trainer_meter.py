@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from torch._C._autograd import _profiler_enabled
 from torch.profiler import ProfilerActivity, profile
 
 from foretrain.base.process_memory import peak_bytes
@@ -76,7 +77,7 @@ class PhaseMeter:
         if self.cuda:
             if self.resets:
                 torch.cuda.reset_peak_memory_stats(self.device)
-        elif self.on_cpu and self.seen[phase] < ON_CPU[phase] and not torch.autograd._profiler_enabled():
+        elif self.on_cpu and self.seen[phase] < ON_CPU[phase] and not _profiler_enabled():
             if self._standing is None:
                 self._standing = storage_bytes(iter(held_tensors(self.model, self.optimizer)))
             running = profile(activities=[ProfilerActivity.CPU], profile_memory=True)

@@ -218,12 +218,14 @@ class EagerProgram:
         machine.workspaces.clear()
         if model.training != saving:
             model.train(saving)
-        idx, targets = (m.Tensor(shape, m.contiguous_strides(shape), m.int64, None) for _ in range(2))
+        own = m.Storage(t, t.birth("batch", 8, shape)) if saving and self.v.keeps_logits else None
+        idx, targets = (m.Tensor(shape, m.contiguous_strides(shape), m.int64, storage) for storage in (None, own))
+        del own
         with m.running(machine):
             with machine.autocast():
                 found = model(idx, targets)
             logits, loss = found if self.v.keeps_logits else (None, found)
-            del found
+            del found, targets
             t.split = len(t.events)
             if saving:
                 root = [loss]

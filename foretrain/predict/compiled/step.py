@@ -123,6 +123,8 @@ class CompiledProgram(EagerProgram):
                 graphs = forward_only(machine, outputs)
         kept = None if logits is None else logits.value.base
         lives = Lives(t, machine)
+        if saving and self.v.keeps_logits:
+            lives.birth(targets.value.base, "batch")
         waiting = self._forward(lives, graphs, kept, apart=apart)
         t.split = len(t.events)
         if saving:

@@ -145,6 +145,7 @@ class SimulatedRun:
     def _micro_batch(self) -> None:
         step: Any = self.step
         fresh = [] if self.spec.keeps_logits else self.new_batch()
+        self.t.free(*self.batch[1:])  # the pass has the targets: only its graph holds them once the next ones are there
         graph: Any = step.forward(True)
         self.saved_bytes = sum(
             kind.size.nbytes * kind.count
@@ -155,7 +156,7 @@ class SimulatedRun:
         self.logits = graph.logits if self.spec.keeps_logits else None
         following = self.new_batch() if self.spec.keeps_logits else []  # nanoGPT fetches the next batch before backward
         step.backward(graph)
-        self.t.free(*self.batch, *fresh)
+        self.t.free(*self.batch[:1], *fresh)
         self.batch = following
 
     def _again(self, since: tuple[int, int]) -> bool:

@@ -94,6 +94,15 @@ def test_where_no_file_can_be_written_the_sentence_is_still_said(
     assert "No file could be written" in str(bugs.told(KeyError("run")))
 
 
+@pytest.mark.parametrize("words", [("plan",), ("explain",), ("compare",), ("report",), ("export",), ("advise",)])
+@pytest.mark.parametrize("name", ["x" * 5000, "x/" * 5000])
+def test_a_name_that_no_file_can_have_is_not_called_a_bug(words: tuple[str, ...], name: str) -> None:
+    ended = foretrain(*words, name)
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.startswith("error: ")
+    assert "bug" not in ended.stderr
+
+
 def test_no_memory_left_is_not_called_a_bug() -> None:
     found = bugs.told(MemoryError())
     assert (found.id, int(found.exit_code)) == ("memory.computer", 5)

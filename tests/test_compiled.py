@@ -1,5 +1,6 @@
 """The compiled estimate: the graph that is traced, what is kept of it, in what order it runs."""
 
+import json
 from collections import Counter
 from typing import Any
 
@@ -26,6 +27,7 @@ from foretrain.predict.compiled.halves import joint
 from foretrain.predict.compiled.partition import Network
 from foretrain.predict.compiled.step import LOADER
 from foretrain.predict.plan import plan
+from tests.kit.command import foretrain
 
 SIZES: dict[str, Any] = {"n_layer": 3, "n_head": 4, "n_embd": 64, "block_size": 32, "vocab_size": 96, "batch_size": 5}
 LEAST = 256  # elements of what is compared: not what a row or a weight has one of
@@ -126,3 +128,20 @@ def test_a_plan_says_where_the_compiled_estimate_is_rough(knobs: dict[str, Any],
     for compiled in (True, False):
         made = plan(config.model_copy(update={"compile": compiled}), find("RTX 4070"))
         assert any(note.id == "compiled_roughly" for note in made.notes) == (said and compiled)
+
+
+def test_a_plan_does_not_depend_on_what_was_planned_before() -> None:
+    """In which order kernels run, and whose memory they use again, follows from bytes."""
+    before = [
+        "shakespeare-char",
+        "--gpu",
+        "RTX 3090 Ti",
+        "--recipe=modern",
+        "--activation_checkpointing=true",
+        "--block_size=16384",
+    ]
+    asked = ["plan", "gpt2-30m", "--gpu", "RTX 4070 Ti", "--n_head=16", "--json"]
+    foretrain("plan", *before)
+    after, alone = foretrain(*asked), foretrain(*asked, apart=True)
+    assert after.returncode == 0
+    assert json.loads(after.stdout)["memory"] == json.loads(alone.stdout)["memory"]

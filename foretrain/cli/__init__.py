@@ -101,6 +101,11 @@ def _run() -> int:
     except OSError as error:
         if error.errno == errno.ENOSPC or isinstance(error, BrokenPipeError):  # of our own output: `main` says it
             raise
+        if error.errno == errno.ENAMETOOLONG:
+            named = str(error.filename)
+            found = UserError("usage.name_too_long", path=named[:60], length=len(named))
+            print_error(found, as_json="--json" in own_words())
+            return int(found.exit_code)
         return _bug(error)
     except Exception as error:
         return _bug(error)

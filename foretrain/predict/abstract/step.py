@@ -55,6 +55,9 @@ class Result:
 class EagerProgram:
     """Writes the forward and backward passes of an eager micro-batch into a timeline."""
 
+    TAKEN = ("kept", "flash", "split", "sums1", "sums2", "sums3", "sums4")  # by kernels for themselves, on some cards
+    OF_ITS_SIZES = False  # whether a pass is remembered for its own sizes alone
+
     def __init__(
         self, timeline: Timeline, variant: Variant, config: RunConfig, low: m.DType | None,
         matmul: str = "dtype", make: Make | None = None,
@@ -147,7 +150,7 @@ class EagerProgram:
             except Uneven:
                 self._uneven()
                 found = unroll(self._recorder(saving, key), self.groups, self.run)
-            if found.any_size:
+            if found.any_size or self.OF_ITS_SIZES:
                 _remember(_structures, (key, self.groups, bool(self.gradients)), found)
         return found
 
@@ -160,7 +163,7 @@ class EagerProgram:
         first = _recorders.get((key, self.run))
         if first is None:
             first = self._recorded(saving)
-            if first.any_size:
+            if first.any_size or self.OF_ITS_SIZES:
                 _remember(_recorders, (key, self.run), first)
                 if first.kernels:  # a compiled pass is traced as a graph, and has none
                     _remember(_alike, (self._kernels_of(saving), self.run), first)
@@ -168,8 +171,8 @@ class EagerProgram:
 
     def _shape_of(self, saving: bool) -> Any:
         """All that decides a pass but sizes."""
-        zeros = (bool(self.t.symbols[x]) for x in ("kept", "flash", "split", "sums1", "sums2", "sums3", "sums4"))
-        return replace(self.v, checkpointed=0), *zeros, *self._besides(saving)
+        takes = (bool(self.t.symbols[letter]) for letter in self.TAKEN)
+        return replace(self.v, checkpointed=0), *takes, *self._besides(saving)
 
     def _kernels_of(self, saving: bool) -> Any:
         """All that decides a pass's kernels but sizes: fused ways of attention are one kernel, whatever they hold."""

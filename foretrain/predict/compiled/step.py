@@ -15,13 +15,12 @@ from foretrain.predict.compiled import attention, operations
 from foretrain.predict.compiled.graph import TANGENT, Compiler, Node, Traced, compiler
 from foretrain.predict.compiled.halves import Graphs, forward_only, joint
 from foretrain.predict.compiled.head import add_head, chunked, divided, divides
-from foretrain.predict.compiled.kernels import FEW_COLUMNS
 from foretrain.predict.compiled.lives import Lives
 from foretrain.predict.compiled.timing import Walk
 from foretrain.predict.estimate.padding import Product, is_unaligned, time_padding
 from foretrain.predict.timeline import Tensor
 
-MANY_ROWS = 4  # from which on what is kept is the same
+SIZES = "BTCHVWnADEKG"  # letters of the model and of its micro-batch (predict/spec.py)
 LOADER = Loader(
     operations, attention=attention.scaled_dot_product_attention, own_attention=attention.causal_attention,
     checkpoint=lambda *args, **named: compiler().region(*args, **named), compiling=True,
@@ -38,11 +37,14 @@ class First(NamedTuple):
 class CompiledProgram(EagerProgram):
     """Writes the forward and backward passes of a compiled micro-batch into a timeline."""
 
+    TAKEN = ("kept", "flash", "split")
+    OF_ITS_SIZES = True
+
     def _shape_of(self, saving: bool) -> Any:
-        """All that decides a pass but sizes. What is kept of the embeddings depends on how many rows there are, and on
-        nothing where these are many; the others scale alike."""
+        """All that decides a pass. Sizes do, too: which tensors are kept or computed again, in which order kernels run,
+        and whose memory a result gets all follow from bytes."""
         s, c = self.t.symbols, self.config
-        sizes = min(s["B"], MANY_ROWS), s["C"] <= FEW_COLUMNS, s["D"] <= FEW_COLUMNS, saving and divides(self.t, self.v)
+        sizes = tuple(s[letter] for letter in (*SIZES, *family_of(c).letters.values()))
         return "compiled", super()._shape_of(saving), sizes, self.v.checkpointed > 0, c.n_layer == self.v.checkpointed
 
     def _built(self) -> Any:

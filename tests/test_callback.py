@@ -4,6 +4,7 @@ Runs are small and real: transformers' Trainer, a Llama of four layers, evaluati
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from foretrain.analysis.trainer_run import TrainerRunExplanation, forecast_in
 from foretrain.app import trainer_session
 from foretrain.base.errors import UserError
 from foretrain.monitoring import trainer_hooks, trainer_record
+from foretrain.web import comparison, forecasts, observe, runs
 from tests.kit.command import foretrain
 
 transformers = pytest.importorskip("transformers", minversion="5")
@@ -162,7 +164,7 @@ def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
 def test_the_forecast_is_told_before_the_first_step(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     seen = []
 
-    class Looks(transformers.Trainer):  # type: ignore[misc, name-defined]
+    class Looks(transformers.Trainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             seen.append(capfd.readouterr().err)
             return super().compute_loss(*args, **kwargs)
@@ -218,6 +220,33 @@ def test_two_runs_are_compared(run: Path, tmp_path: Path) -> None:
     assert [setting.name for setting in found.differing] == ["learning_rate"]
 
 
+def test_the_page_shows_the_run(run: Path, tmp_path: Path) -> None:
+    known = runs.Runs([run.parent])
+    (shown,) = known.listed()["runs"]
+    assert (shown["name"], shown["status"], shown["steps"], shown["of"]) == ("small", "finished", STEPS, STEPS)
+    seen = known.get(shown["id"])
+    assert seen is not None
+    page = runs.page(shown["id"], seen, known.curve(shown["id"], seen))
+    trained, evaluated = page["pictures"][0]["picture"]["traces"]
+    losses = [line["loss"] for line in trainer_record.lines(run, "log")]
+    assert trained["places"] == [[1, 2, 3, 4, 5]]
+    assert trained["values"] == pytest.approx(losses, rel=1e-5)
+    assert evaluated["places"] == [[3, 5]]
+    assert runs.live_answer(seen, known.curve(shown["id"], seen), page["next"])["pictures"] is None
+    assert [event["text"] for event in page["events"]] == [
+        "saved checkpoint-3",
+        "saved checkpoint-5",
+        "ended after 5 steps",
+    ]
+    assert runs.report(seen)["document"]["sections"]
+    (against,) = forecasts.comparisons(known)["runs"]
+    assert [row["error"] for row in against["rows"]] == ["0.0 %"]
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    made = comparison.made([("a", observe.ObservedRun(run)), ("b", observe.ObservedRun(other))])
+    assert [one["problem"] for one in made["runs"]] == ["", ""]
+
+
 def test_a_damaged_folder_is_said(run: Path, tmp_path: Path) -> None:
     (tmp_path / "trainer.json").write_text((run / "trainer.json").read_text())
     assert explained(tmp_path).forecast is None
@@ -243,7 +272,7 @@ MESSAGE = (
 )
 
 
-class RunsOut(transformers.Trainer):  # type: ignore[misc, name-defined]
+class RunsOut(transformers.Trainer):
     """Memory runs out in the third step, as a card's allocator says it."""
 
     error: BaseException = torch.OutOfMemoryError(MESSAGE)
@@ -290,7 +319,7 @@ def test_memory_can_run_out_in_the_optimizer(tmp_path: Path) -> None:
 
 
 def test_a_run_that_tries_again_with_less_goes_on_in_its_folder(tmp_path: Path) -> None:
-    class Once(transformers.Trainer):  # type: ignore[misc, name-defined]
+    class Once(transformers.Trainer):
         failed = False
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:

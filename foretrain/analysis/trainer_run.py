@@ -37,9 +37,30 @@ class TrainerRunExplanation(Record):
     changes: tuple[FineTuneChange, ...] = ()
 
 
-def of_directory(path: Path) -> TrainerRunExplanation:
-    """The run in a directory, explained. Raises UserError where there is none, or its records are damaged."""
-    record = trainer_record.read(path)
+def is_one(path: Path) -> bool:
+    """Whether a path is a directory that ForetrainCallback made, or the record in it."""
+    return trainer_record.is_one(path) or path.name == trainer_record.RECORD
+
+
+def read_record(directory: RunDirectory) -> TrainerRunRecord:
+    """The record of a directory, whose lock is looked at as the directory does. Raises UserError."""
+    return trainer_record.read(directory.path, directory)
+
+
+def find_runs(roots: list[Path]) -> list[RunDirectory]:
+    """Every such run in these directories and the two levels below them, by path."""
+    return [RunDirectory(path) for path in trainer_record.find(roots)]
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl."""
+    return trainer_record.lines(path)
+
+
+def of_directory(path: Path, directory: RunDirectory | None = None) -> TrainerRunExplanation:
+    """The run in a directory, explained; `directory` as in `read`. Raises UserError where there is none, or its records
+    are damaged."""
+    record = trainer_record.read(path, directory)
     events = RunDirectory(path).read_lines("events")
     return explain_trainer_run(record, forecast_in(path), trainer_record.lines(path), events)
 

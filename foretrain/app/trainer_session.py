@@ -254,7 +254,8 @@ class TrainerSession:
             took_s = round(time.monotonic() - self.tally.asked_s, 6)
             self.tally.aside_s += took_s
             if part == "save" and self.directory is not None:
-                self.directory.event("saved", step=int(self.state.global_step), save_s=took_s)
+                step = int(self.state.global_step)
+                self.directory.event("saved", name=f"checkpoint-{step}", step=step, save_s=took_s)
             self.record = self.record.model_copy(update={ASIDE[part]: took_s})
             self.meter.done()
             self.meter.begin(self._phase())

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from foretrain.analysis.trainer_run import of_directory
+from foretrain.analysis import trainer_run as analysis
 from foretrain.app import log_report
 from foretrain.app.explain import log_of
 from foretrain.base.errors import UserError
@@ -11,10 +11,10 @@ from foretrain.comparison.loss_axes import loss_curves
 from foretrain.comparison.sources import trainer_runs
 from foretrain.comparison.sources.given import Given
 from foretrain.monitoring import record as watch_record
-from foretrain.monitoring import trainer_record
 from foretrain.reports.document import Document
 from foretrain.reports.views import log as log_view
 from foretrain.reports.views.finetune import run as trainer_view
+from foretrain.training.store import RunDirectory
 
 
 def is_watched(path: Path) -> bool:
@@ -30,12 +30,13 @@ def log(path: Path, words: Sequence[str], gpu: str, tell: Callable[[tuple[UserEr
 
 def is_trainer_run(path: Path) -> bool:
     """Whether this is a directory of ForetrainCallback's, or the record in it."""
-    return trainer_record.is_one(path) or path.name == trainer_record.RECORD
+    return analysis.is_one(path)
 
 
-def trainer_run(path: Path) -> Document:
-    """Of a directory of ForetrainCallback's. Raises UserError where its records are damaged."""
+def trainer_run(path: Path, directory: RunDirectory | None = None) -> Document:
+    """Of a directory of ForetrainCallback's; `directory`: one that is only looked at. Raises UserError where its
+    records are damaged."""
     path = path if path.is_dir() else path.parent
-    found = of_directory(path)
-    subject = trainer_runs.of(Given(path=str(path)), found.record, trainer_record.lines(path))
+    found = analysis.of_directory(path, directory)
+    subject = trainer_runs.of(Given(path=str(path)), found.record, analysis.lines_of(path))
     return trainer_view.document(found, loss_curves([subject]))

@@ -21,7 +21,7 @@ from foretrain.reports.views import compare as compare_view
 from foretrain.training.store import RunRecord
 from foretrain.web.answers import SCHEMA
 from foretrain.web.observe import ObservedRun
-from foretrain.web.runs import row
+from foretrain.web.runs import of_trainer, row
 
 
 def made(chosen: Sequence[tuple[str, ObservedRun | None]]) -> dict[str, Any]:
@@ -58,6 +58,9 @@ def _read(id: str, run: ObservedRun | None) -> tuple[dict[str, Any], Subject | N
         return {"id": id, "name": "", "path": "", "notes": [], "problem": say("page.beside.gone")}, None
     state = {"id": id, "name": printable(run.id), "path": printable(str(run.path)), "notes": [], "problem": ""}
     try:
+        if (trained := of_trainer(id, run)) is not None:
+            notes = [] if trained[0]["status"] == "finished" else [say("page.beside.so_far")]
+            return {**state, **trained[0], "notes": notes}, trained[1]
         record = run.read_record()
         subject = source.of(Given(path=str(run.path), label=printable(run.id)), run)
     except UserError as error:

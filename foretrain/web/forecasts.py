@@ -6,6 +6,7 @@ from foretrain.analysis.forecast_check import ForecastCheck, Row, of_directory
 from foretrain.base.errors import UserError
 from foretrain.base.messages import format_value, printable, say
 from foretrain.reports.document import Message
+from foretrain.web import trainer_runs
 from foretrain.web.answers import SCHEMA
 from foretrain.web.runs import MAX_RUNS, Runs
 
@@ -15,6 +16,10 @@ def comparisons(runs: Runs) -> dict[str, Any]:
     rows = []
     for id, run in list(runs.all().items())[:MAX_RUNS]:
         try:
+            if trainer_runs.is_one(run):
+                told = trainer_runs.against_forecast(run)
+                rows += [{"id": id, "path": printable(str(run.path)), **told}] if told else []
+                continue
             record, _, found = of_directory(run)
         except UserError:
             continue

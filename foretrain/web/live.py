@@ -50,10 +50,16 @@ def _trace(label: Message, lines: Lines, key: str, shift: int, colour: int = 0) 
 
 def figures(record: RunRecord, lines: Lines) -> Figures:
     """Of a run that goes, the newest step's; of one that is over, the medians that the list and the report have."""
+    over = record.status != "running" and record.step_s
+    known = {key: getattr(record, key) for key in ("step_s", "tokens_per_s", "mfu")} if over else {}
+    return figures_of(known, lines, running=record.status == "running")
+
+
+def figures_of(known: dict[str, Any], lines: Lines, *, running: bool) -> Figures:
+    """The newest step's and evaluation's; `known`: figures of the whole run in their place."""
     step = next(reversed(_of_kind(lines, "step")), {})
     evaluation = next(reversed(_of_kind(lines, "evaluation")), {})
-    over = record.status != "running" and record.step_s
-    of = {key: getattr(record, key) for key in ("step_s", "tokens_per_s", "mfu")} if over else step
+    of = known or step
     speed = of.get("tokens_per_s")
     found: list[tuple[str, Cell | None]] = [
         ("loss", _quantity(step.get("loss"), "digits4")),
@@ -61,7 +67,7 @@ def figures(record: RunRecord, lines: Lines) -> Figures:
         ("step", _quantity(of.get("step_s"), "duration")),
         ("speed", Message("value.throughput", {"tokens_per_s": speed}) if speed else None),
         ("mfu", _quantity(of.get("mfu") or None, "percent")),
-        ("left", _quantity(step.get("eta_s"), "duration") if record.status == "running" else None),
+        ("left", _quantity(step.get("eta_s"), "duration") if running else None),
     ]
     source = Message("page.measured")
     return Figures(tuple(Figure(Message(f"page.now.{id}"), cell, source) for id, cell in found if cell is not None))

@@ -17,7 +17,7 @@ from foretrain.training.store import RunDirectory
 MAX_POINTS = 1200  # of a curve; more cannot be seen
 MAX_RECORD_BYTES = 16 * 2**20
 FRESH_S = 60.0
-FILES = ("run.json", "metrics.jsonl", "events.jsonl", "plan.json", "sample.txt", "run.lock")
+FILES = ("run.json", "metrics.jsonl", "events.jsonl", "plan.json", "sample.txt", "run.lock", "trainer.json")
 _SHOWN = ("kind", "step", "loss", "val_loss", "train_loss", "step_s", "tokens_per_s", "mfu", "memory_bytes", "eta_s",
           "elapsed_s", "evaluation_s", "learning_rate", "grad_norm", "best")  # fmt: skip
 
@@ -37,7 +37,7 @@ class ObservedRun(RunDirectory):
         files = [self.path / name for name in FILES]
         if any(file.is_symlink() or (file.exists() and not file.is_file()) for file in files):
             return False
-        return all(file.stat().st_size <= MAX_RECORD_BYTES for file in (files[0], files[3]) if file.exists())
+        return all(file.stat().st_size <= MAX_RECORD_BYTES for file in (files[0], files[3], files[6]) if file.exists())
 
 
 def _age_s(path: Path) -> float:

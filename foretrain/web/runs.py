@@ -12,7 +12,7 @@ from foretrain.base.messages import format_value, has, printable, say
 from foretrain.reports.as_json import block_json, document_json
 from foretrain.reports.views import run as run_view
 from foretrain.training.store import RunRecord, find_runs
-from foretrain.web import live
+from foretrain.web import live, trainer_runs
 from foretrain.web.answers import SCHEMA
 from foretrain.web.observe import Curve, ObservedRun, newest
 
@@ -38,7 +38,7 @@ class Runs:
         """Every run whose folder lies in one of the roots and is no link, by id."""
         found = {}
         inside = [root.resolve() for root in self._roots]
-        for directory in find_runs(self._roots):
+        for directory in [*find_runs(self._roots), *trainer_runs.directories(self._roots)]:
             run, path = ObservedRun(directory.path), directory.path.resolve()
             if run.is_plain() and any(path.is_relative_to(root) for root in inside):
                 found[hashlib.sha256(str(path).encode("utf-8", "replace")).hexdigest()[:16]] = run
@@ -52,6 +52,9 @@ class Runs:
         rows, unreadable = [], []
         for id, run in self.all().items():
             try:
+                if trainer_runs.is_one(run):
+                    rows.append(trainer_runs.row(id, run))
+                    continue
                 record = _record(run)
             except UserError as error:
                 unreadable.append(printable(str(error)))
@@ -59,6 +62,12 @@ class Runs:
             rows.append((record.started_at, row(id, run, record)))
         rows.sort(key=lambda one: one[0], reverse=True)
         return {"schema": SCHEMA, "runs": [shown for _, shown in rows[:MAX_RUNS]], "unreadable": unreadable}
+
+
+def of_trainer(id: str, run: ObservedRun) -> tuple[dict[str, Any], Any] | None:
+    """(the run as the list has it, what is compared of it) of ForetrainCallback's; None of any other. Raises
+    UserError."""
+    return trainer_runs.beside(id, run) if trainer_runs.is_one(run) else None
 
 
 def _record(run: ObservedRun) -> RunRecord:
@@ -97,6 +106,8 @@ def _state(run: ObservedRun, record: RunRecord) -> dict[str, Any]:
 
 def page(id: str, run: ObservedRun, curve: Curve) -> dict[str, Any]:
     """One run: how it goes, and where to go on reading. Raises UserError."""
+    if trainer_runs.is_one(run):
+        return {"schema": SCHEMA, **trainer_runs.page(id, run, _events(run))}
     record = _record(run)
     return {"schema": SCHEMA, **row(id, run, record), **_now(run, record, curve)}
 
@@ -104,6 +115,8 @@ def page(id: str, run: ObservedRun, curve: Curve) -> dict[str, Any]:
 def report(run: ObservedRun) -> dict[str, Any]:
     """What `foretrain report` makes of a run, or why there is none in `problem`. It takes seconds of a long one."""
     try:
+        if trainer_runs.is_one(run):
+            return {"schema": SCHEMA, "document": trainer_runs.report(run), "problem": ""}
         document = run_view.report(run_report.gather(run))
     except (UserError, OSError) as error:  # damaged, or gone while it was read
         return {"schema": SCHEMA, "document": None, "problem": printable(str(error))}
@@ -112,6 +125,8 @@ def report(run: ObservedRun) -> dict[str, Any]:
 
 def live_answer(run: ObservedRun, curve: Curve, seen_bytes: int) -> dict[str, Any]:
     """How a run goes since `seen_bytes` of its metrics, as `next` of an earlier answer gave it. Raises UserError."""
+    if trainer_runs.is_one(run):
+        return {"schema": SCHEMA, **trainer_runs.page("", run, _events(run), seen_bytes)}
     record = _record(run)
     return {"schema": SCHEMA, **_state(run, record), **_now(run, record, curve, seen_bytes)}
 

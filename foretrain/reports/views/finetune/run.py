@@ -16,7 +16,6 @@ from foretrain.reports.views.run_explain import out_of_memory
 
 Rows = list[tuple[Cell, ...]]
 MOST_CHANGES = 3
-TONES = {"finished": "good", "failed": "bad", "running": "plain"}
 
 
 def before(plan: FineTunePlan | None, problem: str, cards: int) -> Document:
@@ -85,7 +84,7 @@ def document(found: TrainerRunExplanation, curves: LossCurves | None = None) -> 
 def subtitle(record: TrainerRunRecord) -> Message:
     """How it ended, how many steps it did, on what."""
     values = {
-        "status": Message(f"status.{'interrupted' if record.status == 'stopped' else record.status}"),
+        "status": Message(f"callback.status.{record.status}"),
         "steps": record.steps_done, "trainer": record.trainer, "device": record.device, "wall": record.wall_s,
     }  # fmt: skip
     return Message("callback.run_subtitle", values)
@@ -210,7 +209,7 @@ def list_section(found: list[tuple[Path, TrainerRunRecord]]) -> Section:
     columns = tuple(Message(f"column.{name}") for name in names)
     rows = tuple(
         (
-            str(path), Message(f"status.{'interrupted' if record.status == 'stopped' else record.status}"),
+            str(path), Message(f"callback.status.{record.status}"),
             f"{record.steps_done:,}", f"{record.last_val_loss:.4f}" if record.last_val_loss is not None else "–",
             Quantity(record.step_s, "duration"), Quantity(record.wall_s, "duration"),
             record.started_at.replace("T", " ")[:16],

@@ -26,7 +26,7 @@ pytest.importorskip("peft")
 from foretrain.app.exact_finetune import exact_finetune
 from foretrain.predict.trace.finetune import drive, proof
 
-# What a trace in this process leaves behind in transformers changes the rotary positions of models loaded later.
+# Each takes a second or two.
 pytestmark = pytest.mark.slow
 
 GPU = find("RTX 4090")

@@ -3,6 +3,12 @@
 import contextlib
 from typing import Any
 
+from torch.utils import _device
+
+# torch remembers, when it is first asked, which functions `with torch.device(…)` is for. Asked while some of them are
+# replaced, it would no longer know the real ones afterwards.
+_device._device_constructors()
+
 
 class Patches(contextlib.ExitStack):
     """Attributes replaced for as long as the context lasts."""

@@ -4,6 +4,8 @@ Runs are small and real: transformers' Trainer, a Llama of four layers, evaluati
 """
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,11 +19,15 @@ import torch
 import foretrain as library
 from foretrain import compare, explain, report
 from foretrain.analysis.trainer_run import TrainerRunExplanation, forecast_in
-from foretrain.app import trainer_session
+from foretrain.app import trainer_forecast, trainer_session
+from foretrain.app.finetune import plan_finetune, question
 from foretrain.base.errors import UserError
+from foretrain.hardware.catalogue import find
 from foretrain.monitoring import trainer_hooks, trainer_record
+from foretrain.monitoring.trainer_meter import PhaseMeter
+from foretrain.training.store import MeasuredMemory
 from foretrain.web import comparison, forecasts, observe, runs
-from tests.kit.command import foretrain
+from tests.kit.command import REPO, foretrain
 
 transformers = pytest.importorskip("transformers", minversion="5")
 pytest.importorskip("accelerate")
@@ -194,6 +200,69 @@ def test_a_longer_sequence_than_the_first_is_forecast_afterwards(tmp_path: Path)
     assert found.phases[2].predicted_bytes == pytest.approx(found.phases[2].measured_bytes, rel=0.01)
 
 
+def test_on_a_card_the_forecast_has_a_verdict_and_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trainer_forecast, "device_of", lambda device: (find("RTX 4090"), 20 * 2**30))
+    trainer_of(llama(), tmp_path, ForetrainCallback(seq_len=128), max_steps=2, eval_strategy="no").train()
+    told = capfd.readouterr().err
+    assert "Fits." in told
+    assert "2 steps of" in told
+    plan = forecast_in(tmp_path / "foretrain")
+    assert plan is not None
+    assert plan.timing is not None
+    words = ["--batch-size", str(BATCH), "--seq-len", "128", "--max-steps", "2", "--dtype", "float32"]
+    (tmp_path / "config.json").write_text(json.dumps(llama().config.to_dict()))
+    asked = question(str(tmp_path / "config.json"), words)
+    typed = plan_finetune(asked, "RTX 4090", used_by_others="20GiB")
+    assert plan.memory == typed.memory
+    assert plan.timing == typed.timing
+
+
+class Card:
+    """What torch.cuda says of a card's allocator: `held` now and the peaks since they were reset."""
+
+    def __init__(self) -> None:
+        self.held, self.peak, self.resets = 0, 0, 0
+
+    def take(self, held: int) -> None:
+        self.held, self.peak = held, max(self.peak, held)
+
+    def reset(self, device: Any) -> None:
+        self.peak, self.resets = self.held, self.resets + 1
+
+
+def test_a_card_s_peaks_are_told_apart_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card()
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: card.peak)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 2 * card.peak)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: card.held)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", card.reset)
+
+    def measured(**options: Any) -> dict[str, tuple[int | None, int | None]]:
+        meter = PhaseMeter(torch.nn.Linear(2, 2), torch.device("cuda"), **options)
+        card.held = card.peak = 0
+        for held in (30, 10):  # a peak of loading
+            card.take(held)
+        meter.load()
+        for phase, levels in (
+            ("first_step", (50, 20)), ("steady_step", (40, 20)), ("evaluate", (25, 20)), ("steady_step", (45, 20)),
+        ):  # fmt: skip
+            meter.begin(phase)
+            for held in levels:
+                card.take(held)
+            meter.done()
+        found = meter.memory(MeasuredMemory(method="none"))
+        assert found.method == "cuda allocator"
+        return {phase.phase: (phase.allocated_bytes, phase.reserved_bytes) for phase in found.phases}
+
+    apart = {"load": (30, 60), "first_step": (50, 100), "steady_step": (45, 90), "evaluate": (25, 50)}
+    assert measured() == apart
+    assert card.resets == 4
+    assert measured(resets=False) == {"load": (30, 60), "first_step": (50, 100)}  # the rest stayed below
+    assert card.resets == 4
+
+
 # -- what reads the folder ---------------------------------------------------------------------------------
 
 
@@ -292,6 +361,7 @@ def test_memory_that_runs_out_is_explained_and_goes_on(tmp_path: Path, capfd: py
     assert "512 MiB" in told
     assert "Out of memory" in told
     assert "--gradient-checkpointing" in told
+    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in told
     found = explained(tmp_path / "foretrain")
     assert found.record.status == "failed"
     assert found.record.reason.startswith("OutOfMemoryError: CUDA out of memory")
@@ -362,6 +432,37 @@ def test_a_resumed_run_goes_on_in_its_folder_and_another_has_its_own(tmp_path: P
     assert_forecast_is_right(explained(tmp_path / "foretrain"))
     trainer_of(llama(), tmp_path, ForetrainCallback(quiet=True), max_steps=1).train()
     assert trainer_record.read(tmp_path / "foretrain-2").steps_done == 1
+
+
+SCRIPT = """
+import os, sys
+sys.path.insert(0, {repo!r})
+from tests.test_callback import *
+calls = []
+def collate(rows):
+    calls.append(0)
+    if len(calls) > 3:
+        {ends}
+    return {{name: torch.stack([row[name] for row in rows]) for name in rows[0]}}
+trainer = trainer_of(llama(), Path({folder!r}), ForetrainCallback(), eval_strategy="no")
+trainer.data_collator = collate
+trainer.train()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ends", "status"), [
+    ("raise ValueError('a bad row')", "failed"), ("sys.exit(3)", "stopped"), ("os.kill(os.getpid(), 9)", "killed"),
+])  # fmt: skip
+def test_however_the_program_ends_its_steps_stay(ends: str, status: str, tmp_path: Path) -> None:
+    script = SCRIPT.format(repo=str(REPO), ends=ends, folder=str(tmp_path / "out"))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode
+    record = trainer_record.read(tmp_path / "out" / "foretrain")
+    assert (record.status, record.steps_done) == (status, 2)
+    assert "ValueError: a bad row" in done.stderr or status != "failed"
+    assert record.reason == ("ValueError: a bad row" if status == "failed" else "")
+    assert [line["step"] for line in trainer_record.lines(tmp_path / "out" / "foretrain", "step")] == [1, 2]
 
 
 # -- what must not happen ----------------------------------------------------------------------------------
@@ -449,6 +550,22 @@ def test_what_ends_the_program_between_two_parts_is_heard() -> None:
 def test_foretrain_itself_imports_no_transformers() -> None:
     code = "import foretrain, sys; dir(foretrain); assert not {'torch', 'transformers'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_the_example_prints_what_the_docs_show(tmp_path: Path) -> None:
+    script = str(REPO / "examples" / "trainer_callback.py")
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "COLUMNS": "80"}
+    done = subprocess.run(
+        [sys.executable, script, str(tmp_path / "out")], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    docs = (REPO / "docs" / "fine-tuning.md").read_text("utf-8")
+    shown = docs[docs.index("Memory, forecast against measured") :].partition("```")[0]
+    rows = re.findall(r"^  (loading|first step|steady state|evaluation) +([\d.]+ MiB)", shown, re.MULTILINE)
+    assert len(rows) == 4
+    for name, predicted in rows:
+        assert re.search(rf"^  {name} +{predicted} ", done.stderr, re.MULTILINE), name
 
 
 @pytest.mark.slow

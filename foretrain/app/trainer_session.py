@@ -42,7 +42,7 @@ class Show(Protocol):
         """Before the first step: the forecast, or why there is none."""
         ...
 
-    def out_of_memory(self, found: TrainerRunExplanation) -> None:
+    def out_of_memory(self, found: TrainerRunExplanation, folder: str) -> None:
         """Memory ran out; the exception goes on."""
         ...
 
@@ -231,7 +231,7 @@ class TrainerSession:
             if self.active:
                 self.state = state
                 self._end("finished", "")
-                self.show.ended(self._explained(), str(self.directory.path) if self.directory else "")
+                self.show.ended(self._explained(), self._folder())
 
     # -- from the hooks --------------------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class TrainerSession:
             if is_out_of_memory(error):
                 self._ran_out(part, error)
                 self._end("failed", reason, leaves=False)
-                self.show.out_of_memory(self._explained())
+                self.show.out_of_memory(self._explained(), self._folder())
             else:
                 stopped = isinstance(error, KeyboardInterrupt | SystemExit)
                 self._end("stopped" if stopped else "failed", reason, leaves=False)
@@ -357,6 +357,9 @@ class TrainerSession:
         self.tally.failures.append({"id": "out_of_memory", "values": values})
         if self.directory is not None:
             self.directory.event("out_of_memory", **values)
+
+    def _folder(self) -> str:
+        return str(self.directory.path) if self.directory else ""
 
     def _explained(self) -> TrainerRunExplanation:
         if self.directory is None:

@@ -33,7 +33,8 @@ def held_tensors(model: Any, optimizer: Any) -> list[torch.Tensor]:
 
 class PhaseMeter:
     """Measures phases one after the other; `memory` is what was found. `resets`: whether a card's peaks may be reset;
-    `on_cpu`: whether the profiler may watch a CPU."""
+    where not, only phases are known that reach higher than all before them. `on_cpu`: whether the profiler may watch a
+    CPU."""
 
     def __init__(self, model: Any, device: torch.device, *, resets: bool = True, on_cpu: bool = True) -> None:
         self.model, self.device, self.resets, self.on_cpu = model, device, resets, on_cpu
@@ -41,6 +42,7 @@ class PhaseMeter:
         self.phase = ""
         self.found: dict[str, MeasuredPhase] = {}
         self.seen: Counter[str] = Counter()
+        self._before = 0  # a card's highest peak of earlier phases
         self._running: profile | None = None
         self._standing: int | None = None  # bytes that were held where the profiler began
 
@@ -77,6 +79,7 @@ class PhaseMeter:
         if self.cuda:
             if self.resets:
                 torch.cuda.reset_peak_memory_stats(self.device)
+            self._before = torch.cuda.max_memory_allocated(self.device)
         elif self.on_cpu and self.seen[phase] < ON_CPU[phase] and not _profiler_enabled():
             if self._standing is None:
                 self._standing = storage_bytes(iter(held_tensors(self.model, self.optimizer)))
@@ -112,7 +115,9 @@ class PhaseMeter:
 
     def _look(self, phase: str) -> None:
         device = self.device
-        self._take(phase, torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
+        allocated = torch.cuda.max_memory_allocated(device)
+        if self.resets or allocated > self._before:  # else the peak may be that of an earlier phase
+            self._take(phase, allocated, torch.cuda.max_memory_reserved(device))
 
     def _take(self, phase: str, allocated: int, reserved: int | None) -> None:
         before = self.found.get(phase)

@@ -15,6 +15,7 @@ Only the first process of several writes, and its figures are of its own card.
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
@@ -96,8 +97,20 @@ def read(path: Path, directory: RunDirectory | None = None) -> TrainerRunRecord:
     except (ValidationError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise UserError("data.bad_run", path=str(file), reason=str(error).splitlines()[0]) from None
     if record.status == "running" and not (directory or RunDirectory(path)).is_locked():
-        return record.model_copy(update={"status": "killed"})
+        return _up_to_its_end(record, path).model_copy(update={"status": "killed"})
     return record
+
+
+def _up_to_its_end(record: TrainerRunRecord, path: Path) -> TrainerRunRecord:
+    """The record of a run that could not write its last one, with what its lines tell."""
+    steps = lines(path, "step")
+    times = [line["step_s"] for line in steps if isinstance(line.get("step_s"), int | float)]
+    ended = [line["elapsed_s"] for line in steps if isinstance(line.get("elapsed_s"), int | float)]
+    found = {
+        "steps_done": max([record.steps_done, *(line["step"] for line in steps)]),
+        "wall_s": float(max([record.wall_s, *ended])), "step_s": median(times[1:]) if times[1:] else record.step_s,
+    }  # fmt: skip
+    return record.model_copy(update=found)
 
 
 def find(roots: list[Path]) -> list[Path]:

@@ -75,9 +75,10 @@ class _Terminal:
         """Before the first step."""
         self._print(run_view.before(plan, problem, cards))
 
-    def out_of_memory(self, found: TrainerRunExplanation) -> None:
+    def out_of_memory(self, found: TrainerRunExplanation, folder: str) -> None:
         """Memory ran out."""
-        self._print(run_view.document(found))
+        self._print(run_view.ran_out(found))
+        self._line(Message("callback.folder", {"path": folder}).text() if folder else "")
 
     def ended(self, found: TrainerRunExplanation, folder: str) -> None:
         """The run ended by itself."""

@@ -9,7 +9,7 @@ from foretrain.comparison.loss_axes import LossCurves
 from foretrain.monitoring.trainer_record import TrainerRunRecord
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import PhaseMemory
-from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
+from foretrain.reports.document import Block, Cell, Document, Message, Only, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.curves import losses
 from foretrain.reports.views.finetune.screen import change_text, title, verdict_of
 from foretrain.reports.views.run_explain import out_of_memory
@@ -96,10 +96,24 @@ def _out_of_memory(found: TrainerRunExplanation) -> list[Section]:
         return [Section(Message("callback.ended"), said)] if found.record.status == "failed" else []
     sections = out_of_memory(found.failures, (), "")[:1]
     last = found.failures[-1]
-    sections[0] = Section(sections[0].title, (*sections[0].blocks, *_forecast_said(found, last)))
+    blocks = tuple(_of_the_trainer(block) for block in sections[0].blocks if not isinstance(block, Only))
+    sections[0] = Section(sections[0].title, (*blocks, *_forecast_said(found, last)))
     if last.fatal:
         sections.append(Section(Message("oom.saved"), _changes(found.changes)))
     return sections
+
+
+def _of_the_trainer(block: Block) -> Block:
+    """What is said of a run of foretrain's own, in the words of a Trainer's."""
+    if isinstance(block, Paragraph) and block.message.id == "oom.fragmented":
+        return Paragraph(Message("callback.fragmented", block.message.values), block.tone)
+    return block
+
+
+def ran_out(found: TrainerRunExplanation) -> Document:
+    """What the callback says when memory runs out."""
+    sections = [*_out_of_memory(found), Section(Message("callback.memory"), _memory(found))]
+    return Document(Message("callback.run_title", {"name": found.record.name}), subtitle(found.record), sections)
 
 
 def _forecast_said(found: TrainerRunExplanation, last: OutOfMemory) -> tuple[Block, ...]:
@@ -113,7 +127,8 @@ def _forecast_said(found: TrainerRunExplanation, last: OutOfMemory) -> tuple[Blo
         "phase": Message(f"finetune.phase.{phase.phase}"), "needed": phase.needed_expected_bytes,
         "available": plan.available_bytes or 0, "verdict": Message(f"word.{plan.verdict}") if plan.verdict else "–",
     }  # fmt: skip
-    return (Paragraph(Message("callback.forecast_said", values)),)
+    said = Paragraph(Message("callback.forecast_said", values))
+    return (said, Paragraph(Message("callback.too_low"), "warn")) if plan.verdict == "fits" else (said,)
 
 
 def _changes(changes: tuple[FineTuneChange, ...]) -> tuple[Block, ...]:

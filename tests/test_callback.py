@@ -219,6 +219,26 @@ def test_on_a_card_the_forecast_has_a_verdict_and_the_time(
     assert plan.timing == typed.timing
 
 
+@pytest.mark.slow
+def test_an_exact_forecast_is_traced_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_forecast, "device_of", lambda device: (find("RTX 4090"), 0))
+    trainer_of(llama(), tmp_path / "one", ForetrainCallback(exact=True, quiet=True), max_steps=1).train()
+    plan = forecast_in(tmp_path / "one" / "foretrain")
+    assert plan is not None
+    assert plan.memory.source == "traced"
+    assert {"prepare", "save"} <= {phase.phase for phase in plan.memory.phases}
+
+    def cannot(*args: Any) -> Any:
+        raise UserError("environment.no_trace", reason="a reason")
+
+    monkeypatch.setattr(trainer_forecast, "traced", cannot)
+    trainer_of(llama(), tmp_path / "two", ForetrainCallback(exact=True, quiet=True), max_steps=1).train()
+    plan = forecast_in(tmp_path / "two" / "foretrain")
+    assert plan is not None
+    assert plan.memory.source == "estimated"
+    assert "callback_not_traced" in [note.id for note in plan.notes]
+
+
 class Card:
     """What torch.cuda says of a card's allocator: `held` now and the peaks since they were reset."""
 
@@ -506,7 +526,9 @@ def test_a_model_without_a_forecast_is_measured(tmp_path: Path, capfd: pytest.Ca
 def test_frozen_weights_are_another_run_than_the_forecast(tmp_path: Path) -> None:
     model = llama()
     model.model.embed_tokens.weight.requires_grad = False
-    trainer_of(model, tmp_path, ForetrainCallback(quiet=True), max_steps=1, eval_strategy="no").train()
+    trainer = trainer_of(model, tmp_path, max_steps=1, eval_strategy="no")
+    trainer.add_callback(ForetrainCallback)  # the class, as the Trainer takes it too
+    trainer.train()
     assert "parameters" in trainer_record.read(tmp_path / "foretrain").forecast_problem
 
 

@@ -8,6 +8,7 @@ import torch
 
 from foretrain.app.finetune import FineTuneQuestion, traced
 from foretrain.base.errors import UserError
+from foretrain.base.records import Note
 from foretrain.config.finetune.live import LiveRun, read_live
 from foretrain.config.finetune.options import FineTune
 from foretrain.hardware import devices
@@ -95,7 +96,11 @@ def forecast(run: LiveRun, device: torch.device, n_params: int, n_trained: int, 
             raise UserError("usage.callback_other_model", model=source.name, counted=counted, expected=ours)
     made = made.model_copy(update={"notes": (*made.notes, *notes)})
     if exact and gpu.kind == "cuda":
-        made = traced(made, FineTuneQuestion(source, made.tune), lambda text: None)
+        try:
+            made = traced(made, FineTuneQuestion(source, made.tune), lambda text: None)
+        except UserError as error:  # the estimate stands
+            note = Note(id="callback_not_traced", values={"reason": str(error)})
+            made = made.model_copy(update={"notes": (*made.notes, note)})
     return made
 
 

@@ -16,6 +16,7 @@ from foretrain.reports.views.run_explain import out_of_memory
 
 Rows = list[tuple[Cell, ...]]
 MOST_CHANGES = 3
+TOLD = ("finetune_unplanned", "callback_chunked_loss", "callback_not_traced")  # notes that matter in a script
 
 
 def before(plan: FineTunePlan | None, problem: str, cards: int) -> Document:
@@ -40,7 +41,7 @@ def before(plan: FineTunePlan | None, problem: str, cards: int) -> Document:
     said.append(Paragraph(Message("callback.assumes", values)))
     if cards > 1:
         said.append(Paragraph(Message("callback.cards", {"cards": cards})))
-    left_out = [note for note in plan.notes if note.id in ("finetune_unplanned", "callback_chunked_loss")]
+    left_out = [note for note in plan.notes if note.id in TOLD]
     said += [Paragraph(Message(f"note.{note.id}", note.values), "warn") for note in left_out]
     return _before(title(plan), said)
 

@@ -5,6 +5,7 @@ Runs are small and real: transformers' Trainer, a Llama of four layers, evaluati
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -22,6 +23,10 @@ from foretrain.analysis.trainer_run import TrainerRunExplanation, forecast_in
 from foretrain.app import trainer_forecast, trainer_session
 from foretrain.app.finetune import plan_finetune, question
 from foretrain.base.errors import UserError
+from foretrain.comparison.compare import compare as compared_subjects
+from foretrain.comparison.sources import trainer_runs
+from foretrain.comparison.sources.given import Given
+from foretrain.comparison.subject import Subject
 from foretrain.hardware.catalogue import find
 from foretrain.monitoring import trainer_hooks, trainer_record
 from foretrain.monitoring.trainer_meter import PhaseMeter
@@ -307,6 +312,28 @@ def test_two_runs_are_compared(run: Path, tmp_path: Path) -> None:
     found: Any = compare(run, tmp_path / "other" / "foretrain")
     assert [side.label for side in found.sides] == ["small", "other"]
     assert [setting.name for setting in found.differing] == ["learning_rate"]
+
+
+def test_runs_that_hardly_overlap_in_time_are_compared(run: Path) -> None:
+    """Steps of very unlike times: seen from one run the losses meet in time, and from the other they may not."""
+    record, chance = trainer_record.read(run), random.Random(1)
+
+    def subject(name: str) -> Subject:
+        lines, elapsed_s = [], 0.0
+        for step in range(1, 6):
+            step_s = chance.choice([0.03, 0.05, 0.3])
+            elapsed_s += step_s
+            lines.append({"kind": "step", "step": step, "step_s": step_s, "tokens": 256, "elapsed_s": elapsed_s})
+            loss = 7 - 0.01 * step * chance.random()
+            lines.append({"kind": "log", "step": step, "loss": loss, "elapsed_s": elapsed_s + 0.001})
+            if step in (3, 5):
+                elapsed_s, val = elapsed_s + 0.05, 6.9 + 0.01 * chance.random()
+                lines.append({"kind": "evaluation", "step": step, "val_loss": val, "elapsed_s": elapsed_s})
+        return trainer_runs.of(Given(path=name, label=name), record, lines)
+
+    for _ in range(40):
+        found = compared_subjects([subject("a"), subject("b")]).verdict("hours")
+        assert (found.pair is None) == (found.outcome == "not_comparable")
 
 
 def test_the_page_shows_the_run(run: Path, tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ COMPARE: dict[Question, Compare] = {
 def answer(question: Question, subjects: Sequence[Subject], found: Sequence[Setting]) -> Verdict:
     """The best of the subjects against the next best; in `others` each other one against the first."""
     compare = COMPARE[question]
-    against_first = [compare(other, subjects[0]) for other in subjects[1:]]
+    against_first = [_both_ways(compare, other, subjects[0]) for other in subjects[1:]]
     pairs = tuple(pair for pair in against_first if isinstance(pair, Pair))
     if not pairs:
         reason = next(text for text in against_first if isinstance(text, str))
@@ -261,6 +261,12 @@ def _attribution(pair: Pair, count: int, unknown: int) -> Attribution:
     if unknown:
         return "unknown"
     return "one" if count else "none" if pair.outcome == "difference" else "forecast"
+
+
+def _both_ways(compare: Compare, one: Subject, other: Subject) -> Pair | str:
+    """Two subjects compared; why not, where they can only be from one side, as runs that hardly overlap can."""
+    back = compare(other, one)
+    return compare(one, other) if isinstance(back, Pair) else back
 
 
 def _best(compare: Compare, subjects: Sequence[Subject], found: Sequence[Setting]) -> tuple[Pair, Subject, Subject]:

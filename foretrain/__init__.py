@@ -16,6 +16,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+# What makes records that print as the command line does, and draw themselves in a notebook.
+SHOWING = ("Plan", "plan", "plan_finetune", "explain", "compare")
+
 
 @cache
 def _homes() -> dict[str, tuple[str, str]]:
@@ -23,6 +26,10 @@ def _homes() -> dict[str, tuple[str, str]]:
     listed = Path(__file__).with_suffix(".pyi").read_text("utf-8")
     found = re.findall(r"^from (\S+) import (\w+) as (\w+)$", listed, re.MULTILINE)
     return {name: (module, attribute) for module, attribute, name in found}
+
+
+def _show() -> None:
+    import_module("foretrain.reports.shown").register()
 
 
 def __dir__() -> list[str]:
@@ -36,6 +43,6 @@ def __getattr__(name: str) -> Any:
     if name.startswith("_") or name not in _homes():
         raise AttributeError(f"module 'foretrain' has no attribute {name!r}")
     module, attribute = _homes()[name]
-    if name in ("Plan", "plan"):
-        import_module("foretrain.reports.shown").register()
+    if name in SHOWING:
+        import_module("foretrain.base.records").FIRST.append(_show)
     return getattr(import_module(module), attribute)

@@ -11,7 +11,8 @@ from foretrain.app.compare import compare as compare
 from foretrain.app.explain import LogExplanation as LogExplanation
 from foretrain.app.explain import explain as explain
 from foretrain.app.export import export as export
-from foretrain.app.plan import plan as plan
+from foretrain.app.planning import plan as plan
+from foretrain.app.planning import plan_finetune as plan_finetune
 from foretrain.app.prepare import prepare as prepare
 from foretrain.app.sample import Sample as Sample
 from foretrain.app.sample import sample as sample
@@ -26,6 +27,7 @@ from foretrain.config.resolve import resolve as resolve
 from foretrain.hardware.calibration import Calibration as Calibration
 from foretrain.hardware.catalogue import Gpu as Gpu
 from foretrain.hardware.catalogue import find_gpu as find_gpu
+from foretrain.predict.finetune.plan import FineTunePlan as FineTunePlan
 from foretrain.predict.plan import Plan as Plan
 from foretrain.predict.trace.elsewhere import trace as trace
 from foretrain.predict.trace.traced import Traced as Traced

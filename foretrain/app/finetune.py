@@ -1,4 +1,4 @@
-"""A fine-tuning plan, from what somebody names: a model or a trainer's file, options, a card."""
+"""A fine-tuning plan, from what somebody has: a model or a trainer's file, options, a card."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,9 +35,11 @@ def question(source: str, words: Sequence[str] = ()) -> FineTuneQuestion:
     return FineTuneQuestion(model, tune, reading.notes)
 
 
-def plan_finetune(asked: FineTuneQuestion, gpu: str | Gpu, used_by_others: str = "") -> FineTunePlan:
+def plan_question(asked: FineTuneQuestion, gpu: str | Gpu, used_by_others: str | int = "") -> FineTunePlan:
     """The forecast on a card. Raises UserError for what cannot be planned."""
-    stated = stated_bytes(used_by_others, "--used-by-others") if used_by_others else None
+    if isinstance(used_by_others, str):
+        used_by_others = stated_bytes(used_by_others, "--used-by-others") if used_by_others else 0
+    stated = used_by_others or None
     target = devices.checked(gpu, stated or 0) if isinstance(gpu, Gpu) else devices.target(gpu, stated)
     if target.gpu.kind != "cuda":
         raise UserError("usage.finetune_needs_cuda", gpu=target.gpu.name)

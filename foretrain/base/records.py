@@ -16,12 +16,12 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def __str__(self) -> str:
-        shown = SHOWN.get(type(self))
+        shown = _shown(type(self))
         return shown(self, False) if shown else super().__str__()
 
     def _repr_html_(self) -> str | None:
         """What a notebook shows; None: its text."""
-        shown = SHOWN.get(type(self))
+        shown = _shown(type(self))
         return shown(self, True) if shown else None
 
     def to_json(self, **extra: Any) -> dict[str, Any]:
@@ -44,5 +44,12 @@ class Note(Record):
     values: dict[str, Any]
 
 
-# Class of record -> (record, as HTML?) -> text. Filled by reports/shown.py, since records know of no view.
-SHOWN: dict[type, Callable[[Any, bool], str]] = {}
+# Name of a record's class -> (record, as HTML?) -> text. Filled by reports/shown.py, since records know of no view.
+SHOWN: dict[str, Callable[[Any, bool], str]] = {}
+FIRST: list[Callable[[], None]] = []  # run when the first record is shown: views take a while to load
+
+
+def _shown(kind: type) -> Callable[[Any, bool], str] | None:
+    while FIRST:
+        FIRST.pop()()
+    return SHOWN.get(kind.__name__)

@@ -5,7 +5,7 @@ from importlib.metadata import version
 
 import typer
 
-from foretrain.app.finetune import advised, largest, plan_finetune, question, traced
+from foretrain.app.finetune import advised, largest, plan_question, question, traced
 from foretrain.base.errors import UserError
 from foretrain.base.messages import printable
 from foretrain.cli.commands.plan_exact import progress
@@ -48,7 +48,7 @@ def answer(context: typer.Context, words: list[str]) -> None:
     found = question(words[0], words[1:])
     print_notes(tuple(UserError(f"note.{note.id}", **note.values) for note in found.notes), quiet=asked.quiet)
     cards = [name.strip() for name in asked.gpu.split(",") if name.strip()] or [asked.gpu]
-    plans = [plan_finetune(found, card, asked.others) for card in cards]
+    plans = [plan_question(found, card, asked.others) for card in cards]
     if asked.exact:
         with progress(asked.quiet) as listen:
             plans = [traced(plan, found, listen) for plan in plans]

@@ -1,25 +1,45 @@
-"""What `print(plan)` and a notebook show: the same screen as the command line."""
+"""What `print(record)` and a notebook show: the text of the command line, and in a notebook the report's pictures."""
 
 import io
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from typing import Any
 
+from foretrain.app.finetune import advised
 from foretrain.base.records import SHOWN
-from foretrain.predict.plan import Plan
 from foretrain.reports import text
-from foretrain.reports.document import Document
-from foretrain.reports.views import plan as plan_view
+from foretrain.reports.document import Curves, Document, StackedBars
+from foretrain.reports.svg import svg
+from foretrain.reports.views.finetune import whole
 
 WIDTH = 96
 _PRE = '<pre style="white-space:pre;overflow-x:auto;font-family:monospace">{code}</pre>'
 
 
+# Records by name, and the view that makes a document of each.
+VIEWS = {
+    "Plan": "plan", "Comparison": "compare", "RunExplanation": "run_explain", "LogExplanation": "log",
+    "SnapshotAnalysis": "snapshot",
+}  # fmt: skip
+
+
 def register() -> None:
     """Records show themselves from now on."""
-    SHOWN[Plan] = lambda plan, as_html: _screen(_plan(plan), as_html)
+    SHOWN["FineTunePlan"] = partial(_shown, lambda plan: whole.document(plan, advised(plan)))
+    for name, view in VIEWS.items():
+        SHOWN[name] = partial(_shown, import_module(f"foretrain.reports.views.{view}").document)
 
 
-def _plan(plan: Any) -> Document:
-    return plan_view.document(plan)
+def _shown(document: Callable[[Any], Document], record: Any, as_html: bool) -> str:
+    found = document(record)
+    screen = _screen(found, as_html)
+    if not as_html:
+        return screen
+    pictures = [
+        svg(block) for _, blocks in found.on("page") for block in blocks if isinstance(block, StackedBars | Curves)
+    ]
+    return "\n".join([screen, *filter(None, pictures)])
 
 
 def _screen(document: Document, as_html: bool) -> str:

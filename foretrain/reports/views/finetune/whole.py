@@ -6,9 +6,9 @@ from foretrain.advice.finetune import FineTuneChange
 from foretrain.base.messages import has
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.memory import PhaseMemory
-from foretrain.reports.document import Document, Message, Paragraph, Quantity, Section, Table
+from foretrain.reports.document import Bar, Document, Message, Only, Paragraph, Quantity, Section, StackedBars, Table
 from foretrain.reports.views.finetune.screen import change_text, title, verdict_of
-from foretrain.reports.views.shared import TONES
+from foretrain.reports.views.shared import TONES, grouped
 
 
 def document(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> Document:
@@ -17,7 +17,8 @@ def document(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> Documen
     columns = tuple(Message(f"column.{name}") for name in heads)
     rows = tuple(_phase(phase) for phase in plan.memory.phases)
     tones = tuple(TONES[phase.verdict] for phase in plan.memory.phases)
-    phases = Section(Message("finetune.phases"), (Table(columns, rows, frozenset({1, 2, 3}), tones),))
+    table = Table(columns, rows, frozenset({1, 2, 3}), tones)
+    phases = Section(Message("finetune.phases"), (table, Only("page", phase_bars(plan))))
     parts = tuple(
         (Message(f"component.{row.id}"), Quantity(row.size_bytes, "bytes"), row.formula)
         for row in plan.memory.neediest.components
@@ -33,6 +34,18 @@ def document(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> Documen
         sections.append(Section(Message("finetune.notes"), notes))
     lead = Section(Message("finetune.verdict"), (verdict_of(plan),))
     return Document(title(plan), Message("finetune.subtitle", {"where": plan.where}), [lead, *sections])
+
+
+def phase_bars(plan: FineTunePlan) -> StackedBars:
+    """A bar for each phase up to what the process is expected to need."""
+    bars = tuple(
+        Bar(
+            Message(f"finetune.phase.{phase.phase}"),
+            (*grouped(phase.components), ("overhead", max(0, phase.needed_expected_bytes - phase.allocated_bytes))),
+        )
+        for phase in plan.memory.phases
+    )
+    return StackedBars(Message("finetune.phases"), bars, plan.available_bytes)
 
 
 def _phase(phase: PhaseMemory) -> tuple[Any, ...]:

@@ -1,0 +1,112 @@
+"""`foretrain.plan` and `foretrain.plan_finetune` for Python: pretraining and fine-tuning, by what is given."""
+
+from pathlib import Path
+from typing import Any, overload
+
+from foretrain.app import plan as pretraining
+from foretrain.app.finetune import FineTuneQuestion, plan_question, question, traced
+from foretrain.app.plan import Config
+from foretrain.base.errors import UserError
+from foretrain.config.finetune import in_memory
+from foretrain.config.finetune.asked import is_asked
+from foretrain.config.finetune.in_memory import TransformersConfig, TransformersModel, is_live
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.finetune.words import parse_words
+from foretrain.hardware.catalogue import Gpu, stated_bytes
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.plan import Plan
+
+Source = str | Path | FineTuneQuestion | TransformersConfig | TransformersModel
+
+
+def plan_finetune(
+    source: Source, gpu: str | Gpu = "auto", *, used_by_others: str | int = 0, exact: bool = False, **options: Any
+) -> FineTunePlan:
+    """The forecast of fine-tuning a model: `foretrain.plan_finetune("qwen3-0.6b", gpu="4070", method="lora")`.
+
+    `source`: a model's name, "hf:owner/name", a folder with config.json, a trainer's file (axolotl, LLaMA-Factory, TRL,
+    torchtune, TrainingArguments; read and never run), or a transformers config or model, with peft's adapters or
+    without. `gpu`: a name of the catalogue, or "auto" for the card of this machine. `used_by_others`: memory that other
+    programs use on the card, in bytes or as a text such as "2GB". `exact`: memory is traced with the real Trainer's
+    loop (needs the extra hf). `options`: those of `foretrain plan MODEL`, such as method="qlora", seq_len=2048.
+    `print(plan)` shows what the command line shows with --full.
+    Raises UserError for what cannot be planned.
+    """
+    words = [f"--{name.replace('_', '-')}={_word(value)}" for name, value in options.items()]
+    asked = _question(source, words)
+    stated = stated_bytes(used_by_others, "used_by_others") if isinstance(used_by_others, str) else used_by_others
+    found = plan_question(asked, gpu, stated)
+    return traced(found, asked, lambda text: None) if exact else found
+
+
+def _question(source: Source, words: list[str]) -> FineTuneQuestion:
+    if isinstance(source, FineTuneQuestion):
+        return source
+    if isinstance(source, str | Path):
+        return question(str(source), words)
+    values, _, others = parse_words(words)
+    if others:
+        raise UserError("config.finetune_no_word", word=f"--{next(iter(others))}")
+    if hasattr(source, "get_input_embeddings"):
+        model, tune = in_memory.of_model(source)
+    else:
+        model, tune = in_memory.of_config(source), FineTune()
+    return FineTuneQuestion(model, FineTune.model_validate({**tune.model_dump(), **values}))
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@overload
+def plan(
+    config: TransformersConfig | TransformersModel,
+    gpu: str | Gpu = "auto",
+    *,
+    used_by_others: str | int = 0,
+    **options: Any,
+) -> FineTunePlan: ...
+@overload
+def plan(
+    config: str | Path, gpu: str | Gpu = "auto", *, method: str, used_by_others: str | int = 0, **options: Any
+) -> FineTunePlan: ...
+@overload
+def plan(
+    config: Config = "gpt2-124m",
+    gpu: str | Gpu = "auto",
+    *,
+    name: str = "",
+    used_by_others: str | int = 0,
+    step_s: float | None = None,
+    **options: Any,
+) -> Plan: ...
+
+
+def plan(
+    config: Any = "gpt2-124m",
+    gpu: str | Gpu = "auto",
+    *,
+    name: str = "",
+    used_by_others: str | int = 0,
+    step_s: float | None = None,
+    **options: Any,
+) -> Plan | FineTunePlan:
+    """The forecast for a config on a card: `foretrain.plan("gpt2-124m", gpu="RTX 4070", batch_size=8)`.
+
+    `config`: a preset, a path of a TOML file or of a nanoGPT config (parsed, never run), words as on the command line,
+    options by name, or a config that is made already. With `method` ("full", "lora", "qlora", "dora"), and of a
+    transformers model or config, it is the forecast of fine-tuning, as `plan_finetune` makes it.
+    `gpu`: a name of the catalogue, "cpu", or "auto" for the card of this machine.
+    `used_by_others`: memory that other programs use on the card, in bytes or as a text such as "2GB".
+    `step_s`: seconds of one iteration in a log, which replaces the estimated time of a step. `options`: any option of
+    the config, such as batch_size=8. `print(plan)` shows what the command line shows.
+    Raises UserError for what cannot be planned; ConfigError names every problem of a config.
+    """
+    if is_live(config) or (isinstance(config, str | Path) and "method" in options):
+        if step_s is not None:
+            raise UserError("usage.finetune_without", option="step_s")
+        found = plan_finetune(config, gpu, used_by_others=used_by_others, **options)
+        return found.model_copy(update={"name": name}) if name else found
+    if isinstance(config, str | Path) and is_asked([str(config)]):
+        raise UserError("usage.plan_finetune", source=str(config)[:100])
+    return pretraining.plan(config, gpu, name=name, used_by_others=used_by_others, step_s=step_s, **options)

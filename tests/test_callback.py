@@ -21,7 +21,7 @@ import foretrain as library
 from foretrain import compare, explain, report
 from foretrain.analysis.trainer_run import TrainerRunExplanation, forecast_in
 from foretrain.app import trainer_forecast, trainer_session
-from foretrain.app.finetune import plan_finetune, question
+from foretrain.app.finetune import plan_question, question
 from foretrain.base.errors import UserError
 from foretrain.comparison.compare import compare as compared_subjects
 from foretrain.comparison.sources import trainer_runs
@@ -219,7 +219,7 @@ def test_on_a_card_the_forecast_has_a_verdict_and_the_time(
     words = ["--batch-size", str(BATCH), "--seq-len", "128", "--max-steps", "2", "--dtype", "float32"]
     (tmp_path / "config.json").write_text(json.dumps(llama().config.to_dict()))
     asked = question(str(tmp_path / "config.json"), words)
-    typed = plan_finetune(asked, "RTX 4090", used_by_others="20GiB")
+    typed = plan_question(asked, "RTX 4090", used_by_others="20GiB")
     assert plan.memory == typed.memory
     assert plan.timing == typed.timing
 

@@ -48,9 +48,9 @@ def _question(source: Source, words: list[str]) -> FineTuneQuestion:
     if others:
         raise UserError("config.finetune_no_word", word=f"--{next(iter(others))}")
     if hasattr(source, "get_input_embeddings"):
-        model, tune = in_memory.of_model(source)
+        model, tune = in_memory.planned_model(source)
     else:
-        model, tune = in_memory.of_config(source), FineTune()
+        model, tune = in_memory.planned_config(source), FineTune()
     return FineTuneQuestion(model, FineTune.model_validate({**tune.model_dump(), **values}))
 
 

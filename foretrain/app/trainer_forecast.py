@@ -9,6 +9,7 @@ import torch
 from foretrain.app.finetune import FineTuneQuestion, traced
 from foretrain.base.errors import UserError
 from foretrain.base.records import Note
+from foretrain.config.finetune import in_memory
 from foretrain.config.finetune.live import LiveRun, read_live
 from foretrain.config.finetune.options import FineTune
 from foretrain.hardware import devices
@@ -37,45 +38,21 @@ def live_run(
     trainer: Any, model: Any, arguments: Any, state: Any, *, seq_len: int, padded: bool, batch_size: int = 0
 ) -> LiveRun:
     """What the Trainer's objects say of the run; `trainer` may be None."""
-    model = getattr(model, "module", model)  # of DistributedDataParallel
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    config = base.config
-    written: Mapping[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
-    quantization = written.get("quantization_config")
-    four_bit = quantization if isinstance(quantization, Mapping) and quantization.get("load_in_4bit") else None
-    adapters = getattr(model, "peft_config", None)
-    adapter = next(iter(adapters.values())).to_dict() if isinstance(adapters, Mapping) and adapters else None
+    base = in_memory.base_of(model)
+    four_bit = in_memory.four_bit_of(base)
     kinds = [kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.startswith("trl.")]
     return LiveRun(
-        model_class=type(base).__name__, config=written, arguments=arguments.to_dict(), dtype=_dtype(base, four_bit),
-        attention=str(getattr(config, "_attn_implementation", None) or "sdpa"), seq_len=seq_len, padded=padded,
+        model_class=type(base).__name__, config=in_memory.config_of(base), arguments=arguments.to_dict(),
+        dtype=in_memory.dtype_of(base, four_bit),
+        attention=in_memory.attention_of(base), seq_len=seq_len, padded=padded,
         packing=bool(getattr(arguments, "packing", False)), max_steps=int(state.max_steps or 0),
         batch_size=batch_size or int(arguments.per_device_train_batch_size),
         eval_batches=_eval_batches(trainer, arguments),
         keeps_logits=bool(getattr(trainer, "compute_metrics", None)) and not arguments.prediction_loss_only,
-        checkpointing=_checkpoints(base), adapter=adapter, four_bit=four_bit,
+        checkpointing=in_memory.checkpoints(base), adapter=in_memory.adapter_of(model), four_bit=four_bit,
         loop="trl" if kinds else "trainer", chunked_loss=bool(kinds) and CHUNKED_LOSS in sys.modules,
         other_trainer=type(trainer).__name__ if kinds and "SFTTrainer" not in kinds else "",
     )  # fmt: skip
-
-
-def _checkpoints(model: Any) -> bool:
-    """Whether it recomputes activations; transformers 5 has another word for it than earlier ones."""
-    new = "is_activation_checkpointing"
-    return bool(getattr(model, new if hasattr(type(model), new) else "is_gradient_checkpointing", False))
-
-
-def _dtype(model: Any, four_bit: Any) -> str:
-    """Of most of the frozen or trained weights; of those in 4 bits, that in which they were published."""
-    if four_bit is not None:
-        word = str(getattr(model.config, "dtype", None) or "bfloat16")
-        return word.removeprefix("torch.")
-    counts: dict[str, int] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and "lora_" not in name:
-            word = str(parameter.dtype).removeprefix("torch.")
-            counts[word] = counts.get(word, 0) + parameter.numel()
-    return max(counts, key=lambda word: counts[word], default="float32")
 
 
 def _eval_batches(trainer: Any, arguments: Any) -> int:

@@ -39,20 +39,20 @@ def is_live(given: object) -> bool:
     return hasattr(given, "get_input_embeddings") or (hasattr(given, "model_type") and hasattr(given, "to_dict"))
 
 
-def of_config(config: Any) -> ModelSource:
+def planned_config(config: Any) -> ModelSource:
     """The model that a config describes. Raises UserError for one that says less than is needed."""
     written = {key: value for key, value in config.to_dict().items() if key != "auto_map"}
     name = str(written.get("_name_or_path") or config.model_type).rstrip("/").rpartition("/")[2]
     return ModelSource(name=name, where=type(config).__name__, config=written, facts=facts_of(written))
 
 
-def of_model(model: Any) -> tuple[ModelSource, FineTune]:
+def planned_model(model: Any) -> tuple[ModelSource, FineTune]:
     """(the model, how it would be trained as it is): adapters, 4-bit weights and recomputation are read from it, all
     else is at its default. Raises UserError for what cannot be planned, such as an adapter that is no LoRA."""
     base = base_of(model)
     four_bit = four_bit_of(base)
     run = LiveRun(
-        model_class=type(base).__name__, config=base.config.to_dict(), arguments={}, dtype=dtype_of(base, four_bit),
+        model_class=type(base).__name__, config=config_of(base), arguments={}, dtype=dtype_of(base, four_bit),
         attention=attention_of(base), seq_len=FineTune().seq_len, checkpointing=checkpoints(base),
         adapter=adapter_of(model), four_bit=four_bit,
     )  # fmt: skip
@@ -66,6 +66,11 @@ def base_of(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def config_of(base: Any) -> Mapping[str, Any]:
+    """Its config.json; nothing of one that has none."""
+    return base.config.to_dict() if hasattr(base.config, "to_dict") else {}
+
+
 def adapter_of(model: Any) -> Mapping[str, Any] | None:
     """peft's config, or None where there is no adapter."""
     adapters = getattr(getattr(model, "module", model), "peft_config", None)
@@ -74,7 +79,7 @@ def adapter_of(model: Any) -> Mapping[str, Any] | None:
 
 def four_bit_of(base: Any) -> Mapping[str, Any] | None:
     """bitsandbytes' quantization config of weights in 4 bits, or None."""
-    found = base.config.to_dict().get("quantization_config") if hasattr(base.config, "to_dict") else None
+    found = config_of(base).get("quantization_config")
     return found if isinstance(found, Mapping) and found.get("load_in_4bit") else None
 
 

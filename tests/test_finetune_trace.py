@@ -4,6 +4,7 @@ The code that is traced is that of transformers, peft and bitsandbytes, so witho
 """
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.models import models
 from foretrain.hardware.catalogue import find
 from foretrain.predict.finetune.simulated import PHASES
-from foretrain.predict.trace import interpreter, service
+from foretrain.predict.trace import elsewhere, interpreter, service
 from foretrain.predict.trace.finetune.answer import FineTuneTrace, answered
 from foretrain.predict.trace.finetune.request import FineTuneRequest
 from foretrain.predict.trace.record import Trace
@@ -109,6 +110,16 @@ def test_every_option_takes_what_it_really_does(changes: dict[str, Any]) -> None
     assert abs(truth.traced_bytes - truth.real_bytes) <= max(64, 0.001 * truth.real_bytes)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_the_loop_of_trl_takes_what_it_really_does(method: str) -> None:
+    pytest.importorskip("trl")
+    pytest.importorskip("bitsandbytes")
+    changes = {**KEPT, "loop": "trl", "method": method, "amp": "bf16", "gradient_checkpointing": True}
+    truth = proof.compare(small("qwen3-0.6b"), tune(**changes))
+    assert abs(truth.traced_bytes - truth.real_bytes) <= max(64, 0.001 * truth.real_bytes)
+
+
 # -- on a card ----------------------------------------------------------------------------------------------
 
 
@@ -172,6 +183,36 @@ def test_paged_states_are_no_memory_of_the_allocator() -> None:
     assert component(found, "save", "optimizer") < found.memory.paged_bytes
 
 
+@pytest.mark.slow
+def test_the_loss_of_trl_is_made_in_tiles_on_a_card() -> None:
+    """4,096 tokens of 32,768 words at most, in the dtype of the products, where the Trainer's logits are all in fp32."""
+    pytest.importorskip("trl", minversion="1.13")
+    config = {**small("llama-3.2-1b"), "vocab_size": 65536}
+    asked = FineTuneRequest(source_of(config), tune(loop="trl", amp="bf16"), GPU)
+    trace = drive.trace(asked.job())
+    tokens = 2 * 63  # the last one of a sequence has no label
+    tiles = {a.shape for a in trace.allocations if len(a.shape) == 2 and a.shape[0] == tokens and a.shape[1] > 256}
+    assert tiles == {(tokens, 32768)}
+
+
+@pytest.mark.slow
+def test_bitsandbytes_can_be_imported_within_a_trace(tmp_path: Path) -> None:
+    """Its kernels ask torch._C for a stream when they are imported where a card is."""
+    pytest.importorskip("bitsandbytes")
+    script = tmp_path / "own.py"
+    script.write_text(
+        "def main(on):\n"
+        "    import bitsandbytes, torch\n"
+        "    weight = torch.nn.Parameter(torch.empty(512, 256, device=on.device))\n"
+        "    optimizer = bitsandbytes.optim.AdamW8bit([weight])\n"
+        "    weight.sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    found = elsewhere.trace(f"{script}:main", "RTX 4090")
+    states = sum(a.nbytes for a in found.trace.allocations if a.category == "optimizer")
+    assert states == 2 * (512 * 256 + 4 * 512) + 2 * 1024  # a byte each, fp32 for 256 of them, two codes
+
+
 # -- requests -----------------------------------------------------------------------------------------------
 
 
@@ -211,7 +252,7 @@ def test_a_missing_package_is_a_sentence(
 
 @pytest.mark.parametrize(("changes", "said"), [
     ({"loop": "unsloth"}, "unsloth"), ({"loop": "torchtune"}, "torchtune"), ({"optim": "muon"}, "muon"),
-    ({"liger": True}, "Liger"), ({"attn": "flash_attention_2"}, "flash-attn"),
+    ({"liger": True}, "Liger"), ({"loop": "trl", "packing": True}, "SFTTrainer"), ({"attn": "flash_attention_2"}, "flash-attn"),
 ])  # fmt: skip
 def test_what_cannot_be_traced_is_refused_with_a_sentence(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(TraceUnavailable) as error:

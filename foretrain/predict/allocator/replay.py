@@ -169,11 +169,13 @@ def _death(lifetimes: Lifetimes, position: int, error: OutOfMemory) -> Death:
     )  # fmt: skip
 
 
-def smallest_limit_bytes(lifetimes: Lifetimes, settings: Settings | None = None, *, physical: bool = False) -> int:
-    """The least memory under which all requests are served, to a MiB: between allocated peak and reserved peak."""
+def smallest_limit_bytes(
+    lifetimes: Lifetimes, settings: Settings | None = None, *, physical: bool = False, step_bytes: int = MIB
+) -> int:
+    """The least memory under which all requests are served, to a step: between allocated peak and reserved peak."""
     free = replay(lifetimes, settings)
     low, high = max(free.peak_allocated_bytes // 2, 0), -(-free.peak_reserved_bytes // MIB) * MIB
-    while high - low > MIB:
+    while high - low > step_bytes:
         middle = (low + high) // 2 // MIB * MIB
         if middle in (low, high):
             break

@@ -6,6 +6,7 @@ The verdict replays the trace under what the card leaves, as predict/trace/memor
 from dataclasses import replace
 
 from foretrain.base.records import Note, Record
+from foretrain.base.units import MIB
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.allocator.replay import Death, Replay, replay, smallest_limit_bytes
 from foretrain.predict.allocator.settings import Settings
@@ -25,7 +26,8 @@ class FineTuneTrace(Record):
     """
 
     memory: FineTuneMemory
-    smallest_limit_bytes: int  # the least that the allocator may reserve for the run to live, context not included
+    # The least that the allocator may reserve for the run to live, to a thousandth; the context is not included.
+    smallest_limit_bytes: int
     smallest_limit_expandable_bytes: int  # the same with expandable_segments:True
     death: Death | None
     attention: tuple[str, ...]
@@ -53,14 +55,15 @@ def answered(
         death = dies or risks
         phases = judged(phases, death.phase if death else None, dies is not None, lenient, strict)
     expandable = replace(settings or Settings(), expandable_segments=True)
+    step = max(MIB, run.peak_reserved_bytes // 1000)
     memory = FineTuneMemory(
         phases=tuple(phases), saved_bytes=saved_bytes(trace), source="traced", context=context,
         paged_bytes=trace.facts["paged_bytes"],
     )  # fmt: skip
     return FineTuneTrace(
         memory=memory, death=death,
-        smallest_limit_bytes=smallest_limit_bytes(trace, settings, physical=True),
-        smallest_limit_expandable_bytes=smallest_limit_bytes(trace, expandable, physical=True),
+        smallest_limit_bytes=smallest_limit_bytes(trace, settings, physical=True, step_bytes=step),
+        smallest_limit_expandable_bytes=smallest_limit_bytes(trace, expandable, physical=True, step_bytes=step),
         attention=tuple(trace.facts["attention"]), versions=versions,
         notes=_notes(trace),
     )  # fmt: skip

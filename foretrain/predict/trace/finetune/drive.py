@@ -12,8 +12,9 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -35,6 +36,8 @@ from foretrain.predict.trace.session import tracing
 from foretrain.predict.trace.tracer import Tracer
 
 STEPS, MICRO_BATCHES = 3, 3
+HERE = "foretrain.predict.trace.finetune"
+LOOPS = {"trainer": f"{HERE}.drive", "trl": f"{HERE}.sft"}
 ALL_LINEAR = ("all-linear", "all")
 # Imported here, once for all jobs of a process: what they do when imported is not part of a trace.
 OPTIONAL = [importlib.import_module(n) for n in ("bitsandbytes", "peft") if importlib.util.find_spec(n) is not None]
@@ -85,22 +88,25 @@ class Run:
         self.names.learn(model)
         tag_quantized(self.tracer, model)
         self.tracer.enter("prepare")
-        if self.tune.method == "qlora":
-            model = prepared_for_4_bits(model, self.tune)
-        if self.tune.adapters:
-            model = with_adapters(model, self.tune)
-            self.names.learn(model)
-        size = (self.tune.grad_accum * STEPS + 1) * self.tune.batch_size
-        found = Marked(
-            model=model, args=arguments(self.tune, folder, cpu=self.device.type == "cpu"),
-            train_dataset=Tokens(size), eval_dataset=Tokens(self.tune.eval_batches * self.tune.eval_batch_size),
-            data_collator=self.batch, callbacks=[Marks(self)],
-            compute_metrics=(lambda found: {}) if self.tune.keeps_logits else None,
-        )  # fmt: skip
-        found.run = self
+        found = loop_of(self.tune).trainer(self, model, folder)
+        self.names.learn(found.model)
         found.remove_callback(PrinterCallback)
         self.names.before_a_root()  # whatever was imported by now
         return found
+
+    def common(self, folder: str, kind: type[TrainingArguments], **more: Any) -> dict[str, Any]:
+        """What every Trainer is given. `kind`: of its arguments, of which `more` are some."""
+        return {
+            "args": arguments(self.tune, folder, kind, cpu=self.device.type == "cpu", **more),
+            "data_collator": self.batch, "callbacks": [Marks(self)],
+            "compute_metrics": (lambda found: {}) if self.tune.keeps_logits else None,
+        }  # fmt: skip
+
+    @property
+    def samples(self) -> tuple[int, int]:
+        """How many there are to train on, one step more than is trained, and to evaluate."""
+        tune = self.tune
+        return (tune.grad_accum * STEPS + 1) * tune.batch_size, tune.eval_batches * tune.eval_batch_size
 
     def batch(self, samples: list[Any]) -> dict[str, Tensor]:
         """Token ids, a mask and labels. A padded batch's mask has zeros, whose value the trace knows."""
@@ -131,8 +137,15 @@ class Marks(TrainerCallback):
         self.run.micro_batches.append(len(self.run.tracer.record.events))
 
 
-class Marked(Trainer):
-    """The Trainer, which says when it evaluates and saves."""
+# A mixin must see the methods that it calls; at run time it is one of no class.
+if TYPE_CHECKING:
+    Base = Trainer
+else:
+    Base = object
+
+
+class Marking(Base):
+    """What a Trainer does beside its own: it says when it evaluates and saves, and does each once."""
 
     run: Run
     _evaluated, _saved = 0, False
@@ -162,6 +175,34 @@ class Marked(Trainer):
             super()._save_checkpoint(*args, **kwargs)
 
 
+class Marked(Marking, Trainer):
+    """The Trainer, which says so."""
+
+
+def trainer(run: Run, model: Any, folder: str) -> Trainer:
+    """The Trainer of transformers, with the model that a script would give it."""
+    if run.tune.method == "qlora":
+        model = prepared_for_4_bits(model, run.tune)
+    if run.tune.adapters:
+        model = with_adapters(model, run.tune)
+    train, evaluate = run.samples
+    found = Marked(
+        model=model, train_dataset=Tokens(train), eval_dataset=Tokens(evaluate), **run.common(folder, TrainingArguments)
+    )  # fmt: skip
+    found.run = run
+    return found
+
+
+def on_a_card() -> AbstractContextManager[Any]:
+    """Nothing is otherwise there."""
+    return contextlib.nullcontext()
+
+
+def loop_of(tune: FineTune) -> Any:
+    """The module of the loop, imported: it has `trainer` and `on_a_card`."""
+    return importlib.import_module(LOOPS[tune.loop])
+
+
 @dataclass(frozen=True)
 class Shape:
     """What a tensor was like, without keeping it."""
@@ -180,9 +221,11 @@ class Shape:
         return torch.empty(self.sizes, dtype=self.dtype, device=self.device)
 
 
-def arguments(tune: FineTune, folder: str, *, cpu: bool) -> TrainingArguments:
-    """TrainingArguments of the run: three steps, with an evaluation and a checkpoint after the second."""
-    return TrainingArguments(
+def arguments(
+    tune: FineTune, folder: str, kind: type[TrainingArguments] = TrainingArguments, *, cpu: bool, **more: Any
+) -> TrainingArguments:
+    """The arguments of the run: three steps, with an evaluation and a checkpoint after the second."""
+    return kind(
         output_dir=folder, max_steps=STEPS, per_device_train_batch_size=tune.batch_size,
         per_device_eval_batch_size=tune.eval_batch_size, gradient_accumulation_steps=tune.grad_accum,
         gradient_checkpointing=tune.gradient_checkpointing,
@@ -191,7 +234,7 @@ def arguments(tune: FineTune, folder: str, *, cpu: bool) -> TrainingArguments:
         eval_strategy="steps" if tune.evaluate else "no", eval_steps=2,
         eval_accumulation_steps=tune.eval_accumulation_steps or None, save_strategy="steps", save_steps=2,
         report_to=[], disable_tqdm=True, use_cpu=cpu, dataloader_num_workers=0, torch_compile=tune.compile,
-        remove_unused_columns=False, label_names=["labels"],
+        remove_unused_columns=False, label_names=["labels"], **more,
     )  # fmt: skip
 
 
@@ -252,13 +295,14 @@ def quiet() -> Iterator[None]:
 def trace(job: dict[str, Any]) -> Trace:
     """Trace a job: {"config", "tune", "gpu", "compiled"}. Raises StandInError."""
     tune, gpu = FineTune.model_validate(job["tune"]), Gpu.model_validate(job["gpu"])
+    loop = loop_of(tune)
     with quiet(), in_one_sentence() as seen, tracing(gpu, compiled=tune.compile) as session:
         there, tracer = session.there, session.tracer
         assert there is not None
         seen.append(tracer)
         tracer.entered = there.memory.reset_peak
         run = Run(job["config"], tune, torch.device("cuda"), tracer, session.names)
-        with standins.stood_in(tracer, card=True):
+        with standins.stood_in(tracer, card=True), loop.on_a_card():
             run.go()
     record = tracer.record.finish(weight_shapes=frozenset(session.names.weight_shapes))
     record.allocations = [_told(record, a, job["config"], tune) for a in record.allocations]

@@ -17,7 +17,7 @@ from foretrain.config.finetune.options import FineTune
 from foretrain.model.allocated import OF_TWO_DTYPES, peaks_of
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.finetune import standins
-from foretrain.predict.trace.finetune.drive import Run, quiet
+from foretrain.predict.trace.finetune.drive import Run, loop_of, quiet
 from foretrain.predict.trace.names import Names
 from foretrain.predict.trace.record import Trace
 from foretrain.predict.trace.self_test import CPU, Truth
@@ -55,6 +55,7 @@ def real_peaks(config: dict[str, Any], tune: FineTune) -> tuple[int, int]:
 
 def compare(config: dict[str, Any], tune: FineTune) -> Truth:
     """Trace a run and do it."""
+    loop_of(tune)  # imported before anything is traced
     traced = max(peak for peak, _ in traced_on_cpu(config, tune).peaks().values())
     everything, tensors = real_peaks(config, tune)
     return Truth(traced, tensors, everything)

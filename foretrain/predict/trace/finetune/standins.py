@@ -163,8 +163,12 @@ def _bitsandbytes(patches: Patches, tracer: Tracer, *, card: bool) -> None:
     run = getattr(default, "_gemm_4bit_default_impl", None)
     if run is not None:
         own = _own_kernel() if card else lambda *shape: False
-        op = torch.ops.bitsandbytes.gemm_4bit.default
-        patches.set(tracer, "composed", {**tracer.composed, op: _gemm(run, own)})
+        ops = torch.ops.bitsandbytes
+        composed = {
+            ops.gemm_4bit.default: _gemm(run, own), ops.dequantize_4bit.default: _dequantized,
+            ops.dequantize_blockwise.default: _bytes_dequantized,
+        }  # fmt: skip
+        patches.set(tracer, "composed", {**tracer.composed, **composed})
 
     def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
         paged: Any = torch.empty(shape, dtype=dtype, device="cpu")
@@ -175,6 +179,15 @@ def _bitsandbytes(patches: Patches, tracer: Tracer, *, card: bool) -> None:
     patches.set(functional, "get_paged", get_paged)
     for name in ("prefetch_tensor", "elementwise_func"):  # of paged tensors, by kernels of the card
         patches.set(functional, name, lambda *args, **kwargs: None)
+
+
+def _dequantized(a: Tensor, absmax: Tensor, blocksize: int, kind: str, shape: Any, dtype: torch.dtype) -> Tensor:
+    """All that the kernel allocates. Written out, since torch keeps no results of the fake kernels of others."""
+    return torch.empty(tuple(shape), dtype=dtype, device=a.device)
+
+
+def _bytes_dequantized(a: Tensor, absmax: Tensor, code: Tensor, blocksize: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(a, dtype=dtype)
 
 
 def _own_kernel() -> Callable[[torch.dtype, int, int, int], bool]:

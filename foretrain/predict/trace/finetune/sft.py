@@ -1,0 +1,74 @@
+"""TRL's SFTTrainer as the loop of a traced run: its preparation of the model, its loss and its metrics.
+
+Its loss is computed in tiles by Triton's kernels, which allocate nothing: all that they read and write are tensors of
+trl/kernels/chunked_logprob.py. On a card they are left out, the tensors are not.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import trl.trainer.utils
+from datasets import Dataset
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast, Trainer
+from trl import SFTConfig, SFTTrainer
+
+from foretrain.predict.trace.card.patches import Patches
+from foretrain.predict.trace.finetune.drive import Marking, Run, adapter_config
+
+try:
+    from trl.kernels import chunked_logprob
+except ImportError:  # trl before 1.13
+    chunked_logprob = None
+
+
+class MarkedSft(Marking, SFTTrainer):
+    """SFTTrainer, which says when it evaluates and saves."""
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """None is written: it takes no memory."""
+
+
+class _Kernel:
+    """A kernel of Triton: it is given a grid, then its arguments, and gives nothing back."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args, **kwargs: None
+
+
+class _Triton:
+    """What is asked of the module beside kernels."""
+
+    @staticmethod
+    def cdiv(a: int, b: int) -> int:
+        """Rounded up."""
+        return -(-a // b)
+
+
+def on_a_card() -> AbstractContextManager[Any]:
+    """Within it the loss takes the way of a card with Triton."""
+    patches = Patches()
+    if chunked_logprob is not None:
+        for name, value in (("_forward_kernel", _Kernel()), ("_backward_kernel", _Kernel()), ("triton", _Triton)):
+            patches.set(chunked_logprob, name, value)
+        places = (chunked_logprob, trl.trainer.utils)
+        patches.set_everywhere(places, "_use_triton", lambda device: device.type == "cuda")
+    return patches
+
+
+def trainer(run: Run, model: Any, folder: str) -> Trainer:
+    """SFTTrainer with the model as it was loaded: adapters are made by the trainer itself."""
+    train, evaluate = (Dataset.from_dict({"input_ids": [[0]] * count}) for count in run.samples)
+    found = MarkedSft(
+        model=model, train_dataset=train, eval_dataset=evaluate, processing_class=_tokenizer(),
+        peft_config=adapter_config(run.tune) if run.tune.adapters else None,
+        **run.common(folder, SFTConfig, max_length=None, dataset_kwargs={"skip_prepare_dataset": True}),
+    )  # fmt: skip
+    found.run = run
+    return found
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    """One of a single word: samples are tokens already."""
+    words = Tokenizer(models.WordLevel({"<end>": 0}, unk_token="<end>"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<end>", eos_token="<end>", unk_token="<end>")

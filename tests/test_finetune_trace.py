@@ -275,6 +275,9 @@ def test_an_answer_comes_from_a_worker_and_is_kept() -> None:
     assert exact_finetune(source, SMALL, GPU, GPU.memory_bytes, heard.append) == first
     assert first.versions["transformers"] == interpreter.now().versions()["transformers"]
     assert FineTuneTrace.from_json(first.model_dump_json()) == first
+    built_on = exact_finetune(source, tune(loop="axolotl"), GPU, GPU.memory_bytes, heard.append)
+    assert built_on.memory == first.memory
+    assert [note.id for note in built_on.notes] == [*(note.id for note in first.notes), "traced_loop"]
 
 
 @pytest.mark.slow

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
+from foretrain.base.records import Note
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelSource
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.trace import interpreter, service
 from foretrain.predict.trace.finetune.answer import FineTuneTrace, answered
-from foretrain.predict.trace.finetune.request import FineTuneRequest
+from foretrain.predict.trace.finetune.request import TRACED_LOOPS, FineTuneRequest
 
 
 def exact_finetune(
@@ -34,4 +35,8 @@ def exact_finetune(
         versions = {"torch": str(trace.facts["torch"]), **interpreter.now().versions()}
         return answered(trace, gpu, versions, available_bytes=available_bytes, settings=settings)
 
-    return service.remembered(question, FineTuneTrace, make)
+    found = service.remembered(question, FineTuneTrace, make)
+    if tune.loop in TRACED_LOOPS:
+        return found
+    note = Note(id="traced_loop", values={"loop": tune.loop})
+    return found.model_copy(update={"notes": (*found.notes, note)})

@@ -22,8 +22,9 @@ PACKAGES = {  # what a run needs, by when it does
 }  # fmt: skip
 EIGHT_BIT = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
 OLDEST_TRANSFORMERS = 5
-# Loops that are the Trainer of transformers with other defaults, which the options say.
-ON_THE_TRAINER = ("trainer", "trl", "axolotl", "llama-factory")
+TRACED_LOOPS = ("trainer", "trl")  # whose own code is traced
+# Loops that are the Trainer of transformers with other defaults, which the options say; it is traced in their place.
+ON_THE_TRAINER = (*TRACED_LOOPS, "axolotl", "llama-factory")
 # Options that say nothing of memory, or what `whole` puts back.
 TIMES = ("dataset_tokens", "epochs", "max_steps")
 EVALUATION = ("eval_batch_size", "eval_batches", "eval_accumulation_steps", "keeps_logits")

@@ -11,7 +11,8 @@ import trl.trainer.utils
 from datasets import Dataset
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Trainer
-from trl import SFTConfig, SFTTrainer
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
 
 from foretrain.predict.trace.card.patches import Patches
 from foretrain.predict.trace.finetune.drive import Marking, Run, adapter_config

@@ -31,10 +31,10 @@ def _place() -> str | None:
     return None if m.machine.in_backward else HERE
 
 
-def _by_rows(like: Tensor, width: int) -> Tensor:
+def _by_rows(like: Tensor, width: int, place: str | None = None) -> Tensor:
     """B x T x H x D in memory, seen as B x H x T x D: how fused kernels write their results."""
     B, H, T, _ = like.shape
-    out = allocate((B, T, H, width), like.dtype, _place())
+    out = allocate((B, T, H, width), like.dtype, place or _place())
     s = out.strides
     return Tensor((B, H, T, width), (s[0], s[2], s[1], s[3]), out.dtype, out.storage)
 
@@ -48,8 +48,8 @@ def _laid_out(kind: str, like: Tensor, width: int) -> Tensor:
     return _by_rows(like, width)
 
 
-def _copied(x: Tensor, width: int) -> Tensor:
-    out = _by_rows(x, width)
+def _copied(x: Tensor, width: int, place: str | None = None) -> Tensor:
+    out = _by_rows(x, width, place)
     ran("join", out, x)
     return out
 
@@ -73,15 +73,11 @@ def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Ten
         passing(1, "split")
     machine.name = "attention"
     ran("attention", (whole, lse), *inputs, shape=(B, H, T, D))
-    out = whole if width is D else whole.viewed(q.shape, whole.strides)
-    out = out.detach()
+    out = whole.detach()
     if wants(q, k, v):
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
-            copies = []
-            if width is not D:
-                grad = _copied(grad, width)
-                copies = [_copied(grad, width) for _ in range(2)] if int(H) > 1 else []
+            copies = [_copied(grad, width, "workspace") for _ in range(2)] if width is not D and int(H) > 1 else []
             shape = [_laid_out(kind, x, width) for x in saved[:3]]
             if kind in ("flash", "cudnn") and machine.cuda:
                 passing(1, "flash")
@@ -90,6 +86,19 @@ def _fused(kind: str, q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Ten
             return [x.viewed((*x.shape[:-1], D), x.strides) for x in shape]
 
         record(out, run, (q, k, v), (*inputs, whole, lse, mask))
+    return out if width is D else _narrowed(out, D)
+
+
+def _narrowed(whole: Tensor, D: int) -> Tensor:
+    """The heads without their padding. Its backward pass is a step of its own: what came in ends before the kernel."""
+    out = whole.viewed((*whole.shape[:-1], D), whole.strides)
+    if wants(whole):
+        width = whole.shape[-1]
+
+        def run(saved: list[Any], grad: Tensor) -> Grads:
+            return (_copied(grad, width),)
+
+        record(out, run, (whole,))
     return out
 
 

@@ -291,9 +291,11 @@ def autocast(x: Tensor | None) -> Tensor | None:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x·Wᵀ + b over the last dimension. Without a bias the weight's gradient is made before x's (mm), with one after it
     (addmm)."""
-    x = autocast(x)  # type: ignore[assignment]
-    weight = autocast(weight)  # type: ignore[assignment]
+    # Autocast's wrapper is compiled by GCC, which evaluates arguments from the right. So x is cast last, and its gradient
+    # first.
     bias = autocast(bias)
+    weight = autocast(weight)  # type: ignore[assignment]
+    x = autocast(x)  # type: ignore[assignment]
     sizes = (*x.shape[:-1], weight.shape[0])
     out = Tensor(sizes, contiguous_strides(sizes), x.dtype, None)
     if wants(x, weight, bias):
@@ -311,7 +313,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
         for_x, for_weight, biased = x.requires_grad, weight.requires_grad, bias is not None
         rows, shape = x.shape, weight.shape
-        # The node of the weight's transposition comes before the matmul's, so its cast comes right after.
+        # The transposition is newer than both casts: its node comes right after the matmul's.
         record(out, run, (x, _turned(weight), bias), (x if for_weight else None, weight if for_x else None))
     # Where only what backward needs of it is recomputed, the matmul is not.
     out.storage = allocate(sizes, x.dtype).storage

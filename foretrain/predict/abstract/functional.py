@@ -291,8 +291,7 @@ def autocast(x: Tensor | None) -> Tensor | None:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x·Wᵀ + b over the last dimension. Without a bias the weight's gradient is made before x's (mm), with one after it
     (addmm)."""
-    # Autocast's wrapper is compiled by GCC, which evaluates arguments from the right. So x is cast last, and its gradient
-    # first.
+    # GCC, which compiles autocast's wrapper, evaluates arguments from the right: x is cast last, its gradient first.
     bias = autocast(bias)
     weight = autocast(weight)  # type: ignore[assignment]
     x = autocast(x)  # type: ignore[assignment]

@@ -3,6 +3,7 @@
 Memory does not depend on what others hold, and on the card only by its kind; so one ledger serves many states.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,6 +46,12 @@ class Outcome:
     def needed_bytes(self) -> int:
         """What the worst phase is expected to need."""
         return self.memory.needed_bytes
+
+    def part_to_give_up(self, least: "Outcome") -> float:
+        """How far it is from this need to that of `least`, by a line, until it fits; 0 to 1."""
+        span = self.needed_bytes - least.needed_bytes
+        over = self.needed_bytes - (self.available_bytes or 0)
+        return min(max(over / span, 0.0), 1.0) if span > 0 else 1.0
 
     @cached_property
     def timing(self) -> Timing | None:
@@ -99,18 +106,28 @@ class Planner:
 
         None where there is none, or all would be refused.
         """
-        low, high = 0, len(changes) - 1
-        best: tuple[Change, Outcome] | None = None
-        while low <= high:
-            middle = (low + high) // 2
-            found = self.outcome(changes[middle].applied(state))
+        if not changes:
+            return None
+        last = len(changes) - 1
+        found = self.outcome(changes[last].applied(state))
+        if found is not None and not found.fits:
+            return changes[last], found
+        best = (changes[last], found) if found else None
+        # The changes at `low` and before do not fit, the one at `high` does: it lies where the need, as a line, meets
+        # what there is; in the middle where that took off less than half.
+        low, above = -1, self._outcomes.get(state)
+        high, below = last + (found is None), found
+        halved = True
+        while high - low > 1:
+            at, before = (low + high) // 2, high - low
+            if halved and above is not None and below is not None:
+                at = min(max(low + math.ceil(before * above.part_to_give_up(below)), low + 1), high - 1)
+            found = self.outcome(changes[at].applied(state))
             if found is not None and found.fits:
-                best, high = (changes[middle], found), middle - 1
+                best, high, below = (changes[at], found), at, found
             else:
-                low = middle + 1
-        if best is None and changes:
-            last = self.outcome(changes[-1].applied(state))
-            best = (changes[-1], last) if last else None
+                low, above = at, found
+            halved = 2 * (high - low) <= before
         return best
 
     def quickest(self, state: State, changes: Sequence[Change]) -> tuple[Change, Outcome] | None:

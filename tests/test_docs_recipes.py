@@ -275,25 +275,27 @@ def test_a_wrong_layer_is_found(package: Path) -> None:
         python(package, "-c", CHECKS_OF_A_FAMILY, str(REPO))
 
 
-# What lightning-ai/litgpt litgpt/pretrain.py prints.
-LITGPT = (
-    "Epoch 1 | iter {} step {} | loss train: {:.3f}, val: n/a | iter time: {:.2f} ms (step) remaining time: 0:01:02"
+# What NVIDIA/Megatron-LM megatron/training/training.py prints.
+MEGATRON = (
+    " iteration {:8d}/     400 | consumed samples: {:12d} | elapsed time per iteration (ms): {:.1f} | "
+    "learning rate: 1.500000E-04 | global batch size:     8 | lm loss: {:.6E} | loss scale: 1.0 | grad norm: 2.345 |"
 )
 
 
 def test_adding_a_log_format(package: Path) -> None:
-    """One entry, and a log that nothing could read before is explained."""
-    lines = [LITGPT.format(step, step, 10 - step / 10, 120 + step % 3) for step in range(1, 41)]
+    """One file, and a log that nothing could read before is explained."""
+    lines = [MEGATRON.format(step, 8 * step, 120 + step % 3, 10 - step / 100) for step in range(10, 410, 10)]
     (package / "run.log").write_text("\n".join(lines), "utf-8")
     asked(package, "explain", "run.log", code=7)
-    file = package / "foretrain" / "monitoring" / "log_formats.py"
-    text, entry = file.read_text("utf-8"), textwrap.indent(recipe("log format").rstrip() + ",\n", "    ")
-    file.write_text(text.replace("_FORMATS = (\n", f"_FORMATS = (\n{entry}"), "utf-8")
+    file = package / "foretrain" / "monitoring" / "formats" / "megatron.py"
+    file.write_text(recipe("log format"), "utf-8")
     found = asked(package, "explain", "run.log")
-    assert (found["format"], found["steps"], found["last_step"]) == ("litgpt", 40, 40)
+    assert (found["format"], found["steps"], found["last_step"]) == ("megatron", 40, 400)
     assert found["steady_s"] == pytest.approx(0.121, abs=1e-3)
     assert (found["losses"]["first_loss"], found["losses"]["last_loss"]) == (9.9, 6.0)
-    assert "LitGPT" in python(package, "-m", "foretrain", "explain", "run.log")
+    assert found["learning_rate"] == 1.5e-4
+    assert found["logged_s"] == pytest.approx(400 * 0.121, rel=1e-2)  # a time is the mean of ten steps
+    assert "Megatron-LM" in python(package, "-m", "foretrain", "explain", "run.log")
 
 
 def test_adding_a_language(package: Path) -> None:

@@ -57,7 +57,7 @@ MORE_IMPORTS = {
     "predict/compiled/step.py": 17,
     "cli/commands/plan_print.py": 16,
     "web/comparison.py": 14,
-    "comparison/sources/logs.py": 15,
+    "comparison/sources/logs.py": 14,
     "predict/plan.py": 16,
     "training/starting.py": 15,
     "app/log_report.py": 14,

@@ -18,7 +18,8 @@ from foretrain.base.quantities import parse_clock_ghz, parse_rate, parse_seconds
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
 from foretrain.monitoring import training_log
-from foretrain.monitoring.training_log import EVALUATED, SAVED, number, parse_log, read_log, read_stream
+from foretrain.monitoring.formats.log_format import number
+from foretrain.monitoring.training_log import EVALUATED, SAVED, parse_log, read_log, read_stream
 from tests.kit.command import REPO, foretrain
 
 B1 = str(REPO / "examples" / "real-cases" / "b1.py")

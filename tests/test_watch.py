@@ -300,7 +300,7 @@ def test_the_log_is_read_as_it_comes_and_afterwards(capsys: pytest.CaptureFixtur
 
 def test_a_command_without_a_log_is_explained_too(capsys: pytest.CaptureFixture[str]) -> None:
     watched("print('nothing of interest')")
-    assert "no step of nanoGPT" in said(capsys, "explain", "w")
+    assert "no step of a program" in said(capsys, "explain", "w")
 
 
 def test_progress_bars_and_lines_in_pieces_are_read() -> None:

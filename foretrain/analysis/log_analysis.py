@@ -2,15 +2,17 @@
 
 import math
 from itertools import pairwise
+from statistics import median
 from typing import Any, Literal
 
 from foretrain.analysis.log_checks import Finding, findings, rate_fits, rate_tokens
-from foretrain.analysis.log_steady import Disturbance, disturbances, steady
+from foretrain.analysis.log_steady import Disturbance, Pace, disturbances, spans, steady
 from foretrain.analysis.utilization import Utilization, utilization
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
-from foretrain.monitoring.training_log import EVALUATED, TrainingLog
+from foretrain.monitoring.formats.log_format import TimeSource
+from foretrain.monitoring.training_log import EVALUATED, LogHeader, TrainingLog
 from foretrain.predict.energy import Spending, spending
 from foretrain.predict.plan import plan
 from foretrain.predict.speed.time import Range
@@ -33,6 +35,16 @@ class Losses(Record):
     val_unit: Literal["nats a token", "bits a byte"]
 
 
+class LoggedMemory(Record):
+    """The highest figures that the log has, None where it has none: held by tensors (allocated), in use at one moment
+    (active), kept by the allocator (reserved), in use on the card by everybody (device)."""
+
+    allocated_bytes: int | None
+    active_bytes: int | None
+    reserved_bytes: int | None
+    device_bytes: int | None
+
+
 class Remaining(Spending):
     """From the last line to the end of the run, with what it takes by the same power model as a plan."""
 
@@ -44,9 +56,12 @@ class Remaining(Spending):
 
 
 class LogAnalysis(Record):
-    """The answer. `steady_low_s` to `steady_high_s` hold nine of ten steady steps; `steady_steps` is their number.
+    """The answer. `steady_low_s` to `steady_high_s` hold nine of ten steady steps; `steady_steps` is their number; None
+    where the log has no times. `step_time` says where they are from; `mean_step_s`: of the whole run, as its end says.
 
     `tokens_source` says where `tokens_per_step` is from: config, log, or rate (printed tokens/s times printed time).
+    `tokens_per_s` is by these, else as printed; `tokens_per_gpu_s`, where one card's are printed. `learning_rate`: the
+    last one.
     """
 
     name: str
@@ -56,13 +71,18 @@ class LogAnalysis(Record):
     steps: int
     segments: int
     log_interval: int
-    steady_s: float
-    steady_low_s: float
-    steady_high_s: float
+    steady_s: float | None
+    steady_low_s: float | None
+    steady_high_s: float | None
     steady_steps: int
+    step_time: TimeSource
+    mean_step_s: float | None
     tokens_per_step: int | None
     tokens_source: TokensSource
     tokens_per_s: float | None
+    tokens_per_gpu_s: float | None
+    learning_rate: float | None
+    memory: LoggedMemory | None
     logged_mfu: float | None
     utilization: Utilization | None
     nanochat_mfu: float | None
@@ -87,24 +107,70 @@ def analyse(
     steps = log.steps
     interval = log_interval(log)
     own = config if log.program.has_config else None
-    pace = steady(log, own)
-    slower = disturbances(log, pace, own, interval)
+    pace = pace_of(log, own)
+    slower = disturbances(log, pace, own, interval) if pace else ()
     tokens, source = tokens_of_step(log, own)
-    used = utilization(own, gpu, pace.median_s, tokens_per_step=tokens) if own and gpu else None
-    left = _remaining(log, pace.recent_s, pace.median_s, slower, own, gpu, used.mfu if used else None)
+    used = utilization(own, gpu, pace.median_s, tokens_per_step=tokens) if own and gpu and pace else None
+    left = _remaining(log, pace, slower, own, gpu, used.mfu if used else None) if pace else None
     mfu = next((m for m in reversed(steps.logged_mfu) if math.isfinite(m)), None)
     return LogAnalysis(
         name=name, format=log.format, first_step=min(steps.number), last_step=log.last_step, steps=len(steps),
-        segments=len(steps.starts), log_interval=interval, steady_s=pace.median_s, steady_low_s=pace.low_s,
-        steady_high_s=pace.high_s, steady_steps=len(pace.indices), tokens_per_step=tokens, tokens_source=source,
-        tokens_per_s=tokens / pace.median_s if tokens else None, logged_mfu=mfu, utilization=used,
+        segments=len(steps.starts), log_interval=interval, **_pace(pace), mean_step_s=mean_step_s(log),
+        step_time=log.program.step_time if pace else "none", tokens_per_step=tokens, tokens_source=source,
+        tokens_per_s=_tokens_per_s(log, tokens, pace),
+        tokens_per_gpu_s=_rate(log) if log.program.rate_per_gpu else None,
+        learning_rate=next((rate for rate in reversed(steps.learning_rate) if math.isfinite(rate)), None),
+        memory=memory_of(log.header), logged_mfu=mfu, utilization=used,
         nanochat_mfu=_nanochat_mfu(log, mfu, gpu), gpu_name=gpu.name if gpu else None, config_used=own is not None,
         predicted_step_s=_predicted(own, gpu), disturbances=slower,
-        logged_s=sum(t for t in steps.time_s if math.isfinite(t)), lost_s=sum(d.lost_s for d in slower),
+        logged_s=sum(t * n for t, n in zip(steps.time_s, spans(log, interval), strict=True) if math.isfinite(t)),
+        lost_s=sum(d.lost_s for d in slower),
         losses=_losses(log),
-        remaining=left, findings=findings(log, own, config, used, pace.median_s, interval),
-        **_whole_run(log, pace.median_s, slower, left, own, gpu, used.mfu if used else None),
+        remaining=left, findings=findings(log, own, config, used, pace.median_s if pace else None, interval),
+        **_whole_run(log, pace, slower, left, own, gpu, used.mfu if used else None),
     )  # fmt: skip
+
+
+def pace_of(log: TrainingLog, config: RunConfig | None) -> Pace | None:
+    """The steady step; None where the log has no times. Raises UserError where those that it prints cannot be."""
+    return steady(log, config) if log.times else None
+
+
+def _pace(pace: Pace | None) -> dict[str, Any]:
+    if pace is None:
+        return {"steady_s": None, "steady_low_s": None, "steady_high_s": None, "steady_steps": 0}
+    return {
+        "steady_s": pace.median_s, "steady_low_s": pace.low_s, "steady_high_s": pace.high_s,
+        "steady_steps": len(pace.indices),
+    }  # fmt: skip
+
+
+def mean_step_s(log: TrainingLog) -> float | None:
+    """The mean step of the whole run, with its evaluations and saves, as the end of the log says it."""
+    header = log.header
+    return header.run_s / header.run_steps if header.run_s and header.run_steps else None
+
+
+def _rate(log: TrainingLog) -> float | None:
+    """The usual one of the printed tokens per second."""
+    rates = [rate for rate in log.steps.tokens_per_s if math.isfinite(rate)]
+    return median(rates) if rates else None
+
+
+def _tokens_per_s(log: TrainingLog, tokens: int | None, pace: Pace | None) -> float | None:
+    step_s = pace.median_s if pace else mean_step_s(log)
+    if tokens and step_s:
+        return tokens / step_s
+    return None if log.program.rate_per_gpu else _rate(log)
+
+
+def memory_of(header: LogHeader) -> LoggedMemory | None:
+    """The highest figures of memory that the log has; None without one."""
+    found = LoggedMemory(
+        allocated_bytes=header.allocated_peak_bytes, active_bytes=header.active_peak_bytes,
+        reserved_bytes=header.reserved_peak_bytes, device_bytes=header.device_peak_bytes,
+    )  # fmt: skip
+    return found if any(value is not None for value in found.model_dump().values()) else None
 
 
 def log_interval(log: TrainingLog) -> int:
@@ -153,10 +219,11 @@ def _losses(log: TrainingLog) -> Losses:
 
 
 def _remaining(
-    log: TrainingLog, recent_s: float, steady_s: float, slower: tuple[Disturbance, ...], config: RunConfig | None,
-    gpu: Gpu | None, mfu: float | None,
+    log: TrainingLog, pace: Pace, slower: tuple[Disturbance, ...], config: RunConfig | None, gpu: Gpu | None,
+    mfu: float | None,
 ) -> Remaining | None:  # fmt: skip
     """At the pace of the last steps; at best as fast as the steady ones, at worst as disturbed as so far."""
+    recent_s, steady_s = pace.recent_s, pace.median_s
     total = log.header.total_steps or (config.max_iters if config else None)
     if total is None:
         return None
@@ -187,13 +254,13 @@ def _evaluation_interval(log: TrainingLog, config: RunConfig | None) -> int | No
 
 
 def _whole_run(
-    log: TrainingLog, steady_s: float, slower: tuple[Disturbance, ...], remaining: Remaining | None,
+    log: TrainingLog, pace: Pace | None, slower: tuple[Disturbance, ...], remaining: Remaining | None,
     config: RunConfig | None, gpu: Gpu | None, mfu: float | None,
 ) -> dict[str, Any]:  # fmt: skip
     """What the log shows so far and the time left, so that both are of the same evaluations and the same pace."""
-    if remaining is None:
+    if remaining is None or pace is None:
         return {"whole_run_s": None, "whole_run_energy_j": None, "whole_run_cost": None}
-    so_far_s, left = _so_far_s(log, steady_s, slower), remaining.time_s
+    so_far_s, left = _so_far_s(log, pace.median_s, slower), remaining.time_s
     times = Range(
         low_s=so_far_s + left.low_s, expected_s=so_far_s + left.expected_s, high_s=so_far_s + left.high_s
     )  # fmt: skip
@@ -208,11 +275,12 @@ def _so_far_s(log: TrainingLog, steady_s: float, slower: tuple[Disturbance, ...]
 
     Steps that a resume did again count once more, as they took their time.
     """
-    printed, unprinted = 0.0, 0
+    printed, unprinted, stands_for = 0.0, 0, spans(log, log_interval(log))
     for segment in log.steps.segments():
         numbers = [log.steps.number[i] for i in segment]
         unprinted += numbers[-1] - numbers[0] + 1 - len(numbers)
-        printed += sum(time_s for i in segment if math.isfinite(time_s := log.steps.time_s[i]))
+        printed += sum(time_s * stands_for[i] for i in segment if math.isfinite(time_s := log.steps.time_s[i]))
+    unprinted = 0 if log.program.mean_times else unprinted
     each = next((d.each_s for d in slower if d.kind.startswith("evaluation")), 0.0)
     seen = sum(bool(happened & EVALUATED) for happened in log.steps.happened)
     return printed + unprinted * steady_s + max(0, len(log.evaluations) - seen) * each

@@ -28,7 +28,7 @@ class Finding(Record):
 
 
 def findings(
-    log: TrainingLog, own: RunConfig | None, given: RunConfig | None, used: Utilization | None, steady_s: float,
+    log: TrainingLog, own: RunConfig | None, given: RunConfig | None, used: Utilization | None, steady_s: float | None,
     interval: int,
 ) -> tuple[Finding, ...]:  # fmt: skip
     """All findings, mismatches of the config first. `own` is the config where it can describe this log's model."""
@@ -43,15 +43,19 @@ def findings(
             found.append(Finding(id="config_agrees", tone="good", values={"what": agreed}))
         found += mismatches + mfu
     elif given is not None:
-        found.append(Finding(id="nanochat_config", tone="warn"))
+        nanochat = log.format == "nanochat"
+        values = {} if nanochat else {"format": log.program.shown}
+        found.append(Finding(id="nanochat_config" if nanochat else "other_program", tone="warn", values=values))
     if used is not None and used.impossible:
         found.append(Finding(id="beyond_peak", tone="bad", values={"mfu": used.mfu, "gpu": used.gpu_name}))
     return tuple(found + _of_the_log(log, steady_s, interval))
 
 
 def rate_tokens(log: TrainingLog) -> float | None:
-    """Tokens a step by the printed tokens/s and time; None where none is printed."""
+    """Tokens a step by the printed tokens/s and time; None where none is printed, or for one card only."""
     steps = log.steps
+    if log.program.rate_per_gpu or log.program.step_time != "printed":
+        return None
     products = [r * t for r, t in zip(steps.tokens_per_s, steps.time_s, strict=True) if math.isfinite(r * t)]
     return median(products) if products else None
 
@@ -127,14 +131,14 @@ def _printed_flops(log: TrainingLog) -> tuple[float, list[float]]:
     return printed, flops
 
 
-def _of_the_log(log: TrainingLog, steady_s: float, interval: int) -> list[Finding]:
+def _of_the_log(log: TrainingLog, steady_s: float | None, interval: int) -> list[Finding]:
     """What the log shows by itself."""
     steps, found = log.steps, []
 
     def note(id: str, tone: Literal["warn", "bad", "plain"] = "warn", **values: Any) -> None:
         found.append(Finding(id=id, tone=tone, values=values))
 
-    lost = [number for number, loss in zip(steps.number, steps.loss, strict=True) if not math.isfinite(loss)]
+    lost = [number for number, lost in zip(steps.number, steps.lost, strict=True) if lost]
     if lost:
         note("loss_not_finite", "bad", step=lost[0], count=len(lost))
     if log.earlier_runs:
@@ -147,10 +151,18 @@ def _of_the_log(log: TrainingLog, steady_s: float, interval: int) -> list[Findin
         note("uncounted", count=log.uncounted)
     if log.format == "nanogpt" and interval > 1:
         note("log_interval", "plain", interval=interval)
+    if log.unnumbered:
+        note("unnumbered", "plain")
+    if steady_s is None:
+        note("no_times", "plain")
+    elif log.program.step_time in ("bar", "stamps", "difference"):
+        found.append(Finding(id=f"times_by.{log.program.step_time}", tone="plain"))
+    if log.program.rate_per_gpu and any(math.isfinite(rate) for rate in steps.tokens_per_s):
+        note("rate_per_gpu", "plain", format=log.program.shown)
     if len(steps) < 10:
         note("few_steps", count=len(steps))
     printed, tokens = rate_tokens(log), log.header.tokens_per_step
-    if log.format == "nanochat" and tokens and printed and printed < (1 - _RATE_TOLERANCE) * tokens:
+    if steady_s and log.format == "nanochat" and tokens and printed and printed < (1 - _RATE_TOLERANCE) * tokens:
         # Before nanochat counted gradient accumulation in tok/sec: karpathy/nanochat#157, #237.
         note("nanochat_rate", printed=printed / steady_s, right=tokens / steady_s)
     if log.format == "nanochat" and not log.header.peak_flop_per_s:

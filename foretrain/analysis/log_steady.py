@@ -162,7 +162,8 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 def disturbances(log: TrainingLog, pace: Pace, config: RunConfig | None, interval: int) -> tuple[Disturbance, ...]:
-    """What took longer, by reason. Only a slow-down is taken to have lasted between the printed steps as well."""
+    """What took longer, by reason. A slow-down is taken to have lasted between the printed steps as well; of others,
+    only what a mean over those steps shows."""
     times = log.steps.time_s
     groups: dict[Kind, list[int]] = {"compilation": _compiling(log, pace)}
     taken = {i for indices in (groups["compilation"], *pace.slow) for i in indices}
@@ -174,8 +175,10 @@ def disturbances(log: TrainingLog, pace: Pace, config: RunConfig | None, interva
         happened = _evaluates(log, config, i)
         if i not in taken and times[i] > (pace.median_s if happened else spike_s):
             groups.setdefault(names[happened], []).append(i)
-    found = [_disturbance(log, kind, indices, pace.median_s) for kind, indices in groups.items() if indices]
-    found += [_disturbance(log, "slow_down", list(indices), pace.median_s, interval) for indices in pace.slow]
+    each = spans(log, interval)
+    found = [_disturbance(log, kind, indices, pace.median_s, each) for kind, indices in groups.items() if indices]
+    lasting = each if log.program.mean_times else [interval] * len(each)
+    found += [_disturbance(log, "slow_down", list(indices), pace.median_s, lasting) for indices in pace.slow]
     return tuple(sorted(found, key=lambda d: -d.lost_s))
 
 
@@ -192,11 +195,25 @@ def _compiling(log: TrainingLog, pace: Pace) -> list[int]:
     return found if len(found) < len(log.steps) else []
 
 
-def _disturbance(log: TrainingLog, kind: Kind, indices: list[int], steady_s: float, times_each: int = 1) -> Disturbance:
+def spans(log: TrainingLog, interval: int) -> list[int]:
+    """How many steps each printed time stands for: one, or all since the line before where it is their mean."""
+    numbers = log.steps.number
+    found = [1] * len(numbers)
+    for segment in log.steps.segments() if log.program.mean_times else ():
+        found[segment[0]] = max(1, min(interval, numbers[segment[0]]))
+        for i in segment[1:]:
+            found[i] = max(1, numbers[i] - numbers[i - 1])
+    return found
+
+
+def _disturbance(
+    log: TrainingLog, kind: Kind, indices: list[int], steady_s: float, stands_for: Sequence[int]
+) -> Disturbance:
     beyond = [log.steps.time_s[i] - steady_s for i in indices]
     each = median(beyond)
+    lost_s = sum(time_s * stands_for[i] for time_s, i in zip(beyond, indices, strict=True))
     return Disturbance(
         kind=kind, count=len(indices), first_step=log.steps.number[indices[0]],
-        last_step=log.steps.number[indices[-1]], each_s=each, lost_s=sum(beyond) * times_each,
+        last_step=log.steps.number[indices[-1]], each_s=each, lost_s=lost_s,
         slower_factor=1 + each / steady_s,
     )  # fmt: skip

@@ -62,7 +62,7 @@ def _step_lines(
     config: RunConfig | None, gpu: Gpu | None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Speed and MFU of the log's steps, at the times that its curve has."""
-    if not found or not found.tokens_per_step or len(seconds_s) != len(steps):
+    if not found or not found.tokens_per_step or found.steady_s is None or len(seconds_s) != len(steps):
         return []
     at_s, lines, tokens = dict(zip(steps, seconds_s, strict=True)), [], found.tokens_per_step
     share = None

@@ -3,8 +3,9 @@
     watch.json      the record below, `"schema": "foretrain.watch/1"`; replaced as a whole, at the start and the end
     output.log      everything that the command wrote, both streams in the order in which they came, unchanged
     metrics.jsonl   a line for each step and evaluation that the output told of, with `elapsed_s`, when it came:
-                    {"kind": "step", "step", "loss", "step_s", "tokens_per_s", "elapsed_s"},
-                    {"kind": "evaluation", "step", "val_loss", "elapsed_s"}; null where the log does not say
+                    {"kind": "step", "step", "loss", "step_s", "tokens_per_s", "learning_rate", "elapsed_s"},
+                    {"kind": "evaluation", "step", "val_loss", "elapsed_s"}; null where the line does not say;
+                    "tokens_per_gpu_s" where the program prints those of one GPU
     samples.jsonl   {"elapsed_s", "cpu_s", "rss_bytes", "processes", "cards": [CardSample, …]}, each interval of an
                     hour's run, further apart in a longer one; peaks and means are of all samples all the same
 

@@ -1,4 +1,4 @@
-"""`read_log`: what a training log says, line by line and in little memory; of which programs, says log_formats.py."""
+"""`read_log`: what a training log says, line by line and in little memory; of which programs, says formats/."""
 
 import errno
 import io
@@ -6,7 +6,7 @@ import math
 import re
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,7 +17,19 @@ from foretrain.base.records import Record
 from foretrain.base.safe_read import open_stream
 from foretrain.base.units import format_bytes
 from foretrain.config.nanogpt_file import parse_expression
-from foretrain.monitoring.log_formats import FORMATS, INT, NUMBER, LogFormat, pattern
+from foretrain.monitoring.formats import FORMATS, PROGRAMS
+from foretrain.monitoring.formats.log_format import (
+    BYTES,
+    INT,
+    MEMORY,
+    NUMBER,
+    Header,
+    LineReader,
+    LogFormat,
+    Reading,
+    number,
+    pattern,
+)
 
 EVALUATED, SAVED = 1, 2  # what happened inside the time of a step; nanoGPT alone times it with the step
 MAX_STEPS = 2_000_000  # steps that are weighed; later ones are counted only, so that memory stays bounded
@@ -38,25 +50,42 @@ _OVERRIDE = re.compile(r"\bOverriding: (\w{1,40}) = (.{1,80})$")
 _ASSIGNMENT = re.compile(r"^([a-z]\w{0,39})\s*=\s*(\S.{0,199})$")
 _MOST_SETTINGS = 500
 
-# What a log says of its run before the first step. Each pattern has one group for each field.
-_TENSORS = r"parameter tensors:\s*(\d{1,9}),\s*with\s*([\d,]{1,20}) parameters"
-_HEADERS: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
-    (("tokens_per_step",), pattern(rf"tokens per iteration will be:\s*({NUMBER})")),
-    (("tokens_per_step",), pattern(rf"\btotal (?:desired )?batch size:?\s*(?:\|\s*)?({NUMBER})")),
-    (("n_params_millions",), pattern(rf"number of parameters:\s*({NUMBER})\s*M\b")),
-    (("n_params",), pattern(r"\bnum_parameters\s*\|\s*(\d{1,15})")),
-    (("decayed_tensors", "decayed_params"), pattern("num decayed ", _TENSORS)),
-    (("undecayed_tensors", "undecayed_params"), pattern("num non-decayed ", _TENSORS)),
-    (("vocab_size",), pattern(r"(?:found vocab_size = |defaulting to vocab_size of GPT-2 to )(\d{1,9})")),
-    (("gpu_name", "peak_flop_per_s"), pattern(rf"\bGPU:\s*([^|]{{1,60}}?)\s*\|\s*Peak FLOPS \(BF16\):\s*({NUMBER})")),
-    (("gpu_name",), pattern(r"\|\s*device\s*\|\s*([^|]{1,60}?)\s*\|")),
+
+# What a log says of its run before the first step. Each pattern has a group for each field.
+def _tensors(which: str) -> re.Pattern[str]:
+    groups = rf"(?P<{which}ed_tensors>\d{{1,9}}),\s*with\s*(?P<{which}ed_params>[\d,]{{1,20}}) parameters"
+    return pattern(rf"num {'non-' if which == 'undecay' else ''}decayed parameter tensors:\s*{groups}")
+
+
+_HEADERS = (
+    Header("tokens per iteration", pattern(rf"tokens per iteration will be:\s*(?P<tokens_per_step>{NUMBER})")),
+    Header("batch size", pattern(rf"\btotal (?:desired )?batch size:?\s*(?:\|\s*)?(?P<tokens_per_step>{NUMBER})")),
+    Header("number of parameters", pattern(rf"number of parameters:\s*(?P<n_params_millions>{NUMBER})\s*M\b")),
+    Header("num_parameters", pattern(r"\bnum_parameters\s*\|\s*(?P<n_params>\d{1,15})")),
+    Header("num decayed", _tensors("decay")),
+    Header("num non-decayed", _tensors("undecay")),
+    Header(
+        "vocab_size",
+        pattern(r"(?:found vocab_size = |defaulting to vocab_size of GPT-2 to )(?P<vocab_size>\d{1,9})"),
+    ),
+    Header(
+        "peak flops",
+        pattern(rf"\bGPU:\s*(?P<gpu_name>[^|]{{1,60}}?)\s*\|\s*Peak FLOPS \(BF16\):\s*(?P<peak_flop_per_s>{NUMBER})"),
+    ),
+    Header("device", pattern(r"\|\s*device\s*\|\s*(?P<gpu_name>[^|]{1,60}?)\s*\|")),
 )
+_ANY_WORD = re.compile(
+    "|".join(sorted({re.escape(word) for format in FORMATS.values() for word in format.words}))
+)  # before the program is known, most lines have none of them
+_ALL_HEADERS = _HEADERS + tuple(dict.fromkeys(header for format in FORMATS.values() for header in format.headers))
 
 
 class LogHeader(Record):
     """What the log says of its run; None where it does not. `n_params_millions` is nanoGPT's two decimals.
 
-    `settings`: the config file and the options that nanoGPT prints, the later ones over the earlier.
+    `settings`: the config file and the options that nanoGPT prints, the later ones over the earlier. Peaks of memory
+    are the highest that was printed: held by tensors (allocated), in use at once (active), kept by the allocator
+    (reserved), in use on the card by everybody (device). `run_s`: the whole training, with evaluations, of `run_steps`.
     """
 
     tokens_per_step: int | None = None
@@ -70,6 +99,12 @@ class LogHeader(Record):
     gpu_name: str | None = None
     peak_flop_per_s: float | None = None
     total_steps: int | None = None
+    allocated_peak_bytes: int | None = None
+    active_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    device_peak_bytes: int | None = None
+    run_s: float | None = None
+    run_steps: int | None = None
     settings: dict[str, bool | int | float | str] = Field(default_factory=dict)
 
 
@@ -82,14 +117,19 @@ class Evaluation(Record):
 
 @dataclass
 class Steps:
-    """The steps as columns, a number of bytes each. NaN: not printed, or not possible. `starts`: of each segment."""
+    """The steps as columns, a number of bytes each. NaN: not printed, or not possible. `starts`: of each segment.
+
+    `lost`: 1 where a loss was printed that is no number.
+    """
 
     number: "array[int]" = field(default_factory=lambda: array("q"))
     time_s: "array[float]" = field(default_factory=lambda: array("d"))
     loss: "array[float]" = field(default_factory=lambda: array("d"))
     logged_mfu: "array[float]" = field(default_factory=lambda: array("d"))
     tokens_per_s: "array[float]" = field(default_factory=lambda: array("d"))
+    learning_rate: "array[float]" = field(default_factory=lambda: array("d"))
     happened: bytearray = field(default_factory=bytearray)
+    lost: bytearray = field(default_factory=bytearray)
     starts: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -103,7 +143,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class TrainingLog:
-    """A log that was read. `bad_times`: steps whose time cannot be; `uncounted`: steps beyond MAX_STEPS."""
+    """A log that was read. `bad_times`: steps whose time cannot be; `uncounted`: steps beyond MAX_STEPS.
+
+    `unnumbered`: the log says no step's number, and its lines were counted.
+    """
 
     format: str
     header: LogHeader
@@ -114,24 +157,17 @@ class TrainingLog:
     repeated: int = 0
     uncounted: int = 0
     earlier_runs: int = 0
+    unnumbered: bool = False
+
+    @property
+    def times(self) -> bool:
+        """Whether it prints times of steps at all."""
+        return self.bad_times > 0 or any(math.isfinite(time_s) for time_s in self.steps.time_s)
 
     @property
     def program(self) -> LogFormat:
         """What is known of the program that printed it."""
         return FORMATS[self.format]
-
-
-def number(text: str, *, grouped_thousands: bool = True) -> float:
-    """The value of a printed number; NaN where it has none. A lone comma before three digits groups thousands."""
-    if "," in text:
-        head, _, tail = text.rpartition(",")
-        grouping = "." in tail or "," in head or (grouped_thousands and len(tail) == 3)
-        text = text.replace(",", "") if grouping else f"{head.replace('.', '')}.{tail}"
-    try:
-        value = float(text)
-    except ValueError:  # such as 1.2.3
-        return math.nan
-    return value if math.isfinite(value) else math.nan
 
 
 def _plain(value: object) -> bool | int | float | str:
@@ -150,6 +186,10 @@ class Reader:
 
     def __init__(self) -> None:
         self.format: str | None = None
+        self.lines: LineReader | None = None  # of that format
+        self.looking: list[LineReader] = [format.new_reader() for format in FORMATS.values()]
+        self.searching = all(lines.words for lines in self.looking)  # whether each of them looks for a word
+        self.headers: tuple[Header, ...] = _ALL_HEADERS
         self.header: dict[str, object] = {}
         self.settings: dict[str, bool | int | float | str] = {}
         self.in_config_file = False
@@ -157,86 +197,107 @@ class Reader:
         self.evaluations: list[Evaluation] = []
         self.rank: str | None = None
         self.last_step = -1
-        self.restarted = False
+        self.restarted = self.unnumbered = False
         self.happened: dict[int | None, int] = {}  # step or None -> what happened since the last step line
         self.bad_times = self.repeated = self.uncounted = self.earlier_runs = 0
 
+    @property
+    def per_gpu(self) -> bool:
+        """Whether the tokens per second are one card's."""
+        return self.lines is not None and self.lines.format.rate_per_gpu
+
     def line(self, line: str) -> None:
+        """Take a line, or a piece of one."""
         if "\x1b" in line:
             line = _ANSI.sub("", line)
-        rank = _RANK.match(line)
+        rank = _RANK.match(line) if "[" in line else None
         if rank:  # of several processes that print the same, the first one is believed
             self.rank = self.rank or rank[1]
             if rank[1] != self.rank:
                 self.repeated += 1
                 return
         # A line may hold several where processes write into each other; what is found keeps its order.
-        found = [(m.start(), m, self._step) for m in self._step_matches(line)]
-        if "val" in line or "Val" in line:
-            found += [(m.start(), m, self._evaluation) for m in _EVALUATION.finditer(line)]
-        for _, match, take in sorted(found, key=lambda one: one[0]) if len(found) > 1 else found:
-            take(match)
+        found = self._readings(line)
+        if ("val" in line or "Val" in line) and not (self.lines and self.lines.format.own_evaluations):
+            found = found + [_evaluation(match) for match in _EVALUATION.finditer(line)]
+        for reading in sorted(found, key=lambda one: one.at) if len(found) > 1 else found:
+            if reading.evaluated:
+                self._evaluation(reading)
+            else:
+                self._step(reading)
         if not found:
             self._other(line)
 
-    def _step_matches(self, line: str) -> Iterator[re.Match[str]]:
-        if "ms" not in line:
-            return
-        for format in (self.format,) if self.format else FORMATS:
-            for match in FORMATS[format].step_line.finditer(line):
-                self.format = format
-                yield match
-            if self.format == format:
-                return
+    def _readings(self, line: str) -> list[Reading]:
+        if self.lines is not None:
+            return self.lines.read(line) if _worth_a_look(line, self.lines.words) else []
+        if self.searching and not _ANY_WORD.search(line):
+            return []
+        for lines in self.looking:
+            found = lines.read(line) if _worth_a_look(line, lines.words) else []
+            self.searching = self.searching and bool(lines.words)
+            if found:
+                self.lines, self.format, self.looking = lines, lines.format.name, []
+                self.headers = _HEADERS + lines.format.headers
+                if lines.format.own_evaluations:
+                    self.evaluations, self.happened = [], {}
+                return found
+        return []
 
-    def _step(self, match: re.Match[str]) -> None:
-        groups, steps = match.groupdict(), self.steps
-        step = int(groups["step"])
-        if step == self.last_step and not self.restarted:
+    def _step(self, reading: Reading) -> None:
+        steps = self.steps
+        step = reading.step
+        if step is None:
+            self.unnumbered = True
+            step = 1 if reading.restarts else max(0, self.last_step) + 1
+        elif step == self.last_step and not self.restarted:
             self.repeated += 1
             return
-        starts = not len(steps) or step < self.last_step or self.restarted
+        starts = not len(steps) or step < self.last_step or self.restarted or reading.restarts
         self.restarted, self.last_step = False, step
-        if groups.get("of"):
-            self.header["total_steps"] = int(groups["of"])
+        if reading.of:
+            self.header["total_steps"] = reading.of
+        for kind, size in (reading.memory_bytes or {}).items():
+            self._peak(kind, size)
         inside = self.format is not None and FORMATS[self.format].times_evaluation
         happened = self.happened.get(step, 0) | self.happened.get(None, 0) if inside else 0
+        if inside and self.lines is not None and self.lines.format.own_evaluations:
+            happened = max((*self.happened.values(), 0))  # these evaluate after a step, and so within the next one
         self.happened.clear()
         if len(steps) >= MAX_STEPS:
             self.uncounted += 1
             return
         if starts:
             steps.starts.append(len(steps))
-        time_s = number(groups["ms"]) / 1e3
-        possible = 0 < time_s < 1e9
-        self.bad_times += not possible
-        mfu, rate = (number(groups.get(name) or "nan") for name in ("mfu", "rate"))
-        steps.number.append(step)
-        steps.time_s.append(time_s if possible else math.nan)
-        steps.loss.append(number(groups["loss"], grouped_thousands=False))
-        steps.logged_mfu.append(mfu / 100 if mfu > 0 else math.nan)  # -100 %: not known yet
-        steps.tokens_per_s.append(rate if rate > 0 else math.nan)
-        steps.happened.append(happened)
+        _append(steps, step, reading, happened)
+        self.bad_times += reading.step_s is not None and math.isnan(steps.time_s[-1])
 
-    def _evaluation(self, match: re.Match[str]) -> None:
-        step = int(match["step"]) if match["step"] else None
+    def _evaluation(self, reading: Reading) -> None:
+        step = reading.step
         if step is not None and self.evaluations and self.evaluations[-1].step == step and step in self.happened:
             return  # another process says it too
         self.happened[step] = self.happened.get(step, 0) | EVALUATED
         if len(self.evaluations) < MAX_STEPS:
-            loss = number(match["val"], grouped_thousands=False)
+            loss = reading.val_loss
             at = max(0, self.last_step) if step is None else step
             self.evaluations.append(Evaluation(step=at, val_loss=loss if math.isfinite(loss) else None))
 
+    def _peak(self, kind: str, size: int) -> None:
+        name = f"{kind}_peak_bytes"
+        known = self.header.get(name)
+        self.header[name] = max(size, known) if isinstance(known, int) else size
+
     def _other(self, line: str) -> None:
-        if _SAVING.search(line):
+        lower = line.lower()
+        if "saving checkpoint to" in lower and _SAVING.search(line):
             last = next(reversed(self.happened), None)  # nanoGPT saves right after it evaluated
             self.happened[last] = self.happened.get(last, 0) | SAVED
-        for names, header in _HEADERS:
-            match = header.search(line)
+        for word, header in self.headers:
+            match = header.search(line) if word in lower else None
             if match:
-                self._headers(dict(zip(names, match.groups(), strict=True)))
-        self._setting(line.rstrip())
+                self._headers({name: text for name, text in match.groupdict().items() if text is not None})
+        if "Overriding" in line or self.in_config_file:
+            self._setting(line.rstrip())
 
     def _setting(self, line: str) -> None:
         """What a line says of the config: an option, or a line of the file that is being printed."""
@@ -256,7 +317,16 @@ class Reader:
             self.settings[key] = _plain(parse_expression(text, self.settings))
 
     def _headers(self, found: dict[str, str]) -> None:
+        if {"sequences", "seq_len"} <= found.keys():
+            tokens = int(found.pop("sequences")) * int(found.pop("seq_len"))
+            found = {**found, "tokens_per_step": str(tokens)}
         for name, text in found.items():
+            kind, _, unit = name.rpartition("_")
+            if kind in MEMORY and unit in BYTES:
+                size = number(text) * BYTES[unit]
+                if 0 < size < 2**60:
+                    self._peak(kind, round(size))
+                continue
             value = text if name == "gpu_name" else _header_value(name, text)
             if value is None:
                 continue
@@ -273,13 +343,54 @@ class Reader:
         self.header.pop("total_steps", None)
 
     def done(self) -> TrainingLog | None:
-        if self.format is None or not len(self.steps):
+        """The log, where there was a step in it."""
+        if self.format is None or self.lines is None or not len(self.steps):
             return None
-        header = LogHeader.model_validate({**self.header, "settings": self.settings})
+        steps = self._corrected(self.lines)
+        header = {**self.header, **self.lines.header(), "settings": self.settings}
         return TrainingLog(
-            self.format, header, self.steps, tuple(self.evaluations), self.last_step, self.bad_times, self.repeated,
-            self.uncounted, self.earlier_runs,
+            self.format, LogHeader.model_validate(header), steps, tuple(self.evaluations), self.last_step,
+            self.bad_times, self.repeated, self.uncounted, self.earlier_runs, self.unnumbered,
         )  # fmt: skip
+
+    def _corrected(self, lines: LineReader) -> Steps:
+        """The steps with what only the whole log tells of their numbers and times; evaluations move with them."""
+        numbers, times_s = lines.finish()
+        steps = self.steps
+        if numbers is None or len(numbers) != len(steps):
+            return steps
+        at = dict(zip(steps.number, numbers, strict=True)) if self.unnumbered and len(steps.starts) == 1 else {}
+        self.evaluations = [one.model_copy(update={"step": at.get(one.step, one.step)}) for one in self.evaluations]
+        self.unnumbered, self.last_step = False, numbers[-1]
+        return replace(steps, number=numbers, time_s=steps.time_s if times_s is None else times_s)
+
+
+def _worth_a_look(line: str, words: tuple[str, ...]) -> bool:
+    for word in words:
+        if word in line:
+            return True
+    return not words
+
+
+def _append(steps: Steps, step: int, reading: Reading, happened: int) -> None:
+    """Put a step at the end of the columns."""
+    time_s, mfu, rate = (math.nan if v is None else v for v in (reading.step_s, reading.mfu, reading.tokens_per_s))
+    loss, lr = (math.nan if value is None else value for value in (reading.loss, reading.learning_rate))
+    steps.number.append(step)
+    steps.time_s.append(time_s if 0 < time_s < 1e9 else math.nan)
+    steps.loss.append(loss)
+    steps.logged_mfu.append(mfu if mfu > 0 else math.nan)  # -100 %: not known yet
+    steps.tokens_per_s.append(rate if rate > 0 else math.nan)
+    steps.learning_rate.append(lr)
+    steps.happened.append(happened)
+    steps.lost.append(reading.loss is not None and not math.isfinite(loss))
+
+
+def _evaluation(match: re.Match[str]) -> Reading:
+    """An evaluation as nanoGPT and its relatives print it."""
+    step = int(match["step"]) if match["step"] else None
+    loss = number(match["val"], grouped_thousands=False)
+    return Reading(match.start(), step, evaluated=True, val_loss=loss)
 
 
 def parse_log(lines: Iterable[str], name: str = "log") -> TrainingLog:
@@ -293,7 +404,9 @@ def parse_log(lines: Iterable[str], name: str = "log") -> TrainingLog:
         reader.line(line)
     log = reader.done()
     if log is None:
-        raise UserError("data.log_binary" if binary else "data.log_unknown" if count else "data.log_empty", path=name)
+        if count and not binary:
+            raise UserError("data.log_unknown", path=name, programs=list(PROGRAMS))
+        raise UserError("data.log_binary" if binary else "data.log_empty", path=name)
     return log
 
 

@@ -24,7 +24,7 @@ from foretrain.hardware.card import Cards, CardSample
 from foretrain.monitoring import record as watch_record
 from foretrain.monitoring.passthrough import CommandStart, Ended, Passthrough
 from foretrain.monitoring.record import WatchedCard, WatchRecord
-from foretrain.monitoring.training_log import Reader
+from foretrain.monitoring.training_log import Reader, Steps
 from foretrain.training.store import RunDirectory, now
 
 MAX_LOG_BYTES = 512 * 2**20
@@ -214,14 +214,18 @@ class _Output:
         if len(steps) < self._steps or len(evaluations) < self._evaluations:  # another run began in the same output
             self._steps, self._evaluations = 0, 0
         elapsed_s = round(time.monotonic() - self.began_s, 3)
+        rate = "tokens_per_gpu_s" if self.reader.per_gpu else "tokens_per_s"
         for i in range(self._steps, len(steps)):
             values = {
-                "loss": steps.loss[i], "step_s": steps.time_s[i], "tokens_per_s": steps.tokens_per_s[i],
+                "loss": steps.loss[i], "step_s": steps.time_s[i], rate: steps.tokens_per_s[i],
+                "learning_rate": steps.learning_rate[i],
             }  # fmt: skip
             finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-            self._metric({"kind": "step", "step": steps.number[i], **finite, "elapsed_s": elapsed_s})
+            number = None if self.reader.unnumbered else steps.number[i]
+            self._metric({"kind": "step", "step": number, **finite, "elapsed_s": elapsed_s})
         for found in evaluations[self._evaluations :]:
-            line_of = {"kind": "evaluation", "step": found.step, "val_loss": found.val_loss, "elapsed_s": elapsed_s}
+            at = None if self.reader.unnumbered else found.step
+            line_of = {"kind": "evaluation", "step": at, "val_loss": found.val_loss, "elapsed_s": elapsed_s}
             self._metric(line_of)
         self._steps, self._evaluations = len(steps), len(evaluations)
 
@@ -263,7 +267,8 @@ def watch(
 
 
 def _result(record: WatchRecord, ended: Ended, wall_s: float, sampler: Sampler, output: _Output) -> WatchRecord:
-    steps, evaluations = output.reader.steps, output.reader.evaluations
+    log = output.reader.done()
+    steps, evaluations = (log.steps, log.evaluations) if log else (Steps(), ())
     times = [t for t in steps.time_s if math.isfinite(t)]
     losses = [loss for loss in steps.loss[-1:] if math.isfinite(loss)]
     used = ended.rusage
@@ -278,7 +283,7 @@ def _result(record: WatchRecord, ended: Ended, wall_s: float, sampler: Sampler, 
             "cards": tuple(s.result(f) for s, f in zip(sampler.sums, sampler.cards.facts, strict=False)),
             "nvml_problem": sampler.problem or sampler.cards.problem or output.problem,
             "log_format": output.reader.format, "log_bytes": output.bytes, "log_kept_bytes": output.kept_bytes,
-            "steps": len(steps), "last_step": output.reader.last_step if len(steps) else None,
+            "steps": len(steps), "last_step": log.last_step if log else None,
             "step_s": median(times) if times else None, "last_loss": losses[0] if losses else None,
             "last_val_loss": evaluations[-1].val_loss if evaluations else None,
         }

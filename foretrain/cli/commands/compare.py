@@ -36,8 +36,9 @@ Sources = Annotated[
     list[str],
     typer.Argument(
         metavar="[NAME=]SOURCE...",
-        help="A run directory, a plan (JSON), a config or preset, a log of nanoGPT, nanochat, build-nanogpt or "
-        "llm.c, or an export of wandb, TensorBoard, MLflow or trackio (CSV, JSON). After a +: the config of "
+        help="A run directory, a plan (JSON), a config or preset, the log of a trainer (nanoGPT, Hugging Face Trainer, "
+        "TRL, axolotl, torchtitan, llm.c and others), or an export of wandb, TensorBoard, MLflow or trackio "
+        "(CSV, JSON). After a +: the config of "
         "the run, options such as batch_size=8, and gpu=, used_by_others=, tokens_per_step=, "
         "bytes_per_token=, run=.",
         show_default=False,

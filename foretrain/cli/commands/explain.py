@@ -42,8 +42,8 @@ def explain_command(
     log: Annotated[
         str,
         typer.Argument(
-            help="A run directory, one of ForetrainCallback, a PyTorch memory snapshot, or a log of nanoGPT, nanochat, "
-            "build-nanogpt or llm.c; - reads a log from stdin.",
+            help="A run directory, one of ForetrainCallback, a PyTorch memory snapshot, or the log of a trainer "
+            "(nanoGPT, Hugging Face Trainer, TRL, axolotl, torchtitan, llm.c and others); - reads a log from stdin.",
             metavar="RUN|SNAPSHOT|LOG",
         ),
     ],

@@ -1,21 +1,20 @@
-"""A log of nanoGPT, nanochat, build-nanogpt or llm.c as a subject: speed and losses measured; with its config also
-memory, as planned."""
+"""A log as a subject: speed, losses and, where it has them, memory as measured; with its config also memory as
+planned."""
 
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foretrain.analysis.log_analysis import log_interval, tokens_of_step
+from foretrain.analysis.log_analysis import log_interval, mean_step_s, memory_of, pace_of, tokens_of_step
 from foretrain.analysis.log_checks import findings
 from foretrain.analysis.log_config import config_of, printed
-from foretrain.analysis.log_steady import steady
 from foretrain.base.errors import UserError
 from foretrain.comparison import settings
 from foretrain.comparison.sources.given import Given
 from foretrain.comparison.sources.predicted import bytes_per_token, here, with_forecast
 from foretrain.comparison.sources.runs import since_start
-from foretrain.comparison.subject import Curve, Subject, curve, exact
+from foretrain.comparison.subject import Curve, Memory, Subject, curve, exact
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
 from foretrain.hardware.devices import named
@@ -37,17 +36,19 @@ def load(given: Given) -> Subject:
 
 def of_log(given: Given, log: TrainingLog, config: RunConfig | None, seen: Gpu | None = None) -> Subject:
     """A log that is read, with its config where that is known. `seen`: the card, where somebody saw it at work."""
-    pace = steady(log, config)
+    pace = pace_of(log, config)
+    step_s = pace.median_s if pace else mean_step_s(log)
     tokens, _ = tokens_of_step(log, config)
     gpu = given.card or seen or _named(log)
-    train, val = _curves(log, pace.median_s)
+    train, val = _curves(log, step_s)
     stated = given.number("tokens_per_step", 1, 10**13)
     subject = Subject(
         label=given.name, path=given.path, kind="log", settings=_settings(log, gpu, config), gpu=gpu,
         tokens_per_step=int(stated) if stated else tokens, bytes_per_token=bytes_per_token(given, config),
-        step_times_s=tuple(log.steps.time_s[i] for i in pace.indices),
-        steps_since_start=since_start(log, pace.indices), step_s=exact(pace.median_s),
-        step_source="measured (log)", used_by_others_bytes=given.held_bytes, train=train, val=val,
+        step_times_s=tuple(log.steps.time_s[i] for i in pace.indices) if pace else (),
+        steps_since_start=since_start(log, pace.indices) if pace else (), step_s=exact(step_s) if step_s else None,
+        step_source="measured (log)" if step_s else None, memory=_memory(log),
+        used_by_others_bytes=given.held_bytes, train=train, val=val,
         val_unit=log.program.val_unit,
         wall_s=train.seconds_s[-1] if train.seconds_s else None,
         printed_mfu=next((m for m in reversed(log.steps.logged_mfu) if math.isfinite(m)), None), notes=_notes(log),
@@ -55,7 +56,16 @@ def of_log(given: Given, log: TrainingLog, config: RunConfig | None, seen: Gpu |
     if config is None:
         return subject
     subject = with_forecast(subject, config, gpu, "nanogpt")
-    return replace(subject, notes=subject.notes + _doubts(log, subject, pace.median_s))
+    return replace(subject, notes=subject.notes + _doubts(log, subject, step_s))
+
+
+def _memory(log: TrainingLog) -> Memory | None:
+    """The most that the allocator kept, as the log has it. Other figures leave out what the allocator kept besides."""
+    found = memory_of(log.header)
+    if found is None or found.reserved_bytes is None:
+        return None
+    most = found.reserved_bytes
+    return Memory(low_bytes=most, expected_bytes=most, high_bytes=most, source="measured (log)", what="reserved")
 
 
 def _named(log: TrainingLog) -> Gpu | None:
@@ -78,8 +88,13 @@ def _settings(log: TrainingLog, gpu: Gpu | None, config: RunConfig | None) -> di
     return found | settings.of_gpu(gpu)
 
 
-def _curves(log: TrainingLog, steady_s: float) -> tuple[Curve, Curve]:
-    """(training, validation) with the time since the start; steps that were not printed took the steady time."""
+def _curves(log: TrainingLog, steady_s: float | None) -> tuple[Curve, Curve]:
+    """(training, validation) with the time since the start, where the log has times; steps that were not printed took
+    the steady time, or the mean that is printed with the next one."""
+    if steady_s is None:
+        at_steps = [(number, loss, None) for number, loss in zip(log.steps.number, log.steps.loss, strict=True)]
+        lost = [(one.step, math.nan if one.val_loss is None else one.val_loss, None) for one in log.evaluations]
+        return curve(at_steps), curve(lost)
     interval, elapsed_s = log_interval(log), 0.0
     training: list[tuple[int, float, float | None]] = []
     for segment in log.steps.segments():
@@ -87,7 +102,8 @@ def _curves(log: TrainingLog, steady_s: float) -> tuple[Curve, Curve]:
         for i in segment:
             number, time_s = log.steps.number[i], log.steps.time_s[i]
             unprinted = (number - last if last is not None else min(interval, number + 1)) - 1
-            elapsed_s += unprinted * steady_s + (time_s if math.isfinite(time_s) else steady_s)
+            time_s = time_s if math.isfinite(time_s) else steady_s
+            elapsed_s += unprinted * (time_s if log.program.mean_times else steady_s) + time_s
             training.append((number, log.steps.loss[i], elapsed_s))
             last = number
     numbers = [number for number, _, _ in training]
@@ -103,14 +119,14 @@ def _curves(log: TrainingLog, steady_s: float) -> tuple[Curve, Curve]:
 
 
 def _notes(log: TrainingLog) -> tuple[Note, ...]:
-    lost = sum(not math.isfinite(loss) for loss in log.steps.loss)
+    lost = sum(log.steps.lost)
     if not lost:
         return ()
-    first = next(log.steps.number[i] for i, loss in enumerate(log.steps.loss) if not math.isfinite(loss))
+    first = next(log.steps.number[i] for i, lost_here in enumerate(log.steps.lost) if lost_here)
     return (Note(id="not_finite", values={"count": lost, "first": first}),)
 
 
-def _doubts(log: TrainingLog, subject: Subject, steady_s: float) -> tuple[Note, ...]:
+def _doubts(log: TrainingLog, subject: Subject, steady_s: float | None) -> tuple[Note, ...]:
     """Said loudly where the config is not this log's."""
     found = findings(log, subject.config, subject.config, subject.used, steady_s, log_interval(log))
     doubtful = [finding for finding in found if finding.tone == "bad"]

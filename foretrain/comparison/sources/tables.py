@@ -19,7 +19,10 @@ from foretrain.predict.plan import Note
 # Role -> names of columns, the surest first. A time is taken only where its unit is known.
 NAMES: dict[str, tuple[str, ...]] = {
     "step": ("_step", "step", "Step", "iter", "iteration", "global_step", "train/global_step", "trainer/global_step"),
-    "train_loss": ("train/loss", "train_loss", "loss", "loss/train", "training_loss", "train/train_loss"),
+    "train_loss": (
+        "train/loss", "train_loss", "loss", "loss/train", "training_loss", "train/train_loss", "train_loss_step",
+        "train/loss_step",
+    ),
     "val_loss": (
         "val/loss", "val_loss", "eval/loss", "eval_loss", "valid/loss", "valid_loss", "validation_loss",
         "validation/loss", "loss/val",
@@ -39,7 +42,9 @@ LOSSES = ("train_loss", "val_loss", "val_bpb")
 
 
 def claims(path: Path, head: bytes) -> bool:
-    """By its name, or JSON that is not foretrain's own."""
+    """By its name, or JSON that is not foretrain's own; the Trainer's state is a log."""
+    if b'"log_history"' in head:
+        return False
     return path.suffix in (".csv", ".tsv", ".json", ".jsonl", ".ndjson") or head.lstrip()[:2] in (b'{"', b"[{", b"[[")
 
 

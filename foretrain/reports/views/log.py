@@ -69,7 +69,8 @@ def _verdict(explained: LogExplanation) -> tuple[Paragraph, ...]:
     if found is None:
         return tuple(said)
     values = {"steps": found.steps, "last": found.last_step, "step": found.steady_s, "lost": found.lost_s}
-    return (*said, Paragraph(Message("report.log_said", values)))
+    id = "report.log_said_no_times" if found.steady_s is None else "report.log_said"
+    return (*said, Paragraph(Message(id, values)))
 
 
 def _figures(explained: LogExplanation) -> Figures:
@@ -79,7 +80,7 @@ def _figures(explained: LogExplanation) -> Figures:
     if found is not None:
         loss, used = found.losses, found.utilization
         items += [
-            ("step", Quantity(found.steady_s, "duration"), logged),
+            ("step", Quantity(found.steady_s, "duration") if found.steady_s else None, logged),
             ("speed", f"{found.tokens_per_s:,.0f}" if found.tokens_per_s else None, logged),
             ("mfu", Quantity(used.mfu, "percent") if used and used.mfu else None, logged),
             ("loss", f"{loss.last_loss:.4f}" if loss.last_loss is not None else None, logged),

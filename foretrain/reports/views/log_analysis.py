@@ -1,11 +1,11 @@
 """What an analysis of a log says, in sections; and a card's utilization as a Document."""
 
-from foretrain.analysis.log_analysis import LogAnalysis
+from foretrain.analysis.log_analysis import LogAnalysis, LoggedMemory
 from foretrain.analysis.utilization import Utilization
 from foretrain.base.messages import listed
 from foretrain.base.units import rounds_to_zero
 from foretrain.hardware.catalogue import catalogue
-from foretrain.monitoring.log_formats import FORMATS
+from foretrain.monitoring.formats import FORMATS
 from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Section, Table
 from foretrain.reports.views.compare import loss_unit
 
@@ -14,7 +14,7 @@ Rows = list[tuple[Cell, ...]]
 
 def titles(found: LogAnalysis) -> tuple[Message, Message]:
     """Title and subtitle."""
-    values = {"format": FORMATS[found.format].title or found.format, "steps": found.steps, "first": found.first_step}
+    values = {"format": FORMATS[found.format].shown, "steps": found.steps, "first": found.first_step}
     subtitle = Message("log.subtitle", {**values, "last": found.last_step, "interval": found.log_interval})
     return Message("log.title", {"name": found.name}), subtitle
 
@@ -45,13 +45,19 @@ def _named(values: dict[str, object]) -> dict[str, object]:
 
 
 def _speed(found: LogAnalysis) -> tuple[Block, ...]:
-    step = {"median": found.steady_s, "low": found.steady_low_s, "high": found.steady_high_s}
-    id = "value.steady_step" if found.steady_steps >= 10 else "value.steady_few"
-    rows: Rows = [(Message("row.steady_step"), Message(id, {**step, "count": found.steady_steps}))]
-    if found.tokens_per_s:
+    rows: Rows = [(Message("row.steady_step"), _step(found))]
+    if found.mean_step_s is not None:
+        rows.append((Message("row.mean_step"), Message("value.mean_step", {"mean": found.mean_step_s})))
+    if found.tokens_per_s and found.tokens_per_step:
         source = Message(f"tokens_from.{found.tokens_source}")
         values = {"tokens_per_s": found.tokens_per_s, "tokens": found.tokens_per_step, "source": source}
         rows.append((Message("row.throughput"), Message("value.logged_throughput", values)))
+    elif found.tokens_per_s:
+        values = {"tokens_per_s": found.tokens_per_s}
+        rows.append((Message("row.throughput"), Message("value.printed_throughput", values)))
+    if found.tokens_per_gpu_s:
+        values = {"tokens_per_s": found.tokens_per_gpu_s}
+        rows.append((Message("row.throughput"), Message("value.throughput_per_gpu", values)))
     if found.utilization:
         rows += _shares(found.utilization)
     if found.logged_mfu is not None:
@@ -59,14 +65,37 @@ def _speed(found: LogAnalysis) -> tuple[Block, ...]:
     if found.nanochat_mfu is not None:
         values = {"mfu": found.nanochat_mfu, "gpu": found.gpu_name}
         rows.append((Message("row.mfu"), Message("value.nanochat_mfu", values)))
-    if found.predicted_step_s:
+    if found.predicted_step_s and found.steady_s:
         predicted = found.predicted_step_s
         values = {
             "low": predicted.low_s, "expected": predicted.expected_s, "high": predicted.high_s,
             "error": predicted.expected_s / found.steady_s - 1,
         }  # fmt: skip
         rows.append((Message("row.predicted_step"), Message("value.predicted_step", values)))
+    rows += _memory(found.memory) if found.memory else []
     return (Table((), tuple(rows)),)
+
+
+def _step(found: LogAnalysis) -> Message:
+    """The steady step, or that the log has none."""
+    if found.steady_s is None:
+        return Message("value.no_step_time")
+    step = {"median": found.steady_s, "low": found.steady_low_s, "high": found.steady_high_s}
+    id = "value.steady_step" if found.steady_steps >= 10 else "value.steady_few"
+    return Message(id, {**step, "count": found.steady_steps})
+
+
+def _memory(memory: LoggedMemory) -> Rows:
+    """One row for each figure that the log has."""
+    figures = {
+        "reserved": memory.reserved_bytes, "active": memory.active_bytes, "allocated": memory.allocated_bytes,
+        "device": memory.device_bytes,
+    }  # fmt: skip
+    return [
+        (Message("row.logged_memory"), Message(f"logged_memory.{kind}", {"size": size}))
+        for kind, size in figures.items()
+        if size is not None
+    ]
 
 
 def _shares(used: Utilization) -> Rows:
@@ -91,6 +120,8 @@ def _shares(used: Utilization) -> Rows:
 
 
 def _longer(found: LogAnalysis) -> tuple[Block, ...]:
+    if found.steady_s is None:
+        return (Paragraph(Message("value.no_step_time")),)
     if not found.disturbances:
         return (Paragraph(Message("log.nothing_longer")),)
     columns = tuple(Message(f"column.{name}") for name in ("component", "steps", "range_s", "each", "lost"))
@@ -105,7 +136,9 @@ def _longer(found: LogAnalysis) -> tuple[Block, ...]:
         for d in found.disturbances
     )
     values = {"lost": found.lost_s, "logged": found.logged_s, "share": min(1.0, found.lost_s / found.logged_s)}
-    where = "log.evaluation_inside" if FORMATS[found.format].times_evaluation else "log.evaluation_outside"
+    program = FORMATS[found.format]
+    inside = "log.evaluation_between" if program.own_evaluations else "log.evaluation_inside"
+    where = inside if program.times_evaluation else "log.evaluation_outside"
     little = rounds_to_zero(found.lost_s / found.logged_s)
     id = "log.lost_some" if found.log_interval > 1 else "log.lost_little" if little else "log.lost"
     return Table(columns, rows, frozenset({1, 3, 4})), Paragraph(Message(id, values)), Paragraph(Message(where))
@@ -125,6 +158,8 @@ def _losses(found: LogAnalysis) -> Table:
             "count": losses.evaluations, "unit": loss_unit(losses.val_unit),
         }  # fmt: skip
         rows.append((Message("row.val_loss"), Message("value.val_loss", values)))
+    if found.learning_rate is not None:
+        rows.append((Message("row.logged_rate"), Message("value.logged_rate", {"rate": found.learning_rate})))
     return Table((), tuple(rows or [(Message("log.no_losses"),)]))
 
 
@@ -156,7 +191,7 @@ def _missing(found: LogAnalysis) -> tuple[Block, ...]:
     """What another option would add."""
     if not found.config_used and FORMATS[found.format].has_config:
         return (Paragraph(Message("log.give_config")),)
-    return () if found.gpu_name else (Paragraph(Message("log.give_gpu")),)
+    return () if found.gpu_name or not FORMATS[found.format].has_config else (Paragraph(Message("log.give_gpu")),)
 
 
 def utilization_document(name: str, used: Utilization) -> Document:

@@ -1,0 +1,210 @@
+"""What is known of one program's log: how its lines are found, and what each figure in them is, with its unit.
+
+Steps are found anywhere in a line, so that time stamps, ranks, colours and progress bars around them do no harm.
+"""
+
+import math
+import re
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+# A number as programs print it; commas are grouping or, where the locale was another, the decimal point.
+NUMBER = r"[-+]?(?:nan|inf|\d(?:[\d.,]{0,30}\d)?(?:e[-+]?\d{1,3})?)"
+INT = r"\d{1,12}"
+BYTES = {"bytes": 1, "mb": 10**6, "gb": 10**9, "mib": 2**20, "gib": 2**30}  # by the end of a group's name
+MEMORY = ("allocated", "reserved", "active", "device")  # what a figure of memory counts: the beginning of such a name
+# Where the time of a step is from: as printed; the difference of times since the start; the time stamps of the lines;
+# the mean that a progress bar shows; or the log has none.
+TimeSource = Literal["printed", "difference", "stamps", "bar", "none"]
+
+
+def pattern(*parts: str) -> re.Pattern[str]:
+    """The parts one after the other, in any case; digits are 0 to 9 alone."""
+    return re.compile("".join(parts), re.IGNORECASE | re.ASCII)
+
+
+def number(text: str, *, grouped_thousands: bool = True) -> float:
+    """The value of a printed number; NaN where it has none. A lone comma before three digits groups thousands."""
+    if "," in text:
+        head, _, tail = text.rpartition(",")
+        grouping = "." in tail or "," in head or (grouped_thousands and len(tail) == 3)
+        text = text.replace(",", "") if grouping else f"{head.replace('.', '')}.{tail}"
+    try:
+        value = float(text)
+    except ValueError:  # such as 1.2.3
+        return math.nan
+    return value if math.isfinite(value) else math.nan
+
+
+@dataclass(slots=True)
+class Reading:
+    """What one line says. None: it does not say; NaN: it does, but that is no number.
+
+    A step has a number, or none where the program prints none. `evaluated`: it is of an evaluation, after `step`.
+    `of`: the last step. `memory_bytes`: by what it counts, one of MEMORY. `restarts`: the run begins again here.
+    """
+
+    at: int = 0  # where in the line, so that several keep their order
+    step: int | None = None
+    loss: float | None = None
+    step_s: float | None = None
+    tokens_per_s: float | None = None
+    learning_rate: float | None = None
+    mfu: float | None = None
+    of: int | None = None
+    memory_bytes: Mapping[str, int] | None = None
+    evaluated: bool = False
+    val_loss: float = math.nan
+    restarts: bool = False
+
+
+class Corrected(NamedTuple):
+    """What is known of the steps once all lines were read: their numbers and times, one each; None: as they were."""
+
+    numbers: "array[int] | None" = None
+    times_s: "array[float] | None" = None
+
+
+class LineReader:
+    """Reads one log of one program, line by line, from its beginning."""
+
+    def __init__(self, format: "LogFormat") -> None:
+        self.format = format
+        self.words = format.words  # one of them stands in every line that is worth a look; none: look at each
+
+    def read(self, line: str) -> list[Reading]:
+        """What the line says of steps and evaluations."""
+        raise NotImplementedError
+
+    def finish(self) -> Corrected:
+        """What only the whole log tells of the steps."""
+        return Corrected()
+
+    def header(self) -> Mapping[str, float]:
+        """Fields of LogHeader that only the whole log tells."""
+        return {}
+
+
+class Header(NamedTuple):
+    """A line about the whole run. `word`: what stands in it, in small letters. The groups are named as the fields of
+    LogHeader; `sequences` times `seq_len` is `tokens_per_step`; a figure of memory is named with its unit."""
+
+    word: str
+    pattern: re.Pattern[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogFormat:
+    """One program's log.
+
+    `step_line` finds the line of a step, with the group `step` and, where the program prints them, `loss`, `ms` or `s`
+    (the step's time), `total_ms` (time since the start), `of` (the last step), `mfu` (percent), `rate` (tokens per
+    second), `lr`, and memory as in `reserved_gib`. `val_line` has `step` and `val`; without one, the lines that
+    nanoGPT's relatives print are looked for. `reader` is for what patterns cannot say.
+    """
+
+    name: str
+    step_line: re.Pattern[str] | None = None
+    val_line: re.Pattern[str] | None = None
+    headers: tuple[Header, ...] = ()
+    reader: "Callable[[LogFormat], LineReader] | None" = None
+    words: tuple[str, ...] = ()  # one of them stands in the line that tells the program; none: all are looked at
+    title: str = ""  # the program's name as it is written, if that is another one
+    place: int = 50  # the lower ones are looked for first
+    has_config: bool = False  # whether a config of foretrain's can describe its model
+    val_unit: Literal["nats a token", "bits a byte"] = "nats a token"  # of validation losses
+    counts_to_total: bool = False  # the last step has the number of all steps; else that less one
+    times_evaluation: bool = False  # evaluations and saves are within the time of their step
+    step_time: TimeSource = "printed"
+    mean_times: bool = False  # a time is the mean of the steps since the line before
+    rate_per_gpu: bool = False  # its tokens per second are one card's
+    own_evaluations: bool = False  # it never prints evaluations as nanoGPT's relatives do
+
+    @property
+    def shown(self) -> str:
+        """The program's name for readers."""
+        return self.title or self.name
+
+    def new_reader(self) -> LineReader:
+        """A reader at the beginning of a log."""
+        return self.reader(self) if self.reader else PatternReader(self)
+
+
+class PatternReader(LineReader):
+    """Reads by the patterns of a format. `before`: a step and the time since the start, of the last line with both."""
+
+    def __init__(self, format: LogFormat) -> None:
+        super().__init__(format)
+        self.before: tuple[int, float] | None = None
+        names = format.step_line.groupindex if format.step_line else ()
+        self.memory = [name for name in names if _memory_group(name)]
+
+    def read(self, line: str) -> list[Reading]:
+        """The steps and evaluations in the line."""
+        found = []
+        if self.format.step_line:
+            found = [self.step(line, match) for match in self.format.step_line.finditer(line)]
+        if self.format.val_line:
+            found += [self.evaluation(match) for match in self.format.val_line.finditer(line)]
+        return found
+
+    def step(self, line: str, match: re.Match[str]) -> Reading:
+        """What is said of a step."""
+        groups = match.groupdict()
+        reading = Reading(match.start(), int(groups["step"]))
+        if (text := groups.get("loss")) is not None:
+            reading.loss = number(text, grouped_thousands=False)
+        if (text := groups.get("ms")) is not None:
+            reading.step_s = number(text) / 1e3
+        elif (text := groups.get("s")) is not None:
+            reading.step_s = number(text)
+        elif (text := groups.get("total_ms")) is not None:
+            reading.step_s = self.difference(reading.step or 0, number(text) / 1e3)
+        if (text := groups.get("of")) is not None:
+            reading.of = int(text)
+        if (text := groups.get("mfu")) is not None:
+            reading.mfu = number(text) / 100
+        if (text := groups.get("rate")) is not None:
+            reading.tokens_per_s = number(text)
+        if (text := groups.get("lr")) is not None:
+            reading.learning_rate = number(text, grouped_thousands=False)
+        if self.memory:
+            reading.memory_bytes = memory_of({name: groups[name] for name in self.memory})
+        return reading
+
+    def evaluation(self, match: re.Match[str]) -> Reading:
+        """What is said of an evaluation."""
+        groups = match.groupdict()
+        at = int(groups["step"])
+        if self.before is None and (total := groups.get("total_ms")):
+            self.before = at, number(total) / 1e3
+        loss = number(groups["val"], grouped_thousands=False)
+        return Reading(match.start(), at, evaluated=True, val_loss=loss)
+
+    def difference(self, step: int, total_s: float) -> float | None:
+        """The mean time of the steps since the last line, by the time since some start; None where there is no such
+        line, or the program set its clock to zero in between."""
+        before, self.before = self.before, (step, total_s)
+        if before is None or step <= before[0] or not total_s > before[1]:
+            return None
+        return (total_s - before[1]) / (step - before[0])
+
+
+def memory_of(groups: Mapping[str, str | None]) -> dict[str, int] | None:
+    """{what it counts: bytes} of the groups that are named so, such as `reserved_gib`; None without one."""
+    found = {}
+    for name, text in groups.items():
+        named = _memory_group(name)
+        if text is not None and named:
+            value = number(text) * named[1]
+            if 0 < value < 2**60:
+                found[named[0]] = round(value)
+    return found or None
+
+
+def _memory_group(name: str) -> tuple[str, int] | None:
+    """(what it counts, bytes of its unit) of a name such as `reserved_gib`; None of another one."""
+    kind, _, unit = name.rpartition("_")
+    return (kind, BYTES[unit]) if kind in MEMORY and unit in BYTES else None

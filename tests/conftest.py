@@ -48,6 +48,14 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def unwalked() -> None:
+    """What earlier tests left in caches (hundreds of plans) is not walked again: every run of the trainer collects
+    garbage before it measures memory, which took seconds late in a session."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)

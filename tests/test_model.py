@@ -178,6 +178,7 @@ def test_a_chunked_loss_in_bf16_is_nearer_to_the_truth_than_pytorchs() -> None:
     assert (our_gradients - exact).norm() < (its_gradients - exact).norm() * 1.05
 
 
+@pytest.mark.slow  # Inductor compiles C++
 def test_a_compiled_chunked_loss_is_the_same() -> None:
     loss, gradients = loss_and_gradients(torch.float32, loss_chunk_size=24)
     compiled, its_gradients = loss_and_gradients(torch.float32, compile=True, loss_chunk_size=24)

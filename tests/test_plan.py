@@ -142,6 +142,7 @@ def test_plan_round_trips_through_json() -> None:
     assert Plan.from_json(json.dumps(made.to_json(schema="foretrain.plan/2"))) == made
 
 
+@pytest.mark.slow
 def test_every_preset_plans_on_every_card() -> None:
     from foretrain.config.presets import PRESETS
     from foretrain.hardware.catalogue import catalogue
@@ -153,6 +154,16 @@ def test_every_preset_plans_on_every_card() -> None:
             made = plan(resolve([preset]).config, gpu)
             assert (made.verdict_of("foretrain") is None) == (gpu.memory_bytes is None)
     assert "<canvas" in html.render(plan_view.document(made))
+
+
+def test_every_preset_plans_on_a_card_and_every_card_plans_a_preset() -> None:
+    from foretrain.config.presets import PRESETS
+    from foretrain.hardware.catalogue import catalogue
+
+    pairs = [(preset, find("4070")) for preset in PRESETS] + [("gpt2-30m", gpu) for gpu in catalogue().values()]
+    for preset, gpu in pairs:
+        made = plan(resolve([preset]).config, gpu)
+        assert (made.verdict_of("foretrain") is None) == (gpu.memory_bytes is None)
 
 
 def test_dtype_is_chosen_from_the_card() -> None:

@@ -91,6 +91,7 @@ class _Search:
         self.gpu: Gpu = base.gpu
         self.data = base.work.dataset_tokens
         self.fitted: dict[bool, int] = {}  # micro-batches that fitted the last shape, by checkpointing
+        self.too_large: list[dict[str, int]] = []  # shapes that did not fit with any setting
         self.sequences = 8  # of one optimizer step; a first guess, by which the real one is found
         middle = {"n_layer": 8, "n_head": 8, "n_embd": 512}
         for _ in range(2):  # the guess decides how much is computed only slightly; a second round is steady
@@ -138,8 +139,21 @@ class _Search:
         fits = ledger.fits(self.base.available_bytes, self.gpu.memory_bytes)
         return ledger.memory.needed_bytes if fits else None
 
+    def n_params(self, shape: dict[str, int]) -> int:
+        """The parameters of a shape."""
+        return ModelShape.of(self.configured(shape, 1)).n_params
+
+    def is_too_large(self, shape: dict[str, int]) -> bool:
+        """Whether the memory need not be estimated: weights, gradients and both moments alone are too much, or a shape
+        that is neither deeper nor wider did not fit."""
+        if 16 * self.n_params(shape) > (self.base.available_bytes or 0):
+            return True
+        return any(all(shape[name] >= size for name, size in each.items()) for each in self.too_large)
+
     def fitting(self, shape: dict[str, int]) -> tuple[RunConfig, int] | None:
         """The quickest settings of a shape that fit the memory, and what they need."""
+        if self.is_too_large(shape):
+            return None
         batches = [batch for batch in MICRO_BATCHES if batch <= self.sequences]
         for checkpointing in (False, True) if self.step == "foretrain" else (False,):
             configs = [self.configured(shape, batch, checkpointing) for batch in batches]
@@ -148,6 +162,7 @@ class _Search:
             if count:
                 quickest = min(range(count), key=lambda i: self.timing(configs[i]).step_s.expected_s)
                 return configs[quickest], needs(quickest)
+        self.too_large.append(shape)
         return None
 
     def that_fit(self, needs: Callable[[int], int], count: int, checkpointing: bool) -> int:
@@ -179,6 +194,19 @@ class _Search:
         )  # fmt: skip
 
 
+def _ranked(
+    search: _Search, grid: list[dict[str, int]], listen: Callable[[int, int], None]
+) -> list[tuple[float, dict[str, int]]]:
+    """(loss, shape) of every shape that makes a step within the limit, the lowest loss first, whatever it needs."""
+    found = []
+    for number, shape in enumerate(grid):
+        listen(number, 2 * len(grid))
+        config = search.configured(shape, 8)
+        if steps := search.steps(config, search.timing(config)):
+            found.append((search.loss(config, steps), shape))
+    return sorted(found, key=lambda pair: pair[0])
+
+
 def best(
     base: Plan,
     limit: Limit,
@@ -194,31 +222,35 @@ def best(
         raise UserError("usage.best_memory", text=limit.as_option, gpu=base.gpu.name)
     check_currency(limit, base.config)
     search = _Search(base, limit, step, given)
-    ranked: list[tuple[float, dict[str, int]]] = []
     grid = list(shapes())
-    for number, shape in enumerate(grid):
-        listen(number, 2 * len(grid))
-        config = search.configured(shape, 8)
-        steps = search.steps(config, search.timing(config))
-        if steps:
-            ranked.append((search.loss(config, steps), shape))
-    ranked.sort(key=lambda pair: pair[0])
+    ranked = _ranked(search, grid, listen)
     found: list[Candidate] = []
     rejected: list[float] = []
-    for number, (loss, shape) in enumerate(ranked):
-        if len(found) >= LOOKED_AT and loss > min(candidate.loss for candidate in found) + TIE:
-            break
-        listen(len(grid) + number, 2 * len(grid))
-        # Weights, gradients and both moments alone; the ledger need not be asked.
-        too_large = 16 * ModelShape.of(search.configured(shape, 1)).n_params > base.available_bytes
-        fitting = None if too_large else search.fitting(shape)
+
+    def look_at(loss: float, shape: dict[str, int]) -> Candidate | None:
+        listen(len(grid) + len(found) + len(rejected), 2 * len(grid))
+        fitting = search.fitting(shape)
         made = search.candidate(*fitting) if fitting else None
         if made is None:
             rejected.append(loss)
         else:
             found.append(made)
+        return made
+
+    rest = iter(ranked)
+    while len(found) < LOOKED_AT and (pair := next(rest, None)):
+        look_at(*pair)
     if not found:
         raise _nothing(base, search, limit, grid[0])
+    # Of shapes that no law can tell apart the smallest is the answer: of those that are left it comes first.
+    alike = min(candidate.loss for candidate in found) + TIE
+    smallest = min(candidate.n_params for candidate in found if candidate.loss <= alike)
+    for n_params, loss, shape in sorted(
+        ((search.n_params(shape), loss, shape) for loss, shape in rest if loss <= alike), key=lambda each: each[0]
+    ):
+        made = look_at(loss, shape) if n_params < smallest else None
+        if n_params >= smallest or (made and made.loss <= alike):
+            break
     lowest = min(candidate.loss for candidate in found)
     found.sort(key=lambda c: (0.0, c.n_params) if c.loss <= lowest + TIE else (c.loss, 0))
     return Best(
@@ -228,7 +260,7 @@ def best(
 
 
 def _nothing(base: Plan, search: _Search, limit: Limit, smallest: dict[str, int]) -> UserError:
-    params = ModelShape.of(search.configured(smallest, 1)).n_params
+    params = search.n_params(smallest)
     available = base.available_bytes or 0
     return UserError(
         "check.best_nothing", text=limit.as_option, gpu=base.gpu.name, available=available, params=params

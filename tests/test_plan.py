@@ -225,7 +225,7 @@ def test_several_cards() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["gpt2-1558m", "--gpu", "4070", "--check"], 3, "does not fit the RTX 4070"),
+        (["gpt2-124m", "--batch_size=64", "--gpu", "4070", "--check"], 3, "does not fit the RTX 4070"),
         (["gpt2-30m", "--gpu", "4070", "--check"], 0, ""),
         (["c.py", "--gpu", "4070", "--others", "2.1GB", "--check", "--trainer", "nanogpt"], 3, "does not fit"),
         (["gpt2-124m", "--gpu", "4071"], 2, "nearest"),

@@ -16,13 +16,19 @@ from foretrain.config.hub.source import find_source
 from foretrain.hardware.catalogue import find_gpu
 from foretrain.model.hub.decoder import Decoder
 from foretrain.predict.finetune.largest import largest
-from foretrain.predict.finetune.memory import estimated
+from foretrain.predict.finetune.memory import FineTuneLedger, estimated
 from foretrain.predict.finetune.plan import plan, replanned
 from foretrain.predict.finetune.program import ROLES, adapted_roles
 from foretrain.predict.finetune.time import step_s
+from foretrain.predict.trace.finetune.answer import answered
+from foretrain.predict.trace.finetune.request import FineTuneRequest
+from tests.kit.finetune import source_of
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", minversion="5")
 peft = pytest.importorskip("peft")  # before a trace: where bitsandbytes is there, both import it
+
+from foretrain.predict.trace.finetune import drive
+
 # peft asks for names that transformers 5.23 calls old.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*checkpointing. is deprecated:FutureWarning"),
@@ -200,16 +206,12 @@ MORE: tuple[dict[str, Any], ...] = (
     {"dtype": "float32", "amp": "bf16", "gradient_checkpointing": True}, {"optim": "adamw_torch"},
     {"attn": "eager"}, {"optim": "adafactor"}, {"method": "lora", "amp": "bf16"}, {"method": "lora", "lora_dropout": 0.1},
 )  # fmt: skip
-# Found 1.4 and 1.7 % too low: adapters in a recomputed block with dropout.
-KNOWN_MISSES = {("gpt2", "lora, checkpointing"), ("gpt_bigcode", "lora, checkpointing")}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_family_agrees_with_its_trace(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if (name, way) in KNOWN_MISSES:
-        pytest.xfail("the estimate is lower")
     agree(name, monkeypatch, **WAYS[way])
 
 
@@ -217,6 +219,45 @@ def test_every_family_agrees_with_its_trace(name: str, way: str, monkeypatch: py
 @pytest.mark.parametrize("options", MORE, ids=str)
 def test_every_option_agrees_with_its_trace(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     agree("llama", monkeypatch, **options)
+
+
+def agree_in_all_phases(config: dict[str, Any], **options: Any) -> None:
+    """From loading to merging, with drive.py's loop of transformers, peft, bitsandbytes and TRL: 0.2 % where the model
+    runs, 0.5 % where it does not."""
+    tune = FineTune.model_validate({"dtype": "bfloat16", "batch_size": 2, "seq_len": 256, **EVALUATED, **options})
+    found_facts, gpu = facts_of(config), find_gpu(CARD)
+    assert found_facts is not None
+    found = {p.phase: p.allocated_bytes for p in FineTuneLedger(found_facts, tune, gpu).memory.phases}
+    asked = FineTuneRequest(source_of(config), tune, gpu)
+    trace = answered(asked.whole(drive.trace(asked.job())), gpu, {}, available_bytes=None)
+    expected = {p.phase: p.allocated_bytes for p in trace.memory.phases}
+    if not tune.adapters:
+        expected.pop("prepare", None)  # nothing is done in it
+    assert found.keys() == expected.keys()
+    for phase, nbytes in expected.items():
+        runs = phase in ("first_step", "steady_step", "evaluate")
+        assert found[phase] == pytest.approx(nbytes, rel=0.002 if runs else 0.005), (config, options, phase)
+
+
+EVALUATED = {"evaluate": True, "eval_batch_size": 2, "eval_batches": 2}
+IN_4_BITS: dict[str, dict[str, Any]] = {
+    "fp32": {}, "fp32, checkpointing": {"gradient_checkpointing": True}, "bf16": {"amp": "bf16"},
+    "bf16, checkpointing": {"amp": "bf16", "gradient_checkpointing": True},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", IN_4_BITS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_family_in_4_bits_agrees_with_its_trace(name: str, way: str) -> None:
+    pytest.importorskip("bitsandbytes")
+    agree_in_all_phases(built_config(name), method="qlora", **IN_4_BITS[way])
+
+
+def test_4_bits_agree_with_their_trace() -> None:
+    pytest.importorskip("bitsandbytes")
+    small = {**built_config("llama"), "num_hidden_layers": 2}
+    agree_in_all_phases(small, method="qlora", amp="bf16", gradient_checkpointing=True)
 
 
 # -- plans -------------------------------------------------------------------------------------------------

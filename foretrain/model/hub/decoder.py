@@ -17,23 +17,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from foretrain.model.hub.linear import Adapter, Conv1D, Linear4bit, Lora
+from foretrain.model.hub.linear import Adapter, Conv1D, Linear4bit, Lora, Packed
 
+HOLDING = ("gpt2", "gpt_bigcode")  # blocks that hold what attention gave until they end
 JOINING = ("gpt_neox", "phi", "phi3")  # what is turned is joined to the other columns, even where there are none
 
 
 class Build:
-    """How the layers of a model are made. `adapted`: roles of linear layers that get an adapter; `quantized`: whether
-    those of blocks are in 4 bits."""
+    """How the layers of a model are made. `adapted`: roles of linear layers that get an adapter; `packed`: how those
+    of blocks are kept in 4 bits."""
 
-    def __init__(self, adapter: Adapter | None = None, adapted: frozenset[str] = frozenset(), quantized: bool = False):
-        self.adapter, self.adapted, self.quantized = adapter, adapted, quantized
+    def __init__(
+        self, adapter: Adapter | None = None, adapted: frozenset[str] = frozenset(), packed: Packed | None = None
+    ) -> None:
+        self.adapter, self.adapted, self.packed = adapter, adapted, packed
 
     def linear(self, role: str, n_in: int, n_out: int, bias: bool, conv1d: bool = False) -> nn.Module:
         """A linear layer with this role in its block."""
         layer: nn.Module
-        if self.quantized:
-            layer = Linear4bit(n_in, n_out, bias)
+        if self.packed is not None:
+            layer = Linear4bit(n_in, n_out, bias, self.packed)
         else:
             layer = Conv1D(n_in, n_out) if conv1d else nn.Linear(n_in, n_out, bias=bias)
         if self.adapter is not None and role in self.adapted:
@@ -282,7 +285,7 @@ class Block(nn.Module):
 
     def __init__(self, facts: Any, layer: int, build: Build) -> None:
         super().__init__()
-        self.norms, self.scaled = facts.norms, facts.scaled_residual
+        self.norms, self.scaled, self.holds = facts.norms, facts.scaled_residual, facts.model_type in HOLDING
         self.self_attn = Attention(facts, layer, build)
         self.mlp = make_mlp(facts, build)
         if facts.norms != "post":
@@ -297,6 +300,7 @@ class Block(nn.Module):
         before = self.norms != "post"
         residual = x
         x = self.self_attn(self.input_layernorm(x) if before else x, tables, mask)
+        attended = x if self.holds else None
         if self.norms != "pre":
             x = self.post_attention_layernorm(x)
         x = residual + (x * 0.5 if self.scaled else x)
@@ -308,6 +312,7 @@ class Block(nn.Module):
         x = self.mlp(x)
         if self.norms != "pre":
             x = self.post_feedforward_layernorm(x)
+        del attended
         return residual + (x * 0.5 if self.scaled else x)
 
 
@@ -335,10 +340,9 @@ class ParallelBlock(nn.Module):
         return made + attended + x
 
 
-def rotary_tables(T: int, width: int, dtype: torch.dtype, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the positions, 1 x 1 x T x D."""
-    rates = 10000.0 ** -(torch.arange(0, width, 2, dtype=torch.float32, device=like.device) / width)
-    positions = torch.arange(T, device=like.device)[None]
+def rotary_tables(positions: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the positions, 1 x T, as 1 x 1 x T x D."""
+    rates = 10000.0 ** -(torch.arange(0, width, 2, dtype=torch.float32, device=positions.device) / width)
     freqs = positions[..., None].float() * rates
     angles = torch.cat((freqs, freqs), dim=-1)
     cos, sin = angles.cos(), angles.sin()
@@ -372,30 +376,39 @@ class Decoder(nn.Module):
         if f.tied:
             self.lm_head.weight = self.embed_tokens.weight
 
-    def embedded(self, idx: Tensor) -> Tensor:
-        """B x T x C of token ids."""
+    def embedded(self, idx: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """B x T x C of token ids at positions, and the embeddings that it was made of."""
         f = self.facts
         x = self.embed_tokens(idx)
-        if f.scaled_embedding:
+        within = f.norm == "gemma_rms"  # whose embedding multiplies what it gives
+        if f.scaled_embedding and within:
             x = x * (f.n_embd**0.5)
+        if self.checkpointing:
+            x.requires_grad_(True)  # of frozen ones too (enable_input_require_grads)
+        if f.scaled_embedding and not within:
+            x = x * (f.n_embd**0.5)
+        parts = (x,)
         if f.positions == "learned":
-            x = x + self.embed_positions(torch.arange(idx.shape[1], device=idx.device)[None])
-        return F.dropout(x, f.embedding_dropout, self.training) if f.embedding_dropout else x
+            parts = x, self.embed_positions(positions)
+            x = parts[0] + parts[1]
+        return F.dropout(x, f.embedding_dropout, self.training) if f.embedding_dropout else x, parts
 
     def states(self, idx: Tensor) -> Tensor:
-        """B x T x C before the head. transformers' models hold what they embedded until here (`inputs_embeds`)."""
+        """B x T x C before the head. transformers' models hold the positions and what they embedded until here
+        (`position_ids`, `inputs_embeds`, `position_embeds`)."""
         f, T = self.facts, idx.shape[1]
-        x = embedded = self.embedded(idx)
+        positions = (torch.arange(T, device=idx.device) + 0)[None]
+        x, embedded = self.embedded(idx, positions)
         masks = self.masks(idx.shape[0], T, x)
         rotary = f.positions == "rotary"
-        tables = rotary_tables(T, f.rotary_dim or f.head_dim, x.dtype, x) if rotary else None
+        tables = rotary_tables(positions, f.rotary_dim or f.head_dim, x.dtype) if rotary else None
         for i, block in enumerate(self.layers):
             if self.checkpointing and self.training:
                 x = checkpoint(block, x, tables, masks[i in f.sliding_layers], use_reentrant=False)
             else:
                 x = block(x, tables, masks[i in f.sliding_layers])
         x = self.norm(x)
-        del embedded
+        del embedded, positions
         return x
 
     def head(self, x: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Linear layers as fine-tuning has them: plain, in x out as GPT-2 keeps them, in 4 bits, and with a LoRA adapter.
 
 Each computes what transformers', bitsandbytes' and peft's do, in their order, so that it saves and allocates the same:
-transformers pytorch_utils.py (Conv1D), bitsandbytes autograd/_functions.py (MatMul4Bit), peft tuners/lora/layer.py.
+transformers pytorch_utils.py (Conv1D), bitsandbytes autograd/_functions.py (MatMul4Bit) and backends/default/ops.py
+(gemm_4bit), peft tuners/lora/layer.py.
 """
 
 from typing import Any, NamedTuple
@@ -9,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+BLOCK = 64  # weights in 4 bits that share a scale
 
 
 class Adapter(NamedTuple):
@@ -34,40 +37,68 @@ class Conv1D(nn.Module):
         return torch.addmm(self.bias, rows, self.weight).view(*x.shape[:-1], self.n_out)
 
 
+class Packed(NamedTuple):
+    """How weights are kept in 4 bits. `compute`: the dtype that they are multiplied in; `stored`: the one that they
+    were packed from, and become again; `nested`: whether their scales are in 8 bits."""
+
+    compute: Any
+    stored: Any
+    nested: bool = True
+
+
 class _Matmul4Bit(torch.autograd.Function):
     """x·Wᵀ + b where W is made from 4 bits for each matmul, forward and backward, and let go after it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: "Linear4bit") -> Tensor:
         ctx.layer = layer
-        return F.linear(x, layer.dequantized(x.dtype), layer.bias)
+        scales = layer.scales()
+        return _product(x, layer.weight(x.dtype), layer.bias, scales)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return F.linear(grads[0], ctx.layer.dequantized(grads[0].dtype).t()), None
+        return F.linear(grads[0], ctx.layer.dequantized().to(grads[0].dtype).t()), None
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None) -> Tensor:
+    """x·Wᵀ + b; the scales stay until it is there."""
+    return F.linear(x, weight, bias)
 
 
 class Linear4bit(nn.Module):
-    """A frozen linear layer in 4 bits (NF4, arXiv:2305.14314) that computes in the dtype of its input.
+    """A frozen linear layer in 4 bits (NF4, arXiv:2305.14314), which gives the dtype of its input.
 
-    It has no values: only its sizes are known. `packed`: bytes of two weights each; absmax: a scale for 64 of them.
+    It has no values: only its sizes are known. Two weights are a byte, 64 of them have a scale.
     """
 
-    def __init__(self, n_in: int, n_out: int, bias: bool) -> None:
+    def __init__(self, n_in: int, n_out: int, bias: bool, packed: Packed) -> None:
         super().__init__()
-        self.shape = (n_out, n_in)
+        self.shape, self.packed = (n_out, n_in), packed
         self.bias = nn.Parameter(torch.zeros(n_out)) if bias else None
 
-    def dequantized(self, dtype: torch.dtype) -> Tensor:
-        """The weight, out x in, in this dtype."""
+    def weight(self, dtype: Any) -> Tensor:
+        """Room for the weight, out x in, in this dtype."""
         return torch.empty(self.shape, dtype=dtype)
 
+    def scales(self) -> Tensor | None:
+        """The scales in fp32, where they are kept in 8 bits: made of them, then moved by an offset."""
+        if not self.packed.nested:
+            return None
+        made = torch.empty((-(-self.shape[0] * self.shape[1] // BLOCK),), dtype=torch.float32)
+        return made + 1.0
+
+    def dequantized(self) -> Tensor:
+        """The weight in the dtype that it was packed from (bitsandbytes functional.py, dequantize_4bit)."""
+        scales = self.scales()
+        found = self.weight(self.packed.stored)
+        del scales
+        return found
+
     def forward(self, x: Tensor) -> Tensor:
-        device = x.device.type
-        if torch.is_autocast_enabled(device):
-            x = x.to(torch.get_autocast_dtype(device))
+        dtype = x.dtype
+        x = x.to(self.packed.compute)
         out: Tensor = _Matmul4Bit.apply(x, self)
-        return out
+        return out.to(dtype)
 
 
 class Lora(nn.Module):
@@ -83,9 +114,9 @@ class Lora(nn.Module):
         self.quantized = isinstance(layer, Linear4bit)
 
     def forward(self, x: Tensor) -> Tensor:
-        result = self.base_layer(x)
         if self.quantized:
-            return self.over_4bit(x, result.clone())
+            return self.over_4bit(x, self.base_layer(x).clone())
+        result = self.base_layer(x)
         dtype = result.dtype
         x = x.to(self.lora_A.weight.dtype)
         result = result + self.lora_B(self.lora_A(self.dropped(x))) * self.scaling

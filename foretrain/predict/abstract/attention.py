@@ -19,6 +19,8 @@ HERE = "activations.attention"
 def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, mask: Tensor | None = None) -> Tensor:
     """B x H x T x D of queries, keys and values to the same of results. FlashAttention takes no mask."""
     kind = m.machine.attention(wants(q, k, v))
+    if kind == "math" and mask is not None and m.machine.cuda and int(k.shape[1]) == int(q.shape[1]):
+        kind = "efficient"  # where there is a mask, keys are repeated before
     if kind == "math":
         return _math(q, k, v, dropout)
     if mask is not None and kind == "flash" and m.machine.cuda:
@@ -107,7 +109,7 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     machine, low, learns = m.machine, q.dtype, wants(q, k, v)
     B, H, T, D = q.shape
     heads, scores = (B, H, T, D), (B, H, T, T)
-    half, lays_out = low.itemsize == 2, int(B) > 1 and int(H) > 1
+    half, lays_out, grouped = low.itemsize == 2, int(B) > 1 and int(H) > 1, int(k.shape[1]) != int(H)
 
     def made(
         kind: str, shape: Sequence[int], *inputs: Tensor, dtype: m.DType = float32, of: Sequence[int] = ()
@@ -115,13 +117,18 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         return make(kind, shape, dtype, *inputs, component=_place(), of=of)
 
     machine.name = "attention"
-    casts = [made("cast", heads, x) for x in (q, k, v)] if half else []
+    casts = [made("cast", x.shape, x) for x in (q, k, v)] if half else []
     factors = [made("add", heads, q)]  # q, scaled
     names = [made("fill", (T, T))]  # the causal mask
+    if grouped:  # keys and values once for each head of queries (pre_process_group_query_attention_input)
+        names += [made("join", heads, x) for x in (k, v)]
     factors.append(made("add", heads, k))  # k, scaled
     if lays_out:  # a product of batches copies factors whose batch and head cannot be seen as one dimension
         names.append(factors[0])
-        factors = [factors[1], made("join", heads, factors[0]), made("join", heads, factors[1])]
+        # keys that were repeated can be seen so
+        turned = factors[1] if grouped else made("join", heads, factors[1])
+        factors = [factors[1], made("join", heads, factors[0]), turned]
+        del turned
     products = made("matmul", scores, *factors[-2:], of=(B * H * T, T, D))
     ran("add", products, products, names[0])
     if lays_out:
@@ -139,7 +146,9 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     dropped = weights[min(1, len(weights) - 1)]
     if half:
         names.append(made("cast", scores, dropped, dtype=low))  # returned besides the output
-    value = made("join", heads, v) if lays_out else (casts.pop() if casts else v)
+    value = casts.pop() if casts else v
+    if grouped or lays_out:
+        value = names[2] if grouped else made("join", heads, v)
     out = made("matmul", heads, dropped, value, of=(B * H * T, D, T))
     if half:
         names.append(out)
@@ -147,12 +156,14 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     casts.clear()
     names.clear()
     if learns:
-        run = partial(_math_backward, low, lays_out)
+        run = partial(_math_backward, low, lays_out, k.shape)
         record(out, run, (q, k, v), (*factors, *weights, value), composite=True)
     return out
 
 
-def _math_backward(low: m.DType, lays_out: bool, saved: list[Any], grads: list[Tensor]) -> Grads:
+def _math_backward(
+    low: m.DType, lays_out: bool, shape: tuple[int, ...], saved: list[Any], grads: list[Tensor]
+) -> Grads:  # fmt: skip
     """Back through the product, dropout, softmax, the product of q and k, their scaling, and the casts."""
     q, k, softmax, *dropped, v = saved
     saved.clear()
@@ -179,6 +190,9 @@ def _math_backward(low: m.DType, lays_out: bool, saved: list[Any], grads: list[T
     dk = make("matmul_input", heads, float32, ds, q, of=(rows, D, T))
     del ds, q, k
     dk = make("add", heads, float32, dk)  # scaled
+    if int(shape[1]) != int(heads[1]):  # the sums of each group
+        dv = make("add", shape, float32, dv)
+        dk = make("add", shape, float32, dk)
     dq = make("add", heads, float32, dq)
     return tuple(x.cast(low) for x in (dq, dk, dv)) if half else (dq, dk, dv)
 

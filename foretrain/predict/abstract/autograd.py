@@ -261,10 +261,8 @@ class Checkpoint:
         machine.kind, machine.t.moment = self.kind, self.moment
         args = [a.detach() if isinstance(a, Tensor) else a for a in self.args]
         for a, original in zip(args, self.args, strict=True):
-            if isinstance(a, Tensor):
-                a.requires_grad = original.requires_grad
-                if a.requires_grad:
-                    record(a, _nothing, (), ())
+            if isinstance(a, Tensor) and original.requires_grad:
+                leaf(a)
         try:
             if self.autocasting:
                 with machine.autocast():
@@ -293,8 +291,16 @@ class _Again:
         return None
 
 
-def _nothing(saved: list[Any], *grads: Tensor | None) -> Grads:
-    return ()
+def leaf(x: Tensor) -> Tensor:
+    """x, of which a gradient is wanted that goes no further; what takes the gradient holds x (AccumulateGrad)."""
+    if not x.requires_grad:
+        held = x.detach()
+
+        def run(saved: list[Any], *grads: Tensor | None, held: Tensor = held) -> Grads:
+            return ()
+
+        record(x, run, (), ())
+    return x
 
 
 def checkpoint(call: Callable[..., Any], *args: Any, **_: Any) -> Any:

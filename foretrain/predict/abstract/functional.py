@@ -203,7 +203,9 @@ relu, tanh, rsqrt = (_unary("result", "add", "add") for _ in range(3))
 
 
 def pow(x: Tensor, exponent: Any) -> Tensor:
-    """x to a power; its gradient is made of a lower power and of that times the exponent."""
+    """x to a power, by autocast in fp32; its gradient is made of a lower power and of that times the exponent."""
+    if m.machine.autocasting:
+        x = to(x, float32)
     out = make("add", x.shape, x.dtype, x)
     if wants(x):
 
@@ -274,7 +276,7 @@ def mean(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None 
 
 
 def autocast(x: Tensor | None) -> Tensor | None:
-    """x as a matmul takes it; the copy of a weight is kept until the context ends."""
+    """x as a matmul takes it; the copy of a weight that is trained is kept until the context ends (cached_cast)."""
     machine = m.machine
     low = machine.low
     if x is None or not machine.autocasting or low is None or x.dtype.itemsize < 4 or x.dtype == int64:
@@ -283,7 +285,7 @@ def autocast(x: Tensor | None) -> Tensor | None:
     if weight and id(x) in machine.casts:
         return machine.casts[id(x)]
     out = _cast(x, low, "weight_copies" if weight else x.component)
-    if weight:
+    if weight and x.requires_grad:
         machine.casts[id(x)] = out
     return out
 
@@ -330,7 +332,10 @@ def _product(shape: Sequence[int], inner: int) -> tuple[int, int, int]:
 
 
 def _input_gradient(grad: Tensor, shape: Sequence[int], weight: Tensor) -> Tensor:
-    return make("matmul_input", shape, grad.dtype, grad, weight, of=_product(shape, weight.shape[0]))
+    """That of more dimensions than two is a view of the product."""
+    gradient = make("matmul_input", shape, grad.dtype, grad, weight, of=_product(shape, weight.shape[0]))
+    gradient.base = gradient.storage if len(shape) > 2 else None
+    return gradient
 
 
 def _weight_gradient(grad: Tensor, x: Tensor, shape: Sequence[int]) -> Tensor:

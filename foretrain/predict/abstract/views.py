@@ -120,7 +120,11 @@ def _view_backward(shape: tuple[int, ...]) -> Callable[..., Grads]:
 def _seen(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """x in another shape, copied where it has to be; without autograd."""
     strides = _viewed_strides(x, shape)
-    return x.made(shape, x.dtype) if strides is None else x.viewed(shape, strides)
+    if strides is None:
+        return x.made(shape, x.dtype)
+    found = x.viewed(shape, strides)
+    found.base = x.storage  # as all views that autograd makes, backward too, have it
+    return found
 
 
 def reshape(x: Tensor, *shape: Any) -> Tensor:

@@ -4,13 +4,11 @@ The order is that of transformers' Trainer (trainer.py): load, the batches of a 
 optimizer, evaluation. Sizes round up as PyTorch's CUDA allocator rounds them; a CPU's do not.
 """
 
-import math
 from typing import Any
 
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.hardware.catalogue import Gpu
-from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.abstract.tensors import float32
 from foretrain.predict.estimate.kernel_buffers import (
     Processors,
@@ -21,13 +19,13 @@ from foretrain.predict.estimate.kernel_buffers import (
 from foretrain.predict.estimate.sdpa import USUAL, WITH_CUDNN, Call, kernel, prefers_cudnn
 from foretrain.predict.estimate.simulated_run import cublas_workspace_bytes, granule_of
 from foretrain.predict.finetune.optimizers import OPTIMIZERS
+from foretrain.predict.finetune.outside import Outside
 from foretrain.predict.finetune.program import Program
-from foretrain.predict.timeline import Passage, Size, Tensor, Timeline
+from foretrain.predict.timeline import Passage, Tensor, Timeline
 
 PHASES = ("load", "prepare", "first_step", "steady_step", "evaluate", "save", "merge")
-BLOCK, OUTER_BLOCK = 64, 256  # weights that share a scale in 4 bits, and scales that share one of theirs
 PAGED = 100_000  # elements from which on bitsandbytes pages a state (get_state_buffer)
-MICRO_BATCHES, STEPS = 3, 3  # that are written out: then what the allocator reserves has settled
+MICRO_BATCHES = 3  # that are written out, and three steps: then what the allocator reserves has settled
 
 
 def symbols_of(facts: ModelFacts, tune: FineTune, gpu: Gpu, batch: int) -> dict[str, int]:
@@ -53,7 +51,8 @@ def attention_kernel(facts: ModelFacts, tune: FineTune, gpu: Gpu, *, learns: boo
         return "flash"
     if gpu.kind != "cuda":  # sdp_utils_cpp.cpp: without dropout, and with any mask
         return "math" if learns and facts.attention_dropout else "flash"
-    half = {"bf16": "bfloat16", "fp16": "float16"}.get(tune.amp, tune.dtype)
+    # Without autocast all that is not in 4 bits is fp32, and so is what it makes.
+    half = {"bf16": "bfloat16", "fp16": "float16"}.get(tune.amp, "float32" if tune.method == "qlora" else tune.dtype)
     width, heads = facts.head_dim, (facts.n_head, facts.n_kv_head, facts.n_kv_head)
     call = Call(half, (width, width, width), (2, 2), heads, grouped=facts.groups > 1, learns=learns,
                 dropout=facts.attention_dropout if learns else 0.0)  # fmt: skip
@@ -73,6 +72,8 @@ class SimulatedFineTuning:
             return attention_kernel(facts, tune, gpu, learns=learns)
 
         self.program = Program(facts, tune, attention, cuda=self.cuda)
+        self.outside = Outside(self.program, self.t)
+        self.alloc = self.outside.alloc
         self.trained = list(self.program.trained().values())
         self.passages: dict[Any, Passage] = {}
         self.gradients: list[Tensor] = []
@@ -83,38 +84,16 @@ class SimulatedFineTuning:
 
     def write(self) -> Timeline:
         """The whole run."""
-        self.load()
+        self.outside.load()
+        self.outside.prepare()
         self.step("first_step")
-        for _ in range(STEPS - 1):
-            self.step("steady_step")
+        self.step("steady_step")
         if self.tune.evaluate:
             self.evaluate()
+        self.outside.save()
+        self.step("steady_step")
+        self.outside.merge()
         return self.t
-
-    def load(self) -> None:
-        """The weights, one after the other; in 4 bits each is there in its own dtype until it is packed."""
-        self.t.at("build")
-        self.t.phase("load")
-        for parameter in self.program.weights.values():
-            kind = "adapters" if ".lora_" in parameter.name else "weights"
-            self.alloc(kind, parameter.dtype.itemsize * parameter.numel(), self._formula(parameter))
-        for n_out, n_in in self.program.packed:
-            self.pack(n_out * n_in)
-        if self.facts.model_type == "gpt_bigcode":  # its causal mask, which sdpa does not read
-            self.alloc("buffers", self.facts.max_positions**2, "W·W")
-
-    def pack(self, elements: int) -> None:
-        """A weight in 4 bits: it comes in its published dtype, is packed, and goes. Its scales are fp32, or 8 bits with
-        scales of their own (bitsandbytes functional.py, quantize_4bit)."""
-        source = self.alloc("temporaries", 2 * elements)
-        scales = -(-elements // BLOCK)
-        self.alloc("weights", -(-elements // 2), f"{elements}/2")
-        first = self.alloc("temporaries" if self.tune.double_quant else "weights", 4 * scales)
-        if self.tune.double_quant:
-            self.alloc("weights", scales)
-            self.alloc("weights", 4 * -(-scales // OUTER_BLOCK))
-            self.t.free(first)
-        self.t.free(source)
 
     def step(self, phase: str) -> None:
         """One optimizer step; the batches of all its micro-batches are on the card from its beginning."""
@@ -173,6 +152,7 @@ class SimulatedFineTuning:
         self.t.use(symbols_of(self.facts, tune, self.gpu, tune.eval_batch_size))
         kept: list[Tensor] = []
         most = tune.eval_accumulation_steps or tune.eval_batches
+        before: list[Tensor] = []  # the last batch, until the next one was used
         for _ in range(min(tune.eval_batches, 64)):
             batch = [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(3)]
             self.t.play(self.passage(train=False), 0)
@@ -183,16 +163,12 @@ class SimulatedFineTuning:
                 if len(kept) >= most:
                     self.t.free(*kept)
                     kept = []
-            self.t.free(*batch)
-        self.t.free(*kept)
+            self.t.free(*before)
+            before = batch
+        self.t.free(*kept, *before)
         self.t.use(self.symbols)
 
     # -- parts ---------------------------------------------------------------------------------------------
-
-    def alloc(self, component: str, nbytes: int, formula: str = "") -> Tensor:
-        """A tensor of so many bytes."""
-        granule = self.t.granule
-        return self.t.alloc(component, Size(formula or str(nbytes), -(-nbytes // granule) * granule))
 
     def passage(self, *, train: bool) -> Passage:
         """A pass, without the workspaces that cuBLAS has from earlier ones; a later one adds to the gradients."""
@@ -204,6 +180,3 @@ class SimulatedFineTuning:
             structure = self.program.structure(self.t.symbols, train=train, later=later)
             self.passages[key] = structure.sized(self.t).without("workspace", there)
         return self.passages[key]
-
-    def _formula(self, parameter: Parameter) -> str:
-        return f"{parameter.dtype.itemsize}·{math.prod(parameter.shape)}"

@@ -1,0 +1,149 @@
+"""What a fine-tuning run allocates outside of its steps: loading, preparing, saving, merging. No torch.
+
+transformers modeling_utils.py (from_pretrained: one tensor after the other; caching_allocator_warmup), bitsandbytes
+functional.py (quantize_4bit), peft utils/other.py (prepare_model_for_kbit_training) and tuners/lora (merge).
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from foretrain.predict.abstract.autograd import Parameter
+from foretrain.predict.finetune.program import Program
+from foretrain.predict.timeline import Size, Tensor, Timeline
+
+BLOCK, OUTER_BLOCK = 64, 256  # weights that share a scale in 4 bits, and scales that share one of theirs
+CODE_BYTES, SCALE_CODE_BYTES = 4 * 16, 4 * 256  # the values that 4 bits, and the 8 of a scale, stand for
+GPT2 = {
+    "model": "transformer", "layers": "h", "self_attn": "attn", "embed_tokens": "wte", "embed_positions": "wpe",
+    "norm": "ln_f",
+}  # fmt: skip
+WORDS = {  # of names in checkpoints, where they are others than the decoder's
+    "gpt2": GPT2, "gpt_bigcode": GPT2,
+    "gpt_neox": {"model": "gpt_neox", "self_attn": "attention", "embed_tokens": "embed_in", "norm": "final_layer_norm"},
+}  # fmt: skip
+
+
+class Outside:
+    """The weights of a run, and what comes and goes with them."""
+
+    def __init__(self, program: Program, t: Timeline) -> None:
+        self.program, self.t, self.tune, self.facts = program, t, program.tune, program.facts
+        self.quantized = self.tune.method == "qlora"
+        self.there: dict[str, Tensor] = {}
+
+    def alloc(self, component: str, nbytes: int, formula: str = "") -> Tensor:
+        """A tensor of so many bytes."""
+        granule = self.t.granule
+        return self.t.alloc(component, Size(formula or str(nbytes), -(-nbytes // granule) * granule))
+
+    # -- before ------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """The weights, one after the other; in 4 bits each is there in its own dtype until it is packed."""
+        self.t.at("build")
+        self.t.phase("load")
+        kept = {name: p for name, p in self.program.weights.items() if ".lora_" not in name}
+        if self.quantized:
+            self._warm_up(kept)
+        for name in sorted({*kept, *self.program.packed}, key=self._natural) if self.quantized else kept:
+            if name in kept:
+                self.there[name] = self._weight(kept[name], self.program.dtype.itemsize)
+            else:
+                self.pack(math.prod(self.program.packed[name]), self.program.dtype.itemsize, "weights")
+        self._buffers()
+
+    def _natural(self, name: str) -> list[Any]:
+        """The order in which transformers reads a checkpoint: by the words of its names, numbers as numbers."""
+        words = (name if name.startswith("lm_head") else f"model.{name}").split(".")
+        own = WORDS.get(self.facts.model_type, {})
+        return [int(word) if word.isdigit() else own.get(word, word) for word in words]
+
+    def _warm_up(self, kept: dict[str, Parameter]) -> None:
+        """As much as the weights will take, given back to the allocator, which keeps it."""
+        if self.program.cuda:
+            total = sum(self.program.dtype.itemsize * p.numel() for p in kept.values())
+            total += sum(math.prod(shape) // 2 for shape in self.program.packed.values())
+            self.t.free(self.alloc("temporaries", total))
+
+    def _buffers(self) -> None:
+        if self.quantized and self.tune.double_quant:  # the first one, which all others are copies of
+            self.alloc("buffers", SCALE_CODE_BYTES)
+        if self.facts.positions == "rotary":  # rates of the positions, and the same unchanged
+            width = self.facts.rotary_dim or self.facts.head_dim
+            for _ in range(2):
+                self.alloc("buffers", 4 * (width // 2))
+        if self.facts.model_type == "gpt_bigcode":  # its causal mask, which sdpa does not read
+            self.alloc("buffers", self.facts.max_positions**2, "W·W")
+
+    def pack(self, elements: int, itemsize: int, component: str) -> list[Tensor]:
+        """A weight in 4 bits, of one in this dtype, which comes and goes. Its scales are fp32, or 8 bits with scales of
+        their own. Returns what stays."""
+        source = [self.alloc("temporaries", itemsize * elements)]
+        if self.facts.conv1d and component == "weights":  # turned to out x in first
+            source.append(self.alloc("temporaries", itemsize * elements))
+        scales = -(-elements // BLOCK)
+        nested = self.tune.double_quant
+        found = [self.alloc(component, -(-elements // 2), f"{elements}/2")]
+        first = self.alloc("temporaries" if nested else component, 4 * scales)
+        found.append(self.alloc(component, CODE_BYTES))
+        if nested:
+            found.append(self.alloc(component, 4))  # their mean
+            moved = self.alloc("temporaries", 4 * scales)
+            sizes = scales, 4 * -(-scales // OUTER_BLOCK), SCALE_CODE_BYTES
+            found += [self.alloc(component, nbytes) for nbytes in sizes]
+            self.t.free(*source, first, moved)
+        else:
+            found.append(first)
+            self.t.free(*source)
+        return found
+
+    def prepare(self) -> None:
+        """What is not in 4 bits becomes fp32; adapters are made in the dtype of the weights, then become fp32."""
+        if not self.tune.adapters:
+            return
+        self.t.phase("prepare")
+        half = self.program.dtype.itemsize == 2
+        for name, tensor in self.there.items() if self.quantized and half else ():
+            self.there[name] = self._weight(self.program.weights[name], 4)
+            self.t.free(tensor)
+        made = {
+            p: self._adapter(p, self.program.dtype.itemsize) for n, p in self.program.weights.items() if ".lora_" in n
+        }
+        for parameter, tensor in made.items() if half else ():
+            self._adapter(parameter, 4)
+            self.t.free(tensor)
+
+    def _weight(self, parameter: Parameter, itemsize: int) -> Tensor:
+        return self.alloc("weights", itemsize * parameter.numel(), f"{itemsize}·{parameter.numel()}")
+
+    def _adapter(self, parameter: Parameter, itemsize: int) -> Tensor:
+        return self.alloc("adapters", itemsize * parameter.numel(), f"{itemsize}·{parameter.numel()}")
+
+    # -- after -------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """A checkpoint goes to the host tensor by tensor."""
+        self.t.at("save")
+        self.t.phase("save")
+
+    def merge(self) -> None:
+        """The product of each adapter, which is added to its weight; one in 4 bits is unpacked, and packed again."""
+        if not self.tune.adapters:
+            return
+        self.t.at("merge")
+        self.t.phase("merge")
+        for shape in self.program.adapted:
+            self.t.free(*self._merged(math.prod(shape)))
+
+    def _merged(self, elements: int) -> Iterator[Tensor]:
+        if self.quantized:
+            scales = self.alloc("temporaries", 4 * -(-elements // BLOCK)) if self.tune.double_quant else None
+            yield self.alloc("temporaries", self.program.dtype.itemsize * elements)
+            self.t.free(scales)
+        product = self.alloc("temporaries", 4 * elements)
+        yield self.alloc("temporaries", 4 * elements)  # scaled
+        self.t.free(product)
+        if self.quantized:
+            yield self.alloc("temporaries", 4 * elements)  # their sum
+            yield from self.pack(elements, 4, "temporaries")

@@ -11,6 +11,7 @@ from foretrain.advice.finetune import changes
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelSource
+from foretrain.config.hub.models import models
 from foretrain.config.hub.read import facts_of
 from foretrain.config.hub.source import find_source
 from foretrain.hardware.catalogue import find_gpu
@@ -24,8 +25,11 @@ from foretrain.predict.trace.finetune.answer import answered
 from foretrain.predict.trace.finetune.request import FineTuneRequest
 from tests.kit.finetune import source_of
 
-transformers = pytest.importorskip("transformers", minversion="5")
-peft = pytest.importorskip("peft")  # before a trace: where bitsandbytes is there, both import it
+pytest.importorskip("transformers", minversion="5")
+pytest.importorskip("peft")  # before a trace: where bitsandbytes is there, both import it
+
+import peft
+import transformers
 
 from foretrain.predict.trace.finetune import drive
 
@@ -254,10 +258,41 @@ def test_every_family_in_4_bits_agrees_with_its_trace(name: str, way: str) -> No
     agree_in_all_phases(built_config(name), method="qlora", **IN_4_BITS[way])
 
 
+TURNED: dict[str, dict[str, Any]] = {
+    "eager": {}, "bf16": {"amp": "bf16"}, "fp32": {"dtype": "float32"}, "checkpointing": {"gradient_checkpointing": True},
+    "checkpointing, dropout": {"amp": "bf16", "gradient_checkpointing": True, "lora_dropout": 0.1},
+}  # fmt: skip
+DORA_MISSES = {("llama", "checkpointing"), ("llama", "checkpointing, dropout")}  # estimated 1.1 % too high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", TURNED)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_neox"])
+def test_dora_agrees_with_its_trace(name: str, way: str, request: pytest.FixtureRequest) -> None:
+    if (name, way) in DORA_MISSES:
+        request.applymarker(pytest.mark.xfail(strict=True, reason="the estimate is higher"))
+    agree_in_all_phases(built_config(name), method="dora", **TURNED[way])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("amp", ["no", "bf16"])
+def test_a_published_model_in_4_bits_agrees_with_its_trace(amp: str) -> None:
+    """The case in which QLoRA was once estimated 5.5 % too low."""
+    pytest.importorskip("bitsandbytes")
+    sizes = {"batch_size": 1, "eval_batch_size": 1, "seq_len": 1024, "gradient_checkpointing": True}
+    agree_in_all_phases(dict(models()["qwen3-0.6b"].config), method="qlora", amp=amp, **sizes)
+
+
 def test_4_bits_agree_with_their_trace() -> None:
     pytest.importorskip("bitsandbytes")
     small = {**built_config("llama"), "num_hidden_layers": 2}
     agree_in_all_phases(small, method="qlora", amp="bf16", gradient_checkpointing=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["phi", "gpt2"])
+def test_a_power_within_autocast_is_fp32(name: str) -> None:
+    agree_in_all_phases(built_config(name), method="lora", amp="bf16", gradient_checkpointing=True)
 
 
 # -- plans -------------------------------------------------------------------------------------------------

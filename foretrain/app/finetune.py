@@ -17,7 +17,7 @@ from foretrain.predict.finetune.largest import largest as search
 from foretrain.predict.finetune.plan import FineTunePlan, plan
 from foretrain.predict.trace import service
 
-ESTIMATED = ("dora_as_lora", "finetune_compile", "finetune_liger")  # notes on what only the estimate leaves out
+ESTIMATED = ("finetune_compile", "finetune_liger")  # notes on what only the estimate leaves out
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,7 @@ class Lora(nn.Module):
         self.lora_dropout = nn.Dropout(adapter.dropout) if adapter.dropout else None
         self.scaling = 1.5
         self.quantized = isinstance(layer, Linear4bit)
+        self.lora_magnitude = nn.Parameter(torch.ones(n_out)) if adapter.dora else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.quantized:
@@ -119,8 +120,42 @@ class Lora(nn.Module):
         result = self.base_layer(x)
         dtype = result.dtype
         x = x.to(self.lora_A.weight.dtype)
-        result = result + self.lora_B(self.lora_A(self.dropped(x))) * self.scaling
+        if self.lora_magnitude is not None:
+            result = result + self.turned(x, result, self.lora_magnitude)
+        else:
+            result = result + self.lora_B(self.lora_A(self.dropped(x))) * self.scaling
         return result.to(dtype)
+
+    def turned(self, x: Tensor, result: Tensor, magnitude: Tensor) -> Tensor:
+        """What DoRA adds (arXiv:2402.09353, peft tuners/lora/dora.py): the sum of weight and adapter has rows of a
+        learned length. Their own length is no part of the graph, but the adapter's product, which it is made of, is."""
+        layer: Any = self.base_layer
+        drops = self.lora_dropout is not None and self.training
+        if drops:
+            x = self.dropped(x)
+        product = self.product()
+        product = product.to(x.dtype)
+        weight = layer.weight.to(x.dtype)
+        weight = weight.t() if isinstance(layer, Conv1D) else weight
+        length = self.length(weight, product.detach())
+        scale = (magnitude / length).view(1, -1)
+        learned = self.lora_B(self.lora_A(x))
+        base = result if layer.bias is None or drops else result - layer.bias
+        if drops:
+            base = F.linear(x, weight)
+        return (scale - 1) * base + scale * learned * self.scaling
+
+    def product(self) -> Tensor:
+        """B·A, as the layers themselves make it."""
+        weight = self.lora_A.weight
+        ones = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
+        product: Tensor = self.lora_B(self.lora_A(ones)).t()
+        return product
+
+    def length(self, weight: Tensor, product: Tensor) -> Tensor:
+        """That of each row of the weight with its adapter."""
+        weight = weight + self.scaling * product
+        return torch.linalg.vector_norm(weight, dim=1).to(weight.dtype)
 
     def over_4bit(self, x: Tensor, result: Tensor) -> Tensor:
         """The same over 4 bits: only without autocast is the input cast."""

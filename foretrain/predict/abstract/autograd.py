@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.passage import OUTSIDE
@@ -225,7 +226,7 @@ class _Enough(Exception):
 class Holder:
     """The place of a tensor that is not kept."""
 
-    __slots__ = ("frame", "number")
+    __slots__ = ("__weakref__", "frame", "number")
 
     def __init__(self, frame: "Checkpoint", number: int) -> None:
         self.frame, self.number = frame, number
@@ -242,19 +243,21 @@ class Checkpoint:
 
     def __init__(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.call, self.args = call, args
-        self.count, self.remade = 0, None
+        self.places: list[ref[Holder]] = []
+        self.remade = None
         self.autocasting = m.machine.autocasting
         self.kind, self.moment = m.machine.kind, m.machine.t.moment
 
     remade: dict[int, Tensor] | None
 
     def pack(self, x: Tensor) -> Holder:
-        self.count += 1
-        return Holder(self, self.count)
+        place = Holder(self, len(self.places))
+        self.places.append(ref(place))
+        return place
 
     def run_again(self) -> None:
         machine = m.machine
-        again = _Again(self.count)
+        again = _Again(self.places)
         self.remade = again.kept
         before = machine.grad, machine.kind, machine.name, machine.t.moment, machine.packing
         machine.grad, machine.packing, machine.again = True, [again], True
@@ -277,18 +280,20 @@ class Checkpoint:
 
 
 class _Again:
-    """Keeps what a second run saves, until all of it is there."""
+    """Keeps what a second run saves where its place is still there, until all of it is; so does that run's own graph,
+    while it is there."""
 
-    def __init__(self, wanted: int) -> None:
-        self.wanted, self.count = wanted, 0
+    def __init__(self, places: "list[ref[Holder]]") -> None:
+        self.places, self.count = places, 0
         self.kept: dict[int, Tensor] = {}
 
     def pack(self, x: Tensor) -> Any:
+        if self.places[self.count]() is not None:
+            self.kept[self.count] = x.detach()
         self.count += 1
-        self.kept[self.count] = x.detach()
-        if self.count == self.wanted:
+        if self.count == len(self.places):
             raise _Enough
-        return None
+        return x.detach()
 
 
 def leaf(x: Tensor) -> Tensor:

@@ -188,6 +188,11 @@ def zeros(*shape: Any, dtype: DType = float32, **_: Any) -> Tensor:
     return make("fill", shape[0] if whole else shape, dtype)
 
 
+def eye(n: int, *, dtype: DType = float32, **_: Any) -> Tensor:
+    """Ones on the diagonal."""
+    return make("fill", (n, n), dtype)
+
+
 def zeros_like(x: Tensor, *, dtype: DType | None = None, **_: Any) -> Tensor:
     """Zeros of the shape of x."""
     return make("fill", x.shape, dtype or x.dtype)

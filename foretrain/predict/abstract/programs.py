@@ -21,7 +21,7 @@ FUNCTIONS = (
     "linear", "embedding", "layer_norm", "rms_norm", "dropout", "cross_entropy", "gelu", "silu", "relu",
 )  # fmt: skip
 OPERATIONS = ("mul", "add", "addcmul", "cat", "mm", "rsqrt", "where", "arange", "zeros", "zeros_like", "tanh")
-MORE = ("pow", "empty", "addmm", "matmul")  # that only eager code calls
+MORE = ("pow", "empty", "eye", "addmm", "matmul")  # that only eager code calls
 
 
 class Unknown:

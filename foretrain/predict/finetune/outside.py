@@ -31,6 +31,7 @@ class Outside:
         self.program, self.t, self.tune, self.facts = program, t, program.tune, program.facts
         self.quantized = self.tune.method == "qlora"
         self.there: dict[str, Tensor] = {}
+        self.workspaces: list[Tensor] = []  # cuBLAS's, where a matmul runs before the first step
 
     def alloc(self, component: str, nbytes: int, formula: str = "") -> Tensor:
         """A tensor of so many bytes."""
@@ -107,12 +108,38 @@ class Outside:
         for name, tensor in self.there.items() if self.quantized and half else ():
             self.there[name] = self._weight(self.program.weights[name], 4)
             self.t.free(tensor)
-        made = {
-            p: self._adapter(p, self.program.dtype.itemsize) for n, p in self.program.weights.items() if ".lora_" in n
-        }
+        made = dict(self._made_adapters())
         for parameter, tensor in made.items() if half else ():
             self._adapter(parameter, 4)
             self.t.free(tensor)
+
+    def _made_adapters(self) -> Iterator[tuple[Parameter, Tensor]]:
+        """In the dtype of the weights. DoRA begins with the lengths of a weight's rows (dora.py, update_layer)."""
+        own = self.program.dtype.itemsize
+        adapters = {name: p for name, p in self.program.weights.items() if ".lora_" in name}
+        for name, parameter in adapters.items():
+            if not name.endswith("lora_magnitude"):
+                yield parameter, self._adapter(parameter, own)
+            magnitude = name.endswith("lora_B.weight") and adapters.get(
+                name.removesuffix("lora_B.weight") + "lora_magnitude"
+            )
+            if magnitude:
+                yield magnitude, self._lengths(magnitude, own * self._elements(name))
+
+    def _elements(self, name: str) -> int:
+        """Of the weight beside an adapter's B."""
+        rows, rank = self.program.weights[name].shape
+        return int(rows) * self.program.weights[name.replace("lora_B", "lora_A")].numel() // int(rank)
+
+    def _lengths(self, magnitude: Parameter, weight_bytes: int) -> Tensor:
+        product = self.alloc("temporaries", weight_bytes)
+        if not self.workspaces:
+            self.workspaces.append(self.t.alloc("workspace", self.t.size(1, "cuBLAS")))
+        scaled, summed = self.alloc("temporaries", weight_bytes), self.alloc("temporaries", weight_bytes)
+        self.t.free(scaled)
+        found = self._adapter(magnitude, self.program.dtype.itemsize)
+        self.t.free(product, summed)
+        return found
 
     def _weight(self, parameter: Parameter, itemsize: int) -> Tensor:
         return self.alloc("weights", itemsize * parameter.numel(), f"{itemsize}·{parameter.numel()}")
@@ -144,6 +171,9 @@ class Outside:
         product = self.alloc("temporaries", 4 * elements)
         yield self.alloc("temporaries", 4 * elements)  # scaled
         self.t.free(product)
+        if self.tune.method == "dora":  # a copy of the weight, the sum, the same turned, and that in the weight's dtype
+            own = self.program.dtype.itemsize
+            yield from (self.alloc("temporaries", n * elements) for n in (own, 4, 4, *((own,) if own == 2 else ())))
         if self.quantized:
             yield self.alloc("temporaries", 4 * elements)  # their sum
             yield from self.pack(elements, 4, "temporaries")

@@ -123,8 +123,6 @@ def _notes(source: ModelSource, facts: ModelFacts, tune: FineTune, gpu: Gpu, oth
         note("paged_optimizer")
     if facts.vision:
         note("vision_frozen")
-    if tune.method == "dora":
-        note("dora_as_lora")
     if tune.compile:
         note("finetune_compile")
     if tune.liger:

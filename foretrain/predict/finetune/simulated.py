@@ -172,7 +172,7 @@ class SimulatedFineTuning:
 
     def passage(self, *, train: bool) -> Passage:
         """A pass, without the workspaces that cuBLAS has from earlier ones; a later one adds to the gradients."""
-        there = 2 if True in self.started else len(self.started)
+        there = 2 if True in self.started else max(len(self.started), len(self.outside.workspaces))
         later = bool(self.gradients)
         key = train, later, self.t.symbols["B"], there
         self.started.add(train)

@@ -226,7 +226,7 @@ def test_every_option_agrees_with_its_trace(options: dict[str, Any], monkeypatch
 
 
 def agree_in_all_phases(config: dict[str, Any], **options: Any) -> None:
-    """From loading to merging, with drive.py's loop of transformers, peft, bitsandbytes and TRL: 0.2 % where the model
+    """From loading to merging, with drive.py's loop of transformers, peft, bitsandbytes and TRL: 0.3 % where the model
     runs, 0.5 % where it does not."""
     tune = FineTune.model_validate({"dtype": "bfloat16", "batch_size": 2, "seq_len": 256, **EVALUATED, **options})
     found_facts, gpu = facts_of(config), find_gpu(CARD)
@@ -240,7 +240,7 @@ def agree_in_all_phases(config: dict[str, Any], **options: Any) -> None:
     assert found.keys() == expected.keys()
     for phase, nbytes in expected.items():
         runs = phase in ("first_step", "steady_step", "evaluate")
-        assert found[phase] == pytest.approx(nbytes, rel=0.002 if runs else 0.005), (config, options, phase)
+        assert found[phase] == pytest.approx(nbytes, rel=0.003 if runs else 0.005), (config, options, phase)
 
 
 EVALUATED = {"evaluate": True, "eval_batch_size": 2, "eval_batches": 2}

@@ -163,7 +163,7 @@ def _math(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
 
 def _math_backward(
     low: m.DType, lays_out: bool, shape: tuple[int, ...], saved: list[Any], grads: list[Tensor]
-) -> Grads:  # fmt: skip
+) -> Grads:
     """Back through the product, dropout, softmax, the product of q and k, their scaling, and the casts."""
     q, k, softmax, *dropped, v = saved
     saved.clear()

@@ -65,10 +65,8 @@ class Program:
         linear = programs.load("foretrain.model.hub.linear")
         # out x in of each layer in 4 bits, and of each with an adapter
         self.packed = {name: part.shape for name, part in whole.named_modules() if isinstance(part, linear.Linear4bit)}
-        self.adapted = [
-            (part.lora_B.out_features, part.lora_A.in_features)
-            for part in whole.modules() if isinstance(part, linear.Lora)
-        ]  # fmt: skip
+        adapters = [part for part in whole.modules() if isinstance(part, linear.Lora)]
+        self.adapted = [(part.lora_B.out_features, part.lora_A.in_features) for part in adapters]
         special = (facts.sliding_layers, facts.layers_without_rotary, facts.dense_layers)
         alike = all(len(layers) in (0, facts.n_layer) for layers in special)
         self.run = (min(MOST, facts.n_layer) if alike else facts.n_layer,)
@@ -81,9 +79,8 @@ class Program:
         wide = self.dtype.itemsize == 2  # peft's autocast_adapter_dtype
         adapter = linear.Adapter(Dim(tune.lora_r, 1, ("r",)), tune.lora_dropout, wide, tune.method == "dora")
         packed = linear.Packed(self.low or self.dtype, self.dtype, tune.double_quant)
-        build = decoder.Build(
-            adapter if tune.adapters else None, adapted_roles(tune), packed if tune.method == "qlora" else None
-        )  # fmt: skip
+        kept = packed if tune.method == "qlora" else None
+        build = decoder.Build(adapter if tune.adapters else None, adapted_roles(tune), kept)
         model = decoder.Decoder(Lettered(self.facts, tune, layers), build, checkpointing=tune.gradient_checkpointing)
         self._prepare(model)
         modules.WEIGHTS[0] = float32

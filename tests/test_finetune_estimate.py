@@ -156,7 +156,7 @@ def traced(name: str, tune: FineTune, monkeypatch: pytest.MonkeyPatch) -> dict[s
             model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **options))
         checkpointing: dict[str, Any] = {"activation_checkpointing": tune.gradient_checkpointing}
         if tune.gradient_checkpointing:
-            checkpointing |= {"activation_checkpointing_kwargs": {"use_reentrant": False}}
+            checkpointing |= {"activation_checkpointing_kwargs": {"use_reentrant": tune.reentrant}}
         arguments = transformers.TrainingArguments(
             output_dir=tempfile.mkdtemp(), max_steps=3, per_device_train_batch_size=tune.batch_size,
             gradient_accumulation_steps=tune.grad_accum, bf16=tune.amp == "bf16", optim=tune.optim, report_to=[],

@@ -234,19 +234,24 @@ class Holder:
         if self.frame.remade is None:
             self.frame.run_again()
         assert self.frame.remade is not None
-        return self.frame.remade.pop(self.number)
+        found = self.frame.remade.pop(self.number)
+        if not self.frame.remade:
+            self.frame.result = None
+        return found
 
 
 class Checkpoint:
-    """One call of a function whose saved tensors are recomputed (torch.utils.checkpoint, use_reentrant=False)."""
+    """One call of a function whose saved tensors are recomputed (torch.utils.checkpoint). `whole`: to its end, as the
+    reentrant kind does, which holds the result until backward has gone through it."""
 
-    def __init__(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.call, self.args = call, args
+    def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], *, whole: bool) -> None:
+        self.call, self.args, self.whole, self.result = call, args, whole, None
         self.count, self.remade = 0, None
         self.autocasting = m.machine.autocasting
         self.kind, self.moment = m.machine.kind, m.machine.t.moment
 
     remade: dict[int, Tensor] | None
+    result: Any
 
     def pack(self, x: Tensor) -> Holder:
         self.count += 1
@@ -254,7 +259,7 @@ class Checkpoint:
 
     def run_again(self) -> None:
         machine = m.machine
-        again = _Again(self.count)
+        again = _Again(0 if self.whole else self.count)
         self.remade = again.kept
         before = machine.grad, machine.kind, machine.name, machine.t.moment, machine.packing
         machine.grad, machine.packing, machine.again = True, [again], True
@@ -268,9 +273,9 @@ class Checkpoint:
         try:
             if self.autocasting:
                 with machine.autocast():
-                    self.call(*args)
+                    self.result = self.call(*args)
             else:
-                self.call(*args)
+                self.result = self.call(*args)
         except _Enough:
             pass
         finally:
@@ -279,7 +284,7 @@ class Checkpoint:
 
 
 class _Again:
-    """Keeps what a second run saves, until all of it is there."""
+    """Keeps what a second run saves, and ends it when so much is there."""
 
     def __init__(self, wanted: int) -> None:
         self.wanted, self.count = wanted, 0
@@ -297,12 +302,12 @@ def _nothing(saved: list[Any], *grads: Tensor | None) -> Grads:
     return ()
 
 
-def checkpoint(call: Callable[..., Any], *args: Any, **_: Any) -> Any:
+def checkpoint(call: Callable[..., Any], *args: Any, use_reentrant: bool = False, **_: Any) -> Any:
     """call(*args), of which backward keeps the arguments alone."""
     machine = m.machine
     if not machine.grad:
         return call(*args)
-    frame = Checkpoint(call, args)
+    frame = Checkpoint(call, args, whole=use_reentrant)
     machine.packing = [*machine.packing, frame]
     try:
         return call(*args)

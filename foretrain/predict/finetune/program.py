@@ -76,7 +76,8 @@ class Program:
         wide = self.dtype.itemsize == 2  # peft's autocast_adapter_dtype
         adapter = linear.Adapter(Dim(tune.lora_r, 1, ("r",)), tune.lora_dropout, wide, tune.method == "dora")
         build = decoder.Build(adapter if tune.adapters else None, adapted_roles(tune), tune.method == "qlora")
-        model = decoder.Decoder(Lettered(self.facts, tune, layers), build, checkpointing=tune.gradient_checkpointing)
+        checkpoints = {"checkpointing": tune.gradient_checkpointing, "reentrant": tune.reentrant}
+        model = decoder.Decoder(Lettered(self.facts, tune, layers), build, **checkpoints)
         self._prepare(model)
         modules.WEIGHTS[0] = float32
         return model

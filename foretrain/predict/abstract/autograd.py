@@ -236,26 +236,40 @@ class Holder:
         assert self.frame.remade is not None
         found = self.frame.remade.pop(self.number)
         if not self.frame.remade:
-            self.frame.result = None
+            self.frame.result = self.frame.gradient = None
         return found
 
 
 class Checkpoint:
     """One call of a function whose saved tensors are recomputed (torch.utils.checkpoint). `whole`: to its end, as the
-    reentrant kind does, which holds the result until backward has gone through it."""
+    reentrant kind does before backward goes through it, which holds the result and its gradient until it has."""
 
     def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], *, whole: bool) -> None:
-        self.call, self.args, self.whole, self.result = call, args, whole, None
+        self.call, self.args, self.whole = call, args, whole
+        self.result = self.gradient = None
         self.count, self.remade = 0, None
         self.autocasting = m.machine.autocasting
         self.kind, self.moment = m.machine.kind, m.machine.t.moment
 
     remade: dict[int, Tensor] | None
     result: Any
+    gradient: Tensor | None
 
     def pack(self, x: Tensor) -> Holder:
         self.count += 1
         return Holder(self, self.count)
+
+    def entered(self, result: Tensor) -> Tensor:
+        """The result of the call, whose gradient starts the second run."""
+
+        def run(saved: list[Any], grad: Tensor) -> Grads:
+            self.gradient = grad
+            self.run_again()
+            return (grad,)
+
+        out = result.detach()
+        record(out, run, (result,))
+        return out
 
     def run_again(self) -> None:
         machine = m.machine
@@ -310,9 +324,10 @@ def checkpoint(call: Callable[..., Any], *args: Any, use_reentrant: bool = False
     frame = Checkpoint(call, args, whole=use_reentrant)
     machine.packing = [*machine.packing, frame]
     try:
-        return call(*args)
+        result = call(*args)
     finally:
         machine.packing = machine.packing[:-1]
+    return frame.entered(result) if use_reentrant and result.requires_grad else result
 
 
 @contextmanager

@@ -41,7 +41,7 @@ class StepWork:
         return {"bf16": "bfloat16", "fp16": "float16"}.get(self.tune.amp, self.tune.dtype)
 
     def _operations(self, symbols: dict[str, int]) -> Iterator[Operation]:
-        for kernel, runs in self.program.kernels(symbols):
+        for kernel, runs in self.program.kernels(symbols, compiled=self.tune.compile):
             yield _operation(kernel, runs)
 
     def optimizer(self) -> list[Operation]:

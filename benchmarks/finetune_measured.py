@@ -25,6 +25,7 @@ from foretrain.predict.abstract.tensors import bfloat16
 from foretrain.predict.finetune.memory import FineTuneLedger
 from foretrain.predict.finetune.program import Program
 from foretrain.predict.finetune.time import step_s
+from foretrain.predict.memory import worst_verdict
 
 PUBLISHED = json.loads(Path(__file__).with_name("finetune_published.json").read_text("utf-8"))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -49,7 +50,17 @@ def predicted(row: dict[str, Any]) -> float:
         assert found is not None
         return tune.tokens_per_step / found[0].expected_s
     memory = FineTuneLedger(facts, tune, gpu).memory
-    return memory.worst.allocated_bytes if row["kind"] == "peak_allocated_bytes" else memory.needed_bytes
+    if row["kind"] == "peak_allocated_bytes":
+        return memory.worst.allocated_bytes
+    assert gpu.memory_bytes is not None
+    return min(memory.needed_bytes, gpu.memory_bytes)  # at the card's end the allocator gives back what it caches
+
+
+def refused(row: dict[str, Any]) -> bool:
+    """Whether a plan says that the run does not fit, which it did."""
+    gpu = find_gpu(row["gpu"])
+    ledger = FineTuneLedger(facts_for(row["model"]), FineTune.model_validate(row["options"]), gpu)
+    return worst_verdict(ledger.judged(gpu.memory_bytes, gpu.memory_bytes)) == "does_not_fit"
 
 
 def replaced(row: dict[str, Any]) -> Iterator[tuple[Any, str, Any]]:
@@ -107,6 +118,7 @@ def main() -> None:
         planned = predicted(row)
         with as_run(row):
             ran = predicted(row)
+            dies = row["kind"] != "tokens_per_s" and refused(row)
         both = planned / row["measured"] - 1, ran / row["measured"] - 1
         kind, t = KINDS[row["kind"]], row["options"]
         for group in (kind, f"{kind}, {'no' if row['kernels'] == 'none' else 'other'} kernels"):
@@ -119,6 +131,7 @@ def main() -> None:
         answers.append({
             "id": row["id"], "model": row["model"], "method": t["method"], "batch": batch, "code": row["code"],
             "kernels": row["kernels"], "kind": kind, "measured": row["measured"], "planned": planned, "as_run": ran,
+            "refused": dies,
         })  # fmt: skip
     medians = {
         group: {

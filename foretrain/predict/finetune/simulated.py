@@ -163,8 +163,7 @@ class SimulatedFineTuning:
                     self.alloc("optimizer", nbytes)
         passes = memory.passing if self.cuda else memory.passing_on_cpu or memory.passing
         passing = passes([(p.shape, p.dtype.itemsize) for p in self.trained])
-        if passing:
-            self.t.free(self.alloc("temporaries", passing))
+        self.t.free(*[self.alloc("temporaries", nbytes) for nbytes in passing if nbytes])
 
     def evaluate(self) -> None:
         """Batches of its own size; logits stay where they are collected."""

@@ -388,6 +388,8 @@ class Decoder(nn.Module):
         """B x T x C before the head. transformers' models hold what they embedded until here (`inputs_embeds`)."""
         f, T = self.facts, idx.shape[1]
         x = embedded = self.embedded(idx)
+        if self.checkpointing and self.training and not x.requires_grad:
+            x.requires_grad_()  # enable_input_require_grads: a reentrant block would not learn without
         masks = self.masks(idx.shape[0], T, x)
         rotary = f.positions == "rotary"
         tables = rotary_tables(T, f.rotary_dim or f.head_dim, x.dtype, x) if rotary else None

@@ -283,7 +283,7 @@ class Checkpoint:
             if isinstance(a, Tensor):
                 a.requires_grad = original.requires_grad
                 if a.requires_grad:
-                    record(a, _nothing, (), ())
+                    learns(a)
         try:
             if self.autocasting:
                 with machine.autocast():
@@ -310,6 +310,12 @@ class _Again:
         if self.count == self.wanted:
             raise _Enough
         return None
+
+
+def learns(x: Tensor) -> Tensor:
+    """x, which from now on wants a gradient that goes nowhere."""
+    record(x, _nothing, (), ())
+    return x
 
 
 def _nothing(saved: list[Any], *grads: Tensor | None) -> Grads:

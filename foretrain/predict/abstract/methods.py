@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from foretrain.predict.abstract import autograd, views
 from foretrain.predict.abstract import functional as F
 from foretrain.predict.abstract import tensors as m
-from foretrain.predict.abstract import views
 from foretrain.predict.abstract.tensors import Tensor
 
 
@@ -36,7 +36,7 @@ METHODS: dict[str, Any] = {
     "mean": F.mean, "sum": F.along, "amax": F.along, "__ne__": F.compared, "__eq__": F.compared,
     "gather": lambda x, dim, index: m.make("gather", index.shape, x.dtype, index), "__matmul__": F.matmul,
     "__iadd__": F.accumulate_, "scatter_add_": F.scatter_, "index_add_": F.scatter_,
-    "copy_": F.copy_, "zero_": F.fill_, "fill_": F.fill_,
+    "requires_grad_": autograd.learns, "copy_": F.copy_, "zero_": F.fill_, "fill_": F.fill_,
     **dict.fromkeys(SAME_SHAPE, F.pointwise), **dict.fromkeys(IN_PLACE, F.in_place),
     "size": lambda x, dim=None: x.shape if dim is None else x.shape[dim], "dim": lambda x: len(x.shape),
     "__len__": lambda x: int(x.shape[0]), "__hash__": object.__hash__,

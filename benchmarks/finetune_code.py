@@ -50,9 +50,10 @@ class _FastCrossEntropy(torch.autograd.Function):
         return losses
 
     @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         logits, sums = ctx.saved_tensors
-        logits.mul_(sums)
+        logits.mul_(sums)  # times grads[0], which is 1 / N
+        assert len(grads) == 1
         return logits, None
 
 
@@ -92,8 +93,9 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         return losses.sum(-1)
 
     @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         grad_x, grad_weight = ctx.saved_tensors
+        assert len(grads) == 1  # 1.0, by which nothing is multiplied
         return grad_x, grad_weight, None
 
 
@@ -123,9 +125,9 @@ class _FastNorm(torch.autograd.Function):
         return out.to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        grad.mul_(ctx.saved_tensors[0])
-        return grad, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        grads[0].mul_(ctx.saved_tensors[0])
+        return grads[0], None
 
 
 def fast_norm(norm: Any, x: Tensor) -> Tensor:
@@ -137,14 +139,15 @@ class _FastRotary(torch.autograd.Function):
     """unsloth's rotary positions, in the place of queries or keys, forward and backward."""
 
     @staticmethod
-    def forward(_: Any, x: Tensor, cos: Tensor, *__: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
         x.mul_(cos)
         return x
 
     @staticmethod
-    def backward(_: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        grad.mul_(grad)
-        return grad, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        grads[0].mul_(ctx.saved_tensors[0])
+        return grads[0], None, None
 
 
 def fast_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -56,6 +56,13 @@ def predicted(row: dict[str, Any]) -> float:
     return min(memory.needed_bytes, gpu.memory_bytes)  # at the card's end the allocator gives back what it caches
 
 
+def in_range(row: dict[str, Any]) -> bool:
+    """Whether the measured time lies in the range that a plan gives."""
+    tune = FineTune.model_validate(row["options"])
+    found = step_s(facts_for(row["model"]), tune, find_gpu(row["gpu"]))
+    return found is not None and found[0].low_s <= tune.tokens_per_step / row["measured"] <= found[0].high_s
+
+
 def refused(row: dict[str, Any]) -> bool:
     """Whether a plan says that the run does not fit, which it did."""
     gpu = find_gpu(row["gpu"])
@@ -131,7 +138,7 @@ def main() -> None:
         answers.append({
             "id": row["id"], "model": row["model"], "method": t["method"], "batch": batch, "code": row["code"],
             "kernels": row["kernels"], "kind": kind, "measured": row["measured"], "planned": planned, "as_run": ran,
-            "refused": dies,
+            "refused": dies, "in_range": row["kind"] != "tokens_per_s" or in_range(row), "why": row.get("why", ""),
         })  # fmt: skip
     medians = {
         group: {

@@ -48,7 +48,7 @@ class _Matmul4Bit(torch.autograd.Function):
 
 
 class Linear4bit(nn.Module):
-    """A frozen linear layer in 4 bits (NF4, arXiv:2305.14314) that computes in the dtype of its input.
+    """A frozen linear layer in 4 bits (NF4, arXiv:2305.14314) that gives the dtype of its input.
 
     It has no values: only its sizes are known. `packed`: bytes of two weights each; absmax: a scale for 64 of them.
     """
@@ -63,11 +63,11 @@ class Linear4bit(nn.Module):
         return torch.empty(self.shape, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        device = x.device.type
+        dtype, device = x.dtype, x.device.type
         if torch.is_autocast_enabled(device):
             x = x.to(torch.get_autocast_dtype(device))
         out: Tensor = _Matmul4Bit.apply(x, self)
-        return out
+        return out.to(dtype)
 
 
 class Lora(nn.Module):

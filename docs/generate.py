@@ -18,6 +18,7 @@ import compare_tables
 import contributed_tables
 import cuda_truth_tables
 import fault_tables
+import finetune_tables
 import json_schemas
 import page_parts
 import precision_tables
@@ -449,6 +450,7 @@ PARTS: dict[str, Callable[[], str]] = {
     **page_parts.PARTS,
     **accuracy_tables.PARTS,
     **cuda_truth_tables.PARTS,
+    **finetune_tables.PARTS,
     "contributed": contributed_tables.contributed,
     "first-screen": start_screen,
     "schemas": json_schemas.table,

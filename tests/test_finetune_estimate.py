@@ -166,7 +166,7 @@ def traced(name: str, tune: FineTune, monkeypatch: pytest.MonkeyPatch) -> dict[s
             model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **options))
         checkpointing: dict[str, Any] = {"activation_checkpointing": tune.gradient_checkpointing}
         if tune.gradient_checkpointing:
-            checkpointing |= {"activation_checkpointing_kwargs": {"use_reentrant": False}}
+            checkpointing |= {"activation_checkpointing_kwargs": {"use_reentrant": tune.reentrant}}
         arguments = transformers.TrainingArguments(
             output_dir=tempfile.mkdtemp(), max_steps=3, per_device_train_batch_size=tune.batch_size,
             gradient_accumulation_steps=tune.grad_accum, bf16=tune.amp == "bf16", optim=tune.optim, report_to=[],
@@ -201,6 +201,14 @@ def test_the_estimate_is_that_of_the_trainers_trace(monkeypatch: pytest.MonkeyPa
     agree("gemma3, short window", monkeypatch, gradient_checkpointing=True)
 
 
+def test_the_reentrant_way_to_checkpoint_recomputes_a_block_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long sequences and few tokens, so that a block's memory decides and not the loss's."""
+    monkeypatch.setitem(CONFIGS, "blocks", {"model_type": "llama", **LLAMA, "vocab_size": 64})
+    options = {"gradient_checkpointing": True, "reentrant": True, "batch_size": 16}
+    agree("blocks", monkeypatch, **options)
+    agree("blocks", monkeypatch, method="lora", lora_dropout=0.1, **options)
+
+
 WAYS: dict[str, dict[str, Any]] = {
     "full": {}, "checkpointing": {"gradient_checkpointing": True}, "lora": {"method": "lora"},
     "lora, checkpointing": {"method": "lora", "gradient_checkpointing": True},
@@ -209,6 +217,7 @@ MORE: tuple[dict[str, Any], ...] = (
     {"grad_accum": 3}, {"amp": "bf16"}, {"dtype": "float32"}, {"dtype": "float32", "amp": "bf16"},
     {"dtype": "float32", "amp": "bf16", "gradient_checkpointing": True}, {"optim": "adamw_torch"},
     {"attn": "eager"}, {"optim": "adafactor"}, {"method": "lora", "amp": "bf16"}, {"method": "lora", "lora_dropout": 0.1},
+    {"gradient_checkpointing": True, "reentrant": True},
 )  # fmt: skip
 
 

@@ -360,12 +360,14 @@ def added(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Decoder(nn.Module):
-    """The model with its loss. `checkpointing`: recompute each block in backward."""
+    """The model with its loss. `checkpointing`: recompute each block in backward; `reentrant`: the older way."""
 
-    def __init__(self, facts: Any, build: Build | None = None, *, checkpointing: bool = False) -> None:
+    def __init__(
+        self, facts: Any, build: Build | None = None, *, checkpointing: bool = False, reentrant: bool = False
+    ) -> None:
         super().__init__()
         f, build = facts, build or Build()
-        self.facts, self.checkpointing = facts, checkpointing
+        self.facts, self.checkpointing, self.reentrant = facts, checkpointing, reentrant
         self.embed_tokens = nn.Embedding(f.vocab_size, f.n_embd)
         if f.positions == "learned":
             self.embed_positions = nn.Embedding(f.max_positions, f.n_embd)
@@ -404,7 +406,7 @@ class Decoder(nn.Module):
         tables = rotary_tables(positions, f.rotary_dim or f.head_dim, x.dtype) if rotary else None
         for i, block in enumerate(self.layers):
             if self.checkpointing and self.training:
-                x = checkpoint(block, x, tables, masks[i in f.sliding_layers], use_reentrant=False)
+                x = checkpoint(block, x, tables, masks[i in f.sliding_layers], use_reentrant=self.reentrant)
             else:
                 x = block(x, tables, masks[i in f.sliding_layers])
         x = self.norm(x)

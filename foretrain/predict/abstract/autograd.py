@@ -235,29 +235,48 @@ class Holder:
         if self.frame.remade is None:
             self.frame.run_again()
         assert self.frame.remade is not None
-        return self.frame.remade.pop(self.number)
+        found = self.frame.remade.pop(self.number)
+        if not self.frame.remade:
+            self.frame.result = self.frame.gradient = None
+        return found
 
 
 class Checkpoint:
-    """One call of a function whose saved tensors are recomputed (torch.utils.checkpoint, use_reentrant=False)."""
+    """One call of a function whose saved tensors are recomputed (torch.utils.checkpoint). `whole`: to its end, as the
+    reentrant kind does before backward goes through it, which holds the result and its gradient until it has."""
 
-    def __init__(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.call, self.args = call, args
+    def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], *, whole: bool) -> None:
+        self.call, self.args, self.whole = call, args, whole
+        self.result = self.gradient = None
         self.places: list[ref[Holder]] = []
         self.remade = None
         self.autocasting = m.machine.autocasting
         self.kind, self.moment = m.machine.kind, m.machine.t.moment
 
     remade: dict[int, Tensor] | None
+    result: Any
+    gradient: Tensor | None
 
     def pack(self, x: Tensor) -> Holder:
         place = Holder(self, len(self.places))
         self.places.append(ref(place))
         return place
 
+    def entered(self, result: Tensor) -> Tensor:
+        """The result of the call, whose gradient starts the second run."""
+
+        def run(saved: list[Any], grad: Tensor) -> Grads:
+            self.gradient = grad
+            self.run_again()
+            return (grad,)
+
+        out = result.detach()
+        record(out, run, (result,))
+        return out
+
     def run_again(self) -> None:
         machine = m.machine
-        again = _Again(self.places)
+        again = _Again(self.places, whole=self.whole)
         self.remade = again.kept
         before = machine.grad, machine.kind, machine.name, machine.t.moment, machine.packing
         machine.grad, machine.packing, machine.again = True, [again], True
@@ -269,9 +288,9 @@ class Checkpoint:
         try:
             if self.autocasting:
                 with machine.autocast():
-                    self.call(*args)
+                    self.result = self.call(*args)
             else:
-                self.call(*args)
+                self.result = self.call(*args)
         except _Enough:
             pass
         finally:
@@ -280,20 +299,20 @@ class Checkpoint:
 
 
 class _Again:
-    """Keeps what a second run saves where its place is still there, until all of it is; so does that run's own graph,
-    while it is there."""
+    """Keeps what a second run saves where its place is still there, until all of it is; that run's own graph
+    keeps it too. Where the run goes on to its end (`whole`), backward takes what is kept here."""
 
-    def __init__(self, places: "list[ref[Holder]]") -> None:
-        self.places, self.count = places, 0
+    def __init__(self, places: "list[ref[Holder]]", *, whole: bool) -> None:
+        self.places, self.whole, self.count = places, whole, 0
         self.kept: dict[int, Tensor] = {}
 
     def pack(self, x: Tensor) -> Any:
         if self.places[self.count]() is not None:
             self.kept[self.count] = x.detach()
         self.count += 1
-        if self.count == len(self.places):
+        if self.count == len(self.places) and not self.whole:
             raise _Enough
-        return x.detach()
+        return None if self.whole else x.detach()
 
 
 def leaf(x: Tensor) -> Tensor:
@@ -308,17 +327,18 @@ def leaf(x: Tensor) -> Tensor:
     return x
 
 
-def checkpoint(call: Callable[..., Any], *args: Any, **_: Any) -> Any:
+def checkpoint(call: Callable[..., Any], *args: Any, use_reentrant: bool = False, **_: Any) -> Any:
     """call(*args), of which backward keeps the arguments alone."""
     machine = m.machine
     if not machine.grad:
         return call(*args)
-    frame = Checkpoint(call, args)
+    frame = Checkpoint(call, args, whole=use_reentrant)
     machine.packing = [*machine.packing, frame]
     try:
-        return call(*args)
+        result = call(*args)
     finally:
         machine.packing = machine.packing[:-1]
+    return frame.entered(result) if use_reentrant and result.requires_grad else result
 
 
 @contextmanager

@@ -365,14 +365,16 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     m.machine.workspace()
     if wants(x, y):
         assert len(x.shape) == len(y.shape)
+        left, right, for_x, for_y = x.shape, y.shape, x.requires_grad, y.requires_grad
 
         def run(saved: list[Any], grad: Tensor) -> Grads:
             x, y = saved
-            rows = _product(x.shape, 1)[0]
-            dx = make("matmul_input", x.shape, grad.dtype, grad, y, of=_product(x.shape, y.shape[-1]))
-            return dx, make("matmul_weight", y.shape, grad.dtype, x, grad, of=(rows, y.shape[-1], x.shape[-1]))
+            dx = make("matmul_input", left, grad.dtype, grad, y, of=_product(left, right[-1])) if for_x else None
+            of = (_product(left, 1)[0], right[-1], left[-1])
+            dy = make("matmul_weight", right, grad.dtype, x, grad, of=of) if for_y else None
+            return dx, dy
 
-        record(out, run, (x, y), (x, y))
+        record(out, run, (x, y), (x if for_y else None, y if for_x else None))
     return out
 
 

@@ -2,10 +2,9 @@
 
 from typing import Any
 
+from foretrain.predict.abstract import autograd, views
 from foretrain.predict.abstract import functional as F
 from foretrain.predict.abstract import tensors as m
-from foretrain.predict.abstract import views
-from foretrain.predict.abstract.autograd import leaf
 from foretrain.predict.abstract.tensors import Tensor
 
 
@@ -37,7 +36,7 @@ METHODS: dict[str, Any] = {
     "mean": F.mean, "sum": F.along, "amax": F.along, "__ne__": F.compared, "__eq__": F.compared,
     "gather": lambda x, dim, index: m.make("gather", index.shape, x.dtype, index), "__matmul__": F.matmul,
     "__iadd__": F.accumulate_, "scatter_add_": F.scatter_, "index_add_": F.scatter_,
-    "requires_grad_": lambda x, wanted: leaf(x) if wanted else x,
+    "requires_grad_": lambda x, wanted=True: autograd.leaf(x) if wanted else x,
     "copy_": F.copy_, "zero_": F.fill_, "fill_": F.fill_,
     **dict.fromkeys(SAME_SHAPE, F.pointwise), **dict.fromkeys(IN_PLACE, F.in_place),
     "size": lambda x, dim=None: x.shape if dim is None else x.shape[dim], "dim": lambda x: len(x.shape),

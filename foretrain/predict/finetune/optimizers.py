@@ -18,14 +18,15 @@ SMALL, SCALED = 4096, 256  # bitsandbytes: states below so many elements stay fp
 
 class OptimizerMemory(NamedTuple):
     """`states`: bytes of each tensor that a parameter's state is made of; `paged`: those that lie in managed memory;
-    `passing`: bytes that a step takes for a moment, of all trained parameters' (shape, bytes an element)."""
+    `passing`: bytes of each tensor that a step takes for a moment, of all trained parameters' (shape, bytes an
+    element)."""
 
     states: Callable[[Shape, int], Sequence[int]]
-    passing: Callable[[Sequence[tuple[Shape, int]]], int] = lambda parameters: 0
+    passing: Callable[[Sequence[tuple[Shape, int]]], Sequence[int]] = lambda parameters: ()
     paged: bool = False
     embedding: Callable[[Shape, int], Sequence[int]] | None = None  # states of an embedding, where they are others
     shared: tuple[int, ...] = ()  # what all parameters share: the codes of 8-bit states
-    passing_on_cpu: Callable[[Sequence[tuple[Shape, int]]], int] | None = None  # where it is another
+    passing_on_cpu: Callable[[Sequence[tuple[Shape, int]]], Sequence[int]] | None = None  # where it is another
 
 
 def _nothing(shape: Shape, width: int) -> Sequence[int]:
@@ -42,19 +43,19 @@ def _adamw_fused(shape: Shape, width: int) -> Sequence[int]:
     return (4, *_adamw(shape, width))
 
 
-def _foreach(parameters: Sequence[tuple[Shape, int]]) -> int:
-    """The roots of all second moments at once."""
-    return sum(width * math.prod(shape) for shape, width in parameters)
+def _foreach(parameters: Sequence[tuple[Shape, int]]) -> Sequence[int]:
+    """The roots of all second moments at once, each a tensor."""
+    return [width * math.prod(shape) for shape, width in parameters]
 
 
-def _one_by_one(parameters: Sequence[tuple[Shape, int]]) -> int:
+def _one_by_one(parameters: Sequence[tuple[Shape, int]]) -> Sequence[int]:
     """The root of a second moment, the same divided, and what was made for the weight before (adamw.py,
     _single_tensor_adamw); matrices come first, as they have a weight decay."""
     most = before = 0
     for shape, width in sorted(parameters, key=lambda each: len(each[0]) < 2):
         nbytes = width * math.prod(shape)
         most, before = max(most, 2 * nbytes + before), nbytes
-    return most
+    return (most,)
 
 
 def _adamw_8bit(shape: Shape, width: int) -> Sequence[int]:
@@ -73,9 +74,9 @@ def _adafactor(shape: Shape, width: int) -> Sequence[int]:
     return 4 * math.prod(shape[:-1]), 4 * math.prod((*shape[:-2], shape[-1]))
 
 
-def _adafactor_passing(parameters: Sequence[tuple[Shape, int]]) -> int:
+def _adafactor_passing(parameters: Sequence[tuple[Shape, int]]) -> Sequence[int]:
     """The largest gradient in fp32, its square, and the update."""
-    return max((3 * 4 * math.prod(shape) for shape, _ in parameters), default=0)
+    return (4 * max((math.prod(shape) for shape, _ in parameters), default=0),) * 3
 
 
 def _muon(shape: Shape, width: int) -> Sequence[int]:
@@ -83,9 +84,9 @@ def _muon(shape: Shape, width: int) -> Sequence[int]:
     return (width * math.prod(shape),) if len(shape) == 2 else _adamw(shape, width)
 
 
-def _muon_passing(parameters: Sequence[tuple[Shape, int]]) -> int:
+def _muon_passing(parameters: Sequence[tuple[Shape, int]]) -> Sequence[int]:
     """The largest matrix in bf16, its square and their product (Newton-Schulz)."""
-    return max((2 * (3 * math.prod(s) + 2 * min(s) ** 2) for s, _ in parameters if len(s) == 2), default=0)
+    return (max((2 * (3 * math.prod(s) + 2 * min(s) ** 2) for s, _ in parameters if len(s) == 2), default=0),)
 
 
 OPTIMIZERS: dict[Optim, OptimizerMemory] = {

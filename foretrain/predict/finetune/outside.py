@@ -100,18 +100,21 @@ class Outside:
         return found
 
     def prepare(self) -> None:
-        """What is not in 4 bits becomes fp32; adapters are made in the dtype of the weights, then become fp32."""
+        """What is not in 4 bits becomes fp32; adapters are made in the dtype of the weights, then become fp32 as well,
+        where the program has them so."""
         if not self.tune.adapters:
             return
         self.t.phase("prepare")
-        half = self.program.dtype.itemsize == 2
-        for name, tensor in self.there.items() if self.quantized and half else ():
-            self.there[name] = self._weight(self.program.weights[name], 4)
-            self.t.free(tensor)
+        weights, loaded = self.program.weights, self.program.dtype.itemsize
+        for name, tensor in self.there.items():
+            if (itemsize := weights[name].dtype.itemsize) != loaded:
+                self.there[name] = self._weight(weights[name], itemsize)
+                self.t.free(tensor)
         made = dict(self._made_adapters())
-        for parameter, tensor in made.items() if half else ():
-            self._adapter(parameter, 4)
-            self.t.free(tensor)
+        for parameter, tensor in made.items():
+            if (itemsize := parameter.dtype.itemsize) != loaded:
+                self._adapter(parameter, itemsize)
+                self.t.free(tensor)
 
     def _made_adapters(self) -> Iterator[tuple[Parameter, Tensor]]:
         """In the dtype of the weights. DoRA begins with the lengths of a weight's rows (dora.py, update_layer)."""

@@ -12,6 +12,7 @@ from foretrain.predict.abstract import autograd, modules, programs
 from foretrain.predict.abstract import tensors as m
 from foretrain.predict.abstract.autograd import Parameter
 from foretrain.predict.abstract.dims import Dim
+from foretrain.predict.abstract.fusion import fused
 from foretrain.predict.abstract.kernels import Kernel
 from foretrain.predict.abstract.passage import MOST, Recorder, Structure, Uneven, copies_of, unroll
 from foretrain.predict.abstract.tensors import DType, bfloat16, float16, float32
@@ -26,6 +27,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     "gate_proj": ("gate",), "up_proj": ("up", "fc"), "gate_up_proj": ("gate_up",), "down_proj": ("down",),
     "c_fc": ("fc",), "fc1": ("fc",), "fc2": ("down",), "dense_h_to_4h": ("fc",), "dense_4h_to_h": ("down",),
 }  # fmt: skip
+HALF = ("torchtune",)  # loops whose adapters, and what is beside 4 bits, have the dtype of the model
 ALL_LINEAR = frozenset(role for roles in ROLES.values() for role in roles)
 
 
@@ -60,6 +62,8 @@ class Program:
         self.facts, self.tune, self.cuda, self.attention = facts, tune, cuda, attention
         self.dtype = DTYPES[tune.dtype]
         self.low = AMP[tune.amp]
+        # peft's autocast_adapter_dtype, and what prepares a model in 4 bits for it: fp32 beside half-precision weights
+        self.wide = self.dtype.itemsize == 2 and tune.loop not in HALF
         whole = self._built(facts.n_layer)
         self.weights = dict(whole.named_parameters())
         linear = programs.load("foretrain.model.hub.linear")
@@ -76,12 +80,12 @@ class Program:
         tune, linear = self.tune, programs.load("foretrain.model.hub.linear")
         decoder = programs.load("foretrain.model.hub.decoder")
         modules.WEIGHTS[0] = self.dtype
-        wide = self.dtype.itemsize == 2  # peft's autocast_adapter_dtype
-        adapter = linear.Adapter(Dim(tune.lora_r, 1, ("r",)), tune.lora_dropout, wide, tune.method == "dora")
+        adapter = linear.Adapter(Dim(tune.lora_r, 1, ("r",)), tune.lora_dropout, self.wide, tune.method == "dora")
         packed = linear.Packed(self.low or self.dtype, self.dtype, tune.double_quant)
         kept = packed if tune.method == "qlora" else None
         build = decoder.Build(adapter if tune.adapters else None, adapted_roles(tune), kept)
-        model = decoder.Decoder(Lettered(self.facts, tune, layers), build, checkpointing=tune.gradient_checkpointing)
+        checkpoints = {"checkpointing": tune.gradient_checkpointing, "reentrant": tune.reentrant}
+        model = decoder.Decoder(Lettered(self.facts, tune, layers), build, **checkpoints)
         self._prepare(model)
         modules.WEIGHTS[0] = float32
         return model
@@ -94,8 +98,8 @@ class Program:
             lora = ".lora_" in name
             parameter.requires_grad = not self.tune.adapters or lora or any(part in name for part in saved)
             if lora:
-                parameter.dtype = float32
-            elif self.tune.method == "qlora" and self.dtype.itemsize == 2:
+                parameter.dtype = float32 if self.wide else self.dtype
+            elif self.wide and self.tune.method == "qlora" and self.dtype.itemsize == 2:
                 parameter.dtype = float32  # prepare_model_for_kbit_training: all that is not in 4 bits
 
     def structure(self, symbols: dict[str, int], *, train: bool, later: bool = False) -> Structure:
@@ -134,11 +138,14 @@ class Program:
             parameter.grad = None
         return t
 
-    def kernels(self, symbols: dict[str, int], *, train: bool = True) -> Iterator[tuple[Kernel, int]]:
-        """The kernels of a pass, and how often each runs in all layers."""
-        recorder = self.recorder(symbols, train=train)
+    def kernels(self, symbols: dict[str, int], *, compiled: bool = False) -> Iterator[tuple[Kernel, int]]:
+        """The kernels of a training pass, and how often each runs in all layers; `compiled`: as Inductor fuses them."""
+        recorder = self.recorder(symbols, train=True)
+        found = recorder.kernels
+        if compiled:
+            found = fused(found, {serial for _, serial, _ in recorder.taken}, 1)
         copies = {-1: 1, **{i: len(each) for i, each in enumerate(copies_of((self.facts.n_layer,), self.run))}}
-        for kernel in recorder.kernels:
+        for kernel in found:
             yield kernel, copies[kernel.layer]
 
     def trained(self) -> dict[str, Parameter]:

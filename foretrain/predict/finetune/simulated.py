@@ -20,7 +20,7 @@ from foretrain.predict.estimate.sdpa import USUAL, WITH_CUDNN, Call, kernel, pre
 from foretrain.predict.estimate.simulated_run import cublas_workspace_bytes, granule_of
 from foretrain.predict.finetune.optimizers import OPTIMIZERS
 from foretrain.predict.finetune.outside import Outside
-from foretrain.predict.finetune.program import Program
+from foretrain.predict.finetune.program import HALF, Program
 from foretrain.predict.timeline import Passage, Tensor, Timeline
 
 PHASES = ("load", "prepare", "first_step", "steady_step", "evaluate", "save", "merge")
@@ -52,7 +52,8 @@ def attention_kernel(facts: ModelFacts, tune: FineTune, gpu: Gpu, *, learns: boo
     if gpu.kind != "cuda":  # sdp_utils_cpp.cpp: without dropout, and with any mask
         return "math" if learns and facts.attention_dropout else "flash"
     # Without autocast all that is not in 4 bits is fp32, and so is what it makes.
-    half = {"bf16": "bfloat16", "fp16": "float16"}.get(tune.amp, "float32" if tune.method == "qlora" else tune.dtype)
+    wide = tune.method == "qlora" and tune.loop not in HALF
+    half = {"bf16": "bfloat16", "fp16": "float16"}.get(tune.amp, "float32" if wide else tune.dtype)
     width, heads = facts.head_dim, (facts.n_head, facts.n_kv_head, facts.n_kv_head)
     call = Call(half, (width, width, width), (2, 2), heads, grouped=facts.groups > 1, learns=learns,
                 dropout=facts.attention_dropout if learns else 0.0)  # fmt: skip
@@ -142,8 +143,7 @@ class SimulatedFineTuning:
                     self.alloc("optimizer", nbytes)
         passes = memory.passing if self.cuda else memory.passing_on_cpu or memory.passing
         passing = passes([(p.shape, p.dtype.itemsize) for p in self.trained])
-        if passing:
-            self.t.free(self.alloc("temporaries", passing))
+        self.t.free(*[self.alloc("temporaries", nbytes) for nbytes in passing if nbytes])
 
     def evaluate(self) -> None:
         """Batches of its own size; logits stay where they are collected."""

@@ -1,0 +1,47 @@
+"""Published fine-tuning runs of one GPU: the estimate of the code that ran is what PyTorch's allocator had at its peak."""
+
+import sys
+from typing import Any
+
+import pytest
+
+from tests.kit.command import REPO
+
+sys.path.insert(0, str(REPO / "benchmarks"))
+import finetune_measured as published
+
+ROWS: dict[str, Any] = {row["id"]: row for row in published.PUBLISHED["rows"]}
+# Full, LoRA and QLoRA; logits that decide, or the optimizer; plain code, unsloth's kernels, Liger's loss.
+QUICK = ("fm-007", "fm-025", "fm-055", "fm-061", "fm-085", "fm-190", "fm-271", "tu-004", "tu-026")
+
+
+def error(id: str) -> float:
+    row = ROWS[id]
+    with published.as_run(row):
+        return published.predicted(row) / row["measured"] - 1
+
+
+@pytest.mark.parametrize("id", QUICK)
+def test_a_published_run_is_what_the_code_that_ran_is_estimated_to_take(id: str) -> None:
+    limit = {"peak_allocated_bytes": 0.01, "tokens_per_s": 0.15}[ROWS[id]["kind"]]
+    assert abs(error(id)) <= limit
+
+
+@pytest.mark.slow
+def test_of_all_published_runs_none_is_refused_and_few_are_missed() -> None:
+    peaks = [abs(error(id)) for id, row in ROWS.items() if row["kind"] == "peak_allocated_bytes"]
+    times = [abs(error(id)) for id, row in ROWS.items() if row["kind"] == "tokens_per_s"]
+    assert sorted(peaks)[int(0.9 * len(peaks))] <= 0.01
+    assert max(times) <= 0.15
+    for row in ROWS.values():
+        if row["kind"] != "tokens_per_s":
+            with published.as_run(row):
+                assert not published.refused(row), row["id"]
+
+
+def test_the_estimate_is_the_plans_own_again_afterwards() -> None:
+    row = ROWS["fm-061"]
+    before = published.predicted(row)
+    with published.as_run(row):
+        assert published.predicted(row) < 0.99 * before
+    assert published.predicted(row) == before

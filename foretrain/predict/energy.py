@@ -36,6 +36,20 @@ SHARES = {
 CPU_CORE_W = (3.75, 6.5, 10.6)
 
 
+class Prices(Record):
+    """What energy and hours cost, as the config says. 0: no rent, no CO2 factor."""
+
+    price_per_kwh: float
+    price_per_hour: float
+    co2_per_kwh: float
+    currency: str
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Prices":
+        """Those of a config."""
+        return cls.model_validate({name: getattr(config, name) for name in cls.model_fields})
+
+
 class Power(Record):
     """What a device draws while it trains; `model` says which shares were taken."""
 
@@ -105,7 +119,7 @@ def power(gpu: Gpu, mfu: float | None) -> Power | None:
     )
 
 
-def spending(config: RunConfig, gpu: Gpu, mfu: float | None, total_s: Range) -> Spending:
+def spending(config: RunConfig | Prices, gpu: Gpu, mfu: float | None, total_s: Range) -> Spending:
     """Energy, electricity or rent, and CO2 of a run of this length. Low goes with low: short and at little power."""
     times = (total_s.low_s, total_s.expected_s, total_s.high_s)
     found: dict[str, float] = {}

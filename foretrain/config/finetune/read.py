@@ -16,7 +16,7 @@ from foretrain.config.finetune.formats import FORMATS
 from foretrain.config.finetune.formats.script import table_of_script, without_unread
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.finetune.table import FileSettings, Table
-from foretrain.config.finetune.words import parse_words
+from foretrain.config.finetune.words import COSTS, parse_words
 from foretrain.config.finetune.yaml_file import read_text_of, table_of
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.hub.models import model_named
@@ -38,7 +38,7 @@ class FineTuneReading(Record):
 
     `origins`: the key or word that each option comes from; `unplanned`: what changes memory or time and is not
     planned; `harmless`: what changes neither; `unknown`: what nobody here knows; `cards`, `sharding`: what the file
-    wants of several cards, which is not planned.
+    wants of several cards, which is not planned; `costs`: options about prices, as they were typed.
     """
 
     where: str
@@ -50,6 +50,7 @@ class FineTuneReading(Record):
     cards: int = 0
     sharding: str = ""
     notes: tuple[Note, ...] = ()
+    costs: dict[str, str] = Field(default_factory=dict)
 
 
 def read_finetune(source: str, words: Sequence[str] = ()) -> tuple[ModelSource, FineTune, FineTuneReading]:
@@ -75,6 +76,7 @@ def read_finetune(source: str, words: Sequence[str] = ()) -> tuple[ModelSource, 
         where=source, format=found.format, origins={**found.origins, **origins}, unplanned=tuple(found.unplanned),
         unknown=tuple(found.unknown), harmless=tuple(found.harmless), cards=found.cards, sharding=found.sharding,
         notes=_notes(found, model, {**found.origins, **origins}),
+        costs={name: others[name] for name in COSTS if name in others},
     )  # fmt: skip
     return model, finetune, reading
 

@@ -39,9 +39,12 @@ class FineTuneLedger:
         held = {peak.phase: peak for peak in replay(events, settings).phases}
         names = [name for name in PHASES if name in timeline.peaks]
         self.fit = Fit(events, settings, self.context, names)
+        self.symbols = dict(run.symbols)
+        self.alive = {name: tuple(timeline.peaks[name].alive.items()) for name in names}
+        self.weights, self.packed = run.program.weights, run.program.packed
         self.n_trained = sum(parameter.numel() for parameter in run.trained)
         self.n_params = sum(parameter.numel() for parameter in run.program.weights.values())
-        self.n_params += sum(n_out * n_in for n_out, n_in in run.program.packed)
+        self.n_params += sum(n_out * n_in for n_out, n_in in run.program.packed.values())
         phases = tuple(self._phase(name, timeline.peaks[name], held[name]) for name in names)
         self.memory = FineTuneMemory(
             phases=phases, saved_bytes=run.saved_bytes, context=self.context, paged_bytes=run.paged_bytes

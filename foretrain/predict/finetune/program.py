@@ -63,7 +63,9 @@ class Program:
         whole = self._built(facts.n_layer)
         self.weights = dict(whole.named_parameters())
         linear = programs.load("foretrain.model.hub.linear").Linear4bit
-        self.packed = [module.shape for module in whole.modules() if isinstance(module, linear)]  # out x in, in 4 bits
+        named = whole.named_modules()
+        # The shapes (out, in) of the weights in 4 bits.
+        self.packed = {name: module.shape for name, module in named if isinstance(module, linear)}
         special = (facts.sliding_layers, facts.layers_without_rotary, facts.dense_layers)
         alike = all(len(layers) in (0, facts.n_layer) for layers in special)
         self.run = (min(MOST, facts.n_layer) if alike else facts.n_layer,)

@@ -4,13 +4,14 @@ The order is that of transformers' Trainer (trainer.py): load, the batches of a 
 optimizer, evaluation. Sizes round up as PyTorch's CUDA allocator rounds them; a CPU's do not.
 """
 
-import math
+from collections.abc import Sequence
 from typing import Any
 
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.abstract.autograd import Parameter
+from foretrain.predict.abstract.dims import factors
 from foretrain.predict.abstract.tensors import float32
 from foretrain.predict.estimate.kernel_buffers import (
     Processors,
@@ -27,6 +28,7 @@ from foretrain.predict.timeline import Passage, Size, Tensor, Timeline
 PHASES = ("load", "prepare", "first_step", "steady_step", "evaluate", "save", "merge")
 BLOCK, OUTER_BLOCK = 64, 256  # weights that share a scale in 4 bits, and scales that share one of theirs
 PAGED = 100_000  # elements from which on bitsandbytes pages a state (get_state_buffer)
+ORDER = "VFHKGDCrTBE"  # of letters in the formula of a weight
 MICRO_BATCHES, STEPS = 3, 3  # that are written out: then what the allocator reserves has settled
 
 
@@ -58,6 +60,12 @@ def attention_kernel(facts: ModelFacts, tune: FineTune, gpu: Gpu, *, learns: boo
     call = Call(half, (width, width, width), (2, 2), heads, grouped=facts.groups > 1, learns=learns,
                 dropout=facts.attention_dropout if learns else 0.0)  # fmt: skip
     return kernel(gpu.capability, call, WITH_CUDNN if prefers_cudnn(gpu.capability) else USUAL) or "math"
+
+
+def formula_of(item_bytes: int, shape: Sequence[int]) -> str:
+    """The bytes of a weight by the letters of its sizes, whichever side is first: '2·F·C'."""
+    coefficient, *letters = factors(item_bytes, shape, together=False)
+    return "·".join([str(coefficient), *sorted(letters, key=ORDER.index)])
 
 
 class SimulatedFineTuning:
@@ -98,17 +106,17 @@ class SimulatedFineTuning:
         for parameter in self.program.weights.values():
             kind = "adapters" if ".lora_" in parameter.name else "weights"
             self.alloc(kind, parameter.dtype.itemsize * parameter.numel(), self._formula(parameter))
-        for n_out, n_in in self.program.packed:
-            self.pack(n_out * n_in)
+        for n_out, n_in in self.program.packed.values():
+            self.pack(n_out * n_in, (n_out, n_in))
         if self.facts.model_type == "gpt_bigcode":  # its causal mask, which sdpa does not read
             self.alloc("buffers", self.facts.max_positions**2, "W·W")
 
-    def pack(self, elements: int) -> None:
+    def pack(self, elements: int, shape: tuple[int, ...]) -> None:
         """A weight in 4 bits: it comes in its published dtype, is packed, and goes. Its scales are fp32, or 8 bits with
         scales of their own (bitsandbytes functional.py, quantize_4bit)."""
         source = self.alloc("temporaries", 2 * elements)
         scales = -(-elements // BLOCK)
-        self.alloc("weights", -(-elements // 2), f"{elements}/2")
+        self.alloc("weights", -(-elements // 2), formula_of(1, shape).removeprefix("1·") + "/2")
         first = self.alloc("temporaries" if self.tune.double_quant else "weights", 4 * scales)
         if self.tune.double_quant:
             self.alloc("weights", scales)
@@ -160,7 +168,8 @@ class SimulatedFineTuning:
                 if memory.paged and parameter.numel() >= PAGED:
                     self.paged_bytes += nbytes
                 else:
-                    self.alloc("optimizer", nbytes)
+                    each, rest = divmod(nbytes, parameter.numel())
+                    self.alloc("optimizer", nbytes, "" if rest else formula_of(each, parameter.shape))
         passes = memory.passing if self.cuda else memory.passing_on_cpu or memory.passing
         passing = passes([(p.shape, p.dtype.itemsize) for p in self.trained])
         if passing:
@@ -206,4 +215,4 @@ class SimulatedFineTuning:
         return self.passages[key]
 
     def _formula(self, parameter: Parameter) -> str:
-        return f"{parameter.dtype.itemsize}·{math.prod(parameter.shape)}"
+        return formula_of(parameter.dtype.itemsize, parameter.shape)

@@ -8,6 +8,7 @@ from foretrain.app.finetune import plan_question
 from foretrain.app.finetuning.question import FineTuneQuestion, costs_in
 from foretrain.app.limits import Limits, check_limits, priced, prices_of
 from foretrain.app.plan import check_speed, targets
+from foretrain.hardware.devices import Target
 from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.finetune.within import FineTuneWithin
@@ -30,13 +31,12 @@ def plans(
     found = targets(gpus, others, resolved.config, option)
     rents = prices_of(limits, resolved.config, [target.gpu for target in found])
     prices = Prices.of(resolved.config)
-    return [
-        plan_question(
-            replace(asked, prices=prices.model_copy(update={"price_per_hour": rent})), target.gpu,
-            target.used_by_others_bytes, step_s,
-        )
-        for target, rent in zip(found, rents, strict=True)
-    ]  # fmt: skip
+
+    def planned(target: Target, rent: float) -> FineTunePlan:
+        own = replace(asked, prices=prices.model_copy(update={"price_per_hour": rent}))
+        return plan_question(own, target.gpu, target.used_by_others_bytes, step_s)
+
+    return [planned(target, rent) for target, rent in zip(found, rents, strict=True)]
 
 
 def within(plan: FineTunePlan, limits: Limits) -> FineTuneWithin:

@@ -8,6 +8,11 @@ from foretrain.predict.finetune.timing import FineTuneTiming, with_steps
 from foretrain.predict.search import largest_count
 from foretrain.predict.within import MOST_STEPS, Reading, check_currency, spent_of
 
+TOO_SMALL = {
+    "time": "check.finetune_within_time", "energy": "check.finetune_within_energy",
+    "money": "check.finetune_within_money",
+}  # fmt: skip
+
 
 class FineTuneWithin(Record):
     """What fits in a limit. `steps_cautious` counts with the high end of the forecast, `steps_optimistic` with the low
@@ -66,6 +71,6 @@ def _too_small(plan: FineTunePlan, timing: FineTuneTiming, limit: Limit) -> User
     if limit.kind == "tokens":
         return UserError("check.within_tokens", text=limit.as_option, needs=plan.tune.tokens_per_step)
     return UserError(
-        f"check.finetune_within_{limit.kind}", text=limit.as_option, currency=timing.prices.currency,
+        TOO_SMALL[limit.kind], text=limit.as_option, currency=timing.prices.currency,
         needs=_amount(plan, timing, limit, "expected", 1),
     )  # fmt: skip

@@ -1,5 +1,7 @@
 """An Explanation and a search for the largest setting as Documents."""
 
+from collections.abc import Mapping
+
 from foretrain.analysis.components import Explanation, Line, Sum, TensorGroup
 from foretrain.predict.plan import Plan
 from foretrain.predict.trace.largest import Largest
@@ -104,7 +106,10 @@ def _smi(explanation: Explanation) -> tuple[Block, ...]:
 
 
 def nvidia_smi(
-    lines: tuple[Line, ...], conclusion: str, values: dict[str, object] = {}, more: tuple[Paragraph, ...] = ()
+    lines: tuple[Line, ...],
+    conclusion: str,
+    values: Mapping[str, object] | None = None,
+    more: tuple[Paragraph, ...] = (),
 ) -> tuple[Block, ...]:
     """What nvidia-smi shows, line by line, and what that says. `more`: what follows the conclusion."""
     columns = tuple(Message(f"column.{name}") for name in ("line", "bytes", "source"))
@@ -112,7 +117,7 @@ def nvidia_smi(
     blocks: list[Block] = [Table(columns, rows, frozenset({1}))]
     if conclusion != "none":
         tone = "warn" if conclusion in CONTEXT_DOUBTS else "good"
-        blocks.append(Paragraph(Message(f"smi.is.{conclusion}", values), tone))
+        blocks.append(Paragraph(Message(f"smi.is.{conclusion}", dict(values or {})), tone))
     return (*blocks, *more, Paragraph(Message("smi.why_more")))
 
 

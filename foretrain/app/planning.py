@@ -1,5 +1,6 @@
 """`foretrain.plan` and `foretrain.plan_finetune` for Python: pretraining and fine-tuning, by what is given."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, overload
 
@@ -41,14 +42,15 @@ def plan_finetune(
     `print(plan)` shows what the command line shows with --full.
     Raises UserError for what cannot be planned.
     """
-    words = [f"--{name.replace('_', '-')}={_word(value)}" for name, value in options.items()]
-    asked = _question(source, words)
+    asked = asked_of(source, options)
     stated = stated_bytes(used_by_others, "used_by_others") if isinstance(used_by_others, str) else used_by_others
     found = plan_question(asked, gpu, stated, step_s)
     return traced(found, asked, lambda text: None) if exact else found
 
 
-def _question(source: Source, words: list[str]) -> FineTuneQuestion:
+def asked_of(source: Source, options: Mapping[str, Any]) -> FineTuneQuestion:
+    """What is asked by a model and options by name. Raises UserError."""
+    words = [f"--{name.replace('_', '-')}={_word(value)}" for name, value in options.items()]
     if isinstance(source, FineTuneQuestion):
         return source
     if isinstance(source, str | Path):

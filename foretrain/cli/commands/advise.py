@@ -16,6 +16,7 @@ from foretrain.app.advise import advices, base_plan, confirmed
 from foretrain.base import safe_read as bounded
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed, say
+from foretrain.cli import finetune_advise
 from foretrain.cli.commands import plan_exact, plan_limits
 from foretrain.cli.commands import plan_options as o
 from foretrain.cli.commands.plan_exact import Depth
@@ -23,6 +24,7 @@ from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, p
 from foretrain.cli.old_options import typed
 from foretrain.config import nanogpt_file
 from foretrain.config import writer as config_writer
+from foretrain.config.finetune.asked import is_asked
 from foretrain.config.microbatches import TOTAL
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import ResolvedConfig, resolve
@@ -48,7 +50,9 @@ foretrain advise gpt2-774m --gpu 3060 --goal cost --price "3060=0.08,4090=0.35,A
 
 foretrain advise my.py --gpu 4070 --exact --top 2   (traces each and replays it at the card's limit)
 
-foretrain advise my.toml --gpu 4070 --goal quality   (a lower loss in the same hours)"""
+foretrain advise my.toml --gpu 4070 --goal quality   (a lower loss in the same hours)
+
+foretrain advise qwen3-8b --method lora --batch-size 1 --gpu 4070   (fine-tuning)"""
 
 Trainer = Annotated[
     str,
@@ -91,6 +95,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def advise_command(
+    context: typer.Context,
     words: Words = None,
     gpu: o.Gpu = "auto",
     others: o.Others = "",
@@ -106,6 +111,9 @@ def advise_command(
     quiet: Quiet = False,
 ) -> None:
     """Find what to change: every option and technique, planned for your run and ranked by gain and cost."""
+    if is_asked(words):
+        finetune_advise.answer(context, words or [])
+        return
     resolved = plan_exact.with_trainer(resolve(words or []), trainer)
     print_notes(resolved.notes, quiet=quiet)
     _check_options(goal, exact, apply, write)

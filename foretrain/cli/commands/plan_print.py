@@ -54,7 +54,7 @@ def document(made: Document) -> None:
 
 def screen(made: Screen) -> None:
     """A dozen lines."""
-    text.renderscreen(made, OUT)
+    text.render_screen(made, OUT)
 
 
 def line(message: Message) -> None:

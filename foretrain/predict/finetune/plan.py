@@ -103,8 +103,9 @@ def replanned(plan: FineTunePlan, **options: object) -> FineTunePlan:
     tune = FineTune.model_validate({**plan.tune.model_dump(), **options})
     ledger = estimated(plan.facts, tune, plan.gpu)
     memory = ledger.judged(plan.available_bytes, plan.gpu.memory_bytes)
+    counts = FineTuneCounts(n_params=ledger.n_params, n_trained=ledger.n_trained)
     timing = _timing(plan.facts, tune, plan.gpu, plan.timing.prices if plan.timing else PRICES)
-    return plan.model_copy(update={"tune": tune, "memory": memory, "timing": timing})
+    return plan.model_copy(update={"tune": tune, "counts": counts, "memory": memory, "timing": timing})
 
 
 def timed(plan: FineTunePlan, step_s: float, prices: Prices = PRICES) -> FineTunePlan:

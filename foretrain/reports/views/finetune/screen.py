@@ -136,15 +136,21 @@ def _changes(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> list[Ro
     return [Row(label, change_text(each)) for label, each in zip(labels, changes[:MOST_CHANGES], strict=False)]
 
 
-def _option(name: str, value: object) -> str:
-    """As it is typed."""
-    word = f"--{name.replace('_', '-')}"
-    return word if value is True else f"{word} {value}"
+def option_words(change: FineTuneChange) -> list[str]:
+    """A change as words of the command line."""
+    return [word for name, value in change.changed.items() for word in _option(name, value)]
+
+
+def _option(name: str, value: object) -> list[str]:
+    word = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{word}" if value else f"--no-{word}"]
+    return [f"--{word}", str(value)]
 
 
 def change_text(change: FineTuneChange) -> str:
     """What to type, and what it comes to."""
-    what = " ".join(_option(name, value) for name, value in change.changed.items())
+    what = " ".join(option_words(change))
     room = change.available_bytes
     beyond = room is not None and change.needed_bytes > room and change.verdict in ("fits", "tight")
     id = f"{change.verdict}_at_limit" if beyond else change.verdict or "unknown"

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from itertools import islice
 
+from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.config.finetune.options import FineTune
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
@@ -174,8 +175,9 @@ def planned(plan: FineTunePlan, ids: Iterator[str] | list[str] | tuple[str, ...]
         changed |= values
     if changed.get("attn") == "flash_attention_2" and plan.gpu.capability < AMPERE:
         return None
-    other = replanned(plan, **changed)
-    if other.counts.n_trained == 0:  # a family whose layers have other names
+    try:
+        other = replanned(plan, **changed)
+    except UserError:  # this model cannot have it, such as modules that its layers are not called
         return None
     longer, paged = None, str(changed.get("optim", "")).startswith("paged")  # how often it pages, nobody can say
     if plan.timing is not None and other.timing is not None and not paged:

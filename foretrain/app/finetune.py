@@ -3,12 +3,14 @@
 from collections.abc import Callable
 
 from foretrain.advice.finetune import FineTuneChange, changes
+from foretrain.analysis.utilization import CLOCK_HEADROOM
 from foretrain.app.exact_finetune import exact_finetune
 from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.base.errors import UserError
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.predict.allocator.settings import Settings
+from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.largest import largest as search
 from foretrain.predict.finetune.plan import FineTunePlan, plan, timed
@@ -29,7 +31,19 @@ def plan_question(
         raise UserError("usage.finetune_needs_cuda", gpu=target.gpu.name)
     others, prices = target.used_by_others_bytes, asked.prices
     found = plan(asked.source, asked.tune, target.gpu, used_by_others_bytes=others, prices=prices)
-    return found if step_s is None else timed(found, step_s, prices)
+    return found if step_s is None else _timed(found, step_s, prices)
+
+
+def _timed(found: FineTunePlan, step_s: float, prices: Prices) -> FineTunePlan:
+    """With the speed of a log. Raises UserError for one that the card cannot have."""
+    made, gpu = timed(found, step_s, prices), found.gpu
+    timing = made.timing
+    if timing and timing.mfu and timing.mfu > CLOCK_HEADROOM:
+        raise UserError(
+            "usage.step_time_impossible", option="--step-time", value=f"{step_s:g}", mfu=timing.mfu, gpu=gpu.name,
+            peak=timing.flops_per_step / step_s / timing.mfu, step=step_s, tokens=found.tune.tokens_per_step,
+        )  # fmt: skip
+    return made
 
 
 def traced(

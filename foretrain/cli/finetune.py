@@ -7,7 +7,7 @@ from foretrain.app.finetuning import limits as limits_of
 from foretrain.app.finetuning.question import FineTuneQuestion, question
 from foretrain.base.errors import UserError
 from foretrain.cli import finetune_deeper, finetune_print, show_config
-from foretrain.cli.common import print_error, print_notes
+from foretrain.cli.common import print_error, print_said
 from foretrain.cli.finetune_options import Options
 from foretrain.cli.old_options import typed
 from foretrain.predict.finetune.plan import FineTunePlan
@@ -26,7 +26,7 @@ def answer(context: typer.Context, words: list[str]) -> None:
     options = Options.of(given, words)
     data = [f"--dataset-tokens={given['data_tokens']}"] if given["data_tokens"] else []
     found = question(words[0], [*words[1:], *data])
-    print_notes(tuple(UserError(f"note.{note.id}", **note.values) for note in found.notes), quiet=given["quiet"])
+    print_said(found.notes, quiet=given["quiet"])
     if given["show_config"]:
         show_config.show_finetune(found, given["as_json"])
         return

@@ -10,7 +10,7 @@ from foretrain.app.limits import Limits
 from foretrain.base.errors import UserError
 from foretrain.cli.commands.plan_exact import progress
 from foretrain.cli.commands.plan_print import document, screen
-from foretrain.cli.common import print_json, print_notes
+from foretrain.cli.common import print_json, print_said
 from foretrain.cli.old_options import typed
 from foretrain.reports.views.finetune import advice as view
 
@@ -27,7 +27,7 @@ def answer(context: typer.Context, words: list[str]) -> None:
         if source is not None and source.name == "COMMANDLINE":
             raise UserError(f"usage.finetune_without.{name if name == 'trainer' else 'apply'}")
     found = question(words[0], words[1:])
-    print_notes(tuple(UserError(f"note.{note.id}", **note.values) for note in found.notes), quiet=given["quiet"])
+    print_said(found.notes, quiet=given["quiet"])
     base = plans(found, given["gpu"], given["others"], Limits(given["price"]), option=typed("--used-by-others"))
     if len(base) > 1:
         raise UserError("usage.one_card_advise", count=len(base))

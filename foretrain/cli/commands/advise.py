@@ -20,11 +20,22 @@ from foretrain.cli import finetune_advise
 from foretrain.cli.commands import plan_exact, plan_limits
 from foretrain.cli.commands import plan_options as o
 from foretrain.cli.commands.plan_exact import Depth
-from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, print_error, print_json, print_notes
+from foretrain.cli.common import (
+    CONFIG_CONTEXT,
+    ERR,
+    OUT,
+    Json,
+    Quiet,
+    Words,
+    print_error,
+    print_json,
+    print_notes,
+    print_said,
+)
 from foretrain.cli.old_options import typed
 from foretrain.config import nanogpt_file
 from foretrain.config import writer as config_writer
-from foretrain.config.finetune.asked import is_asked
+from foretrain.config.finetune.asked import how_chosen, is_asked
 from foretrain.config.microbatches import TOTAL
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import ResolvedConfig, resolve
@@ -111,6 +122,7 @@ def advise_command(
     quiet: Quiet = False,
 ) -> None:
     """Find what to change: every option and technique, planned for your run and ranked by gain and cost."""
+    print_said(how_chosen(words), quiet=quiet)
     if is_asked(words):
         finetune_advise.answer(context, words or [])
         return

@@ -4,6 +4,8 @@ The format is told by the file's keys. Files are read as data: no code of theirs
 """
 
 import difflib
+import errno
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,8 @@ def read_finetune(source: str, words: Sequence[str] = ()) -> tuple[ModelSource, 
     found = read_file(path) if path and given else FileSettings("", source, model=source)
     if "accelerate" in others:
         _add_accelerate(found, Path(others["accelerate"]))
+    if path is None and Path(source).suffix in _SUFFIXES:
+        raise UserError("config.cannot_read", path=source[:200], reason=os.strerror(errno.ENOENT))
     named = others.get("model", found.model)
     if not named:
         raise UserError("config.finetune_no_model", path=source)

@@ -7,6 +7,7 @@ optimizer, evaluation. Sizes round up as PyTorch's CUDA allocator rounds them; a
 from collections.abc import Sequence
 from typing import Any
 
+from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.hardware.catalogue import Gpu
@@ -82,6 +83,8 @@ class SimulatedFineTuning:
 
         self.program = Program(facts, tune, attention, cuda=self.cuda)
         self.trained = list(self.program.trained().values())
+        if not self.trained:  # its layers have other names
+            raise UserError("usage.lora_targets", targets=tune.lora_targets, model=facts.model_type)
         self.passages: dict[Any, Passage] = {}
         self.gradients: list[Tensor] = []
         self.started: set[bool] = set()

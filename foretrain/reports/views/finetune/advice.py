@@ -51,19 +51,21 @@ def _nothing(found: FineTuneAdvice) -> tuple[Paragraph, ...]:
 
 def _table(found: FineTuneAdvice) -> Table:
     traced = any(change.traced for change in found.advised)
-    names = ["number", "change", "verdict", "needed", *(["traced"] if traced else ["saved"]), "time_change"]
-    rows = tuple(_row(i, change, traced) for i, change in enumerate(found.advised, 1))
+    fifth = "traced" if traced else "saved" if found.goal == "fit" else ""
+    names = ["number", "change", "verdict", "needed", *([fifth] if fifth else []), "time_change"]
+    rows = tuple(_row(i, change, fifth) for i, change in enumerate(found.advised, 1))
     heads = tuple(Message(f"column.{name}") for name in names)
     return Table(heads, rows, frozenset({3, 4, 5}))
 
 
-def _row(number: int, change: AdvisedChange, traced: bool) -> tuple[Cell, ...]:
+def _row(number: int, change: AdvisedChange, fifth: str) -> tuple[Cell, ...]:
     verdict = change.traced.verdict if change.traced and change.traced.verdict else change.verdict
-    fifth: Cell = Quantity(change.saved_bytes, "bytes")
-    if traced:
-        fifth = Quantity(change.traced.needed_bytes if change.traced else None, "bytes")
+    cells: dict[str, list[Cell]] = {
+        "saved": [Quantity(change.saved_bytes, "bytes")], "": [],
+        "traced": [Quantity(change.traced.needed_bytes if change.traced else None, "bytes")],
+    }  # fmt: skip
     mark = " *" if change.learns_otherwise else ""
     return (
         f"{number}{mark}", " ".join(option_words(change)), Message(f"word.{verdict}") if verdict else "–",
-        Quantity(change.needed_bytes, "bytes"), fifth, Quantity(change.longer, "signed_percent"),
+        Quantity(change.needed_bytes, "bytes"), *cells[fifth], Quantity(change.longer, "signed_percent"),
     )  # fmt: skip

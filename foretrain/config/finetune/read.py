@@ -72,7 +72,8 @@ def read_finetune(source: str, words: Sequence[str] = ()) -> tuple[ModelSource, 
     named = others.get("model", found.model)
     if not named:
         raise UserError("config.finetune_no_model", path=source)
-    model = _model(named, path)
+    # What was typed is a path until it says hf:, so that a mistyped one does not go to Hugging Face.
+    model = _model(named, path) if given or "model" in others else find_source(source)
     if found.peft_targets and "lora_targets" not in found.values:
         _choose_targets(found, model)
     finetune = FineTune.model_validate({**found.values, **values})

@@ -13,6 +13,7 @@ from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.memory import FineTuneMemory, estimated
 from foretrain.predict.finetune.program import adapted_roles
+from foretrain.predict.finetune.simulated import no_such_layers
 from foretrain.predict.finetune.timing import PRICES, FineTuneTiming, logged, timing
 from foretrain.predict.memory import Verdict, worst_verdict
 
@@ -64,7 +65,7 @@ def resolved(facts: ModelFacts, tune: FineTune) -> FineTune:
     """The options with `auto` decided. Raises UserError for what this model cannot have."""
     dtype = facts.dtype if tune.dtype == "auto" else tune.dtype
     if tune.adapters and not adapted_roles(tune):
-        raise UserError("usage.lora_targets", targets=tune.lora_targets, model=facts.model_type)
+        raise no_such_layers(facts, tune)
     if tune.attn == "flash_attention_2" and dtype == "float32" and tune.amp == "no":
         raise UserError("usage.flash_needs_half")
     if tune.positions_beyond(facts):

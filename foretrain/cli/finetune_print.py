@@ -15,7 +15,7 @@ from foretrain.reports.views.finetune import limits as limits_view
 from foretrain.reports.views.finetune import screen as screen_view
 from foretrain.reports.views.finetune import whole as whole_view
 
-PLANS_SCHEMA, LARGEST_SCHEMA = "foretrain.finetunes/2", "foretrain.finetune-largest/1"
+PLANS_SCHEMA, LARGEST_SCHEMA = "foretrain.finetunes/1", "foretrain.finetune-largest/1"
 WITHIN_SCHEMA, WITHINS_SCHEMA = "foretrain.finetune-within/1", "foretrain.finetune-withins/1"
 
 

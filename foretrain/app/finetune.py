@@ -39,10 +39,9 @@ def _timed(found: FineTunePlan, step_s: float, prices: Prices) -> FineTunePlan:
     made, gpu = timed(found, step_s, prices), found.gpu
     timing = made.timing
     if timing and timing.mfu and timing.mfu > CLOCK_HEADROOM:
-        raise UserError(
-            "usage.step_time_impossible", option="--step-time", value=f"{step_s:g}", mfu=timing.mfu, gpu=gpu.name,
-            peak=timing.flops_per_step / step_s / timing.mfu, step=step_s, tokens=found.tune.tokens_per_step,
-        )  # fmt: skip
+        values = {"value": f"{step_s:g}", "mfu": timing.mfu, "gpu": gpu.name, "tokens": found.tune.tokens_per_step}
+        peak = timing.flops_per_step / step_s / timing.mfu
+        raise UserError("usage.step_time_impossible", option="--step-time", peak=peak, step=step_s, **values)
     return made
 
 

@@ -10,13 +10,24 @@ from foretrain.cli import finetune_deeper, finetune_print, show_config
 from foretrain.cli.common import print_error, print_said
 from foretrain.cli.finetune_options import Options
 from foretrain.cli.old_options import typed
+from foretrain.config.finetune.asked import how_chosen, is_asked
 from foretrain.predict.finetune.plan import FineTunePlan
 
 # Options of `plan` that a fine-tuning plan cannot have, each with a sentence that says what to take instead.
 REFUSED = ("trainer", "logged_mfu", "best", "write")
 
 
-def answer(context: typer.Context, words: list[str]) -> None:
+def answered(context: typer.Context, words: list[str]) -> bool:
+    """Whether a fine-tuning run was asked about; then it is answered. Which of the two was taken is said. Raises
+    UserError."""
+    print_said(how_chosen(words), quiet=context.params["quiet"])
+    asked = is_asked(words)
+    if asked:
+        _answer(context, words)
+    return asked
+
+
+def _answer(context: typer.Context, words: list[str]) -> None:
     """Print the plan, in the form that the options of `plan` ask for. Raises UserError."""
     given = context.params
     for name in REFUSED:

@@ -12,6 +12,7 @@ from foretrain.cli.commands.plan_exact import progress
 from foretrain.cli.commands.plan_print import document, screen
 from foretrain.cli.common import print_json, print_said
 from foretrain.cli.old_options import typed
+from foretrain.config.finetune.asked import how_chosen, is_asked
 from foretrain.reports.views.finetune import advice as view
 
 SCHEMA = "foretrain.finetune-advice/1"
@@ -19,7 +20,17 @@ LISTED, TRACED = 10, 3  # changes with --full and --json, and those that --exact
 REFUSED = ("trainer", "apply", "write")  # options of `advise` that say nothing of a fine-tuning run
 
 
-def answer(context: typer.Context, words: list[str]) -> None:
+def answered(context: typer.Context, words: list[str]) -> bool:
+    """Whether a fine-tuning run was asked about; then it is answered. Which of the two was taken is said. Raises
+    UserError."""
+    print_said(how_chosen(words), quiet=context.params["quiet"])
+    asked = is_asked(words)
+    if asked:
+        _answer(context, words)
+    return asked
+
+
+def _answer(context: typer.Context, words: list[str]) -> None:
     """Print the changes, in the form that the options of `advise` ask for. Raises UserError."""
     given, top = context.params, context.params["top"]
     for name in REFUSED:

@@ -11,10 +11,9 @@ from foretrain.cli.commands import plan_exact, plan_limits, plan_print
 from foretrain.cli.commands import plan_options as o
 from foretrain.cli.commands.plan_exact import Depth
 from foretrain.cli.commands.plan_print import Form
-from foretrain.cli.common import CONFIG_CONTEXT, Json, Quiet, Words, print_error, print_notes, print_said
+from foretrain.cli.common import CONFIG_CONTEXT, Json, Quiet, Words, print_error, print_notes
 from foretrain.cli.old_options import typed
 from foretrain.cli.show_config import show_config_of
-from foretrain.config.finetune.asked import how_chosen, is_asked
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.predict.plan import Plan
 from foretrain.predict.trace import interpreter
@@ -86,9 +85,7 @@ def plan_command(
     quiet: Quiet = False,
 ) -> None:
     """Plan a run: does it fit, how long, what does it cost, what limits it. Needs no GPU and no torch."""
-    print_said(how_chosen(words), quiet=quiet)
-    if is_asked(words):
-        finetune.answer(context, words or [])
+    if finetune.answered(context, words or []):
         return
     config = plan_exact.with_trainer(resolve(words or []), trainer)
     limits = Limits(price, co2, within, tokens, best, data_tokens, write, frozenset(config.sources))

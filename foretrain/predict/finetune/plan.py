@@ -12,8 +12,7 @@ from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.memory import FineTuneMemory, estimated
-from foretrain.predict.finetune.program import adapted_roles
-from foretrain.predict.finetune.simulated import no_such_layers
+from foretrain.predict.finetune.program import adapted_roles, no_such_layers
 from foretrain.predict.finetune.timing import PRICES, FineTuneTiming, logged, timing
 from foretrain.predict.memory import Verdict, worst_verdict
 

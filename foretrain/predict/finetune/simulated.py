@@ -7,9 +7,7 @@ optimizer, evaluation. Sizes round up as PyTorch's CUDA allocator rounds them; a
 from collections.abc import Sequence
 from typing import Any
 
-from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.finetune.read import PEFT_TARGETS
 from foretrain.config.hub.facts import ModelFacts
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.abstract.autograd import Parameter
@@ -70,14 +68,6 @@ def formula_of(item_bytes: int, shape: Sequence[int]) -> str:
     return "·".join([str(coefficient), *sorted(letters, key=ORDER.index)])
 
 
-def no_such_layers(facts: ModelFacts, tune: FineTune) -> UserError:
-    """The sentence for modules of which the model has none."""
-    values = {"targets": tune.lora_targets, "model": facts.model_type}
-    if (own := PEFT_TARGETS.get(facts.model_type)) is None:
-        return UserError("usage.lora_targets", **values)
-    return UserError("usage.lora_targets_own", **values, own=own)
-
-
 class SimulatedFineTuning:
     """One run. `t` is its timeline once `write` was called; `paged_bytes`: states in managed memory."""
 
@@ -92,8 +82,6 @@ class SimulatedFineTuning:
 
         self.program = Program(facts, tune, attention, cuda=self.cuda)
         self.trained = list(self.program.trained().values())
-        if not self.trained:  # its layers have other names
-            raise no_such_layers(facts, tune)
         self.passages: dict[Any, Passage] = {}
         self.gradients: list[Tensor] = []
         self.started: set[bool] = set()

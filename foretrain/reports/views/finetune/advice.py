@@ -6,12 +6,12 @@ from foretrain.reports.document import Block, Cell, Document, Message, Paragraph
 from foretrain.reports.views.finetune.screen import assumed_rows, option_words, title, verdict_of
 
 LINES = 15
-MOST = 6  # changes of the first screen
+LEAST, MOST = 4, 5  # changes of the first screen
 
 
 def screen(found: FineTuneAdvice, asked: Asked, count: int | None = None) -> Screen:
     """The best changes. `count`: how many were asked for."""
-    plan, shown = found.plan, found.top(count or MOST)
+    plan, shown = found.plan, found.top(count or _as_many_as_help(found))
     rows: list[Row] = []
     if shown.advised and not asked.quiet:
         words = option_words(shown.advised[0])
@@ -23,6 +23,11 @@ def screen(found: FineTuneAdvice, asked: Asked, count: int | None = None) -> Scr
         rows.append(Row(Message("first.label.more"), Message("first.more_cards", {"count": hidden})))
     lead = (verdict_of(plan), *_nothing(found))
     return Screen(title(plan), lead, _table(shown) if shown.advised else None, (*rows, *assumed_rows(plan)), LINES)
+
+
+def _as_many_as_help(found: FineTuneAdvice) -> int:
+    """Those that are enough, and what is not enough alone where few are."""
+    return max(LEAST, min(MOST, sum(change.verdict == "fits" for change in found.advised)))
 
 
 def document(found: FineTuneAdvice, hidden: int) -> Document:

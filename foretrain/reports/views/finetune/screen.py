@@ -99,7 +99,8 @@ def _trained(plan: FineTunePlan) -> Row:
     id = (
         "finetune.trained_4bit" if t.method == "qlora" else "finetune.trained" if t.adapters else "finetune.trained_all"
     )
-    return Row(Message("finetune.label.trains"), Message(id, values))
+    brief = Message("finetune.trained_short", values) if t.adapters else ""
+    return Row(Message("finetune.label.trains"), Message(id, values), short=brief)
 
 
 def time_rows(plan: FineTunePlan) -> list[Row]:
@@ -113,7 +114,9 @@ def time_rows(plan: FineTunePlan) -> list[Row]:
         "steps": timing.steps or 0,
         "total": (total.low_s, total.expected_s, total.high_s) if total else (0.0, 0.0, 0.0),
     }  # fmt: skip
-    rows = [Row(Message("first.label.time"), Message("finetune.time" if total else "finetune.speed", values))]
+    ids = ("finetune.time", "finetune.time_short") if total else ("finetune.speed", "finetune.speed_short")
+    said, brief = (Message(id, values) for id in ids)
+    rows = [Row(Message("first.label.time"), said, short=brief)]
     if total:
         rows.append(Row(Message("first.label.cost"), cost_of(timing.prices, timing, plan.gpu)))
         if timing.co2_expected_g is not None:
@@ -125,15 +128,17 @@ def time_rows(plan: FineTunePlan) -> list[Row]:
 
 def _memory(plan: FineTunePlan) -> Row:
     parts = sorted(grouped(plan.memory.neediest.components), key=lambda part: -part[1])[:LARGEST]
-    named = listed(f"{Message(f'group.{group}').text()} {Quantity(size, 'bytes').text()}" for group, size in parts)
-    return Row(Message("finetune.label.memory"), named)
+    named = [f"{Message(f'group.{group}').text()} {Quantity(size, 'bytes').text()}" for group, size in parts]
+    return Row(Message("finetune.label.memory"), listed(named), short=listed(named[:2]))
 
 
 def _changes(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> list[Row]:
     if plan.verdict == "fits" or not changes:
         return []
+    fitting = [change for change in changes if change.verdict == "fits"]
     labels = [Message("first.label.change"), *[Message("finetune.label.or")] * MOST_CHANGES]
-    return [Row(label, change_text(each)) for label, each in zip(labels, changes[:MOST_CHANGES], strict=False)]
+    shown = zip(labels, (fitting or changes)[:MOST_CHANGES], range(MOST_CHANGES), strict=False)
+    return [Row(label, change_text(each), optional=2 if number else 0) for label, each, number in shown]
 
 
 def option_words(change: FineTuneChange) -> list[str]:
@@ -157,7 +162,7 @@ def change_text(change: FineTuneChange) -> str:
     values = {"change": what, "needed": (change.needed_bytes,) * 3, "available": room or 0}
     said = [Message(f"first.changed.{id}", values).text()]
     if change.longer is not None and abs(change.longer) >= 0.005:
-        id = "first.more_time" if change.longer > 0 else "first.less_time"
+        id = "finetune.more_time" if change.longer > 0 else "finetune.less_time"
         said.append(Message(id, {"share": abs(change.longer)}).text())
     return listed(said)
 

@@ -124,9 +124,7 @@ def test_a_step_time_of_a_log_gives_the_hours() -> None:
 
 
 def test_prices_stay_with_a_plan_that_is_changed() -> None:
-    plan = small(price_per_hour=2.0, max_steps=100)
-    found = largest(plan, "batch_size").plan
-    assert found is not None
+    found = replanned(small(price_per_hour=2.0, max_steps=100), batch_size=4)
     assert found.timing is not None
     assert found.timing.prices.price_per_hour == 2.0
     assert found.timing.rent_expected is not None

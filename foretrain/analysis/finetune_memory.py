@@ -152,7 +152,7 @@ def _traced(trace: Trace, phase: PhaseMemory, plan: FineTunePlan, settings: Sett
     return [
         LargeTensor(
             component=group.component,
-            where=group.where,
+            where=_module(group.where.removeprefix("base_model.model.")),
             what=f"{group.shape} {group.dtype}",
             numbers="",
             count=group.count,

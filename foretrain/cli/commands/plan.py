@@ -47,7 +47,11 @@ foretrain plan llama-3.2-1b --method lora --seq-len 4096 --batch-size 2 --gpu 40
 
 foretrain plan hf:Qwen/Qwen3-8B --method qlora --gradient-checkpointing --gpu 4090
 
-foretrain plan axolotl.yaml --gpu 3090   (also LLaMA-Factory, TRL, torchtune, unsloth, TrainingArguments)"""
+foretrain plan axolotl.yaml --gpu 3090   (also LLaMA-Factory, TRL, torchtune, unsloth, TrainingArguments)
+
+foretrain plan qwen3-8b --method qlora --batch-size 1 --gpu 3090,4090 --within 5EUR --data-tokens 10M
+
+Fine-tuning takes --method, --lora-r, --seq-len, --optim, --packing, --epochs and more: see docs/fine-tuning.md."""
 
 
 def add_to(app: typer.Typer) -> None:

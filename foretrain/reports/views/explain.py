@@ -52,8 +52,10 @@ def _because(explanation: Explanation) -> tuple[Block, ...]:
 
 
 def sums_table(sums: tuple[Sum, ...]) -> Table:
-    """Each component with its formula, and the formula with numbers; what is too small is one row."""
-    columns = tuple(Message(f"column.{name}") for name in ("component", "bytes", "formula", "numbers"))
+    """Each component with its formula, and the formula with numbers, where there are any; what is too small is one
+    row."""
+    names = ("component", "bytes", "formula", "numbers") if any(row.formula for row in sums) else ("component", "bytes")
+    columns = tuple(Message(f"column.{name}") for name in names)
     total = sum(row.size_bytes for row in sums)
     rows: list[tuple[Cell, ...]] = [
         (Message(f"component.{row.id}"), Quantity(row.size_bytes, "bytes"), row.formula, row.numbers)
@@ -64,7 +66,7 @@ def sums_table(sums: tuple[Sum, ...]) -> Table:
     if rest:
         rows.append((Message("component.rest"), Quantity(rest, "bytes"), "", ""))
     rows.append((Message("component.total"), Quantity(total, "bytes"), "", ""))
-    return Table(columns, tuple(rows), frozenset({1}))
+    return Table(columns, tuple(row[: len(names)] for row in rows), frozenset({1}))
 
 
 def _tensors(explanation: Explanation) -> Table:

@@ -14,8 +14,9 @@ def document(plan: FineTunePlan, found: FineTuneExplanation) -> Document:
     """Why the run needs what it needs: the phase that needs most, then the others, then what nvidia-smi shows."""
     worst = next(phase for phase in found.phases if phase.phase == found.phase)
     others = [phase for phase in found.phases if phase is not worst]
+    letters = (Paragraph(Message("finetune.letters")),) if found.source == "estimated" else ()
     sections = [
-        Section(Message("finetune.verdict"), (verdict_of(plan), Paragraph(Message("finetune.letters")))),
+        Section(Message("finetune.verdict"), (verdict_of(plan), *letters)),
         *(_phase(phase) for phase in (worst, *others)),
     ]
     if found.lines:
@@ -33,9 +34,9 @@ def _phase(phase: ExplainedPhase) -> Section:
 def _tensors(tensors: tuple[LargeTensor, ...]) -> tuple[Block, ...]:
     if not tensors:
         return ()
-    columns = tuple(Message(f"column.{name}") for name in ("bytes", "count", "tensor", "numbers", "where"))
+    columns = tuple(Message(f"column.{name}") for name in ("bytes", "count", "tensor", "where"))
     rows = tuple(_row(tensor) for tensor in tensors[:MOST_TENSORS])
-    return (Table(columns, rows, frozenset({0, 1}), optional=(3,)),)
+    return (Table(columns, rows, frozenset({0, 1})),)
 
 
 def _row(tensor: LargeTensor) -> tuple[Cell, ...]:
@@ -44,4 +45,4 @@ def _row(tensor: LargeTensor) -> tuple[Cell, ...]:
     if tensor.where:
         values = {"names": ", ".join(names[:MOST_NAMES]), "more": len(names) - MOST_NAMES, "component": where}
         where = Message("finetune.of_weights_more" if len(names) > MOST_NAMES else "finetune.of_weights", values)
-    return Quantity(tensor.size_bytes, "bytes"), f"{tensor.count:,}", tensor.what, tensor.numbers, where
+    return Quantity(tensor.size_bytes, "bytes"), f"{tensor.count:,}", tensor.what, where

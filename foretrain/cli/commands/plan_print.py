@@ -117,6 +117,6 @@ def best(plan: Plan, found: "Best", form: Form) -> None:
     if form.full:
         document(limits_view.best(plan, found))
     elif form.oneline:
-        line(first_view.bestline(plan, found, version("foretrain")))
+        line(first_view.best_line(plan, found, version("foretrain")))
     else:
         screen(first_view.best(plan, found, form.asked))

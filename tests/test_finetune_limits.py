@@ -7,6 +7,7 @@ weight's bytes are those of its shape.
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_the_largest_count_is_that_of_trying_each(most: int, fitting: int) -> No
 
 @pytest.mark.parametrize("text", ["2h", "90m", "1kWh", "0.05EUR"])
 @pytest.mark.parametrize("costs", [{}, {"price_per_hour": 0.5}])
-def test_one_step_more_would_be_beyond_the_limit(text: str, costs: dict[str, float]) -> None:
+def test_one_step_more_would_be_beyond_the_limit(text: str, costs: dict[str, Any]) -> None:
     plan, limit = small(**costs), parse_limit(text)
     found = within(plan, limit)
     timing = plan.timing

@@ -4,17 +4,17 @@ import typer
 
 from foretrain.app import finetune
 from foretrain.app.finetuning import limits as limits_of
-from foretrain.app.finetuning.question import FineTuneQuestion, question
+from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.base.errors import UserError
 from foretrain.cli import finetune_deeper, finetune_print, show_config
 from foretrain.cli.common import print_error, print_said
-from foretrain.cli.finetune_options import Options
+from foretrain.cli.finetune_options import Options, read
 from foretrain.cli.old_options import typed
 from foretrain.config.finetune.asked import how_chosen, is_asked
 from foretrain.predict.finetune.plan import FineTunePlan
 
 # Options of `plan` that a fine-tuning plan cannot have, each with a sentence that says what to take instead.
-REFUSED = ("trainer", "logged_mfu", "best", "write")
+REFUSED = {name: name for name in ("trainer", "logged_mfu", "best", "write")}
 
 
 def answered(context: typer.Context, words: list[str]) -> bool:
@@ -30,14 +30,9 @@ def answered(context: typer.Context, words: list[str]) -> bool:
 def _answer(context: typer.Context, words: list[str]) -> None:
     """Print the plan, in the form that the options of `plan` ask for. Raises UserError."""
     given = context.params
-    for name in REFUSED:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise UserError(f"usage.finetune_without.{name}")
-    options = Options.of(given, words)
     data = [f"--dataset-tokens={given['data_tokens']}"] if given["data_tokens"] else []
-    found = question(words[0], [*words[1:], *data])
-    print_said(found.notes, quiet=given["quiet"])
+    found = read(context, [*words, *data], REFUSED)
+    options = Options.of(given, words)
     if given["show_config"]:
         show_config.show_finetune(found, given["as_json"])
         return

@@ -5,19 +5,19 @@ import typer
 from foretrain.advice.asked import Asked
 from foretrain.app.finetuning.advise import advice, confirmed
 from foretrain.app.finetuning.limits import plans
-from foretrain.app.finetuning.question import question
 from foretrain.app.limits import Limits
 from foretrain.base.errors import UserError
 from foretrain.cli.commands.plan_exact import progress
 from foretrain.cli.commands.plan_print import document, screen
 from foretrain.cli.common import print_json, print_said
+from foretrain.cli.finetune_options import read
 from foretrain.cli.old_options import typed
 from foretrain.config.finetune.asked import how_chosen, is_asked
 from foretrain.reports.views.finetune import advice as view
 
 SCHEMA = "foretrain.finetune-advice/1"
 LISTED, TRACED = 10, 3  # changes with --full and --json, and those that --exact traces, where --top does not say
-REFUSED = ("trainer", "apply", "write")  # options of `advise` that say nothing of a fine-tuning run
+REFUSED = {"trainer": "trainer", "apply": "apply", "write": "apply"}  # options that say nothing of a fine-tuning run
 
 
 def answered(context: typer.Context, words: list[str]) -> bool:
@@ -33,12 +33,7 @@ def answered(context: typer.Context, words: list[str]) -> bool:
 def _answer(context: typer.Context, words: list[str]) -> None:
     """Print the changes, in the form that the options of `advise` ask for. Raises UserError."""
     given, top = context.params, context.params["top"]
-    for name in REFUSED:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise UserError(f"usage.finetune_without.{name if name == 'trainer' else 'apply'}")
-    found = question(words[0], words[1:])
-    print_said(found.notes, quiet=given["quiet"])
+    found = read(context, words, REFUSED)
     base = plans(found, given["gpu"], given["others"], Limits(given["price"]), option=typed("--used-by-others"))
     if len(base) > 1:
         raise UserError("usage.one_card_advise", count=len(base))

@@ -4,12 +4,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import typer
+
 from foretrain.advice.asked import Asked
+from foretrain.app.finetuning.question import FineTuneQuestion, question
 from foretrain.app.limits import Limits
 from foretrain.base.errors import UserError
 from foretrain.cli.commands.plan_exact import Depth, check_depth, check_readings
 from foretrain.cli.commands.plan_print import Form
+from foretrain.cli.common import print_said
 from foretrain.predict.finetune.plan import FineTunePlan
+
+
+def read(context: typer.Context, words: list[str], refused: Mapping[str, str]) -> FineTuneQuestion:
+    """What is asked, with its notes printed. `refused`: options of the command that a fine-tuning run cannot have, each
+    with the id of the sentence that says what to take instead. Raises UserError."""
+    for name, id in refused.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UserError(f"usage.finetune_without.{id}")
+    found = question(words[0], words[1:])
+    print_said(found.notes, quiet=context.params["quiet"])
+    return found
 
 
 @dataclass(frozen=True)

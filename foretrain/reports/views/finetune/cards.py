@@ -13,7 +13,9 @@ MOST_CARDS = 5  # of the first screen; --full has all
 def screen(plans: list[FineTunePlan], found: FineTuneCards, asked: Asked) -> Screen:
     """One row for each card, then the best."""
     hidden = len(found.cards) - MOST_CARDS
-    rows = [batch_row(plans[0]), Row(Message("first.label.best"), best_cards(found.best)), _of(found)]
+    rows = [batch_row(plans[0]), Row(Message("first.label.best"), best_cards(found.best))]
+    if found.best.fastest is not None:
+        rows.append(Row(Message("first.label.note"), _figures(found)))
     if found.best.mixed_prices:
         rows.append(Row(Message("first.label.note"), Message("first.mixed"), optional=1))
     chosen = found.best.cheapest or found.best.fastest
@@ -49,10 +51,6 @@ def _best(found: FineTuneCards) -> Message:
 def _figures(found: FineTuneCards) -> Message:
     """What the figures are of: the whole run, a million tokens, or what fits in a limit."""
     return Message(f"finetune.figures.{found.of}", {"text": found.limit.text if found.limit else ""})
-
-
-def _of(found: FineTuneCards) -> Row:
-    return Row(Message("first.label.note"), _figures(found))
 
 
 def _table(found: FineTuneCards, most: int) -> Table:

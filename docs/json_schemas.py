@@ -12,13 +12,16 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from results import ROOT
 
-from foretrain.advice import best, cards, remedies
+from foretrain.advice import best, cards, finetune_cards, remedies
 from foretrain.advice import record as advice
 from foretrain.advice.finetune import FineTuneChange
+from foretrain.advice.finetune_advice import FineTuneAdvice
 from foretrain.analysis import components as explain
 from foretrain.analysis import forecast_check, log_analysis, snapshot_analysis, trainer_run, utilization
 from foretrain.analysis import run as run_explain
+from foretrain.analysis.finetune_memory import FineTuneExplanation
 from foretrain.comparison import compare
+from foretrain.config.finetune.options import FineTune
 from foretrain.config.options import RunConfig
 from foretrain.data.dataset_look import DatasetSummary
 from foretrain.data.prepare.estimate import PreparePlan
@@ -29,6 +32,7 @@ from foretrain.monitoring.trainer_record import TrainerRunRecord
 from foretrain.predict import within
 from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.finetune.within import FineTuneWithin
 from foretrain.predict.plan import Plan
 from foretrain.predict.trace.largest import Largest
 from foretrain.training.export import Exported
@@ -111,8 +115,22 @@ OUTPUTS: dict[str, Output] = {
         "plan MODEL", "a plan of a fine-tuning run", FineTunePlan, {"changes": (list[FineTuneChange], ...)}
     ),
     "foretrain.finetunes/1": Output(
-        "plan MODEL --gpu A,B", "the same for several cards", _object("FineTunes", plans=(list[_FINETUNE_OF_CARDS], ...))
+        "plan MODEL --gpu A,B", "the same for several cards, and the best of them", finetune_cards.FineTuneCards,
+        {"plans": (list[_FINETUNE_OF_CARDS], ...)},
     ),
+    "foretrain.finetune-within/1": Output(
+        "plan MODEL --within LIMIT", "what fits in a limit", FineTuneWithin,
+        {"largest": (FineTuneLargest | None, None)},
+    ),
+    "foretrain.finetune-withins/1": Output(
+        "plan MODEL --gpu A,B --within LIMIT", "the same for several cards", finetune_cards.FineTuneCards
+    ),
+    "foretrain.finetune-explanation/1": Output("plan MODEL --explain", "why so much", FineTuneExplanation),
+    "foretrain.finetune-config/1": Output(
+        "plan MODEL --show-config", "every option and where it is from",
+        _object("FineTuneConfig", config=(FineTune, ...), sources=(dict[str, str], ...)),
+    ),
+    "foretrain.finetune-advice/1": Output("advise MODEL", "changes, ranked", FineTuneAdvice),
     "foretrain.finetune-largest/1": Output(
         "plan MODEL --largest OPTION", "the largest value that fits", FineTuneLargest
     ),

@@ -21,7 +21,8 @@ import foretrain as library
 from foretrain import compare, explain, report
 from foretrain.analysis.trainer_run import TrainerRunExplanation, forecast_in
 from foretrain.app import trainer_forecast, trainer_session
-from foretrain.app.finetune import plan_question, question
+from foretrain.app.finetune import plan_question
+from foretrain.app.finetuning.question import question
 from foretrain.base.errors import UserError
 from foretrain.comparison.compare import compare as compared_subjects
 from foretrain.comparison.sources import trainer_runs

@@ -141,7 +141,11 @@ def unknown_options(command: Command) -> list[str]:
             return [verb]
         known = {name for param in found.params for name in (*param.opts, *param.secondary_opts)} | {"--help", "--"}
         if found.context_settings.get("ignore_unknown_options"):
-            names = [*(knob.name for knob in OPTIONS.values()), *ALIASES, *(OPTION_OF if verb == "plan" else ())]
+            names = [
+                *(knob.name for knob in OPTIONS.values()),
+                *ALIASES,
+                *(OPTION_OF if verb in ("plan", "advise") else ()),
+            ]
             known |= {f"--{name}" for name in names} | {f"--{name.replace('_', '-')}" for name in names}
         words = words[: words.index("--")] if "--" in words else words
         options = [re.split(r"[=\]|]", word.lstrip("["))[0] for word in words if word.lstrip("[").startswith("--")]

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from foretrain.advice.asked import Asked
-from foretrain.analysis.components import explain, reconcile, timeline, with_numbers
+from foretrain.analysis.components import Shown, explain, reconcile, timeline, with_numbers
 from foretrain.app.exact import check_snapshot, write_snapshot
 from foretrain.base.cache import Cache
 from foretrain.base.errors import UserError
@@ -348,18 +348,19 @@ def test_nvidia_smi_line_by_line() -> None:
             "needed_low_bytes": reserved + context.low_bytes, "needed_high_bytes": reserved + context.high_bytes,
         }
     )  # fmt: skip
-    lines, conclusion = reconcile(found, phase, 6582 * MIB, 4464 * MIB)
+    shown = Shown(phase, context, "estimated", found.used_by_others_bytes)
+    lines, conclusion = reconcile(shown, 6582 * MIB, 4464 * MIB)
     sizes = {line.id: (line.low_bytes // MIB, line.high_bytes // MIB) for line in lines}
     assert sizes == {
         "allocated": (3566, 3566), "slack": (648, 648), "context_left": (250, 250), "process": (4464, 4464),
         "others": (2118, 2118), "card": (6582, 6582),
     }  # fmt: skip
     assert conclusion == "explained"
-    assert reconcile(found, phase, None, 5200 * MIB)[1] == "too_much"
-    assert reconcile(found, phase, None, 4214 * MIB)[1] == "too_little"
-    assert reconcile(found, phase, 9000 * MIB, None)[1] == "no_process"
-    assert reconcile(found, phase, None, None)[1] == "none"
-    assert reconcile(found, phase, 100 * MIB, None)[1] == "below"
+    assert reconcile(shown, None, 5200 * MIB)[1] == "too_much"
+    assert reconcile(shown, None, 4214 * MIB)[1] == "too_little"
+    assert reconcile(shown, 9000 * MIB, None)[1] == "no_process"
+    assert reconcile(shown, None, None)[1] == "none"
+    assert reconcile(shown, 100 * MIB, None)[1] == "below"
 
 
 def test_a_cpu_has_no_lines_of_nvidia_smi() -> None:

@@ -367,7 +367,7 @@ def test_every_target_of_a_family_is_a_layer_of_the_decoder() -> None:
 @pytest.mark.parametrize(
     ("options", "id"),
     [
-        ({"method": "lora", "lora_targets": "nothing_like_this"}, "usage.lora_targets"),
+        ({"method": "lora", "lora_targets": "nothing_like_this"}, "usage.lora_targets_own"),
         ({"attn": "flash_attention_2", "dtype": "float32"}, "usage.flash_needs_half"),
     ],
 )

@@ -125,7 +125,15 @@ def hub(monkeypatch: pytest.MonkeyPatch, answer: Any) -> list[tuple[Any, ...]]:
             raise answer
         return str(answer)
 
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=download))
+    def metadata(address: str, *, timeout: float) -> None:
+        if isinstance(answer, Exception):
+            raise answer
+
+    there = SimpleNamespace(
+        hf_hub_download=download, get_hf_file_metadata=metadata, hf_hub_url=lambda *words: "/".join(words),
+        try_to_load_from_cache=lambda *words: None,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "huggingface_hub", there)
     return calls
 
 

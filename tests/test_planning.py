@@ -46,8 +46,9 @@ def test_what_is_given_decides() -> None:
     with pytest.raises(UserError, match="plan_finetune") as caught:
         library.plan("hf:Qwen/Qwen3-0.6B", gpu="4070")
     assert caught.value.id == "usage.plan_finetune"
-    with pytest.raises(UserError, match="step_s"):
-        library.plan("qwen3-0.6b", gpu="4070", method="lora", step_s=1.0)
+    logged = library.plan("qwen3-0.6b", gpu="4070", method="lora", step_s=4.0).timing
+    assert logged is not None
+    assert (logged.source, logged.tokens_per_s) == ("measured (log)", 8 * 1024 / 4.0)
     with pytest.raises(UserError, match="full, lora, qlora"):
         library.plan("qwen3-0.6b", gpu="4070", method="lori")
     with pytest.raises(UserError):

@@ -50,6 +50,13 @@ ANSWERS = {
     "foretrain.finetune/1": ("plan", "smollm2-135m", "--method", "lora", *CARD),
     "foretrain.finetunes/1": ("plan", "smollm2-135m", "--seq-len", "512", "--gpu", "3060,4070"),
     "foretrain.finetune-largest/1": ("plan", "smollm2-135m", *CARD, "--method", "lora", "--largest", "lora_r"),
+    "foretrain.finetune-within/1": (
+        "plan", "smollm2-135m", *CARD, "--method", "lora", "--within", "2h", "--largest", "batch_size",
+    ),
+    "foretrain.finetune-withins/1": ("plan", "smollm2-135m", "--packing", "--gpu", "3060,4070", "--within", "3kWh"),
+    "foretrain.finetune-explanation/1": ("plan", "smollm2-135m", *CARD, "--method", "lora", "--explain"),
+    "foretrain.finetune-config/1": ("plan", "smollm2-135m", *CARD, "--method", "lora", "--show-config"),
+    "foretrain.finetune-advice/1": ("advise", "smollm2-135m", *CARD, "--method", "lora", "--seq-len", "4096"),
     "foretrain.within/2": ("plan", "gpt2-124m", *CARD, "--within", "12h"),
     "foretrain.config/1": ("plan", "baby", "--show-config"),
     "foretrain.advice/2": ("advise", str(CASES / "c.py"), *CARD, "--others", "2.1GB"),

@@ -220,7 +220,7 @@ def best(
     """
     if base.available_bytes is None:
         raise UserError("usage.best_memory", text=limit.as_option, gpu=base.gpu.name)
-    check_currency(limit, base.config)
+    check_currency(limit, base.config.currency)
     search = _Search(base, limit, step, given)
     grid = list(shapes())
     ranked = _ranked(search, grid, listen)

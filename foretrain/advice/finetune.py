@@ -3,11 +3,14 @@
 from collections.abc import Callable, Iterator
 from itertools import islice
 
+from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.config.finetune.options import FineTune
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
 from foretrain.predict.memory import Verdict
 
+LEAST_RANK = 8  # of an adapter: advice goes no lower
+AMPERE = (8, 0)  # the first capability that FlashAttention 2 runs on
 MOST_TOGETHER = 3  # answers of several changes at once; then no more are looked for
 
 
@@ -25,6 +28,7 @@ class FineTuneChange(Record):
     learns_otherwise: bool  # what is trained is no longer the same
 
 
+_ADAMW = ("adamw_torch_fused", "adamw_torch")
 Values = dict[str, bool | int | str]
 Try = Callable[[FineTune], Values]
 
@@ -46,11 +50,34 @@ def _half_batch(tune: FineTune) -> Values:
 
 
 def _optimizer(tune: FineTune) -> Values:
-    return {"optim": "adamw_8bit"} if tune.optim in ("adamw_torch_fused", "adamw_torch") else {}
+    return {"optim": "adamw_8bit"} if tune.optim in _ADAMW else {}
 
 
 def _attention(tune: FineTune) -> Values:
     return {"attn": "sdpa"} if tune.attn == "eager" else {}
+
+
+def _flash(tune: FineTune) -> Values:
+    """A padded batch needs a mask, which flash attention in sdpa does not take, and FlashAttention 2 does."""
+    half = tune.dtype != "float32" or tune.amp != "no"
+    return {"attn": "flash_attention_2"} if tune.padded and not tune.packing and tune.attn == "sdpa" and half else {}
+
+
+def _liger(tune: FineTune) -> Values:
+    return {} if tune.liger else {"liger": True}
+
+
+def _paged(tune: FineTune) -> Values:
+    """Its states lie in managed memory, which is the computer's while the card is full."""
+    return {"optim": "paged_adamw_8bit"} if tune.optim in (*_ADAMW, "adamw_8bit") else {}
+
+
+def _lower_rank(tune: FineTune) -> Values:
+    return {"lora_r": max(LEAST_RANK, tune.lora_r // 2)} if tune.adapters and tune.lora_r > LEAST_RANK else {}
+
+
+def _fewer_targets(tune: FineTune) -> Values:
+    return {"lora_targets": "q_proj,v_proj"} if tune.adapters and tune.lora_targets == "all-linear" else {}
 
 
 def _unpadded(tune: FineTune) -> Values:
@@ -72,15 +99,40 @@ def _shorter(tune: FineTune) -> Values:
 # The training stays the same with the first ones, and is another one with the others.
 SAME: dict[str, Try] = {
     "checkpointing": _checkpointing, "half_batch": _half_batch, "batch_of_one": _smaller_batch,
-    "attention": _attention, "packing": _unpadded,
+    "attention": _attention, "flash": _flash, "packing": _unpadded, "liger": _liger,
 }  # fmt: skip
-OTHER: dict[str, Try] = {"optimizer_8bit": _optimizer, "lora": _lora, "qlora": _qlora, "shorter": _shorter}
+OTHER: dict[str, Try] = {
+    "optimizer_8bit": _optimizer, "paged": _paged, "lower_rank": _lower_rank, "fewer_targets": _fewer_targets,
+    "lora": _lora, "qlora": _qlora, "shorter": _shorter,
+}  # fmt: skip
+
+
+def _whole_activations(tune: FineTune) -> Values:
+    return {"gradient_checkpointing": False} if tune.gradient_checkpointing else {}
+
+
+def _larger_batch(tune: FineTune) -> Values:
+    if tune.grad_accum % 2:
+        return {}
+    return {"batch_size": 2 * tune.batch_size, "grad_accum": tune.grad_accum // 2}
+
+
+def _fused(tune: FineTune) -> Values:
+    return {"optim": "adamw_torch_fused"} if tune.optim == "adamw_torch" else {}
+
+
+# What takes more memory and less time; the training stays the same.
+SPENDING: dict[str, Try] = {
+    "whole_activations": _whole_activations, "larger_batch": _larger_batch, "fused": _fused,
+}  # fmt: skip
+FASTER = (*SPENDING, "attention", "flash", "packing", "liger", "fewer_targets", "lora")  # what can be quicker
+TRIES = {**SAME, **OTHER, **SPENDING}
 
 
 def changes(plan: FineTunePlan) -> tuple[FineTuneChange, ...]:
     """The changes that save memory, best first: those that fit before others, then those after which the same is
     learned, then by time."""
-    singles = [found for ids in ([name] for name in {**SAME, **OTHER}) if (found := _planned(plan, ids))]
+    singles = [found for ids in ([name] for name in {**SAME, **OTHER}) if (found := planned(plan, ids))]
     found = [change for change in singles if change.saved_bytes > 0]
     if not any(change.verdict == "fits" for change in found):
         found += islice(_together(plan), MOST_TOGETHER)
@@ -103,27 +155,32 @@ def _together(plan: FineTunePlan) -> Iterator[FineTuneChange]:
     """Several at once; of each step of the ladder what is not there yet."""
     seen: set[tuple[str, ...]] = set()
     for step in LADDER:
-        ids = tuple(id for id in step if {**SAME, **OTHER}[id](plan.tune))
+        ids = tuple(id for id in step if TRIES[id](plan.tune))
         if len(ids) < 2 or ids in seen:
             continue
         seen.add(ids)
-        change = _planned(plan, ids)
+        change = planned(plan, ids)
         if change is not None and change.verdict == "fits":
             yield change
 
 
-def _planned(plan: FineTunePlan, ids: Iterator[str] | list[str] | tuple[str, ...]) -> FineTuneChange | None:
+def planned(plan: FineTunePlan, ids: Iterator[str] | list[str] | tuple[str, ...]) -> FineTuneChange | None:
     """The plan with these changes; None where one of them changes nothing."""
     changed: Values = {}
     ids = tuple(ids)
     for id in ids:
-        values = {**SAME, **OTHER}[id](plan.tune)
+        values = TRIES[id](plan.tune)
         if not values:
             return None
         changed |= values
-    other = replanned(plan, **changed)
-    longer = None
-    if plan.timing is not None and other.timing is not None:
+    if changed.get("attn") == "flash_attention_2" and plan.gpu.capability < AMPERE:
+        return None
+    try:
+        other = replanned(plan, **changed)
+    except UserError:  # this model cannot have it, such as modules that its layers are not called
+        return None
+    longer, paged = None, str(changed.get("optim", "")).startswith("paged")  # how often it pages, nobody can say
+    if plan.timing is not None and other.timing is not None and not paged:
         longer = plan.timing.tokens_per_s / other.timing.tokens_per_s - 1
     return FineTuneChange(
         ids=ids, changed=changed, verdict=other.verdict, needed_bytes=other.needed_bytes,

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from foretrain.base.records import Note, Record
@@ -106,7 +106,11 @@ def explain(
     """
     memory = plan.memory_of(step)
     phase = memory.neediest
-    lines, conclusion = reconcile(plan, phase, observed_bytes, process_bytes)
+    first = plan.memory[0]
+    source: LineSource = "traced" if first.source == "traced" else "estimated"
+    shown = Shown(phase, first.context, source, plan.used_by_others_bytes)
+    on_card = plan.gpu.kind != "cpu"
+    lines, conclusion = reconcile(shown, observed_bytes, process_bytes) if on_card else ((), "none")
     other = predict(replace(plan.spec(step), compiled=not plan.compiled))
     return Explanation(
         step=step, compiled=memory.compiled, source=memory.source, phase=phase, sums=sums(plan, phase),
@@ -210,18 +214,24 @@ def _kind(a: Allocation) -> tuple[str, str, str, str, str]:
 # -- nvidia-smi --------------------------------------------------------------------------------------------
 
 
-def reconcile(
-    plan: Plan, phase: PhaseMemory, observed_bytes: int | None, process_bytes: int | None
-) -> tuple[tuple[Line, ...], str]:
-    """(lines from what the program allocates to what the card shows, id of the conclusion); no lines of a CPU.
+@dataclass(frozen=True)
+class Shown:
+    """What nvidia-smi's lines are worked out from. `others_bytes`: what other programs use, where that is known."""
+
+    phase: PhaseMemory
+    context: Context
+    source: LineSource
+    others_bytes: int
+
+
+def reconcile(shown: Shown, observed_bytes: int | None, process_bytes: int | None) -> tuple[tuple[Line, ...], str]:
+    """(lines from what the program allocates to what the card shows, id of the conclusion).
 
     Without an observation they end in what nvidia-smi is expected to show. With one, whatever no line explains is
     left over: for the process beside what the allocator reserves, for the card what others hold.
     """
-    if plan.gpu.kind == "cpu":
-        return (), "none"
-    allocated, context = phase.allocated_bytes, plan.memory[0].context
-    source: LineSource = "traced" if plan.memory[0].source == "traced" else "estimated"
+    phase, context, source = shown.phase, shown.context, shown.source
+    allocated = phase.allocated_bytes
     reserved_low = phase.needed_low_bytes - context.low_bytes
     reserved_high = phase.needed_high_bytes - context.high_bytes
     lines = [
@@ -229,8 +239,8 @@ def reconcile(
         Line(id="slack", low_bytes=reserved_low - allocated, high_bytes=reserved_high - allocated, source=source),
     ]
     process_source = "observed"
-    if process_bytes is None and observed_bytes is not None and plan.used_by_others_bytes:
-        process_bytes, process_source = max(0, observed_bytes - plan.used_by_others_bytes), "left over"
+    if process_bytes is None and observed_bytes is not None and shown.others_bytes:
+        process_bytes, process_source = max(0, observed_bytes - shown.others_bytes), "left over"
     conclusion = "none"
     if process_bytes is None:
         low, high = context.low_bytes, context.high_bytes
@@ -251,8 +261,8 @@ def reconcile(
         conclusion = _judge(low, high, context)
     if observed_bytes is not None:
         lines.append(Line(id="card", low_bytes=observed_bytes, high_bytes=observed_bytes, source="observed"))
-    elif plan.used_by_others_bytes and process_bytes is None:
-        held = plan.used_by_others_bytes
+    elif shown.others_bytes and process_bytes is None:
+        held = shown.others_bytes
         lines.append(Line(id="others", low_bytes=held, high_bytes=held, source="observed"))
         low, high = phase.needed_low_bytes + held, phase.needed_high_bytes + held
         lines.append(Line(id="card", low_bytes=low, high_bytes=high, source=source))

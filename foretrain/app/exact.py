@@ -95,6 +95,11 @@ def write_snapshot(plan: Plan, step: StepName, path: Path, listen: Listen, alloc
     if trace is None:
         reason = next((note.values["reason"] for note in plan.notes if note.id == "trace_unavailable"), "")
         raise UserError("environment.no_trace", reason=reason)
+    write_trace(trace, path, settings_of(plan, alloc_conf))
+
+
+def write_trace(trace: Trace, path: Path, settings: Settings) -> None:
+    """A trace as a memory snapshot. Raises UserError where it cannot be written."""
 
     def label(id: int) -> Label:
         a = trace.allocations[id]
@@ -102,7 +107,7 @@ def write_snapshot(plan: Plan, step: StepName, path: Path, listen: Listen, alloc
         what = f"{a.name or a.op} {shape} {a.dtype}"
         return Label(what, frames=(a.category, a.module or a.op, trace.phase_at(a.born)))
 
-    snapshot = snapshot_of(trace, label, settings_of(plan, alloc_conf))
+    snapshot = snapshot_of(trace, label, settings)
     try:
         write(snapshot, path.resolve())  # what a link points to, not the link
     except OSError as error:

@@ -1,55 +1,57 @@
 """A fine-tuning plan, from what somebody has: a model or a trainer's file, options, a card."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from foretrain.advice.finetune import FineTuneChange, changes
+from foretrain.analysis.utilization import CLOCK_HEADROOM
 from foretrain.app.exact_finetune import exact_finetune
+from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.base.errors import UserError
-from foretrain.base.records import Note
-from foretrain.config.finetune.options import FineTune
-from foretrain.config.finetune.read import read_finetune
-from foretrain.config.hub.facts import ModelSource
 from foretrain.hardware import devices
 from foretrain.hardware.catalogue import Gpu, stated_bytes
+from foretrain.predict.allocator.settings import Settings
+from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.largest import FineTuneLargest
 from foretrain.predict.finetune.largest import largest as search
-from foretrain.predict.finetune.plan import FineTunePlan, plan
+from foretrain.predict.finetune.plan import FineTunePlan, plan, timed
 from foretrain.predict.trace import service
 
 ESTIMATED = ("finetune_compile", "finetune_liger")  # notes on what only the estimate leaves out
 
 
-@dataclass(frozen=True)
-class FineTuneQuestion:
-    """What is asked: a model, how it is trained, and notes on what was read."""
-
-    source: ModelSource
-    tune: FineTune
-    notes: tuple[Note, ...] = ()
-
-
-def question(source: str, words: Sequence[str] = ()) -> FineTuneQuestion:
-    """A model's name or path, or a trainer's file, with words of the command line over it. Raises UserError."""
-    model, tune, reading = read_finetune(source, words)
-    return FineTuneQuestion(model, tune, reading.notes)
-
-
-def plan_question(asked: FineTuneQuestion, gpu: str | Gpu, used_by_others: str | int = "") -> FineTunePlan:
-    """The forecast on a card. Raises UserError for what cannot be planned."""
+def plan_question(
+    asked: FineTuneQuestion, gpu: str | Gpu, used_by_others: str | int = "", step_s: float | None = None
+) -> FineTunePlan:
+    """The forecast on a card. `step_s`: seconds of a step in a log. Raises UserError for what cannot be planned."""
     if isinstance(used_by_others, str):
         used_by_others = stated_bytes(used_by_others, "--used-by-others") if used_by_others else 0
     stated = used_by_others or None
     target = devices.checked(gpu, stated or 0) if isinstance(gpu, Gpu) else devices.target(gpu, stated)
     if target.gpu.kind != "cuda":
         raise UserError("usage.finetune_needs_cuda", gpu=target.gpu.name)
-    return plan(asked.source, asked.tune, target.gpu, used_by_others_bytes=target.used_by_others_bytes)
+    others, prices = target.used_by_others_bytes, asked.prices
+    found = plan(asked.source, asked.tune, target.gpu, used_by_others_bytes=others, prices=prices)
+    return found if step_s is None else _timed(found, step_s, prices)
 
 
-def traced(found: FineTunePlan, asked: FineTuneQuestion, listen: Callable[[str], None]) -> FineTunePlan:
-    """The plan with the memory of the real Trainer's loop. Raises UserError where that cannot be traced."""
+def _timed(found: FineTunePlan, step_s: float, prices: Prices) -> FineTunePlan:
+    """With the speed of a log. Raises UserError for one that the card cannot have."""
+    made, gpu = timed(found, step_s, prices), found.gpu
+    timing = made.timing
+    if timing and timing.mfu and timing.mfu > CLOCK_HEADROOM:
+        values = {"value": f"{step_s:g}", "mfu": timing.mfu, "gpu": gpu.name, "tokens": found.tune.tokens_per_step}
+        peak = timing.flops_per_step / step_s / timing.mfu
+        raise UserError("usage.step_time_impossible", option="--step-time", peak=peak, step=step_s, **values)
+    return made
+
+
+def traced(
+    found: FineTunePlan, asked: FineTuneQuestion, listen: Callable[[str], None], settings: Settings | None = None
+) -> FineTunePlan:
+    """The plan with the memory of the real Trainer's loop. `settings`: of the allocator. Raises UserError where that
+    cannot be traced."""
     try:
-        exact = exact_finetune(asked.source, found.tune, found.gpu, found.available_bytes, listen)
+        exact = exact_finetune(asked.source, found.tune, found.gpu, found.available_bytes, listen, settings)
     except service.TraceUnavailable as error:
         raise UserError("environment.no_trace", reason=str(error)) from None
     notes = tuple(note for note in found.notes if note.id not in ESTIMATED)

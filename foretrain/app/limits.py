@@ -78,7 +78,7 @@ def priced(resolved: ResolvedConfig, limits: Limits) -> ResolvedConfig:
     if limits.price is not None and "=" not in limits.price:
         if resolved.sources.get("price_per_kwh", "").startswith("--"):
             raise UserError("usage.price_and_power")
-        update["price_per_hour"] = _price(limits.price, limits.price, resolved.config)
+        update["price_per_hour"] = _price(limits.price, limits.price, resolved.config.currency)
         sources["price_per_hour"] = f"--price {limits.price}"
     if limits.co2 is not None:
         if not 0 < limits.co2 <= 1e5:
@@ -92,11 +92,11 @@ def priced(resolved: ResolvedConfig, limits: Limits) -> ResolvedConfig:
     return replace(resolved, config=resolved.config.model_copy(update=update), sources=sources)
 
 
-def _price(text: str, typed: str, config: RunConfig) -> float:
+def _price(text: str, typed: str, currency: str) -> float:
     """The price in a text, which is all or a part of what was typed."""
     money = read(parse_price, text, _bad("usage.bad_price", "--price", typed))
-    if money.currency and money.currency != currency_code(config.currency):
-        raise UserError("usage.currency", text=f"--price {typed[:80]}", typed=money.currency, currency=config.currency)
+    if money.currency and money.currency != currency_code(currency):
+        raise UserError("usage.currency", text=f"--price {typed[:80]}", typed=money.currency, currency=currency)
     return money.amount
 
 
@@ -123,7 +123,7 @@ def prices_of(limits: Limits, config: RunConfig, gpus: list[Gpu]) -> list[float]
         if not hit:
             raise UserError("usage.price_of_no_card", name=name.strip()[:80], cards=[gpu.name for gpu in gpus])
         for i in hit:
-            found[i] = _price(text.strip(), limits.price, config)
+            found[i] = _price(text.strip(), limits.price, config.currency)
     return found
 
 

@@ -111,8 +111,7 @@ def make_plan(
     if step_time is not None and logged_mfu is not None:
         raise UserError("usage.two_speeds")
     for option, value in (("--step-time", step_time), ("--logged-mfu", logged_mfu)):
-        if value is not None and not 1e-6 <= value <= 1e9:
-            raise UserError("usage.bad_step_time", option=option, value=value)
+        check_speed(option, value)
     if logged_mfu is not None:
         flops = ModelShape.of(config).flops_per_token * config.tokens_per_step
         step_time = flops / (logged_mfu / 100 * NANOGPT_PEAK_FLOP_PER_S)
@@ -127,6 +126,12 @@ def make_plan(
     )  # fmt: skip
     notes = (*([decided.note] if decided else []), *made.notes, *data_notes(made.config, data.info))
     return made.model_copy(update={"notes": notes, "step": resolved.step, "assumptions": data.assumptions})
+
+
+def check_speed(option: str, value: float | None) -> None:
+    """Nothing; raises UserError for a step time or an MFU that no log shows."""
+    if value is not None and not 1e-6 <= value <= 1e9:
+        raise UserError("usage.bad_step_time", option=option, value=value)
 
 
 def _check_device(resolved: ResolvedConfig, gpu: Gpu) -> None:

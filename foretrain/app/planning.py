@@ -1,18 +1,21 @@
 """`foretrain.plan` and `foretrain.plan_finetune` for Python: pretraining and fine-tuning, by what is given."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, overload
 
 from foretrain.app import plan as pretraining
-from foretrain.app.finetune import FineTuneQuestion, plan_question, question, traced
+from foretrain.app.finetune import plan_question, traced
+from foretrain.app.finetuning.question import FineTuneQuestion, costs_in, question
 from foretrain.app.plan import Config
 from foretrain.base.errors import UserError
 from foretrain.config.finetune import in_memory
 from foretrain.config.finetune.asked import is_asked
 from foretrain.config.finetune.in_memory import TransformersConfig, TransformersModel, is_live
 from foretrain.config.finetune.options import FineTune
-from foretrain.config.finetune.words import parse_words
+from foretrain.config.finetune.words import COSTS, parse_words
 from foretrain.hardware.catalogue import Gpu, stated_bytes
+from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.plan import Plan
 
@@ -20,38 +23,47 @@ Source = str | Path | FineTuneQuestion | TransformersConfig | TransformersModel
 
 
 def plan_finetune(
-    source: Source, gpu: str | Gpu = "auto", *, used_by_others: str | int = 0, exact: bool = False, **options: Any
+    source: Source,
+    gpu: str | Gpu = "auto",
+    *,
+    used_by_others: str | int = 0,
+    step_s: float | None = None,
+    exact: bool = False,
+    **options: Any,
 ) -> FineTunePlan:
     """The forecast of fine-tuning a model: `foretrain.plan_finetune("qwen3-0.6b", gpu="4070", method="lora")`.
 
     `source`: a model's name, "hf:owner/name", a folder with config.json, a trainer's file (axolotl, LLaMA-Factory, TRL,
     torchtune, TrainingArguments; read and never run), or a transformers config or model, with peft's adapters or
     without. `gpu`: a name of the catalogue, or "auto" for the card of this machine. `used_by_others`: memory that other
-    programs use on the card, in bytes or as a text such as "2GB". `exact`: memory is traced with the real Trainer's
-    loop (needs the extra hf). `options`: those of `foretrain plan MODEL`, such as method="qlora", seq_len=2048.
+    programs use on the card, in bytes or as a text such as "2GB". `step_s`: seconds of a step in a log, which replaces
+    the estimated time. `exact`: memory is traced with the real Trainer's loop (needs the extra hf). `options`: those of
+    `foretrain plan MODEL`, such as method="qlora", seq_len=2048, dataset_tokens="10M", price_per_kwh=0.25.
     `print(plan)` shows what the command line shows with --full.
     Raises UserError for what cannot be planned.
     """
-    words = [f"--{name.replace('_', '-')}={_word(value)}" for name, value in options.items()]
-    asked = _question(source, words)
+    asked = asked_of(source, options)
     stated = stated_bytes(used_by_others, "used_by_others") if isinstance(used_by_others, str) else used_by_others
-    found = plan_question(asked, gpu, stated)
+    found = plan_question(asked, gpu, stated, step_s)
     return traced(found, asked, lambda text: None) if exact else found
 
 
-def _question(source: Source, words: list[str]) -> FineTuneQuestion:
+def asked_of(source: Source, options: Mapping[str, Any]) -> FineTuneQuestion:
+    """What is asked by a model and options by name. Raises UserError."""
+    words = [f"--{name.replace('_', '-')}={_word(value)}" for name, value in options.items()]
     if isinstance(source, FineTuneQuestion):
         return source
     if isinstance(source, str | Path):
         return question(str(source), words)
     values, _, others = parse_words(words)
-    if others:
-        raise UserError("config.finetune_no_word", word=f"--{next(iter(others))}")
+    for name in others.keys() - set(COSTS):
+        raise UserError("config.finetune_no_word", word=f"--{name}")
     if hasattr(source, "get_input_embeddings"):
         model, tune = in_memory.planned_model(source)
     else:
         model, tune = in_memory.planned_config(source), FineTune()
-    return FineTuneQuestion(model, FineTune.model_validate({**tune.model_dump(), **values}))
+    tune = FineTune.model_validate({**tune.model_dump(), **values})
+    return FineTuneQuestion(model, tune, prices=Prices.of(costs_in(others).config), costs=others)
 
 
 def _word(value: Any) -> str:
@@ -103,9 +115,7 @@ def plan(
     Raises UserError for what cannot be planned; ConfigError names every problem of a config.
     """
     if is_live(config) or (isinstance(config, str | Path) and "method" in options):
-        if step_s is not None:
-            raise UserError("usage.finetune_without", option="step_s")
-        found = plan_finetune(config, gpu, used_by_others=used_by_others, **options)
+        found = plan_finetune(config, gpu, used_by_others=used_by_others, step_s=step_s, **options)
         return found.model_copy(update={"name": name}) if name else found
     if isinstance(config, str | Path) and is_asked([str(config)]):
         raise UserError("usage.plan_finetune", source=str(config)[:100])

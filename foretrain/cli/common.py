@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.messages import listed, printable, say
+from foretrain.base.records import Note
 from foretrain.config.options import OPTIONS
 from foretrain.config.presets import PRESET_ALIASES, PRESETS
 
@@ -104,6 +105,12 @@ def print_error(error: UserError, *, as_json: bool) -> None:
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     """Values as JSON has them; a value that it cannot hold, NaN for one, becomes text."""
     return {"values": json.loads(json.dumps(values, default=str), parse_constant=str)}
+
+
+def print_said(notes: Iterable[Note], *, quiet: bool) -> None:
+    """What a user should know of a reading, on stderr."""
+    for note in () if quiet else notes:
+        ERR.print(noted(say(f"note.{note.id}", **note.values)), soft_wrap=True)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """`--show-config`: every option of a resolved config, with where its value is from."""
 
+from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.base.messages import knob_help, knob_unit
 from foretrain.cli.common import OUT, print_json
 from foretrain.config.options import OPTIONS
@@ -29,3 +30,17 @@ def show_config_of(resolved: ResolvedConfig, as_json: bool) -> None:
     columns = tuple(Message(f"column.{name}") for name in ("key", "value", "unit", "source", "help"))
     section = Section(Message("config.knobs"), (Table(columns, rows),))
     text.render(Document(Message("config.title", {"name": resolved.name}), Message("config.subtitle"), [section]), OUT)
+
+
+def show_finetune(asked: FineTuneQuestion, as_json: bool) -> None:
+    """The same of a fine-tuning run."""
+    values = asked.tune.model_dump(mode="json")
+    sources = {name: asked.origins.get(name, "default") for name in values}
+    if as_json:
+        print_json({"schema": "foretrain.finetune-config/1", "config": values, "sources": sources})
+        return
+    rows = tuple((name, str(value), sources[name]) for name, value in values.items())
+    columns = tuple(Message(f"column.{name}") for name in ("key", "value", "source"))
+    section = Section(Message("config.knobs"), (Table(columns, rows),))
+    name = Message("config.title", {"name": asked.source.name})
+    text.render(Document(name, Message("config.subtitle"), [section]), OUT)

@@ -10,9 +10,12 @@ from foretrain.base.errors import UserError
 from foretrain.base.quantities import Limit, currency_code
 from foretrain.base.records import Record
 from foretrain.config.options import RunConfig
+from foretrain.predict.energy import Spending
 from foretrain.predict.memory import Verdict
 from foretrain.predict.plan import Plan, Timing, no_time, whole_run
+from foretrain.predict.search import largest_count
 from foretrain.predict.spec import StepName, StepSpec
+from foretrain.predict.speed.time import Range
 
 MOST_STEPS = 10**10  # as many as the knob allows
 MOST_WARMUP = 1 / 20  # of a run
@@ -48,7 +51,12 @@ def with_steps(timing: Timing, spec: StepSpec, steps: int) -> Timing:
 
 def amount_of(timing: Timing, limit: Limit, reading: Reading) -> float:
     """How much of the limit's kind a run takes, in the limit's unit. Raises UserError where that is not known."""
-    total, place = timing.total_s, ("low", "expected", "high").index(reading)
+    return spent_of(timing.total_s, timing, limit, reading)
+
+
+def spent_of(total: Range, timing: Spending, limit: Limit, reading: Reading) -> float:
+    """The same of any run that takes so long and spends so much."""
+    place = ("low", "expected", "high").index(reading)
     if limit.kind == "time":
         return (total.low_s, total.expected_s, total.high_s)[place]
     if limit.kind == "energy":
@@ -70,16 +78,7 @@ def largest_steps(timing: Timing, spec: StepSpec, limit: Limit, reading: Reading
     def fits(steps: int) -> bool:
         return amount_of(with_steps(timing, spec, steps), limit, reading) <= limit.amount
 
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while high <= MOST_STEPS and fits(high):
-        low, high = high, 2 * high
-    high = min(high, MOST_STEPS + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return largest_count(fits, MOST_STEPS)
 
 
 def _warmup_share(config: RunConfig) -> float:
@@ -102,10 +101,10 @@ def adjusted(config: RunConfig, steps: int) -> tuple[RunConfig, tuple[str, ...]]
     return config.model_copy(update=update), changed
 
 
-def check_currency(limit: Limit, config: RunConfig) -> None:
+def check_currency(limit: Limit, currency: str) -> None:
     """A limit in another currency than the prices cannot be compared with them."""
-    if limit.kind == "money" and limit.currency and limit.currency != currency_code(config.currency):
-        raise UserError("usage.currency", text=limit.as_option, typed=limit.currency, currency=config.currency)
+    if limit.kind == "money" and limit.currency and limit.currency != currency_code(currency):
+        raise UserError("usage.currency", text=limit.as_option, typed=limit.currency, currency=currency)
 
 
 def within(plan: Plan, limit: Limit, step: StepName = "foretrain") -> Within:
@@ -116,7 +115,7 @@ def within(plan: Plan, limit: Limit, step: StepName = "foretrain") -> Within:
         raise UserError("usage.eval_only", text=limit.as_option)
     if timing is None:
         raise no_time(plan, limit.as_option)
-    check_currency(limit, config)
+    check_currency(limit, config.currency)
     expected, cautious, optimistic = (
         largest_steps(timing, spec, limit, reading) for reading in ("expected", "high", "low")
     )

@@ -3,7 +3,7 @@
 import shlex
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 import typer
 
@@ -13,18 +13,24 @@ from foretrain.advice.first_answer import changed_command
 from foretrain.advice.record import Advice, Advices
 from foretrain.advice.rules.base import Goal
 from foretrain.app.advise import advices, base_plan, confirmed
-from foretrain.base import safe_read as bounded
 from foretrain.base.errors import UserError
 from foretrain.base.messages import listed, say
+from foretrain.cli import changed_nanogpt, finetune_advise
 from foretrain.cli.commands import plan_exact, plan_limits
 from foretrain.cli.commands import plan_options as o
 from foretrain.cli.commands.plan_exact import Depth
-from foretrain.cli.common import CONFIG_CONTEXT, ERR, OUT, Json, Quiet, Words, print_error, print_json, print_notes
+from foretrain.cli.common import (
+    CONFIG_CONTEXT,
+    ERR,
+    OUT,
+    Json,
+    Quiet,
+    Words,
+    print_error,
+    print_json,
+    print_notes,
+)
 from foretrain.cli.old_options import typed
-from foretrain.config import nanogpt_file
-from foretrain.config import writer as config_writer
-from foretrain.config.microbatches import TOTAL
-from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.config.writer import check_writable
 from foretrain.predict.plan import Plan, plan
@@ -48,7 +54,9 @@ foretrain advise gpt2-774m --gpu 3060 --goal cost --price "3060=0.08,4090=0.35,A
 
 foretrain advise my.py --gpu 4070 --exact --top 2   (traces each and replays it at the card's limit)
 
-foretrain advise my.toml --gpu 4070 --goal quality   (a lower loss in the same hours)"""
+foretrain advise my.toml --gpu 4070 --goal quality   (a lower loss in the same hours)
+
+foretrain advise qwen3-8b --method lora --batch-size 1 --gpu 4070   (fine-tuning)"""
 
 Trainer = Annotated[
     str,
@@ -91,6 +99,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def advise_command(
+    context: typer.Context,
     words: Words = None,
     gpu: o.Gpu = "auto",
     others: o.Others = "",
@@ -106,6 +115,8 @@ def advise_command(
     quiet: Quiet = False,
 ) -> None:
     """Find what to change: every option and technique, planned for your run and ranked by gain and cost."""
+    if finetune_advise.answered(context, words or []):
+        return
     resolved = plan_exact.with_trainer(resolve(words or []), trainer)
     print_notes(resolved.notes, quiet=quiet)
     _check_options(goal, exact, apply, write)
@@ -198,12 +209,7 @@ def write_changed(
         if advice.step != "nanogpt" or any(setting.ours for setting in changes):
             command = shlex.join(changed_command(base, advice, asked))
             raise UserError("usage.advise_needs_foretrain", number=number, path=str(path), command=command)
-        text = "\n".join(bounded.read_bytes(file, nanogpt_file.MAX_BYTES).decode("utf-8-sig") for file in sources)
-        told = (f"{s.option}: {before[s.option]}" for s in changes)
-        values = {**_typed(resolved), **{s.option: s.after for s in changes}}
-        lines = [*plan_limits.origin(asked), *told]
-        config_writer.write_text(config_writer.nanogpt_text(text, values, lines), path)
-        plan_limits.tell_written(path, quiet=asked.quiet)
+        changed_nanogpt.write(resolved, {s.option: s.after for s in changes}, before, path, asked)
     else:
         plan_limits.write_config(with_settings(base.config, advice.settings), path, asked, before)
     return _does_not_fit(base, found, advice, path)
@@ -211,15 +217,6 @@ def write_changed(
 
 def _presets(resolved: ResolvedConfig) -> bool:
     return any(source.startswith("preset ") for source in resolved.sources.values())
-
-
-def _typed(resolved: ResolvedConfig) -> dict[str, Any]:
-    """nanoGPT's options that were typed beside its file."""
-    return {
-        key: getattr(resolved.config, key)
-        for key, source in resolved.sources.items()
-        if source.startswith(("-", TOTAL)) and not OPTIONS[key].ours
-    }
 
 
 def _does_not_fit(base: Plan, found: Advices, advice: Advice, path: Path) -> UserError | None:

@@ -14,7 +14,6 @@ from foretrain.cli.commands.plan_print import Form
 from foretrain.cli.common import CONFIG_CONTEXT, Json, Quiet, Words, print_error, print_notes
 from foretrain.cli.old_options import typed
 from foretrain.cli.show_config import show_config_of
-from foretrain.config.finetune.asked import is_asked
 from foretrain.config.resolve import ResolvedConfig, resolve
 from foretrain.predict.plan import Plan
 from foretrain.predict.trace import interpreter
@@ -48,7 +47,11 @@ foretrain plan llama-3.2-1b --method lora --seq-len 4096 --batch-size 2 --gpu 40
 
 foretrain plan hf:Qwen/Qwen3-8B --method qlora --gradient-checkpointing --gpu 4090
 
-foretrain plan axolotl.yaml --gpu 3090   (also LLaMA-Factory, TRL, torchtune, unsloth, TrainingArguments)"""
+foretrain plan axolotl.yaml --gpu 3090   (also LLaMA-Factory, TRL, torchtune, unsloth, TrainingArguments)
+
+foretrain plan qwen3-8b --method qlora --batch-size 1 --gpu 3090,4090 --within 5EUR --data-tokens 10M
+
+Fine-tuning takes --method, --lora-r, --seq-len, --optim, --packing, --epochs and more: see docs/fine-tuning.md."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -86,8 +89,7 @@ def plan_command(
     quiet: Quiet = False,
 ) -> None:
     """Plan a run: does it fit, how long, what does it cost, what limits it. Needs no GPU and no torch."""
-    if is_asked(words):
-        finetune.answer(context, words or [])
+    if finetune.answered(context, words or []):
         return
     config = plan_exact.with_trainer(resolve(words or []), trainer)
     limits = Limits(price, co2, within, tokens, best, data_tokens, write, frozenset(config.sources))

@@ -75,7 +75,7 @@ def check_depth(depth: Depth, configs: Iterable[Path]) -> None:
 def check_readings(depth: Depth, gpus: Sequence[Gpu]) -> None:
     """Whether --observed and --process can be true together, on these cards. Raises UserError."""
     if depth.observed or depth.process:
-        _exact().check_readings(_size(depth.observed, "--observed"), _size(depth.process, "--process"), gpus)
+        _exact().check_readings(size_of(depth.observed, "--observed"), size_of(depth.process, "--process"), gpus)
 
 
 def deepen(plan: Plan, depth: Depth) -> Plan:
@@ -101,8 +101,8 @@ def explain_command(plan: Plan, step: StepName, depth: Depth, *, as_json: bool) 
     """Print the explanation of a plan."""
     with progress(depth.quiet) as listen:
         explanation = _exact().explained(
-            plan, step, listen, depth.alloc_conf, observed_bytes=_size(depth.observed, "--observed"),
-            process_bytes=_size(depth.process, "--process"),
+            plan, step, listen, depth.alloc_conf, observed_bytes=size_of(depth.observed, "--observed"),
+            process_bytes=size_of(depth.process, "--process"),
         )  # fmt: skip
     if as_json:
         print_json(explanation.to_json(schema=EXPLAIN_SCHEMA))
@@ -110,7 +110,8 @@ def explain_command(plan: Plan, step: StepName, depth: Depth, *, as_json: bool) 
         text.render(explain_view.document(plan, explanation), OUT)
 
 
-def _size(value: str, option: str) -> int | None:
+def size_of(value: str, option: str) -> int | None:
+    """The bytes of an option; None where it was not given. Raises UserError."""
     return stated_bytes(value, option) if value else None
 
 

@@ -50,7 +50,8 @@ Process = Annotated[str, typer.Option(help="With --explain: memory of the proces
 Largest = Annotated[
     str,
     typer.Option(
-        help="Find the largest batch_size, block_size or n_layer that fits: estimated, with --exact traced.",
+        help="Find the largest batch_size, block_size or n_layer that fits (fine-tuning: batch_size, seq_len or "
+        "lora_r): estimated, with --exact traced.",
         metavar="OPTION",
     ),
 ]
@@ -111,7 +112,7 @@ Best = Annotated[
 ]
 DataTokens = Annotated[
     str | None,
-    typer.Option(help="Tokens in your training data, such as 3.68B; longer runs repeat data.", metavar="COUNT"),
+    typer.Option(help="Tokens in your training data, such as 3.68B or 10M; longer runs repeat data.", metavar="COUNT"),
 ]
 Write = Annotated[
     Path | None,

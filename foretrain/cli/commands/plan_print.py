@@ -47,15 +47,18 @@ class Form:
             raise UserError("usage.no_line", option=elsewhere)
 
 
-def _document(made: Document) -> None:
+def document(made: Document) -> None:
+    """The whole answer."""
     text.render(made, OUT)
 
 
-def _screen(made: Screen) -> None:
+def screen(made: Screen) -> None:
+    """A dozen lines."""
     text.render_screen(made, OUT)
 
 
-def _line(message: Message) -> None:
+def line(message: Message) -> None:
+    """One line, to be pasted."""
     OUT.print(printable(message.text()), soft_wrap=True, markup=False)
 
 
@@ -63,7 +66,7 @@ def plans(found: list[Plan], form: Form) -> None:
     """One plan, or a table of cards with the best of them."""
     if form.oneline:
         for plan in found:
-            _line(first_view.line(plan, plan.step, version("foretrain")))
+            line(first_view.line(plan, plan.step, version("foretrain")))
     elif len(found) == 1:
         _one(found[0], form)
     else:
@@ -72,13 +75,13 @@ def plans(found: list[Plan], form: Form) -> None:
 
 def _one(plan: Plan, form: Form) -> None:
     if not (form.full or form.as_json):
-        _screen(first_view.screen(plan, first_answer(plan, form.asked), form.asked))
+        screen(first_view.screen(plan, first_answer(plan, form.asked), form.asked))
         return
     advice = short_list(plan, plan.step)
     if form.as_json:
         print_json({**plan.to_json(schema=SCHEMA), "advice": advice.model_dump(mode="json") if advice else None})
         return
-    _document(plan_view.document(plan, datetime.now(), advice))
+    document(plan_view.document(plan, datetime.now(), advice))
 
 
 def _cards(found: list[Plan], form: Form) -> None:
@@ -88,9 +91,9 @@ def _cards(found: list[Plan], form: Form) -> None:
         print_json({"schema": PLANS_SCHEMA, "plans": objects, "best": choice.model_dump(mode="json")})
         return
     if form.full:
-        _document(cards_view.document(found, choice))
+        document(cards_view.document(found, choice))
     else:
-        _screen(first_view.cards(found, choice, form.asked))
+        screen(first_view.cards(found, choice, form.asked))
 
 
 def within(plan: Plan, found: "Within", form: Form) -> None:
@@ -99,11 +102,11 @@ def within(plan: Plan, found: "Within", form: Form) -> None:
         print_json(found.to_json(schema=WITHIN_SCHEMA))
         return
     if form.full:
-        _document(limits_view.within(plan, found))
+        document(limits_view.within(plan, found))
     elif form.oneline:
-        _line(first_view.line(plan, plan.step, version("foretrain"), found.timing, found.steps))
+        line(first_view.line(plan, plan.step, version("foretrain"), found.timing, found.steps))
     else:
-        _screen(first_view.within(plan, found, form.asked))
+        screen(first_view.within(plan, found, form.asked))
 
 
 def best(plan: Plan, found: "Best", form: Form) -> None:
@@ -112,8 +115,8 @@ def best(plan: Plan, found: "Best", form: Form) -> None:
         print_json(found.to_json(schema=BEST_SCHEMA))
         return
     if form.full:
-        _document(limits_view.best(plan, found))
+        document(limits_view.best(plan, found))
     elif form.oneline:
-        _line(first_view.best_line(plan, found, version("foretrain")))
+        line(first_view.best_line(plan, found, version("foretrain")))
     else:
-        _screen(first_view.best(plan, found, form.asked))
+        screen(first_view.best(plan, found, form.asked))

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from foretrain.base.records import Note
 from foretrain.config.finetune.options import OPTION_OF
 from foretrain.config.finetune.read import is_finetune_file
-from foretrain.config.hub.source import model_named
+from foretrain.config.hub.source import is_repository, model_named
 from foretrain.config.options import OPTIONS
 from foretrain.config.presets import PRESET_ALIASES, PRESETS
 
+GPT_SUFFIXES = (".toml", ".py")  # of configs to pretrain with
+TRAINER_SUFFIXES = (".yaml", ".yml", ".json")
 SPELLINGS = {alias for option in OPTIONS.values() for alias in option.aliases}
 
 
@@ -19,11 +22,31 @@ def is_asked(words: Sequence[str] | None) -> bool:
     if first.startswith("-"):
         return False
     if first in PRESETS or first in PRESET_ALIASES:
-        return model_named(first) is not None and any(_of_finetuning(word) for word in words or [])
+        return model_named(first) is not None and bool(_deciding(words or []))
     if first.startswith("hf:") or model_named(first) is not None:
         return True
     path = Path(first)
-    return (path / "config.json").is_file() or path.name == "config.json" or is_finetune_file(first)
+    if (path / "config.json").is_file() or path.name == "config.json" or is_finetune_file(first):
+        return True
+    if is_repository(first) and path.suffix not in GPT_SUFFIXES:
+        return True
+    return not path.exists() and (path.suffix in TRAINER_SUFFIXES or bool(_deciding(words or [])))
+
+
+def how_chosen(words: Sequence[str] | None) -> tuple[Note, ...]:
+    """A sentence on which of the two was taken of a name that is a preset of ours and a model of Hugging Face's, why,
+    and how to get the other; nothing of any other name."""
+    first = words[0] if words else ""
+    if (first not in PRESETS and first not in PRESET_ALIASES) or model_named(first) is None:
+        return ()
+    if options := _deciding(words or []):
+        return (Note(id="chose_finetuning", values={"name": first, "options": options}),)
+    return (Note(id="chose_pretraining", values={"name": first}),)
+
+
+def _deciding(words: Sequence[str]) -> list[str]:
+    """The options among words that only a fine-tuning run has."""
+    return [word.partition("=")[0] for word in words if _of_finetuning(word)]
 
 
 def _of_finetuning(word: str) -> bool:

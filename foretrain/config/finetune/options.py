@@ -3,6 +3,7 @@
 Defaults are those of TrainingArguments, where it has the option; the rank is the one that most recipes use.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -107,6 +108,11 @@ class FineTune(Record):
     def tokens_per_step(self) -> int:
         """Tokens of an optimizer step, with full sequences."""
         return self.seq_len * self.batch_size * self.grad_accum
+
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps of the run; None where neither they nor the tokens of the data are known."""
+        return self.max_steps or math.ceil(self.dataset_tokens * self.epochs / self.tokens_per_step) or None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ The format is told by the file's keys. Files are read as data: no code of theirs
 """
 
 import difflib
+import errno
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from foretrain.config.finetune.formats import FORMATS
 from foretrain.config.finetune.formats.script import table_of_script, without_unread
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.finetune.table import FileSettings, Table
-from foretrain.config.finetune.words import parse_words
+from foretrain.config.finetune.words import COSTS, parse_words
 from foretrain.config.finetune.yaml_file import read_text_of, table_of
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.hub.models import model_named
@@ -38,7 +40,7 @@ class FineTuneReading(Record):
 
     `origins`: the key or word that each option comes from; `unplanned`: what changes memory or time and is not
     planned; `harmless`: what changes neither; `unknown`: what nobody here knows; `cards`, `sharding`: what the file
-    wants of several cards, which is not planned.
+    wants of several cards, which is not planned; `costs`: options about prices, as they were typed.
     """
 
     where: str
@@ -50,6 +52,7 @@ class FineTuneReading(Record):
     cards: int = 0
     sharding: str = ""
     notes: tuple[Note, ...] = ()
+    costs: dict[str, str] = Field(default_factory=dict)
 
 
 def read_finetune(source: str, words: Sequence[str] = ()) -> tuple[ModelSource, FineTune, FineTuneReading]:
@@ -64,10 +67,13 @@ def read_finetune(source: str, words: Sequence[str] = ()) -> tuple[ModelSource, 
     found = read_file(path) if path and given else FileSettings("", source, model=source)
     if "accelerate" in others:
         _add_accelerate(found, Path(others["accelerate"]))
+    if path is None and Path(source).suffix in _SUFFIXES:
+        raise UserError("config.cannot_read", path=source[:200], reason=os.strerror(errno.ENOENT))
     named = others.get("model", found.model)
     if not named:
         raise UserError("config.finetune_no_model", path=source)
-    model = _model(named, path)
+    # What was typed is a path until it says hf:, so that a mistyped one does not go to Hugging Face.
+    model = _model(named, path) if given or "model" in others else find_source(source)
     if found.peft_targets and "lora_targets" not in found.values:
         _choose_targets(found, model)
     finetune = FineTune.model_validate({**found.values, **values})
@@ -75,6 +81,7 @@ def read_finetune(source: str, words: Sequence[str] = ()) -> tuple[ModelSource, 
         where=source, format=found.format, origins={**found.origins, **origins}, unplanned=tuple(found.unplanned),
         unknown=tuple(found.unknown), harmless=tuple(found.harmless), cards=found.cards, sharding=found.sharding,
         notes=_notes(found, model, {**found.origins, **origins}),
+        costs={name: others[name] for name in COSTS if name in others},
     )  # fmt: skip
     return model, finetune, reading
 

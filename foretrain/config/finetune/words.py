@@ -7,13 +7,15 @@ from typing import Any
 from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import FINETUNE_OPTIONS, OPTION_OF
 from foretrain.config.finetune.values import NotPlanned, bad_value, converted, flag
+from foretrain.config.options import OPTIONS
 
 # What trainers call a choice of these options, as a word of its own.
 _SWITCHES = {
     "bf16": ("amp", "bf16"), "fp16": ("amp", "fp16"), "load_in_4bit": ("method", "qlora"),
     "use_dora": ("method", "dora"), "qlora": ("method", "qlora"), "flash_attention": ("attn", "flash_attention_2"),
 }  # fmt: skip
-OTHERS = ("model", "accelerate")  # words that are no options of FineTune
+COSTS = tuple(name for name, option in OPTIONS.items() if option.group == "cost")  # prices are those of any run
+OTHERS = ("model", "accelerate", *COSTS)  # words that are no options of FineTune
 
 
 def parse_words(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:

@@ -18,6 +18,7 @@ from foretrain.config.hub.read import facts_of, names_code, read_config
 _PREFIXES = ("hf://", "hf:", "https://huggingface.co/", "http://huggingface.co/", "huggingface.co/")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
+_TIMEOUT_S = 10
 _MOST_FOLLOWED = 4  # adapters on adapters
 
 
@@ -119,10 +120,28 @@ def _of_hub(repository: str) -> ModelSource:
     except ImportError:
         raise UserError("environment.hub_package", name=repository, package="huggingface-hub") from None
     try:
-        path = hub.hf_hub_download(repository, _CONFIG, etag_timeout=10)
+        path = _fetched(hub, repository)
     except Exception as error:  # of the network, missing names and missing rights: the library has a class for each
         raise _of_failure(repository, error) from None
     return _source(read_config(Path(path)), repository.split("/")[1], f"hf:{repository}")
+
+
+def _fetched(hub: Any, repository: str) -> str:
+    """The path of config.json in the hub's cache. One question goes first: where there is no network, hf_hub_download
+    asks for half a minute, and says each time that it did."""
+    try:
+        hub.get_hf_file_metadata(hub.hf_hub_url(repository, _CONFIG), timeout=_TIMEOUT_S)
+    except Exception as error:
+        cached = None if _answered(error) else hub.try_to_load_from_cache(repository, _CONFIG)
+        if isinstance(cached, str):
+            return cached
+        raise
+    return hub.hf_hub_download(repository, _CONFIG, etag_timeout=_TIMEOUT_S)
+
+
+def _answered(error: Exception) -> bool:
+    """Whether the hub has said no, and not the network."""
+    return bool({"RepositoryNotFoundError", "EntryNotFoundError"} & {each.__name__ for each in type(error).__mro__})
 
 
 def _of_failure(repository: str, error: Exception) -> UserError:

@@ -3,6 +3,7 @@
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.predict.finetune.plan import FineTunePlan, replanned
+from foretrain.predict.search import largest_count
 
 # (granule, most) of each option that can be searched.
 SEARCHED: dict[str, tuple[int, int]] = {"batch_size": (1, 4096), "seq_len": (64, 1_048_576), "lora_r": (1, 4096)}
@@ -33,16 +34,10 @@ def largest(plan: FineTunePlan, option: str) -> FineTuneLargest:
         room = plan.available_bytes
         return other.verdict == "fits" and (room is None or other.needed_bytes <= room)
 
-    low, high = 0, 1
-    while high * granule <= most and fits(high):
-        low, high = high, 2 * high
-    high = min(high, most // granule + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    found = replanned(plan, **{option: low * granule}) if low else None
-    beyond = high * granule
+    found = largest_count(fits, most // granule)
+    beyond = (found + 1) * granule
     needed = replanned(plan, **{option: beyond}).needed_bytes if beyond <= most else None
     return FineTuneLargest(
-        option=option, value=low * granule, plan=found, next_value=beyond, next_needed_bytes=needed
+        option=option, value=found * granule, plan=replanned(plan, **{option: found * granule}) if found else None,
+        next_value=beyond, next_needed_bytes=needed,
     )  # fmt: skip

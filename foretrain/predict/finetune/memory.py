@@ -39,6 +39,9 @@ class FineTuneLedger:
         held = {peak.phase: peak for peak in replay(events, settings).phases}
         names = [name for name in PHASES if name in timeline.peaks]
         self.fit = Fit(events, settings, self.context, names)
+        self.symbols = dict(run.symbols)
+        self.alive = {name: tuple(timeline.peaks[name].alive.items()) for name in names}
+        self.weights, self.packed = run.program.weights, run.program.packed
         self.n_trained = sum(parameter.numel() for parameter in run.trained)
         self.n_params = sum(parameter.numel() for parameter in run.program.weights.values())
         self.n_params += sum(n_out * n_in for n_out, n_in in run.program.packed.values())

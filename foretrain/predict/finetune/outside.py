@@ -5,15 +5,17 @@ functional.py (quantize_4bit), peft utils/other.py (prepare_model_for_kbit_train
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from foretrain.predict.abstract.autograd import Parameter
+from foretrain.predict.abstract.dims import factors
 from foretrain.predict.finetune.program import Program
 from foretrain.predict.timeline import Size, Tensor, Timeline
 
 BLOCK, OUTER_BLOCK = 64, 256  # weights that share a scale in 4 bits, and scales that share one of theirs
 CODE_BYTES, SCALE_CODE_BYTES = 4 * 16, 4 * 256  # the values that 4 bits, and the 8 of a scale, stand for
+ORDER = "VFHKGDCrTBE"  # of letters in the formula of a weight
 GPT2 = {
     "model": "transformer", "layers": "h", "self_attn": "attn", "embed_tokens": "wte", "embed_positions": "wpe",
     "norm": "ln_f",
@@ -22,6 +24,12 @@ WORDS = {  # of names in checkpoints, where they are others than the decoder's
     "gpt2": GPT2, "gpt_bigcode": GPT2,
     "gpt_neox": {"model": "gpt_neox", "self_attn": "attention", "embed_tokens": "embed_in", "norm": "final_layer_norm"},
 }  # fmt: skip
+
+
+def formula_of(item_bytes: int, shape: Sequence[int]) -> str:
+    """The bytes of a weight by the letters of its sizes, whichever side is first: '2·F·C'."""
+    coefficient, *letters = factors(item_bytes, shape, together=False)
+    return "·".join([str(coefficient), *sorted(letters, key=ORDER.index)])
 
 
 class Outside:
@@ -51,7 +59,7 @@ class Outside:
             if name in kept:
                 self.there[name] = self._weight(kept[name], self.program.dtype.itemsize)
             else:
-                self.pack(math.prod(self.program.packed[name]), self.program.dtype.itemsize, "weights")
+                self.pack(self.program.packed[name], self.program.dtype.itemsize, "weights")
         self._buffers()
 
     def _natural(self, name: str) -> list[Any]:
@@ -77,15 +85,16 @@ class Outside:
         if self.facts.model_type == "gpt_bigcode":  # its causal mask, which sdpa does not read
             self.alloc("buffers", self.facts.max_positions**2, "W·W")
 
-    def pack(self, elements: int, itemsize: int, component: str) -> list[Tensor]:
+    def pack(self, shape: Sequence[int], itemsize: int, component: str) -> list[Tensor]:
         """A weight in 4 bits, of one in this dtype, which comes and goes. Its scales are fp32, or 8 bits with scales of
         their own. Returns what stays."""
+        elements = math.prod(shape)
         source = [self.alloc("temporaries", itemsize * elements)]
         if self.facts.conv1d and component == "weights":  # turned to out x in first
             source.append(self.alloc("temporaries", itemsize * elements))
         scales = -(-elements // BLOCK)
         nested = self.tune.double_quant
-        found = [self.alloc(component, -(-elements // 2), f"{elements}/2")]
+        found = [self.alloc(component, -(-elements // 2), formula_of(1, shape).removeprefix("1·") + "/2")]
         first = self.alloc("temporaries" if nested else component, 4 * scales)
         found.append(self.alloc(component, CODE_BYTES))
         if nested:
@@ -145,10 +154,10 @@ class Outside:
         return found
 
     def _weight(self, parameter: Parameter, itemsize: int) -> Tensor:
-        return self.alloc("weights", itemsize * parameter.numel(), f"{itemsize}·{parameter.numel()}")
+        return self.alloc("weights", itemsize * parameter.numel(), formula_of(itemsize, parameter.shape))
 
     def _adapter(self, parameter: Parameter, itemsize: int) -> Tensor:
-        return self.alloc("adapters", itemsize * parameter.numel(), f"{itemsize}·{parameter.numel()}")
+        return self.alloc("adapters", itemsize * parameter.numel(), formula_of(itemsize, parameter.shape))
 
     # -- after -------------------------------------------------------------------------------------------
 
@@ -164,9 +173,10 @@ class Outside:
         self.t.at("merge")
         self.t.phase("merge")
         for shape in self.program.adapted:
-            self.t.free(*self._merged(math.prod(shape)))
+            self.t.free(*self._merged(shape))
 
-    def _merged(self, elements: int) -> Iterator[Tensor]:
+    def _merged(self, shape: Sequence[int]) -> Iterator[Tensor]:
+        elements = math.prod(shape)
         if self.quantized:
             scales = self.alloc("temporaries", 4 * -(-elements // BLOCK)) if self.tune.double_quant else None
             yield self.alloc("temporaries", self.program.dtype.itemsize * elements)
@@ -179,4 +189,4 @@ class Outside:
             yield from (self.alloc("temporaries", n * elements) for n in (own, 4, 4, *((own,) if own == 2 else ())))
         if self.quantized:
             yield self.alloc("temporaries", 4 * elements)  # their sum
-            yield from self.pack(elements, 4, "temporaries")
+            yield from self.pack(shape, 4, "temporaries")

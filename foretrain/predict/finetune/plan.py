@@ -10,9 +10,10 @@ from foretrain.base.units import format_bytes, format_duration
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.facts import ModelFacts, ModelSource
 from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.memory import FineTuneMemory, estimated
-from foretrain.predict.finetune.program import adapted_roles
-from foretrain.predict.finetune.timing import FineTuneTiming, timing
+from foretrain.predict.finetune.program import adapted_roles, no_such_layers
+from foretrain.predict.finetune.timing import PRICES, FineTuneTiming, logged, timing
 from foretrain.predict.memory import Verdict, worst_verdict
 
 SCHEMA = "foretrain.finetune/1"
@@ -63,7 +64,7 @@ def resolved(facts: ModelFacts, tune: FineTune) -> FineTune:
     """The options with `auto` decided. Raises UserError for what this model cannot have."""
     dtype = facts.dtype if tune.dtype == "auto" else tune.dtype
     if tune.adapters and not adapted_roles(tune):
-        raise UserError("usage.lora_targets", targets=tune.lora_targets, model=facts.model_type)
+        raise no_such_layers(facts, tune)
     if tune.attn == "flash_attention_2" and dtype == "float32" and tune.amp == "no":
         raise UserError("usage.flash_needs_half")
     if tune.positions_beyond(facts):
@@ -71,7 +72,9 @@ def resolved(facts: ModelFacts, tune: FineTune) -> FineTune:
     return tune.model_copy(update={"dtype": dtype})
 
 
-def plan(source: ModelSource, tune: FineTune, gpu: Gpu, *, used_by_others_bytes: int = 0) -> FineTunePlan:
+def plan(
+    source: ModelSource, tune: FineTune, gpu: Gpu, *, used_by_others_bytes: int = 0, prices: Prices = PRICES
+) -> FineTunePlan:
     """The forecast, on a CPU without time. Raises UserError where foretrain does not know the model's parts (only a
     trace can then), or the device is neither a card of CUDA's nor a CPU."""
     facts = source.facts
@@ -90,21 +93,29 @@ def plan(source: ModelSource, tune: FineTune, gpu: Gpu, *, used_by_others_bytes:
     return FineTunePlan(
         name=source.name, where=source.where, facts=facts, tune=tune, gpu=gpu, counts=counts, available_bytes=room,
         used_by_others_bytes=used_by_others_bytes, memory=ledger.judged(room, gpu.memory_bytes),
-        timing=_timing(facts, tune, gpu), notes=tuple(_notes(source, facts, tune, gpu, used_by_others_bytes)),
+        timing=_timing(facts, tune, gpu, prices), notes=tuple(_notes(source, facts, tune, gpu, used_by_others_bytes)),
     )  # fmt: skip
 
 
 def replanned(plan: FineTunePlan, **options: object) -> FineTunePlan:
-    """The same with other options."""
+    """The same with other options, at the same prices. A step time of a log was another step's: it is estimated
+    again."""
     tune = FineTune.model_validate({**plan.tune.model_dump(), **options})
     ledger = estimated(plan.facts, tune, plan.gpu)
     memory = ledger.judged(plan.available_bytes, plan.gpu.memory_bytes)
-    return plan.model_copy(update={"tune": tune, "memory": memory, "timing": _timing(plan.facts, tune, plan.gpu)})
+    counts = FineTuneCounts(n_params=ledger.n_params, n_trained=ledger.n_trained)
+    timing = _timing(plan.facts, tune, plan.gpu, plan.timing.prices if plan.timing else PRICES)
+    return plan.model_copy(update={"tune": tune, "counts": counts, "memory": memory, "timing": timing})
 
 
-def _timing(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTuneTiming | None:
+def timed(plan: FineTunePlan, step_s: float, prices: Prices = PRICES) -> FineTunePlan:
+    """The same with the seconds of a step in a log."""
+    return plan.model_copy(update={"timing": logged(plan.facts, plan.tune, plan.gpu, step_s, prices)})
+
+
+def _timing(facts: ModelFacts, tune: FineTune, gpu: Gpu, prices: Prices) -> FineTuneTiming | None:
     """That of a card; of a CPU, whose rates for these models nobody has measured, none."""
-    return timing(facts, tune, gpu) if gpu.kind == "cuda" else None
+    return timing(facts, tune, gpu, prices) if gpu.kind == "cuda" else None
 
 
 def _notes(source: ModelSource, facts: ModelFacts, tune: FineTune, gpu: Gpu, others_bytes: int) -> list[Note]:

@@ -6,7 +6,9 @@ The code that runs is model/hub/decoder.py. No torch.
 from collections.abc import Iterator
 from typing import Any
 
+from foretrain.base.errors import UserError
 from foretrain.config.finetune.options import FineTune
+from foretrain.config.finetune.read import PEFT_TARGETS
 from foretrain.config.hub.facts import LETTERS, ModelFacts
 from foretrain.predict.abstract import autograd, modules, programs
 from foretrain.predict.abstract import tensors as m
@@ -41,6 +43,14 @@ def adapted_roles(tune: FineTune) -> frozenset[str]:
     return frozenset(role for name in names for role in ROLES.get(name, ()))
 
 
+def no_such_layers(facts: ModelFacts, tune: FineTune) -> UserError:
+    """The sentence for modules of which the model has none."""
+    values = {"targets": tune.lora_targets, "model": facts.model_type}
+    if (own := PEFT_TARGETS.get(facts.model_type)) is None:
+        return UserError("usage.lora_targets", **values)
+    return UserError("usage.lora_targets_own", **values, own=own)
+
+
 class Lettered:
     """The facts of a model whose sizes know their letters, with as many layers as are run."""
 
@@ -66,6 +76,8 @@ class Program:
         self.wide = self.dtype.itemsize == 2 and tune.loop not in HALF
         whole = self._built(facts.n_layer)
         self.weights = dict(whole.named_parameters())
+        if not self.trained():  # its layers have other names
+            raise no_such_layers(facts, tune)
         linear = programs.load("foretrain.model.hub.linear")
         # out x in of each layer in 4 bits, and of each with an adapter
         self.packed = {name: part.shape for name, part in whole.named_modules() if isinstance(part, linear.Linear4bit)}

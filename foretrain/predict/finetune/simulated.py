@@ -19,7 +19,7 @@ from foretrain.predict.estimate.kernel_buffers import (
 from foretrain.predict.estimate.sdpa import USUAL, WITH_CUDNN, Call, kernel, prefers_cudnn
 from foretrain.predict.estimate.simulated_run import cublas_workspace_bytes, granule_of
 from foretrain.predict.finetune.optimizers import OPTIMIZERS
-from foretrain.predict.finetune.outside import Outside
+from foretrain.predict.finetune.outside import Outside, formula_of
 from foretrain.predict.finetune.program import HALF, Program
 from foretrain.predict.timeline import Passage, Tensor, Timeline
 
@@ -140,7 +140,8 @@ class SimulatedFineTuning:
                 if memory.paged and parameter.numel() >= PAGED:
                     self.paged_bytes += nbytes
                 else:
-                    self.alloc("optimizer", nbytes)
+                    each, rest = divmod(nbytes, parameter.numel())
+                    self.alloc("optimizer", nbytes, "" if rest else formula_of(each, parameter.shape))
         passes = memory.passing if self.cuda else memory.passing_on_cpu or memory.passing
         passing = passes([(p.shape, p.dtype.itemsize) for p in self.trained])
         self.t.free(*[self.alloc("temporaries", nbytes) for nbytes in passing if nbytes])

@@ -1,6 +1,5 @@
 """How long a whole fine-tuning run takes, and what it costs. No torch."""
 
-import math
 from typing import Literal
 
 from foretrain.config.finetune.options import FineTune
@@ -8,9 +7,11 @@ from foretrain.config.hub.facts import ModelFacts
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.energy import Prices, Spending, spending
-from foretrain.predict.finetune.time import step_s
+from foretrain.predict.finetune.time import StepWork, step_s
+from foretrain.predict.speed.ops import flops
 from foretrain.predict.speed.time import Range
 
+Source = Literal["estimated", "measured (log)"]
 PRICES = Prices.of(RunConfig())  # of electricity, as for any run
 
 
@@ -18,7 +19,7 @@ class FineTuneTiming(Spending):
     """Times of the run. `total_s` is None where neither the data nor the steps are known; then energy and money are
     those of one step."""
 
-    source: Literal["estimated"] = "estimated"
+    source: Source = "estimated"
     step_s: Range
     tokens_per_s: float
     flops_per_step: int
@@ -33,14 +34,29 @@ def timing(facts: ModelFacts, tune: FineTune, gpu: Gpu, prices: Prices = PRICES)
     found = step_s(facts, tune, gpu)
     if found is None:
         return None
-    each, flops = found
-    tokens_per_s = tune.tokens_per_step / each.expected_s
+    return _timing(tune, gpu, prices, *found)
+
+
+def logged(facts: ModelFacts, tune: FineTune, gpu: Gpu, seconds: float, prices: Prices = PRICES) -> FineTuneTiming:
+    """The same from the seconds of a step in a log, on any card."""
+    each = Range(low_s=seconds, expected_s=seconds, high_s=seconds)
+    counted = tune.grad_accum * flops(StepWork(facts, tune, gpu).micro)
+    return _timing(tune, gpu, prices, each, counted, "measured (log)")
+
+
+def _timing(
+    tune: FineTune, gpu: Gpu, prices: Prices, each: Range, counted: int, source: Source = "estimated"
+) -> FineTuneTiming:
     peak = gpu.peak_flop_per_s("bfloat16" if gpu.supports_bf16 else "float16")
-    mfu = flops / each.expected_s / peak if peak else None
-    steps = tune.max_steps or (math.ceil(tune.dataset_tokens * tune.epochs / tune.tokens_per_step) or None)
-    total = each.scaled(steps) if steps else None
-    spent = spending(prices, gpu, mfu, total or each)
-    return FineTuneTiming(
-        step_s=each, tokens_per_s=tokens_per_s, flops_per_step=flops, mfu=mfu, steps=steps, total_s=total,
-        prices=prices, **dict(spent),
+    step = FineTuneTiming(
+        source=source, step_s=each, tokens_per_s=tune.tokens_per_step / each.expected_s, flops_per_step=counted,
+        mfu=counted / each.expected_s / peak if peak else None, prices=prices,
     )  # fmt: skip
+    return with_steps(step, gpu, tune.steps)
+
+
+def with_steps(found: FineTuneTiming, gpu: Gpu, steps: int | None) -> FineTuneTiming:
+    """The timing of the same run with another number of steps; of None, energy and money are those of one."""
+    total = found.step_s.scaled(steps) if steps else None
+    spent = spending(found.prices, gpu, found.mfu, total or found.step_s)
+    return found.model_copy(update={"steps": steps, "total_s": total, **dict(spent)})

@@ -1,5 +1,7 @@
 """An Explanation and a search for the largest setting as Documents."""
 
+from collections.abc import Mapping
+
 from foretrain.analysis.components import Explanation, Line, Sum, TensorGroup
 from foretrain.predict.plan import Plan
 from foretrain.predict.trace.largest import Largest
@@ -31,7 +33,7 @@ def document(plan: Plan, explanation: Explanation) -> Document:
                 Paragraph(Message("explain.peak", values)),
                 *_because(explanation),
                 *assumed(plan),
-                _sums(explanation.sums),
+                sums_table(explanation.sums),
             ),
         ),
     ]
@@ -49,8 +51,11 @@ def _because(explanation: Explanation) -> tuple[Block, ...]:
     return () if found is None else (Paragraph(Message(BECAUSE[found.id], found.values)),)
 
 
-def _sums(sums: tuple[Sum, ...]) -> Table:
-    columns = tuple(Message(f"column.{name}") for name in ("component", "bytes", "formula", "numbers"))
+def sums_table(sums: tuple[Sum, ...]) -> Table:
+    """Each component with its formula, and the formula with numbers, where there are any; what is too small is one
+    row."""
+    names = ("component", "bytes", "formula", "numbers") if any(row.formula for row in sums) else ("component", "bytes")
+    columns = tuple(Message(f"column.{name}") for name in names)
     total = sum(row.size_bytes for row in sums)
     rows: list[tuple[Cell, ...]] = [
         (Message(f"component.{row.id}"), Quantity(row.size_bytes, "bytes"), row.formula, row.numbers)
@@ -61,7 +66,7 @@ def _sums(sums: tuple[Sum, ...]) -> Table:
     if rest:
         rows.append((Message("component.rest"), Quantity(rest, "bytes"), "", ""))
     rows.append((Message("component.total"), Quantity(total, "bytes"), "", ""))
-    return Table(columns, tuple(rows), frozenset({1}))
+    return Table(columns, tuple(row[: len(names)] for row in rows), frozenset({1}))
 
 
 def _tensors(explanation: Explanation) -> Table:
@@ -91,22 +96,31 @@ def _short(op: str) -> str:
 
 
 def _smi(explanation: Explanation) -> tuple[Block, ...]:
+    """With what the other mode, eager or compiled, would need."""
+    other = "eager" if explanation.compiled else "compiled"
+    values = {"mode": Message(f"mode.{other}"), "other": explanation.other_mode_bytes}
+    observed = (line for line in explanation.lines if line.id == "process" and line.source == "observed")
+    process = next(observed, None)
+    beyond = process is not None and explanation.other_mode_bytes > process.low_bytes
+    excluded = explanation.conclusion != "none" and beyond
+    more = (Paragraph(Message("smi.other_excluded", values)),) if excluded else ()
+    return nvidia_smi(explanation.lines, explanation.conclusion, values, more)
+
+
+def nvidia_smi(
+    lines: tuple[Line, ...],
+    conclusion: str,
+    values: Mapping[str, object] | None = None,
+    more: tuple[Paragraph, ...] = (),
+) -> tuple[Block, ...]:
+    """What nvidia-smi shows, line by line, and what that says. `more`: what follows the conclusion."""
     columns = tuple(Message(f"column.{name}") for name in ("line", "bytes", "source"))
-    rows = tuple(
-        (Message(f"smi.{line.id}"), _range(line), Message(f"source_of.{line.source}")) for line in explanation.lines
-    )
+    rows = tuple((Message(f"smi.{line.id}"), _range(line), Message(f"source_of.{line.source}")) for line in lines)
     blocks: list[Block] = [Table(columns, rows, frozenset({1}))]
-    if explanation.conclusion != "none":
-        other = "eager" if explanation.compiled else "compiled"
-        observed = (line for line in explanation.lines if line.id == "process" and line.source == "observed")
-        process = next(observed, None)
-        values = {"mode": Message(f"mode.{other}"), "other": explanation.other_mode_bytes}
-        tone = "warn" if explanation.conclusion in CONTEXT_DOUBTS else "good"
-        blocks.append(Paragraph(Message(f"smi.is.{explanation.conclusion}", values), tone))
-        if process is not None and explanation.other_mode_bytes > process.low_bytes:
-            blocks.append(Paragraph(Message("smi.other_excluded", values)))
-    blocks.append(Paragraph(Message("smi.why_more")))
-    return tuple(blocks)
+    if conclusion != "none":
+        tone = "warn" if conclusion in CONTEXT_DOUBTS else "good"
+        blocks.append(Paragraph(Message(f"smi.is.{conclusion}", dict(values or {})), tone))
+    return (*blocks, *more, Paragraph(Message("smi.why_more")))
 
 
 def _range(line: Line) -> Cell:

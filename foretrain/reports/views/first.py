@@ -20,7 +20,7 @@ from foretrain.predict.within import Within
 from foretrain.reports.document import Cell, Message, Paragraph, Quantity, Row, Screen, Table
 from foretrain.reports.views.advice import short
 from foretrain.reports.views.limits import warmup
-from foretrain.reports.views.shared import TONES, grouped
+from foretrain.reports.views.shared import TONES, best_cards, cost_of, grouped
 
 MOST_CARDS = 5  # of a comparison; --full has all
 DIES = {"tight": "tight_exact", "does_not_fit": "does_not_fit_exact", "fits": "fits_exact"}
@@ -94,7 +94,7 @@ def cards(plans: list[Plan], choice: Choice, asked: Asked) -> Screen:
     cells = tuple(_card(plan, plan.step) for plan in shown)
     tones = tuple(TONES[plan.verdict_of(plan.step)] for plan in shown)
     table = Table(heads, cells, frozenset({2, 3, 4}), tuple("plain" if tone == "good" else tone for tone in tones))
-    rows = [Row(Message("first.label.best"), _best_cards(choice))]
+    rows = [Row(Message("first.label.best"), best_cards(choice))]
     chosen = choice.cheapest or choice.fastest
     plan = next((plan for plan in plans if plan.gpu.name == chosen), plans[0])
     if choice.mixed_prices:
@@ -265,7 +265,7 @@ def _takes_of(plan: Plan, answer: FirstAnswer) -> list[Row]:
         "total": (total.low_s, total.expected_s, total.high_s), "steps": plan.work.steps,
         "step": timing.step_s.expected_s,
     }  # fmt: skip
-    said = Message("first.time_short", values), _cost(own, timing)
+    said = Message("first.time_short", values), cost_of(own.config, timing, own.gpu)
     rows = zip(("time", "cost"), marks, said, strict=True)
     return [
         Row(Message(f"first.label.{label}"), Message(f"first.{mark}", {"text": text})) for label, mark, text in rows
@@ -295,21 +295,8 @@ def _takes(plan: Plan, timing: Timing | None, steps: int | None = None) -> list[
     id = "first.time_evaluation" if c.eval_only else "first.time"
     return [
         Row(Message("first.label.time"), Message(id, values)),
-        Row(Message("first.label.cost"), _cost(plan, timing)),
+        Row(Message("first.label.cost"), cost_of(plan.config, timing, plan.gpu)),
     ]
-
-
-def _cost(plan: Plan, timing: Timing) -> Message:
-    c, money = plan.config, timing.money()
-    values = {
-        "money": (*money, c.currency) if money else (0.0, 0.0, 0.0, c.currency), "price_hour": c.price_per_hour,
-        "currency": c.currency, "price_kwh": c.price_per_kwh, "energy": timing.energy_expected_j or 0.0,
-    }  # fmt: skip
-    if timing.rent_expected is not None:
-        return Message("first.rent_and_power" if timing.cost_expected else "first.rent", values)
-    if timing.energy_expected_j is None:
-        return Message("first.no_cost", {"gpu": plan.gpu.name})
-    return Message("first.power" if timing.cost_expected else "first.energy", values)
 
 
 def _limits(plan: Plan, answer: FirstAnswer, step: StepName) -> list[Row]:
@@ -357,16 +344,6 @@ def _written(asked: Asked) -> Row:
     if asked.wrote:
         return Row(Message("first.label.next"), command=("foretrain", "train", asked.wrote))
     return Row(Message("first.label.next"), Message("first.write"))
-
-
-def _best_cards(choice: Choice) -> Cell:
-    if choice.fastest is None:
-        return Message("cards.none_fits")
-    parts = []
-    for name in dict.fromkeys(n for n in (choice.fastest, choice.cheapest, choice.least_energy) if n):
-        marks = listed(Message(f"first.is.{mark}").text() for mark in choice.marks(name))
-        parts.append(Message("first.card_is", {"name": name, "marks": marks}).text())
-    return Message("first.said", {"text": " ".join(parts)})
 
 
 def _card(plan: Plan, step: StepName) -> tuple[Cell, ...]:

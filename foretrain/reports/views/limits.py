@@ -86,7 +86,7 @@ def _within_takes(plan: Plan, answer: Within) -> tuple[tuple[Cell, ...], ...]:
     ))  # fmt: skip
     span = {"low": total.low_s, "expected": total.expected_s, "high": total.high_s}
     rows.append((Message("row.total_time"), Message("value.duration_range", span)))
-    return tuple(rows + spending_rows(plan, timing))
+    return tuple(rows + spending_rows(plan.config, plan.gpu, timing))
 
 
 # -- the best model for a limit ---------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def _best_takes(plan: Plan, winner: Candidate) -> tuple[tuple[Cell, ...], ...]:
         (Message("row.step_time"), Quantity(winner.timing.step_s.expected_s, "duration")),
         (Message("row.total_time"), Message("value.duration_range", span)),
     ]
-    return tuple(rows + spending_rows(plan, winner.timing))
+    return tuple(rows + spending_rows(plan.config, plan.gpu, winner.timing))
 
 
 def _practice(winner: Candidate) -> Table:

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 
 from foretrain.config.options import RunConfig
 from foretrain.hardware.catalogue import Gpu
+from foretrain.predict.energy import Prices, Spending
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.spec import StepName
 from foretrain.reports.document import Block, Cell, Message, Paragraph, Table
@@ -46,7 +47,7 @@ def _time_rows(plan: Plan, timing: Timing, now: datetime | None) -> list[tuple[C
         rows.append(
             (Message("row.finish"), Message("value.finish", {k: f"{v:%Y-%m-%d %H:%M}" for k, v in ends.items()}))
         )
-    return rows + spending_rows(plan, timing)
+    return rows + spending_rows(plan.config, plan.gpu, timing)
 
 
 def _step_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
@@ -81,31 +82,31 @@ def _step_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
     return rows
 
 
-def spending_rows(plan: Plan, timing: Timing) -> list[tuple[Cell, ...]]:
+def spending_rows(prices: RunConfig | Prices, gpu: Gpu, timing: Spending) -> list[tuple[Cell, ...]]:
     """Energy, electricity or rent, CO2: each where it is known."""
-    c, rows = plan.config, []
+    rows = []
     if timing.power is not None:
         values = {
             "expected": timing.energy_expected_j, "low": timing.energy_low_j, "high": timing.energy_high_j,
             "watts": timing.power.expected_w, "watts_low": timing.power.low_w, "watts_high": timing.power.high_w,
-            "board": plan.gpu.board_power_w or 0,
+            "board": gpu.board_power_w or 0,
         }  # fmt: skip
         id = "value.energy_cpu" if timing.power.model == "cpu" else "value.energy"
         rows.append((Message("row.energy"), Message(id, values)))
     if timing.cost_expected is not None:
-        rows.append(_money_row("electricity", (timing.cost_low, timing.cost_expected, timing.cost_high), c))
+        rows.append(_money_row("electricity", (timing.cost_low, timing.cost_expected, timing.cost_high), prices))
     if timing.rent_expected is not None:
-        rows.append(_money_row("rent", (timing.rent_low, timing.rent_expected, timing.rent_high), c))
+        rows.append(_money_row("rent", (timing.rent_low, timing.rent_expected, timing.rent_high), prices))
     if timing.co2_expected_g is not None:
         values = {"low": timing.co2_low_g, "expected": timing.co2_expected_g, "high": timing.co2_high_g}
-        rows.append((Message("row.co2"), Message("value.co2", {**values, "factor": c.co2_per_kwh})))
+        rows.append((Message("row.co2"), Message("value.co2", {**values, "factor": prices.co2_per_kwh})))
     return rows
 
 
-def _money_row(id: str, amounts: tuple[float | None, ...], config: RunConfig) -> tuple[Cell, ...]:
+def _money_row(id: str, amounts: tuple[float | None, ...], prices: RunConfig | Prices) -> tuple[Cell, ...]:
     values = dict(zip(("low", "expected", "high"), amounts, strict=True))
-    values |= {"price_kwh": config.price_per_kwh, "price_hour": config.price_per_hour}
-    return Message(f"row.{id}"), Message(f"value.{id}", {**values, "currency": config.currency})
+    values |= {"price_kwh": prices.price_per_kwh, "price_hour": prices.price_per_hour}
+    return Message(f"row.{id}"), Message(f"value.{id}", {**values, "currency": prices.currency})
 
 
 def _mfu(timing: Timing, gpu: Gpu, dtype: str) -> Message:

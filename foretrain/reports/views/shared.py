@@ -3,10 +3,15 @@
 from collections.abc import Iterable
 from itertools import pairwise
 
+from foretrain.advice.cards import Choice
+from foretrain.base.messages import listed
+from foretrain.config.options import RunConfig
+from foretrain.hardware.catalogue import Gpu
 from foretrain.predict import software
+from foretrain.predict.energy import Prices, Spending
 from foretrain.predict.memory import Component
 from foretrain.predict.plan import Plan
-from foretrain.reports.document import Block, Message, Paragraph
+from foretrain.reports.document import Block, Cell, Message, Paragraph
 
 # Components are shown in these groups, so that a bar has a handful of colours; order is from the bottom of a bar.
 GROUPS = {
@@ -46,6 +51,31 @@ def uneven(points: Iterable[tuple[int, int | None]]) -> tuple[Paragraph, ...]:
     known = sorted({(size, needed) for size, needed in points if needed is not None})
     falls = any(small < large and after < before for (small, before), (large, after) in pairwise(known))
     return (Paragraph(Message("largest.uneven")),) if falls else ()
+
+
+def cost_of(prices: RunConfig | Prices, spent: Spending, gpu: Gpu) -> Message:
+    """What a run costs, and where that is from: rent, electricity, or why nobody can say."""
+    p, money = prices, spent.money()
+    values = {
+        "money": (*money, p.currency) if money else (0.0, 0.0, 0.0, p.currency), "price_hour": p.price_per_hour,
+        "currency": p.currency, "price_kwh": p.price_per_kwh, "energy": spent.energy_expected_j or 0.0,
+    }  # fmt: skip
+    if spent.rent_expected is not None:
+        return Message("first.rent_and_power" if spent.cost_expected else "first.rent", values)
+    if spent.energy_expected_j is None:
+        return Message("first.no_cost", {"gpu": gpu.name})
+    return Message("first.power" if spent.cost_expected else "first.energy", values)
+
+
+def best_cards(choice: Choice) -> Cell:
+    """The cards that are best at something, each with what at."""
+    if choice.fastest is None:
+        return Message("cards.none_fits")
+    parts = []
+    for name in dict.fromkeys(n for n in (choice.fastest, choice.cheapest, choice.least_energy) if n):
+        marks = listed(Message(f"first.is.{mark}").text() for mark in choice.marks(name))
+        parts.append(Message("first.card_is", {"name": name, "marks": marks}).text())
+    return Message("first.said", {"text": " ".join(parts)})
 
 
 def grouped(components: tuple[Component, ...]) -> tuple[tuple[str, int], ...]:

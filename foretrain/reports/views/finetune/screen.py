@@ -2,32 +2,51 @@
 
 from typing import Any
 
+from foretrain.advice.asked import Asked
 from foretrain.advice.finetune import FineTuneChange
 from foretrain.base.messages import has, listed
 from foretrain.predict.finetune.plan import FineTunePlan
-from foretrain.predict.finetune.timing import PRICES
 from foretrain.predict.memory import PhaseMemory
 from foretrain.reports.document import Message, Paragraph, Quantity, Row, Screen
-from foretrain.reports.views.shared import TONES, grouped
+from foretrain.reports.views.shared import TONES, cost_of, grouped
 
 LARGEST = 4  # groups of memory that are named
 MOST_CHANGES = 3
 
 
-def screen(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> Screen:
+def screen(plan: FineTunePlan, changes: tuple[FineTuneChange, ...], asked: Asked) -> Screen:
     """One plan, a dozen lines."""
-    rows = [_batch(plan), _trained(plan), *_time(plan), _memory(plan), *_changes(plan, changes), *_assumed(plan)]
+    rows = [batch_row(plan), _trained(plan), *time_rows(plan), _memory(plan), *_changes(plan, changes)]
+    rows += [*assumed_rows(plan), *more_rows(asked)]
     return Screen(title(plan), (verdict_of(plan),), None, tuple(rows))
 
 
-def line(plan: FineTunePlan, version: str) -> Message:
-    """The answer in one line."""
+def line(plan: FineTunePlan, version: str, steps: int | None = None) -> Message:
+    """The answer in one line, to be pasted. `steps`: as many as fit in a limit."""
+    room = {"needed": plan.needed_bytes, "available": plan.available_bytes or 0}
+    parts = [Message(f"first.line_memory.{_verdict_id(plan)}", room).text()]
+    timing = plan.timing
+    if steps is not None:
+        parts.append(Message("first.line_steps", {"steps": steps}).text())
+    if timing is not None:
+        parts.append(Message("finetune.line_speed", {"tokens": timing.tokens_per_s}).text())
+    if timing is not None and timing.total_s is not None and plan.verdict != "does_not_fit":
+        total, money = timing.total_s, timing.money()
+        parts.append(Quantity((total.low_s, total.expected_s, total.high_s), "rough_duration_span").text())
+        if money is not None and money[1]:
+            paid = {"amount": money[1], "currency": timing.prices.currency}
+            parts.append(Message("value.amount_rough", paid).text())
     values = {
-        "name": plan.name, "method": plan.tune.method, "gpu": plan.gpu.name, "needed": plan.needed_bytes,
-        "verdict": Message(f"word.{plan.verdict}") if plan.verdict else "–", "source": plan.memory.source,
-        "tokens": plan.timing.tokens_per_s if plan.timing else 0.0, "version": version,
+        "name": plan.name, "method": plan.tune.method, "gpu": plan.gpu.name, "parts": listed(parts),
+        "source": plan.memory.source, "version": version,
     }  # fmt: skip
-    return Message("finetune.line" if plan.timing else "finetune.line_no_time", values)
+    return Message("finetune.line", values)
+
+
+def _verdict_id(plan: FineTunePlan) -> str:
+    """The verdict, or that a run lives which would use more: the allocator frees what it only keeps."""
+    beyond = plan.available_bytes is not None and plan.needed_bytes > plan.available_bytes
+    return f"{plan.verdict}_at_limit" if beyond and plan.verdict in ("fits", "tight") else plan.verdict or "unknown"
 
 
 def title(plan: FineTunePlan) -> Message:
@@ -39,6 +58,13 @@ def title(plan: FineTunePlan) -> Message:
     })  # fmt: skip
 
 
+def title_of_cards(plan: FineTunePlan, count: int) -> Message:
+    """The same of several cards."""
+    method = Message(f"finetune.method.{plan.tune.method}", {"rank": plan.tune.lora_r})
+    values = {"name": plan.name, "method": method, "count": count, "source": plan.memory.source}
+    return Message("finetune.title_cards", values)
+
+
 def verdict_of(plan: FineTunePlan) -> Paragraph:
     """Whether it fits, what it needs of what there is, and when most."""
     phase, verdict = plan.memory.neediest, plan.verdict
@@ -48,9 +74,7 @@ def verdict_of(plan: FineTunePlan) -> Paragraph:
         "peak": phase.needed_span, "gpu": plan.gpu.name, "room": Message(f"first.room.{kind}", room),
         "short": Message(f"first.short.{kind}", room), "where": _where(phase),
     }  # fmt: skip
-    beyond = plan.available_bytes is not None and plan.needed_bytes > plan.available_bytes
-    id = f"{verdict}_at_limit" if beyond and verdict in ("fits", "tight") else verdict or "unknown"
-    return Paragraph(Message(f"first.verdict.{id}", values), TONES[verdict])
+    return Paragraph(Message(f"first.verdict.{_verdict_id(plan)}", values), TONES[verdict])
 
 
 def _where(phase: PhaseMemory) -> Message:
@@ -60,7 +84,8 @@ def _where(phase: PhaseMemory) -> Message:
     return Message(f"first.where.{part}") if has(f"first.where.{part}") else Message("first.where.backward")
 
 
-def _batch(plan: FineTunePlan) -> Row:
+def batch_row(plan: FineTunePlan) -> Row:
+    """Micro-batch, sequence and accumulation."""
     t = plan.tune
     values = {"batch": t.batch_size, "seq_len": t.seq_len, "accum": t.grad_accum, "tokens": t.tokens_per_step}
     id = "finetune.batch" if t.grad_accum == 1 else "finetune.batch_accum"
@@ -71,11 +96,15 @@ def _trained(plan: FineTunePlan) -> Row:
     c, t = plan.counts, plan.tune
     share = c.n_trained / c.n_params
     values = {"trained": c.n_trained, "params": c.n_params, "share": share, "dtype": t.dtype, "optim": t.optim}
-    id = "finetune.trained" if t.adapters else "finetune.trained_all"
-    return Row(Message("finetune.label.trains"), Message(id, values))
+    id = (
+        "finetune.trained_4bit" if t.method == "qlora" else "finetune.trained" if t.adapters else "finetune.trained_all"
+    )
+    brief = Message("finetune.trained_short", values) if t.adapters else ""
+    return Row(Message("finetune.label.trains"), Message(id, values), short=brief)
 
 
-def _time(plan: FineTunePlan) -> list[Row]:
+def time_rows(plan: FineTunePlan) -> list[Row]:
+    """Hours and money, or the speed alone where the length of the run is not known."""
     timing = plan.timing
     if timing is None:
         return [Row(Message("first.label.time"), Message("first.no_time", {"gpu": plan.gpu.name}))]
@@ -85,53 +114,68 @@ def _time(plan: FineTunePlan) -> list[Row]:
         "steps": timing.steps or 0,
         "total": (total.low_s, total.expected_s, total.high_s) if total else (0.0, 0.0, 0.0),
     }  # fmt: skip
-    rows = [Row(Message("first.label.time"), Message("finetune.time" if total else "finetune.speed", values))]
-    if total and timing.energy_expected_j is not None:
-        money = timing.money()
-        spent = {
-            "energy": timing.energy_expected_j, "money": (*(money or (0.0, 0.0, 0.0)), PRICES.currency),
-            "price_kwh": PRICES.price_per_kwh, "currency": PRICES.currency,
-        }  # fmt: skip
-        rows.append(Row(Message("first.label.cost"), Message("first.power" if money else "first.energy", spent)))
+    ids = ("finetune.time", "finetune.time_short") if total else ("finetune.speed", "finetune.speed_short")
+    said, brief = (Message(id, values) for id in ids)
+    rows = [Row(Message("first.label.time"), said, short=brief)]
+    if total:
+        rows.append(Row(Message("first.label.cost"), cost_of(timing.prices, timing, plan.gpu)))
+        if timing.co2_expected_g is not None:
+            co2 = {"low": timing.co2_low_g, "expected": timing.co2_expected_g, "high": timing.co2_high_g}
+            factor = {"factor": timing.prices.co2_per_kwh}
+            rows.append(Row(Message("row.co2"), Message("value.co2", {**co2, **factor}), optional=2))
     return rows
 
 
 def _memory(plan: FineTunePlan) -> Row:
     parts = sorted(grouped(plan.memory.neediest.components), key=lambda part: -part[1])[:LARGEST]
-    named = listed(f"{Message(f'group.{group}').text()} {Quantity(size, 'bytes').text()}" for group, size in parts)
-    return Row(Message("finetune.label.memory"), named)
+    named = [f"{Message(f'group.{group}').text()} {Quantity(size, 'bytes').text()}" for group, size in parts]
+    return Row(Message("finetune.label.memory"), listed(named), short=listed(named[:2]))
 
 
 def _changes(plan: FineTunePlan, changes: tuple[FineTuneChange, ...]) -> list[Row]:
     if plan.verdict == "fits" or not changes:
         return []
+    fitting = [change for change in changes if change.verdict == "fits"]
     labels = [Message("first.label.change"), *[Message("finetune.label.or")] * MOST_CHANGES]
-    return [Row(label, change_text(each)) for label, each in zip(labels, changes[:MOST_CHANGES], strict=False)]
+    shown = zip(labels, (fitting or changes)[:MOST_CHANGES], range(MOST_CHANGES), strict=False)
+    return [Row(label, change_text(each), optional=2 if number else 0) for label, each, number in shown]
 
 
-def _option(name: str, value: object) -> str:
-    """As it is typed."""
-    word = f"--{name.replace('_', '-')}"
-    return word if value is True else f"{word} {value}"
+def option_words(change: FineTuneChange) -> list[str]:
+    """A change as words of the command line."""
+    return [word for name, value in change.changed.items() for word in _option(name, value)]
+
+
+def _option(name: str, value: object) -> list[str]:
+    word = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{word}" if value else f"--no-{word}"]
+    return [f"--{word}", str(value)]
 
 
 def change_text(change: FineTuneChange) -> str:
     """What to type, and what it comes to."""
-    what = " ".join(_option(name, value) for name, value in change.changed.items())
+    what = " ".join(option_words(change))
     room = change.available_bytes
     beyond = room is not None and change.needed_bytes > room and change.verdict in ("fits", "tight")
     id = f"{change.verdict}_at_limit" if beyond else change.verdict or "unknown"
     values = {"change": what, "needed": (change.needed_bytes,) * 3, "available": room or 0}
     said = [Message(f"first.changed.{id}", values).text()]
     if change.longer is not None and abs(change.longer) >= 0.005:
-        id = "first.more_time" if change.longer > 0 else "first.less_time"
+        id = "finetune.more_time" if change.longer > 0 else "finetune.less_time"
         said.append(Message(id, {"share": abs(change.longer)}).text())
     return listed(said)
 
 
-def _assumed(plan: FineTunePlan) -> list[Row]:
+def more_rows(asked: Asked) -> list[Row]:
+    """Where the rest is."""
+    return [] if asked.quiet else [Row(Message("first.label.more"), Message("finetune.more"), optional=3)]
+
+
+def assumed_rows(plan: FineTunePlan) -> list[Row]:
+    """What was taken without knowing it."""
     known = [note for note in plan.notes if has(f"first.assumed.{note.id}")]
     said = [Message(f"first.assumed.{note.id}", note.values).text() for note in known]
-    if plan.timing is not None:
+    if plan.timing is not None and plan.timing.source == "estimated":
         said.append(Message("first.assumed.speed").text())
     return [Row(Message("first.label.assumed"), listed(said), optional=1)] if said else []

@@ -54,24 +54,3 @@ def _phase(phase: PhaseMemory) -> tuple[Any, ...]:
         Quantity(phase.reserved_bytes, "bytes"), Quantity(phase.needed_expected_bytes, "bytes"),
         Message(f"word.{phase.verdict}") if phase.verdict else "–",
     )  # fmt: skip
-
-
-def cards(plans: list[FineTunePlan]) -> Document:
-    """The same run on several cards."""
-    names = ("gpu", "verdict", "needs_of_free", "finetune_speed", "hours")
-    rows = tuple(_card(plan) for plan in plans)
-    table = Table(tuple(Message(f"column.{name}") for name in names), rows, frozenset({2, 3, 4}),
-                  tuple(TONES[plan.verdict] for plan in plans))  # fmt: skip
-    first = plans[0]
-    subtitle = Message("finetune.subtitle", {"where": first.where})
-    return Document(title(first), subtitle, [Section(Message("finetune.verdict"), (table,))])
-
-
-def _card(plan: FineTunePlan) -> tuple[Any, ...]:
-    needs = Message("value.of_free", {"needed": plan.needed_bytes, "available": plan.available_bytes or 0})
-    timing = plan.timing
-    total = timing.total_s if timing else None
-    span = (total.low_s, total.expected_s, total.high_s) if total else None
-    word: Any = Message(f"word.{plan.verdict}") if plan.verdict else "–"
-    speed = Quantity(timing.tokens_per_s if timing else None, "count")
-    return plan.gpu.name, word, needs, speed, Quantity(span, "duration_span")

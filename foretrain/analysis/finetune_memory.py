@@ -1,0 +1,162 @@
+"""Where the memory of a fine-tuning run goes: sums and largest tensors of each phase, and what nvidia-smi shows."""
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from foretrain.analysis.components import Line, LineSource, Shown, Sum, gathered, reconcile, tensors, with_numbers
+from foretrain.base.records import Record
+from foretrain.predict.abstract.autograd import Parameter
+from foretrain.predict.allocator.settings import Settings
+from foretrain.predict.finetune.memory import FineTuneLedger, estimated
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.finetune.simulated import formula_of, symbols_of
+from foretrain.predict.memory import PhaseMemory
+from foretrain.predict.trace.record import Trace
+
+MOST_TENSORS = 24  # kinds of tensors of a phase that are listed
+TRAINED = ("gradients", "optimizer")  # what only trained weights have
+
+
+class LargeTensor(Record):
+    """Tensors of one kind that are alive at a phase's peak; layers are counted together.
+
+    `where`: the weights that it is of, or the module that made it; '' where the source does not know. `what`: by an
+    estimate the bytes of one as a formula, by a trace its shape and dtype; `numbers`: the formula with numbers.
+    """
+
+    component: str
+    where: str
+    what: str
+    numbers: str
+    count: int
+    size_bytes: int
+
+
+class ExplainedPhase(Record):
+    """A phase at its highest moment."""
+
+    phase: str
+    moment: str
+    allocated_bytes: int
+    reserved_bytes: int | None
+    sums: tuple[Sum, ...]
+    tensors: tuple[LargeTensor, ...]  # the largest first
+
+
+class FineTuneExplanation(Record):
+    """The answer to "why so much?". `phase`: the one that needs most, which `lines` are of."""
+
+    source: Literal["estimated", "traced"]
+    phase: str
+    phases: tuple[ExplainedPhase, ...]
+    lines: tuple[Line, ...]
+    conclusion: str  # id of a text
+
+
+def explain(
+    plan: FineTunePlan,
+    trace: Trace | None = None,
+    *,
+    settings: Settings | None = None,
+    observed_bytes: int | None = None,
+    process_bytes: int | None = None,
+) -> FineTuneExplanation:
+    """Explain a plan's memory. With its trace, tensors have the names of modules and shapes.
+
+    `observed_bytes`: what nvidia-smi shows in use on the whole card; `process_bytes`: of that, by this process.
+    """
+    memory, neediest = plan.memory, plan.memory.neediest
+    source: LineSource = "estimated" if trace is None else "traced"
+    shown = Shown(neediest, memory.context, source, plan.used_by_others_bytes)
+    lines, conclusion = reconcile(shown, observed_bytes, process_bytes)
+    ledger = estimated(plan.facts, plan.tune, plan.gpu)
+    phases = []
+    for phase in memory.phases:
+        symbols = _symbols(plan, phase)
+        found = _estimated(ledger, phase.phase, symbols) if trace is None else _traced(trace, phase, plan, settings)
+        phases.append(_phase(phase, symbols, found))
+    return FineTuneExplanation(
+        source="estimated" if trace is None else "traced", phase=neediest.phase, phases=tuple(phases), lines=lines,
+        conclusion=conclusion,
+    )  # fmt: skip
+
+
+def _symbols(plan: FineTunePlan, phase: PhaseMemory) -> dict[str, int]:
+    batch = plan.tune.eval_batch_size if phase.phase == "evaluate" else plan.tune.batch_size
+    return symbols_of(plan.facts, plan.tune, plan.gpu, batch)
+
+
+def _phase(phase: PhaseMemory, symbols: dict[str, int], found: Sequence[LargeTensor]) -> ExplainedPhase:
+    sums = []
+    for row in phase.components:
+        formula = gathered(row.formula)
+        numbers = with_numbers(formula, symbols)
+        sums.append(Sum(id=row.id, size_bytes=row.size_bytes, formula=formula, numbers=numbers))
+    return ExplainedPhase(
+        phase=phase.phase, moment=phase.moment, allocated_bytes=phase.allocated_bytes,
+        reserved_bytes=phase.reserved_bytes, sums=tuple(sums), tensors=tuple(found[:MOST_TENSORS]),
+    )  # fmt: skip
+
+
+def _estimated(ledger: FineTuneLedger, phase: str, symbols: dict[str, int]) -> list[LargeTensor]:
+    """What the estimate has alive at the peak, largest first."""
+    found = [
+        LargeTensor(
+            component=kind.component,
+            where=_where(ledger, kind.component, kind.size.formula),
+            what=_said(kind.size.formula),
+            numbers=with_numbers(_said(kind.size.formula), symbols),
+            count=count,
+            size_bytes=count * kind.size.nbytes,
+        )
+        for kind, count in ledger.alive.get(phase, ())
+        if count
+    ]
+    return sorted(found, key=lambda tensor: -tensor.size_bytes)
+
+
+def _said(formula: str) -> str:
+    return formula.removeprefix("1·")
+
+
+def _letters(formula: str) -> str:
+    """The formula without its bytes an element: 'F·C' of '2·F·C', and of 'F·C/2', in 4 bits."""
+    return re.sub(r"^[\d.]+·|/2$", "", formula)
+
+
+def _where(ledger: FineTuneLedger, component: str, formula: str) -> str:
+    """The weights of this size that a component has a tensor for, layers together: 'mlp.gate_proj, mlp.up_proj'."""
+    if component not in ("weights", "adapters", *TRAINED):
+        return ""
+    sizes = {name: weight.shape for name, weight in ledger.weights.items() if _has(component, name, weight)}
+    if component == "weights":
+        sizes |= ledger.packed
+    wanted = _letters(formula)
+    found = (_module(name) for name, shape in sizes.items() if _letters(formula_of(1, shape)) == wanted)
+    return ", ".join(dict.fromkeys(found))
+
+
+def _has(component: str, name: str, weight: Parameter) -> bool:
+    """Whether a component has a tensor for this weight."""
+    return weight.requires_grad if component in TRAINED else (component == "adapters") == (".lora_" in name)
+
+
+def _module(name: str) -> str:
+    """A weight's module, the same for each layer."""
+    return re.sub(r"^layers\.\d+\.|(\.base_layer)?(\.weight)?$", "", name)
+
+
+def _traced(trace: Trace, phase: PhaseMemory, plan: FineTunePlan, settings: Settings | None) -> list[LargeTensor]:
+    """What the trace has alive at the peak, largest first."""
+    return [
+        LargeTensor(
+            component=group.component,
+            where=_module(group.where.removeprefix("base_model.model.")),
+            what=f"{group.shape} {group.dtype}",
+            numbers="",
+            count=group.count,
+            size_bytes=group.size_bytes,
+        )
+        for group in tensors(trace, phase.phase, plan.facts.n_embd, settings)
+    ]

@@ -1,0 +1,49 @@
+"""Money and limits of a fine-tuning run: the rent of each card, what fits in a limit, several cards side by side."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from foretrain.advice.finetune_cards import FineTuneCards, compared
+from foretrain.app.finetune import plan_question
+from foretrain.app.finetuning.question import FineTuneQuestion, costs_in
+from foretrain.app.limits import Limits, check_limits, priced, prices_of
+from foretrain.app.plan import check_speed, targets
+from foretrain.hardware.devices import Target
+from foretrain.predict.energy import Prices
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.finetune.within import FineTuneWithin
+from foretrain.predict.finetune.within import within as within_limit
+
+
+def plans(
+    asked: FineTuneQuestion,
+    gpus: str,
+    others: str,
+    limits: Limits,
+    step_s: float | None = None,
+    option: str = "--used-by-others",
+) -> list[FineTunePlan]:
+    """A plan for each card, with its own rent where one is given for it. `gpus`: names parted by commas; `option`: what
+    `others` was given as. Raises UserError."""
+    check_speed("--step-time", step_s)
+    check_limits(limits, 1, traces=False)
+    resolved = priced(costs_in(asked.costs), limits)
+    found = targets(gpus, others, resolved.config, option)
+    rents = prices_of(limits, resolved.config, [target.gpu for target in found])
+    prices = Prices.of(resolved.config)
+
+    def planned(target: Target, rent: float) -> FineTunePlan:
+        own = replace(asked, prices=prices.model_copy(update={"price_per_hour": rent}))
+        return plan_question(own, target.gpu, target.used_by_others_bytes, step_s)
+
+    return [planned(target, rent) for target, rent in zip(found, rents, strict=True)]
+
+
+def within(plan: FineTunePlan, limits: Limits) -> FineTuneWithin:
+    """What --within or --tokens ask of a plan. Raises UserError where not one step fits, or nobody can say."""
+    return within_limit(plan, limits.limit())
+
+
+def cards(found: Sequence[FineTunePlan], limits: Limits) -> FineTuneCards:
+    """Several cards beside each other: the run as it is, or what fits in a limit."""
+    return compared(found, limits.limit() if limits.asks else None)

@@ -1,0 +1,39 @@
+"""What is asked of a fine-tuning run: a model, how it is trained, what it costs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from foretrain.base.records import Note
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.finetune.read import read_finetune
+from foretrain.config.hub.facts import ModelSource
+from foretrain.config.resolve import ResolvedConfig, resolve
+from foretrain.predict.energy import Prices
+from foretrain.predict.finetune.timing import PRICES
+
+
+@dataclass(frozen=True)
+class FineTuneQuestion:
+    """What is asked: a model, how it is trained, notes on what was read, prices, and where each option is from.
+
+    `costs`: the options about prices, as they were typed.
+    """
+
+    source: ModelSource
+    tune: FineTune
+    notes: tuple[Note, ...] = ()
+    prices: Prices = PRICES
+    origins: Mapping[str, str] = field(default_factory=dict)
+    costs: Mapping[str, str] = field(default_factory=dict)
+
+
+def question(source: str, words: Sequence[str] = ()) -> FineTuneQuestion:
+    """A model's name or path, or a trainer's file, with words of the command line over it. Raises UserError."""
+    model, tune, reading = read_finetune(source, words)
+    prices = Prices.of(costs_in(reading.costs).config)
+    return FineTuneQuestion(model, tune, reading.notes, prices, reading.origins, reading.costs)
+
+
+def costs_in(costs: Mapping[str, str]) -> ResolvedConfig:
+    """A config with these options about prices, which are those of any run. Raises ConfigError for a bad value."""
+    return resolve([f"--{name}={value}" for name, value in costs.items()])

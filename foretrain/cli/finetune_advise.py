@@ -1,0 +1,53 @@
+"""`foretrain advise` of a fine-tuning run: what to change, each change planned for the user's own run and card."""
+
+import typer
+
+from foretrain.advice.asked import Asked
+from foretrain.app.finetuning.advise import advice, confirmed
+from foretrain.app.finetuning.limits import plans
+from foretrain.app.limits import Limits
+from foretrain.base.errors import UserError
+from foretrain.cli.commands.plan_exact import progress
+from foretrain.cli.commands.plan_print import document, screen
+from foretrain.cli.common import print_json, print_said
+from foretrain.cli.finetune_options import read
+from foretrain.cli.old_options import typed
+from foretrain.config.finetune.asked import how_chosen, is_asked
+from foretrain.reports.views.finetune import advice as view
+
+SCHEMA = "foretrain.finetune-advice/1"
+LISTED, TRACED = 10, 3  # changes with --full and --json, and those that --exact traces, where --top does not say
+REFUSED = {"trainer": "trainer", "apply": "apply", "write": "apply"}  # options that say nothing of a fine-tuning run
+
+
+def answered(context: typer.Context, words: list[str]) -> bool:
+    """Whether a fine-tuning run was asked about; then it is answered. Which of the two was taken is said. Raises
+    UserError."""
+    print_said(how_chosen(words), quiet=context.params["quiet"])
+    asked = is_asked(words)
+    if asked:
+        _answer(context, words)
+    return asked
+
+
+def _answer(context: typer.Context, words: list[str]) -> None:
+    """Print the changes, in the form that the options of `advise` ask for. Raises UserError."""
+    given, top = context.params, context.params["top"]
+    found = read(context, words, REFUSED)
+    base = plans(found, given["gpu"], given["others"], Limits(given["price"]), option=typed("--used-by-others"))
+    if len(base) > 1:
+        raise UserError("usage.one_card_advise", count=len(base))
+    changes = advice(base[0], given["goal"])
+    if given["exact"]:
+        with progress(given["quiet"]) as listen:
+            changes = confirmed(changes, found, top or TRACED, listen)
+    shown = changes.top(top or LISTED)
+    if given["as_json"]:
+        print_json(shown.to_json(schema=SCHEMA))
+    elif given["full"]:
+        document(view.document(shown, len(changes.advised) - len(shown.advised)))
+    else:
+        asked = Asked(
+            command="advise", words=tuple(words), gpu=given["gpu"], others=given["others"], quiet=given["quiet"]
+        )
+        screen(view.screen(changes, asked, top))

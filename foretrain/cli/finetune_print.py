@@ -1,0 +1,71 @@
+"""How a plan of a fine-tuning run is printed: a dozen lines, --full, --oneline, or --json."""
+
+from importlib.metadata import version
+from typing import Any
+
+from foretrain.advice.finetune_cards import FineTuneCards
+from foretrain.app.finetune import advised
+from foretrain.cli.commands.plan_print import Form, document, line, screen
+from foretrain.cli.common import print_json
+from foretrain.predict.finetune.largest import FineTuneLargest
+from foretrain.predict.finetune.plan import SCHEMA, FineTunePlan
+from foretrain.predict.finetune.within import FineTuneWithin
+from foretrain.reports.views.finetune import cards as cards_view
+from foretrain.reports.views.finetune import limits as limits_view
+from foretrain.reports.views.finetune import screen as screen_view
+from foretrain.reports.views.finetune import whole as whole_view
+
+PLANS_SCHEMA, LARGEST_SCHEMA = "foretrain.finetunes/1", "foretrain.finetune-largest/1"
+WITHIN_SCHEMA, WITHINS_SCHEMA = "foretrain.finetune-within/1", "foretrain.finetune-withins/1"
+
+
+def one(plan: FineTunePlan, form: Form) -> None:
+    """One plan."""
+    if form.oneline:
+        line(screen_view.line(plan, version("foretrain")))
+        return
+    changes = advised(plan)
+    if form.as_json:
+        print_json({**plan.to_json(schema=SCHEMA), "changes": [change.model_dump(mode="json") for change in changes]})
+    elif form.full:
+        document(whole_view.document(plan, changes))
+    else:
+        screen(screen_view.screen(plan, changes, form.asked))
+
+
+def cards(plans: list[FineTunePlan], found: FineTuneCards, form: Form) -> None:
+    """Several cards: what each takes, and the best of them."""
+    if form.as_json:
+        if found.of == "limit":
+            print_json(found.to_json(schema=WITHINS_SCHEMA))
+            return
+        objects = [plan.to_json(schema=SCHEMA) for plan in plans]
+        print_json({"schema": PLANS_SCHEMA, "plans": objects, **found.to_json()})
+    elif form.oneline:
+        for plan in plans:
+            line(screen_view.line(plan, version("foretrain")))
+    elif form.full:
+        document(cards_view.document(plans, found))
+    else:
+        screen(cards_view.screen(plans, found, form.asked))
+
+
+def within(found: FineTuneWithin, form: Form, searched: FineTuneLargest | None = None) -> None:
+    """What fits in a limit; `searched`: with the largest value of an option, which --largest has found."""
+    if form.as_json:
+        extra: dict[str, Any] = {"largest": searched.to_json() if searched else None}
+        print_json({**found.to_json(schema=WITHIN_SCHEMA), **extra})
+    elif form.oneline:
+        line(screen_view.line(found.plan, version("foretrain"), found.steps))
+    elif form.full:
+        document(limits_view.document(found, searched))
+    else:
+        screen(limits_view.screen(found, form.asked, searched))
+
+
+def largest(plan: FineTunePlan, found: FineTuneLargest, form: Form) -> None:
+    """The largest value of an option that fits."""
+    if form.as_json:
+        print_json(found.to_json(schema=LARGEST_SCHEMA))
+    else:
+        line(limits_view.largest(plan, found))

@@ -1,0 +1,76 @@
+"""What to change in a fine-tuning run: a row a change, with what planning it says."""
+
+from foretrain.advice.asked import Asked
+from foretrain.advice.finetune_advice import AdvisedChange, FineTuneAdvice
+from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
+from foretrain.reports.views.finetune.screen import assumed_rows, option_words, title, verdict_of
+
+LINES = 15
+LEAST, MOST = 4, 5  # changes of the first screen
+
+
+def screen(found: FineTuneAdvice, asked: Asked, count: int | None = None) -> Screen:
+    """The best changes. `count`: how many were asked for."""
+    plan, shown = found.plan, found.top(count or _as_many_as_help(found))
+    rows: list[Row] = []
+    if shown.advised and not asked.quiet:
+        words = option_words(shown.advised[0])
+        command = ("foretrain", "plan", *asked.words, *words, *asked.card_options())
+        rows.append(Row(Message("first.label.next"), command=command))
+    if any(change.learns_otherwise for change in shown.advised):
+        rows.append(Row(Message("first.label.note"), Message("finetune.learns_otherwise"), optional=1))
+    if hidden := len(found.advised) - len(shown.advised):
+        rows.append(Row(Message("first.label.more"), Message("first.more_cards", {"count": hidden})))
+    lead = (verdict_of(plan), *_nothing(found))
+    return Screen(title(plan), lead, _table(shown) if shown.advised else None, (*rows, *assumed_rows(plan)), LINES)
+
+
+def _as_many_as_help(found: FineTuneAdvice) -> int:
+    """Those that are enough, and what is not enough alone where few are."""
+    return max(LEAST, min(MOST, sum(change.verdict == "fits" for change in found.advised)))
+
+
+def document(found: FineTuneAdvice, hidden: int) -> Document:
+    """All changes, and how to read them."""
+    plan = found.plan
+    said: list[Block] = [verdict_of(plan), *_nothing(found)]
+    if found.advised:
+        said += [_table(found), *map(Paragraph, (Message("finetune.learns_otherwise"), Message("finetune.advice_how")))]
+    if any(change.traced and change.traced.reason for change in found.advised):
+        reason = next(change.traced.reason for change in found.advised if change.traced and change.traced.reason)
+        said.append(Paragraph(Message("finetune.advice_untraced", {"reason": reason}), "warn"))
+    if hidden:
+        said.append(Paragraph(Message("advice.more", {"count": hidden, "all": hidden + len(found.advised)})))
+    heading = Message("advice.list")
+    return Document(title(plan), Message("finetune.subtitle", {"where": plan.where}), [Section(heading, tuple(said))])
+
+
+def _nothing(found: FineTuneAdvice) -> tuple[Paragraph, ...]:
+    """That nothing helps, where nothing does."""
+    if found.goal == "fit" and not any(change.verdict == "fits" for change in found.advised):
+        return (Paragraph(Message("advice.nothing"), "warn"),)
+    if not found.advised:
+        return (Paragraph(Message("advice.nothing_better"), "warn"),)
+    return ()
+
+
+def _table(found: FineTuneAdvice) -> Table:
+    traced = any(change.traced for change in found.advised)
+    fifth = "traced" if traced else "saved" if found.goal == "fit" else ""
+    names = ["number", "change", "verdict", "needed", *([fifth] if fifth else []), "time_change"]
+    rows = tuple(_row(i, change, fifth) for i, change in enumerate(found.advised, 1))
+    heads = tuple(Message(f"column.{name}") for name in names)
+    return Table(heads, rows, frozenset({3, 4, 5}))
+
+
+def _row(number: int, change: AdvisedChange, fifth: str) -> tuple[Cell, ...]:
+    verdict = change.traced.verdict if change.traced and change.traced.verdict else change.verdict
+    cells: dict[str, list[Cell]] = {
+        "saved": [Quantity(change.saved_bytes, "bytes")], "": [],
+        "traced": [Quantity(change.traced.needed_bytes if change.traced else None, "bytes")],
+    }  # fmt: skip
+    mark = " *" if change.learns_otherwise else ""
+    return (
+        f"{number}{mark}", " ".join(option_words(change)), Message(f"word.{verdict}") if verdict else "–",
+        Quantity(change.needed_bytes, "bytes"), *cells[fifth], Quantity(change.longer, "signed_percent"),
+    )  # fmt: skip

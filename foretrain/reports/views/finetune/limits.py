@@ -1,0 +1,100 @@
+"""What of a fine-tuning run fits in a limit, and the largest value of an option that fits on the card."""
+
+from typing import Any
+
+from foretrain.advice.asked import Asked
+from foretrain.predict.finetune.largest import FineTuneLargest
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.predict.finetune.within import FineTuneWithin
+from foretrain.reports.document import Block, Cell, Document, Message, Paragraph, Quantity, Row, Screen, Section, Table
+from foretrain.reports.views.finetune.screen import assumed_rows, batch_row, time_rows, title, verdict_of
+from foretrain.reports.views.plan_time import spending_rows
+
+
+def screen(found: FineTuneWithin, asked: Asked, searched: FineTuneLargest | None = None) -> Screen:
+    """`--within`, `--tokens`: what fits first."""
+    plan = found.plan
+    lead = [*_answer(found), verdict_of(plan)]
+    if plan.verdict == "does_not_fit":
+        lead.reverse()
+    if searched is not None:
+        lead.append(Paragraph(largest(plan, searched)))
+    rows = [batch_row(plan), _data(found), *time_rows(plan), *_asked(found)]
+    if not asked.quiet:
+        rows.append(Row(Message("first.label.next"), Message("finetune.within_next", {"steps": found.steps})))
+    return Screen(title(plan), tuple(lead), None, (*rows, *assumed_rows(plan)))
+
+
+def _answer(found: FineTuneWithin) -> list[Paragraph]:
+    """The steps that fit, and how sure that is."""
+    exact = found.steps_cautious == found.steps == found.steps_optimistic
+    id = "within_exact" if exact else "within" if found.steps_cautious else "within_not_sure"
+    values = {
+        "text": found.limit.text, "steps": found.steps, "tokens": found.tokens, "cautious": found.steps_cautious,
+        "optimistic": found.steps_optimistic,
+    }  # fmt: skip
+    fits = found.plan.verdict != "does_not_fit"
+    return [Paragraph(Message(f"first.{id}", values), "good" if fits else "plain")]
+
+
+def _epochs(found: FineTuneWithin) -> Message:
+    values = {"epochs": found.epochs or 0.0, "tokens": found.plan.tune.dataset_tokens}
+    return Message("finetune.epochs" if found.epochs is not None else "finetune.epochs_unknown", values)
+
+
+def _data(found: FineTuneWithin) -> Row:
+    return Row(Message("finetune.label.data"), _epochs(found))
+
+
+def _run(found: FineTuneWithin) -> list[Message]:
+    """What of the run as it was given fits, where its length is known."""
+    if found.asked_steps is None:
+        return []
+    share = found.steps / found.asked_steps
+    id = "finetune.within_whole" if share >= 1 else "finetune.within_part"
+    return [Message(id, {"steps": found.asked_steps, "share": share})]
+
+
+def _asked(found: FineTuneWithin) -> list[Row]:
+    return [Row(Message("first.label.note"), each) for each in _run(found)]
+
+
+def document(found: FineTuneWithin, searched: FineTuneLargest | None = None) -> Document:
+    """The same with everything that it takes."""
+    plan = found.plan
+    said: list[Block] = [*_answer(found), verdict_of(plan), *(Paragraph(each) for each in _run(found))]
+    if searched is not None:
+        said.append(Paragraph(largest(plan, searched)))
+    sections = [
+        Section(Message("within.section"), tuple(said)),
+        Section(Message("within.takes"), (Table((), _takes(found)), Paragraph(Message("source.power")))),
+    ]
+    return Document(title(plan), Message("finetune.subtitle", {"where": plan.where}), sections)
+
+
+def _takes(found: FineTuneWithin) -> tuple[tuple[Cell, ...], ...]:
+    plan = found.plan
+    tokens = {"tokens": found.tokens, "steps": found.steps}
+    rows: list[tuple[Cell, ...]] = [
+        (Message("row.tokens"), Message("value.tokens", tokens)), (Message("row.epochs"), _epochs(found)),
+    ]  # fmt: skip
+    timing = plan.timing
+    if timing is not None and timing.total_s is not None:
+        total = timing.total_s
+        span: dict[str, Any] = {"low": total.low_s, "expected": total.expected_s, "high": total.high_s}
+        rows.append((Message("row.step_time"), Quantity(timing.step_s.expected_s, "duration")))
+        rows.append((Message("row.total_time"), Message("value.duration_range", span)))
+        rows += spending_rows(timing.prices, plan.gpu, timing)
+    return tuple(rows)
+
+
+def largest(plan: FineTunePlan, found: FineTuneLargest) -> Message:
+    """The largest value of an option that fits on the card."""
+    values = {
+        "option": found.option, "value": found.value, "gpu": plan.gpu.name, "next": found.next_value,
+        "needed": found.plan.needed_bytes if found.plan else 0, "beyond": found.next_needed_bytes or 0,
+        "available": plan.available_bytes or 0,
+    }  # fmt: skip
+    if not found.plan:
+        return Message("finetune.largest_none", values)
+    return Message("finetune.largest" if found.next_needed_bytes is not None else "finetune.largest_all", values)

@@ -1,0 +1,366 @@
+"""Fine-tuning plans: limits, money, several cards, where the memory goes, which reading was taken, bad input.
+
+Compared with closed forms: hours are steps times seconds, money is energy times its price or hours times the rent, a
+weight's bytes are those of its shape.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import foretrain as library
+from foretrain.advice.cards import Candidate, chosen
+from foretrain.advice.finetune_cards import compared
+from foretrain.analysis.finetune_memory import explain
+from foretrain.base.errors import ExitCode, UserError
+from foretrain.base.quantities import Limit, parse_limit
+from foretrain.config.finetune.asked import how_chosen, is_asked
+from foretrain.predict.finetune.largest import largest
+from foretrain.predict.finetune.plan import FineTunePlan, replanned
+from foretrain.predict.finetune.timing import with_steps
+from foretrain.predict.finetune.within import within
+from foretrain.predict.search import largest_count
+from tests.kit.command import first_screen, foretrain
+
+SMALL = ("smollm2-135m", "--method", "lora", "--seq-len", "512", "--batch-size", "2", "--gpu", "RTX 4070")
+GIB = 2**30
+
+
+def small(gpu: str = "RTX 4070", **options: object) -> FineTunePlan:
+    given: dict[str, object] = {"method": "lora", "seq_len": 512, "batch_size": 2, **options}
+    return library.plan_finetune("smollm2-135m", gpu=gpu, **given)  # type: ignore[arg-type]
+
+
+# -- limits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 3, 7, 8, 100])
+@pytest.mark.parametrize("fitting", [0, 1, 2, 3, 7, 8, 99, 10**6])
+def test_the_largest_count_is_that_of_trying_each(most: int, fitting: int) -> None:
+    tried = max((count for count in range(1, most + 1) if count <= fitting), default=0)
+    assert largest_count(lambda count: count <= fitting, most) == tried
+
+
+@pytest.mark.parametrize("text", ["2h", "90m", "1kWh", "0.05EUR"])
+@pytest.mark.parametrize("costs", [{}, {"price_per_hour": 0.5}])
+def test_one_step_more_would_be_beyond_the_limit(text: str, costs: dict[str, Any]) -> None:
+    plan, limit = small(**costs), parse_limit(text)
+    found = within(plan, limit)
+    timing = plan.timing
+    assert timing is not None
+    assert timing.power is not None
+    each = {
+        "time": timing.step_s.expected_s,
+        "energy": timing.power.expected_w * timing.step_s.expected_s,
+        "money": timing.step_s.expected_s / 3600 * 0.5
+        if costs
+        else timing.power.expected_w * timing.step_s.expected_s / 3.6e6 * timing.prices.price_per_kwh,
+    }[limit.kind]
+    assert found.steps == math.floor(limit.amount / each * (1 + 1e-12))
+    assert found.steps_cautious < found.steps < found.steps_optimistic
+    assert found.tokens == found.steps * 2 * 512
+    assert found.epochs is None
+    assert found.plan.tune.max_steps == found.steps
+    assert found.plan.memory == plan.memory
+
+
+def test_tokens_are_whole_steps_and_passes_over_the_data() -> None:
+    plan = small(dataset_tokens="1M", epochs=2)
+    found = within(plan, Limit(kind="tokens", amount=500_000, text="500k"))
+    assert (found.steps, found.steps_cautious, found.steps_optimistic) == (488, 488, 488)
+    assert found.epochs == pytest.approx(488 * 1024 / 1e6)
+    assert found.asked_steps == math.ceil(2e6 / 1024)
+
+
+def test_a_limit_that_no_step_fits_in_says_what_one_takes() -> None:
+    plan = small()
+    for text, id in (("1ms", "time"), ("0.001Wh", "energy"), ("0.0000001EUR", "money")):
+        with pytest.raises(UserError) as error:
+            within(plan, parse_limit(text))
+        assert error.value.id == f"check.finetune_within_{id}"
+        assert error.value.exit_code is ExitCode.CHECK_FAILED
+    with pytest.raises(UserError, match="EUR"):
+        within(plan, parse_limit("5USD"))
+    with pytest.raises(UserError, match="peak and bandwidth"):
+        within(plan.model_copy(update={"timing": None}), parse_limit("2h"))
+
+
+def test_within_and_largest_together_are_of_the_largest_that_fits() -> None:
+    words = ("plan", *SMALL, "--within", "2h", "--largest", "batch_size", "--json")
+    shown = json.loads(foretrain(*words).stdout)
+    alone = largest(small(), "batch_size")
+    assert shown["largest"]["value"] == shown["plan"]["tune"]["batch_size"] == alone.value
+    assert alone.plan is not None
+    assert shown["steps"] == within(alone.plan, parse_limit("2h")).steps
+
+
+# -- money -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_rented_card_costs_its_hours_and_another_its_electricity() -> None:
+    words = ("--dataset-tokens", "20M", "--epochs", "1", "--co2", "400", "--json")
+    rented = json.loads(foretrain("plan", *SMALL, *words, "--price", "0.5").stdout)["timing"]
+    owned = json.loads(foretrain("plan", *SMALL, *words, "--price-per-kwh", "0.2").stdout)["timing"]
+    hours = rented["steps"] * rented["step_s"]["expected_s"] / 3600
+    assert rented["rent_expected"] == pytest.approx(0.5 * hours)
+    assert rented["cost_expected"] is None
+    kwh = owned["energy_expected_j"] / 3.6e6
+    assert owned["cost_expected"] == pytest.approx(0.2 * kwh)
+    assert owned["co2_expected_g"] == rented["co2_expected_g"] == pytest.approx(400 * kwh)
+    assert rented["steps"] == math.ceil(20e6 / 1024)
+
+
+def test_a_step_time_of_a_log_gives_the_hours() -> None:
+    plan = small(dataset_tokens="20M", epochs=1, step_s=2.0)
+    assert plan.timing is not None
+    assert plan.timing.total_s is not None
+    assert plan.timing.source == "measured (log)"
+    assert plan.timing.total_s.expected_s == plan.timing.total_s.high_s == 2.0 * math.ceil(20e6 / 1024)
+    with pytest.raises(UserError) as error:
+        small(step_s=1e-5)
+    assert error.value.id == "usage.step_time_impossible"
+
+
+def test_prices_stay_with_a_plan_that_is_changed() -> None:
+    found = replanned(small(price_per_hour=2.0, max_steps=100), batch_size=4)
+    assert found.timing is not None
+    assert found.timing.prices.price_per_hour == 2.0
+    assert found.timing.rent_expected is not None
+
+
+def test_parameters_are_counted_again_when_the_rank_changes() -> None:
+    plan = small()
+    assert replanned(plan, lora_r=64).counts.n_trained == 4 * plan.counts.n_trained
+
+
+# -- cards -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_cheapest_and_the_fastest_are_of_those_that_fit() -> None:
+    cards = [
+        Candidate("a", "fits", False, 10.0, 3.0, 5.0),
+        Candidate("b", "fits", True, 8.0, 4.0, 6.0),
+        Candidate("c", "does_not_fit", False, 1.0, 1.0, 1.0),
+        Candidate("d", "fits", False),
+    ]
+    choice = chosen(cards)
+    assert (choice.fastest, choice.cheapest, choice.least_energy, choice.mixed_prices) == ("b", "a", "a", True)
+    assert chosen(cards[2:]).fastest is None
+
+
+def test_cards_show_a_million_tokens_where_the_run_has_no_length() -> None:
+    plans = [small(gpu) for gpu in ("RTX 3060 12GB", "RTX 4090")]
+    found = compared(plans)
+    assert found.of == "million"
+    for plan, card in zip(plans, found.cards, strict=True):
+        timing = plan.timing
+        assert timing is not None
+        assert card.duration_s == pytest.approx(1e6 / timing.tokens_per_s)
+        assert card.tokens == 1_000_000
+    assert found.best.fastest == "RTX 4090"
+    whole = compared([small(gpu, max_steps=1000) for gpu in ("RTX 3060 12GB", "RTX 4090")])
+    assert (whole.of, whole.best) == ("run", found.best)
+    limited = compared(plans, parse_limit("1h"))
+    assert limited.of == "limit"
+    first, second = limited.cards
+    assert first.tokens is not None
+    assert second.tokens is not None
+    assert first.tokens < second.tokens
+
+
+def test_each_card_has_its_own_rent_on_one_screen() -> None:
+    words = ("smollm2-135m", "--method", "lora", "--seq-len", "512", "--batch-size", "2", "--max-steps", "1000")
+    shown = first_screen("plan", *words, "--gpu", "3060,4090", "--price", "4090=0.5", most_lines=13).stdout
+    assert "RTX 4090: fastest" in shown
+    made = json.loads(foretrain("plan", *words, "--gpu", "3060,4090", "--price", "4090=0.5", "--json").stdout)
+    rents = [plan["timing"]["rent_expected"] for plan in made["plans"]]
+    assert rents[0] is None
+    assert made["cards"][1]["cost"] == rents[1] == pytest.approx(0.5 * made["cards"][1]["duration_s"] / 3600)
+    assert made["best"]["mixed_prices"] is True
+
+
+# -- where the memory goes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{"method": "full"}, {"method": "lora"}, {"method": "qlora", "optim": "adamw_8bit"}]
+)
+def test_every_byte_of_each_phase_has_a_formula(options: dict[str, str]) -> None:
+    plan = small(**options)
+    found = explain(plan)
+    assert [phase.phase for phase in found.phases] == [phase.phase for phase in plan.memory.phases]
+    for phase in found.phases:
+        assert sum(row.size_bytes for row in phase.sums) == phase.allocated_bytes
+        sizes = [tensor.size_bytes for tensor in phase.tensors]
+        assert sizes == sorted(sizes, reverse=True)
+        assert sum(sizes) > 0.98 * (phase.allocated_bytes - _rounding(phase.sums))
+    steady = found.phases[-1]
+    (embedding,) = (t for t in steady.tensors if t.component == "weights" and t.where == "embed_tokens")
+    width = 4 if options["method"] == "qlora" else 2  # prepare_model_for_kbit_training casts it to fp32
+    assert embedding.size_bytes == width * 49152 * 576
+    assert embedding.numbers == f"{width} × 49,152 × 576"
+    assert {line.id for line in found.lines} == {"allocated", "slack", "context", "process"}
+
+
+def _rounding(sums: object) -> int:
+    return sum(row.size_bytes for row in sums if row.id == "rounding")  # type: ignore[attr-defined]
+
+
+def test_nvidia_smi_is_explained_as_for_gpts() -> None:
+    plan = small()
+    needed = plan.memory.neediest
+    assert explain(plan, process_bytes=needed.needed_expected_bytes).conclusion == "explained"
+    assert explain(plan, process_bytes=needed.needed_high_bytes + GIB).conclusion == "too_much"
+    assert explain(plan, observed_bytes=20 * GIB).conclusion == "no_process"
+
+
+def test_the_explanation_is_of_what_was_planned() -> None:
+    shown = foretrain("plan", *SMALL, "--explain").stdout
+    assert "embed_tokens" in shown
+    assert "4·B·T·V" in shown
+    assert "steady state" in shown
+    assert foretrain("plan", *SMALL, "--explain", "--within", "2h").returncode == ExitCode.USAGE
+
+
+# -- forms and options -----------------------------------------------------------------------------------------------
+
+
+def test_the_first_screens_are_short() -> None:
+    for more in (
+        (),
+        ("--dataset-tokens", "10M"),
+        ("--within", "2h", "--dataset-tokens", "10M"),
+        ("--batch-size", "512"),
+    ):
+        first_screen("plan", *SMALL, *more, most_lines=12)
+
+
+def test_one_line_has_hours_and_money() -> None:
+    shown = foretrain("plan", *SMALL, "--dataset-tokens", "100M", "--price", "0.5", "--oneline").stdout
+    assert shown.count("\n") == 1
+    assert "EUR" in shown
+    assert "tokens/s" in shown
+    limited = foretrain("plan", *SMALL, "--within", "2h", "--oneline").stdout
+    assert "steps" in limited
+
+
+def test_check_exits_with_3_where_it_does_not_fit() -> None:
+    fits = foretrain("plan", *SMALL, "--check", "--oneline")
+    large = foretrain("plan", *SMALL, "--batch-size", "2048", "--check", "--oneline")
+    assert (fits.returncode, large.returncode) == (0, ExitCode.CHECK_FAILED)
+    assert "--check:" in large.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--trainer", "nanogpt"), ("--logged-mfu", "30"), ("--best", "--within", "2h"),
+        ("--within", "2h", "--write", "x.toml"), ("--observed", "5GiB"), ("--full", "--oneline"),
+        ("--within", "2h", "--tokens", "1M"), ("--explain", "--largest", "batch_size"), ("--largest", "n_layer"),
+        ("--largest", "batch_size", "--exact"), ("--price", "0.3", "--price-per-kwh", "0.2"),
+        ("--price", "3090=0.3"), ("--within", "soon"), ("--lora-targets", "nothing"), ("--price-per-kwh", "-1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_one_sentence(words: tuple[str, ...]) -> None:
+    result = foretrain("plan", *SMALL, "--quiet", *words)
+    assert result.returncode == ExitCode.USAGE
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert "bug" not in result.stderr
+
+
+def test_show_config_says_where_each_option_is_from(tmp_path: Path) -> None:
+    file = tmp_path / "axolotl.yaml"
+    file.write_text(
+        "base_model: HuggingFaceTB/SmolLM2-135M\nadapter: lora\nlora_r: 32\nsequence_len: 2048\nnothing: 1\n"
+    )
+    result = foretrain("plan", str(file), "--show-config", "--batch-size", "3", "--json")
+    shown = json.loads(result.stdout)
+    assert (shown["config"]["lora_r"], shown["sources"]["lora_r"]) == (32, "lora_r")
+    assert (shown["config"]["batch_size"], shown["sources"]["batch_size"]) == (3, "--batch-size")
+    assert shown["sources"]["optim"] == "default"
+    assert "nothing" in result.stderr  # the key that nobody knows, and no traceback
+
+
+# -- which of the two ------------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_is_both_says_which_was_planned_and_how_to_get_the_other() -> None:
+    for words, asked, said in (
+        (["smollm2-135m"], False, "chose_pretraining"),
+        (["smollm2-135m", "--batch-size=4"], False, "chose_pretraining"),
+        (["smollm2-135m", "--lora-r=8", "--method", "lora"], True, "chose_finetuning"),
+        (["gpt2-124m"], False, ""),
+        (["qwen3-8b"], True, ""),
+    ):
+        assert is_asked(words) is asked
+        assert "".join(note.id for note in how_chosen(words)) == said
+    (note,) = how_chosen(["smollm2-135m", "--lora-r=8", "--method", "lora"])
+    assert note.values["options"] == ["--lora-r", "--method"]
+    assert "because of --method" in foretrain("plan", *SMALL, "--oneline").stderr
+    assert foretrain("plan", *SMALL, "--oneline", "--quiet").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("no.yaml", "cannot be read"), ("Owner/Name", "write hf:Owner/Name"), ("qwen3-7b", "did you mean")],
+)
+def test_what_is_not_there_is_taken_for_what_it_looks_like(
+    word: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = foretrain("plan", word, "--method", "lora", "--gpu", "RTX 4070")
+    assert result.returncode == ExitCode.USAGE
+    assert said in result.stderr
+
+
+# -- advice ----------------------------------------------------------------------------------------------------------
+
+
+def test_advice_for_a_run_that_does_not_fit_is_planned_change_by_change() -> None:
+    found = library.advise_finetune("smollm2-135m", "RTX 3060 12GB", method="lora", seq_len=2048, batch_size=32)
+    assert found.goal == "fit"
+    assert found.advised[0].verdict == "fits"
+    for change in found.advised:
+        again = library.plan_finetune(
+            "smollm2-135m", gpu="RTX 3060 12GB",
+            **{"method": "lora", "seq_len": 2048, "batch_size": 32, **change.changed},
+        )  # fmt: skip
+        assert (again.needed_bytes, again.verdict) == (change.needed_bytes, change.verdict)
+        assert change.saved_bytes == found.plan.needed_bytes - again.needed_bytes > 0
+    changed = {key for change in found.advised for key in change.changed}
+    assert {"gradient_checkpointing", "batch_size", "optim", "lora_r", "lora_targets", "seq_len"} <= changed
+
+
+def test_advice_for_a_run_that_fits_makes_it_faster() -> None:
+    found = library.advise_finetune(
+        "smollm2-135m", "RTX 4090", method="lora", seq_len=512, batch_size=1, grad_accum=8, gradient_checkpointing=True
+    )
+    assert found.goal == "speed"
+    assert {"gradient_checkpointing": False} in [change.changed for change in found.advised]
+    assert all(change.verdict == "fits" and (change.longer or 0) < 0 for change in found.advised)
+
+
+def test_advice_of_a_paged_optimizer_says_nothing_of_its_time() -> None:
+    found = library.advise_finetune("smollm2-135m", "RTX 3060 12GB", method="full", seq_len=2048, batch_size=32)
+    (paged,) = (change for change in found.advised if change.changed == {"optim": "paged_adamw_8bit"})
+    assert paged.longer is None
+
+
+def test_the_advised_command_is_the_plan_of_the_change() -> None:
+    words = ("smollm2-135m", "--method", "lora", "--seq-len", "2048", "--batch-size", "32", "--gpu", "RTX 3060 12GB")
+    shown = first_screen("advise", *words, most_lines=15).stdout
+    assert "foretrain plan smollm2-135m" in shown
+    assert foretrain("advise", *words, "--apply", "1").returncode == ExitCode.USAGE
+    assert foretrain("advise", *words, "--goal", "quality").returncode == ExitCode.USAGE
+
+
+def test_money_of_a_timing_is_that_of_its_steps() -> None:
+    plan = small()
+    assert plan.timing is not None
+    once, often = (with_steps(plan.timing, plan.gpu, count) for count in (1, 250))
+    assert often.cost_expected == pytest.approx(250 * (once.cost_expected or 0))
+    assert with_steps(often, plan.gpu, None).total_s is None

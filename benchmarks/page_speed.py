@@ -91,7 +91,9 @@ def main() -> None:
         process, port, token = start(folder)
         try:
             client = Client(port, token)
-            load = sum(client.ask("GET", path)[2] for path in files()) + client.ask("GET", "/api/start")[2]
+            later = set(re.findall(r'import\("\.(/\w+\.js)"\)', files()["/main.js"][0].decode()))  # when looked at
+            load = sum(client.ask("GET", path)[2] for path in files().keys() - later)
+            load += client.ask("GET", "/api/start")[2]
             load += client.ask("POST", "/api/plan", {"preset": PRESETS[0]})[2]
             results = {}
             for preset in PRESETS:

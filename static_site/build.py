@@ -35,7 +35,8 @@ NOTICE = """The planner of foretrain as a static site. Apache-2.0, the text belo
 Pyodide {pyodide}, MPL-2.0: CPython 3.14 (PSF licence) and its libraries as WebAssembly.
   Sources, unchanged here, and texts of the licences: https://github.com/pyodide/pyodide/tree/{pyodide}
   https://github.com/python/cpython/blob/3.14/LICENSE
-Chart.js, MIT; pydantic, pydantic-core, annotated-types, typing-inspection, MIT; typing-extensions, PSF: texts below.
+Chart.js, MIT; pydantic, pydantic-core, annotated-types, typing-inspection, PyYAML, MIT; typing-extensions, PSF: texts
+below.
 """
 
 
@@ -100,7 +101,7 @@ def _sources(path: Path, packages: list[Path]) -> None:
         for wheel in packages:
             with zipfile.ZipFile(wheel) as packed:
                 for name in packed.namelist():
-                    if ".dist-info/" not in name and not name.startswith("pydantic/v1/") and not name.endswith("/"):
+                    if not (".dist-info/" in name or name.startswith("pydantic/v1/") or name.endswith(("/", ".pyd"))):
                         archive.writestr(name, packed.read(name))
 
 

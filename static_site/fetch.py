@@ -11,6 +11,7 @@ HERE = Path(__file__).parent
 # Pyodide 314 is Python 3.14, with the ABI that pydantic-core's wheels are built for (PEP 783).
 PYODIDE, PYODIDE_SHA256 = "314.0.7", "66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0"
 PYTHON, ABI, PLATFORM = "3.14", "cp314", "pyemscripten_2026_0_wasm32"
+PYTHON_ONLY = "win_amd64"  # of wheels whose Python files alone are used
 PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 
 
@@ -42,7 +43,7 @@ def wheels(cache: Path) -> list[Path]:
     if not set(wanted) <= set(found):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--only-binary=:all:", "--require-hashes", "--implementation", "cp", "--python-version", PYTHON]
-        command += ["--abi", ABI, "--platform", PLATFORM, "--dest", str(folder)]
+        command += ["--abi", ABI, "--platform", PLATFORM, "--platform", PYTHON_ONLY, "--dest", str(folder)]
         _run([*command, "--requirement", str(HERE / "requirements.txt")], "the wheels of requirements.txt")
         found = {_digest(path): path for path in folder.glob("*.whl")}
     return [found[digest] for digest in wanted]

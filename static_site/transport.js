@@ -6,7 +6,7 @@ const at = name => new URL(name, import.meta.url).href;
 const read = async name => (await fetch(at(name))).json();
 const waiting = new Map();  // question -> what to do with its answer
 const begun = Promise.withResolvers();  // the worker
-let first = null, language = "en", site = null, asked = 0, problem = "";
+let first = null, finetune = null, language = "en", site = null, asked = 0, problem = "";
 let state = null, loaded = 0, ready = false;  // the line that says how far the worker is
 
 export function takeToken() {}
@@ -14,12 +14,19 @@ export function takeToken() {}
 // [status, answer] to a question; the body is text, or undefined.
 export async function send(method, path, body) {
   if (path === "/api/start") return start();
-  if (first && path === "/api/plan" && body === first.asked) return first.answer;  // worked out when the site was built
+  const known = await workedOut(path);
+  if (known && body === known.asked) return known.answer;
   const worker = await begun.promise;
   if (problem) return JSON.parse(refusal(problem));
   const answer = new Promise(resolve => waiting.set(++asked, resolve));
   worker.postMessage({ id: asked, path, body, language });
   return JSON.parse(await answer);
+}
+
+// The answer that was worked out when the site was built, with its question.
+async function workedOut(path) {
+  if (path.startsWith("/api/finetune")) finetune ||= await read(`finetune-${language}.json`);
+  return (path.startsWith("/api/finetune") ? finetune : first)?.[path];
 }
 
 const refusal = reason => JSON.stringify([500, { message: t("page.site.failed", { reason }) }]);
@@ -32,6 +39,7 @@ async function start() {
   language = spoken(wishes.find(spoken) || "") || "en";
   const [answer, worked] = await Promise.all([read(`start-${language}.json`), read(`first-${language}.json`)]);
   first = worked;
+  finetune = null;  // that of another language
   setTimeout(site ? show : load, 0);  // the page is drawn first
   site = known;
   return [200, answer];
@@ -63,7 +71,7 @@ function load() {
       state.dataset.ready = "true";
       URL.revokeObjectURL(link);
       show();
-      if (!waiting.size) worker.postMessage({ id: 0, path: "/api/plan", body: first.asked, language });  // the first is the slowest
+      if (!waiting.size) worker.postMessage({ id: 0, path: "/api/plan", body: first["/api/plan"].asked, language });  // the first is the slowest
     } else { loaded = data.loaded; show(); }
   };
   begun.resolve(worker);

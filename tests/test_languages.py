@@ -29,6 +29,7 @@ from foretrain.base.errors import UserError
 from foretrain.base.quantities import parse_limit
 from foretrain.cli import app
 from foretrain.cli import help as cli_help
+from foretrain.config.finetune.options import FINETUNE_OPTIONS
 from foretrain.config.options import OPTIONS
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import find
@@ -62,7 +63,9 @@ from tests.kit.command import REPO, foretrain
 from tests.kit.language import ARABIC, BRACKETS, ENGLISH, SAME, pretending, unsaid
 from tests.kit.reports import run_document
 
-HELPS = {f"knob.{knob.name}": knob.help for knob in OPTIONS.values()} | cli_help.texts(typer.main.get_command(app))
+KNOBS = {f"knob.{knob.name}": knob.help for knob in OPTIONS.values()}
+KNOBS |= {f"finetune_knob.{option.name}": option.help for option in FINETUNE_OPTIONS.values()}
+HELPS = KNOBS | cli_help.texts(typer.main.get_command(app))
 WANTED = ENGLISH | HELPS
 OWN = [id for id in languages.known() if id != "en"]
 MARKS = bidi.MARKS
@@ -103,7 +106,7 @@ def test_a_language_has_only_ids_of_english_with_the_same_placeholders(id: str) 
             assert key in WANTED, key
             assert isinstance(own, str), key
             assert own.strip() or not WANTED[key], key
-            if not key.startswith(("knob.", "cli_help.")):  # helps are not templates
+            if not key.startswith(("knob.", "finetune_knob.", "cli_help.")):  # helps are not templates
                 assert not_nouns(own) == not_nouns(WANTED[key]), key
                 said = messages.say(key, id, **{n: sample(s, c) for n, s, c in values_of(own)})
                 assert said.strip() or not own, key

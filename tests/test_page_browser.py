@@ -1,7 +1,6 @@
 """The page in headless Chromium: what people do with it, by mouse and by keyboard, wide and narrow, without an error
 on the console. Skipped where there is no browser."""
 
-import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from playwright.sync_api import Browser, expect
 from foretrain.config.resolve import resolve
 from foretrain.reports.palette import LINES_LIGHT
 from foretrain.training.store import RunDirectory
-from tests.kit.browser import answered, browser, needs, opened, pytestmark, serious, settled, tab
+from tests.kit.browser import answered, browser, needs, opened, pytestmark, tab, usable
 from tests.kit.page import EVIL_NAME, NANOGPT, free_port, serving, write_run
 
 __all__ = ["browser", "pytestmark"]  # a fixture and marks that hold here, too
@@ -223,9 +222,4 @@ def test_accessible_and_nothing_sticks_out_at_320_pixels(
         if where == "run":
             page.locator("tbody th a").first.click()
             page.wait_for_selector(".picture")
-        for details in page.locator("details").all():
-            details.evaluate("e => { e.open = true; }")
-        settled(page)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 320
-        wrong = serious(page)
-        assert not wrong, json.dumps(wrong)
+        usable(page, 320)

@@ -41,7 +41,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 
 def to_runs(page: Page) -> None:
     page.wait_for_selector("#nav a")
-    page.locator("#nav a").nth(1).click()
+    page.locator("#nav a").last.click()
     page.wait_for_selector("tbody th a")
 
 

@@ -28,8 +28,8 @@ from foretrain.web.observe import Curve, ObservedRun, lock_is_held
 from tests.kit.page import EVIL_NAME, GOOD, ORIGIN, PORT, POSTED, TOKEN, traversals, write_run
 
 # The page's own files: they hold nothing of the user's, and must load before the page can send its token.
-OPEN = {"/", "/advice.js", "/api.js", "/chart.js", "/compare.js", "/draw.js", "/form.js", "/icon.svg", "/language.js", "/main.js",
-        "/pictures.js", "/planner.js", "/runs.js", "/state.js", "/style.css", "/transport.js", "/ui.js"}  # fmt: skip
+OPEN = {"/", "/advice.js", "/api.js", "/chart.js", "/compare.js", "/draw.js", "/finetune.js", "/form.js", "/icon.svg", "/language.js", "/main.js",
+        "/pictures.js", "/planner.js", "/plans.js", "/runs.js", "/state.js", "/style.css", "/transport.js", "/ui.js"}  # fmt: skip
 
 
 @pytest.fixture
@@ -130,6 +130,7 @@ def test_methods_are_few_and_reading_changes_nothing(app: Starlette, client: Tes
                 assert answer.status_code == 405, (method, path)
     assert {path for method, path in known if method == "POST"} == {
         "/api/plan", "/api/cards", "/api/read", "/api/toml", "/api/advice", "/api/compare", "/api/exact",
+        "/api/finetune", "/api/finetune/form", "/api/finetune/cards", "/api/finetune/changes", "/api/finetune/read",
         "/api/exact/0123456789abcdef/stop"
     } & {path for _, path in known}  # fmt: skip
 

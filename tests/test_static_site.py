@@ -25,23 +25,34 @@ from starlette.testclient import TestClient
 
 from foretrain.base import languages
 from foretrain.base.messages import say
+from foretrain.config.hub.models import models
 from foretrain.config.presets import PRESETS
 from foretrain.config.resolve import resolve
 from foretrain.hardware.catalogue import catalogue
 from foretrain.web import browser, calls, devices, fields, routes
+from foretrain.web.finetune import fields as finetune_fields
 from tests.kit.browser import answered, in_chromium, needs
 from tests.kit.browser import browser as chromium
 from tests.kit.command import REPO
+from tests.kit.finetune_files import AXOLOTL, LLAMA_FACTORY
 from tests.kit.page import GOOD, NANOGPT, ORIGIN, PORT, POSTED, TOKEN, free_port
 
 SITE = REPO / "static_site"
 PAIRS = 220
+CHANGES = "/api/finetune/changes"  # which says what it has found so far: asked until it has all
 ASK = """async asked => {
   const { send } = await import(new URL("transport.js", document.baseURI));
   const answers = [];
   for (const [path, body] of asked) answers.push(await send("POST", path, JSON.stringify(body)));
   return answers;
 }"""
+ALL_CHANGES = """async ([path, body]) => {
+  const { send } = await import(new URL("transport.js", document.baseURI));
+  let found;
+  do found = await send("POST", path, JSON.stringify(body)); while (!found[1].done);
+  return found;
+}"""
+OVER = {"model": "smollm2-135m", "values": {"seq_len": "4096"}, "gpu": "RTX 3060 12GB"}
 __all__ = ["chromium"]  # a fixture that holds here, too
 
 
@@ -58,6 +69,29 @@ def drawn(random: random.Random) -> dict[str, Any]:
         "preset": random.choice(["", *PRESETS]), "gpu": random.choice(list(catalogue())), "values": values,
         "others": random.choice(["", "", "2GB", "1.5GiB", "700MB", "2 chairs"]), "cards": [],
     }  # fmt: skip
+
+
+def tunings() -> list[tuple[str, dict[str, Any]]]:
+    """The same of fine-tuning: forms as somebody might leave them, wrong ones among them; texts that are pasted."""
+    drawing, small = random.Random(11), ["smollm2-135m", "qwen3-0.6b", "gemma-3-270m", "pythia-160m", "gpt2"]
+    asked: list[tuple[str, dict[str, Any]]] = [("/api/finetune/form", {})]
+    for _ in range(14):
+        chosen = drawing.sample(finetune_fields.fields(), drawing.randint(1, 7))
+        values = {f["name"]: str(drawing.choice(f["stops"] or f["choices"] or ["true", "2"])) for f in chosen}
+        card, others = drawing.choice(list(catalogue())), drawing.choice(["", "2GB", "2 chairs"])
+        asked.append(
+            ("/api/finetune", {"model": drawing.choice(small), "values": values, "gpu": card, "others": others})
+        )
+    config = json.dumps(dict(models()["qwen3-0.6b"].config))
+    asked += [
+        ("/api/finetune", {"model": "mine", "config": config, "values": {"method": "qlora", "batch_size": "1"}}),
+        ("/api/finetune", {"model": "/etc/passwd"}),
+        ("/api/finetune/cards", {"model": "gpt2", "cards": ["RTX 4090", "RTX 3060 12GB"]}),
+        ("/api/finetune/read", {"name": "config.json", "text": config}),
+    ]
+    for text in (AXOLOTL, LLAMA_FACTORY, "a: &x [1]\nb: *x\nbase_model: !!python/name:os.system x"):
+        asked.append(("/api/finetune/read", {"name": "run.yaml", "text": text}))
+    return asked
 
 
 def questions() -> list[tuple[str, dict[str, Any]]]:
@@ -77,7 +111,7 @@ def questions() -> list[tuple[str, dict[str, Any]]]:
         ("/api/read", {"name": "evil.py", "text": "import os\nn_layer = os.getpid()"}),
         ("/api/plan", {"gpu": "RTX 9999"}),
     ]
-    return [*asked, ("/api/plan", {"values": {"n_layers": "7"}}), ("/api/plan", {"no_such": 1})]
+    return [*asked, *tunings(), ("/api/plan", {"values": {"n_layers": "7"}}), ("/api/plan", {"no_such": 1})]
 
 
 @pytest.fixture
@@ -90,6 +124,8 @@ def servers(client: TestClient, path: str, body: dict[str, Any]) -> list[Any]:
     answer = client.post(path, headers={**GOOD, **POSTED}, json=body)
     while answer.status_code == 202:  # advice that takes long
         answer = client.get(f"{path}/{answer.json()['job']}", headers=GOOD)
+    while not answer.json().get("done", True):
+        answer = client.post(path, headers={**GOOD, **POSTED}, json=body)
     return [answer.status_code, answer.json()]
 
 
@@ -122,6 +158,9 @@ browser.start("en")
 for path in ("plan", "advice", "cards", "toml"):
     assert browser.post(f"/api/{path}", "{}", "en").startswith("[200,"), path
 assert browser.post("/api/read", '{"text": "n_layer = 3"}', "en").startswith("[200,")
+for path in ("", "/form", "/cards", "/changes"):
+    assert browser.post(f"/api/finetune{path}", "{}", "en").startswith("[200,"), path
+assert browser.post("/api/finetune/read", '{"text": "base_model: gpt2"}', "en").startswith("[200,")
 left_out = [name for name in sys.modules if name.startswith(tuple(f"{room}." for room in rooms))]
 assert not left_out, left_out
 """
@@ -147,13 +186,13 @@ def test_the_browser_gets_the_versions_that_are_tested_here() -> None:
     wanted = re.findall(
         r"^([\w-]+)==([\w.]+) --hash=sha256:[0-9a-f]{64}$", (SITE / "requirements.txt").read_text("utf-8"), re.MULTILINE
     )
-    assert len(wanted) == 5
+    assert len(wanted) == 6
     assert {name: here[name] for name, _ in wanted} == dict(wanted)
 
 
 def test_every_question_that_needs_no_server_is_answered_by_both() -> None:
     """A route that is added to calls.py is asked above, too."""
-    assert {path for path, _ in questions()} == set(calls.POSTED)
+    assert {path for path, _ in [*questions(), (CHANGES, {})]} == set(calls.POSTED)
 
 
 # In Chromium.
@@ -217,6 +256,8 @@ def test_the_sites_answers_are_the_servers(chromium: Any, site: str, client: Tes
     with opened(chromium, site) as page:
         ready(page)
         answers = page.evaluate(ASK, asked)
+        changes = page.evaluate(ALL_CHANGES, [CHANGES, OVER])
+    assert changes == servers(client, CHANGES, OVER)
     statuses = []
     for (path, body), answer in zip(asked, answers, strict=True):
         expected = servers(client, path, body)
@@ -237,7 +278,10 @@ def test_the_page_is_drawn_before_python_is_there(chromium: Any, site: str, clie
     answered(page)
     assert page.locator(".figures > div").count() >= 7
     first = page.evaluate("async () => (await fetch('first-en.json')).json()")
-    assert first["answer"] == servers(client, "/api/plan", json.loads(first["asked"]))
+    assert set(first) == {"/api/plan"}
+    for made in (first, page.evaluate("async () => (await fetch('finetune-en.json')).json()")):
+        for path, known in made.items():
+            assert known["answer"] == servers(client, path, json.loads(known["asked"])), path
     page.wait_for_selector("#planner-state .bad")  # Python did not come: said once, and to every question
     page.get_by_label("batch_size sequences", exact=True).fill("16")
     page.wait_for_selector(".errors .bad")
@@ -283,6 +327,38 @@ def test_all_that_the_page_does_it_does_without_a_server(chromium: Any, site: st
     with opened(chromium, link) as page:  # the link alone says it all
         ready(page)
         answered(page)
+        assert page.locator(".strip").inner_text() == strip
+
+
+@pytest.mark.slow
+@in_chromium
+def test_fine_tuning_is_planned_without_a_server(chromium: Any, site: str) -> None:
+    with opened(chromium, f"{site}#/finetune") as page:
+        page.wait_for_selector(".finetune .results[aria-busy=false] .lines dt")  # worked out when the site was built
+        assert "Fits." in page.locator(".verdict").inner_text()
+        ready(page)
+        page.get_by_label("Model", exact=True).select_option("smollm2-135m")
+        answered(page)
+        before = needs(page)
+        page.get_by_label("batch_size sequences", exact=True).fill("32")
+        answered(page)
+        assert needs(page) > 1.3 * before
+        page.get_by_text("Your own model or config").click()
+        page.get_by_label("Text of the config").fill(AXOLOTL.replace("NousResearch/Llama-3.2-1B", "gpt2"))
+        page.get_by_role("button", name="Use it").click()
+        page.wait_for_selector("#paste-said .good")
+        assert "context_paralel_size" in page.locator("#paste-said").inner_text()
+        answered(page)
+        page.get_by_label("method", exact=True).select_option("full")
+        page.get_by_label("seq_len tokens", exact=True).fill("1024")
+        page.get_by_label("batch_size sequences", exact=True).fill("128")
+        page.get_by_label("GPU", exact=True).select_option("RTX 3060 12GB")
+        answered(page)
+        page.locator(".changes button").first.click()
+        answered(page)
+        link, strip = page.url, page.locator(".strip").inner_text()
+    with opened(chromium, link) as page:  # the link alone says it all
+        page.wait_for_selector(".finetune .results[aria-busy=false] .lines dt")
         assert page.locator(".strip").inner_text() == strip
 
 

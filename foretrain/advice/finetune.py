@@ -1,7 +1,6 @@
 """What to change in a fine-tuning run, each change planned: memory, time, and whether it fits then."""
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
@@ -132,11 +131,26 @@ TRIES = {**SAME, **OTHER, **SPENDING}
 def changes(plan: FineTunePlan) -> tuple[FineTuneChange, ...]:
     """The changes that save memory, best first: those that fit before others, then those after which the same is
     learned, then by time."""
-    singles = [found for ids in ([name] for name in {**SAME, **OTHER}) if (found := planned(plan, ids))]
-    found = [change for change in singles if change.saved_bytes > 0]
-    if not any(change.verdict == "fits" for change in found):
-        found += islice(_together(plan), MOST_TOGETHER)
-    return tuple(sorted(found, key=_rank))
+    return list(search(plan))[-1]
+
+
+def search(plan: FineTunePlan) -> Iterator[tuple[FineTuneChange, ...]]:
+    """What `changes` has found so far, after each change that was planned: for who shows them as they come."""
+    found: list[FineTuneChange] = []
+    for id in (*SAME, *OTHER):
+        change = planned(plan, (id,))
+        found += [change] if change and change.saved_bytes > 0 else []
+        yield tuple(sorted(found, key=_rank))
+    if any(change.verdict == "fits" for change in found):
+        return
+    together = 0
+    for change in _together(plan):
+        if change.verdict == "fits":
+            found.append(change)
+            together += 1
+        yield tuple(sorted(found, key=_rank))
+        if together == MOST_TOGETHER:
+            return
 
 
 # What is tried together where nothing alone makes it fit, from what costs least to what changes most.
@@ -159,15 +173,13 @@ def _together(plan: FineTunePlan) -> Iterator[FineTuneChange]:
         if len(ids) < 2 or ids in seen:
             continue
         seen.add(ids)
-        change = planned(plan, ids)
-        if change is not None and change.verdict == "fits":
+        if change := planned(plan, ids):
             yield change
 
 
-def planned(plan: FineTunePlan, ids: Iterator[str] | list[str] | tuple[str, ...]) -> FineTuneChange | None:
+def planned(plan: FineTunePlan, ids: tuple[str, ...]) -> FineTuneChange | None:
     """The plan with these changes; None where one of them changes nothing."""
     changed: Values = {}
-    ids = tuple(ids)
     for id in ids:
         values = TRIES[id](plan.tune)
         if not values:

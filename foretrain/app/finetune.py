@@ -1,8 +1,8 @@
 """A fine-tuning plan, from what somebody has: a model or a trainer's file, options, a card."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from foretrain.advice.finetune import FineTuneChange, changes
+from foretrain.advice.finetune import FineTuneChange, changes, search
 from foretrain.analysis.utilization import CLOCK_HEADROOM
 from foretrain.app.exact_finetune import exact_finetune
 from foretrain.app.finetuning.question import FineTuneQuestion
@@ -12,7 +12,7 @@ from foretrain.hardware.catalogue import Gpu, stated_bytes
 from foretrain.predict.allocator.settings import Settings
 from foretrain.predict.energy import Prices
 from foretrain.predict.finetune.largest import FineTuneLargest
-from foretrain.predict.finetune.largest import largest as search
+from foretrain.predict.finetune.largest import largest as largest_of
 from foretrain.predict.finetune.plan import FineTunePlan, plan, timed
 from foretrain.predict.trace import service
 
@@ -63,6 +63,11 @@ def advised(found: FineTunePlan) -> tuple[FineTuneChange, ...]:
     return () if found.verdict == "fits" else changes(found)
 
 
+def searched(found: FineTunePlan) -> Iterator[tuple[FineTuneChange, ...]]:
+    """What `advised` finds, so far, after each change that was planned."""
+    return iter(()) if found.verdict == "fits" else search(found)
+
+
 def largest(found: FineTunePlan, option: str) -> FineTuneLargest:
     """The largest value of an option that fits: batch_size, seq_len or lora_r. Raises UserError for another one."""
-    return search(found, option)
+    return largest_of(found, option)

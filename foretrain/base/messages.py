@@ -183,9 +183,10 @@ def has(id: str, lang: str = languages.ENGLISH) -> bool:
     return id in texts(lang)
 
 
-def knob_help(name: str, english: str) -> str:
-    """The help of a knob. Its English is that of the knob itself, in config/options.py."""
-    return bidi.isolated(texts(languages.current().id).get(f"knob.{name}", english))
+def knob_help(name: str, english: str, of: str = "knob") -> str:
+    """The help of a knob. Its English is that of the knob itself, in config/options.py; `of` finetune_knob: of one of
+    config/finetune/options.py."""
+    return bidi.isolated(texts(languages.current().id).get(f"{of}.{name}", english))
 
 
 def knob_unit(unit: str) -> str:

@@ -8,8 +8,8 @@ import threading
 import time
 
 from foretrain.base.errors import UserError
-from foretrain.web import advices, answers, calls, child
-from foretrain.web.calls import Made
+from foretrain.web import advices, answers, child
+from foretrain.web.asking import Made, answered
 
 WAIT_S = 2.0
 
@@ -43,7 +43,7 @@ class Adviser:
 
     def answer(self, body: bytes) -> Made:
         """Begin to answer a body; one that is no question is refused at once."""
-        return calls.answered(body, advices.AskedAdvice, lambda _: self._begun(body).state())
+        return answered(body, advices.AskedAdvice, lambda _: self._begun(body).state())
 
     def _begun(self, body: bytes) -> Advising:
         with self._turn:

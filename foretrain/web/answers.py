@@ -1,10 +1,12 @@
 """What the page draws, as JSON: documents with their texts made, and the numbers of pictures. No engine in here."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from foretrain.base.errors import ConfigError, UserError
 from foretrain.base.messages import printable
 from foretrain.config.resolve import ResolvedConfig
+from foretrain.predict.memory import Phased
 from foretrain.predict.plan import Plan
 from foretrain.reports.as_json import block_json, document_json, drawing
 from foretrain.reports.document import Message
@@ -12,7 +14,7 @@ from foretrain.reports.views import figures
 from foretrain.reports.views import memory as memory_view
 from foretrain.reports.views import plan as plan_view
 
-__all__ = ["SCHEMA", "document_json", "drawing", "error_json", "plan_json"]
+__all__ = ["SCHEMA", "document_json", "drawing", "error_json", "plan_json", "strip"]
 
 SCHEMA = "foretrain.page/1"
 
@@ -38,15 +40,20 @@ def plan_json(plan: Plan, found: ResolvedConfig) -> dict[str, Any]:
 
 
 def _strip(plan: Plan) -> list[dict[str, Any]]:
-    """For each way to run the step the phase that needs most beside what is free, as shares of the larger."""
-    free = plan.available_bytes
-    most = 1.06 * max([free or 0, *(memory.neediest.needed_expected_bytes for memory in plan.memories)])
+    """A line for each way to run the step."""
+    rows = [(memory_view.step_mode(memory), memory, plan.verdict_of(memory.step)) for memory in plan.memories]
+    return strip(rows, plan.available_bytes)
+
+
+def strip(rows: Sequence[tuple[Message, Phased, str | None]], free: int | None) -> list[dict[str, Any]]:
+    """For each (name, memory, verdict) the phase that needs most beside what is free, as shares of the larger."""
+    most = 1.06 * max([free or 0, *(memory.needed_bytes for _, memory, _ in rows)])
     found = []
-    for memory in plan.memories:
-        needed, verdict = memory.neediest.needed_expected_bytes, plan.verdict_of(memory.step)
-        values = {"step": memory_view.step_mode(memory), "needed": needed, "usable": free or 0}
+    for name, memory, verdict in rows:
+        values = {"step": name, "needed": memory.needed_bytes, "usable": free or 0}
         values |= {"verdict": Message(f"word.{verdict}")} if verdict else {}
         text = Message("page.strip" if free is not None and verdict else "page.strip_unknown", values).text()
         limit = None if free is None else free / most
-        found.append({"text": text, "tone": memory_view.TONES[verdict], "share": needed / most, "limit": limit})
+        share = memory.needed_bytes / most
+        found.append({"text": text, "tone": memory_view.TONES[verdict], "share": share, "limit": limit})
     return found

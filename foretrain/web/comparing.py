@@ -11,7 +11,7 @@ from pydantic import Field, StrictStr
 from foretrain.base.errors import UserError
 from foretrain.base.records import Record
 from foretrain.web import child, comparison
-from foretrain.web.calls import Made
+from foretrain.web.asking import Made
 from foretrain.web.observe import ObservedRun
 from foretrain.web.runs import Runs
 

@@ -15,6 +15,7 @@ from foretrain.hardware.cpu import cpu_device
 from foretrain.hardware.devices import CPU, HERE, Target
 
 ASKED_EVERY_S = 5.0
+_ANY = RunConfig()  # asks for no device of its own
 NO_MACHINE = sys.platform == "emscripten"  # Python in a browser: what it runs on cannot be seen
 
 
@@ -53,7 +54,7 @@ def _listed(id: str, name: str, memory_bytes: int | None, *, here: bool = False)
     return {"id": id, "text": text}
 
 
-def target(name: str, others: str, config: RunConfig) -> Target:
+def target(name: str, others: str, config: RunConfig = _ANY) -> Target:
     """What was chosen, with the memory that other programs use there: as said, else as measured on this machine.
 
     Raises UserError.

@@ -32,9 +32,11 @@ def _field(option: Option) -> dict[str, Any]:
 def stops(option: Option) -> list[float]:
     """The values that a slider of this option stops at; none where it has no slider. The number beside it takes the
     option's whole range."""
-    if option.slider is None:
-        return []
-    low, high, kind = option.slider
+    return [] if option.slider is None else stops_of(*option.slider, whole=option.type == "int")
+
+
+def stops_of(low: float, high: float, kind: str, *, whole: bool) -> list[float]:
+    """Where a slider between two ends stops; `kind`: how its stops are apart, `whole`: only at whole numbers."""
     if kind in _STEPS:
         step = _STEPS[kind]
         return [round(low + i * step, 6) for i in range(round((high - low) / step) + 1)]
@@ -42,7 +44,6 @@ def stops(option: Option) -> list[float]:
     least = max(low, 1) if low >= 1 or low == 0 else low
     grown = _decades(least, high) if kind == "decades" else _powers(least, high, _GROWTH[kind])
     values = first + [value for value in grown if least <= value <= high]
-    whole = option.type == "int"
     return sorted({int(value) if whole else value for value in values if not whole or value == int(value)})
 
 

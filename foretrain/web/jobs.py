@@ -2,12 +2,13 @@
 
 import secrets
 from functools import cached_property
+from typing import Any
 
 from foretrain.base.errors import UserError
 from foretrain.config.resolve import ResolvedConfig
 from foretrain.predict.plan import Plan
 from foretrain.predict.trace import service
-from foretrain.web import child
+from foretrain.web import answers, child
 
 _KEPT = 4
 
@@ -45,6 +46,18 @@ class Job:
     def plan(self) -> Plan:
         """The deeper plan of a trace that is done."""
         return Plan.model_validate(self._child.answer).model_copy(update={"gpu": self._gpu})
+
+    def begun(self) -> dict[str, Any]:
+        """What is answered when it begins: by what one asks again."""
+        return {"schema": answers.SCHEMA, "job": self.id}
+
+    def told(self) -> dict[str, Any]:
+        """How far it is, and its plan at the end."""
+        done = answers.plan_json(self.plan, self.found) if self.state == "done" else None
+        return {
+            "schema": answers.SCHEMA, "state": self.state, "progress": self.progress, "reason": self.reason,
+            "plan": done,
+        }  # fmt: skip
 
 
 class Jobs:

@@ -16,8 +16,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from foretrain.base.messages import say
-from foretrain.web import advising, answers, calls, comparing, forecasts, jobs, planner, runs
-from foretrain.web.calls import Made
+from foretrain.web import advising, calls, comparing, forecasts, jobs, planner, runs
+from foretrain.web.asking import Made, answered, sentences
 from foretrain.web.guard import Guard
 from foretrain.web.language import Speaking
 from foretrain.web.telling import Telling
@@ -104,7 +104,7 @@ def _refusal(id: str, status: int) -> Response:
 
 async def _answer(work: Callable[[], Made]) -> Response:
     """Do the work beside the event loop; what a user can mend comes back as its sentences."""
-    status, value = await run_in_threadpool(calls.sentences, work)
+    status, value = await run_in_threadpool(sentences, work)
     return JSONResponse(value, status)
 
 
@@ -131,7 +131,7 @@ class _Handlers:
 
     async def exact(self, request: Request) -> Response:
         """Begin to trace the plan of a form."""
-        return await self._with(request, lambda body: calls.answered(body, planner.Asked, self._begin))
+        return await self._with(request, lambda body: answered(body, planner.Asked, self._begin))
 
     async def _with(self, request: Request, work: Callable[[bytes], Made]) -> Response:
         body = await request.body()
@@ -140,12 +140,12 @@ class _Handlers:
     def _begin(self, asked: planner.Asked) -> Made:
         found = planner.resolved(asked)
         job = self.jobs.start(planner.made(found, asked.gpu, asked.others), found)
-        return 202, {"schema": answers.SCHEMA, "job": job.id}
+        return 202, job.begun()
 
     async def exact_state(self, request: Request) -> Response:
         """How far a trace is, and its answer at the end."""
         job = self.jobs.get(request.path_params["id"])
-        return _refusal("missing", 404) if job is None else await _answer(lambda: (200, _job(job)))
+        return _refusal("missing", 404) if job is None else await _answer(lambda: (200, job.told()))
 
     async def exact_stop(self, request: Request) -> Response:
         """Stop a trace."""
@@ -153,7 +153,7 @@ class _Handlers:
         if job is None:
             return _refusal("missing", 404)
         await run_in_threadpool(job.stop)
-        return JSONResponse(_job(job))
+        return JSONResponse(job.told())
 
     async def runs(self, request: Request) -> Response:
         """All runs."""
@@ -181,13 +181,8 @@ class _Handlers:
 
     async def compare(self, request: Request) -> Response:
         """Some runs beside each other."""
-        return await self._with(request, lambda body: calls.answered(body, comparing.Asked, self.comparer.answer))
+        return await self._with(request, lambda body: answered(body, comparing.Asked, self.comparer.answer))
 
     async def comparisons(self, request: Request) -> Response:
         """Predicted against measured, of all runs."""
         return await _answer(lambda: (200, forecasts.comparisons(self._runs)))
-
-
-def _job(job: jobs.Job) -> dict[str, Any]:
-    done = answers.plan_json(job.plan, job.found) if job.state == "done" else None
-    return {"schema": answers.SCHEMA, "state": job.state, "progress": job.progress, "reason": job.reason, "plan": done}

@@ -4,6 +4,7 @@ A test file imports what it needs by name, so that the fixture and the marks hol
 """
 
 import contextlib
+import json
 import re
 import shutil
 import sys
@@ -79,6 +80,16 @@ def serious(page: Any) -> list[tuple[str, list[Any]]]:
         for v in violations(page)
         if v["impact"] in ("serious", "critical")
     ]
+
+
+def usable(page: Any, width: int) -> None:
+    """With everything unfolded nothing sticks out at this width, and axe finds nothing serious."""
+    for details in page.locator("details").all():
+        details.evaluate("e => { e.open = true; }")
+    settled(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    wrong = serious(page)
+    assert not wrong, json.dumps(wrong)
 
 
 @contextlib.contextmanager

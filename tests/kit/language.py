@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from foretrain.base import languages
+from foretrain.config.finetune.options import FINETUNE_OPTIONS
 from foretrain.config.options import OPTIONS
 from foretrain.hardware.catalogue import catalogue
 from foretrain.hardware.cpu import cpu_device
@@ -47,6 +48,7 @@ def _changed(template: str, change: Callable[[str], str]) -> str:
 def pretended() -> dict[str, dict[str, str]]:
     """The files of the languages of this module."""
     english = languages.texts_of("en") | {f"knob.{knob.name}": knob.help for knob in OPTIONS.values()}
+    english |= {f"finetune_knob.{option.name}": option.help for option in FINETUNE_OPTIONS.values()}
     plain = {id: text for id, text in english.items() if text}
     return {
         BRACKETS: {"language.name": "[English]", "language.direction": "ltr"}

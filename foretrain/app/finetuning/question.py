@@ -30,8 +30,13 @@ class FineTuneQuestion:
 def question(source: str, words: Sequence[str] = ()) -> FineTuneQuestion:
     """A model's name or path, or a trainer's file, with words of the command line over it. Raises UserError."""
     model, tune, reading = read_finetune(source, words)
-    prices = Prices.of(costs_in(reading.costs).config)
+    prices = prices_of(reading.costs)
     return FineTuneQuestion(model, tune, reading.notes, prices, reading.origins, reading.costs)
+
+
+def prices_of(costs: Mapping[str, str]) -> Prices:
+    """What these options about prices say. Raises ConfigError for a bad value."""
+    return Prices.of(costs_in(costs).config)
 
 
 def costs_in(costs: Mapping[str, str]) -> ResolvedConfig:

@@ -8,6 +8,7 @@ from foretrain.base import languages
 from foretrain.base.errors import UserError
 from foretrain.cli import help as spoken_help
 from foretrain.cli.common import OUT, Json, print_json
+from foretrain.config.finetune.options import FINETUNE_OPTIONS
 from foretrain.config.options import OPTIONS
 from foretrain.reports import text
 from foretrain.reports.document import Cell, Document, Message, Paragraph, Quantity, Section, Table, Verbatim
@@ -39,7 +40,8 @@ def languages_command(
         known = list(languages.known())
         raise UserError("usage.unknown_language", source="languages", word=language[:40], known=known)
     wanted = [languages.matching(language) or ""] if language else list(languages.known())
-    helps = frozenset(f"knob.{name}" for name in OPTIONS) | spoken_help.texts(ctx.find_root().command).keys()
+    own = {f"knob.{name}" for name in OPTIONS} | {f"finetune_knob.{name}" for name in FINETUNE_OPTIONS}
+    helps = frozenset(own | spoken_help.texts(ctx.find_root().command).keys())
     found = [languages.coverage(id, helps) for id in wanted]
     if as_json:
         listed = [

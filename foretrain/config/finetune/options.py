@@ -12,6 +12,7 @@ from pydantic import Field
 
 from foretrain.base.records import Record
 from foretrain.config.hub.facts import ModelFacts
+from foretrain.config.option import Group, Stops
 
 Method = Literal["full", "lora", "qlora", "dora"]
 Optim = Literal[
@@ -32,8 +33,29 @@ NAMES_OF_OPTIM: dict[str, Optim] = {
 }  # fmt: skip
 
 
-def _option(default: Any, help: str, *aliases: str, **limits: Any) -> Any:
-    return Field(default, description=help, json_schema_extra={"aliases": list(aliases)}, **limits)
+@dataclass(frozen=True, kw_only=True)
+class Attributes:
+    """What is known of an option beside its name, type, default, limits and help, as of RunConfig's (config/option.py).
+
+    `aliases`: other spellings; `basic`: it stands first in a form; `slider`: its ends and how its stops are apart.
+    """
+
+    group: Group
+    aliases: tuple[str, ...] = ()
+    basic: bool = False
+    unit: str = ""
+    slider: tuple[int, int, Stops] | None = None
+
+    def __call__(self, schema: dict[str, Any]) -> None:
+        """Add to a JSON schema what a reader of it wants to know."""
+        schema["aliases"] = list(self.aliases)
+
+
+def _option(default: Any, help: str, *aliases: str, group: Group, **more: Any) -> Any:
+    """A field. `more`: other attributes, and pydantic's limits."""
+    attributes = {name: more.pop(name) for name in ("basic", "unit", "slider") if name in more}
+    known = Attributes(group=group, aliases=aliases, **attributes)
+    return Field(default, description=help, json_schema_extra=known, **more)
 
 
 class FineTune(Record):
@@ -42,57 +64,79 @@ class FineTune(Record):
     # fmt: off
     method: Method = _option(
         "full", "full: all weights; lora, dora: adapters; qlora: adapters over 4-bit weights", "finetuning_type",
+        group="model", basic=True,
     )
-    lora_r: int = _option(16, "rank of the adapters", "lora_rank", "r", ge=1, le=4096)
+    lora_r: int = _option(
+        16, "rank of the adapters", "lora_rank", "r", group="model", basic=True, slider=(1, 1024, "doubling"), ge=1,
+        le=4096,
+    )
     lora_targets: str = _option(
         "all-linear", "modules that get an adapter: all-linear, or names parted by commas, such as q_proj,v_proj",
-        "target_modules", "lora_target", "lora_target_modules",
+        "target_modules", "lora_target", "lora_target_modules", group="model", basic=True,
     )
-    lora_dropout: float = _option(0.0, "dropout before an adapter", ge=0, lt=1)
+    lora_dropout: float = _option(0.0, "dropout before an adapter", group="model", ge=0, lt=1)
     lora_saved: str = _option(
         "", "modules that are trained whole beside the adapters, such as embed_tokens,lm_head", "modules_to_save",
-        "lora_modules_to_save", "additional_target",
+        "lora_modules_to_save", "additional_target", group="model",
     )
-    double_quant: bool = _option(True, "qlora: also quantize the scales", "bnb_4bit_use_double_quant")
+    double_quant: bool = _option(True, "qlora: also quantize the scales", "bnb_4bit_use_double_quant", group="model")
     seq_len: int = _option(
         1024, "tokens of a sequence", "max_seq_length", "max_length", "sequence_len", "cutoff_len", "max_seq_len",
-        "model_max_length", ge=1, le=16_777_216,
+        "model_max_length", group="batch", basic=True, unit="tokens", slider=(128, 131_072, "halves"), ge=1,
+        le=16_777_216,
     )
     batch_size: int = _option(
         8, "micro-batch: sequences in one forward pass", "per_device_train_batch_size", "micro_batch_size",
-        ge=1, le=1_000_000,
+        group="batch", basic=True, unit="sequences", slider=(1, 256, "halves"), ge=1, le=1_000_000,
     )
-    grad_accum: int = _option(1, "micro-batches of a step", "gradient_accumulation_steps", ge=1, le=1_000_000)
+    grad_accum: int = _option(
+        1, "micro-batches of a step", "gradient_accumulation_steps", group="batch", basic=True, unit="micro-batches",
+        slider=(1, 256, "halves"), ge=1, le=1_000_000,
+    )
     gradient_checkpointing: bool = _option(
-        False, "recompute each block's activations in backward", "enable_activation_checkpointing",
+        False, "recompute each block's activations in backward", "enable_activation_checkpointing", group="batch",
+        basic=True,
     )
-    reentrant: bool = _option(False, "the older way to checkpoint", "use_reentrant")
-    optim: Optim = _option("adamw_torch_fused", "the optimizer, as TrainingArguments names it", "optimizer")
-    max_grad_norm: float = _option(1.0, "clip gradients to this norm; 0: not", ge=0)
-    attn: Attn = _option("sdpa", "the attention implementation", "attn_implementation")
+    reentrant: bool = _option(False, "the older way to checkpoint", "use_reentrant", group="batch")
+    optim: Optim = _option(
+        "adamw_torch_fused", "the optimizer, as TrainingArguments names it", "optimizer", group="optimizer",
+        basic=True,
+    )
+    max_grad_norm: float = _option(1.0, "clip gradients to this norm; 0: not", group="optimizer", ge=0)
+    attn: Attn = _option("sdpa", "the attention implementation", "attn_implementation", group="batch", basic=True)
     packing: bool = _option(
-        False, "join samples, so that each sequence is full and none is padded", "sample_packing",
+        False, "join samples, so that each sequence is full and none is padded", "sample_packing", group="batch",
+        basic=True,
     )
-    padded: bool = _option(False, "plan for batches with padding, whose mask rules out flash attention in sdpa")
+    padded: bool = _option(
+        False, "plan for batches with padding, whose mask rules out flash attention in sdpa", group="batch",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _option(
-        "auto", "of the weights; auto: as they are published", "torch_dtype",
+        "auto", "of the weights; auto: as they are published", "torch_dtype", group="batch", basic=True,
     )
-    amp: Literal["no", "bf16", "fp16"] = _option("no", "autocast: TrainingArguments' bf16 or fp16")
-    compile: bool = _option(False, "torch.compile the model", "torch_compile")
-    liger: bool = _option(False, "Liger's kernels", "use_liger_kernel", "liger_plugin")
-    evaluate: bool = _option(False, "evaluate between steps", "do_eval")
-    eval_batch_size: int = _option(8, "sequences of an evaluation batch", "per_device_eval_batch_size", ge=1)
-    eval_batches: int = _option(8, "batches of an evaluation", ge=1, le=1_000_000)
+    amp: Literal["no", "bf16", "fp16"] = _option("no", "autocast: TrainingArguments' bf16 or fp16", group="batch")
+    compile: bool = _option(False, "torch.compile the model", "torch_compile", group="system")
+    liger: bool = _option(False, "Liger's kernels", "use_liger_kernel", "liger_plugin", group="system")
+    evaluate: bool = _option(False, "evaluate between steps", "do_eval", group="evaluation")
+    eval_batch_size: int = _option(
+        8, "sequences of an evaluation batch", "per_device_eval_batch_size", group="evaluation", unit="sequences",
+        slider=(1, 256, "halves"), ge=1,
+    )
+    eval_batches: int = _option(8, "batches of an evaluation", group="evaluation", ge=1, le=1_000_000)
     eval_accumulation_steps: int = _option(
-        0, "evaluation batches whose logits stay on the card; 0: all of them", ge=0,
+        0, "evaluation batches whose logits stay on the card; 0: all of them", group="evaluation", ge=0,
     )
     keeps_logits: bool = _option(
-        False, "the evaluation collects logits, as with compute_metrics", "compute_metrics",
+        False, "the evaluation collects logits, as with compute_metrics", "compute_metrics", group="evaluation",
     )
-    dataset_tokens: int = _option(0, "tokens of the training data; 0: not known", ge=0, le=10**16)
-    epochs: float = _option(3.0, "passes over the data", "num_train_epochs", "num_epochs", ge=0)
-    max_steps: int = _option(0, "optimizer steps; 0: as many as the epochs need", ge=0, le=10**9)
-    loop: Loop = _option("trainer", "whose training loop: it decides what is cast and kept")
+    dataset_tokens: int = _option(
+        0, "tokens of the training data; 0: not known", group="data", unit="tokens", ge=0, le=10**16,
+    )
+    epochs: float = _option(3.0, "passes over the data", "num_train_epochs", "num_epochs", group="data", ge=0)
+    max_steps: int = _option(
+        0, "optimizer steps; 0: as many as the epochs need", group="data", unit="steps", ge=0, le=10**9,
+    )
+    loop: Loop = _option("trainer", "whose training loop: it decides what is cast and kept", group="system")
     # fmt: on
 
     @property
@@ -115,8 +159,8 @@ class FineTune(Record):
         return self.max_steps or math.ceil(self.dataset_tokens * self.epochs / self.tokens_per_step) or None
 
 
-@dataclass(frozen=True)
-class FineTuneOption:
+@dataclass(frozen=True, kw_only=True)
+class FineTuneOption(Attributes):
     """An option of `FineTune` with what is known of it."""
 
     name: str
@@ -124,14 +168,13 @@ class FineTuneOption:
     help: str
     type: str
     choices: tuple[Any, ...]
-    aliases: tuple[str, ...]
 
 
 def _of(name: str, field: Any) -> FineTuneOption:
     choices = get_args(field.annotation)
     kind = "choice" if choices else field.annotation.__name__
-    aliases = tuple(field.json_schema_extra["aliases"])
-    return FineTuneOption(name, field.default, field.description, kind, choices, aliases)
+    known = vars(field.json_schema_extra)
+    return FineTuneOption(**known, name=name, default=field.default, help=field.description, type=kind, choices=choices)
 
 
 FINETUNE_OPTIONS: Mapping[str, FineTuneOption] = {

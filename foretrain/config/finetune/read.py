@@ -21,6 +21,7 @@ from foretrain.config.finetune.table import FileSettings, Table
 from foretrain.config.finetune.words import COSTS, parse_words
 from foretrain.config.finetune.yaml_file import read_text_of, table_of
 from foretrain.config.hub.facts import ModelSource
+from foretrain.config.hub.families import FAMILIES
 from foretrain.config.hub.models import model_named
 from foretrain.config.hub.source import find_source, is_repository
 
@@ -74,23 +75,32 @@ def read_finetune(source: str, words: Sequence[str] = ()) -> tuple[ModelSource, 
         raise UserError("config.finetune_no_model", path=source)
     # What was typed is a path until it says hf:, so that a mistyped one does not go to Hugging Face.
     model = _model(named, path) if given or "model" in others else find_source(source)
-    if found.peft_targets and "lora_targets" not in found.values:
+    costs = {name: others[name] for name in COSTS if name in others}
+    reading = reading_of(found, model, origins).model_copy(update={"costs": costs})
+    return model, FineTune.model_validate({**found.values, **values}), reading
+
+
+def reading_of(found: FileSettings, model: ModelSource | None, origins: Mapping[str, str] = {}) -> FineTuneReading:
+    """What was read; the modules that peft chooses for this model are put into the settings. `origins`: of words over
+    the file; `model`: None where the file's is not known here."""
+    if model is not None and found.peft_targets and "lora_targets" not in found.values:
         _choose_targets(found, model)
-    finetune = FineTune.model_validate({**found.values, **values})
-    reading = FineTuneReading(
-        where=source, format=found.format, origins={**found.origins, **origins}, unplanned=tuple(found.unplanned),
+    origins = {**found.origins, **origins}
+    return FineTuneReading(
+        where=found.source, format=found.format, origins=origins, unplanned=tuple(found.unplanned),
         unknown=tuple(found.unknown), harmless=tuple(found.harmless), cards=found.cards, sharding=found.sharding,
-        notes=_notes(found, model, {**found.origins, **origins}),
-        costs={name: others[name] for name in COSTS if name in others},
+        notes=_notes(found, model, origins),
     )  # fmt: skip
-    return model, finetune, reading
 
 
 def read_file(path: Path, format: str = "") -> FileSettings:
     """What a trainer's config file says, without looking for its model. Raises UserError."""
-    text = read_text_of(path)
-    source = str(path)
-    if path.suffix == ".py":
+    return settings_of(read_text_of(path), str(path), format, script=path.suffix == ".py")
+
+
+def settings_of(text: str, source: str, format: str = "", *, script: bool) -> FileSettings:
+    """What the text of such a file says; `source` names it in sentences. Raises UserError."""
+    if script:
         format, keys = table_of_script(text, source)
         found = FileSettings(format, source)
         keys = without_unread(keys, found)
@@ -150,8 +160,15 @@ def _is_config(path: Path) -> bool:
         return True
     if path.name in ("config.json", "adapter_config.json"):
         return False
-    keys = table_of(read_text_of(path), str(path))
-    return not {"architectures", "peft_type"} & keys.keys() and not {"model_type", "hidden_size"} <= keys.keys()
+    return not describes_model(table_of(read_text_of(path), str(path)))
+
+
+def describes_model(keys: Mapping[str, Any]) -> bool:
+    """Whether the keys of a JSON file are those of a model's config.json, or of an adapter's."""
+    if {"architectures", "peft_type"} & keys.keys() or {"model_type", "hidden_size"} <= keys.keys():
+        return True
+    family = keys.get("model_type")  # axolotl's is the name of a class
+    return isinstance(family, str) and family in FAMILIES
 
 
 def _model(named: str, beside: Path | None) -> ModelSource:
@@ -182,7 +199,7 @@ def _choose_targets(found: FileSettings, model: ModelSource) -> None:
         found.origins["lora_targets"] = "peft"
 
 
-def _notes(found: FileSettings, model: ModelSource, origins: Mapping[str, str]) -> tuple[Note, ...]:
+def _notes(found: FileSettings, model: ModelSource | None, origins: Mapping[str, str]) -> tuple[Note, ...]:
     """What the user should know of the reading."""
     notes = []
     if found.unknown:
@@ -196,6 +213,6 @@ def _notes(found: FileSettings, model: ModelSource, origins: Mapping[str, str]) 
     if found.format and "seq_len" not in origins:
         length = found.values.get("seq_len", FineTune().seq_len)
         notes.append(Note(id="finetune_seq_len", values={"where": found.source, "length": length}))
-    if model.code:
+    if model is not None and model.code:
         notes.append(Note(id="finetune_code", values={"model": model.name}))
     return tuple(notes)

@@ -13,7 +13,7 @@ from typing import Any
 from foretrain.base.errors import UserError
 from foretrain.config.hub.facts import ModelSource
 from foretrain.config.hub.models import ModelPreset, model_named, models
-from foretrain.config.hub.read import facts_of, names_code, read_config
+from foretrain.config.hub.read import config_of, facts_of, names_code, read_config
 
 _PREFIXES = ("hf://", "hf:", "https://huggingface.co/", "http://huggingface.co/", "huggingface.co/")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
@@ -29,6 +29,29 @@ def find_source(text: str) -> ModelSource:
     A repository whose sizes a preset holds needs no network. Raises UserError.
     """
     return _found(text, 0)
+
+
+def preset_source(name: str) -> ModelSource | None:
+    """The model of a preset's name or repository, wherever one asks; None where there is none. No path is tried."""
+    preset = model_named(name)
+    return _of_preset(preset, preset.name) if preset else None
+
+
+def unknown_model(name: str) -> UserError:
+    """The sentence for a name that no preset has, with those that are near."""
+    near = difflib.get_close_matches(name.lower(), models(), n=3)
+    if near:
+        return UserError("config.hub_unknown_near", name=name[:100], near=near)
+    return UserError("config.hub_unknown", name=name[:100])
+
+
+def text_source(text: str, where: str, name: str = "") -> ModelSource:
+    """The model of a config.json's text. `where`: what stands in for its path; `name`: of the model, else what the text
+    says, else `where`. Raises UserError."""
+    config = config_of(text, where)
+    said = config.get("_name_or_path")
+    last = said.rstrip("/").split("/")[-1][:100] if isinstance(said, str) else ""
+    return _source(config, name or last or where, where)
 
 
 def repository_in(text: str) -> str | None:
@@ -60,10 +83,7 @@ def _found(text: str, followed: int) -> ModelSource:
         return _of_preset(preset, preset.name)
     if _REPOSITORY.fullmatch(text):
         raise UserError("config.hub_no_path", name=text)
-    near = difflib.get_close_matches(text.lower(), models(), n=3)
-    if near:
-        raise UserError("config.hub_unknown_near", name=text[:100], near=near)
-    raise UserError("config.hub_unknown", name=text[:100])
+    raise unknown_model(text)
 
 
 def _path(text: str) -> Path | None:

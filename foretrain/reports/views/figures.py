@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 from foretrain.base.messages import format_value
 from foretrain.base.units import Span
+from foretrain.predict.energy import Spending
+from foretrain.predict.finetune.plan import FineTunePlan
 from foretrain.predict.plan import Plan, Timing
 from foretrain.predict.speed.time import Range
 from foretrain.reports.document import Cell, Figure, Figures, Message, Quantity
@@ -24,7 +26,7 @@ def of_plan(plan: Plan) -> Figures:
         free = Quantity(plan.available_bytes, "bytes")
         found.append(Figure(Message("figure.available"), free, plan.gpu.name))
     if timing is not None:
-        found += _times(plan, timing) + _spent(plan, timing)
+        found += _times(plan, timing) + _spent(timing, timing.source, plan.config.currency)
     if plan.work.tokens:
         tokens, source = Quantity(plan.work.tokens, "count"), Message("source_name.config")
         found.append(Figure(Message("figure.tokens"), tokens, source))
@@ -52,15 +54,33 @@ def _per_step(value: float, step_s: Span) -> Span:
     return value * expected / high, value, value * expected / low
 
 
-def _spent(plan: Plan, timing: Timing) -> list[Figure]:
+def of_finetune(plan: FineTunePlan) -> Figures:
+    """Those of a fine-tuning plan; of its cost where it is known how many steps there are."""
+    found = [_ranged("memory_needed", plan.memory.neediest.needed_span, "bytes", plan.memory.source)]
+    if plan.available_bytes is not None:
+        found.append(Figure(Message("figure.available"), Quantity(plan.available_bytes, "bytes"), plan.gpu.name))
+    timing = plan.timing
+    if timing is not None:
+        step = _span(timing.step_s)
+        found.append(_ranged("step", step, "duration", timing.source))
+        found.append(_ranged("speed", _per_step(timing.tokens_per_s, step), "number", timing.source))
+        if timing.mfu:
+            found.append(_ranged("mfu", _per_step(timing.mfu, step), "percent", timing.source))
+        if timing.total_s:
+            found.append(_ranged("wall", _span(timing.total_s), "duration", timing.source))
+            found += _spent(timing, timing.source, timing.prices.currency)
+    return Figures(tuple(found))
+
+
+def _spent(timing: Spending, source: str, currency: str) -> list[Figure]:
     found = []
     if joules := timing.energy_expected_j:
         span = (timing.energy_low_j or joules, joules, timing.energy_high_j or joules)
-        found.append(_ranged("energy", span, "energy", timing.source))
+        found.append(_ranged("energy", span, "energy", source))
     if money := timing.money():
         low, amount, high = money
-        said = Message("value.amount", {"amount": amount, "currency": plan.config.currency})
-        found.append(Figure(Message("figure.cost"), said, timing.source, _ends(low, high, "money")))
+        said = Message("value.amount", {"amount": amount, "currency": currency})
+        found.append(Figure(Message("figure.cost"), said, source, _ends(low, high, "money")))
     return found
 
 

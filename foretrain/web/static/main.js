@@ -1,16 +1,14 @@
 // Where the page begins: the token, the texts, and which part is shown.
 import { Failed, get, takeToken } from "./api.js";
-import { ComparePage } from "./compare.js";
 import { prepare } from "./draw.js";
 import { choose, speak } from "./language.js";
 import { freeGone } from "./pictures.js";
 import { Planner } from "./planner.js";
-import { RunPage, RunsPage } from "./runs.js";
 import { comparedIn } from "./state.js";
 import { announce, h, setTexts, t } from "./ui.js";
 
 const main = document.getElementById("main");
-let shown = null, start = null;
+let shown = null, start = null, turn = 0;
 
 // What stands in the place of a part that cannot be had here: why.
 class Missing {
@@ -19,26 +17,32 @@ class Missing {
   leave() {}
 }
 
+// The part that an address means, and how it is made; all but the first are loaded when they are looked at.
 function pageOf(hash) {
   const path = hash.replace(/^#/, "").split("?")[0];
   const run = /^\/run\/([\w-]+)$/.exec(path);
   const elsewhere = run || path === "/runs" || path === "/compare";
-  if (elsewhere && start.no_runs) return ["runs", () => new Missing(start.no_runs)];
-  if (run) return ["runs", () => new RunPage(run[1])];
-  if (path === "/compare") return ["runs", () => new ComparePage(comparedIn(hash))];
-  return path === "/runs" ? ["runs", () => new RunsPage()] : ["plan", () => new Planner(start)];
+  if (elsewhere && start.no_runs) return ["runs", async () => new Missing(start.no_runs)];
+  if (run) return ["runs", async () => new (await import("./runs.js")).RunPage(run[1])];
+  if (path === "/compare") return ["runs", async () => new (await import("./compare.js")).ComparePage(comparedIn(hash))];
+  if (path === "/finetune") return ["finetune", async () => new (await import("./finetune.js")).FineTune(start)];
+  return path === "/runs" ? ["runs", async () => new (await import("./runs.js")).RunsPage()] : ["plan", async () => new Planner(start)];
 }
 
-function route(focus) {
+async function route(focus) {
   if (location.hash === "#main") return;
   const [name, make] = pageOf(location.hash);
-  if (name === "plan" && shown instanceof Planner && shown.hash === location.hash) return;
+  if (shown?.hash === location.hash) return;
   shown?.leave();
   for (const link of document.querySelectorAll("#nav a")) {
     if (link.dataset.page === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  shown = make();
+  shown = null;
+  const mine = turn += 1;
+  const made = await make().catch(() => new Missing(t("page.no_server")));
+  if (mine !== turn) return;  // somebody went on meanwhile
+  shown = made;
   main.replaceChildren(shown.element);
   freeGone();
   shown.enter();
@@ -58,7 +62,7 @@ async function learn() {
   setTexts(start.texts);
   prepare(start.drawing);
   document.getElementById("skip").textContent = t("page.skip");
-  const links = [["plan", t("page.planner")]];
+  const links = [["plan", t("page.planner")], ["finetune", t("page.finetune.title")]];
   document.getElementById("elsewhere")?.remove();
   if (start.no_runs) main.after(h("footer", { class: "help", id: "elsewhere" }, start.no_runs));
   else links.push(["runs", t("page.runs")]);

@@ -1,20 +1,26 @@
-// What stands in the planner, as one value that fits behind # and so can be shared or kept as a bookmark.
+// What stands in a planner, as one value that fits behind # and so can be shared or kept as a bookmark. Of a fine-tuning
+// run `config` is the text of a config.json in place of a preset; then `model` is a name for it.
 export const START = { preset: "gpt2-124m", gpu: "RTX 4070", others: "", cards: [], values: {} };
+export const TUNE_START = { model: "qwen3-8b", gpu: "RTX 4090", others: "", config: "", cards: [],
+  values: { method: "qlora", seq_len: "2048", batch_size: "1", gradient_checkpointing: "true" } };
+export const STARTS = { plan: START, finetune: TUNE_START };
+const TEXTS = { plan: { preset: "", gpu: START.gpu, others: "" }, finetune: { model: TUNE_START.model, gpu: TUNE_START.gpu, others: "", config: "" } };
 
-export function toHash(state) {
-  const query = new URLSearchParams({ preset: state.preset, gpu: state.gpu, others: state.others });
+// `part`: plan or finetune.
+export function toHash(part, state) {
+  const query = new URLSearchParams(Object.keys(TEXTS[part]).filter(name => state[name] || name !== "config").map(name => [name, state[name]]));
   for (const card of state.cards) query.append("card", card);
   for (const [name, value] of Object.entries(state.values)) query.append(`k.${name}`, value);
-  return `#/plan?${query}`;
+  return `#/${part}?${query}`;
 }
 
-export function fromHash(hash) {
+export function fromHash(part, hash) {
   const query = new URLSearchParams(hash.split("?")[1] || "");
   if (![...query.keys()].length) return null;
   const values = {};
   for (const [key, value] of query) if (key.startsWith("k.")) values[key.slice(2)] = value;
-  return { preset: query.get("preset") ?? "", gpu: query.get("gpu") || START.gpu, others: query.get("others") || "",
-    cards: query.getAll("card"), values };
+  const texts = Object.fromEntries(Object.entries(TEXTS[part]).map(([name, missing]) => [name, query.get(name) || missing]));
+  return { ...texts, cards: query.getAll("card"), values };
 }
 
 // Runs to compare, the one that the others are held against first.

@@ -1,0 +1,101 @@
+"""From what the page says of a fine-tuning run to its plan, by the use cases of the terminal (app/finetune.py).
+
+Nothing it says is a path: a model is a preset or the text of a config.json, and options are words of the command line.
+"""
+
+import shlex
+from typing import Annotated
+
+from pydantic import Field, StrictStr
+
+from foretrain.app.finetune import plan_question
+from foretrain.app.finetuning.question import FineTuneQuestion, prices_of
+from foretrain.base.errors import ConfigError, UserError
+from foretrain.base.messages import printable
+from foretrain.base.records import Record
+from foretrain.config.finetune.options import FineTune
+from foretrain.config.finetune.words import COSTS, OTHERS, parse_words
+from foretrain.config.hub.facts import ModelSource
+from foretrain.config.hub.source import preset_source, text_source, unknown_model
+from foretrain.predict.finetune.plan import FineTunePlan
+from foretrain.web import devices
+from foretrain.web.planner import Key, Text, Value
+
+CONFIG = "config.json"
+MOST_LAYERS = 256  # of a pasted model, each of which takes a hundredth of a second; the deepest published has 126
+
+
+class Asked(Record):
+    """What stands in the form: a preset, or the text of a config.json with a name for it; options; a device, what
+    others hold there; cards to compare."""
+
+    model: Text = "qwen3-8b"
+    config: Annotated[StrictStr, Field(max_length=100_000)] = ""
+    values: dict[Key, Value] = Field(default={}, max_length=100)
+    gpu: Text = "RTX 4090"
+    others: Text = ""
+    cards: tuple[Text, ...] = Field(default=(), max_length=60)
+
+
+def question(asked: Asked) -> FineTuneQuestion:
+    """The model and how it is trained. Raises UserError; ConfigError names every problem of the options."""
+    tune, costs = _tune(asked)
+    return FineTuneQuestion(_model(asked), tune, prices=prices_of(costs), costs=costs)
+
+
+def _model(asked: Asked) -> ModelSource:
+    if asked.config:
+        name = printable(asked.model).replace("\n", " ").strip()
+        own = text_source(asked.config, CONFIG, name)
+        if own.facts is not None and own.facts.n_layer > MOST_LAYERS:
+            raise UserError("page.too_deep", name=own.name, layers=own.facts.n_layer, most=MOST_LAYERS)
+        return own
+    found = preset_source(asked.model)
+    if found is None:
+        raise unknown_model(asked.model)
+    return found
+
+
+def _tune(asked: Asked) -> tuple[FineTune, dict[str, str]]:
+    """How it is trained, and the options about prices."""
+    values, costs, problems = {}, {}, []
+    for word in _words(asked):
+        try:
+            key = word.partition("=")[0].lstrip("-").lower()
+            if key in OTHERS and key not in COSTS:  # files and other models are none of a form's
+                raise UserError("config.finetune_no_option", option=f"--{key}")
+            found, _, others = parse_words([word])
+            values |= found
+            costs |= others
+        except UserError as problem:
+            problems.append(problem)
+    if problems:
+        raise ConfigError(problems)
+    return FineTune.model_validate(values), costs
+
+
+def _words(asked: Asked) -> list[str]:
+    """The options as they are typed in a terminal."""
+    return [
+        f"--{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in asked.values.items()
+    ]
+
+
+def command(asked: Asked) -> str:
+    """The same plan in a terminal. Of a name that is a preset to pretrain from too, --method tells which is meant."""
+    words = ["foretrain", "plan", CONFIG if asked.config else asked.model]
+    words += ["--gpu", asked.gpu] if asked.gpu != devices.HERE else []
+    words += ["--used-by-others", asked.others] if asked.others.strip() else []
+    if "method" not in asked.values:
+        words.append(f"--method={FineTune().method}")
+    return shlex.join([*words, *_words(asked)])
+
+
+def target(asked: Asked) -> devices.Target:
+    """The device of the form, with what others use there. Raises UserError."""
+    return devices.target(asked.gpu, asked.others)
+
+
+def made(found: FineTuneQuestion, target: devices.Target) -> FineTunePlan:
+    """The plan on a device. Raises UserError."""
+    return plan_question(found, target.gpu, target.used_by_others_bytes)

@@ -1,0 +1,59 @@
+"""The form of a fine-tuning run, made from FineTune's options: one that is added to them is on the page by itself."""
+
+from typing import Any
+
+from foretrain.base.bidi import isolated
+from foretrain.base.messages import format_value, knob_help, knob_unit, say
+from foretrain.base.records import Record
+from foretrain.config.finetune.options import FINETUNE_OPTIONS, FineTune, FineTuneOption
+from foretrain.config.hub.models import ModelPreset, models
+from foretrain.config.option import GROUPS
+from foretrain.hardware.catalogue import catalogue
+from foretrain.hardware.devices import CPU
+from foretrain.web.fields import fields as planner_fields
+from foretrain.web.fields import stops_of
+
+
+class Nothing(Record):
+    """The question for the form."""
+
+
+def form() -> dict[str, Any]:
+    """What the form needs once: its fields, the models with where their sizes are from, devices without such plans."""
+    other = [device.name for device in catalogue().values() if device.kind != "cuda"]
+    return {
+        "fields": fields(), "models": [_model(model) for model in models().values()], "without": [*other, CPU],
+    }  # fmt: skip
+
+
+def _model(model: ModelPreset) -> dict[str, str]:
+    text = f"{isolated(model.name)} · {format_value(model.parameters, 'count')}"
+    return {"id": model.name, "text": text, "source": say("page.finetune.source", repository=model.repository)}
+
+
+def fields() -> list[dict[str, Any]]:
+    """Every option, as the form of the planner has its own (web/fields.py): the basic ones first, then by group."""
+    shown = sorted(FINETUNE_OPTIONS.values(), key=lambda option: (not option.basic, _place(option)))
+    prices = [{**field, "basic": False} for field in planner_fields() if field["group"] == "cost"]  # those of any run
+    return [*(_field(option) for option in shown), *prices]
+
+
+def _place(option: FineTuneOption) -> int:
+    return 0 if option.basic else GROUPS.index(option.group)
+
+
+def _field(option: FineTuneOption) -> dict[str, Any]:
+    return {
+        "name": option.name, "group": option.group, "help": knob_help(option.name, option.help, "finetune_knob"),
+        "unit": knob_unit(option.unit), "type": option.type, "default": option.default,
+        "limits": _limits(option.name),
+        "choices": list(option.choices), "basic": option.basic,
+        "stops": stops_of(*option.slider, whole=True) if option.slider else [],
+    }  # fmt: skip
+
+
+def _limits(name: str) -> str:
+    """'≥ 1, ≤ 4,096', in the signs that every language has."""
+    rules = FineTune.model_fields[name].metadata
+    signs = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+    return ", ".join(f"{sign} {getattr(rule, at):,}" for at, sign in signs for rule in rules if hasattr(rule, at))

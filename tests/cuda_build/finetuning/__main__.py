@@ -1,0 +1,198 @@
+"""Fine-tuning on PyTorch's real CUDA build, on a card that computes nothing, against traces and estimates.
+
+    python -m tests.cuda_build.finetuning [--only TEXT] [--again]
+
+Every case is a script in a process of its own (run.py): transformers' Trainer, peft, bitsandbytes, TRL. What is done is
+kept case by case in build/cuda-truth/. Writes benchmarks/results/cuda_build_finetuning.json and a table beside it.
+"""
+
+import argparse
+import gzip
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from foretrain.config.hub.read import facts_of
+from foretrain.predict.allocator.replay import replay
+from foretrain.predict.finetune.memory import estimated
+from foretrain.predict.finetune.plan import resolved
+from foretrain.predict.trace import interpreter, service
+from foretrain.predict.trace.finetune.request import FineTuneRequest
+from foretrain.predict.trace.service import TraceUnavailable
+from tests.cuda_build.compare import card, spread
+from tests.cuda_build.environment import HOME, PYTHON, EnvironmentError, driver_digest, make, on_the_card
+from tests.cuda_build.finetuning.cases import Case, cases
+from tests.cuda_build.grid import REPO
+from tests.kit.finetune import small, source_of
+
+RESULT = REPO / "benchmarks" / "results" / "cuda_build_finetuning.json"
+SECONDS = 1800  # a case that takes longer is ended
+COPIES_MIB = "1"  # larger ones are dropped: no value of a weight decides anything
+NOT_THE_RUN = ("build",)  # a phase of the watch before anything is there
+Row = dict[str, Any]
+
+
+def request(case: Case) -> FineTuneRequest:
+    """The trace that predicts a case."""
+    return FineTuneRequest(source_of(case.config, case.model), case.tune, card())
+
+
+def job(case: Case) -> dict[str, Any]:
+    """As run.py reads it, without the place of its answer."""
+    tune = case.tune.model_dump(mode="json")
+    return {"config": case.config, "small": small(case.model), "tune": tune, "moved": case.moved}
+
+
+def kept(case: Case) -> Path:
+    """Where a case's measurement is kept: under what decides it."""
+    here = Path(__file__).parent
+    files = [here / "run.py", here.parent / "measure.py", here.parent / "branches.py"]
+    what = [job(case), driver_digest(), interpreter.now().versions(), *(path.read_text("utf-8") for path in files)]
+    key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:24]
+    return HOME / "finetuned" / f"{key}.json.gz"
+
+
+def measured(case: Case) -> dict[str, Any]:
+    """What the card counted, from a process of its own where it is not kept."""
+    out = kept(case)
+    if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({**job(case), "out": str(out)})
+        words = [str(PYTHON), "-m", "tests.cuda_build.finetuning.run"]
+        environment = on_the_card(FAKECUDA_COPY_MIB=COPIES_MIB)
+        with (HOME / "finetuning.log").open("ab") as log:
+            try:
+                code = subprocess.run(
+                    words, input=text.encode(), stdout=log, stderr=log, env=environment, cwd=REPO, timeout=SECONDS
+                ).returncode
+            except subprocess.TimeoutExpired:
+                return {"error": f"it took more than {SECONDS} s"}
+        if not out.exists():
+            return {"error": f"the process ended with {code}"}
+    return json.loads(gzip.decompress(out.read_bytes()))
+
+
+def row(case: Case) -> Row:
+    """A case, measured, traced and estimated."""
+    found: Row = {"name": case.name, "kind": case.kind, "model": case.model, "options": case.options}
+    answers: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: answers.append(measured(case)))
+    thread.start()  # on one core; the trace has the other
+    try:
+        trace = service.traces([request(case)])[0]
+    except TraceUnavailable as error:
+        return {**found, "error": f"not traced: {error}"}
+    finally:
+        thread.join()
+    real = answers[0]
+    if "error" in real:
+        return {**found, "error": real["error"]}
+    if real["branches"]:
+        return {**found, "error": f"not a real step: {real['branches'][0]}", "branches": real["branches"]}
+    traced = {phase.phase: phase for phase in replay(trace).phases}
+    guessed = {phase.phase: phase for phase in _estimate(case)}
+    found["seconds"], found["phases"] = real["seconds"], {}
+    for name, phase in real["phases"].items():
+        if name not in NOT_THE_RUN:
+            found["phases"][name] = {
+                what: {
+                    "real": phase[what], "traced": getattr(traced[name], what) if name in traced else None,
+                    "estimated": getattr(guessed[name], what) if name in guessed else None,
+                }
+                for what in ("allocated_bytes", "reserved_bytes")
+            }  # fmt: skip
+    for what in ("allocated_bytes", "reserved_bytes"):
+        highest = {
+            who: max(phase[what][who] or 0 for phase in found["phases"].values())
+            for who in ("real", "traced", "estimated")
+        }
+        found[what] = {**highest}
+        found[what]["trace_error"] = highest["traced"] / highest["real"] - 1
+        found[what]["estimate_error"] = highest["estimated"] / highest["real"] - 1 if highest["estimated"] else None
+    return found
+
+
+def _estimate(case: Case) -> Any:
+    facts = facts_of(case.config, case.model)
+    if facts is None:
+        return ()
+    return estimated(facts, resolved(facts, case.tune), card()).memory.phases
+
+
+def summary(rows: list[Row]) -> dict[str, Any]:
+    """By kind of case: how many, and how far trace and estimate lie from what the card counted."""
+    found: dict[str, Any] = {}
+    for kind in dict.fromkeys(each["kind"] for each in rows):
+        mine = [each for each in rows if each["kind"] == kind]
+        good = [each for each in mine if "error" not in each]
+        found[kind] = {"cases": len(mine), "failed": len(mine) - len(good)}
+        for what in ("allocated_bytes", "reserved_bytes"):
+            for who in ("trace", "estimate"):
+                errors = [each[what][f"{who}_error"] for each in good if each[what][f"{who}_error"] is not None]
+                if errors:
+                    found[kind][f"{who}_{what}"] = {**spread(errors), "exact": sum(e == 0 for e in errors)}
+    return found
+
+
+def line(each: Row) -> str:
+    """A case's line of Markdown."""
+    if "error" in each:
+        return f"| {each['name']} | {each['error'][:110]} | | | | | |"
+    cells = []
+    for what, digits in (("allocated_bytes", 1), ("reserved_bytes", 0)):
+        found = each[what]
+        guessed = found["estimate_error"]
+        told = "" if guessed is None else f"{guessed:+.2%}"
+        cells += [f"{found['real'] / 2**20:,.{digits}f}", f"{found['trace_error']:+.3%}", told]
+    return f"| {each['name']} | {' | '.join(cells)} |"
+
+
+HEAD = [
+    "| case | allocated MiB | trace | estimate | reserved MiB | trace | estimate |",
+    "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+]
+
+
+def main() -> int:
+    """Measure, compare, and write what was found. Exit code 0, 1 where a case failed, 4 without the environment."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="TEXT", help="only cases that have this in their name; nothing is written")
+    parser.add_argument("--again", action="store_true", help="measure again what is kept")
+    args = parser.parse_args()
+    os.environ["FORETRAIN_CACHE"] = str(HOME / "cache")
+    wanted = [case for case in cases() if not args.only or args.only in case.name]
+    try:
+        make(lambda text: print(text, file=sys.stderr, flush=True), finetuning=True)
+    except EnvironmentError as error:
+        print(error, file=sys.stderr)
+        return 4
+    rows = []
+    print("\n".join(HEAD), flush=True)
+    for case in wanted:
+        if args.again:
+            kept(case).unlink(missing_ok=True)
+        rows.append(row(case))
+        print(line(rows[-1]), flush=True)
+    failed = sum("error" in each for each in rows)
+    if not args.only:
+        document = {
+            "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(),
+            "machine": {"card": "NVIDIA GeForce RTX 4070, without a card", "system": f"{platform.system()} {platform.machine()}"},
+            "versions": {"python": platform.python_version(), **interpreter.now().versions()},
+            "summary": summary(rows), "rows": rows,
+        }  # fmt: skip
+        RESULT.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+        RESULT.with_suffix(".md").write_text("\n".join([*HEAD, *map(line, rows)]) + "\n", "utf-8")
+        print(f"wrote {RESULT}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -47,17 +47,20 @@ SHORT = {"seq_len": 16, "eval_batches": 2}
 
 
 class Tokens(Dataset[dict[str, Tensor]]):
-    """Full sequences of random tokens, as a data set of packed samples has them."""
+    """Sequences of random tokens, all of one length; with `padding`, as many of them at the end are masked."""
 
-    def __init__(self, count: int, length: int, vocabulary: int) -> None:
-        self.ids = torch.randint(vocabulary, (count, length))
+    def __init__(self, count: int, length: int, vocabulary: int, padding: int) -> None:
+        self.ids, self.padding = torch.randint(vocabulary, (count, length)), padding
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         ids = self.ids[index]
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+        mask, labels = torch.ones_like(ids), ids.clone()
+        if self.padding:
+            mask[-self.padding :], labels[-self.padding :] = 0, -100
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
 class Phases(TrainerCallback):
@@ -146,7 +149,7 @@ def made(model: Any, tune: FineTune, device: str, folder: Path, watch: Watch) ->
     )  # fmt: skip
     vocabulary = model.get_input_embeddings().weight.shape[0]
     train, evaluate = (
-        Tokens(count, tune.seq_len, vocabulary)
+        Tokens(count, tune.seq_len, vocabulary, tune.seq_len // 4 if tune.padded else 0)
         for count in (3 * tune.grad_accum * tune.batch_size, tune.eval_batches * tune.eval_batch_size)
     )
     trainer = Trainer(
@@ -167,11 +170,11 @@ def _entering(watch: Watch, phase: str, method: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _masks_are_full() -> Iterator[None]:
-    """Within it transformers hears of a mask that it is full, once it has asked for the memory to find out: masks are
-    full here, and no kernel adds them up. On the CPU the same question is answered."""
+def _masks_told(*, full: bool) -> Iterator[None]:
+    """Within it transformers hears of a mask whether it is full, once it has asked for the memory to find out: no kernel
+    adds it up. On the CPU the same question is answered."""
     original = masking_utils.fast_all
-    masking_utils.fast_all = lambda mask: original(mask).fill_(True)
+    masking_utils.fast_all = lambda mask: original(mask).fill_(full)
     try:
         yield
     finally:
@@ -183,7 +186,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     tune = FineTune.model_validate(job["tune"])
     watch = Watch()
     torch.cuda.memory._record_memory_history(context=None, max_entries=MOST_ENTRIES)
-    with tempfile.TemporaryDirectory() as folder, _masks_are_full(), Branches() as card:
+    with tempfile.TemporaryDirectory() as folder, _masks_told(full=not tune.padded), Branches() as card:
         run(job["config"], tune, "cuda", watch, Path(folder), moved=job["moved"])
     watch.close()
     entries = torch.cuda.memory._snapshot()["device_traces"][0]

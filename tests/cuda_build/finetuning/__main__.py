@@ -54,7 +54,12 @@ def job(case: Case) -> dict[str, Any]:
 def kept(case: Case) -> Path:
     """Where a case's measurement is kept: under what decides it."""
     here = Path(__file__).parent
-    files = [here / "run.py", here.parent / "measure.py", here.parent / "branches.py"]
+    files = [
+        here / "run.py",
+        *([here / "sft.py"] if case.tune.loop == "trl" else []),
+        here.parent / "measure.py",
+        here.parent / "branches.py",
+    ]
     what = [job(case), driver_digest(), interpreter.now().versions(), *(path.read_text("utf-8") for path in files)]
     key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:24]
     return HOME / "finetuned" / f"{key}.json.gz"

@@ -129,32 +129,39 @@ def run(written: dict[str, Any], tune: FineTune, device: str, watch: Watch, fold
 def made(model: Any, tune: FineTune, device: str, folder: Path, watch: Watch) -> Trainer:
     """The Trainer, ready to train."""
     kwargs = {"use_reentrant": tune.reentrant}
-    if tune.method == "qlora":
-        model = peft.prepare_model_for_kbit_training(
-            model, use_gradient_checkpointing=tune.gradient_checkpointing, gradient_checkpointing_kwargs=kwargs
-        )
-    if tune.adapters:
-        lora = peft.LoraConfig(
-            r=tune.lora_r, lora_alpha=16, lora_dropout=tune.lora_dropout, task_type="CAUSAL_LM",
-            target_modules="all-linear",
-        )  # fmt: skip
-        model = peft.get_peft_model(model, lora)
-    arguments = TrainingArguments(
-        output_dir=str(folder / "out"), max_steps=3, per_device_train_batch_size=tune.batch_size,
-        per_device_eval_batch_size=tune.eval_batch_size, gradient_accumulation_steps=tune.grad_accum,
-        gradient_checkpointing=tune.gradient_checkpointing, gradient_checkpointing_kwargs=kwargs, optim=tune.optim,
-        bf16=tune.amp == "bf16", fp16=tune.amp == "fp16", max_grad_norm=tune.max_grad_norm,
-        eval_strategy="steps" if tune.evaluate else "no", eval_steps=2, save_strategy="steps", save_steps=2,
-        report_to=[], disable_tqdm=True, use_cpu=device == "cpu", logging_steps=1,
+    lora = peft.LoraConfig(
+        r=tune.lora_r, lora_alpha=16, lora_dropout=tune.lora_dropout, task_type="CAUSAL_LM",
+        target_modules="all-linear", use_dora=tune.method == "dora",
     )  # fmt: skip
+    options: dict[str, Any] = {
+        "output_dir": str(folder / "out"), "max_steps": 3, "per_device_train_batch_size": tune.batch_size,
+        "per_device_eval_batch_size": tune.eval_batch_size, "gradient_accumulation_steps": tune.grad_accum,
+        "gradient_checkpointing": tune.gradient_checkpointing, "gradient_checkpointing_kwargs": kwargs,
+        "optim": tune.optim, "bf16": tune.amp == "bf16", "fp16": tune.amp == "fp16",
+        "max_grad_norm": tune.max_grad_norm, "eval_strategy": "steps" if tune.evaluate else "no", "eval_steps": 2,
+        "save_strategy": "steps", "save_steps": 2, "report_to": [], "disable_tqdm": True, "use_cpu": device == "cpu",
+        "logging_steps": 1,
+    }  # fmt: skip
     vocabulary = model.get_input_embeddings().weight.shape[0]
     train, evaluate = (
         Tokens(count, tune.seq_len, vocabulary, tune.seq_len // 4 if tune.padded else 0)
         for count in (3 * tune.grad_accum * tune.batch_size, tune.eval_batches * tune.eval_batch_size)
     )
-    trainer = Trainer(
-        model=model, args=arguments, train_dataset=train, eval_dataset=evaluate, callbacks=[Phases(watch)]
-    )
+    if tune.loop == "trl":
+        from tests.cuda_build.finetuning.sft import sft_trainer
+
+        trainer = sft_trainer(model, options, lora if tune.adapters else None, train.ids, evaluate.ids)
+    else:
+        if tune.method == "qlora":
+            model = peft.prepare_model_for_kbit_training(
+                model, use_gradient_checkpointing=tune.gradient_checkpointing, gradient_checkpointing_kwargs=kwargs
+            )
+        trainer = Trainer(
+            model=peft.get_peft_model(model, lora) if tune.adapters else model, args=TrainingArguments(**options),
+            train_dataset=train, eval_dataset=evaluate,
+            compute_metrics=(lambda found: {}) if tune.keeps_logits else None,
+        )  # fmt: skip
+    trainer.add_callback(Phases(watch))
     trainer.remove_callback(PrinterCallback)
     for phase, name in (("evaluate", "evaluate"), ("save", "_save_checkpoint")):
         setattr(trainer, name, _entering(watch, phase, getattr(trainer, name)))

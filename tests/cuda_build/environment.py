@@ -20,7 +20,7 @@ TORCH = "2.13.0"
 CARD_MEMORY_MIB = 81920  # so that nothing limits a run, whatever the card's own size
 EXTRAS = ("train", "data")
 # Of fine-tuning: the extra, and what a run needs beside it.
-FINETUNE_EXTRA, FINETUNE_PACKAGES = "hf", ("trl", "bitsandbytes")
+FINETUNE_EXTRA, FINETUNE_PACKAGES = "hf", ("bitsandbytes",)
 FREE_BYTES_WANTED = 8 * 10**9
 PYTHON = HOME / "venv" / "bin" / "python"
 Say = Callable[[str], None]

@@ -2,7 +2,7 @@
 
     python -m tests.cuda_build.finetuning [--only TEXT] [--again]
 
-Every case is a script in a process of its own (run.py): transformers' Trainer, peft, bitsandbytes, TRL. What is done is
+Every case is a script in a process of its own (run.py): transformers' Trainer, peft, bitsandbytes. What is done is
 kept case by case in build/cuda-truth/. Writes benchmarks/results/cuda_build_finetuning.json and a table beside it.
 """
 

@@ -91,10 +91,8 @@ def _other() -> Iterator[Case]:
     for model in (LLAMA, QWEN):
         for method in ("full", "lora"):
             yield Case(f"other: {model}, {method}, moved by the Trainer", model, {"method": method}, moved=False)
-            yield Case(f"trl: {model}, {method}", model, {"method": method, "loop": "trl", "amp": "bf16"})
         yield Case(f"other: {model}, dora", model, {"method": "dora", "amp": "bf16"})
         yield Case(f"other: {model}, lora dropout", model, {"method": "lora", "amp": "bf16", "lora_dropout": 0.1})
-        yield Case(f"trl: {model}, qlora", model, {"method": "qlora", "loop": "trl", "amp": "bf16"})
         for checkpointing, optim, accum in itertools.product(
             (False, True), ("adamw_torch_fused", "paged_adamw_8bit"), (1, 2)
         ):

@@ -73,8 +73,8 @@ class Phases(TrainerCallback):
         self.watch.enter("steady_step" if state.global_step else "first_step")
 
 
-def checkpoint(written: dict[str, Any], dtype: torch.dtype, folder: Path) -> int:
-    """Write config.json and a file of weights that are all 0, which takes no disk; how many parameters there are."""
+def checkpoint(written: dict[str, Any], dtype: torch.dtype, folder: Path, *, random: bool) -> int:
+    """Write config.json and a file of weights, `random` or all 0, which take no disk; how many parameters there are."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(written))
     values = {key: value for key, value in written.items() if key != "model_type"}
@@ -94,6 +94,10 @@ def checkpoint(written: dict[str, Any], dtype: torch.dtype, folder: Path) -> int
     with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + end)
+        if random:  # a weight of 0 has no direction, which DoRA divides by
+            data = torch.randn(end // dtype.itemsize).mul_(0.02).to(dtype)
+            file.seek(8 + len(text))
+            file.write(data.view(torch.uint8).numpy().tobytes())
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -101,7 +105,7 @@ def run(written: dict[str, Any], tune: FineTune, device: str, watch: Watch, fold
     """The script. `moved`: it brings the model to the card itself; else the Trainer does."""
     set_seed(0)
     published = getattr(torch, "float32" if tune.dtype == "auto" else tune.dtype)
-    large = checkpoint(written, published, folder / "model") > WRITTEN_PARAMETERS
+    large = checkpoint(written, published, folder / "model", random=device == "cpu") > WRITTEN_PARAMETERS
     watch.enter("load")
     quantized: dict[str, Any] = {}
     if tune.method == "qlora":
@@ -147,20 +151,14 @@ def made(model: Any, tune: FineTune, device: str, folder: Path, watch: Watch) ->
         Tokens(count, tune.seq_len, vocabulary, tune.seq_len // 4 if tune.padded else 0)
         for count in (3 * tune.grad_accum * tune.batch_size, tune.eval_batches * tune.eval_batch_size)
     )
-    if tune.loop == "trl":
-        from tests.cuda_build.finetuning.sft import sft_trainer
-
-        trainer = sft_trainer(model, options, lora if tune.adapters else None, train.ids, evaluate.ids)
-    else:
-        if tune.method == "qlora":
-            model = peft.prepare_model_for_kbit_training(
-                model, use_gradient_checkpointing=tune.gradient_checkpointing, gradient_checkpointing_kwargs=kwargs
-            )
-        trainer = Trainer(
-            model=peft.get_peft_model(model, lora) if tune.adapters else model, args=TrainingArguments(**options),
-            train_dataset=train, eval_dataset=evaluate,
-            compute_metrics=(lambda found: {}) if tune.keeps_logits else None,
-        )  # fmt: skip
+    if tune.method == "qlora":
+        model = peft.prepare_model_for_kbit_training(
+            model, use_gradient_checkpointing=tune.gradient_checkpointing, gradient_checkpointing_kwargs=kwargs
+        )
+    trainer = Trainer(
+        model=peft.get_peft_model(model, lora) if tune.adapters else model, args=TrainingArguments(**options),
+        train_dataset=train, eval_dataset=evaluate, compute_metrics=(lambda found: {}) if tune.keeps_logits else None,
+    )  # fmt: skip
     trainer.add_callback(Phases(watch))
     trainer.remove_callback(PrinterCallback)
     for phase, name in (("evaluate", "evaluate"), ("save", "_save_checkpoint")):

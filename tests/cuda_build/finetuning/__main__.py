@@ -1,12 +1,13 @@
 """Fine-tuning on PyTorch's real CUDA build, on a card that computes nothing, against traces and estimates.
 
-    python -m tests.cuda_build.finetuning [--only TEXT] [--again]
+    python -m tests.cuda_build.finetuning [--only TEXT] [--again] [--kept]
 
 Every case is a script in a process of its own (run.py): transformers' Trainer, peft, bitsandbytes. What is done is
 kept case by case in build/cuda-truth/. Writes benchmarks/results/cuda_build_finetuning.json and a table beside it.
 """
 
 import argparse
+import contextlib
 import gzip
 import hashlib
 import json
@@ -33,6 +34,7 @@ from tests.cuda_build.grid import REPO
 from tests.kit.finetune import small, source_of
 
 RESULT = REPO / "benchmarks" / "results" / "cuda_build_finetuning.json"
+TRACES_A_BATCH = 8
 SECONDS = 1800  # a case that takes longer is ended
 COPIES_MIB = "1"  # larger ones are dropped: no value of a weight decides anything
 NOT_THE_RUN = ("build",)  # a phase of the watch before anything is there
@@ -184,6 +186,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="TEXT", help="only cases that have this in their name; nothing is written")
     parser.add_argument("--again", action="store_true", help="measure again what is kept")
+    parser.add_argument("--kept", action="store_true", help="only cases that were measured before; all that is written")
     args = parser.parse_args()
     os.environ["FORETRAIN_CACHE"] = str(HOME / "cache")
     wanted = [case for case in cases() if not args.only or args.only in case.name]
@@ -192,11 +195,17 @@ def main() -> int:
     except EnvironmentError as error:
         print(error, file=sys.stderr)
         return 4
+    all_cases = len(wanted)
+    if args.kept:
+        wanted = [case for case in wanted if kept(case).exists()]
     rows = []
     print("\n".join(HEAD), flush=True)
-    for case in wanted:
+    for i, case in enumerate(wanted):
         if args.again:
             kept(case).unlink(missing_ok=True)
+        if i % TRACES_A_BATCH == 0:  # so many in one process; a case whose trace fails says so below
+            with contextlib.suppress(TraceUnavailable):
+                service.traces([request(each) for each in wanted[i : i + TRACES_A_BATCH]])
         rows.append(row(case))
         print(line(rows[-1]), flush=True)
     failed = sum("error" in each for each in rows)
@@ -205,7 +214,7 @@ def main() -> int:
             "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(),
             "machine": {"card": "NVIDIA GeForce RTX 4070, without a card", "system": f"{platform.system()} {platform.machine()}"},
             "versions": {"python": platform.python_version(), **interpreter.now().versions()},
-            "summary": summary(rows), "rows": rows,
+            "not_done": all_cases - len(wanted), "summary": summary(rows), "rows": rows,
         }  # fmt: skip
         RESULT.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
         RESULT.with_suffix(".md").write_text("\n".join([*HEAD, *map(line, rows)]) + "\n", "utf-8")

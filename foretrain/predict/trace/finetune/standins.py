@@ -218,7 +218,7 @@ def _dequantized_and_multiplied(
     absmax_offset: Tensor | None = None,
 ) -> Tensor:
     """_dequant_linear_fallback of backends/cuda/ops.py: scales that were bytes stay until the product is there."""
-    if absmax_8bit is not None:
+    if absmax_8bit is not None and absmax_offset is not None:
         scales = torch.empty_like(absmax_8bit, dtype=torch.float32)
         absmax = scales + absmax_offset  # noqa: F841  # it is held, too
     weight = torch.empty(tuple(shape), dtype=a.dtype, device=a.device)

@@ -20,6 +20,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from foretrain.base.installation import installed_torch
 from foretrain.config.hub.read import facts_of
 from foretrain.predict.allocator.replay import replay
 from foretrain.predict.finetune.memory import estimated
@@ -213,7 +214,7 @@ def main() -> int:
         document = {
             "what": (__doc__ or "").splitlines()[0], "date": date.today().isoformat(),
             "machine": {"card": "NVIDIA GeForce RTX 4070, without a card", "system": f"{platform.system()} {platform.machine()}"},
-            "versions": {"python": platform.python_version(), **interpreter.now().versions()},
+            "versions": {"python": platform.python_version(), "torch": installed_torch(), **interpreter.now().versions()},
             "not_done": all_cases - len(wanted), "summary": summary(rows), "rows": rows,
         }  # fmt: skip
         RESULT.write_text(json.dumps(document, indent=1) + "\n", "utf-8")

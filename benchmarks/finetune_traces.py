@@ -30,7 +30,10 @@ SMALL = {
     "lora_r": 8, "seq_len": 64, "batch_size": 2, "optim": "adamw_torch", "evaluate": True, "keeps_logits": True,
     "eval_batch_size": 2, "eval_batches": 3,
 }  # fmt: skip
-PUBLISHED = ("llama-3.2-1b", "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "mistral-7b-v0.1")
+PUBLISHED = (
+    "llama-3.2-1b", "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "gemma-3-1b", "gemma-3-4b", "smollm2-1.7b",
+    "smollm3-3b", "pythia-1.4b", "phi-2", "mistral-7b-v0.1", "santacoder", "gpt2",
+)  # fmt: skip
 CARD = "RTX 4090"
 
 

@@ -71,4 +71,42 @@ def edge() -> str:
     return "\n".join([*lines, "", told])
 
 
-PARTS = {"cuda-truth": summary, "cuda-truth-large-models": large_models, "cuda-truth-edge": edge}
+KINDS = {
+    "grid": "Llama and Qwen3, small: full and LoRA, bf16 and fp32 with autocast, with and without checkpointing, AdamW fused "
+    "and not, accumulation 1 and 2",
+    "other": "the same: padding, fp16, other optimizers, collected logits, eager attention, DoRA, …",
+    "qlora": "the same: QLoRA",
+    "family": "other families, small",
+    "full size": "Qwen3 0.6B and Llama 3.2 1B, 1 x 2048",
+}  # fmt: skip
+
+
+def finetuning() -> str:
+    """A row for each kind of fine-tuning run: how far trace and estimate lie from what the card counted."""
+    data = json.loads((FOLDER / "cuda_build_finetuning.json").read_text("utf-8"))
+    lines = [
+        "| fine-tuning | runs | traced, allocated | traced, reserved | … of any phase | estimated, allocated | estimated, reserved |"
+    ]
+    lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for kind, s in data["summary"].items():
+        runs = s["cases"] - s["failed"]
+        if runs:
+            phases = max(s[f"{what}_bytes trace_worst_phase"]["worst"] for what in ("allocated", "reserved"))
+            lowest = min(s[f"{what}_bytes trace_worst_phase"]["lowest"] for what in ("allocated", "reserved"))
+            traced = (s[f"{what}_bytes trace_error"]["worst"] for what in ("allocated", "reserved"))
+            guessed = (s[f"{what}_bytes estimate_error"]["worst"] for what in ("allocated", "reserved"))
+            cells = [*(f"{each:+.2%}" for each in traced), f"{max(phases, lowest, key=abs):+.2%}"]
+            cells += [f"{each:+.2%}" for each in guessed]
+            lines.append(f"| {KINDS[kind]} | {runs} | {' | '.join(cells)} |")
+    failed = sum(s["failed"] for s in data["summary"].values())
+    versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items() if name != "python")
+    told = f"{data['date']}, {versions}. Each figure is the furthest. Failed: {failed}; not run: {data['not_done']}."
+    return "\n".join([*lines, "", told])
+
+
+PARTS = {
+    "cuda-truth": summary,
+    "cuda-truth-large-models": large_models,
+    "cuda-truth-edge": edge,
+    "cuda-truth-finetuning": finetuning,
+}

@@ -12,6 +12,7 @@ import pytest
 from foretrain.config.finetune.options import FineTune
 from foretrain.config.hub.models import models
 from foretrain.hardware.catalogue import find
+from foretrain.predict.allocator.replay import replay
 from foretrain.predict.finetune.simulated import PHASES
 from foretrain.predict.trace import elsewhere, interpreter, service
 from foretrain.predict.trace.finetune.answer import FineTuneTrace, answered
@@ -142,6 +143,23 @@ def test_logits_that_are_kept_grow_with_the_batches() -> None:
     batch = 2 * 64 * 512 * 2  # rows, vocabulary, bf16
     # what is collected is joined anew with each batch: twice as many bytes for each
     assert component(more, "evaluate", "logits") - component(few, "evaluate", "logits") == 2 * 8 * batch
+
+
+@pytest.mark.parametrize("method", ["full", "qlora"])
+def test_a_batch_that_is_written_down_again_is_as_one_that_runs(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {**KEPT, "eval_batches": 5, "method": method, "amp": "bf16"}
+    written = traced("llama-3.2-1b", **changes)
+    monkeypatch.setattr(drive, "Batch", lambda *args: None)
+    ran = traced("llama-3.2-1b", **changes)
+
+    def evaluation(trace: Trace) -> list[int]:
+        """Signed sizes of births and deaths, in blocks, until the checkpoint is saved."""
+        sizes = [-(-nbytes // 512) for nbytes in trace.sizes]
+        events = [event for phase, a, b in trace.spans() if phase == "evaluate" for event in trace.events[a:b]]
+        return [sizes[event] if event >= 0 else -sizes[~event] for event in events]
+
+    assert evaluation(written) == evaluation(ran)
+    assert replay(written).phases == replay(ran).phases
 
 
 def test_the_phase_that_runs_out_of_memory() -> None:

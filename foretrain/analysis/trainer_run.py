@@ -124,6 +124,8 @@ def _phases(record: TrainerRunRecord, forecast: FineTunePlan | None, *, reserved
     found = []
     for phase in record.memory.phases:
         expected = predicted.get(phase.phase)
+        if phase.phase == "load" and "prepare" in predicted:  # the callback finds the model with its adapters
+            expected = max(predicted["load"], predicted["prepare"], key=lambda each: each.allocated_bytes)
         measured = phase.reserved_bytes if reserved else phase.allocated_bytes
         if reserved and measured is None:
             continue

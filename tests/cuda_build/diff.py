@@ -16,6 +16,7 @@ from foretrain.predict.trace.record import Trace
 from tests.cuda_build import compare
 from tests.cuda_build.__main__ import read
 from tests.cuda_build.environment import HOME
+from tests.cuda_build.finetuning import __main__ as finetuning
 from tests.cuda_build.grid import cases
 
 
@@ -63,6 +64,21 @@ def shown(values: list[int]) -> str:
     return " ".join(f"{v:+,}" for v in values[:12]) + (f" … {len(values)}" if len(values) > 12 else "")
 
 
+def _of_grid(name: str) -> tuple[Any, Trace | None]:
+    """What was measured of a case of grid.py, and its trace."""
+    case: Any = next((c for c in cases("large") if c.name.startswith(name)), None)
+    measured = case and read(case)
+    return measured, service.traces(compare.requests(case))[0] if measured else None
+
+
+def _of_finetuning(name: str) -> tuple[Any, Trace | None] | None:
+    """The same of a case of finetuning/cases.py; None where there is none of that name."""
+    case = next((c for c in finetuning.cases() if c.name.startswith(name)), None)
+    if case is None:
+        return None
+    return finetuning.measured(case), service.traces([finetuning.request(case)])[0]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help="of a case that was measured; the beginning is enough")
@@ -71,13 +87,10 @@ def main() -> int:
     parser.add_argument("--from", dest="start", default="", help="a phase to begin at")
     args = parser.parse_args()
     os.environ["FORETRAIN_CACHE"] = str(HOME / "cache")
-    case: Any = next((c for c in cases("large") if c.name.startswith(args.name)), None)
-    measured = case and read(case)
-    if not measured:
+    measured, trace = _of_finetuning(args.name) or _of_grid(args.name)
+    if trace is None:
         print(f"no case {args.name!r} was measured", file=sys.stderr)
         return 2
-    trace = service.traces(compare.requests(case))[0]
-    print(case.name, case.knobs)
     real = blocks(measured["events"], measured["sizes"])
     ours = blocks(trace.events, [a.nbytes for a in trace.allocations])
     keep = settled([(i, v) for i, v in enumerate(ours) if abs(v) > args.at_least])

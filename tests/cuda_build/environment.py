@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from typing import Any
 
 from tests.cuda_build.build import DRIVER, BuildError, build
 from tests.cuda_build.grid import REPO
@@ -18,6 +19,8 @@ HOME = REPO / "build" / "cuda-truth"
 TORCH = "2.13.0"
 CARD_MEMORY_MIB = 81920  # so that nothing limits a run, whatever the card's own size
 EXTRAS = ("train", "data")
+# Of fine-tuning: the extra, and what a run needs beside it.
+FINETUNE_EXTRA, FINETUNE_PACKAGES = "hf", ("bitsandbytes",)
 FREE_BYTES_WANTED = 8 * 10**9
 PYTHON = HOME / "venv" / "bin" / "python"
 Say = Callable[[str], None]
@@ -27,12 +30,21 @@ class EnvironmentError(RuntimeError):
     """The environment cannot be made; the sentence says why."""
 
 
-def make(say: Say) -> None:
-    """Make what is missing; nothing where all is there. Raises EnvironmentError."""
+def make(say: Say, *, finetuning: bool = False) -> None:
+    """Make what is missing, with `finetuning` the packages of fine-tuning, too; nothing where all is there.
+
+    Raises EnvironmentError.
+    """
     installed = HOME / "venv" / f".torch-{TORCH}"
     if not installed.exists():
         _install(say)
         installed.touch()
+    wanted = finetuning_requirements()
+    finetunes = HOME / "venv" / f".finetuning-{hashlib.sha256(' '.join(wanted).encode()).hexdigest()[:16]}"
+    if finetuning and not finetunes.exists():
+        say("installing the packages of fine-tuning")
+        _pip("--constraint", str(REPO / "constraints.txt"), *wanted)
+        finetunes.touch()
     folder = HOME / "driver"
     built = folder / f".built-{driver_digest()[:16]}"
     if not built.exists():
@@ -65,10 +77,8 @@ def _install(say: Say) -> None:
         raise EnvironmentError(f"{FREE_BYTES_WANTED / 1e9:.0f} GB are needed in {HOME}; {free / 1e9:.1f} GB are free")
     say(f"installing PyTorch's CUDA build {TORCH}, about 6 GB, into {HOME / 'venv'}")
     _run([sys.executable, "-m", "venv", str(HOME / "venv")])
-    pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
-    index_only = {**os.environ, "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
-    _run([*pip, f"torch=={TORCH}", "setuptools"], index_only)
-    _run([*pip, "--constraint", str(REPO / "constraints.txt"), *requirements()], index_only)
+    _pip(f"torch=={TORCH}", "setuptools")
+    _pip("--constraint", str(REPO / "constraints.txt"), *requirements())
     has = subprocess.run(
         [PYTHON, "-c", "import torch; print(torch.version.cuda or '')"], capture_output=True, text=True
     )
@@ -76,9 +86,26 @@ def _install(say: Say) -> None:
         raise EnvironmentError(f"the package index gave a torch without CUDA: {has.stderr.strip()[-300:]}")
 
 
+def _pip(*words: str) -> None:
+    index_only = {**os.environ, "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
+    _run([str(PYTHON), "-m", "pip", "install", "--quiet", "--no-cache-dir", *words], index_only)
+
+
+def _project() -> dict[str, Any]:
+    return tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+
+
+def finetuning_requirements() -> list[str]:
+    """What the libraries of fine-tuning need, as the project asks for it, at constraints.txt's versions."""
+    extras = _project()["optional-dependencies"]
+    pinned = [each for each in (REPO / "constraints.txt").read_text().splitlines() if "==" in each]
+    names = {each.split(">")[0] for each in extras[FINETUNE_EXTRA]} | set(FINETUNE_PACKAGES)
+    return sorted(each for each in pinned if each.split("==")[0].replace("_", "-") in names)
+
+
 def requirements() -> list[str]:
     """What foretrain and its tests need beside torch; foretrain itself is run from this checkout."""
-    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    project = _project()
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *(each for name in EXTRAS for each in extras[name])]
     tests = [each for each in extras["dev"] if each.startswith(("pytest", "hypothesis"))]

@@ -18,10 +18,10 @@ _SIZES = {
 }  # fmt: skip
 
 
-def small(name: str) -> dict[str, Any]:
-    """The config.json of a small version of a preset: all that is not a size is the preset's own."""
-    config = dict(models()[name].config)
-    found = {key: _SIZES.get(key, value) if value is not None else None for key, value in config.items()}
+def small(name: str, **other: int) -> dict[str, Any]:
+    """The config.json of a small version of a preset: all that is not a size is the preset's own. `other`: sizes."""
+    config, sizes = dict(models()[name].config), {**_SIZES, **other}
+    found = {key: sizes.get(key, value) if value is not None else None for key, value in config.items()}
     if "num_key_value_heads" in config:
         grouped = config["num_key_value_heads"] < config["num_attention_heads"]
         found["num_key_value_heads"] = 2 if grouped else HEADS

@@ -1,7 +1,7 @@
 """The record of a trace: lifetimes (predict/allocator/lifetimes.py), and what each allocation is. No torch."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from foretrain.predict.allocator.lifetimes import Label, Lifetimes, Mark, name_at
@@ -57,6 +57,7 @@ class Trace(Lifetimes):
         phases: list[Mark],
         moments: list[Mark],
         facts: dict[str, Any] | None = None,
+        emptied: Iterable[int] = (),
     ) -> None:
         super().__init__(
             events,
@@ -64,6 +65,7 @@ class Trace(Lifetimes):
             phases,
             {a.id: a.stream for a in allocations if a.stream},
             {a.id: a.used_on for a in allocations if a.used_on},
+            sorted(emptied),
         )
         self.allocations, self.moments = allocations, moments
         self.facts: dict[str, Any] = facts or {}
@@ -108,6 +110,7 @@ class Trace(Lifetimes):
         return {
             "schema": SCHEMA, "events": self.events, "words": list(words), "allocations": columns,
             "phases": self.phases, "moments": self.moments, "facts": self.facts,
+            "emptied": sorted(self.emptied),
             "streams": [(a.id, a.stream, a.used_on) for a in self.allocations if a.stream or a.used_on],
         }  # fmt: skip
 
@@ -132,6 +135,7 @@ class Trace(Lifetimes):
             phases=[Mark(*mark) for mark in data["phases"]],
             moments=[Mark(*mark) for mark in data["moments"]],
             facts=data["facts"],
+            emptied=data.get("emptied", ()),
         )
 
 
@@ -197,6 +201,10 @@ class Recorder(Lifetimes):
         if stream != self.streams.get(id, 0) and stream not in before:
             self.used_on[id] = (*before, stream)
 
+    def empty_cache(self) -> None:
+        """What is free goes back to the card here."""
+        self.emptied |= {len(self.events)}
+
     def phase(self, name: str) -> None:
         """A phase begins here."""
         self.phases.append(Mark(len(self.events), name))
@@ -237,7 +245,7 @@ class Recorder(Lifetimes):
             if not category:
                 a = a._replace(category=_category(a, head, weight_shapes, name_at(self.moments, born) == "forward"))
             allocations.append(a)
-        return Trace(self.events, allocations, self.phases, self.moments)
+        return Trace(self.events, allocations, self.phases, self.moments, emptied=self.emptied)
 
     def _order_deaths(self) -> None:
         """Put what dies between two other events in the order of its birth.
@@ -245,7 +253,7 @@ class Recorder(Lifetimes):
         Autocast's cache of weight copies is a hash map by address, so the order in which it empties is not the same
         in two runs. To the allocator it makes no difference: free neighbours merge whichever is first.
         """
-        marks = {mark.position for mark in (*self.phases, *self.moments)}
+        marks = {mark.position for mark in (*self.phases, *self.moments)} | self.emptied
         start = 0
         for position in range(len(self.events) + 1):
             ends = position == len(self.events) or self.events[position] >= 0 or position in marks

@@ -57,6 +57,7 @@ class _Writer:
         self.sizes: list[int] = []
         self.kept: list[Allocation] = []  # of the new events, with positions to be set
         self.now: dict[int, int] = {}  # an allocation's number in the trace -> its present number
+        self.emptied: list[int] = []
         self.made = Lifetimes(self.events, self.sizes)
         self.player = Player(self.made)
 
@@ -69,12 +70,18 @@ class _Writer:
             if span is not None:
                 marks += self._repeat(span)
             moved.append(len(self.events))
+            self._empty(position)
             if position < len(trace.events):
                 self._write(trace.events[position])
         phases = [Mark(moved[mark.position], mark.name) for mark in trace.phases]
         moments = [*(Mark(moved[mark.position], mark.name) for mark in trace.moments), *marks]
         moments.sort(key=lambda mark: mark.position)
-        return Trace(self.events, self._allocations(), phases, moments, trace.facts)
+        return Trace(self.events, self._allocations(), phases, moments, trace.facts, self.emptied)
+
+    def _empty(self, position: int) -> None:
+        if position in self.trace.emptied:
+            self.emptied.append(len(self.events))
+            self.player.allocator.empty_cache()
 
     def _write(self, event: int) -> None:
         if event >= 0:
@@ -106,7 +113,8 @@ class _Writer:
             start = len(self.events)
             self.now.update({old: self.now[heir] for old, heir in zip(found, left, strict=True)})
             marks += [Mark(start + mark.position - span.start, mark.name) for mark in [first, *moments]]
-            for event in events:
+            for position, event in enumerate(events, span.start):
+                self._empty(position)
                 self._write(event)
             done += 1
             earlier = seen.setdefault(self._layout(left), done)

@@ -188,7 +188,7 @@ def stand_in(gpu: Gpu) -> Iterator[StandIn]:
     card, notes = Card.of(gpu), set[str]()
     attention = Attention(card, notes)
     with Patches() as patches:
-        memory = fake_card.answer_as(patches, card, notes)
+        memory = fake_card.answer_as(patches, card)
         patches.set(amp_common, "amp_definitely_not_available", lambda: False)
         library = patches.enter_context(torch.library._scoped_library("aten", "IMPL"))
         _keep_whole(library)

@@ -120,6 +120,12 @@ class Memory:
         """What torch.cuda.memory._snapshot, _dump_snapshot and memory_snapshot get from C++."""
         return self.recorded.snapshot(self.record)
 
+    def empty_cache(self) -> None:
+        """torch.cuda.empty_cache: whole free segments go back to the card, here and when the record is replayed."""
+        self.now().empty_cache()
+        if self.record is not None:
+            self.record.empty_cache()
+
     def alloc(self, nbytes: int, device: object = None, stream: Any = None) -> int:
         """torch.cuda.caching_allocator_alloc: the address is the allocation's number, from 1 on."""
         assert self.record is not None
@@ -197,12 +203,9 @@ def _about_memory(memory: Memory) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def answer_as(patches: Patches, card: Card, notes: set[str]) -> Memory:
-    """torch.cuda and torch.accelerator answer for a card. What a trace leaves out of what was asked goes to `notes`."""
+def answer_as(patches: Patches, card: Card) -> Memory:
+    """torch.cuda and torch.accelerator answer for a card."""
     memory = Memory(card)
-
-    def empty_cache() -> None:
-        notes.add("torch.cuda.empty_cache() is not replayed: reserved memory may be less than told")
 
     Stream.made.clear()
     streams = memory.streams
@@ -218,7 +221,7 @@ def answer_as(patches: Patches, card: Card, notes: set[str]) -> Memory:
         "can_device_access_peer": _always(False), "is_current_stream_capturing": _always(False),
         "_exchange_device": _always(0), "_maybe_exchange_device": _always(0),
         **dict.fromkeys(("utilization", "temperature", "power_draw", "clock_rate", "memory_usage"), _always(0)),
-        "empty_cache": empty_cache, **_about_memory(memory),
+        "empty_cache": memory.empty_cache, **_about_memory(memory),
         "default_generators": (Generator("cuda:0"),), "set_rng_state": _always(None),
         "get_rng_state": lambda device="cuda": torch.empty(16, dtype=torch.uint8),
         "Stream": Stream, "Event": Event, "StreamContext": on_stream, "stream": on_stream,

@@ -19,7 +19,6 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
@@ -28,6 +27,7 @@ from transformers.utils import logging
 from foretrain.config.finetune.options import FineTune
 from foretrain.hardware.catalogue import Gpu
 from foretrain.predict.trace.finetune import standins
+from foretrain.predict.trace.finetune.evaluation import Batch
 from foretrain.predict.trace.finetune.loading import loaded
 from foretrain.predict.trace.library import in_one_sentence
 from foretrain.predict.trace.names import Names
@@ -149,7 +149,7 @@ class Marking(Base):
 
     run: Run
     _evaluated, _saved = 0, False
-    _results: Any = None
+    _batch: Batch | None = None
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As the Trainer does; once, not again at the end."""
@@ -158,14 +158,15 @@ class Marking(Base):
         self.run.tracer.enter("evaluate")
         return super().evaluate(*args, **kwargs)
 
-    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer does, in the first two batches and the last. Those between ask for the same results only: what
-        is collected grows with each batch, and what a forward pass takes is the same in all."""
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer does, in the first two batches and the last. Those between allocate as the second did."""
         self._evaluated += 1
-        if self._results is not None and 2 < self._evaluated < self.run.tune.eval_batches:
-            return tree_map_only(Shape, Shape.made, self._results)
-        found = super().prediction_step(*args, **kwargs)
-        self._results = tree_map_only(Tensor, Shape.of, found)
+        if self._batch is not None and self._evaluated < self.run.tune.eval_batches:
+            return self._batch.again(inputs)
+        start = len(self.run.tracer.record.events)
+        found = super().prediction_step(model, inputs, *args, **kwargs)
+        if self._evaluated == 2 and start:  # a run on real tensors has no record
+            self._batch = Batch(self.run.tracer, start, inputs, found)
         return found
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
@@ -201,24 +202,6 @@ def on_a_card() -> AbstractContextManager[Any]:
 def loop_of(tune: FineTune) -> Any:
     """The module of the loop, imported: it has `trainer` and `on_a_card`."""
     return importlib.import_module(LOOPS[tune.loop])
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a tensor was like, without keeping it."""
-
-    sizes: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> "Shape":
-        """That of a tensor."""
-        return cls(tuple(tensor.shape), tensor.dtype, tensor.device)
-
-    def made(self) -> Tensor:
-        """A new tensor like it."""
-        return torch.empty(self.sizes, dtype=self.dtype, device=self.device)
 
 
 def arguments(

@@ -165,9 +165,13 @@ def _bitsandbytes(patches: Patches, tracer: Tracer, *, card: bool) -> None:
         own = _own_kernel() if card else lambda *shape: False
         ops = torch.ops.bitsandbytes
         composed = {
-            ops.gemm_4bit.default: _gemm(run, own), ops.dequantize_4bit.default: _dequantized,
-            ops.dequantize_blockwise.default: _bytes_dequantized,
+            ops.dequantize_4bit.default: _dequantized, ops.dequantize_blockwise.default: _bytes_dequantized
         }  # fmt: skip
+        if card:
+            composed |= {ops.quantize_4bit.default: _quantized, ops.quantize_blockwise.default: _bytes_quantized}
+            if hasattr(importlib.import_module("bitsandbytes.backends.cuda.ops"), "_dequant_linear_fallback"):
+                run = _dequantized_and_multiplied
+        composed[ops.gemm_4bit.default] = _gemm(run, own)
         patches.set(tracer, "composed", {**tracer.composed, **composed})
 
     def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
@@ -181,6 +185,17 @@ def _bitsandbytes(patches: Patches, tracer: Tracer, *, card: bool) -> None:
         patches.set(functional, name, lambda *args, **kwargs: None)
 
 
+def _quantized(a: Tensor, blocksize: int, kind: str, storage: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What the card's kernel allocates (backends/cuda/ops.py): scales come first."""
+    absmax = torch.empty(-(-a.numel() // blocksize), dtype=torch.float32, device=a.device)
+    return torch.empty(((a.numel() + 1) // (2 * storage.itemsize), 1), dtype=storage, device=a.device), absmax
+
+
+def _bytes_quantized(a: Tensor, code: Tensor, blocksize: int) -> tuple[Tensor, Tensor]:
+    absmax = torch.empty(-(-a.numel() // blocksize), dtype=torch.float32, device=a.device)
+    return torch.empty_like(a, dtype=torch.uint8), absmax
+
+
 def _dequantized(a: Tensor, absmax: Tensor, blocksize: int, kind: str, shape: Any, dtype: torch.dtype) -> Tensor:
     """All that the kernel allocates. Written out, since torch keeps no results of the fake kernels of others."""
     return torch.empty(tuple(shape), dtype=dtype, device=a.device)
@@ -188,6 +203,26 @@ def _dequantized(a: Tensor, absmax: Tensor, blocksize: int, kind: str, shape: An
 
 def _bytes_dequantized(a: Tensor, absmax: Tensor, code: Tensor, blocksize: int, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(a, dtype=dtype)
+
+
+def _dequantized_and_multiplied(
+    a: Tensor,
+    b: Tensor,
+    shape: Any,
+    absmax: Tensor,
+    blocksize: int,
+    kind: str,
+    bias: Tensor | None = None,
+    absmax_8bit: Tensor | None = None,
+    absmax_code: Tensor | None = None,
+    absmax_offset: Tensor | None = None,
+) -> Tensor:
+    """_dequant_linear_fallback of backends/cuda/ops.py: scales that were bytes stay until the product is there."""
+    if absmax_8bit is not None and absmax_offset is not None:
+        scales = torch.empty_like(absmax_8bit, dtype=torch.float32)
+        absmax = scales + absmax_offset  # noqa: F841  # it is held, too
+    weight = torch.empty(tuple(shape), dtype=a.dtype, device=a.device)
+    return torch.nn.functional.linear(a, weight, bias)
 
 
 def _own_kernel() -> Callable[[torch.dtype, int, int, int], bool]:

@@ -1,7 +1,7 @@
 """The same run on the other cards of the catalogue: does it fit, how long, how much energy. All predicted.
 
-What others hold is taken to be the same on every card. A card's rent is not known; electricity costs what the config
-says.
+What other programs use is taken to be the same on every card. A card's rent is not known; electricity costs what the
+config says.
 """
 
 from foretrain.base.errors import UserError
@@ -35,7 +35,7 @@ class CardOption(Record):
 
 
 def card_options(plan: Plan, step: StepName) -> tuple[CardOption, ...]:
-    """Every card whose speed is known, the quickest first, each beside what others hold on the run's own card."""
+    """Every card whose speed is known, the quickest first, with the memory that other programs use here."""
     found = []
     for gpu in [plan.gpu, *(gpu for gpu in catalogue().values() if gpu.name != plan.gpu.name)]:
         option = _option(plan, gpu, step)

@@ -1,6 +1,6 @@
 """What a user can get wrong, as ids with values, and the one table of exit codes.
 
-Two classes are enough: `UserError` for what the user can mend (no traceback, a documented exit code) and
+Two classes are enough: `UserError` for what the user can fix (no traceback, a documented exit code) and
 `ConfigError`, which carries every problem of a configuration at once. Anything else is a
 bug, which `bugs.told` makes a sentence of.
 """

@@ -147,7 +147,7 @@ class Vitals:
 
 
 def of_host() -> dict[str, int]:
-    """On a CPU: what the process holds, what the system could still give, and what others hold of its memory."""
+    """On a CPU: what the process holds, what the system could still give, and what other programs use of its memory."""
     found: dict[str, int] = {}
     resident = resident_bytes()
     if resident is not None:

@@ -14,7 +14,7 @@ Made = tuple[int, dict[str, Any]]  # a status of HTTP, and what is answered
 
 
 def answered(body: bytes | str, kind: type[Record], work: Callable[[Any], Made]) -> Made:
-    """What `work` makes of a body that is a record of this kind: 400 where it is none, 422 with what can be mended."""
+    """What `work` makes of a body that is a record of this kind: 400 where it is not one, 422 for what can be fixed."""
     try:
         asked = _record(body, kind)
     except UserError as error:
@@ -39,4 +39,4 @@ def _record(body: bytes | str, kind: type[Record]) -> Record:
         where = ".".join(str(part)[:40] for part in first["loc"])
         raise UserError("page.bad_request", where=where or "body", reason=first["msg"]) from None
     except (ValueError, RecursionError):
-        raise UserError("page.bad_request", where="body", reason="it is no JSON") from None
+        raise UserError("page.bad_request", where="body", reason="it is not JSON") from None

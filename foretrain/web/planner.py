@@ -27,7 +27,7 @@ Key = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")]
 
 
 class Asked(Record):
-    """What stands in the form: a preset, values over it, a device, what others hold there, cards to compare."""
+    """What stands in the form: a preset, values over it, a device, what other programs use there, cards to compare."""
 
     preset: Text = ""
     values: dict[Key, Value] = Field(default={}, max_length=200)

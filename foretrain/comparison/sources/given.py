@@ -51,7 +51,7 @@ class Given:
 
     @property
     def held_bytes(self) -> int:
-        """What others hold on its card. Raises UserError."""
+        """What other programs use on its card. Raises UserError."""
         if "used_by_others" not in self.own:
             return self.used_by_others_bytes
         return stated_bytes(self.own["used_by_others"], "used_by_others")

@@ -106,7 +106,7 @@ def _json_rows(text: str, path: Path) -> list[dict[str, Any]]:
         data = [_record(line) for line in lines if line.strip()]
         data = [record for record in data if record is not None]
         if text.strip() and not data:
-            raise UserError("data.table_bad", path=str(path), reason="it is no JSON, nor is a line of it") from None
+            raise UserError("data.table_bad", path=str(path), reason="it is not JSON, nor is any line") from None
     if isinstance(data, dict):
         nested = next((data[key] for key in ("metrics", "history", "rows") if isinstance(data.get(key), list)), None)
         data = nested if nested is not None else [data]

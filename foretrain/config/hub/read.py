@@ -57,7 +57,7 @@ def _quantization(keys: Keys) -> str:
 
 
 def config_of(text: str, where: str) -> dict[str, Any]:
-    """The table of a config.json's text. Raises UserError where it is no JSON, or no object."""
+    """The table of a config.json's text. Raises UserError where it is not JSON, or not an object."""
     try:
         found = json.loads(text, parse_constant=_refuse)
     except RecursionError:

@@ -27,7 +27,7 @@ MOST_LAYERS = 256  # of a pasted model, each of which takes a hundredth of a sec
 
 class Asked(Record):
     """What stands in the form: a preset, or the text of a config.json with a name for it; options; a device, what
-    others hold there; cards to compare."""
+    other programs use there; cards to compare."""
 
     model: Text = "qwen3-8b"
     config: Annotated[StrictStr, Field(max_length=100_000)] = ""

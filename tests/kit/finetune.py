@@ -24,7 +24,7 @@ def small(name: str, **other: int) -> dict[str, Any]:
     found = {key: sizes.get(key, value) if value is not None else None for key, value in config.items()}
     if "num_key_value_heads" in config:
         grouped = config["num_key_value_heads"] < config["num_attention_heads"]
-        found["num_key_value_heads"] = 2 if grouped else HEADS
+        found["num_key_value_heads"] = 2 if grouped else sizes["num_attention_heads"]
     for key in ("layer_types", "no_rope_layers"):
         if config.get(key):
             found[key] = config[key][-LAYERS:]

@@ -32,7 +32,7 @@ from tests.cuda_build.compare import card, spread
 from tests.cuda_build.environment import HOME, PYTHON, EnvironmentError, driver_digest, make, on_the_card
 from tests.cuda_build.finetuning.cases import Case, cases
 from tests.cuda_build.grid import REPO
-from tests.kit.finetune import small, source_of
+from tests.kit.finetune import source_of
 
 RESULT = REPO / "benchmarks" / "results" / "cuda_build_finetuning.json"
 TRACES_A_BATCH = 8
@@ -51,7 +51,7 @@ def request(case: Case) -> FineTuneRequest:
 def job(case: Case) -> dict[str, Any]:
     """As run.py reads it, without the place of its answer."""
     tune = case.tune.model_dump(mode="json")
-    return {"config": case.config, "small": small(case.model), "tune": tune, "moved": case.moved}
+    return {"config": case.config, "small": case.short, "tune": tune, "moved": case.moved}
 
 
 def kept(case: Case) -> Path:

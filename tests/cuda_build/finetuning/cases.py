@@ -15,6 +15,7 @@ SIZES = {
     "max_position_embeddings": 1024, "sliding_window": 128, "n_embd": 512, "n_head": 8, "n_positions": 1024,
     "n_inner": 2048,
 }  # fmt: skip
+OWN = {"phi-2": {"hidden_size": 640}}  # 0.4 of a head of 80 is rotated
 BASE: dict[str, Any] = {
     "seq_len": 512, "batch_size": 2, "dtype": "bfloat16", "evaluate": True, "eval_batch_size": 2, "eval_batches": 3,
 }  # fmt: skip
@@ -40,7 +41,16 @@ class Case:
     @property
     def config(self) -> dict[str, Any]:
         """The config.json of the model."""
-        return dict(models()[self.model].config) if self.full_size else small(self.model, **SIZES)
+        return (
+            dict(models()[self.model].config)
+            if self.full_size
+            else small(self.model, **{**SIZES, **OWN.get(self.model, {})})
+        )
+
+    @property
+    def short(self) -> dict[str, Any]:
+        """The config of the small run on the CPU, whose sequences are longer than the window, too."""
+        return small(self.model, sliding_window=8)
 
     @property
     def kind(self) -> str:

@@ -74,7 +74,7 @@ def edge() -> str:
 KINDS = {
     "grid": "Llama and Qwen3, small: full and LoRA, bf16 and fp32 with autocast, with and without checkpointing, AdamW fused "
     "and not, accumulation 1 and 2",
-    "other": "the same: padding, fp16, other optimizers, collected logits, eager attention, DoRA, …",
+    "other": "the same: padding, fp16, other optimizers, collected logits, eager attention, …",
     "qlora": "the same: QLoRA",
     "family": "other families, small",
     "full size": "Qwen3 0.6B and Llama 3.2 1B, 1 x 2048",

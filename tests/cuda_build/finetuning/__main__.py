@@ -1,6 +1,6 @@
 """Fine-tuning on PyTorch's real CUDA build, on a card that computes nothing, against traces and estimates.
 
-    python -m tests.cuda_build.finetuning [--only TEXT] [--again] [--kept]
+    python -m tests.cuda_build.finetuning [--only TEXT] [--again] [--kept] [--estimates]
 
 Every case is a script in a process of its own (run.py): transformers' Trainer, peft, bitsandbytes. What is done is
 kept case by case in build/cuda-truth/. Writes benchmarks/results/cuda_build_finetuning.json and a table beside it.
@@ -114,8 +114,14 @@ def row(case: Case) -> Row:
         for name, phase in real["phases"].items()
         if name not in NOT_THE_RUN
     }
+    return {**found, **highest_of(found["phases"])}
+
+
+def highest_of(phases_of: dict[str, Any]) -> Row:
+    """The highest of all phases, and how far prediction and card lie apart."""
+    found: Row = {}
     for what in BYTES:
-        phases = [phase[what] for phase in found["phases"].values()]
+        phases = [phase[what] for phase in phases_of.values()]
         highest = {who: max(phase[who] or 0 for phase in phases) for who in ("real", "traced", "estimated")}
         found[what] = {
             **highest, "trace_error": highest["traced"] / highest["real"] - 1,
@@ -124,6 +130,18 @@ def row(case: Case) -> Row:
             "trace_worst_phase": max(((p["traced"] or 0) / p["real"] - 1 for p in phases if p["real"]), key=abs),
         }  # fmt: skip
     return found
+
+
+def estimated_again(each: Row, case: Case) -> Row:
+    """A row with the estimate of today; what was measured and traced stays."""
+    if "error" in each:
+        return each
+    guessed = {phase.phase: phase for phase in _estimate(case)}
+    phases = {
+        name: {what: {**phase[what], "estimated": getattr(guessed.get(name), what, None)} for what in BYTES}
+        for name, phase in each["phases"].items()
+    }
+    return {**each, "phases": phases, **highest_of(phases)}
 
 
 def _harmless(branch: str) -> bool:
@@ -188,7 +206,16 @@ def main() -> int:
     parser.add_argument("--only", metavar="TEXT", help="only cases that have this in their name; nothing is written")
     parser.add_argument("--again", action="store_true", help="measure again what is kept")
     parser.add_argument("--kept", action="store_true", help="only cases that were measured before; all that is written")
+    parser.add_argument(
+        "--estimates", action="store_true", help="only the estimates of what is written; no environment"
+    )
     args = parser.parse_args()
+    if args.estimates:
+        document = json.loads(RESULT.read_text("utf-8"))
+        by_name = {case.name: case for case in cases()}
+        rows = [estimated_again(each, by_name[each["name"]]) for each in document["rows"]]
+        write(document | {"summary": summary(rows), "rows": rows})
+        return 0
     os.environ["FORETRAIN_CACHE"] = str(HOME / "cache")
     wanted = [case for case in cases() if not args.only or args.only in case.name]
     try:
@@ -217,10 +244,15 @@ def main() -> int:
             "versions": {"python": platform.python_version(), "torch": installed_torch(), **interpreter.now().versions()},
             "not_done": all_cases - len(wanted), "summary": summary(rows), "rows": rows,
         }  # fmt: skip
-        RESULT.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-        RESULT.with_suffix(".md").write_text("\n".join([*HEAD, *map(line, rows)]) + "\n", "utf-8")
-        print(f"wrote {RESULT}")
+        write(document)
     return 1 if failed else 0
+
+
+def write(document: dict[str, Any]) -> None:
+    """The results, and their table beside them."""
+    RESULT.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    RESULT.with_suffix(".md").write_text("\n".join([*HEAD, *map(line, document["rows"])]) + "\n", "utf-8")
+    print(f"wrote {RESULT}")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from foretrain.predict.estimate.kernel_buffers import (
 )
 from foretrain.predict.estimate.sdpa import USUAL, WITH_CUDNN, Call, kernel, prefers_cudnn
 from foretrain.predict.estimate.simulated_run import cublas_workspace_bytes, granule_of
+from foretrain.predict.finetune.collected import Collected, numbers
 from foretrain.predict.finetune.optimizers import OPTIMIZERS
 from foretrain.predict.finetune.outside import Outside, formula_of
 from foretrain.predict.finetune.program import HALF, Program
@@ -147,26 +148,22 @@ class SimulatedFineTuning:
         self.t.free(*[self.alloc("temporaries", nbytes) for nbytes in passing if nbytes])
 
     def evaluate(self) -> None:
-        """Batches of its own size; logits stay where they are collected."""
+        """Batches of its own size, with the logits that are collected."""
         tune = self.tune
         self.t.phase("evaluate")
         self.t.use(symbols_of(self.facts, tune, self.gpu, tune.eval_batch_size))
-        kept: list[Tensor] = []
         most = tune.eval_accumulation_steps or tune.eval_batches
+        collected = Collected(self.t, 2 if self.program.dtype != float32 else 4, most)
         before: list[Tensor] = []  # the last batch, until the next one was used
-        for _ in range(min(tune.eval_batches, 64)):
+        for number in numbers(tune.eval_batches):
             batch = [self.t.alloc("batch", self.t.size(8, "B", "T")) for _ in range(3)]
             self.t.play(self.passage(train=False), 0)
             if tune.keeps_logits:
-                kept.append(
-                    self.t.alloc("logits", self.t.size(2 if self.program.dtype != float32 else 4, "B", "T", "V"))
-                )
-                if len(kept) >= most:
-                    self.t.free(*kept)
-                    kept = []
+                collected.add(number)
             self.t.free(*before)
             before = batch
-        self.t.free(*kept, *before)
+        collected.release()
+        self.t.free(*before)
         self.t.use(self.symbols)
 
     # -- parts ---------------------------------------------------------------------------------------------

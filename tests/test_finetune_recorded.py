@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from foretrain.config.finetune.options import FineTune
+from foretrain.config.finetune.read import settings_of
 from foretrain.config.hub.models import models
 from foretrain.config.hub.read import facts_of
+from foretrain.config.hub.source import find_source
 from foretrain.hardware.catalogue import find_gpu
 from foretrain.predict.finetune.collected import WRITTEN
 from foretrain.predict.finetune.memory import estimated
+from foretrain.predict.finetune.plan import plan
 from tests.cuda_build.finetuning.__main__ import RESULT, estimated_again
 from tests.cuda_build.finetuning.cases import cases
 
@@ -30,6 +33,20 @@ def test_an_estimate_is_what_the_allocator_counted(text: str) -> None:
     rows = [row for row in ROWS if text in row["name"]][:2]
     assert rows
     assert max(map(abs, errors(rows))) < 1e-3
+
+
+def test_autocast_of_qlora_is_the_cards_half_precision_where_nobody_says() -> None:
+    source = find_source("smollm2-135m")
+
+    def amp(card: str, **options: Any) -> str:
+        return plan(source, FineTune(seq_len=64, batch_size=1, **options), find_gpu(card)).tune.amp
+
+    assert amp("RTX 4070", method="qlora") == "bf16"
+    assert amp("T4", method="qlora") == "fp16"
+    assert amp("RTX 4070", method="qlora", amp="no") == "no"
+    assert amp("RTX 4070", method="lora") == "no"
+    said = settings_of("output_dir: out\nper_device_train_batch_size: 1\n", "arguments.yaml", script=False)
+    assert said.values["amp"] == "no"
 
 
 @pytest.mark.slow

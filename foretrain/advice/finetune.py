@@ -88,7 +88,10 @@ def _lora(tune: FineTune) -> Values:
 
 
 def _qlora(tune: FineTune) -> Values:
-    return {"method": "qlora"} if tune.method in ("full", "lora") else {}
+    if tune.method not in ("full", "lora"):
+        return {}
+    amp = tune.amp if tune.amp != "no" else "fp16" if tune.dtype == "float16" else "bf16"
+    return {"method": "qlora", "amp": amp}
 
 
 def _shorter(tune: FineTune) -> Values:

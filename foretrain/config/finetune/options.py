@@ -114,7 +114,9 @@ class FineTune(Record):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _option(
         "auto", "of the weights; auto: as they are published", "torch_dtype", group="batch", basic=True,
     )
-    amp: Literal["no", "bf16", "fp16"] = _option("no", "autocast: TrainingArguments' bf16 or fp16", group="batch")
+    amp: Literal["auto", "no", "bf16", "fp16"] = _option(
+        "auto", "autocast: TrainingArguments' bf16 or fp16; auto: for QLoRA in 16 bits, else none", group="batch",
+    )
     compile: bool = _option(False, "torch.compile the model", "torch_compile", group="system")
     liger: bool = _option(False, "Liger's kernels", "use_liger_kernel", "liger_plugin", group="system")
     evaluate: bool = _option(False, "evaluate between steps", "do_eval", group="evaluation")

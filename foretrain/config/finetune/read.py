@@ -108,6 +108,7 @@ def settings_of(text: str, source: str, format: str = "", *, script: bool) -> Fi
         keys = table_of(text, source)
         found = FileSettings(format or format_of(keys, source), source)
     FORMATS[found.format].read(Table(keys, found), text)
+    found.values.setdefault("amp", "no")  # the trainers' own default
     return found
 
 

@@ -60,9 +60,10 @@ class FineTunePlan(Record):
         return worst_verdict(self.memory)
 
 
-def resolved(facts: ModelFacts, tune: FineTune) -> FineTune:
+def resolved(facts: ModelFacts, tune: FineTune, gpu: Gpu) -> FineTune:
     """The options with `auto` decided. Raises UserError for what this model cannot have."""
     dtype = facts.dtype if tune.dtype == "auto" else tune.dtype
+    tune = tune.model_copy(update={"amp": _amp(tune, gpu)})
     if tune.adapters and not adapted_roles(tune):
         raise no_such_layers(facts, tune)
     if tune.attn == "flash_attention_2" and dtype == "float32" and tune.amp == "no":
@@ -70,6 +71,15 @@ def resolved(facts: ModelFacts, tune: FineTune) -> FineTune:
     if tune.positions_beyond(facts):
         raise UserError("usage.seq_beyond", seq_len=tune.seq_len, most=facts.max_positions)
     return tune.model_copy(update={"dtype": dtype})
+
+
+def _amp(tune: FineTune, gpu: Gpu) -> str:
+    """Of QLoRA that of peft's and TRL's recipes: without autocast all that is not in 4 bits is fp32, which is slow and
+    large. Everything else computes in the dtype of its weights."""
+    if tune.amp != "auto":
+        return tune.amp
+    half = "bf16" if gpu.supports_bf16 else "fp16"
+    return half if tune.method == "qlora" and gpu.kind == "cuda" else "no"
 
 
 def plan(
@@ -86,7 +96,7 @@ def plan(
         raise UserError("usage.quantized_source", model=source.name, quantization=facts.quantization)
     if gpu.kind not in ("cuda", "cpu"):
         raise UserError("usage.finetune_needs_cuda", gpu=gpu.name)
-    tune = resolved(facts, tune)
+    tune = resolved(facts, tune, gpu)
     room = None if gpu.memory_bytes is None else max(0, gpu.memory_bytes - used_by_others_bytes)
     ledger = estimated(facts, tune, gpu)
     counts = FineTuneCounts(n_params=ledger.n_params, n_trained=ledger.n_trained)

@@ -20,7 +20,7 @@ from foretrain.predict.abstract.passage import MOST, Recorder, Structure, Uneven
 from foretrain.predict.abstract.tensors import DType, bfloat16, float16, float32
 
 DTYPES: dict[str, DType] = {"float32": float32, "bfloat16": bfloat16, "float16": float16}
-AMP: dict[str, DType | None] = {"no": None, "bf16": bfloat16, "fp16": float16}
+AMP: dict[str, DType | None] = {"auto": None, "no": None, "bf16": bfloat16, "fp16": float16}
 # The modules of a block, as families name them, and which of the decoder's linear layers each is.
 ROLES: dict[str, tuple[str, ...]] = {
     "q_proj": ("q",), "k_proj": ("k",), "v_proj": ("v",), "o_proj": ("out",), "out_proj": ("out",), "dense": ("out",),

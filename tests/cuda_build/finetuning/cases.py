@@ -17,7 +17,7 @@ SIZES = {
 }  # fmt: skip
 OWN = {"phi-2": {"hidden_size": 640}}  # 0.4 of a head of 80 is rotated
 BASE: dict[str, Any] = {
-    "seq_len": 512, "batch_size": 2, "dtype": "bfloat16", "evaluate": True, "eval_batch_size": 2, "eval_batches": 3,
+    "seq_len": 512, "batch_size": 2, "dtype": "bfloat16", "amp": "no", "evaluate": True, "eval_batch_size": 2, "eval_batches": 3,
 }  # fmt: skip
 MIXED = {"dtype": "float32", "amp": "bf16"}
 LLAMA, QWEN = "llama-3.2-1b", "qwen3-0.6b"

@@ -73,7 +73,7 @@ class StepWork:
 
 def _half(tune: FineTune) -> Dtype:
     """What a number of two bytes is."""
-    return "float16" if tune.amp == "fp16" or (tune.amp == "no" and tune.dtype == "float16") else "bfloat16"
+    return "float16" if tune.amp == "fp16" or (tune.amp != "bf16" and tune.dtype == "float16") else "bfloat16"
 
 
 def _operation(kernel: Kernel, runs: int, half: Dtype) -> Operation:

@@ -245,11 +245,10 @@ def best(
     # Of shapes that no law can tell apart the smallest is the answer: of those that are left it comes first.
     alike = min(candidate.loss for candidate in found) + TIE
     smallest = min(candidate.n_params for candidate in found if candidate.loss <= alike)
-    for n_params, loss, shape in sorted(
-        ((search.n_params(shape), loss, shape) for loss, shape in rest if loss <= alike), key=lambda each: each[0]
-    ):
-        made = look_at(loss, shape) if n_params < smallest else None
-        if n_params >= smallest or (made and made.loss <= alike):
+    left = [(loss, shape) for loss, shape in rest if loss <= alike and search.n_params(shape) < smallest]
+    for loss, shape in sorted(left, key=lambda pair: search.n_params(pair[1])):
+        made = look_at(loss, shape)
+        if made and made.loss <= alike:
             break
     lowest = min(candidate.loss for candidate in found)
     found.sort(key=lambda c: (0.0, c.n_params) if c.loss <= lowest + TIE else (c.loss, 0))

@@ -7,10 +7,9 @@ from foretrain.app.finetuning import limits as limits_of
 from foretrain.app.finetuning.question import FineTuneQuestion
 from foretrain.base.errors import UserError
 from foretrain.cli import finetune_deeper, finetune_print, show_config
-from foretrain.cli.common import print_error, print_said
-from foretrain.cli.finetune_options import Options, read
+from foretrain.cli.common import print_error
+from foretrain.cli.finetune_options import Options, asked_about, read
 from foretrain.cli.old_options import typed
-from foretrain.config.finetune.asked import how_chosen, is_asked
 from foretrain.predict.finetune.plan import FineTunePlan
 
 # Options of `plan` that a fine-tuning plan cannot have, each with a sentence that says what to take instead.
@@ -18,10 +17,8 @@ REFUSED = {name: name for name in ("trainer", "logged_mfu", "best", "write")}
 
 
 def answered(context: typer.Context, words: list[str]) -> bool:
-    """Whether a fine-tuning run was asked about; then it is answered. Which of the two was taken is said. Raises
-    UserError."""
-    print_said(how_chosen(words), quiet=context.params["quiet"])
-    asked = is_asked(words)
+    """Whether a fine-tuning run was asked about; then it is answered. Raises UserError."""
+    asked = asked_about(context, words)
     if asked:
         _answer(context, words)
     return asked

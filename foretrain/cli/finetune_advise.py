@@ -9,10 +9,9 @@ from foretrain.app.limits import Limits
 from foretrain.base.errors import UserError
 from foretrain.cli.commands.plan_exact import progress
 from foretrain.cli.commands.plan_print import document, screen
-from foretrain.cli.common import print_json, print_said
-from foretrain.cli.finetune_options import read
+from foretrain.cli.common import print_json
+from foretrain.cli.finetune_options import asked_about, read
 from foretrain.cli.old_options import typed
-from foretrain.config.finetune.asked import how_chosen, is_asked
 from foretrain.reports.views.finetune import advice as view
 
 SCHEMA = "foretrain.finetune-advice/1"
@@ -21,10 +20,8 @@ REFUSED = {"trainer": "trainer", "apply": "apply", "write": "apply"}  # options 
 
 
 def answered(context: typer.Context, words: list[str]) -> bool:
-    """Whether a fine-tuning run was asked about; then it is answered. Which of the two was taken is said. Raises
-    UserError."""
-    print_said(how_chosen(words), quiet=context.params["quiet"])
-    asked = is_asked(words)
+    """Whether a fine-tuning run was asked about; then it is answered. Raises UserError."""
+    asked = asked_about(context, words)
     if asked:
         _answer(context, words)
     return asked

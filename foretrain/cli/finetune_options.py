@@ -13,7 +13,14 @@ from foretrain.base.errors import UserError
 from foretrain.cli.commands.plan_exact import Depth, check_depth, check_readings
 from foretrain.cli.commands.plan_print import Form
 from foretrain.cli.common import print_said
+from foretrain.config.finetune.asked import how_chosen, is_asked
 from foretrain.predict.finetune.plan import FineTunePlan
+
+
+def asked_about(context: typer.Context, words: list[str]) -> bool:
+    """Whether these words ask about a fine-tuning run. Which of the two was taken, where both could be, is printed."""
+    print_said(how_chosen(words), quiet=context.params["quiet"])
+    return is_asked(words)
 
 
 def read(context: typer.Context, words: list[str], refused: Mapping[str, str]) -> FineTuneQuestion:
